@@ -1,0 +1,84 @@
+# shardweave: `make demo` on a machine with Python >= 3.11 and nothing else installed.
+#
+# PYTHON names the interpreter that builds .venv; by default the first one on the PATH that is
+# new enough.
+
+MIN_PYTHON := 3.11
+PYTHON_CANDIDATES := python3 python3.13 python3.12 python3.11 python3.14
+IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# pyright takes the name of a package from its folder, and a clone may be called anything.
+PACKAGE_LINK := $(VENV)/src/shardweave
+
+.PHONY: help demo test test-slow check format bench clean $(VENV)
+
+help:
+	@echo "make demo       capture, shard, run and check two small transformers"
+	@echo "make test       the fast tests"
+	@echo "make test-slow  the slow tests"
+	@echo "make check      ruff and pyright"
+	@echo "make format     reformat the sources"
+	@echo "make bench      compile-time benchmark"
+	@echo "make clean      remove .venv, caches and build outputs"
+	@echo "PYTHON=...      the interpreter to build .venv with (>= $(MIN_PYTHON))"
+
+$(VENV): $(STAMP)
+
+$(STAMP): pyproject.toml
+	@python='$(PYTHON)'; \
+	if [ -z "$$python" ]; then \
+	    for candidate in $(PYTHON_CANDIDATES); do \
+	        if "$$candidate" -c '$(IS_NEW_ENOUGH)' >/dev/null 2>&1; then \
+	            python="$$candidate"; break; \
+	        fi; \
+	    done; \
+	fi; \
+	if [ -z "$$python" ]; then \
+	    echo "make: no Python >= $(MIN_PYTHON) found (tried $(PYTHON_CANDIDATES));" \
+	         "install one, or name it: make PYTHON=/path/to/python" >&2; exit 1; \
+	fi; \
+	if ! command -v "$$python" >/dev/null; then \
+	    echo "make: there is no program '$$python'; give PYTHON the path of a Python" \
+	         ">= $(MIN_PYTHON), or leave it out" >&2; exit 1; \
+	fi; \
+	if ! "$$python" -c '$(IS_NEW_ENOUGH)'; then \
+	    echo "make: $$python is $$("$$python" --version 2>&1), but shardweave needs Python" \
+	         ">= $(MIN_PYTHON); name a newer one: make PYTHON=/path/to/python" >&2; exit 1; \
+	fi; \
+	if ! "$$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then \
+	    echo "make: $$python cannot make virtual environments (no venv or ensurepip module);" \
+	         "install them (on Debian: apt install python3-venv)" >&2; exit 1; \
+	fi; \
+	echo "building $(VENV) with $$("$$python" --version) ($$python)"; \
+	"$$python" -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[hf,dev]'
+	@mkdir -p $(dir $(PACKAGE_LINK)) && ln -sfn ../.. $(PACKAGE_LINK)
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP)
+	$(BIN)/pytest
+
+test-slow: $(STAMP)
+	$(BIN)/pytest -m slow
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright -p $(PACKAGE_LINK) --pythonpath $(BIN)/python
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/compile_time.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

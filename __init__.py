@@ -1,0 +1,81 @@
+"""shardweave compiles a PyTorch training step for a device mesh."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardweave.driver.compile import compile
+    from shardweave.driver.plans import plan
+    from shardweave.ir.capture import CaptureError, capture
+    from shardweave.ir.mesh import Axis, Mesh
+    from shardweave.ir.program import Program
+    from shardweave.ir.sharding import Sharding
+    from shardweave.ir.text import ProgramTextError
+    from shardweave.ir.verify import VerifyError, check, verify
+    from shardweave.passes.pipeline import PassError, PassPipeline, run_passes
+    from shardweave.planners.plan import Plan
+
+    parse = Program.parse
+    load = Program.load
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Axis",
+    "CaptureError",
+    "Mesh",
+    "PassError",
+    "PassPipeline",
+    "Plan",
+    "Program",
+    "ProgramTextError",
+    "Sharding",
+    "VerifyError",
+    "capture",
+    "check",
+    "compile",
+    "load",
+    "parse",
+    "plan",
+    "run_passes",
+    "verify",
+]
+
+_HOMES = {
+    "Axis": "ir.mesh:Axis",
+    "CaptureError": "ir.capture:CaptureError",
+    "Mesh": "ir.mesh:Mesh",
+    "PassError": "passes.pipeline:PassError",
+    "PassPipeline": "passes.pipeline:PassPipeline",
+    "Plan": "planners.plan:Plan",
+    "Program": "ir.program:Program",
+    "ProgramTextError": "ir.text:ProgramTextError",
+    "Sharding": "ir.sharding:Sharding",
+    "VerifyError": "ir.verify:VerifyError",
+    "capture": "ir.capture:capture",
+    "check": "ir.verify:check",
+    "compile": "driver.compile:compile",
+    "load": "ir.program:Program.load",
+    "parse": "ir.program:Program.parse",
+    "plan": "driver.plans:plan",
+    "run_passes": "passes.pipeline:run_passes",
+    "verify": "ir.verify:verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: torch alone takes seconds to import."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'shardweave' has no attribute '{name}'")
+    module, _, path = home.partition(":")
+    value = attrgetter(path)(import_module(f"shardweave.{module}"))
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

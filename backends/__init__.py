@@ -1,0 +1,1 @@
+"""How a program runs: reference (virtual mesh), distributed (torch.distributed), triton."""

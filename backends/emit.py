@@ -1,0 +1,226 @@
+"""Programs as readable Python modules.
+
+A module has one function, `step(rt, given)`: one statement per op in the order of the program,
+each value freed after its last use. `rt` is the rank's runtime (`backends.runtime`); `given` and
+the result map the kind and name of each argument and result to this rank's tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import keyword
+import linecache
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from io import StringIO
+from typing import Any
+
+import torch
+from torch import Tensor
+from xdsl.ir import Operation, SSAValue
+from xdsl.printer import Printer
+
+from shardweave.backends.liveness import last_uses
+from shardweave.ir import dist
+from shardweave.ir.aten import AtenOp, overload_named
+from shardweave.ir.aten_args import CALLEE, arguments
+from shardweave.ir.program import Program, Slot
+from shardweave.ir.syntax import layer_of, phase_of
+from shardweave.ir.types import dtype_of_value, shape_of
+
+Key = tuple[str, str]
+"""Kind and name of an argument or result: `("param", "wte.weight")`, `("output", "0")`."""
+
+StepFunction = Callable[[Any, Mapping[Key, Tensor]], dict[Key, Tensor]]
+"""`step(rt, given)`."""
+
+_FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
+_CALLS = {_FLASH: "flash_attention", f"{_FLASH}_backward": "flash_attention_backward"}
+"""Ops that run as functions of ours, since torch has no kernel for them on every device."""
+
+_HEADER = '''\
+"""{what}
+
+Written by shardweave: {num_ops} ops. `rt` is this rank's runtime, which holds the collectives;
+`given` maps the kind and name of each argument to this rank's part of it. Returns this rank's
+part of each result by kind and name.
+"""
+
+from math import inf, nan
+
+import torch
+
+from shardweave.backends.attention import flash_attention, flash_attention_backward
+
+aten = torch.ops.aten
+'''
+
+_RESERVED = {
+    "rt", "given", "step", "torch", "aten", "inf", "nan", "float", "_", *_CALLS.values()
+}  # fmt: skip
+
+
+class _Code(str):
+    """Text whose repr is itself, so that the repr of a list of names is code."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def emit(program: Program) -> str:
+    """The source of a module that runs a program on one rank.
+
+    Raises ValueError for an op that has no Python form.
+    """
+    names = _names(program)
+    lines = [_header(program), "", "def step(rt, given):"]
+    lines += _argument_lines(program, names)
+    dying = last_uses(program)
+    place = None
+    for op in program.ops:
+        if place != (place := (layer_of(op), phase_of(op))):
+            lines += ["", f"    # {place[0] or 'model'}, {place[1]}"]
+        lines.append(f"    {_statement(op, names)}{_type_comment(op)}")
+        if op in dying:
+            lines.append(f"    del {', '.join(names[value] for value in dying[op])}")
+    lines += ["", "    return {"]
+    lines += [f"        ({_key(slot)}): {names[slot.value]}," for slot in program.results]
+    return "\n".join([*lines, "    }", ""])
+
+
+def load_step(source: str) -> StepFunction:
+    """The `step` of an emitted module. Tracebacks show its lines."""
+    name = f"<shardweave step {hashlib.sha256(source.encode()).hexdigest()[:12]}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    module: dict[str, Any] = {"__name__": name}
+    exec(compile(source, name, "exec"), module)
+    return module["step"]
+
+
+def _header(program: Program) -> str:
+    mesh = program.mesh
+    where = f"on every rank of mesh {mesh}" if mesh and program.is_local else "on one device"
+    kinds = {slot.kind for slot in program.results}
+    what = "A training step" if "grad" in kinds else "A forward pass"
+    return _HEADER.format(what=f"{what}, as it runs {where}.", num_ops=len(list(program.ops)))
+
+
+# Names
+
+
+def _names(program: Program) -> dict[SSAValue, _Code]:
+    """A variable for each value, close to its name in the program's text."""
+    printer = Printer(stream=StringIO())
+    taken = set(_RESERVED)
+    names: dict[SSAValue, _Code] = {}
+    for value in _values(program):
+        names[value] = _Code(_free(_identifier(printer.print_ssa_value(value)), taken))
+        taken.add(names[value])
+    return names
+
+
+def _values(program: Program) -> Iterator[SSAValue]:
+    """All values in the order in which the text defines them."""
+    yield from program.function.body.block.args
+    for op in program.ops:
+        yield from op.results
+
+
+def _identifier(name: str) -> str:
+    word = re.sub(r"\W", "_", name)
+    if word[:1].isdigit():
+        word = f"v{word}"
+    return f"{word}_" if keyword.iskeyword(word) else word
+
+
+def _free(word: str, taken: set[str]) -> str:
+    found, count = word, 1
+    while found in taken:
+        count += 1
+        found = f"{word}__{count}"
+    return found
+
+
+# Parts of the function
+
+
+def _argument_lines(program: Program, names: Mapping[SSAValue, _Code]) -> Iterable[str]:
+    kind = None
+    for slot in program.arguments:
+        if slot.kind != kind:
+            kind = slot.kind
+            yield f"    # {kind}"
+        sharding = f", {slot.sharding_attr}" if slot.sharding_attr is not None else ""
+        type_ = _type(slot.value)
+        yield f"    {names[slot.value]} = given[{_key(slot)}]  # {type_}{sharding}"
+
+
+def _key(slot: Slot) -> str:
+    return f"{json.dumps(slot.kind)}, {json.dumps(slot.name)}"
+
+
+def _type(value: SSAValue) -> str:
+    dtype = str(dtype_of_value(value)).removeprefix("torch.")
+    return f"{dtype}{list(shape_of(value))}"
+
+
+def _type_comment(op: Operation) -> str:
+    return f"  # {', '.join(_type(result) for result in op.results)}"
+
+
+def _statement(op: Operation, names: Mapping[SSAValue, _Code]) -> str:
+    if isinstance(op, AtenOp):
+        return _aten_statement(op, names)
+    if isinstance(op, dist.DistOp):
+        return _dist_statement(op, names)
+    raise ValueError(f"the distributed backend has no Python form for '{op.name}'; lower it first.")
+
+
+def _targets(op: Operation, names: Mapping[SSAValue, _Code]) -> str:
+    return ", ".join(names[result] for result in op.results)
+
+
+def _call(function: str, positional: list[Any], keywords: Mapping[str, Any]) -> str:
+    parts = [repr(value) for value in positional]
+    parts += [f"{name}={value!r}" for name, value in keywords.items()]
+    return f"{function}({', '.join(parts)})"
+
+
+def _aten_statement(op: AtenOp, names: Mapping[SSAValue, _Code]) -> str:
+    positional, keywords = arguments(op, lambda value: names[value])
+    if not op.operands and op.signature.parameter("device") is not None:
+        keywords["device"] = _Code("rt.device")
+    call = _call(_CALLS.get(op.name) or _overload(op), positional, keywords)
+    return f"{_aten_targets(op, names)} = {call}"
+
+
+def _overload(op: AtenOp) -> str:
+    return str(overload_named(CALLEE.get(op.name, op.name)))
+
+
+def _aten_targets(op: AtenOp, names: Mapping[SSAValue, _Code]) -> str:
+    returns = overload_named(op.name)._schema.returns
+    if len(returns) == 1:
+        is_list = isinstance(returns[0].type, torch.ListType)
+        return _targets(op, names) + ("," if is_list else "")
+    # A gradient that the op's mask leaves out is None, and not a result of the op.
+    mask = op.value("output_mask") if op.signature.parameter("output_mask") else [True] * len(returns)
+    results = iter(op.results)
+    return ", ".join(names[next(results)] if given else "_" for given in mask)
+
+
+def _dist_statement(op: dist.DistOp, names: Mapping[SSAValue, _Code]) -> str:
+    method = f"rt.{op.name.removeprefix('dist.')}"
+    keywords: dict[str, Any] = {}
+    for name in (*op.required, *op.optional):
+        value = op.argument(name)
+        if value is not None:
+            keywords[name] = tuple(op.axes) if name == "axes" else value
+    operands = [names[operand] for operand in op.operands]
+    if isinstance(op, dist.AllReduceOp) and len(operands) > 1:
+        call = _call(f"{method}_coalesced", [operands], keywords)
+    else:
+        each = [[operand] for operand in operands] if operands else [[]]
+        call = ", ".join(_call(method, one, keywords) for one in each)
+    return f"{_targets(op, names)} = {call}"

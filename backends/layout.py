@@ -1,0 +1,77 @@
+"""Between shardings and DTensor's placements, and from shards back to whole tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from shardweave.backends.runtime import Runtime
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.sharding import Sharding, block_of
+
+
+def placements_of(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> tuple[Placement, ...]:
+    """DTensor's placements for a value of global `shape`: one per device axis, in mesh order.
+
+    DTensor applies placements in mesh order, each to what the earlier ones left. A placement
+    of ours is a digit of the index; where its digit does not come next, as in a strided shard
+    or in an axis that is major to an earlier one, it is a `_StridedShard`, which first cuts
+    the dim in `split_factor` parts and then deals each part over the axis.
+    """
+    placements: list[Placement] = []
+    applied = Sharding.replicated(len(shape))
+    for axis in mesh.space_axes:
+        if axis.name in sharding.unreduced and axis.size > 1:
+            placements.append(Partial(sharding.reduction))
+            continue
+        found = [(d, p) for d, dim in enumerate(sharding.dims) for p in dim if p.axis == axis.name]
+        if not found:
+            placements.append(Replicate())
+            continue
+        dim, placement = found[0]
+        earlier = applied.dims[dim]
+        run = block_of((*earlier, placement), placement)
+        length = shape[dim] // math.prod(p.size for p in earlier)
+        factor = length // (placement.size * run)
+        placements.append(Shard(dim) if factor == 1 else _StridedShard(dim, split_factor=factor))
+        dims = (*applied.dims[:dim], (*earlier, placement), *applied.dims[dim + 1 :])
+        applied = Sharding(dims)
+    return tuple(placements)
+
+
+def as_dtensor(local: Tensor, sharding: Sharding, runtime: Runtime) -> Tensor:
+    """The DTensor whose local part is `local`; `local` itself where there is one device."""
+    if runtime.device_mesh is None:
+        return local
+    shape = torch.Size(sharding.global_shape(local.shape))
+    return DTensor.from_local(
+        local,
+        runtime.device_mesh,
+        placements_of(sharding, shape, runtime.mesh),
+        run_check=False,
+        shape=shape,
+        stride=torch.empty(shape, device="meta").stride(),
+    )
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """This rank's part, sharing memory, of a DTensor or of a plain tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(local: Tensor, sharding: Sharding, runtime: Runtime) -> Tensor:
+    """The global tensor of which this rank holds `local`. Collective."""
+    for axis in sharding.unreduced:
+        local = runtime.all_reduce(local, (axis,), sharding.reduction)
+    for dim, placements in enumerate(sharding.dims):
+        # Minor axes first: what is left is then gathered in larger blocks.
+        for index in reversed(range(len(placements))):
+            placement = placements[index]
+            block = block_of(placements[: index + 1], placement)
+            local = runtime.all_gather(local, (placement.axis,), dim, block)
+    return local

@@ -1,0 +1,107 @@
+"""The ops of the `dist` dialect on lists that hold one tensor per rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from shardweave.ir import dist
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.shards import deal, undeal
+
+Group = Sequence[Tensor]
+"""One tensor per member of a group, in the order of the axes."""
+
+
+def run_collective(
+    op: dist.DistOp, operands: Sequence[Sequence[Tensor]], mesh: Mesh
+) -> list[list[Tensor]]:
+    """The results of a `dist` op on every rank of `mesh`, given its operands on every rank.
+
+    Groups whose members hold the very same tensors share their results.
+    """
+    if isinstance(op, dist.ShardIndexOp):
+        return [_on_groups(None, lambda members: _positions(len(members)), op.axes, mesh)]
+    if type(op) not in _IMPLEMENTATIONS:
+        raise ValueError(f"the reference backend does not run '{op.name}'.")
+    implementation = _IMPLEMENTATIONS[type(op)]
+    return [
+        _on_groups(tensors, lambda members: implementation(op, members), op.axes, mesh)
+        for tensors in operands
+    ]
+
+
+def _on_groups(
+    tensors: Sequence[Tensor] | None,
+    run: Callable[[Group], list[Tensor]],
+    axes: Sequence[str],
+    mesh: Mesh,
+) -> list[Tensor]:
+    """Apply `run` to the members of each group that `axes` join."""
+    nothing = torch.empty(0)
+    found: dict[tuple[int, ...], list[Tensor]] = {}
+    results = [nothing] * mesh.num_devices
+    for ranks in mesh.groups(axes):
+        members = [nothing if tensors is None else tensors[rank] for rank in ranks]
+        key = tuple(id(member) for member in members)
+        if key not in found:
+            found[key] = run(members)
+        for rank, result in zip(ranks, found[key], strict=True):
+            results[rank] = result
+    return results
+
+
+def _positions(size: int) -> list[Tensor]:
+    return [torch.tensor(index) for index in range(size)]
+
+
+def _reduced(members: Group, reduction: str) -> Tensor:
+    if len(members) == 1:
+        return members[0]
+    stacked = torch.stack(list(members))
+    if reduction == "max":
+        return stacked.amax(0)
+    if reduction == "sum":
+        return stacked.sum(0, dtype=stacked.dtype)
+    raise ValueError(f"dist.all_reduce: found op = \"{reduction}\", expected \"sum\" or \"max\".")
+
+
+def _all_reduce(op: dist.DistOp, members: Group) -> list[Tensor]:
+    return [_reduced(members, cast(dist.AllReduceOp, op).reduction)] * len(members)
+
+
+def _reduce_scatter(op: dist.DistOp, members: Group) -> list[Tensor]:
+    return _dealt(op, [_reduced(members, "sum")] * len(members))
+
+
+def _all_gather(op: dist.DistOp, members: Group) -> list[Tensor]:
+    return [undeal(list(members), op.integer("dim"), op.integer("block"))] * len(members)
+
+
+def _all_to_all(op: dist.DistOp, members: Group) -> list[Tensor]:
+    whole = undeal(list(members), op.integer("from_dim"), op.integer("from_block"))
+    return _dealt(op, [whole] * len(members))
+
+
+def _dealt(op: dist.DistOp, members: Group) -> list[Tensor]:
+    """Of each member's tensor the blocks that fall to its position."""
+    dim, block, size = op.integer("dim"), op.integer("block"), len(members)
+    return [deal(tensor, dim, size, block, index) for index, tensor in enumerate(members)]
+
+
+def _broadcast(op: dist.DistOp, members: Group) -> list[Tensor]:
+    del op
+    return [members[0]] * len(members)
+
+
+_IMPLEMENTATIONS: dict[type[dist.DistOp], Callable[[dist.DistOp, Group], list[Tensor]]] = {
+    dist.AllReduceOp: _all_reduce,
+    dist.ReduceScatterOp: _reduce_scatter,
+    dist.AllGatherOp: _all_gather,
+    dist.AllToAllOp: _all_to_all,
+    dist.SliceOp: _dealt,
+    dist.BroadcastOp: _broadcast,
+}

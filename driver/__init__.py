@@ -1,0 +1,1 @@
+"""How people hold it: compile, the command line, reports."""

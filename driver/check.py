@@ -1,0 +1,168 @@
+"""Is a sharded step equal to the eager model? Loss, every gradient and every updated buffer.
+
+The error of a gradient g against eager's e is the relative L2 error per parameter,
+||g - e|| / ||e||. Some gradients are zero but for rounding (the bias of an attention's keys:
+a softmax does not see it); relative to itself such a one has no digit that is right. So the
+divisor is at least `floor`: an error below one unit of rounding of *all* gradients together,
+eps * ||all e||, is never above the bound. The check names the parameters measured so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+BOUNDS: dict[torch.dtype, float] = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.bfloat16: 1e-1,
+}
+"""Largest relative error that counts as equal.
+
+A sum taken in another order differs by a few eps times how much its terms cancel: some 1e-13
+in float64 and 1e-5 in float32 for models of a few layers. A wrong program, one that lacks a
+reduction for example, is wrong by 1e-1 or more. The bounds of float64 and float32 lie well
+between. bfloat16 has 3 digits, and layers round what they hand on: its bound tells a wrong
+program from a right one, and no more.
+"""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the eager model computes: its loss, and by name its gradients and buffers after."""
+
+    loss: float
+    gradients: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """Errors of a step against eager, and whether all are within `bound`.
+
+    `worst_parameter` has the largest gradient error. `at_floor` names the parameters whose
+    gradient is zero but for rounding (see the module's docstring). `worst_buffer` is None for
+    a model that updates no buffer.
+    """
+
+    bound: float
+    loss: float
+    eager_loss: float
+    loss_error: float
+    max_rel_grad_error: float
+    worst_parameter: str
+    num_parameters: int
+    at_floor: tuple[str, ...]
+    buffer_error: float = 0.0
+    worst_buffer: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """False for an error that is not a number, too."""
+        errors = (self.loss_error, self.max_rel_grad_error, self.buffer_error)
+        return all(error <= self.bound for error in errors)
+
+
+def bound_of(dtype: torch.dtype) -> float:
+    """The bound for a dtype. Raises ValueError for one that has none."""
+    if dtype not in BOUNDS:
+        known = ", ".join(str(known) for known in BOUNDS)
+        raise ValueError(f"there is no error bound for {dtype}; check in one of {known}.")
+    return BOUNDS[dtype]
+
+
+def loss_of(output: Any) -> Tensor:
+    """The scalar loss in what a model returns: itself, `.loss`, ["loss"], or the first item."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, tuple | list):
+        return loss_of(output[0])
+    return output["loss"] if isinstance(output, Mapping) else output.loss
+
+
+def run_eager(model: nn.Module, batch: Mapping[str, Tensor]) -> Expected:
+    """One forward and backward pass of the model; its gradients and buffers are left changed."""
+    model.zero_grad(set_to_none=True)
+    loss = loss_of(model(**batch))
+    loss.backward()
+    return Expected(
+        loss.detach().double().item(),
+        {
+            name: torch.zeros_like(p) if p.grad is None else p.grad.detach().clone()
+            for name, p in model.named_parameters()
+        },
+        {name: buffer.detach().clone() for name, buffer in model.named_buffers()},
+    )
+
+
+def compare(found: Expected, eager: Expected, dtype: torch.dtype) -> CheckResult:
+    """Compare a step's results, as global tensors, with eager's.
+
+    Raises ValueError if the step lacks a parameter of the model, or has one of another shape.
+    """
+    bound = bound_of(dtype)
+    everything = math.sqrt(sum(_norm(g) ** 2 for g in eager.gradients.values()))
+    floor = torch.finfo(dtype).eps * everything / bound
+    errors = {
+        name: _error(_named(found.gradients, name, g), g, floor)
+        for name, g in eager.gradients.items()
+    }
+    buffers = {
+        name: _error(_named(found.buffers, name, b), b, _norm(b))
+        for name, b in eager.buffers.items()
+        if name in found.buffers
+    }
+    worst, worst_buffer = _worst(errors), _worst(buffers)
+    return CheckResult(
+        bound=bound,
+        loss=found.loss,
+        eager_loss=eager.loss,
+        loss_error=relative_error(found.loss, eager.loss),
+        max_rel_grad_error=errors.get(worst or "", 0.0),
+        worst_parameter=worst or "",
+        num_parameters=len(errors),
+        at_floor=tuple(n for n, g in eager.gradients.items() if _norm(g) < floor),
+        buffer_error=buffers.get(worst_buffer or "", 0.0),
+        worst_buffer=worst_buffer,
+    )
+
+
+def relative_error(found: float, expected: float) -> float:
+    """|found - expected| / |expected|; absolute if nothing is expected."""
+    return abs(found - expected) / (abs(expected) or 1.0)
+
+
+def _named(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
+    tensor = tensors.get(name)
+    if tensor is None:
+        raise ValueError(f"the step has no value for '{name}', which the model has.")
+    if tensor.shape != like.shape:
+        raise ValueError(
+            f"'{name}' has shape {tuple(tensor.shape)} in the step, but {tuple(like.shape)} in "
+            "the model."
+        )
+    return tensor
+
+
+def _error(found: Tensor, expected: Tensor, floor: float) -> float:
+    difference = _norm(found.to(expected.device, torch.float64) - expected.double())
+    scale = max(_norm(expected), floor)
+    return difference / scale if scale else difference
+
+
+def _norm(tensor: Tensor) -> float:
+    return torch.linalg.vector_norm(tensor.detach().double()).item()
+
+
+def _worst(errors: Mapping[str, float]) -> str | None:
+    """The name of the largest error; one that is not a number is larger than all."""
+    return max(errors, key=lambda name: _sortable(errors[name]), default=None)
+
+
+def _sortable(error: float) -> float:
+    return math.inf if math.isnan(error) else error

@@ -1,0 +1,203 @@
+"""The command line: its options, and how it says what is wrong.
+
+Nothing heavy is imported until a command needs it, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Sequence
+
+from shardweave import __version__
+from shardweave.driver import launch
+
+BAD_INPUT = (ValueError, OSError)
+"""What user input can cause; anything else is a defect of ours and shows its traceback."""
+
+DTYPES = ("float32", "float64", "bfloat16")
+BACKENDS = ("distributed", "reference")
+
+MODEL_HELP = (
+    "gpt:layers=2,hidden=64,..., unet:..., cnn:..., hf:TYPE:field=value,... (Hugging Face, random "
+    "weights) or package.module:factory"
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0 for success, 1 for failure, 2 for wrong usage."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        options = _parser().parse_args(arguments)
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else 2
+    try:
+        return _run_command(options, arguments)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    except Exception as error:  # noqa: BLE001  the last place that can tell the user
+        return _report(error, options.debug)
+
+
+def _run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    if options.command == "run":
+        from shardweave.driver.run import run_command
+
+        return run_command(options, arguments)
+    from shardweave.driver import text_commands
+
+    if options.command == "capture":
+        return text_commands.capture_command(options)
+    return text_commands.opt_command(options)
+
+
+def _report(error: Exception, debug: bool) -> int:
+    """Say what went wrong: one line for bad input, everything else with its traceback."""
+    is_bad_input = isinstance(error, BAD_INPUT)
+    if launch.is_launched():
+        launch.report_failure(error, is_bad_input=is_bad_input)
+        return 1
+    if debug or not (is_bad_input or isinstance(error, launch.WorkerError)):
+        traceback.print_exception(error)
+    print(f"error: {_one_line(error)}", file=sys.stderr)
+    if isinstance(error, launch.WorkerError) and error.tail:
+        print("it said last:", file=sys.stderr)
+        print("\n".join(f"  {line}" for line in error.tail.splitlines()), file=sys.stderr)
+    return 1
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"'{error.filename}': {error.strerror}; give the path of another file."
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="shardweave", description="Compiles a PyTorch training step for a device mesh."
+    )
+    parser.add_argument("--version", action="version", version=f"shardweave {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_capture(commands)
+    _add_opt(commands)
+    _add_run(commands)
+    return parser
+
+
+Commands = argparse._SubParsersAction  # the class has no public name
+
+
+def _add_command(commands: Commands, name: str, summary: str) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=summary, description=summary)
+    command.add_argument(
+        "--debug", action="store_true", help="show the traceback of an error"
+    )
+    return command
+
+
+def _add_model(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    command.add_argument(
+        "--dtype", choices=DTYPES, default="float32", help="of weights (default: float32)"
+    )
+    command.add_argument(
+        "--seed", type=int, default=0, help="of weights and inputs (default: 0)"
+    )
+
+
+def _add_capture(commands: Commands) -> None:
+    command = _add_command(commands, "capture", "Capture a model's training step as text.")
+    _add_model(command)
+    command.add_argument(
+        "-o", "--output", metavar="FILE", default="-", help="where to (default: standard output)"
+    )
+    command.add_argument(
+        "--eval", action="store_true", help="the forward pass in evaluation mode alone"
+    )
+
+
+def _add_opt(commands: Commands) -> None:
+    command = _add_command(commands, "opt", "Run passes over a program.")
+    command.add_argument(
+        "file", metavar="FILE", nargs="?", help="a program's text; - reads standard input"
+    )
+    command.add_argument(
+        "--passes", metavar="SPEC", default="", help="pass{option=value},pass,..., in this order"
+    )
+    command.add_argument("--mesh", help="as in data=2,tensor=2; default: the program's own")
+    command.add_argument(
+        "-o", "--output", metavar="FILE", default="-", help="where to (default: standard output)"
+    )
+    command.add_argument(
+        "--print-after-change",
+        action="store_true",
+        help="print the program after each pass that changes it, on standard error",
+    )
+    command.add_argument(
+        "--time-passes", action="store_true", help="print the seconds of each pass"
+    )
+    command.add_argument("--list-passes", action="store_true", help="list the passes and end")
+
+
+def _add_run(commands: Commands) -> None:
+    command = _add_command(
+        commands, "run", "Run a model's training step, sharded, on one process per device."
+    )
+    _add_model(command)
+    command.add_argument("--mesh", default="", help="as in data=2,tensor=2; default: one device")
+    command.add_argument(
+        "--plan",
+        default="megatron",
+        help="megatron, replicated, or a plan's JSON file (default: megatron)",
+    )
+    command.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default="distributed",
+        help="real processes, or all ranks of a virtual mesh in this one (default: distributed)",
+    )
+    command.add_argument(
+        "--sequence-parallel",
+        action="store_true",
+        help="between tensor-parallel layers, shard activations over the sequence",
+    )
+    command.add_argument(
+        "--passes", metavar="SPEC", default="", help="more passes, after the default ones"
+    )
+    command.add_argument(
+        "--check",
+        action="store_true",
+        help="compare loss and gradients with the eager model; fail if they differ",
+    )
+    command.add_argument(
+        "--steps",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="train for N steps with AdamW, and the eager model too, and time both",
+    )
+    command.add_argument("--json", metavar="FILE", help="write the results there as well")
+    command.add_argument(
+        "--time-limit",
+        type=_seconds,
+        metavar="SECONDS",
+        help="stop all processes after this long (default: no limit)",
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of steps, such as 3")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds above 0")
+    return seconds

@@ -1,0 +1,374 @@
+"""Hugging Face models named by their type: `hf:TYPE` specs.
+
+A type's config class gives the sizes, its training head the loss. Weights are random and
+nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+Fields = dict[str, Any]
+
+IGNORED_LABEL = -100  # what torch's and Hugging Face's cross entropy leave out
+MASKED_FRACTION = 0.15  # of the tokens that a masked language model is asked for, as in BERT
+SEQ2SEQ, IMAGE = "seq2seq language model", "image classification"
+MASKED, CAUSAL = "masked language model", "causal language model"
+DEFAULT_BATCH = 8
+DEFAULT_SEQ = 32
+DEFAULT_IMAGE_SIZE = 224
+
+# Config fields that this module decides, or that say where a checkpoint came from.
+RESERVED_FIELDS = frozenset(
+    {"_name_or_path", "architectures", "dtype", "model_type", "return_dict", "transformers_version"}
+)
+# Arguments that every config takes without listing them.
+COMMON_FIELDS = frozenset({"attn_implementation", "experts_implementation", "num_labels"})
+POSITION_FIELDS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_source_positions",
+    "max_target_positions",
+)
+
+
+@dataclass(frozen=True)
+class InputSize:
+    """What the inputs are measured by: batch, tokens per sequence, pixels per side of an image."""
+
+    batch: int
+    seq: int
+    image_size: int
+
+
+@dataclass(frozen=True)
+class Head:
+    """A training task: the table of model classes by type, and the inputs that it learns from."""
+
+    task: str
+    auto_class: str
+    table: str
+    make_inputs: Callable[[PreTrainedConfig, InputSize, torch.dtype], dict[str, Tensor]]
+
+
+def build_hf(
+    model_type: str, options: Mapping[str, Any], dtype: torch.dtype
+) -> tuple[nn.Module, dict[str, Tensor], tuple[str, ...]]:
+    """Build a model of `model_type` with its training head, one batch, and notes for the user.
+
+    `options` are config fields by name, and `batch` and `seq` (`image_size` too, where the
+    config has none). Random state is torch's global one. Unknown types and fields, and values
+    that the config refuses, raise ValueError.
+    """
+    head = head_of_type(model_type)
+    defaults = _transformers().CONFIG_MAPPING[model_type]()
+    fields, size_options = _split_options(model_type, options, defaults)
+    config, notes = _make_config(model_type, fields, defaults)
+    size, size_notes = _input_size(size_options, config)
+    if head.task == SEQ2SEQ:
+        _give_decoder_a_start(config)
+    try:
+        module = _build_module(head, config, dtype)
+    except ValueError as error:
+        raise ValueError(f"hf:{model_type}: {error}") from error
+    _check_experts(module)
+    notes += size_notes
+    if head.task == CAUSAL:
+        notes += _choose_causal_loss(module, dtype)
+    return module, head.make_inputs(config, size, dtype), tuple(notes)
+
+
+def known_types() -> dict[str, str]:
+    """Map every model type that can be built to its task, in alphabetical order."""
+    tasks: dict[str, str] = {}
+    for head in HEADS:
+        for model_type in _table(head):
+            tasks.setdefault(model_type, head.task)
+    return dict(sorted(tasks.items()))
+
+
+def head_of_type(model_type: str) -> Head:
+    """Return the first task of HEADS that the type has a model class for; ValueError if none."""
+    for head in HEADS:
+        if model_type in _table(head):
+            return head
+    known = known_types()
+    close = difflib.get_close_matches(model_type, known, n=3)
+    suggestion = f"did you mean {' or '.join(close)}? " if close else ""
+    raise ValueError(
+        f"hf: no model type '{model_type}' with a training head; {suggestion}"
+        f"the types are {', '.join(known)}."
+    )
+
+
+def _transformers() -> Any:
+    """Return the transformers package, which is an optional dependency."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise ValueError(
+            "hf: models need the package transformers, which is not installed; "
+            "install it with: pip install 'shardweave[hf]'"
+        ) from error
+    return transformers
+
+
+def _table(head: Head) -> Mapping[str, Any]:
+    _transformers()
+    from transformers.models.auto import modeling_auto
+
+    return getattr(modeling_auto, head.table)
+
+
+def _split_options(
+    model_type: str, options: Mapping[str, Any], defaults: PreTrainedConfig
+) -> tuple[Fields, dict[str, int]]:
+    """Separate config fields from input sizes; ValueError lists the fields if one is unknown."""
+    known = set(defaults.to_dict()) | set(defaults.attribute_map) | COMMON_FIELDS
+    known -= RESERVED_FIELDS
+    sizes = {"batch", "seq", "image_size"} - known
+    unknown = sorted(set(options) - known - sizes)
+    if unknown:
+        raise ValueError(
+            f"hf:{model_type} has no field {', '.join(unknown)}; its fields are "
+            f"{', '.join(sorted(known))}, and for the inputs {', '.join(sorted(sizes))}."
+        )
+    size_options = {key: value for key, value in options.items() if key in sizes}
+    for key, value in size_options.items():
+        if type(value) is not int or value < 1:
+            raise ValueError(f"hf:{model_type}: {key}={value} is not a positive integer.")
+    return {key: value for key, value in options.items() if key in known}, size_options
+
+
+def _make_config(
+    model_type: str, fields: Fields, defaults: PreTrainedConfig
+) -> tuple[PreTrainedConfig, list[str]]:
+    """Make the config of a training step without dropout and cache, and say what was decided."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    given = {defaults.attribute_map.get(key, key) for key in fields}
+    decided = _token_ids_in_range(fields, defaults, given)
+    try:
+        config = _transformers().CONFIG_MAPPING[model_type](**decided, **fields)
+    except (StrictDataclassError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"hf:{model_type}: the config refuses these fields: {reason}") from error
+
+    heads = getattr(config, "num_attention_heads", None)
+    kv_heads = getattr(config, "num_key_value_heads", None)
+    if isinstance(heads, int) and isinstance(kv_heads, int) and heads % kv_heads:
+        raise ValueError(
+            f"hf:{model_type}: num_key_value_heads={kv_heads} does not divide "
+            f"num_attention_heads={heads}; set num_key_value_heads to a divisor."
+        )
+    return config, _train_without_dropout(config, given)
+
+
+def _train_without_dropout(config: PreTrainedConfig, given: set[str]) -> list[str]:
+    """Set dropout fields to 0 and use_cache to false unless given; say which dropouts it set."""
+    dropouts = sorted({name for part in _parts(config) for name in _dropout_fields(part) - given})
+    for part in _parts(config):
+        for name in _dropout_fields(part) - given:
+            setattr(part, name, 0.0)
+        if "use_cache" not in given and getattr(part, "use_cache", False):
+            part.use_cache = False
+    return [f"dropout fields set to 0: {', '.join(dropouts)}"] if dropouts else []
+
+
+def _parts(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
+    """Yield the config and, for a model made of several, those of its parts."""
+    yield config
+    for name in config.sub_configs:
+        part = getattr(config, name, None)
+        if part is not None:
+            yield from _parts(part)
+
+
+def _dropout_fields(config: PreTrainedConfig) -> set[str]:
+    """Name the probabilities of dropping something: *_pdrop, *dropout*, drop_path_rate, ..."""
+    return {
+        name
+        for name, value in config.to_dict().items()
+        if "drop" in name and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _token_ids_in_range(fields: Fields, defaults: PreTrainedConfig, given: set[str]) -> Fields:
+    """Give the special tokens that the given vocabulary is too small for a place in it.
+
+    Ends of text are dropped (training does not use them); others, such as the padding and the
+    decoder's start, are needed by some models and become token 0.
+    """
+    vocab = fields.get("vocab_size")
+    if not isinstance(vocab, int):
+        return {}
+    decided: Fields = {}
+    for name, value in defaults.to_dict().items():
+        ids = value if isinstance(value, list) else [value]
+        too_large = any(isinstance(token, int) and token >= vocab for token in ids)
+        if name.endswith("_token_id") and name not in given and too_large:
+            decided[name] = None if name in ("bos_token_id", "eos_token_id") else 0
+    return decided
+
+
+def _input_size(options: dict[str, int], config: PreTrainedConfig) -> tuple[InputSize, list[str]]:
+    """Size the inputs, with sequences no longer than the model's positions reach."""
+    seq, notes = options.get("seq", DEFAULT_SEQ), list[str]()
+    limits = {name: getattr(config, name, None) for name in POSITION_FIELDS}
+    for name, limit in limits.items():
+        if isinstance(limit, int) and 0 < limit < seq:
+            field = config.attribute_map.get(name, name)
+            notes = [f"seq {seq} cut to {limit}, the model's {field}"]
+            seq = limit
+    image_size = options.get("image_size") or getattr(config, "image_size", DEFAULT_IMAGE_SIZE)
+    if not isinstance(image_size, int):
+        raise ValueError(
+            f"hf:{config.model_type}: images of image_size={image_size} are not supported; "
+            f"give one integer, image_size=..."
+        )
+    return InputSize(options.get("batch", DEFAULT_BATCH), seq, image_size), notes
+
+
+def _build_module(head: Head, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
+    """Build the model with random weights; under FakeTensorMode, with weights of no value."""
+    from transformers.initialization import no_init_weights
+
+    classes = _table(head)[config.model_type]
+    if not isinstance(classes, str):
+        config.architectures = [classes[0]]  # of several (DeiT), the one without a teacher
+    auto_class = getattr(_transformers(), head.auto_class)
+    if not isinstance(torch.empty(0), FakeTensor):
+        return auto_class.from_config(config, dtype=dtype)
+    # Some initialisers look at the values that they drew, which fake tensors do not have.
+    with no_init_weights():
+        module = auto_class.from_config(config, dtype=dtype)
+    module.tie_weights()  # otherwise the last step of the initialisation
+    return module
+
+
+def _check_experts(module: nn.Module) -> None:
+    """Refuse experts that loop over the tokens they got: no fixed program can say that."""
+    for name, part in module.named_modules():
+        # The two marks that transformers' `use_experts_implementation` leaves on a module.
+        is_experts = hasattr(part, "is_transposed") and hasattr(part, "_apply_gate")
+        if is_experts and getattr(part.config, "_experts_implementation", None) == "eager":
+            raise ValueError(
+                f"module '{name}' ({type(part).__name__}) runs its experts in a loop that depends "
+                f"on the data and cannot be captured; set experts_implementation=batched_mm "
+                f'(in Python: experts_implementation="batched_mm").'
+            )
+
+
+def _give_decoder_a_start(config: PreTrainedConfig) -> None:
+    """Set the tokens that shifted labels need: padding, and a start that is the padding (as T5)."""
+    if getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = 0
+    if getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = config.pad_token_id
+
+
+def _choose_causal_loss(module: Any, dtype: torch.dtype) -> list[str]:
+    """Name the loss that Hugging Face would fall back on, or replace it where it loses float64."""
+    from transformers.loss.loss_utils import LOSS_MAPPING
+
+    if getattr(module, "loss_type", None) is None:
+        # Left out, it means the same but warns (GPT-2).
+        module.loss_type = "ForCausalLM"
+    if dtype != torch.float64 or module.loss_function is not LOSS_MAPPING["ForCausalLM"]:
+        return []
+    module.loss_function = causal_lm_loss
+    return ["loss computed in float64 (Hugging Face would round the logits to float32)"]
+
+
+def causal_lm_loss(logits: Tensor, labels: Tensor, vocab_size: int, **_: Any) -> Tensor:
+    """Mean cross entropy of each next token, in the dtype of the logits.
+
+    Shapes: logits batch x seq x vocab_size, labels batch x seq -> scalar.
+    """
+    next_labels = F.pad(labels, (0, 1), value=IGNORED_LABEL)[..., 1:].contiguous()
+    return F.cross_entropy(
+        logits.view(-1, vocab_size), next_labels.view(-1), ignore_index=IGNORED_LABEL
+    )
+
+
+def _random_tokens(config: PreTrainedConfig, size: InputSize) -> Tensor:
+    """Shape: batch x seq, int64 in [0, vocabulary)."""
+    vocab = getattr(config, "vocab_size", None) or config.get_text_config().vocab_size
+    return torch.randint(0, vocab, (size.batch, size.seq))
+
+
+def _causal_inputs(
+    config: PreTrainedConfig, size: InputSize, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    tokens = _random_tokens(config, size)
+    return {"input_ids": tokens, "labels": tokens.clone()}
+
+
+def _seq2seq_inputs(
+    config: PreTrainedConfig, size: InputSize, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    return {"input_ids": _random_tokens(config, size), "labels": _random_tokens(config, size)}
+
+
+def _masked_inputs(
+    config: PreTrainedConfig, size: InputSize, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Tokens of which a fraction is asked for, in sequences padded by up to a quarter."""
+    tokens = _random_tokens(config, size)
+    lengths = torch.randint(size.seq - size.seq // 4, size.seq + 1, (size.batch, 1))
+    is_token = torch.arange(size.seq) < lengths
+    scores = torch.rand(size.batch, size.seq).masked_fill(~is_token, 1.0)
+    # At least one token a sequence, so that no loss is a mean over nothing.
+    limit = scores.amin(dim=1, keepdim=True).clamp(min=MASKED_FRACTION)
+    labels = tokens.masked_fill(scores > limit, IGNORED_LABEL)
+    return {"input_ids": tokens, "attention_mask": is_token.long(), "labels": labels}
+
+
+def _image_inputs(
+    config: PreTrainedConfig, size: InputSize, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    channels = getattr(config, "num_channels", 3)
+    labels = torch.randint(0, config.num_labels or 2, (size.batch,))
+    pixels = torch.randn(size.batch, channels, size.image_size, size.image_size, dtype=dtype)
+    return {"pixel_values": pixels, "labels": labels}
+
+
+# In order: a type with several heads takes the first. Bart-like types are trained as seq2seq,
+# BERT-like ones as masked models though they can decode too.
+HEADS = (
+    Head(
+        SEQ2SEQ,
+        "AutoModelForSeq2SeqLM",
+        "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+        _seq2seq_inputs,
+    ),
+    Head(
+        IMAGE,
+        "AutoModelForImageClassification",
+        "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+        _image_inputs,
+    ),
+    Head(
+        MASKED,
+        "AutoModelForMaskedLM",
+        "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+        _masked_inputs,
+    ),
+    Head(
+        CAUSAL,
+        "AutoModelForCausalLM",
+        "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+        _causal_inputs,
+    ),
+)

@@ -1,0 +1,236 @@
+"""One process per rank on this machine, all stopped as soon as one fails.
+
+The processes get the environment variables that torchrun would give them, and a folder of
+their own: the file through which they find each other (no port that another program could
+take), the output of every rank but the first, and what a rank that fails has to say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+FOLDER = "SHARDWEAVE_LAUNCH_FOLDER"
+"""Environment variable of a launched process: the folder that it shares with the others."""
+
+POLL_S = 0.05
+STOP_GRACE_S = 3.0
+TAIL_LINES = 15
+
+
+class WorkerError(RuntimeError):
+    """A process died, or the time was up. `tail` holds the last lines of what it said."""
+
+    def __init__(self, message: str, tail: str = "") -> None:
+        super().__init__(message)
+        self.tail = tail
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A started process; `log` is where its output goes (None: to ours)."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    log: Path | None
+    report: Path
+
+
+def launch(
+    command: Sequence[str], num_processes: int, *, time_limit_s: float | None = None
+) -> None:
+    """Run `command` as ranks 0 .. num_processes - 1 and wait until all have ended well.
+
+    The output of rank 0 is passed through. If a process fails, or `time_limit_s` seconds have
+    passed, all are stopped. Raises ValueError with the message of a rank that reported bad
+    input (see `report_failure`), WorkerError for any other failure.
+    """
+    with tempfile.TemporaryDirectory(prefix="shardweave-") as folder, _terminated_as_exit():
+        workers: list[Worker] = []
+        try:
+            for rank in range(num_processes):
+                workers.append(_start(command, rank, num_processes, Path(folder)))
+            _wait(workers, time_limit_s)
+        finally:
+            _stop(workers)
+
+
+def is_launched() -> bool:
+    """Whether this process was started by `launch`."""
+    return FOLDER in os.environ
+
+
+def store_file() -> Path | None:
+    """The file through which processes started by `launch` find each other; else None."""
+    return Path(os.environ[FOLDER], "store") if is_launched() else None
+
+
+def report_failure(error: BaseException, *, is_bad_input: bool) -> None:
+    """In a process started by `launch`: tell the launcher why this rank is about to end."""
+    path = _report_path(Path(os.environ[FOLDER]), int(os.environ["RANK"]))
+    record = {
+        "time_s": time.time(),
+        "is_bad_input": is_bad_input,
+        "message": str(error) or type(error).__name__,
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+    path.write_text(json.dumps(record))
+
+
+def _report_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.json"
+
+
+def _start(command: Sequence[str], rank: int, num_processes: int, folder: Path) -> Worker:
+    log = None if rank == 0 else folder / f"rank{rank}.log"
+    output: IO[bytes] | None = None if log is None else log.open("wb")
+    try:
+        process = subprocess.Popen(
+            list(command),
+            env=_environment(rank, num_processes, folder),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output else None,
+        )
+    finally:
+        if output is not None:
+            output.close()
+    return Worker(rank, process, log, _report_path(folder, rank))
+
+
+def _environment(rank: int, num_processes: int, folder: Path) -> dict[str, str]:
+    threads = max(1, num_cores() // num_processes)
+    defaults = {"OMP_NUM_THREADS": str(threads)}
+    if any(name == "lo" for _, name in socket.if_nameindex()):
+        # All ranks are on this machine, whose host name may resolve to an address that does not
+        # answer.
+        defaults["GLOO_SOCKET_IFNAME"] = "lo"
+    ours = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": num_processes,
+        "LOCAL_WORLD_SIZE": num_processes,
+        FOLDER: folder,
+    }
+    return defaults | dict(os.environ) | {name: str(value) for name, value in ours.items()}
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _wait(workers: Sequence[Worker], time_limit_s: float | None) -> None:
+    start_s = time.monotonic()
+    while True:
+        codes = {worker.rank: worker.process.poll() for worker in workers}
+        failed = [worker for worker in workers if codes[worker.rank]]
+        if failed:
+            # A rank that failed first may still be closing its connections.
+            reported = [w for w in workers if w.report.exists() and codes[w.rank] is None]
+            raise _failure([*failed, *reported], len(workers))
+        running = [rank for rank, code in codes.items() if code is None]
+        if not running:
+            return
+        if time_limit_s is not None and time.monotonic() - start_s > time_limit_s:
+            last = workers[running[-1]]
+            raise WorkerError(
+                f"ranks {running} of {len(workers)} were still running after the time limit of "
+                f"{time_limit_s:g} s; all ranks were stopped. Give a longer time limit, or see "
+                f"what rank {last.rank} said last.",
+                _tail_of_log(last),
+            )
+        time.sleep(POLL_S)
+
+
+def _failure(failed: Sequence[Worker], num_processes: int) -> Exception:
+    """What to raise for the rank that failed first; the others fail for lack of it."""
+    reports = {worker.rank: _read_report(worker) for worker in failed}
+    # Without a report the process was killed or crashed, and that is a cause.
+    first = min(failed, key=lambda worker: reports[worker.rank].get("time_s", 0.0))
+    report = reports[first.rank]
+    if report.get("is_bad_input"):
+        return ValueError(report["message"])
+    tail = _last_lines(report["traceback"]) if report else _tail_of_log(first)
+    message = (
+        f"rank {first.rank} of {num_processes} died ({_how(first.process.returncode)}); "
+        "all ranks were stopped."
+    )
+    return WorkerError(message, tail)
+
+
+def _how(code: int | None) -> str:
+    if code is None:
+        return "with an error"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def _read_report(worker: Worker) -> dict[str, Any]:
+    if not worker.report.exists():
+        return {}
+    try:
+        return json.loads(worker.report.read_text())
+    except json.JSONDecodeError:  # the process was killed while it wrote
+        return {}
+
+
+def _tail_of_log(worker: Worker) -> str:
+    """The last lines of a rank's output; rank 0 has said them already."""
+    if worker.log is None:
+        return ""
+    return _last_lines(worker.log.read_text(errors="replace"))
+
+
+def _last_lines(text: str) -> str:
+    return "\n".join(text.rstrip().splitlines()[-TAIL_LINES:])
+
+
+def _stop(workers: Sequence[Worker]) -> None:
+    """End what still runs: ask first, then kill."""
+    for worker in workers:
+        if worker.process.poll() is None:
+            worker.process.terminate()
+    deadline_s = time.monotonic() + STOP_GRACE_S
+    for worker in workers:
+        try:
+            worker.process.wait(max(0.0, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            worker.process.wait()
+
+
+@contextmanager
+def _terminated_as_exit() -> Iterator[None]:
+    """Let SIGTERM raise SystemExit, so that our processes end with us."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(signum: int, frame: object) -> None:
+        sys.exit(128 + signum)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

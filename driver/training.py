@@ -1,0 +1,58 @@
+"""Training for a few steps, and how long a step takes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LEARNING_RATE = 1e-3
+
+
+@dataclass(frozen=True)
+class Training:
+    """The loss before each update, and the seconds of a typical step, optimizer included."""
+
+    losses: tuple[float, ...]
+    step_s: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """How much one step gets done, in the unit that its throughput is given in."""
+
+    count: int
+    unit: str
+
+
+def work_of(batch: Mapping[str, Tensor]) -> Work:
+    """Tokens of a batch that has `input_ids`; else its samples, the size of dim 0."""
+    ids = batch.get("input_ids")
+    if ids is not None:
+        return Work(ids.numel(), "tokens")
+    return Work(next((t.shape[0] for t in batch.values() if t.ndim), 1), "samples")
+
+
+def train(
+    forward_backward: Callable[[], Tensor], parameters: Iterable[Tensor], num_steps: int
+) -> Training:
+    """Take `num_steps` >= 1 steps of AdamW; `forward_backward` fills `.grad`, returns the loss."""
+    optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE)
+    losses: list[float] = []
+    times_s: list[float] = []
+    for _ in range(num_steps):
+        start_s = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        loss = forward_backward()
+        optimizer.step()
+        # Reading the loss waits for the device only up to the backward pass.
+        losses.append(loss.detach().double().item())
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times_s.append(time.perf_counter() - start_s)
+    # The first step pays for allocations and for the optimizer's state.
+    return Training(tuple(losses), statistics.median(times_s[1:] or times_s))

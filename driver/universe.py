@@ -1,0 +1,45 @@
+"""What plain `xdsl-opt` learns from us: our dialects and passes.
+
+Found through the `xdsl.universe` entry point, so that `xdsl-opt step.mlir` reads our programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from xdsl.passes import ModulePass
+from xdsl.transforms import get_all_passes
+from xdsl.universe import Universe
+
+from shardweave.ir.aten import aten_dialect
+from shardweave.ir.dist import dist_dialect
+from shardweave.passes.pipeline import pass_class
+from shardweave.passes.registry import PASSES
+
+PREFIX = "shardweave-"
+
+
+def name_in_xdsl(name: str) -> str:
+    """The name of our pass in `xdsl-opt`: its own, or with a prefix where xDSL has one of it.
+
+    xDSL refuses two passes of one name, and has its own `cse` and `dce`.
+    """
+    return PREFIX + name if name in get_all_passes() else name
+
+
+def _pass_loader(name: str) -> Callable[[], type[ModulePass]]:
+    def load() -> type[ModulePass]:
+        found = pass_class(name)
+        renamed = name_in_xdsl(name)
+        if renamed == name:
+            return found
+        # A pass is built from a spec of its own name only.
+        return type(found.__name__, (found,), {"name": renamed, "__doc__": found.__doc__})
+
+    return load
+
+
+SHARDWEAVE_UNIVERSE = Universe(
+    all_dialects={"aten": aten_dialect, "dist": dist_dialect},
+    all_passes={name_in_xdsl(name): _pass_loader(name) for name in PASSES},
+)

@@ -1,0 +1,1 @@
+"""What a program is: dialects, sharding algebra, capture, text, diff, verify."""

@@ -1,0 +1,222 @@
+"""Attributes of the `dist` dialect: meshes, shardings, phases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from typing_extensions import Self
+from xdsl.dialects.builtin import ArrayAttr, IntAttr, StringAttr
+from xdsl.ir import Attribute, ParametrizedAttribute
+from xdsl.irdl import irdl_attr_definition
+from xdsl.parser import AttrParser
+from xdsl.printer import Printer
+
+from shardweave.ir.mesh import Axis, Mesh
+from shardweave.ir.sharding import Placement, Sharding, contiguous, is_contiguous, ordered
+
+PHASES = ("forward", "recompute", "backward", "optimizer")
+
+
+@irdl_attr_definition
+class PhaseAttr(ParametrizedAttribute):
+    """Which part of the training step an op belongs to."""
+
+    name = "dist.phase"
+    phase: StringAttr
+
+    @staticmethod
+    @lru_cache
+    def of(phase: str) -> PhaseAttr:
+        return PhaseAttr(StringAttr(phase))
+
+    def verify(self) -> None:
+        if self.phase.data not in PHASES:
+            raise ValueError(f"phase '{self.phase.data}' is unknown; use one of {PHASES}")
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        with parser.in_angle_brackets():
+            return (StringAttr(parser.parse_identifier()),)
+
+    def print_parameters(self, printer: Printer) -> None:
+        printer.print_string(f"<{self.phase.data}>")
+
+
+@irdl_attr_definition
+class MeshAttr(ParametrizedAttribute):
+    """The device mesh: `#dist.mesh<["data" = 2, "tensor" = 4, time "batch" = 2]>`."""
+
+    name = "dist.mesh"
+    axis_names: ArrayAttr[StringAttr]
+    axis_sizes: ArrayAttr[IntAttr]
+    axis_kinds: ArrayAttr[StringAttr]
+
+    @staticmethod
+    def of(mesh: Mesh) -> MeshAttr:
+        return MeshAttr(
+            ArrayAttr(StringAttr(axis.name) for axis in mesh.axes),
+            ArrayAttr(IntAttr(axis.size) for axis in mesh.axes),
+            ArrayAttr(StringAttr(axis.kind) for axis in mesh.axes),
+        )
+
+    @property
+    def mesh(self) -> Mesh:
+        columns = zip(self.axis_names, self.axis_sizes, self.axis_kinds, strict=True)
+        return Mesh(
+            Axis(name.data, size.data, "time" if kind.data == "time" else "space")
+            for name, size, kind in columns
+        )
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        axes: list[Axis] = []
+
+        def axis() -> None:
+            kind = "time" if parser.parse_optional_keyword("time") else "space"
+            name = parser.parse_str_literal()
+            parser.parse_punctuation("=")
+            size = parser.parse_integer(allow_boolean=False, allow_negative=False)
+            try:
+                axes.append(Axis(name, size, kind))
+                Mesh(axes)
+            except ValueError as error:
+                parser.raise_error(str(error))
+
+        with parser.in_angle_brackets():
+            parser.parse_comma_separated_list(parser.Delimiter.SQUARE, axis)
+        return MeshAttr.of(Mesh(axes)).parameters
+
+    def print_parameters(self, printer: Printer) -> None:
+        axes = [
+            f'{"time " if axis.kind == "time" else ""}"{axis.name}" = {axis.size}'
+            for axis in self.mesh.axes
+        ]
+        printer.print_string(f"<[{', '.join(axes)}]>")
+
+
+@irdl_attr_definition
+class ShardingAttr(ParametrizedAttribute):
+    """A sharding, read like Shardy's: `#dist.sharding<[{"data"}, {}], unreduced = ["tensor"]>`.
+
+    Axes of a dim stand major to minor. An axis that cuts its dim at another stride than plain
+    nested shards do is written with it, `{"tensor":16}`: the device at coordinate c holds the
+    indices i with (i // 16) % size == c. `max_unreduced` names axes over which each device
+    holds one term of a maximum.
+    """
+
+    name = "dist.sharding"
+    dims: ArrayAttr[ArrayAttr[StringAttr]]
+    strides: ArrayAttr[ArrayAttr[IntAttr]]
+    unreduced: ArrayAttr[StringAttr]
+    reduction: StringAttr
+
+    @staticmethod
+    @lru_cache(maxsize=16384)
+    def of(sharding: Sharding, shape: tuple[int, ...]) -> ShardingAttr:
+        """The attribute for a value of global `shape`. Stride 0 stands for a plain shard."""
+        names = [[StringAttr(p.axis) for p in dim] for dim in sharding.dims]
+        strides = [
+            [IntAttr(0 if is_contiguous(dim, size) else p.stride) for p in dim]
+            for dim, size in zip(sharding.dims, shape, strict=True)
+        ]
+        return ShardingAttr(
+            ArrayAttr(ArrayAttr(dim) for dim in names),
+            ArrayAttr(ArrayAttr(dim) for dim in strides),
+            ArrayAttr(StringAttr(axis) for axis in sharding.unreduced),
+            StringAttr(sharding.reduction),
+        )
+
+    def on(self, shape: tuple[int, ...], mesh: Mesh) -> Sharding:
+        """The sharding of a value of global `shape`. Raises ValueError if it does not fit."""
+        return _on(self, shape, mesh)
+
+    def on_local(self, local: tuple[int, ...], mesh: Mesh) -> Sharding:
+        """The sharding of a value of which one rank holds a part of shape `local`."""
+        if len(self.dims) != len(local):
+            return _on(self, local, mesh)
+        sizes = [mesh.sizes([axis.data for axis in names]) for names in self.dims]
+        return _on(self, tuple(n * s for n, s in zip(local, sizes, strict=True)), mesh)
+
+    def verify(self) -> None:
+        if self.reduction.data not in ("sum", "max"):
+            raise ValueError(f"reduction '{self.reduction.data}' is unknown; use sum or max")
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        def axis() -> tuple[StringAttr, IntAttr]:
+            name = StringAttr(parser.parse_str_literal())
+            if parser.parse_optional_punctuation(":") is None:
+                return name, IntAttr(0)
+            return name, IntAttr(parser.parse_integer(allow_boolean=False, allow_negative=False))
+
+        def dim() -> list[tuple[StringAttr, IntAttr]]:
+            return parser.parse_comma_separated_list(parser.Delimiter.BRACES, axis)
+
+        unreduced: list[StringAttr] = []
+        reduction = "sum"
+        with parser.in_angle_brackets():
+            dims = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, dim)
+            if parser.parse_optional_punctuation(",") is not None:
+                word = parser.parse_identifier()
+                if word not in ("unreduced", "max_unreduced"):
+                    parser.raise_error(f"found '{word}', expected unreduced or max_unreduced")
+                reduction = "sum" if word == "unreduced" else "max"
+                parser.parse_punctuation("=")
+                unreduced = parser.parse_comma_separated_list(
+                    parser.Delimiter.SQUARE, lambda: StringAttr(parser.parse_str_literal())
+                )
+        return (
+            ArrayAttr(ArrayAttr(name for name, _ in axes) for axes in dims),
+            ArrayAttr(ArrayAttr(stride for _, stride in axes) for axes in dims),
+            ArrayAttr(unreduced),
+            StringAttr(reduction),
+        )
+
+    def print_parameters(self, printer: Printer) -> None:
+        dims = [
+            ", ".join(
+                f'"{name.data}"' + (f":{stride.data}" if stride.data else "")
+                for name, stride in zip(names, strides, strict=True)
+            )
+            for names, strides in zip(self.dims, self.strides, strict=True)
+        ]
+        text = ", ".join(f"{{{dim}}}" for dim in dims)
+        tail = ""
+        if self.unreduced.data:
+            word = "unreduced" if self.reduction.data == "sum" else "max_unreduced"
+            tail = f", {word} = [" + ", ".join(f'"{a.data}"' for a in self.unreduced) + "]"
+        printer.print_string(f"<[{text}]{tail}>")
+
+    @classmethod
+    def parse_text(cls, text: str) -> Self:
+        """Read `[{"data"}, {}]` (what stands between the angle brackets)."""
+        from xdsl.context import Context
+        from xdsl.parser import Parser
+
+        parser = Parser(Context(), f"<{text}>")
+        return cls(*cls.parse_parameters(parser))
+
+
+@lru_cache(maxsize=16384)
+def _on(attr: ShardingAttr, shape: tuple[int, ...], mesh: Mesh) -> Sharding:
+    if len(attr.dims) != len(shape):
+        raise ValueError(
+            f"sharding {attr} has {len(attr.dims)} dims, but the value has shape {shape}; "
+            "give one {...} per dim."
+        )
+    dims: list[tuple[Placement, ...]] = []
+    for names, strides, size in zip(attr.dims, attr.strides, shape, strict=True):
+        axes = [name.data for name in names]
+        if any(stride.data for stride in strides):
+            pairs = zip(axes, strides, strict=True)
+            dims.append(ordered(Placement(a, mesh.size(a), s.data) for a, s in pairs))
+        else:
+            dims.append(contiguous(axes, size, mesh))
+    unreduced = tuple(a.data for a in attr.unreduced if mesh.size(a.data) > 1)
+    reduction = "max" if unreduced and attr.reduction.data == "max" else "sum"
+    sharding = Sharding(tuple(dims), unreduced, reduction)
+    problem = sharding.problem(shape, mesh)
+    if problem is not None:
+        raise ValueError(f"sharding {attr} does not fit a value of shape {shape}: {problem}.")
+    return sharding

@@ -1,0 +1,112 @@
+"""Adding ATen ops to a block, with result types inferred where they are not given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from xdsl.ir import Attribute, Block, SSAValue
+from xdsl.dialects.builtin import UnknownLoc
+
+from shardweave.ir.aten import AtenOp, create
+from shardweave.ir.infer import infer_types
+from shardweave.ir.syntax import Operands
+from shardweave.ir.types import AnyTensor, dtype_of, tensor_type
+
+
+class Builder:
+    """Appends ops to a block. `annotations`, `location` and `name` apply to what comes next."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.annotations: Mapping[str, Attribute] = {}
+        self.location: Any = UnknownLoc()
+        self.name: str | None = None
+
+    def add(
+        self,
+        name: str,
+        operands: Operands,
+        types: Sequence[AnyTensor],
+        values: Mapping[str, Any] | None = None,
+    ) -> AtenOp:
+        """Append an op with known result types."""
+        op = create(name, operands, list(types), values or {}, self.annotations)
+        return self._append(op)
+
+    def call(self, name: str, *operands: Any, **values: Any) -> SSAValue:
+        """Append an op whose result types torch infers; returns its first result."""
+        op = create(name, operands, [], values, self.annotations)
+        types = infer_types(op)
+        if isinstance(types, str):
+            raise ValueError(f"{name} refuses its operands: {types}")
+        op = create(name, operands, list(types), values, self.annotations)
+        return self._append(op).results[0]
+
+    def _append(self, op: AtenOp) -> AtenOp:
+        op.location = self.location
+        base = op.name.split(".")[1].lstrip("_")
+        # An op of a decomposition is named for what it does, not for what it is a part of.
+        own = self.name is not None and self.name.lstrip("_").startswith(base)
+        for result in op.results:
+            result.name_hint = self.name if own else base
+        self.block.add_op(op)
+        return op
+
+    def full(self, shape: Sequence[int], value: bool | int | float, dtype: torch.dtype) -> SSAValue:
+        """A tensor filled with one value."""
+        type_ = tensor_type(shape, dtype)
+        return self.add("aten.full", [], [type_], {"fill_value": value}).results[0]
+
+    def view(self, value: SSAValue, shape: Sequence[int]) -> SSAValue:
+        """The value under another shape; views of views are folded."""
+        source = value
+        while isinstance(source.owner, AtenOp) and source.owner.name == "aten.view":
+            source = source.owner.operands[0]
+        type_ = cast(AnyTensor, source.type)
+        wanted = tensor_type(shape, dtype_of(type_.element_type))
+        if wanted == type_:
+            return source
+        return self.add("aten.view", [source], [wanted]).results[0]
+
+    def permute(self, value: SSAValue, dims: Sequence[int]) -> SSAValue:
+        """The value with its dims permuted; permutations of permutations are folded."""
+        order = list(dims)
+        owner = value.owner
+        if isinstance(owner, AtenOp) and owner.name == "aten.permute":
+            inner = owner.value("dims")
+            order = [inner[d] for d in order]
+            value = owner.operands[0]
+        if order == sorted(order):
+            return value
+        type_ = cast(AnyTensor, value.type)
+        shape = type_.get_shape()
+        wanted = tensor_type([shape[d] for d in order], dtype_of(type_.element_type))
+        return self.add("aten.permute", [value], [wanted], {"dims": order}).results[0]
+
+    def expand(self, value: SSAValue, shape: Sequence[int]) -> SSAValue:
+        """The value broadcast to a shape."""
+        type_ = cast(AnyTensor, value.type)
+        wanted = tensor_type(shape, dtype_of(type_.element_type))
+        if wanted == type_:
+            return value
+        return self.add("aten.expand", [value], [wanted]).results[0]
+
+    def cast(self, value: SSAValue, dtype: torch.dtype) -> SSAValue:
+        """The value in another dtype."""
+        type_ = cast(AnyTensor, value.type)
+        wanted = tensor_type(type_.get_shape(), dtype)
+        if wanted == type_:
+            return value
+        return self.add("aten._to_copy", [value], [wanted]).results[0]
+
+    def sum(self, value: SSAValue, dims: Sequence[int], keepdim: bool = False) -> SSAValue:
+        """Sum over dims."""
+        return self.call("aten.sum.dim_IntList", value, dim=list(dims), keepdim=keepdim)
+
+
+
+
+
+

@@ -1,0 +1,21 @@
+"""Removing ops whose results nobody uses."""
+
+from __future__ import annotations
+
+from xdsl.ir import Operation
+
+from shardweave.ir.program import Program
+
+
+def remove_dead_ops(program: Program) -> int:
+    """Erase every op without uses, last first; returns how many. Linear in the ops."""
+    removed = 0
+    op: Operation | None = program.return_op.prev_op
+    while op is not None:
+        previous = op.prev_op
+        if all(result.first_use is None for result in op.results):
+            op.detach()
+            op.erase()
+            removed += 1
+        op = previous
+    return removed

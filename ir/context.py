@@ -1,0 +1,20 @@
+"""The xDSL context with the dialects of a program."""
+
+from __future__ import annotations
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import Builtin
+from xdsl.dialects.func import Func
+
+from shardweave.ir.aten import aten_dialect
+from shardweave.ir.dist import dist_dialect
+
+
+def make_context() -> Context:
+    """A context that knows builtin, func, aten and dist."""
+    context = Context()
+    context.load_dialect(Builtin)
+    context.load_dialect(Func)
+    context.register_dialect("aten", aten_dialect)
+    context.register_dialect("dist", dist_dialect)
+    return context

@@ -1,0 +1,116 @@
+"""Device meshes: an ordered list of named axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+AxisKind = Literal["space", "time"]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One mesh axis. `space` axes are devices; `time` axes are sub-batches run in turn."""
+
+    name: str
+    size: int
+    kind: AxisKind = "space"
+
+    def __post_init__(self) -> None:
+        if not self.name.replace("_", "a").replace(".", "a").isalnum():
+            raise ValueError(
+                f"mesh axis name '{self.name}' is not a word; use letters, digits, '_' and '.'."
+            )
+        if self.size < 1:
+            raise ValueError(f"mesh axis '{self.name}' has size {self.size}; use a size >= 1.")
+
+
+@dataclass(frozen=True, init=False)
+class Mesh:
+    """An ordered list of named axes; ranks are numbered row-major, the last axis fastest.
+
+    `Mesh(data=2, tensor=4)` has 8 devices, and ranks 0-3 differ in `tensor` only.
+    """
+
+    axes: tuple[Axis, ...]
+
+    def __init__(self, axes: Iterable[Axis] = (), /, **sizes: int) -> None:
+        all_axes = (*axes, *(Axis(name, size) for name, size in sizes.items()))
+        names = [axis.name for axis in all_axes]
+        if len(set(names)) != len(names):
+            raise ValueError(f"mesh axes {names} are not distinct; name each axis once.")
+        object.__setattr__(self, "axes", all_axes)
+
+    @staticmethod
+    def parse(text: str) -> Mesh:
+        """Read `data=2,tensor=4`. The empty text is the mesh of one device without axes."""
+        axes: list[Axis] = []
+        for part in filter(None, (piece.strip() for piece in text.split(","))):
+            name, equals, size = part.partition("=")
+            if not equals or not size.strip().isdigit():
+                raise ValueError(
+                    f"mesh '{text}': found '{part}', expected NAME=SIZE, as in data=2,tensor=4."
+                )
+            axes.append(Axis(name.strip(), int(size)))
+        return Mesh(axes)
+
+    def __str__(self) -> str:
+        return ",".join(f"{axis.name}={axis.size}" for axis in self.axes) or "one device"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(axis.name for axis in self.axes)
+
+    @property
+    def space_axes(self) -> tuple[Axis, ...]:
+        return tuple(axis for axis in self.axes if axis.kind == "space")
+
+    @property
+    def num_devices(self) -> int:
+        return math.prod(axis.size for axis in self.space_axes)
+
+    def size(self, name: str) -> int:
+        """Size of an axis. Raises ValueError if the mesh has no such axis."""
+        for axis in self.axes:
+            if axis.name == name:
+                return axis.size
+        raise ValueError(
+            f"the mesh {self} has no axis '{name}'; its axes are {list(self.names)}."
+        )
+
+    def sizes(self, names: Sequence[str]) -> int:
+        """Product of the sizes of several axes."""
+        return math.prod(self.size(name) for name in names)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Where a rank stands on each space axis."""
+        found: dict[str, int] = {}
+        for axis in reversed(self.space_axes):
+            rank, found[axis.name] = divmod(rank, axis.size)
+        return found
+
+    def rank(self, coordinates: dict[str, int]) -> int:
+        """The rank at given coordinates of the space axes."""
+        rank = 0
+        for axis in self.space_axes:
+            rank = rank * axis.size + coordinates[axis.name]
+        return rank
+
+    def groups(self, names: Sequence[str]) -> list[list[int]]:
+        """The groups of ranks that a collective over `names` joins.
+
+        Within a group, members are ordered by their coordinates on `names`, the first name
+        slowest; so member i holds shard i of a dim sharded over `names`.
+        """
+        rest = [axis for axis in self.space_axes if axis.name not in names]
+        groups: list[list[int]] = []
+        for outer in product(*(range(axis.size) for axis in rest)):
+            fixed = {axis.name: index for axis, index in zip(rest, outer, strict=True)}
+            members = product(*(range(self.size(name)) for name in names))
+            groups.append(
+                [self.rank(fixed | dict(zip(names, inner, strict=True))) for inner in members]
+            )
+        return groups

@@ -1,0 +1,214 @@
+"""A program: one training step as text, with the views of it that tools need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from xdsl.dialects import builtin, func
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from shardweave.ir.attributes import MeshAttr, ShardingAttr
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.sharding import Sharding
+from shardweave.ir.syntax import layer_of
+from shardweave.ir.text import parse_module, print_module
+from shardweave.ir.types import shape_of
+
+MESH = "dist.mesh"
+LOCAL = "dist.local"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One argument or result of the step.
+
+    kind: param, buffer, input or tangent for arguments; output, grad or buffer for results.
+    name: qualified name, or the name of the argument. value: the SSA value.
+    """
+
+    kind: str
+    name: str
+    value: SSAValue
+    attributes: builtin.DictionaryAttr
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Other qualified names of a tied parameter."""
+        found = self.attributes.data.get("dist.aliases")
+        if found is None:
+            return ()
+        return tuple(a.data for a in cast("builtin.ArrayAttr[builtin.StringAttr]", found))
+
+    @property
+    def sharding_attr(self) -> ShardingAttr | None:
+        return cast("ShardingAttr | None", self.attributes.data.get("dist.sharding"))
+
+
+class Program:
+    """A training step (or a forward pass) as an xDSL module.
+
+    A *global* program computes what the eager model computes. After `insert-collectives` it
+    is *local*: what each rank of `mesh` runs.
+    """
+
+    def __init__(self, module: builtin.ModuleOp) -> None:
+        self.module = module
+
+    # Text
+
+    @staticmethod
+    def parse(text: str, name: str = "<text>") -> Program:
+        """Read a program. Raises ProgramTextError (one line, with line and column)."""
+        program = Program(parse_module(text, name))
+        program.check_shape(name)
+        return program
+
+    @staticmethod
+    def load(path: str | Path) -> Program:
+        """Read a program from a file."""
+        return Program.parse(Path(path).read_text(), str(path))
+
+    def save(self, path: str | Path) -> None:
+        """Write the text, with source locations."""
+        Path(path).write_text(print_module(self.module, locations=True))
+
+    def __str__(self) -> str:
+        return print_module(self.module)
+
+    def __repr__(self) -> str:
+        mesh = f" on mesh {self.mesh}" if self.mesh else ""
+        kind = "local" if self.is_local else "global"
+        return f"<{kind} program of {sum(1 for _ in self.ops)} ops{mesh}>"
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both have the same structure, types and annotations; names do not count."""
+        return isinstance(other, Program) and self.module.is_structurally_equivalent(other.module)
+
+    __hash__ = object.__hash__
+
+    def clone(self) -> Program:
+        return Program(self.module.clone())
+
+    def check_shape(self, name: str = "<text>") -> None:
+        """Raises ProgramTextError unless the module is one function ending in a return."""
+        from shardweave.ir.text import ProgramTextError
+
+        functions = [op for op in self.module.ops if isinstance(op, func.FuncOp)]
+        if len(functions) != 1 or len(list(self.module.ops)) != 1:
+            raise ProgramTextError(f"{name}: a program is a module with exactly one func.func.")
+        if not isinstance(functions[0].body.blocks[0].last_op, func.ReturnOp):
+            raise ProgramTextError(f"{name}: the function must end in func.return.")
+
+    # Parts
+
+    @property
+    def function(self) -> func.FuncOp:
+        return cast(func.FuncOp, self.module.body.block.first_op)
+
+    @property
+    def ops(self) -> Iterator[Operation]:
+        """The ops of the step in order, without the return."""
+        for op in self.function.body.block.ops:
+            if not isinstance(op, func.ReturnOp):
+                yield op
+
+    @property
+    def return_op(self) -> func.ReturnOp:
+        return cast(func.ReturnOp, self.function.body.block.last_op)
+
+    @property
+    def arguments(self) -> list[Slot]:
+        attributes = self.function.arg_attrs
+        values = self.function.body.block.args
+        return [_slot(v, d) for v, d in zip(values, _dictionaries(attributes, len(values)), strict=True)]
+
+    @property
+    def results(self) -> list[Slot]:
+        attributes = self.function.res_attrs
+        values = self.return_op.operands
+        return [_slot(v, d) for v, d in zip(values, _dictionaries(attributes, len(values)), strict=True)]
+
+    def set_argument_attribute(self, index: int, name: str, value: Attribute | None) -> None:
+        """Set (or, with None, remove) an attribute of an argument."""
+        self.function.arg_attrs = _with(self.function.arg_attrs, len(self.arguments), index, name, value)
+
+    def set_result_attribute(self, index: int, name: str, value: Attribute | None) -> None:
+        """Set (or, with None, remove) an attribute of a result."""
+        self.function.res_attrs = _with(self.function.res_attrs, len(self.results), index, name, value)
+
+    # Mesh
+
+    @property
+    def mesh(self) -> Mesh | None:
+        attribute = self.module.attributes.get(MESH)
+        return attribute.mesh if isinstance(attribute, MeshAttr) else None
+
+    def set_mesh(self, mesh: Mesh) -> None:
+        self.module.attributes[MESH] = MeshAttr.of(mesh)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether collectives are inserted and types are those of one rank."""
+        return LOCAL in self.module.attributes
+
+    def set_local(self) -> None:
+        self.module.attributes[LOCAL] = builtin.UnitAttr()
+
+    def sharding_of_slot(self, slot: Slot) -> Sharding:
+        """The sharding of an argument or result; replicated where none is given."""
+        return sharding_of(slot.sharding_attr, shape_of(slot.value), self)
+
+    # Views
+
+    def layers(self) -> dict[str, list[Operation]]:
+        """The ops of each layer, in order of first appearance."""
+        found: dict[str, list[Operation]] = {}
+        for op in self.ops:
+            found.setdefault(layer_of(op), []).append(op)
+        return found
+
+
+def sharding_of(attribute: ShardingAttr | None, shape: tuple[int, ...], program: Program) -> Sharding:
+    """The sharding an attribute stands for, given the value's shape in the program."""
+    if attribute is None or program.mesh is None:
+        return Sharding.replicated(len(shape))
+    if program.is_local:
+        return attribute.on_local(shape, program.mesh)
+    return attribute.on(shape, program.mesh)
+
+
+def _slot(value: SSAValue, attributes: builtin.DictionaryAttr) -> Slot:
+    def word(name: str) -> str:
+        attribute = attributes.data.get(name)
+        return attribute.data if isinstance(attribute, builtin.StringAttr) else ""
+
+    return Slot(word("dist.kind"), word("dist.name"), value, attributes)
+
+
+def _dictionaries(
+    attributes: builtin.ArrayAttr[builtin.DictionaryAttr] | None, count: int
+) -> list[builtin.DictionaryAttr]:
+    if attributes is None:
+        return [builtin.DictionaryAttr({})] * count
+    return list(attributes.data)
+
+
+def _with(
+    attributes: builtin.ArrayAttr[builtin.DictionaryAttr] | None,
+    count: int,
+    index: int,
+    name: str,
+    value: Attribute | None,
+) -> builtin.ArrayAttr[builtin.DictionaryAttr]:
+    entries = _dictionaries(attributes, count)
+    data = dict(entries[index].data)
+    if value is None:
+        data.pop(name, None)
+    else:
+        data[name] = value
+    entries[index] = builtin.DictionaryAttr(data)
+    return builtin.ArrayAttr(entries)
+

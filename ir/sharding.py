@@ -1,0 +1,161 @@
+"""The sharding algebra: which part of a value each device holds.
+
+A dim of global size N is cut by *placements*. A placement (axis, size n, stride t) says that
+the device with coordinate c on the axis holds the indices i with (i // t) % n == c. A plain
+shard has t = N / n; a strided one (batch x sharded sequence, flattened; three fused
+projections, each sharded by head) has a smaller stride. The placements of a dim are digits of
+a mixed-radix number, so they commute, and two shardings are equal exactly if they are equal
+as data: no gather is ever needed to tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from shardweave.ir.mesh import Mesh
+
+Reduction = Literal["sum", "max"]
+
+
+@dataclass(frozen=True, order=True)
+class Placement:
+    """One mesh axis cutting one dim: coordinate = (index // stride) % size."""
+
+    axis: str
+    size: int
+    stride: int
+
+    @property
+    def span(self) -> int:
+        """Number of consecutive indices after which the pattern repeats."""
+        return self.size * self.stride
+
+
+DimSharding = tuple[Placement, ...]
+"""The placements of one dim, major to minor (descending stride)."""
+
+
+def ordered(placements: Iterable[Placement]) -> DimSharding:
+    """Placements in canonical order: major to minor."""
+    return tuple(sorted(placements, key=lambda p: (-p.stride, p.axis)))
+
+
+def fits(placements: Sequence[Placement], dim_size: int) -> bool:
+    """Whether the placements cut a dim of `dim_size` evenly, as digits of its index."""
+    upper = dim_size
+    for placement in ordered(placements):
+        if upper % placement.span:
+            return False
+        upper = placement.stride
+    return True
+
+
+def contiguous(axes: Sequence[str], dim_size: int, mesh: Mesh) -> DimSharding:
+    """Plain shards of a dim over `axes`, major to minor.
+
+    Raises ValueError if the axes' sizes do not divide the dim.
+    """
+    stride = dim_size
+    placements: list[Placement] = []
+    for axis in axes:
+        size = mesh.size(axis)
+        if stride % size:
+            raise ValueError(
+                f"a dim of size {dim_size} cannot be sharded over axes {list(axes)} of sizes "
+                f"{[mesh.size(a) for a in axes]}: {stride} does not divide by {size}."
+            )
+        stride //= size
+        placements.append(Placement(axis, size, stride))
+    return ordered(p for p in placements if p.size > 1)
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How one value is spread over a mesh.
+
+    dims: for each dim its placements. unreduced: the axes over which each device holds one
+    term of a sum (or of a max, as `reduction` says) instead of the value.
+    """
+
+    dims: tuple[DimSharding, ...]
+    unreduced: tuple[str, ...] = ()
+    reduction: Reduction = "sum"
+
+    @staticmethod
+    def replicated(rank: int) -> Sharding:
+        return Sharding(((),) * rank)
+
+    @cached_property
+    def placed_axes(self) -> frozenset[str]:
+        return frozenset(p.axis for dim in self.dims for p in dim)
+
+    @cached_property
+    def axes(self) -> frozenset[str]:
+        """All axes that the sharding names."""
+        return self.placed_axes | frozenset(self.unreduced)
+
+    @property
+    def is_replicated(self) -> bool:
+        return not self.axes
+
+    @cached_property
+    def num_shards(self) -> int:
+        return math.prod(p.size for dim in self.dims for p in dim)
+
+    def whole(self) -> Sharding:
+        """The same placements with nothing left to reduce."""
+        return Sharding(self.dims) if self.unreduced else self
+
+    def local_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Shape of one device's part of a value of global `shape`."""
+        return tuple(
+            size // math.prod(p.size for p in dim)
+            for size, dim in zip(shape, self.dims, strict=True)
+        )
+
+    def global_shape(self, local: Sequence[int]) -> tuple[int, ...]:
+        """Inverse of `local_shape`."""
+        return tuple(
+            size * math.prod(p.size for p in dim)
+            for size, dim in zip(local, self.dims, strict=True)
+        )
+
+    def problem(self, shape: Sequence[int], mesh: Mesh) -> str | None:
+        """Why this sharding does not suit a value of `shape` on `mesh`; None if it does."""
+        if len(self.dims) != len(shape):
+            return f"it has {len(self.dims)} dims, the value has {len(shape)}"
+        named = [p.axis for dim in self.dims for p in dim] + list(self.unreduced)
+        for axis in named:
+            if axis not in mesh.names:
+                return f"the mesh {mesh} has no axis '{axis}'"
+            if named.count(axis) > 1:
+                return f"axis '{axis}' is used twice"
+        for index, (dim, size) in enumerate(zip(self.dims, shape, strict=True)):
+            if any(p.size != mesh.size(p.axis) for p in dim):
+                return f"dim {index} names a size that is not the mesh's ({mesh})"
+            if not fits(dim, size):
+                return f"dim {index} of size {size} does not divide over {[p.axis for p in dim]}"
+        return None
+
+
+def block_of(dim: DimSharding, placement: Placement) -> int:
+    """Length, in local elements, of one run of indices that `placement` keeps together.
+
+    Gathering or slicing over the placement's axis deals blocks of this length round-robin.
+    """
+    minor = math.prod(p.size for p in dim if p.stride < placement.stride)
+    return placement.stride // minor
+
+
+def is_contiguous(dim: DimSharding, dim_size: int) -> bool:
+    """Whether the placements are plain nested shards of the dim, major to minor."""
+    upper = dim_size
+    for placement in dim:
+        if placement.span != upper:
+            return False
+        upper = placement.stride
+    return True

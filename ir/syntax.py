@@ -1,0 +1,212 @@
+"""The text of an op: `%y = aten.sum(%x, dim = [0]) {layer = "h.0", phase = forward} : tensor<4xf32>`.
+
+Operands and schema arguments stand in the parentheses, what a compiler added about the op in
+the braces, and the types are those of the results: operand types follow from where the
+operands are defined, so that a reader sees each type once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, cast
+
+from typing_extensions import Self
+from xdsl.dialects import builtin
+from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.irdl import traits_def
+from xdsl.parser import Parser, UnresolvedOperand
+from xdsl.printer import Printer
+from xdsl.traits import Pure
+
+from shardweave.ir.attributes import PhaseAttr
+from shardweave.ir.literals import parse_literal, print_literal, to_attribute, to_python
+
+ANNOTATIONS = ("layer", "phase", "origin", "copy", "sharding")
+"""Properties that any op may carry, beside the arguments of its schema."""
+
+STRUCTURE = "operand_structure"
+"""Property of ops with absent or list operands: per argument 1, 0 (absent) or a list of these."""
+
+Operands = Sequence[SSAValue | None | Sequence[SSAValue | None]]
+
+
+def flatten(operands: Operands) -> tuple[list[SSAValue], Attribute | None]:
+    """Flat operands, and the structure property if some are absent or in lists."""
+    flat: list[SSAValue] = []
+    structure: list[int | list[int]] = []
+    for operand in operands:
+        if isinstance(operand, SSAValue):
+            flat.append(operand)
+            structure.append(1)
+        elif operand is None:
+            structure.append(0)
+        else:
+            flat.extend(item for item in operand if item is not None)
+            structure.append([int(item is not None) for item in operand])
+    while structure and structure[-1] == 0:
+        structure.pop()
+    plain = all(item == 1 for item in structure)
+    return flat, None if plain else to_attribute(structure)
+
+
+class CallOp(Operation):
+    """An op whose text is a call. The base of all ops of the `aten` and `dist` dialects."""
+
+    traits = traits_def(Pure())
+    annotations: ClassVar[tuple[str, ...]] = ANNOTATIONS
+
+    @property
+    def structured_operands(self) -> list[SSAValue | None | list[SSAValue | None]]:
+        """The operands as the schema groups them: a value, None, or a list of these."""
+        structure = self.properties.get(STRUCTURE)
+        if structure is None:
+            return list(self.operands)
+        flat = iter(self.operands)
+        entries = cast("list[int | list[int]]", to_python(structure))
+        return [
+            [next(flat) if given else None for given in entry]
+            if isinstance(entry, list)
+            else (next(flat) if entry else None)
+            for entry in entries
+        ]
+
+    def print(self, printer: Printer) -> None:
+        with printer.in_parens():
+            first = True
+            for operand in self.structured_operands:
+                if not first:
+                    printer.print_string(", ")
+                first = False
+                _print_operand(printer, operand)
+            for name, value in self.properties.items():
+                if name in ANNOTATIONS or name == STRUCTURE:
+                    continue
+                printer.print_string(f"{name} = " if first else f", {name} = ")
+                first = False
+                print_literal(printer, value)
+        _print_annotations(printer, self)
+        if self.results:
+            printer.print_string(" : ")
+            printer.print_list(self.result_types, printer.print_attribute)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        operands: list[SSAValue | None | list[SSAValue | None]] = []
+        properties: dict[str, Attribute] = {}
+        parser.parse_comma_separated_list(
+            parser.Delimiter.PAREN, lambda: _parse_argument(parser, operands, properties)
+        )
+        flat, structure = flatten(operands)
+        if structure is not None:
+            properties[STRUCTURE] = structure
+        if parser.parse_optional_punctuation("{") is not None:
+            _parse_annotations(parser, properties)
+        types: list[Attribute] = []
+        if parser.parse_optional_punctuation(":") is not None:
+            types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
+        return cls.create(operands=flat, result_types=types, properties=properties)
+
+
+def _print_operand(printer: Printer, operand: SSAValue | None | list[SSAValue | None]) -> None:
+    if operand is None:
+        printer.print_string("none")
+    elif isinstance(operand, list):
+        with printer.in_square_brackets():
+            printer.print_list(operand, lambda item: _print_operand(printer, item))
+    else:
+        printer.print_ssa_value(operand)
+
+
+def _print_annotations(printer: Printer, op: Operation) -> None:
+    given = [name for name in ANNOTATIONS if name in op.properties]
+    if not given:
+        return
+    printer.print_string(" {")
+    for index, name in enumerate(given):
+        printer.print_string(f"{name} = " if index == 0 else f", {name} = ")
+        value = op.properties[name]
+        if isinstance(value, PhaseAttr):
+            printer.print_string(value.phase.data)
+        else:
+            printer.print_attribute(value)
+    printer.print_string("}")
+
+
+def _parse_operand(parser: Parser) -> SSAValue | None | list[SSAValue | None]:
+    """An operand, `none`, or a list of these; raises a parse error on anything else."""
+    if parser.parse_optional_keyword("none") is not None:
+        return None
+    items = parser.parse_optional_comma_separated_list(
+        parser.Delimiter.SQUARE, lambda: _parse_operand(parser)
+    )
+    if items is not None:
+        return cast("list[SSAValue | None]", items)
+    return _defined(parser, parser.parse_unresolved_operand("expected an operand"))
+
+
+def _defined(parser: Parser, operand: UnresolvedOperand) -> SSAValue:
+    name, index = operand.operand_name, operand.index
+    values = parser.ssa_values.get(name, ())
+    if index >= len(values):
+        parser.raise_error(
+            f"%{name} is used before it is defined; move its definition up", operand.span
+        )
+    return values[index]
+
+
+def _parse_argument(
+    parser: Parser,
+    operands: list[SSAValue | None | list[SSAValue | None]],
+    properties: dict[str, Attribute],
+) -> None:
+    name = parser.parse_optional_identifier() if not _at_none(parser) else None
+    if name is None:
+        if properties:
+            parser.raise_error("operands come before named arguments")
+        operands.append(_parse_operand(parser))
+        return
+    if name in ANNOTATIONS or name in properties or name == STRUCTURE:
+        parser.raise_error(f"argument '{name}' cannot be given here or is given twice")
+    parser.parse_punctuation("=")
+    properties[name] = parse_literal(parser)
+
+
+def _at_none(parser: Parser) -> bool:
+    return parser._current_token.text == "none"  # pyright: ignore[reportPrivateUsage]
+
+
+def _parse_annotations(parser: Parser, properties: dict[str, Attribute]) -> None:
+    def entry() -> None:
+        name = parser.parse_identifier("expected the name of an annotation")
+        if name not in ANNOTATIONS or name in properties:
+            parser.raise_error(
+                f"'{name}' is not an annotation or is given twice; known: {', '.join(ANNOTATIONS)}"
+            )
+        parser.parse_punctuation("=")
+        if name == "phase":
+            properties[name] = PhaseAttr.of(parser.parse_identifier())
+        else:
+            properties[name] = parser.parse_attribute()
+
+    parser.parse_comma_separated_list(parser.Delimiter.NONE, entry)
+    parser.parse_punctuation("}")
+
+
+def annotate(op: Operation, source: Operation) -> None:
+    """Copy layer, phase, origin and copy (not the sharding) and the location of `source`."""
+    for name in ("layer", "phase", "origin", "copy"):
+        if name in source.properties and name not in op.properties:
+            op.properties[name] = source.properties[name]
+    op.location = source.location
+
+
+def layer_of(op: Operation) -> str:
+    """The qualified name of the module an op belongs to; '' for the root."""
+    layer = op.properties.get("layer")
+    return layer.data if isinstance(layer, builtin.StringAttr) else ""
+
+
+def phase_of(op: Operation) -> str:
+    """forward, recompute, backward or optimizer."""
+    phase = op.properties.get("phase")
+    return phase.phase.data if isinstance(phase, PhaseAttr) else "forward"

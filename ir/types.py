@@ -1,0 +1,81 @@
+"""Between torch's dtypes and shapes and xDSL's tensor types."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import cast
+
+import torch
+from xdsl.dialects import builtin
+from xdsl.ir import Attribute, SSAValue
+
+AnyTensor = builtin.TensorType[Attribute]
+
+_ELEMENTS: dict[torch.dtype, Attribute] = {
+    torch.float64: builtin.f64,
+    torch.float32: builtin.f32,
+    torch.float16: builtin.f16,
+    torch.bfloat16: builtin.bf16,
+    torch.int64: builtin.i64,
+    torch.int32: builtin.i32,
+    torch.int16: builtin.i16,
+    torch.int8: builtin.i8,
+    torch.uint8: builtin.IntegerType(8, builtin.Signedness.UNSIGNED),
+    torch.bool: builtin.i1,
+}
+_DTYPES = {element: dtype for dtype, element in _ELEMENTS.items()}
+
+
+def element_of(dtype: torch.dtype) -> Attribute:
+    """The xDSL element type of a torch dtype. Raises ValueError for complex and the like."""
+    if dtype not in _ELEMENTS:
+        known = ", ".join(str(d).removeprefix("torch.") for d in _ELEMENTS)
+        raise ValueError(f"dtype {dtype} has no tensor type in the IR; use one of {known}.")
+    return _ELEMENTS[dtype]
+
+
+def dtype_of(element: Attribute) -> torch.dtype:
+    """The torch dtype of an xDSL element type."""
+    if element not in _DTYPES:
+        raise ValueError(f"element type {element} has no torch dtype.")
+    return _DTYPES[element]
+
+
+@lru_cache(maxsize=65536)
+def _interned(shape: tuple[int, ...], dtype: torch.dtype) -> AnyTensor:
+    return builtin.TensorType(element_of(dtype), shape)
+
+
+def tensor_type(shape: Sequence[int], dtype: torch.dtype) -> AnyTensor:
+    """The (interned) tensor type of a shape and dtype."""
+    return _interned(tuple(shape), dtype)
+
+
+@lru_cache(maxsize=65536)
+def shape_of_type(type_: AnyTensor) -> tuple[int, ...]:
+    return type_.get_shape()
+
+
+def tensor_type_of(value: SSAValue) -> AnyTensor:
+    """The value's tensor type. All values of a program are tensors; `verify` checks it."""
+    return cast(AnyTensor, value.type)
+
+
+def shape_of(value: SSAValue) -> tuple[int, ...]:
+    return shape_of_type(tensor_type_of(value))
+
+
+def dtype_of_value(value: SSAValue) -> torch.dtype:
+    return dtype_of(tensor_type_of(value).element_type)
+
+
+def with_shape(type_: AnyTensor, shape: Sequence[int]) -> AnyTensor:
+    """The same element type with another shape."""
+    return tensor_type(shape, dtype_of(type_.element_type))
+
+
+def num_bytes(type_: AnyTensor) -> int:
+    """Bytes of a dense value of this type."""
+    return math.prod(shape_of_type(type_)) * dtype_of(type_.element_type).itemsize

@@ -1,0 +1,168 @@
+"""Is a program well formed? Every check beyond xDSL's own, in one walk.
+
+Names are defined before use; types are those torch infers; collectives fit the mesh;
+shardings fit shapes and mesh; pending sums reach only ops that are linear in them. A program
+is one text that every rank runs, so all ranks issue the same collectives in the same order on
+every group, which rules out deadlock between them.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from xdsl.dialects import builtin, func
+from xdsl.ir import Operation, SSAValue
+from xdsl.utils.exceptions import VerifyException
+
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.dist import AllReduceOp, DistOp, ReduceScatterOp
+from shardweave.ir.infer import infer_types
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program, sharding_of
+from shardweave.ir.rules import rule_of
+from shardweave.ir.sharding import Sharding
+from shardweave.ir.syntax import layer_of
+from shardweave.ir.types import shape_of
+
+
+class VerifyError(ValueError):
+    """A program is not well formed. The message names the op, its layer and what to do."""
+
+
+def check(program: Program) -> None:
+    """Raises VerifyError with the first problem of the program."""
+    problems = verify(program)
+    if problems:
+        raise VerifyError(problems[0])
+
+
+def verify(program: Program) -> list[str]:
+    """All problems of the program, in order; empty if it is well formed."""
+    return _Verifier(program).problems()
+
+
+def describe(op: Operation) -> str:
+    """How messages name an op: its name, its first result, its layer."""
+    layer = layer_of(op)
+    result = op.results[0].name_hint if op.results else None
+    value = f" (%{result})" if result else ""
+    return f"{op.name}{value}" + (f" in layer '{layer}'" if layer else "")
+
+
+class _Verifier:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.mesh = program.mesh or Mesh()
+        self.defined: set[SSAValue] = set(program.function.body.block.args)
+        self.shardings: dict[SSAValue, Sharding] = {}
+        self.found: list[str] = []
+
+    def problems(self) -> list[str]:
+        self._slots()
+        for op in self.program.function.body.block.ops:
+            self._op(op)
+        return self.found
+
+    def _slots(self) -> None:
+        for slot in (*self.program.arguments, *self.program.results):
+            shape = shape_of(slot.value)
+            try:
+                sharding = sharding_of(slot.sharding_attr, shape, self.program)
+            except ValueError as error:
+                self.found.append(f"{slot.kind} '{slot.name}': {error}")
+                continue
+            if slot.value in self.defined:
+                self.shardings[slot.value] = sharding
+
+    def _op(self, op: Operation) -> None:
+        for operand in op.operands:
+            if operand not in self.defined:
+                self.found.append(
+                    f"{describe(op)} uses %{operand.name_hint} before it is defined; move the "
+                    "definition up."
+                )
+        self.defined.update(op.results)
+        if isinstance(op, func.ReturnOp):
+            self._return(op)
+            return
+        try:
+            op.verify(verify_nested_ops=False)
+        except VerifyException as error:
+            self.found.append(f"{describe(op)}: {str(error).splitlines()[-1]}")
+            return
+        if isinstance(op, AtenOp):
+            self._aten(op)
+        elif isinstance(op, DistOp):
+            problem = op.problem_on(self.mesh)
+            if problem is not None:
+                self.found.append(f"{describe(op)}: {problem}.")
+        else:
+            self.found.append(f"{describe(op)} is not an op of the aten or dist dialect.")
+        self._shardings(op)
+
+    def _aten(self, op: AtenOp) -> None:
+        if not all(isinstance(v.type, builtin.TensorType) for v in (*op.operands, *op.results)):
+            self.found.append(f"{describe(op)}: all values must be tensors.")
+            return
+        types = infer_types(op)
+        if isinstance(types, str):
+            self.found.append(f"{describe(op)}: torch refuses these operands: {types}")
+        elif types != tuple(result.type for result in op.results):
+            found = ", ".join(str(result.type) for result in op.results)
+            wanted = ", ".join(str(t) for t in types)
+            self.found.append(f"{describe(op)}: result type is {found}, expected {wanted}.")
+
+    def _return(self, op: func.ReturnOp) -> None:
+        wanted = self.program.function.function_type.outputs.data
+        if tuple(op.operand_types) != tuple(wanted):
+            self.found.append("func.return: its operands are not of the function's result types.")
+
+    # Shardings
+
+    def _shardings(self, op: Operation) -> None:
+        attribute = op.properties.get("sharding")
+        if attribute is None:
+            self._leaks(op)
+            return
+        attributes = cast("builtin.ArrayAttr[ShardingAttr]", attribute)
+        if not _is_sharding_list(attribute) or len(attributes) != len(op.results):
+            self.found.append(
+                f"{describe(op)}: sharding must list one #dist.sharding for each result."
+            )
+            return
+        for result, one in zip(op.results, attributes, strict=True):
+            try:
+                self.shardings[result] = sharding_of(one, shape_of(result), self.program)
+            except ValueError as error:
+                self.found.append(f"{describe(op)}: {error}")
+        self._leaks(op)
+
+    def _leaks(self, op: Operation) -> None:
+        """In a local program a pending sum may only meet what is linear in it, or be reduced."""
+        if not self.program.is_local or isinstance(op, (AllReduceOp, ReduceScatterOp)):
+            return
+        pending = {
+            index: sharding.unreduced
+            for index, operand in enumerate(op.operands)
+            if (sharding := self.shardings.get(operand)) is not None and sharding.unreduced
+        }
+        if not pending or isinstance(op, DistOp):
+            return
+        assert isinstance(op, AtenOp)
+        linear = rule_of(op).linear
+        if set(pending) <= linear and all(i in pending for i in linear):
+            return
+        index = min(pending)
+        self.found.append(
+            f"{describe(op)}: operand {index} (%{op.operands[index].name_hint}) is an unreduced "
+            f"sum over {list(pending[index])}, and the op is not linear in it; reduce it first "
+            "with dist.all_reduce."
+        )
+
+
+def _is_sharding_list(attribute: object) -> bool:
+    if not isinstance(attribute, builtin.ArrayAttr):
+        return False
+    items = cast("builtin.ArrayAttr[builtin.Attribute]", attribute)
+    return all(isinstance(item, ShardingAttr) for item in items)

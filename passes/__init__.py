@@ -1,0 +1,1 @@
+"""How a program changes: one pass a file, one registry as data."""

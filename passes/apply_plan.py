@@ -1,0 +1,87 @@
+"""apply-plan: attach a plan's shardings to a program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import builtin
+from xdsl.ir import Operation
+from xdsl.passes import ModulePass
+
+from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.syntax import layer_of, phase_of
+from shardweave.ir.types import shape_of
+from shardweave.planners.plan import Plan, PlanError, check_plan, match, parse_sharding
+
+
+@dataclass(frozen=True)
+class ApplyPlanPass(ModulePass):
+    """Annotate parameters, inputs and layer outputs with the shardings of a plan.
+
+    The plan is read from `file`, or given as JSON text in `json`. A program without a mesh
+    takes the plan's.
+
+    Requires: a global program that has what the plan names. Ensures: arguments named by the
+    plan carry `dist.sharding`, layer outputs `sharding`; numerics unchanged.
+    """
+
+    name = "apply-plan"
+    file: str = ""
+    json: str = ""
+
+    @staticmethod
+    def of(plan: Plan) -> ApplyPlanPass:
+        """The pass for a plan in memory."""
+        return ApplyPlanPass(json=plan.to_json())
+
+    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
+        if bool(self.file) == bool(self.json):
+            raise ValueError('give one of file="plan.json" and json="...".')
+        plan = Plan.load(self.file) if self.file else Plan.from_json(self.json)
+        program = Program(op)
+        if program.mesh is None:
+            program.set_mesh(Mesh(**plan.mesh))
+        mesh = program.mesh
+        assert mesh is not None
+        check_plan(plan, program, mesh)
+        _annotate_arguments(plan, program, mesh)
+        for layer, text in plan.activations.items():
+            _annotate_layer(program, mesh, layer, text)
+
+
+def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:
+    for index, slot in enumerate(program.arguments):
+        table = {"param": plan.parameters, "input": plan.inputs}.get(slot.kind)
+        if table is None:
+            continue
+        text = match(table, (slot.name, *slot.aliases))
+        if text is not None:
+            where = f"{slot.kind} '{slot.name}'"
+            attribute = parse_sharding(text, shape_of(slot.value), mesh, where)
+            program.set_argument_attribute(index, "dist.sharding", attribute)
+
+
+def _annotate_layer(program: Program, mesh: Mesh, layer: str, text: str) -> None:
+    found = False
+    for op in program.ops:
+        if layer_of(op) == layer and phase_of(op) == "forward" and _is_output(op):
+            shape = shape_of(op.results[0])
+            if len(shape) == len(ShardingAttr.parse_text(text).dims):
+                attribute = parse_sharding(text, shape, mesh, f"output of layer '{layer}'")
+                op.properties["sharding"] = builtin.ArrayAttr([attribute])
+                found = True
+    if not found:
+        raise PlanError(f"layer '{layer}' has no output with as many dims as sharding {text}.")
+
+
+def _is_output(op: Operation) -> bool:
+    """Whether an op's single result leaves its layer in the forward pass."""
+    if len(op.results) != 1:
+        return False
+    return any(
+        layer_of(use.operation) != layer_of(op) and phase_of(use.operation) == "forward"
+        for use in op.results[0].uses
+    )

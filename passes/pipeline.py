@@ -1,0 +1,127 @@
+"""Running passes over a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import cast
+
+from xdsl.context import Context
+from xdsl.passes import ModulePass
+from xdsl.utils.arg_spec import parse_pipeline
+from xdsl.utils.exceptions import ParseError, PassFailedException
+
+from shardweave.ir.context import make_context
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.text import without_gc
+from shardweave.ir.verify import verify
+from shardweave.passes.registry import PASSES
+
+
+class PassError(ValueError):
+    """A pass failed; the message names it."""
+
+
+def pass_class(name: str) -> type[ModulePass]:
+    """The pass of a registered name. Raises ValueError with near names if there is none."""
+    target = PASSES.get(name)
+    if target is None:
+        raise ValueError(f"there is no pass '{name}'; the passes are: {', '.join(sorted(PASSES))}.")
+    module, _, attribute = target.partition(":")
+    return cast("type[ModulePass]", getattr(import_module(module), attribute))
+
+
+def parse_passes(spec: str) -> tuple[ModulePass, ...]:
+    """Read `propagate-shardings,insert-collectives,...`; options stand in braces."""
+    try:
+        specs = list(parse_pipeline(spec))
+    except ParseError as error:
+        raise ValueError(f"the pass pipeline '{spec}' does not parse: {error.msg}") from error
+    except BaseException as error:
+        # xDSL's ArgSpecParseError does not derive from Exception.
+        if type(error).__name__ != "ArgSpecParseError":
+            raise
+        raise ValueError(f"the pass pipeline '{spec}' does not parse: {error}") from None
+    passes: list[ModulePass] = []
+    for one in specs:
+        try:
+            passes.append(pass_class(one.name).from_spec(one))
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"pass '{one.name}': {error}") from error
+    return tuple(passes)
+
+
+@dataclass(frozen=True, init=False)
+class PassPipeline:
+    """Passes in order. The program is verified after each."""
+
+    passes: tuple[ModulePass, ...]
+
+    def __init__(self, passes: str | Iterable[ModulePass | str]) -> None:
+        if isinstance(passes, str):
+            found = parse_passes(passes)
+        else:
+            nested = (parse_passes(p) if isinstance(p, str) else (p,) for p in passes)
+            found = tuple(one for group in nested for one in group)
+        object.__setattr__(self, "passes", found)
+
+    def __str__(self) -> str:
+        return ",".join(str(p.spec()) for p in self.passes)
+
+    def run(self, program: Program, *, observer: Observer | None = None) -> Program:
+        """Run the passes on a copy of the program and return it.
+
+        Raises PassError, naming the pass, if one fails or leaves an invalid program.
+        """
+        result = program.clone()
+        context = make_context()
+        with without_gc():
+            for one in self.passes:
+                if observer is not None:
+                    observer.before(one, result)
+                _run_one(one, context, result)
+                if observer is not None:
+                    observer.after(one, result)
+        return result
+
+
+class Observer:
+    """Sees the program before and after each pass; subclass what is needed."""
+
+    def before(self, one: ModulePass, program: Program) -> None:
+        """Called with the program that the pass is about to change."""
+
+    def after(self, one: ModulePass, program: Program) -> None:
+        """Called with the verified result of the pass."""
+
+
+def _run_one(one: ModulePass, context: Context, program: Program) -> None:
+    try:
+        one.apply(context, program.module)
+    except (ValueError, PassFailedException) as error:
+        raise PassError(f"pass '{one.name}': {error}") from error
+    problems = verify(program)
+    if problems:
+        raise PassError(f"pass '{one.name}' left an invalid program: {problems[0]}")
+
+
+def run_passes(
+    program: Program,
+    passes: str | Iterable[ModulePass | str],
+    *,
+    mesh: Mesh | Mapping[str, int] | str | None = None,
+) -> Program:
+    """Run passes over a copy of a program, on `mesh` if one is given."""
+    if mesh is not None:
+        program = program.clone()
+        program.set_mesh(as_mesh(mesh))
+    return PassPipeline(passes).run(program)
+
+
+def as_mesh(mesh: Mesh | Mapping[str, int] | str) -> Mesh:
+    """A Mesh from one, from its text, or from axis sizes by name."""
+    if isinstance(mesh, Mesh):
+        return mesh
+    return Mesh.parse(mesh) if isinstance(mesh, str) else Mesh(**mesh)

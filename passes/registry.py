@@ -1,0 +1,13 @@
+"""The passes by name, as data: nothing is imported until it is used."""
+
+from __future__ import annotations
+
+PASSES: dict[str, str] = {
+    "apply-plan": "shardweave.passes.apply_plan:ApplyPlanPass",
+    "cse": "shardweave.passes.cse:CsePass",
+    "dce": "shardweave.passes.dce:DcePass",
+    "insert-collectives": "shardweave.passes.insert_collectives:InsertCollectivesPass",
+    "merge-collectives": "shardweave.passes.merge_collectives:MergeCollectivesPass",
+    "propagate-shardings": "shardweave.passes.propagate_shardings:PropagateShardingsPass",
+}
+"""`name` -> `module:class`."""

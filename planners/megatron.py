@@ -1,0 +1,117 @@
+"""Megatron-LM's expert rule, applied to any program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.ir import SSAValue
+
+from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.sharding import Placement, Sharding
+from shardweave.ir.syntax import layer_of
+from shardweave.ir.types import shape_of
+from shardweave.planners.plan import Plan
+from shardweave.planners.replicated import batch_shardings
+from shardweave.planners.structure import Cut, input_embeddings, parallel_pairs
+
+
+@dataclass(frozen=True)
+class MegatronOptions:
+    """Names of the axes, and whether activations between pairs are cut along the sequence."""
+
+    tensor: str = "tensor"
+    data: str = "data"
+    sequence_parallel: bool = False
+
+
+def plan_megatron(
+    program: Program,
+    mesh: Mesh,
+    *,
+    tensor: str = "tensor",
+    data: str = "data",
+    sequence_parallel: bool = False,
+) -> Plan:
+    """Column- and row-parallel pairs on `tensor`, the batch on `data`.
+
+    Pairs are found by structure (`planners.structure`); embeddings looked up by inputs, and an
+    output projection whose logits only meet sums and maxima, are cut along the vocabulary, and
+    the loss is computed on the shards. Everything else is whole. With `sequence_parallel`, what
+    lies between pairs is cut along dim 1 over `tensor`: all-reduces become a reduce-scatter and
+    an all-gather, and norms run on shards.
+
+    Objective: none, it is a rule (Shoeybi et al. 2019; Korthikanti et al. 2022). Exact on every
+    mesh; what does not divide stays whole and is noted. Time: a few walks over the program.
+    """
+    options = MegatronOptions(tensor, data, sequence_parallel)
+    inputs, notes = batch_shardings(program, mesh, data)
+    parameters: dict[str, str] = {}
+    activations: dict[str, str] = {}
+    if tensor in mesh.names and mesh.size(tensor) > 1:
+        cuts = parallel_pairs(program, tensor, mesh.size(tensor))
+        _vocabulary(program, mesh, options, cuts, notes)
+        for slot in program.arguments:
+            if slot.value in cuts:
+                parameters[slot.name] = _text(cuts[slot.value], shape_of(slot.value))
+        if not parameters:
+            notes.append(f"nothing divides over {tensor}={mesh.size(tensor)}: it is idle")
+        if sequence_parallel:
+            activations = _sequence(program, mesh, options, notes)
+    return Plan(
+        mesh={axis.name: axis.size for axis in mesh.axes},
+        parameters=parameters,
+        inputs=inputs,
+        activations=activations,
+        planner="megatron",
+        notes=tuple(notes),
+    )
+
+
+def _vocabulary(
+    program: Program,
+    mesh: Mesh,
+    options: MegatronOptions,
+    cuts: dict[SSAValue, Cut],
+    notes: list[str],
+) -> None:
+    """Cut each embedding looked up by an input along its rows, where they divide."""
+    size = mesh.size(options.tensor)
+    for op, table in input_embeddings(program):
+        rows, _ = shape_of(table)
+        if rows % size:
+            notes.append(
+                f"embedding '{layer_of(op)}' stays whole: {rows} rows do not divide by "
+                f"{options.tensor}={size}"
+            )
+        else:
+            cuts.setdefault(table, ((Placement(options.tensor, size, rows // size),), ()))
+
+
+def _sequence(
+    program: Program, mesh: Mesh, options: MegatronOptions, notes: list[str]
+) -> dict[str, str]:
+    """Shardings of the embeddings' outputs, from which the residual stream takes its own."""
+    found: dict[str, str] = {}
+    size = mesh.size(options.tensor)
+    batch = f'"{options.data}"' if options.data in mesh.names else ""
+    for op, _ in input_embeddings(program):
+        shape = shape_of(op.results[0])
+        if len(shape) != 3 or shape[1] % size:
+            notes.append(
+                f"no sequence parallelism from '{layer_of(op)}': its output {list(shape)} has no "
+                f"dim 1 that divides by {options.tensor}={size}"
+            )
+            continue
+        rows = batch if batch and shape[0] % mesh.size(options.data) == 0 else ""
+        found[layer_of(op)] = f'[{{{rows}}}, {{"{options.tensor}"}}, {{}}]'
+    if not found:
+        notes.append("sequence_parallel has no effect: no embedding of inputs was found")
+    return found
+
+
+def _text(cut: Cut, shape: tuple[int, ...]) -> str:
+    """The text of a cut as plans write it."""
+    attribute = str(ShardingAttr.of(Sharding(cut), shape))
+    return attribute.removeprefix("#dist.sharding<").removesuffix(">")

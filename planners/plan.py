@@ -1,0 +1,150 @@
+"""A plan: how to shard a model, by parameter and layer names.
+
+A plan is JSON that can be read, written by hand, moved to another mesh with the same axis
+names, and compared. It names what it decides and leaves the rest to propagation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, cast
+
+from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.types import shape_of
+
+FORMAT = "shardweave.plan/1"
+
+
+class PlanError(ValueError):
+    """A plan that is malformed, or made for another model or mesh."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Shardings by name; names may be patterns such as `h.*.mlp.fc_in.weight`.
+
+    mesh: axis sizes that the plan was made for. parameters: qualified parameter names to
+    shardings in the text form of `dist.sharding`, `[{"tensor"}, {}]`. inputs: argument names
+    to shardings. activations: layer names to the sharding of the layer's forward output.
+    notes: what the planner decided and why.
+    """
+
+    mesh: Mapping[str, int] = field(default_factory=dict[str, int])
+    parameters: Mapping[str, str] = field(default_factory=dict[str, str])
+    inputs: Mapping[str, str] = field(default_factory=dict[str, str])
+    activations: Mapping[str, str] = field(default_factory=dict[str, str])
+    planner: str = "by hand"
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """The plan as JSON text."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=2)
+
+    @staticmethod
+    def from_json(text: str, name: str = "<plan>") -> Plan:
+        """Read a plan. Raises PlanError saying what is wrong."""
+        try:
+            data: object = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise PlanError(
+                f"{name}:{error.lineno}:{error.colno}: not JSON: {error.msg}."
+            ) from error
+        if not isinstance(data, dict):
+            raise PlanError(f"{name}: found {type(data).__name__}, expected a JSON object.")
+        return Plan.from_dict(cast("dict[str, Any]", data), name)
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any], name: str = "<plan>") -> Plan:
+        """Check and build a plan from JSON data."""
+        known = {f.name for f in fields(Plan)}
+        unknown = set(data) - known - {"format"}
+        if unknown:
+            raise PlanError(
+                f"{name}: unknown keys {sorted(unknown)}; a plan has {', '.join(sorted(known))}."
+            )
+        if data.get("format", FORMAT) != FORMAT:
+            raise PlanError(f"{name}: format is {data['format']!r}, expected {FORMAT!r}.")
+        for key in ("mesh", "parameters", "inputs", "activations"):
+            wanted = int if key == "mesh" else str
+            table: object = data.get(key, {})
+            if not isinstance(table, dict) or not all(
+                isinstance(v, wanted) for v in cast("dict[str, Any]", table).values()
+            ):
+                raise PlanError(f"{name}: '{key}' must be an object of {wanted.__name__} values.")
+        values = {key: data[key] for key in known & set(data)}
+        values["notes"] = tuple(data.get("notes", ()))
+        return Plan(**values)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON."""
+        Path(path).write_text(self.to_json() + "\n")
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Read a plan from a file."""
+        return Plan.from_json(Path(path).read_text(), str(path))
+
+
+def match(table: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    """The entry for a thing of several names: exact first, then the first pattern that fits."""
+    for name in names:
+        if name in table:
+            return table[name]
+    for pattern, text in table.items():
+        if any(fnmatchcase(name, pattern) for name in names):
+            return text
+    return None
+
+
+def unmatched(table: Mapping[str, str], names: list[str]) -> list[str]:
+    """Patterns of a table that fit none of the names."""
+    return [
+        pattern
+        for pattern in table
+        if pattern not in names and not any(fnmatchcase(name, pattern) for name in names)
+    ]
+
+
+def check_plan(plan: Plan, program: Program, mesh: Mesh) -> None:
+    """Raises PlanError unless every entry of the plan fits the program and the mesh."""
+    names = [n for s in program.arguments if s.kind == "param" for n in (s.name, *s.aliases)]
+    inputs = [s.name for s in program.arguments if s.kind == "input"]
+    layers = list(program.layers())
+    for what, table, known in (
+        ("parameter", plan.parameters, names),
+        ("input", plan.inputs, inputs),
+        ("layer", plan.activations, layers),
+    ):
+        missing = unmatched(table, known)
+        if missing:
+            shown = ", ".join(known[:4]) + (", ..." if len(known) > 4 else "")
+            raise PlanError(
+                f"the plan names {what} '{missing[0]}', which this program does not have (it "
+                f"has {shown or 'none'}); the plan was made for another model, or the name "
+                "is misspelt."
+            )
+    for slot in program.arguments:
+        table = plan.parameters if slot.kind == "param" else plan.inputs
+        text = match(table, (slot.name, *slot.aliases)) if slot.kind in ("param", "input") else None
+        if text is not None:
+            parse_sharding(text, shape_of(slot.value), mesh, f"{slot.kind} '{slot.name}'")
+
+
+def parse_sharding(text: str, shape: tuple[int, ...], mesh: Mesh, where: str) -> ShardingAttr:
+    """A plan's sharding text, checked against a shape. Raises PlanError naming the place."""
+    try:
+        attribute = ShardingAttr.parse_text(text)
+        attribute.on(shape, mesh)
+    except Exception as error:  # the parser raises several unrelated classes
+        reason = " ".join(str(getattr(error, "msg", error)).split())
+        raise PlanError(
+            f"{where} of shape {list(shape)}: sharding {text} does not fit: {reason} "
+            'Write one {..} per dim, as in [{"data"}, {}].'
+        ) from error
+    return attribute

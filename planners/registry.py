@@ -1,0 +1,9 @@
+"""The planners by name, as data: nothing is imported until it is used."""
+
+from __future__ import annotations
+
+PLANNERS: dict[str, str] = {
+    "megatron": "shardweave.planners.megatron:plan_megatron",
+    "replicated": "shardweave.planners.replicated:plan_replicated",
+}
+"""`name` -> `module:function`; a planner takes a program and a mesh and returns a Plan."""

@@ -1,0 +1,276 @@
+"""Finding column- and row-parallel pairs by the structure of a program.
+
+A linear map may be cut along its output features if every path from them, through ops that
+keep the feature apart (biases, activations, attention by head), ends in a linear map that
+contracts it, or in a plain sum or maximum over it (a loss on vocabulary shards). The map that
+contracts it is then cut along its input features. No module name is looked at, so this finds
+the pairs of transformers, of gated and plain MLPs and of convolutional blocks alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from xdsl.ir import SSAValue
+
+from shardweave.ir.assignment import dims_of, seat_of
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.program import Program
+from shardweave.ir.rules import Rule, rule_of
+from shardweave.ir.sharding import DimSharding, Placement, ordered
+from shardweave.ir.syntax import phase_of
+from shardweave.ir.types import shape_of
+
+_VIEWS = frozenset({"aten.view", "aten.permute", "aten._to_copy", "aten.expand"})
+_LINEAR = {"aten.mm": 1, "aten.addmm": 2, "aten.convolution": 1}
+"""Ops with a weight, and the index of its operand."""
+
+Cut = tuple[DimSharding, ...]
+"""One placement somewhere on a value's dims."""
+
+
+@dataclass(frozen=True)
+class Label:
+    """A value whose features are those of some linear maps, cut at one place."""
+
+    cut: Cut
+    sources: frozenset[AtenOp]
+
+
+@dataclass
+class Groups:
+    """What follows from cutting a set of linear maps along their outputs together.
+
+    cuts: per parameter its cut. dead: maps whose features end where they cannot stay apart.
+    """
+
+    cuts: dict[SSAValue, tuple[Cut, frozenset[AtenOp]]] = field(
+        default_factory=dict[SSAValue, tuple[Cut, frozenset[AtenOp]]]
+    )
+    dead: set[AtenOp] = field(default_factory=set[AtenOp])
+    ended: set[AtenOp] = field(default_factory=set[AtenOp])
+    parts: dict[AtenOp, int] = field(default_factory=dict[AtenOp, int])
+    joined: list[frozenset[AtenOp]] = field(default_factory=list[frozenset[AtenOp]])
+
+
+def parallel_pairs(program: Program, axis: str, size: int) -> dict[SSAValue, Cut]:
+    """The cut of each parameter of column- and row-parallel maps over an axis of `size`.
+
+    Repeats the analysis without the maps that turned out not to be separable, until none is
+    left: a handful of walks over the forward ops.
+    """
+    parameters = {slot.value for slot in program.arguments if slot.kind == "param"}
+    forward = [op for op in program.ops if isinstance(op, AtenOp) and phase_of(op) == "forward"]
+    banned: set[AtenOp] = set()
+    parts: dict[AtenOp, int] = {}
+    while True:
+        analysis = _Analysis(parameters, axis, size, banned, parts)
+        for op in forward:
+            analysis.visit(op)
+        groups = analysis.groups
+        retry = {op: n for op, n in groups.parts.items() if op not in parts}
+        failed = _spread(groups.joined, groups.dead - set(retry)) | analysis.unended()
+        if not retry and not failed:
+            return {value: cut for value, (cut, _) in groups.cuts.items()}
+        parts |= retry
+        if not retry:
+            banned |= failed
+
+
+def _spread(joined: list[frozenset[AtenOp]], dead: set[AtenOp]) -> set[AtenOp]:
+    """All maps that stand or fall with a dead one."""
+    failed = set(dead)
+    changed = True
+    while changed:
+        changed = False
+        for group in joined:
+            if group & failed and not group <= failed:
+                failed |= group
+                changed = True
+    return failed
+
+
+def parameter_of(value: SSAValue, parameters: set[SSAValue]) -> tuple[SSAValue, list[AtenOp]] | None:
+    """The parameter that a value is a view of, and the views, outermost first."""
+    views: list[AtenOp] = []
+    while isinstance(value.owner, AtenOp) and value.owner.name in _VIEWS:
+        views.append(value.owner)
+        value = value.owner.operands[0]
+    return (value, views) if value in parameters else None
+
+
+class _Analysis:
+    def __init__(
+        self,
+        parameters: set[SSAValue],
+        axis: str,
+        size: int,
+        banned: set[AtenOp],
+        parts: dict[AtenOp, int],
+    ) -> None:
+        self.parameters = parameters
+        self.axis = axis
+        self.size = size
+        self.banned = banned
+        self.parts = parts
+        self.labels: dict[SSAValue, Label] = {}
+        self.groups = Groups()
+        self.started: set[AtenOp] = set()
+
+    def unended(self) -> set[AtenOp]:
+        """Maps that nothing contracts: cutting them would gain nothing."""
+        return {op for op in self.started if op not in self.groups.ended}
+
+    def visit(self, op: AtenOp) -> None:
+        labels = [(i, self.labels[v]) for i, v in enumerate(op.operands) if v in self.labels]
+        if labels:
+            self._follow(op, labels)
+        elif op.name in _LINEAR and op not in self.banned:
+            self._start(op)
+
+    def _start(self, op: AtenOp) -> None:
+        """Label the output features of a linear map with a weight of its own."""
+        weight = _LINEAR[op.name]
+        rule = rule_of(op)
+        found = parameter_of(op.operands[weight], self.parameters)
+        factor = _only_in(rule, weight, present=True)
+        if found is None or factor is None:
+            return
+        extent = rule.factors[factor].size
+        parts = self.parts.get(op, 1)
+        if extent % (self.size * parts):
+            return
+        placement = Placement(self.axis, self.size, extent // (self.size * parts))
+        cuts = _one_cut(rule, factor, placement)
+        sources = frozenset({op})
+        self.started.add(op)
+        self.groups.joined.append(sources)
+        self.labels[op.results[0]] = Label(dims_of(rule, rule.results[0], cuts), sources)
+        self._adopt(op, rule, cuts, sources)
+
+    def _follow(self, op: AtenOp, labels: list[tuple[int, Label]]) -> None:
+        rule = rule_of(op)
+        sources = frozenset[AtenOp]().union(*(label.sources for _, label in labels))
+        self.groups.joined.append(sources)
+        seats = {self._seat(op, rule, index, label) for index, label in labels}
+        seat = next(iter(seats))
+        if len(seats) != 1 or seat is None:
+            self.groups.dead |= sources
+            return
+        factor, stride = seat
+        cuts = _one_cut(rule, factor, Placement(self.axis, self.size, stride))
+        self._adopt(op, rule, cuts, sources)
+        kept = False
+        for result, dims in zip(op.results, rule.results, strict=True):
+            if any(factor in names for names in dims):
+                kept = True
+                self.labels[result] = Label(dims_of(rule, dims, cuts), sources)
+        if not kept:
+            blocked = rule.factors[factor].reduction is None and op.name != "aten.addmm"
+            (self.groups.dead if blocked else self.groups.ended).update(sources)
+
+    def _seat(
+        self, op: AtenOp, rule: Rule, index: int, label: Label
+    ) -> tuple[int, int] | None:
+        """The factor of `op` that a labelled operand's cut falls on."""
+        for names, placements in zip(rule.operands[index], label.cut, strict=True):
+            for placement in placements:
+                seat = seat_of(rule, names, placement)
+                if seat is None:
+                    wholes = [rule.factors[f].size for f in names if rule.factors[f].whole]
+                    for source in label.sources if wholes else ():
+                        self.groups.parts[source] = wholes[0]
+                return seat
+        return None
+
+    def _adopt(
+        self, op: AtenOp, rule: Rule, cuts: list[DimSharding], sources: frozenset[AtenOp]
+    ) -> None:
+        """Cut the parameters that an op reads along the cut factor."""
+        for value, dims in zip(op.operands, rule.operands, strict=True):
+            found = parameter_of(value, self.parameters)
+            cut = dims_of(rule, dims, cuts)
+            if found is None or not any(cut):
+                continue
+            parameter, views = found
+            back = _back_through(views, cut)
+            if back is None:
+                continue
+            known = self.groups.cuts.get(parameter)
+            if known is not None and known[0] != back:
+                self.groups.dead |= sources
+            elif known is None:
+                self.groups.cuts[parameter] = (back, sources)
+
+
+def _only_in(rule: Rule, weight: int, *, present: bool) -> int | None:
+    """The weight's factor that no activation has: output features (present in the result)."""
+    others = {
+        factor
+        for index, dims in enumerate(rule.operands)
+        if index != weight and len(dims) > 1
+        for names in dims
+        for factor in names
+    }
+    in_result = {factor for names in rule.results[0] for factor in names}
+    for names in rule.operands[weight]:
+        for factor in names:
+            if factor not in others and (factor in in_result) == present:
+                return factor
+    return None
+
+
+def _one_cut(rule: Rule, factor: int, placement: Placement) -> list[DimSharding]:
+    cuts: list[DimSharding] = [()] * len(rule.factors)
+    cuts[factor] = (placement,)
+    return cuts
+
+
+def _back_through(views: list[AtenOp], cut: Cut) -> Cut | None:
+    """The cut of a parameter, given that of a view of it; None if the view loses it."""
+    for view in views:
+        rule = rule_of(view)
+        seats = [
+            (seat_of(rule, names, p), p)
+            for names, placements in zip(rule.results[0], cut, strict=True)
+            for p in placements
+        ]
+        if len(seats) != 1 or seats[0][0] is None:
+            return None
+        (factor, stride), placement = seats[0]
+        cuts = _one_cut(rule, factor, Placement(placement.axis, placement.size, stride))
+        cut = dims_of(rule, rule.operands[0], cuts)
+        if not any(cut):
+            return None
+    return tuple(ordered(dim) for dim in cut)
+
+
+def input_embeddings(program: Program) -> Iterator[tuple[AtenOp, SSAValue]]:
+    """Forward lookups in a parameter by the program's inputs, with the parameter."""
+    inputs = {slot.value for slot in program.arguments if slot.kind == "input"}
+    parameters = {slot.value for slot in program.arguments if slot.kind == "param"}
+    for op in program.ops:
+        if isinstance(op, AtenOp) and op.name == "aten.embedding" and phase_of(op) == "forward":
+            found = parameter_of(op.operands[0], parameters)
+            if found is not None and _comes_from(op.operands[1], inputs):
+                yield op, found[0]
+
+
+def _comes_from(value: SSAValue, inputs: set[SSAValue]) -> bool:
+    """Whether a value of indices is computed from an input (through ops on small integers)."""
+    seen: set[SSAValue] = set()
+    stack = [value]
+    while stack:
+        current = stack.pop()
+        if current in inputs:
+            return True
+        if current not in seen and isinstance(current.owner, AtenOp):
+            seen.add(current)
+            stack.extend(current.owner.operands)
+    return False
+
+
+def rank_of(value: SSAValue) -> int:
+    """Number of dims of a value."""
+    return len(shape_of(value))

@@ -1,0 +1,95 @@
+"""Attention with plain torch ops, against the CPU's fused kernel."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from shardweave.backends.attention import (
+    attention,
+    attention_backward,
+    flash_attention,
+    flash_attention_backward,
+)
+
+CASES = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "scale": {"scale": 0.3},
+    "mask": {"attn_mask": (5, 7)},
+    "mask_per_head": {"attn_mask": (2, 4, 5, 7)},
+    "mask_per_sample_causal": {"attn_mask": (2, 1, 5, 7), "is_causal": True},
+}
+
+
+def operands(dtype: torch.dtype, key_heads: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value."""
+    shapes = ((2, 4, 5, 8), (2, key_heads, 7, 8), (2, key_heads, 7, 8))
+    query, key, value = (torch.randn(shape, dtype=torch.float64).to(dtype) for shape in shapes)
+    return query, key, value
+
+
+def options(case: str, dtype: torch.dtype) -> dict[str, object]:
+    """Keyword arguments of a case; a mask has an empty row."""
+    given: dict[str, object] = dict(CASES[case])
+    if "attn_mask" in given:
+        mask = torch.randn(CASES[case]["attn_mask"]).to(dtype)
+        mask[..., 2, :] = -math.inf
+        mask[..., 3] = -math.inf
+        given["attn_mask"] = mask
+    return given
+
+
+def tolerance(dtype: torch.dtype) -> dict[str, float]:
+    """The kernel rounds the weights to 16 bits between its two products."""
+    return {"rtol": 5e-2, "atol": 5e-2} if dtype == torch.bfloat16 else {}
+
+
+@pytest.mark.parametrize("key_heads", [4, 2])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", CASES)
+def test_plain_attention_equals_the_fused_kernel(
+    case: str, dtype: torch.dtype, key_heads: int
+) -> None:
+    query, key, value = operands(dtype, key_heads)
+    given = options(case, dtype)
+    output, logsumexp = attention(query, key, value, **given)  # pyright: ignore[reportArgumentType]
+    wanted = flash_attention(query, key, value, **given)  # pyright: ignore[reportArgumentType]
+    torch.testing.assert_close((output, logsumexp), wanted, **tolerance(dtype))
+
+
+@pytest.mark.parametrize("key_heads", [4, 2])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", CASES)
+def test_plain_gradients_equal_the_fused_kernels(
+    case: str, dtype: torch.dtype, key_heads: int
+) -> None:
+    query, key, value = operands(dtype, key_heads)
+    given = options(case, dtype)
+    saved = flash_attention(query, key, value, **given)  # pyright: ignore[reportArgumentType]
+    grad = torch.randn_like(saved[0])
+    is_causal = bool(given.pop("is_causal", False))
+    args = (grad, query, key, value, *saved, 0.0, is_causal)
+    found = attention_backward(*args, **given)  # pyright: ignore[reportArgumentType]
+    wanted = flash_attention_backward(*args, **given)  # pyright: ignore[reportArgumentType]
+    torch.testing.assert_close(found, wanted, **tolerance(dtype))
+
+
+def test_dropout_is_refused() -> None:
+    query, key, value = operands(torch.float32)
+    with pytest.raises(ValueError, match="found dropout 0.1, expected 0"):
+        attention(query, key, value, 0.1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES)
+def test_attention_on_a_gpu_equals_the_cpu(case: str) -> None:
+    query, key, value = operands(torch.float64)
+    given = options(case, torch.float64)
+    wanted = flash_attention(query, key, value, **given)  # pyright: ignore[reportArgumentType]
+    on_gpu = {k: v.cuda() if isinstance(v, Tensor) else v for k, v in given.items()}
+    found = flash_attention(query.cuda(), key.cuda(), value.cuda(), **on_gpu)  # pyright: ignore[reportArgumentType]
+    torch.testing.assert_close(tuple(part.cpu() for part in found), wanted)

@@ -1,0 +1,31 @@
+"""What every test shares: one thread per process, a fixed seed, and the `gpu` marker."""
+
+import os
+
+# Tensors here are tiny and several ranks share few cores: more threads only make tests slower.
+# Set before torch is imported, and inherited by the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+from hypothesis import settings
+
+# Derandomized, so that a failure is the same for everyone; no deadline, since the first example
+# pays for imports and caches.
+settings.register_profile("shardweave", deadline=None, derandomize=True)
+settings.load_profile("shardweave")
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    """Make the random tensors of every test the same, in whatever order the tests run."""
+    torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests marked `gpu` where there is no CUDA device."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

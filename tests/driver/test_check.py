@@ -1,0 +1,136 @@
+"""The comparison with eager: what it calls equal, and what it does not."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardweave.driver.check import (
+    BOUNDS,
+    Expected,
+    bound_of,
+    compare,
+    loss_of,
+    relative_error,
+    run_eager,
+)
+
+F64 = torch.float64
+
+
+def expected(loss: float = 2.0, **gradients: list[float]) -> Expected:
+    """Results with these gradients and no buffers."""
+    return Expected(loss, {n: torch.tensor(g, dtype=F64) for n, g in gradients.items()}, {})
+
+
+def test_equal_results_pass_with_error_zero() -> None:
+    result = compare(expected(a=[3.0, 4.0]), expected(a=[3.0, 4.0]), F64)
+    assert result.ok
+    assert result.max_rel_grad_error == 0.0
+    assert result.num_parameters == 1
+
+
+def test_error_is_relative_to_the_norm_of_the_parameters_own_gradient() -> None:
+    eager = expected(a=[3.0, 4.0], b=[1.0, 0.0])
+    found = expected(a=[3.0, 4.0], b=[1.0, 0.01])
+    result = compare(found, eager, F64)
+    assert not result.ok
+    assert result.worst_parameter == "b"
+    assert result.max_rel_grad_error == pytest.approx(0.01)
+
+
+def test_rounding_in_a_gradient_that_is_zero_passes_and_is_named() -> None:
+    eager = expected(a=[3.0, 4.0], key_bias=[1e-17, -2e-17])
+    found = expected(a=[3.0, 4.0], key_bias=[-3e-17, 1e-17])
+    result = compare(found, eager, F64)
+    assert result.ok
+    assert result.at_floor == ("key_bias",)
+
+
+def test_gradient_that_should_be_zero_but_is_not_fails() -> None:
+    result = compare(expected(a=[3.0], b=[1e-12]), expected(a=[3.0], b=[0.0]), F64)
+    assert not result.ok
+    assert result.worst_parameter == "b"
+
+
+def test_all_zero_gradients_are_compared_absolutely() -> None:
+    assert compare(expected(a=[0.0]), expected(a=[0.0]), F64).ok
+    assert not compare(expected(a=[1e-3]), expected(a=[0.0]), F64).ok
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_gradient_that_is_not_finite_fails_and_is_the_worst(odd: float) -> None:
+    result = compare(expected(a=[odd], b=[2.0]), expected(a=[1.0], b=[1.0]), F64)
+    assert not result.ok
+    assert result.worst_parameter == "a"
+
+
+def test_wrong_loss_fails() -> None:
+    assert not compare(expected(2.1, a=[1.0]), expected(2.0, a=[1.0]), F64).ok
+    assert not compare(expected(math.nan, a=[1.0]), expected(2.0, a=[1.0]), F64).ok
+
+
+def test_wrong_buffer_fails_and_is_named() -> None:
+    eager = Expected(1.0, {}, {"running_mean": torch.tensor([1.0, 2.0])})
+    found = Expected(1.0, {}, {"running_mean": torch.tensor([1.0, 2.1])})
+    result = compare(found, eager, F64)
+    assert not result.ok
+    assert result.worst_buffer == "running_mean"
+
+
+def test_missing_parameter_is_an_error_that_names_it() -> None:
+    with pytest.raises(ValueError, match="no value for 'a'"):
+        compare(expected(), expected(a=[1.0]), F64)
+
+
+def test_parameter_of_another_shape_is_an_error_that_gives_both_shapes() -> None:
+    with pytest.raises(ValueError, match=r"'a' has shape \(1,\) in the step, but \(2,\)"):
+        compare(expected(a=[1.0]), expected(a=[1.0, 1.0]), F64)
+
+
+def test_dtype_without_a_bound_is_an_error_that_lists_those_that_have_one() -> None:
+    with pytest.raises(ValueError, match=r"no error bound for torch\.int8.*float64"):
+        bound_of(torch.int8)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_bound_is_above_the_rounding_of_its_dtype_and_below_a_missing_term(
+    dtype: torch.dtype,
+) -> None:
+    assert 10 * torch.finfo(dtype).eps < bound_of(dtype) < 0.25
+
+
+class Scaled(nn.Module):
+    """A parameter that the loss uses, one that it does not, and a buffer that it updates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Parameter(torch.tensor([1.0, 2.0]))
+        self.unused = nn.Parameter(torch.tensor([1.0]))
+        self.register_buffer("calls", torch.tensor(0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.get_buffer("calls").add_(1.0)
+        return (self.used * x).sum()
+
+
+def test_eager_run_gives_loss_gradients_and_updated_buffers() -> None:
+    result = run_eager(Scaled(), {"x": torch.tensor([3.0, 4.0])})
+    assert result.loss == 11.0
+    assert result.gradients["used"].tolist() == [3.0, 4.0]
+    assert result.gradients["unused"].tolist() == [0.0]
+    assert result.buffers["calls"].item() == 1.0
+
+
+def test_loss_is_found_in_whatever_a_model_returns() -> None:
+    loss = torch.tensor(1.5)
+    for output in (loss, (loss, "logits"), {"loss": loss}, nn.Module()):
+        if isinstance(output, nn.Module):
+            output.loss = loss
+        assert loss_of(output) is loss
+
+
+def test_relative_error_of_an_expected_zero_is_absolute() -> None:
+    assert relative_error(0.5, 0.0) == 0.5
+    assert relative_error(3.0, 2.0) == 0.5

@@ -1,0 +1,55 @@
+"""Plain `xdsl-opt` reads, prints and rewrites our programs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardweave.driver.gpt import GPTConfig, build_gpt
+from shardweave.driver.universe import SHARDWEAVE_UNIVERSE, name_in_xdsl
+from shardweave.ir.capture import capture
+from shardweave.ir.program import Program
+from shardweave.passes.registry import PASSES
+
+
+def xdsl_opt(*arguments: str) -> str:
+    """Run the tool as its users do."""
+    command = [sys.executable, "-m", "xdsl.tools.xdsl_opt", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    config = GPTConfig(layers=1, hidden=16, heads=2, vocab=32, seq=8, batch=2)
+    module, batch = build_gpt(config)
+    return capture(module, kwargs=batch)
+
+
+@pytest.fixture
+def file(program: Program, tmp_path: Path) -> Path:
+    path = tmp_path / "step.mlir"
+    program.save(path)
+    return path
+
+
+@pytest.mark.parametrize("form", [(), ("--print-op-generic",), ("--print-debuginfo",)])
+def test_text_printed_by_xdsl_opt_parses_back_to_an_equal_program(
+    form: tuple[str, ...], program: Program, file: Path
+) -> None:
+    assert Program.parse(xdsl_opt(str(file), *form)) == program
+
+
+def test_xdsl_opt_runs_our_pass_under_a_name_that_its_own_do_not_have(
+    program: Program, file: Path
+) -> None:
+    found = Program.parse(xdsl_opt(str(file), "--passes", "shardweave-dce"))
+    assert found == program
+
+
+def test_every_pass_is_offered_under_one_name() -> None:
+    assert set(SHARDWEAVE_UNIVERSE.all_passes) == {name_in_xdsl(name) for name in PASSES}
+    for name, load in SHARDWEAVE_UNIVERSE.all_passes.items():
+        assert load().name == name

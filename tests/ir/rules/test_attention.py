@@ -1,0 +1,46 @@
+"""Rules of fused attention."""
+
+from collections.abc import Callable
+
+import pytest
+
+Einsum = Callable[..., str]
+FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
+Q, K, ROW = (2, 4, 8, 6), (2, 4, 10, 6), (2, 4, 8)
+
+
+def test_samples_and_heads_pass(einsum: Einsum) -> None:
+    text = einsum(FLASH, [Q, K, K], [Q, ROW])
+    assert text == "a b . ., a b . ., a b . . -> a b . ., a b ."
+
+
+@pytest.mark.parametrize(
+    ("mask", "dims"),
+    [
+        ((8, 10), ". ."),
+        ((2, 1, 8, 10), "a . . ."),
+        ((1, 4, 8, 10), ". b . ."),
+        ((2, 4, 8, 10), "a b . ."),
+    ],
+)
+def test_mask_is_broadcast(einsum: Einsum, mask: tuple[int, ...], dims: str) -> None:
+    text = einsum(FLASH, [Q, K, K, mask], [Q, ROW])
+    assert text == f"a b . ., a b . ., a b . ., {dims} -> a b . ., a b ."
+
+
+def test_heads_are_whole_where_queries_share_keys(einsum: Einsum) -> None:
+    shared = (2, 2, 10, 6)
+    text = einsum(FLASH, [Q, shared, shared], [Q, ROW])
+    assert text == "a . . ., a . . ., a . . . -> a . . ., a . ."
+
+
+def test_backward_has_the_dims_of_forward(einsum: Einsum) -> None:
+    text = einsum(
+        f"{FLASH}_backward",
+        [Q, Q, K, K, Q, ROW, (2, 1, 8, 10)],
+        [Q, K, K],
+        dropout_p=0.0,
+        is_causal=False,
+    )
+    value = "a b . ."
+    assert text == f"{', '.join([value] * 5)}, a b ., a . . . -> {value}, {value}, {value}"
