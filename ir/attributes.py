@@ -62,11 +62,7 @@ class MeshAttr(ParametrizedAttribute):
 
     @property
     def mesh(self) -> Mesh:
-        columns = zip(self.axis_names, self.axis_sizes, self.axis_kinds, strict=True)
-        return Mesh(
-            Axis(name.data, size.data, "time" if kind.data == "time" else "space")
-            for name, size, kind in columns
-        )
+        return _mesh_of(self)
 
     @classmethod
     def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
@@ -93,6 +89,15 @@ class MeshAttr(ParametrizedAttribute):
             for axis in self.mesh.axes
         ]
         printer.print_string(f"<[{', '.join(axes)}]>")
+
+
+@lru_cache
+def _mesh_of(attr: MeshAttr) -> Mesh:
+    columns = zip(attr.axis_names, attr.axis_sizes, attr.axis_kinds, strict=True)
+    return Mesh(
+        Axis(name.data, size.data, "time" if kind.data == "time" else "space")
+        for name, size, kind in columns
+    )
 
 
 @irdl_attr_definition

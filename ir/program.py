@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from xdsl.dialects import builtin, func
 from xdsl.ir import Attribute, Operation, SSAValue
@@ -16,6 +16,9 @@ from shardweave.ir.sharding import Sharding
 from shardweave.ir.syntax import layer_of
 from shardweave.ir.text import parse_module, print_module
 from shardweave.ir.types import shape_of
+
+if TYPE_CHECKING:
+    from shardweave.ir.stats import ProgramStats
 
 MESH = "dist.mesh"
 LOCAL = "dist.local"
@@ -131,13 +134,15 @@ class Program:
         values = self.return_op.operands
         return [_slot(v, d) for v, d in zip(values, _dictionaries(attributes, len(values)), strict=True)]
 
-    def set_argument_attribute(self, index: int, name: str, value: Attribute | None) -> None:
-        """Set (or, with None, remove) an attribute of an argument."""
-        self.function.arg_attrs = _with(self.function.arg_attrs, len(self.arguments), index, name, value)
+    def set_argument_attributes(self, name: str, values: Mapping[int, Attribute | None]) -> None:
+        """Set (or, with None, remove) one attribute of several arguments, by index."""
+        count = len(self.function.body.block.args)
+        self.function.arg_attrs = _with(self.function.arg_attrs, count, name, values)
 
-    def set_result_attribute(self, index: int, name: str, value: Attribute | None) -> None:
-        """Set (or, with None, remove) an attribute of a result."""
-        self.function.res_attrs = _with(self.function.res_attrs, len(self.results), index, name, value)
+    def set_result_attributes(self, name: str, values: Mapping[int, Attribute | None]) -> None:
+        """Set (or, with None, remove) one attribute of several results, by index."""
+        count = len(self.return_op.operands)
+        self.function.res_attrs = _with(self.function.res_attrs, count, name, values)
 
     # Mesh
 
@@ -162,6 +167,12 @@ class Program:
         return sharding_of(slot.sharding_attr, shape_of(slot.value), self)
 
     # Views
+
+    def stats(self) -> ProgramStats:
+        """Ops and FLOPs by phase, parameter bytes, collectives by kind, axes and phase."""
+        from shardweave.ir.stats import stats
+
+        return stats(self)
 
     def layers(self) -> dict[str, list[Operation]]:
         """The ops of each layer, in order of first appearance."""
@@ -199,16 +210,13 @@ def _dictionaries(
 def _with(
     attributes: builtin.ArrayAttr[builtin.DictionaryAttr] | None,
     count: int,
-    index: int,
     name: str,
-    value: Attribute | None,
+    values: Mapping[int, Attribute | None],
 ) -> builtin.ArrayAttr[builtin.DictionaryAttr]:
     entries = _dictionaries(attributes, count)
-    data = dict(entries[index].data)
-    if value is None:
-        data.pop(name, None)
-    else:
-        data[name] = value
-    entries[index] = builtin.DictionaryAttr(data)
+    for index, value in values.items():
+        data = {key: old for key, old in entries[index].data.items() if key != name}
+        if value is not None:
+            data[name] = value
+        entries[index] = builtin.DictionaryAttr(data)
     return builtin.ArrayAttr(entries)
-

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import builtin
-from xdsl.ir import Operation
+from xdsl.ir import Attribute, Operation
 from xdsl.passes import ModulePass
 
 from shardweave.ir.attributes import ShardingAttr
@@ -14,7 +14,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.types import shape_of
-from shardweave.planners.plan import Plan, PlanError, check_plan, match, parse_sharding
+from shardweave.planners.plan import Lookup, Plan, PlanError, check_names, parse_sharding
 
 
 @dataclass(frozen=True)
@@ -46,22 +46,22 @@ class ApplyPlanPass(ModulePass):
             program.set_mesh(Mesh(**plan.mesh))
         mesh = program.mesh
         assert mesh is not None
-        check_plan(plan, program, mesh)
+        check_names(plan, program)
         _annotate_arguments(plan, program, mesh)
         for layer, text in plan.activations.items():
             _annotate_layer(program, mesh, layer, text)
 
 
 def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:
+    tables = {"param": Lookup(plan.parameters), "input": Lookup(plan.inputs)}
+    found: dict[int, Attribute | None] = {}
     for index, slot in enumerate(program.arguments):
-        table = {"param": plan.parameters, "input": plan.inputs}.get(slot.kind)
-        if table is None:
-            continue
-        text = match(table, (slot.name, *slot.aliases))
+        table = tables.get(slot.kind)
+        text = table.find(slot.name, *slot.aliases) if table is not None else None
         if text is not None:
             where = f"{slot.kind} '{slot.name}'"
-            attribute = parse_sharding(text, shape_of(slot.value), mesh, where)
-            program.set_argument_attribute(index, "dist.sharding", attribute)
+            found[index] = parse_sharding(text, shape_of(slot.value), mesh, where)
+    program.set_argument_attributes("dist.sharding", found)
 
 
 def _annotate_layer(program: Program, mesh: Mesh, layer: str, text: str) -> None:

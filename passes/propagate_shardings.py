@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import builtin, func
-from xdsl.ir import SSAValue
+from xdsl.ir import Attribute, SSAValue
 from xdsl.passes import ModulePass
 
 from shardweave.ir.assignment import Choice, dims_of, price_of, seat_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.program import Program
+from shardweave.ir.program import Program, Slot
 from shardweave.ir.rules import rule_of
 from shardweave.ir.sharding import DimSharding, Placement, Sharding, fits, ordered
 from shardweave.ir.types import shape_of
@@ -55,9 +55,10 @@ class _Propagation:
         self.flow = Flow(program, program.mesh)
         self.ops = aten_ops(program)
         self.choices: dict[AtenOp, Choice] = {}
-        self.given: set[SSAValue] = {
-            slot.value for slot in program.arguments if slot.sharding_attr is not None
-        }
+        slots = program.arguments
+        self.results = program.results
+        self.arguments = {(slot.kind, slot.name): slot.value for slot in slots}
+        self.free = [s.value for s in slots if s.sharding_attr is None and s.kind != "tangent"]
 
     def run(self) -> None:
         for op in self.ops:
@@ -131,13 +132,13 @@ class _Propagation:
 
     def _result_seat(self, index: int, axis: str) -> tuple[int, Placement] | None:
         """The seat that a gradient's parameter gives an axis."""
-        slot = self.program.results[index]
-        for argument in self._matching_arguments(slot.kind, slot.name):
-            sharding = self.flow.sharding(argument)
-            for dim, placements in enumerate(sharding.dims):
-                for placement in placements:
-                    if placement.axis == axis:
-                        return dim, placement
+        argument = self._argument_of(self.results[index])
+        if argument is None:
+            return None
+        for dim, placements in enumerate(self.flow.sharding(argument).dims):
+            for placement in placements:
+                if placement.axis == axis:
+                    return dim, placement
         return None
 
     def _seat_at(
@@ -186,12 +187,11 @@ class _Propagation:
                 wanted = self._wanted_by_uses(result)
                 if wanted is not None and self._remake(op, index, wanted):
                     changed = True
-        for slot in self.program.arguments:
-            if slot.value not in self.given and slot.kind != "tangent":
-                wanted = self._wanted_by_uses(slot.value)
-                if wanted is not None:
-                    self.flow.versions[slot.value][0] = wanted
-                    changed = True
+        for argument in self.free:
+            wanted = self._wanted_by_uses(argument)
+            if wanted is not None:
+                self.flow.versions[argument][0] = wanted
+                changed = True
         return changed
 
     def _wanted_by_uses(self, value: SSAValue) -> Sharding | None:
@@ -231,26 +231,27 @@ class _Propagation:
 
     # The result
 
-    def _matching_arguments(self, kind: str, name: str) -> list[SSAValue]:
-        of = {"grad": ("param", "buffer", "input"), "buffer": ("buffer",)}.get(kind, ())
-        return [
-            a.value for a in self.program.arguments if a.kind in of and a.name == name
-        ]
+    def _argument_of(self, slot: Slot) -> SSAValue | None:
+        """The argument whose sharding a result takes: a gradient's parameter, a buffer itself."""
+        return self.arguments.get(("buffer" if slot.kind == "buffer" else "param", slot.name))
 
     def _annotate(self) -> None:
         for op in self.ops:
             shapes = [shape_of(r) for r in op.results]
             shardings = [self.flow.sharding(r) for r in op.results]
             op.properties["sharding"] = sharding_property(shardings, shapes)
-        for index, slot in enumerate(self.program.arguments):
-            attribute = ShardingAttr.of(self.flow.sharding(slot.value), shape_of(slot.value))
-            self.program.set_argument_attribute(index, "dist.sharding", attribute)
-        for index, slot in enumerate(self.program.results):
+        given: dict[int, Attribute | None] = {
+            index: ShardingAttr.of(self.flow.sharding(slot.value), shape_of(slot.value))
+            for index, slot in enumerate(self.program.arguments)
+        }
+        self.program.set_argument_attributes("dist.sharding", given)
+        results: dict[int, Attribute | None] = {}
+        for index, slot in enumerate(self.results):
             if slot.sharding_attr is None:
-                matching = self._matching_arguments(slot.kind, slot.name)
-                source = matching[0] if matching else slot.value
-                attribute = ShardingAttr.of(self.flow.sharding(source).whole(), shape_of(slot.value))
-                self.program.set_result_attribute(index, "dist.sharding", attribute)
+                source = self._argument_of(slot) or slot.value
+                whole = self.flow.sharding(source).whole()
+                results[index] = ShardingAttr.of(whole, shape_of(slot.value))
+        self.program.set_result_attributes("dist.sharding", results)
 
 
 def _placed(

@@ -7,7 +7,7 @@ names, and compared. It names what it decides and leaves the rest to propagation
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -91,49 +91,52 @@ class Plan:
         return Plan.from_json(Path(path).read_text(), str(path))
 
 
-def match(table: Mapping[str, str], names: tuple[str, ...]) -> str | None:
-    """The entry for a thing of several names: exact first, then the first pattern that fits."""
-    for name in names:
-        if name in table:
-            return table[name]
-    for pattern, text in table.items():
-        if any(fnmatchcase(name, pattern) for name in names):
-            return text
-    return None
+class Lookup:
+    """Entries of a table by name: exact names first, then the first pattern that fits."""
+
+    def __init__(self, table: Mapping[str, str]) -> None:
+        self._table = table
+        self._patterns = [name for name in table if any(c in name for c in "*?[")]
+
+    def find(self, *names: str) -> str | None:
+        """The entry for a thing of several names, or None."""
+        for name in names:
+            if name in self._table:
+                return self._table[name]
+        for pattern in self._patterns:
+            if any(fnmatchcase(name, pattern) for name in names):
+                return self._table[pattern]
+        return None
+
+    def unmatched(self, names: Collection[str]) -> list[str]:
+        """Keys of the table that fit none of the names."""
+        return [
+            key
+            for key in self._table
+            if key not in names
+            and not (key in self._patterns and any(fnmatchcase(n, key) for n in names))
+        ]
 
 
-def unmatched(table: Mapping[str, str], names: list[str]) -> list[str]:
-    """Patterns of a table that fit none of the names."""
-    return [
-        pattern
-        for pattern in table
-        if pattern not in names and not any(fnmatchcase(name, pattern) for name in names)
-    ]
-
-
-def check_plan(plan: Plan, program: Program, mesh: Mesh) -> None:
-    """Raises PlanError unless every entry of the plan fits the program and the mesh."""
-    names = [n for s in program.arguments if s.kind == "param" for n in (s.name, *s.aliases)]
-    inputs = [s.name for s in program.arguments if s.kind == "input"]
-    layers = list(program.layers())
+def check_names(plan: Plan, program: Program) -> None:
+    """Raises PlanError unless the program has everything that the plan names."""
+    slots = program.arguments
+    names = {n: 0 for s in slots if s.kind == "param" for n in (s.name, *s.aliases)}
+    inputs = {s.name: 0 for s in slots if s.kind == "input"}
+    layers = program.layers()
     for what, table, known in (
         ("parameter", plan.parameters, names),
         ("input", plan.inputs, inputs),
         ("layer", plan.activations, layers),
     ):
-        missing = unmatched(table, known)
+        missing = Lookup(table).unmatched(known)
         if missing:
-            shown = ", ".join(known[:4]) + (", ..." if len(known) > 4 else "")
+            shown = ", ".join(list(known)[:4]) + (", ..." if len(known) > 4 else "")
             raise PlanError(
                 f"the plan names {what} '{missing[0]}', which this program does not have (it "
                 f"has {shown or 'none'}); the plan was made for another model, or the name "
                 "is misspelt."
             )
-    for slot in program.arguments:
-        table = plan.parameters if slot.kind == "param" else plan.inputs
-        text = match(table, (slot.name, *slot.aliases)) if slot.kind in ("param", "input") else None
-        if text is not None:
-            parse_sharding(text, shape_of(slot.value), mesh, f"{slot.kind} '{slot.name}'")
 
 
 def parse_sharding(text: str, shape: tuple[int, ...], mesh: Mesh, where: str) -> ShardingAttr:

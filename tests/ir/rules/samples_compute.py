@@ -1,0 +1,223 @@
+"""Sample calls of products, convolutions, attention, reductions and normalisations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shardweave.tests.ir.rules.sharded_op import Sample, sample
+from shardweave.tests.ir.rules.tensors import above_one, booleans, integers, normal
+
+PRODUCTS = (
+    sample("mm", normal(4, 6), normal(6, 8)),
+    sample("mv", normal(4, 6), normal(6)),
+    sample("dot", normal(12), normal(12)),
+    sample("bmm", normal(2, 4, 6), normal(2, 6, 4)),
+    sample("addmm", normal(8), normal(4, 6), normal(6, 8)),
+    sample("addmm", normal(4, 1), normal(4, 6), normal(6, 8), beta=0.5, alpha=2.0),
+    sample("addmm", normal(4, 8), normal(4, 6), normal(6, 8)),
+    sample("addmv", normal(4), normal(4, 6), normal(6)),
+    sample("baddbmm", normal(1, 4, 4), normal(2, 4, 6), normal(2, 6, 4)),
+)
+
+
+def convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, groups: int = 1, transposed: bool = False
+) -> Sample:
+    """A convolution of stride 2."""
+    spatial = x.dim() - 2
+    pairs = [[value] * spatial for value in (2, 1, 1)]
+    arguments = *pairs, transposed, [0] * spatial, groups
+    return sample("convolution", x, weight, bias, *arguments)
+
+
+def convolution_backward(
+    x: Tensor, weight: Tensor, mask: list[bool], groups: int = 1, transposed: bool = False
+) -> Sample:
+    """The backward of `convolution` of the results that `mask` asks for."""
+    forward = convolution(x, weight, None, groups, transposed)
+    y = torch.ops.aten.convolution(*forward.arguments)
+    sizes = [y.shape[1]] if mask[2] else None
+    arguments = [y, x, weight, sizes, *forward.arguments[3:], mask]
+    return Sample("aten.convolution_backward", tuple(arguments))
+
+
+CONVOLUTIONS = (
+    convolution(normal(2, 4, 8, 8), normal(6, 4, 3, 3), None),
+    convolution(normal(2, 4, 8, 8), normal(6, 4, 3, 3), normal(6)),
+    convolution(normal(2, 4, 8), normal(6, 4, 3), None),
+    convolution(normal(2, 8, 8, 8), normal(12, 2, 3, 3), normal(12), groups=4),
+    convolution(normal(2, 8, 8, 8), normal(8, 1, 3, 3), None, groups=8),
+    convolution(normal(2, 4, 4, 4), normal(4, 6, 3, 3), normal(6), transposed=True),
+    convolution(normal(2, 8, 4, 4), normal(8, 3, 3, 3), None, groups=4, transposed=True),
+    convolution_backward(normal(2, 4, 8, 8), normal(6, 4, 3, 3), [True, True, True]),
+    convolution_backward(normal(2, 4, 8, 8), normal(6, 4, 3, 3), [True, True, False]),
+    convolution_backward(normal(2, 4, 8, 8), normal(6, 4, 3, 3), [False, True, False]),
+    convolution_backward(normal(2, 4, 8, 8), normal(6, 4, 3, 3), [False, False, True]),
+    convolution_backward(normal(2, 8, 8, 8), normal(12, 2, 3, 3), [True, True, True], 4),
+    convolution_backward(normal(2, 8, 8, 8), normal(12, 2, 3, 3), [True, True, False], 4),
+    convolution_backward(normal(2, 4, 4, 4), normal(4, 6, 3, 3), [True, True, True], 1, True),
+    convolution_backward(normal(2, 8, 4, 4), normal(8, 3, 3, 3), [True, True, False], 4, True),
+)
+
+PLANES, VOLUMES = (2, 4, 6, 6), (2, 4, 6, 6, 6)
+
+
+def max_pool_backward(shape: tuple[int, ...]) -> Sample:
+    """The backward of a max pool of windows of size and stride 2."""
+    num = len(shape) - 2
+    x, window = normal(*shape), ([2] * num, [2] * num, [0] * num, [1] * num, False)
+    name = f"max_pool{num}d_with_indices"
+    y, indices = getattr(torch.ops.aten, name)(x, *window)
+    return sample(f"{name}_backward", y, x, *window, indices)
+
+
+POOLS = (
+    sample("max_pool2d_with_indices", normal(*PLANES), [2, 2], [2, 2], [1, 1]),
+    sample("max_pool2d_with_indices", normal(4, 6, 6), [3, 3], [1, 1]),
+    max_pool_backward(PLANES),
+    sample("avg_pool2d", normal(*PLANES), [2, 2]),
+    sample(
+        "avg_pool2d_backward",
+        *(normal(2, 4, 3, 3), normal(*PLANES), [2, 2], [2, 2], [0, 0], False, True, None),
+    ),
+    sample("_adaptive_avg_pool2d", normal(*PLANES), [3, 2]),
+    sample("_adaptive_avg_pool2d_backward", normal(2, 4, 3, 2), normal(*PLANES)),
+    sample("max_pool3d_with_indices", normal(*VOLUMES), [2, 2, 2]),
+    max_pool_backward(VOLUMES),
+    sample("avg_pool3d", normal(*VOLUMES), [2, 2, 2]),
+    sample(
+        "avg_pool3d_backward",
+        *(normal(2, 4, 3, 3, 3), normal(*VOLUMES), [2, 2, 2], [2, 2, 2], [0, 0, 0]),
+        *(False, True, None),
+    ),
+    sample("_adaptive_avg_pool3d", normal(*VOLUMES), [3, 2, 1]),
+    sample("_adaptive_avg_pool3d_backward", normal(2, 4, 3, 2, 1), normal(*VOLUMES)),
+    sample("upsample_nearest1d", normal(2, 4, 6), [12]),
+    sample("upsample_nearest2d", normal(*PLANES), [12, 9]),
+    sample("upsample_nearest2d_backward", normal(2, 4, 12, 9), [12, 9], [2, 4, 6, 6]),
+    sample("upsample_nearest3d", normal(*VOLUMES), [12, 9, 6]),
+    sample("upsample_bilinear2d", normal(*PLANES), [12, 9], False),
+    sample("upsample_bicubic2d", normal(*PLANES), [12, 9], True),
+    sample("reflection_pad1d", normal(2, 4, 6), [1, 2]),
+    sample("reflection_pad2d", normal(*PLANES), [1, 2, 0, 1]),
+    sample("reflection_pad2d_backward", normal(2, 4, 7, 9), normal(*PLANES), [1, 2, 0, 1]),
+    sample("replication_pad1d", normal(2, 4, 6), [1, 2]),
+    sample("replication_pad2d", normal(*PLANES), [1, 2, 0, 1]),
+    sample("replication_pad2d_backward", normal(2, 4, 7, 9), normal(*PLANES), [1, 2, 0, 1]),
+)
+
+FLASH = "_scaled_dot_product_flash_attention_for_cpu"
+
+
+def attention(
+    mask: Tensor | None, *, backward: bool, keys: int = 4, is_causal: bool = False
+) -> Sample:
+    """Flash attention of 2 samples, 4 heads, 8 positions and a head dim of 6."""
+    q, k, v = normal(2, 4, 8, 6), normal(2, keys, 8, 6), normal(2, keys, 8, 6)
+    keywords = {"attn_mask": mask} if mask is not None else {}
+    if not backward:
+        return sample(FLASH, q, k, v, 0.0, is_causal, **keywords)
+    out, row = getattr(torch.ops.aten, FLASH)(q, k, v, 0.0, is_causal, **keywords)
+    tensors = normal(2, 4, 8, 6), q, k, v, out, row
+    return sample(f"{FLASH}_backward", *tensors, 0.0, is_causal, **keywords)
+
+
+ATTENTION = tuple(
+    attention(mask, backward=backward, is_causal=is_causal)
+    for backward in (False, True)
+    for mask, is_causal in [
+        (None, False),
+        (None, True),
+        (normal(8, 8), False),
+        (normal(2, 1, 8, 8), False),
+        (normal(2, 4, 8, 8), False),
+    ]
+)
+
+OF_DIM = "all.dim any.dim argmax argmin max.dim min.dim median.dim mode prod.dim_int".split()
+ALONG_DIM = "cumsum cumprod logcumsumexp cummax cummin argsort sort topk kthvalue".split()
+OF_DIMS = "amax amin sum.dim_IntList mean.dim logsumexp all.dims any.dims".split()
+WITH_CORRECTION = "var var_mean std std_mean".split()
+OF_ALL = "sum max min mean prod all any argmax argmin".split()
+
+
+def _of_dim(name: str, dim: int | list[int], *, keepdim: bool) -> Sample:
+    x = booleans(4, 6) if name.startswith(("all", "any")) else normal(4, 6)
+    return sample(name, x, dim, keepdim)
+
+
+def _along_dim(name: str, dim: int) -> Sample:
+    if name in ("topk", "kthvalue"):
+        return sample(name, normal(4, 6), 3, dim)
+    return sample(name, normal(4, 6), dim)
+
+
+REDUCTIONS = (
+    *(_of_dim(name, 1, keepdim=False) for name in OF_DIM),
+    *(_of_dim(name, -2, keepdim=True) for name in OF_DIM),
+    *(_along_dim(name, dim) for name in ALONG_DIM for dim in (0, -1)),
+    *(_of_dim(name, [0], keepdim=False) for name in OF_DIMS),
+    *(_of_dim(name, [-1], keepdim=True) for name in OF_DIMS),
+    *(_of_dim(name, [0, 1], keepdim=True) for name in OF_DIMS),
+    *(sample(f"{name}.correction", normal(4, 6), [1], correction=1) for name in WITH_CORRECTION),
+    *(sample(f"{name}.correction", normal(4, 6), keepdim=True) for name in WITH_CORRECTION),
+    *(sample(name, booleans(4, 6) if name in ("all", "any") else normal(4, 6)) for name in OF_ALL),
+    sample("sum.dim_IntList", integers(4, 6), [1]),
+    sample("sum.dim_IntList", normal(2, 4, 6), [0, -1]),
+    sample("sum.dim_IntList", booleans(4, 6), [1]),
+    sample("sum.dim_IntList", normal(4, 6).float(), [1], dtype=torch.float64),
+    sample("amax", integers(4, 6), [1]),
+    sample("sort.stable", normal(4, 6), stable=True, dim=0),
+    sample("linalg_vector_norm", normal(4, 6)),
+    sample("linalg_vector_norm", normal(4, 6), 1, [1], True),
+    sample("_softmax", normal(4, 6), -1, False),
+    sample("_log_softmax", normal(4, 6), 0, False),
+    sample("_safe_softmax", normal(4, 6), -1),
+    sample("_softmax_backward_data", normal(4, 6), normal(4, 6), -1, torch.float64),
+    sample("_log_softmax_backward_data", normal(4, 6), normal(4, 6), 0, torch.float64),
+)
+
+X, ROW, CHANNELS = (2, 4, 6), (2, 4, 1), (2, 8, 4, 4)
+
+NORMALIZATIONS = (
+    sample("native_layer_norm", normal(*X), [6], normal(6), normal(6), 1e-5),
+    sample("native_layer_norm", normal(*X), [6], None, None, 1e-5),
+    sample("native_layer_norm", normal(*X), [4, 6], normal(4, 6), None, 1e-5),
+    sample("native_layer_norm", normal(2, 1, 6), [6], None, None, 1e-5),
+    sample(
+        "native_layer_norm_backward",
+        *(normal(*X), normal(*X), [6], normal(*ROW), above_one(*ROW), normal(6), normal(6)),
+        [True, True, True],
+    ),
+    sample(
+        "native_layer_norm_backward",
+        *(normal(*X), normal(*X), [6], normal(*ROW), above_one(*ROW), normal(6), None),
+        [True, True, False],
+    ),
+    sample(
+        "native_layer_norm_backward",
+        *(normal(*X), normal(*X), [6], normal(*ROW), above_one(*ROW), None, None),
+        [True, False, False],
+    ),
+    sample("_fused_rms_norm", normal(*X), [6], normal(6), 1e-6),
+    sample("_fused_rms_norm", normal(*X), [6], None, 1e-6),
+    sample(
+        "_fused_rms_norm_backward",
+        *(normal(*X), normal(*X), [6], above_one(*ROW), normal(6), [True, True]),
+    ),
+    sample("native_group_norm", normal(*CHANNELS), normal(8), normal(8), 2, 8, 16, 4, 1e-5),
+    sample("native_group_norm", normal(*CHANNELS), None, None, 2, 8, 16, 2, 1e-5),
+    sample(
+        "native_group_norm_backward",
+        *(normal(*CHANNELS), normal(*CHANNELS), normal(2, 4), above_one(2, 4), normal(8)),
+        *(2, 8, 16, 4, [True, True, True]),
+    ),
+    sample(
+        "native_group_norm_backward",
+        *(normal(*CHANNELS), normal(*CHANNELS), normal(2, 2), above_one(2, 2), normal(8)),
+        *(2, 8, 16, 2, [True, True, False]),
+    ),
+)
+
+COMPUTE = (*PRODUCTS, *CONVOLUTIONS, *POOLS, *ATTENTION, *REDUCTIONS, *NORMALIZATIONS)

@@ -1,0 +1,302 @@
+"""One op on a mesh: cut as a choice of factors says, run on all ranks, compared with torch.
+
+An `Instance` is an op with the tensors that it is called on and those that torch returns. A
+`Cut` gives mesh axes to factors of its rule. `check_cut` fails unless the op was really cut so
+and gave what torch gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from xdsl.dialects import builtin, func
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+
+from shardweave.backends.reference import run_reference
+from shardweave.ir.assignment import dims_of
+from shardweave.ir.aten import NOT_STORED, AtenOp, create, overload_named, signature_of
+from shardweave.ir.aten_args import DERIVED
+from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.dist import DistOp, ShardIndexOp
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.rules import Rule, rule_of
+from shardweave.ir.sharding import DimSharding, Sharding, fits, is_contiguous
+from shardweave.ir.syntax import ANNOTATIONS
+from shardweave.ir.types import shape_of, tensor_type
+from shardweave.passes.flow import sharding_property
+from shardweave.passes.pipeline import run_passes
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A call of an ATen op with all arguments of its schema, those that restate shapes too."""
+
+    op: str
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def sample(op: str, *arguments: Any, **keywords: Any) -> Sample:
+    """`sample("mm", x, y)` calls `aten.mm(x, y)`."""
+    return Sample(f"aten.{op}", arguments, keywords)
+
+
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """An op, the tensors of its flat operands, and what torch returns for them."""
+
+    op: AtenOp
+    operands: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+
+    @property
+    def rule(self) -> Rule:
+        return rule_of(self.op)
+
+    def clone(self, operands: Sequence[SSAValue]) -> AtenOp:
+        """The op, without annotations, on other operands."""
+        kept = {k: v for k, v in self.op.properties.items() if k not in ANNOTATIONS}
+        return type(self.op).create(
+            operands=operands, result_types=list(self.op.result_types), properties=kept
+        )
+
+
+def instance_of(given: Sample) -> Instance:
+    """The op of a sample; torch is called with the sample's arguments as they stand."""
+    returned = overload_named(given.op)(*given.arguments, **given.keywords)
+    parts = returned if isinstance(returned, tuple | list) else (returned,)
+    results = tuple(part for part in parts if part is not None)
+    block, tensors = Block(), list[Tensor]()
+
+    def argument(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [argument(item) for item in value]
+        if value is None:
+            return None
+        tensors.append(value)
+        return block.insert_arg(_type(value), len(block.args))
+
+    operands, values = list[Any](), dict[str, Any]()
+    parameters = signature_of(given.op).parameters
+    bound = dict(zip((p.name for p in parameters), given.arguments, strict=False))
+    bound.update(given.keywords)
+    derived = DERIVED.get(given.op, {})
+    for parameter in parameters:
+        if parameter.is_tensor:
+            operands.append(argument(bound.get(parameter.name)))
+        elif parameter.name in bound and parameter.name not in {*derived, *NOT_STORED}:
+            values[parameter.name] = bound[parameter.name]
+    op = create(given.op, operands, [_type(result) for result in results], values)
+    op.verify_()
+    return Instance(op, tuple(tensors), results)
+
+
+def _type(tensor: Tensor) -> Any:
+    return tensor_type(tensor.shape, tensor.dtype)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The placements of each factor, and the axes over which the linear operands are sums."""
+
+    factors: tuple[DimSharding, ...]
+    carried: tuple[str, ...] = ()
+
+    def operand_shardings(self, rule: Rule) -> list[Sharding]:
+        return [
+            Sharding(dims_of(rule, dims, self.factors), self.carried if i in rule.linear else ())
+            for i, dims in enumerate(rule.operands)
+        ]
+
+    def result_shardings(self, rule: Rule, mesh: Mesh) -> list[Sharding]:
+        """What the results must be: unreduced over what they lack and over what is carried."""
+        found: list[Sharding] = []
+        for dims in rule.results:
+            lost = self.lost(dims)
+            axes = {p.axis for f in lost for p in self.factors[f]} | set(self.carried)
+            kinds = {rule.factors[f].reduction for f in lost}
+            pending = tuple(axis for axis in mesh.names if axis in axes)
+            placed = dims_of(rule, dims, self.factors)
+            found.append(Sharding(placed, pending, "max" if kinds == {"max"} else "sum"))
+        return found
+
+    def lost(self, dims: Sequence[Sequence[int]]) -> list[int]:
+        """The cut factors that a value of these dims does not have."""
+        present = set(chain.from_iterable(dims))
+        return [i for i, cut in enumerate(self.factors) if cut and i not in present]
+
+    def is_possible(self, rule: Rule) -> bool:
+        """Whether the rule allows the cut."""
+        kinds = [
+            {rule.factors[f].reduction for f in self.lost(dims)} | ({"sum"} & self._carry_kind)
+            for dims in rule.results
+        ]
+        return all(map(_can_cut, rule.factors, self.factors)) and all(
+            None not in kind and len(kind) < 2 for kind in kinds
+        )
+
+    @property
+    def _carry_kind(self) -> set[str]:
+        return {"sum"} if self.carried else set()
+
+
+def _can_cut(factor: Any, placements: DimSharding) -> bool:
+    if not placements:
+        return True
+    plain = not factor.contiguous or is_contiguous(placements, factor.size)
+    return not factor.whole and plain and fits(placements, factor.size)
+
+
+def program_of(
+    instance: Instance,
+    mesh: Mesh,
+    operands: Sequence[Sharding],
+    results: Sequence[Sharding],
+    *,
+    annotated: bool = True,
+) -> Program:
+    """A global program of the op alone.
+
+    A pending operand is the sum over dim 0 of an argument that holds one term for each device
+    of its axes. Each result is returned as it is and, as `whole I`, replicated. `annotated`:
+    whether the op itself is told the shardings of its results.
+    """
+    block = Block()
+    values: list[SSAValue] = []
+    given: list[ShardingAttr] = []
+    for tensor, sharding in zip(instance.operands, operands, strict=True):
+        value, attribute = _argument(block, tensor, sharding, mesh)
+        values.append(value)
+        given.append(attribute)
+    op = instance.clone(values)
+    shapes = [shape_of(result) for result in op.results]
+    if annotated:
+        op.properties["sharding"] = sharding_property(results, shapes)
+    block.add_op(op)
+    kept = [ShardingAttr.of(s, shape) for s, shape in zip(results, shapes, strict=True)]
+    whole = [ShardingAttr.of(Sharding.replicated(len(shape)), shape) for shape in shapes]
+    names = [*map(str, range(len(shapes))), *(f"whole {i}" for i in range(len(shapes)))]
+    block.add_op(func.ReturnOp(*op.results, *op.results))
+    inputs = builtin.ArrayAttr(_slot("input", str(i), s) for i, s in enumerate(given))
+    outputs = builtin.ArrayAttr(map(_slot, ["output"] * len(names), names, [*kept, *whole]))
+    types = [result.type for result in op.results] * 2
+    signature = builtin.FunctionType.from_lists([a.type for a in block.args], types)
+    step = func.FuncOp("step", signature, Region(block), arg_attrs=inputs, res_attrs=outputs)
+    program = Program(builtin.ModuleOp([step]))
+    program.set_mesh(mesh)
+    return program
+
+
+def _slot(kind: str, name: str, sharding: ShardingAttr) -> builtin.DictionaryAttr:
+    text = {"dist.kind": builtin.StringAttr(kind), "dist.name": builtin.StringAttr(name)}
+    attributes: dict[str, Attribute] = {**text, "dist.sharding": sharding}
+    return builtin.DictionaryAttr(attributes)
+
+
+def _argument(
+    block: Block, tensor: Tensor, sharding: Sharding, mesh: Mesh
+) -> tuple[SSAValue, ShardingAttr]:
+    shape = tuple(tensor.shape)
+    if not sharding.unreduced:
+        argument = block.insert_arg(_type(tensor), len(block.args))
+        return argument, ShardingAttr.of(sharding, shape)
+    count = mesh.sizes(sharding.unreduced)
+    type_ = tensor_type((count, *shape), tensor.dtype)
+    argument = block.insert_arg(type_, len(block.args))
+    total = create("aten.sum.dim_IntList", [argument], [_type(tensor)], {"dim": [0]})
+    total.properties["sharding"] = sharding_property([sharding], [shape])
+    block.add_op(total)
+    terms = Sharding((plain(sharding.unreduced, count, mesh), *sharding.dims))
+    return total.results[0], ShardingAttr.of(terms, (count, *shape))
+
+
+def plain(axes: Sequence[str], size: int, mesh: Mesh) -> DimSharding:
+    """Plain shards of a dim of `size` over axes."""
+    from shardweave.ir.sharding import contiguous
+
+    return contiguous(axes, size, mesh)
+
+
+def terms_of(tensor: Tensor, count: int) -> Tensor:
+    """Random tensors, stacked in dim 0, that add up to a tensor."""
+    if tensor.dtype.is_floating_point:
+        rest = torch.randn(count - 1, *tensor.shape, dtype=tensor.dtype)
+    else:
+        rest = torch.randint(-9, 9, (count - 1, *tensor.shape), dtype=tensor.dtype)
+    return torch.cat([rest, (tensor - rest.sum(0, dtype=tensor.dtype)).unsqueeze(0)])
+
+
+def values_for(
+    instance: Instance, operands: Sequence[Sharding], mesh: Mesh
+) -> dict[tuple[str, str], Tensor]:
+    """The arguments of `program_of`."""
+    found: dict[tuple[str, str], Tensor] = {}
+    for index, (tensor, sharding) in enumerate(zip(instance.operands, operands, strict=True)):
+        pending = sharding.unreduced
+        value = terms_of(tensor, mesh.sizes(pending)) if pending else tensor
+        found["input", str(index)] = value
+    return found
+
+
+def check_cut(instance: Instance, mesh: Mesh, cut: Cut) -> None:
+    """Cut the op, assert that it was cut as asked without a message, run it and compare."""
+    operands = cut.operand_shardings(instance.rule)
+    results = cut.result_shardings(instance.rule, mesh)
+    program = program_of(instance, mesh, operands, results)
+    local = run_passes(program, "insert-collectives")
+    where = f"{instance.op.name} cut as {cut} on {mesh}"
+    for slot, expected in zip(local.results, results, strict=False):
+        shape = tuple(instance.results[int(slot.name)].shape)
+        assert shape_of(slot.value) == expected.local_shape(shape), f"{where}: {local}"
+        messages = [op.name for op in _sources(slot.value) if _is_message(op)]
+        assert messages == [], f"{where}: {local}"
+    compare(instance, local, values_for(instance, operands, mesh), where)
+
+
+def check_equal(
+    instance: Instance, mesh: Mesh, operands: Sequence[Sharding], results: Sequence[Sharding]
+) -> None:
+    """Whatever the shardings of operands and results: the op gives what torch gives."""
+    program = program_of(instance, mesh, operands, results, annotated=False)
+    local = run_passes(program, "insert-collectives")
+    where = f"{instance.op.name} from {operands} to {results} on {mesh}"
+    compare(instance, local, values_for(instance, operands, mesh), where)
+
+
+def compare(
+    instance: Instance, local: Program, values: Mapping[tuple[str, str], Tensor], where: str
+) -> None:
+    """Run a local program on all ranks and compare its results with torch's."""
+    found = run_reference(local, values)
+    for (_, name), result in found.items():
+        expected = instance.results[int(name.removeprefix("whole "))]
+        torch.testing.assert_close(
+            result,
+            expected,
+            rtol=1e-9,
+            atol=1e-10,
+            equal_nan=True,
+            msg=lambda text, name=name: f"{where}, result {name}: {text}",
+        )
+
+
+def _sources(value: SSAValue) -> Iterator[Operation]:
+    """The ops that a value depends on."""
+    found: dict[Operation, None] = {}
+    waiting = [value.owner]
+    while waiting:
+        owner = waiting.pop()
+        if isinstance(owner, Operation) and owner not in found:
+            found[owner] = None
+            waiting += [operand.owner for operand in owner.operands]
+    yield from found
+
+
+def _is_message(op: Operation) -> bool:
+    return isinstance(op, DistOp) and not isinstance(op, ShardIndexOp)
