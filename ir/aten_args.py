@@ -25,8 +25,11 @@ def _result_dtype(op: AtenOp) -> Any:
 
 
 def _num_arange(op: AtenOp) -> Any:
-    start, step = op.value("start"), op.value("step")
-    return start + step * shape_of(op.results[0])[0]
+    start, step, length = op.value("start"), op.value("step"), shape_of(op.results[0])[0]
+    if isinstance(start, int) and isinstance(step, int):
+        return start + step * length
+    # Half a step short: a fraction rounded up would give one number more.
+    return start + step * (length - 0.5)
 
 
 def _slice_end(op: AtenOp) -> int:

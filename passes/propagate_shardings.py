@@ -18,6 +18,7 @@ from shardweave.ir.rules import rule_of
 from shardweave.ir.sharding import DimSharding, Placement, Sharding, fits, ordered
 from shardweave.ir.types import shape_of
 from shardweave.passes.flow import Flow, annotated, aten_ops, sharding_property
+from shardweave.passes.pending_sums import add_pending_first
 from shardweave.passes.split_addmm import split_addmms
 
 _LOOKAHEAD = 6
@@ -30,7 +31,8 @@ class PropagateShardingsPass(ModulePass):
     Forward in program order: each op is cut by the axes that cut its operands; conflicts go by
     priority (annotations of the plan and the user, then the larger tensor). A pending sum
     travels through linear ops while it has a single use, and is reduced, or scattered where
-    shards are wanted, at the first op that needs it. Then backward, to a fixed point: a value
+    shards are wanted, at the first op that needs it; pending sums are added to each other
+    before anything else. Then backward, to a fixed point: a value
     that all its uses want in shards, and that can be made in shards for free, is made so
     (masks, constants, biases); parameters without annotation adopt what their uses want.
 
@@ -45,7 +47,10 @@ class PropagateShardingsPass(ModulePass):
         if program.mesh is None:
             raise ValueError("the program has no mesh; give one (mesh=..., or --mesh data=2).")
         split_addmms(program)
-        _Propagation(program).run()
+        propagation = _Propagation(program)
+        if propagation.regrouped():
+            propagation = _Propagation(program)
+        propagation.run()
 
 
 class _Propagation:
@@ -60,9 +65,16 @@ class _Propagation:
         self.arguments = {(slot.kind, slot.name): slot.value for slot in slots}
         self.free = [s.value for s in slots if s.sharding_attr is None and s.kind != "tangent"]
 
-    def run(self) -> None:
+    def regrouped(self) -> bool:
+        """Whether sums had to be regrouped, after which propagation starts anew."""
         for op in self.ops:
             self._forward(op)
+        return add_pending_first(self.ops, self.flow)
+
+    def run(self) -> None:
+        if not self.choices:
+            for op in self.ops:
+                self._forward(op)
         for _ in range(4):
             if not self._backward():
                 break

@@ -56,6 +56,7 @@ def embedding_dense_backward(op: AtenOp) -> Rule:
         factors,
         [[*names, ("h",)], names],
         [[("v",), ("h",)]],
+        linear=(0,),
         localize=_localize_embedding_backward,
     )
 
