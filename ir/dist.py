@@ -215,6 +215,47 @@ COLLECTIVES = (AllReduceOp, ReduceScatterOp, AllGatherOp, AllToAllOp, BroadcastO
 """The ops that communicate."""
 
 
+class StartAllReduceOp(AllReduceOp):
+    """Start an all_reduce. Its results are in flight: only one `dist.wait` may read them."""
+
+    name = "dist.start_all_reduce"
+
+
+class StartReduceScatterOp(ReduceScatterOp):
+    """Start a reduce_scatter. Its result is in flight: only one `dist.wait` may read it."""
+
+    name = "dist.start_reduce_scatter"
+
+
+class StartAllGatherOp(AllGatherOp):
+    """Start an all_gather. Its result is in flight: only one `dist.wait` may read it."""
+
+    name = "dist.start_all_gather"
+
+
+class StartAllToAllOp(AllToAllOp):
+    """Start an all_to_all. Its result is in flight: only one `dist.wait` may read it."""
+
+    name = "dist.start_all_to_all"
+
+
+class WaitOp(DistOp):
+    """Wait for all results of one started collective. Results: the same values, arrived."""
+
+    name = "dist.wait"
+
+
+STARTS: dict[type[DistOp], type[DistOp]] = {
+    AllReduceOp: StartAllReduceOp,
+    ReduceScatterOp: StartReduceScatterOp,
+    AllGatherOp: StartAllGatherOp,
+    AllToAllOp: StartAllToAllOp,
+}
+"""The asynchronous form of each collective that has one."""
+
+STARTED = tuple(STARTS.values())
+
+
 def create(
     kind: type[DistOp],
     operands: Sequence[SSAValue],
@@ -240,6 +281,6 @@ def dist_dialect() -> Dialect:
     """The dialect: its ops and attributes."""
     return Dialect(
         "dist",
-        [*COLLECTIVES, SliceOp, ShardIndexOp],
+        [*COLLECTIVES, *STARTED, WaitOp, SliceOp, ShardIndexOp],
         [MeshAttr, ShardingAttr, PhaseAttr],
     )

@@ -76,9 +76,9 @@ def stats(program: Program) -> ProgramStats:
         phase = phase_of(op)
         ops[phase] += 1
         flops[phase] += flops_of(op)
-        if isinstance(op, COLLECTIVES):
+        if isinstance(op, COLLECTIVES):  # started ones are subclasses
             assert isinstance(op, DistOp)
-            group = groups[op.name.removeprefix("dist."), op.axes, phase]
+            group = groups[op.name.removeprefix("dist.").removeprefix("start_"), op.axes, phase]
             group[0] += 1
             group[1] += sum(num_bytes(tensor_type_of(v)) for v in op.operands)
             group[2] += sent_bytes(op, mesh)

@@ -16,7 +16,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.dist import AllReduceOp, DistOp, ReduceScatterOp
+from shardweave.ir.dist import STARTED, AllReduceOp, DistOp, ReduceScatterOp, WaitOp
 from shardweave.ir.infer import infer_types
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program, sharding_of
@@ -97,9 +97,32 @@ class _Verifier:
             problem = op.problem_on(self.mesh)
             if problem is not None:
                 self.found.append(f"{describe(op)}: {problem}.")
+            if isinstance(op, WaitOp):
+                self._wait(op)
         else:
             self.found.append(f"{describe(op)} is not an op of the aten or dist dialect.")
+        self._in_flight(op)
         self._shardings(op)
+
+    def _in_flight(self, op: Operation) -> None:
+        """Results of a started collective go, all of them, to exactly one wait."""
+        if not isinstance(op, STARTED):
+            return
+        users = {use.operation for result in op.results for use in result.uses}
+        waits = [user for user in users if isinstance(user, WaitOp)]
+        if len(users) != 1 or len(waits) != 1 or any(r.first_use is None for r in op.results):
+            self.found.append(
+                f"{describe(op)}: found {len(waits)} dist.wait among {len(users)} users, expected "
+                "one wait that reads all its results and nothing else that reads them; add "
+                "%done = dist.wait(%started) and use %done."
+            )
+
+    def _wait(self, op: WaitOp) -> None:
+        starts = {operand.owner for operand in op.operands}
+        if len(starts) != 1 or not isinstance(next(iter(starts)), STARTED):
+            self.found.append(
+                f"{describe(op)}: its operands must be the results of one started collective."
+            )
 
     def _aten(self, op: AtenOp) -> None:
         if not all(isinstance(v.type, builtin.TensorType) for v in (*op.operands, *op.results)):

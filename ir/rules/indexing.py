@@ -170,6 +170,9 @@ def _shifted(
     shape, dtype = shape_of(index), dtype_of_value(index)
     shard = local.shard_index(local.placements[0])
     (start,) = local.emit("aten.mul.Scalar", [shard], ((), torch.int64), other=size)
+    if dtype != torch.int64:
+        # An index of no dims would otherwise take on the type of its start.
+        (start,) = local.emit("aten._to_copy", [start], ((), dtype))
     (shifted,) = local.emit("aten.sub.Tensor", [index, start], (shape, dtype))
     (below,) = local.emit("aten.lt.Scalar", [shifted], (shape, torch.bool), other=0)
     (above,) = local.emit("aten.ge.Scalar", [shifted], (shape, torch.bool), other=size)
