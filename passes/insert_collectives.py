@@ -110,9 +110,9 @@ class _Partition:
         produced = self.flow.sharding(value)
         if produced != goal:
             self._version(value, goal, op)
-            versions = self.flow.versions[value]
-            versions.remove(goal)
-            versions.insert(0, goal)
+            # A version made by viewing another version of the operand is not listed yet.
+            others = [v for v in self.flow.versions[value] if v != goal]
+            self.flow.versions[value] = [goal, *others]
 
     def _emit(self, op: AtenOp, choice: Choice, operands: Sequence[SSAValue]) -> list[SSAValue]:
         types = [self._local_type(r, s) for r, s in zip(op.results, choice.results, strict=True)]

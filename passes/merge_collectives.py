@@ -30,7 +30,7 @@ class _Bucket:
 class MergeCollectivesPass(ModulePass):
     """Join all-reduces over the same axes into one message with several operands.
 
-    An all-reduce joins the open bucket of its axes, reduction and dtype; the bucket is sent
+    An all-reduce joins the open bucket of its axes, reduction, dtype and sub-batch; the bucket is sent
     where its last member stood, so a member's result is available later, never earlier. It
     closes when some member's result is first used, or when it would exceed `bucket_bytes`
     (default 25 MiB). Gradients, used by nothing but the return, so become one message per
@@ -60,7 +60,8 @@ class MergeCollectivesPass(ModulePass):
         finished: list[_Bucket],
         one: dist.AllReduceOp,
     ) -> None:
-        key = (one.axes, one.reduction, dtype_of_value(one.operands[0]))
+        copy = one.properties.get("copy")
+        key = (one.axes, one.reduction, dtype_of_value(one.operands[0]), copy)
         size = sum(num_bytes(tensor_type_of(v)) for v in one.operands)
         bucket = open_buckets.get(key)
         if bucket is not None and bucket.size + size > self.bucket_bytes:
@@ -88,7 +89,7 @@ def _merge(members: list[dist.DistOp]) -> None:
     properties = {
         name: value
         for name, value in last.properties.items()
-        if name in ("axes", "op", "phase")
+        if name in ("axes", "op", "phase", "copy")
     }
     merged = type(last).create(
         operands=operands,

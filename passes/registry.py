@@ -9,5 +9,7 @@ PASSES: dict[str, str] = {
     "insert-collectives": "shardweave.passes.insert_collectives:InsertCollectivesPass",
     "merge-collectives": "shardweave.passes.merge_collectives:MergeCollectivesPass",
     "propagate-shardings": "shardweave.passes.propagate_shardings:PropagateShardingsPass",
+    "split-batch": "shardweave.passes.split_batch:SplitBatchPass",
+    "unroll-time-axes": "shardweave.passes.unroll_time_axes:UnrollTimeAxesPass",
 }
 """`name` -> `module:class`."""

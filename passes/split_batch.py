@@ -1,0 +1,103 @@
+"""split-batch: run the batch as sub-batches, one after another on the same device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import builtin
+from xdsl.ir import Attribute
+from xdsl.passes import ModulePass
+
+from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.mesh import Axis, Mesh
+from shardweave.ir.program import Program, Slot
+from shardweave.ir.sharding import Placement, Sharding, fits, ordered
+from shardweave.ir.types import shape_of
+from shardweave.passes.flow import annotated
+
+
+@dataclass(frozen=True)
+class SplitBatchPass(ModulePass):
+    """Cut dim `dim` of the inputs over a new mesh axis of kind time, of size `n`.
+
+    A sub-batch is a virtual rank: propagation and partitioning treat the axis like any other,
+    so any mix of tensor, data and sequence parallelism splits, for any model, and stays exact;
+    `unroll-time-axes` then writes the sub-batches out. Inputs whose dim has another size than
+    most stay whole.
+
+    Requires: a global program before `propagate-shardings`. Ensures: the mesh has the time
+    axis, the inputs are cut over it inside each device's shard; numerics unchanged.
+    """
+
+    name = "split-batch"
+    n: int = 2
+    dim: int = 0
+    axis: str = "batch"
+
+    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
+        program = Program(op)
+        if program.is_local:
+            raise ValueError("the program is local already; split the batch before partitioning.")
+        if self.n < 1:
+            raise ValueError(f"n={self.n} sub-batches; use n >= 1.")
+        if self.n == 1:
+            return
+        mesh = program.mesh or Mesh()
+        if self.axis in mesh.names:
+            raise ValueError(
+                f"the mesh {mesh} has an axis '{self.axis}' already; name another with axis=..."
+            )
+        inputs = self._batched(program)
+        split = {
+            i: self._split(program.sharding_of_slot(slot), shape_of(slot.value), slot.name)
+            for i, slot in inputs.items()
+        }
+        batch = shape_of(next(iter(inputs.values())).value)[self.dim]
+        self._split_annotated(program, batch)
+        program.set_mesh(Mesh((*mesh.axes, Axis(self.axis, self.n, "time"))))
+        program.set_argument_attributes("dist.sharding", split)
+
+    def _batched(self, program: Program) -> dict[int, Slot]:
+        """The inputs that have the batch along `dim`."""
+        found = {
+            index: slot
+            for index, slot in enumerate(program.arguments)
+            if slot.kind == "input" and len(shape_of(slot.value)) > self.dim
+        }
+        sizes = Counter(shape_of(slot.value)[self.dim] for slot in found.values())
+        if not sizes:
+            raise ValueError(f"no input has a dim {self.dim} to split.")
+        batch = sizes.most_common(1)[0][0]
+        return {i: s for i, s in found.items() if shape_of(s.value)[self.dim] == batch}
+
+    def _split_annotated(self, program: Program, batch: int) -> None:
+        """Annotations that a plan gave to values with the batch along `dim` are split too."""
+        for one in program.ops:
+            entries = one.properties.get("sharding")
+            if not isinstance(entries, builtin.ArrayAttr):
+                continue
+            new: list[Attribute] = []
+            for result, sharding in zip(one.results, annotated(one, program), strict=True):
+                shape = shape_of(result)
+                assert sharding is not None
+                if len(shape) > self.dim and shape[self.dim] == batch:
+                    new.append(self._split(sharding, shape, one.name))
+                else:
+                    new.append(ShardingAttr.of(sharding, shape))
+            one.properties["sharding"] = builtin.ArrayAttr(new)
+
+    def _split(self, sharding: Sharding, shape: tuple[int, ...], name: str) -> ShardingAttr:
+        """The sharding with the time axis cut inside each device's part of `dim`."""
+        dims = list(sharding.dims)
+        smallest = min((p.stride for p in dims[self.dim]), default=shape[self.dim])
+        placement = Placement(self.axis, self.n, smallest // self.n)
+        dims[self.dim] = ordered((*dims[self.dim], placement))
+        if smallest % self.n or not fits(dims[self.dim], shape[self.dim]):
+            divisors = [d for d in range(1, smallest + 1) if smallest % d == 0]
+            raise ValueError(
+                f"'{name}' has {smallest} samples per device along dim {self.dim}, which do not "
+                f"divide into {self.n} sub-batches; use n in {divisors}."
+            )
+        return ShardingAttr.of(Sharding(tuple(dims)), shape)
