@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 from xdsl.ir import Operation, SSAValue
 
+from shardweave.backends.calls import NEED_CONTIGUOUS, callee_of
 from shardweave.backends.liveness import last_uses
 from shardweave.backends.virtual_collectives import run_collective
-from shardweave.ir.aten import AtenOp, overload_named
-from shardweave.ir.aten_args import CALLEE, arguments
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.aten_args import arguments
 from shardweave.ir.dist import DistOp
-from shardweave.ir.mesh import Mesh
+from shardweave.ir.mesh import Axis, Mesh
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.sharding import Sharding
 from shardweave.ir.shards import assemble, take_shard
@@ -70,9 +71,7 @@ def run_reference(program: Program, values: Mapping[Key, Tensor]) -> dict[Key, T
     }
 
 
-def values_of(
-    program: Program, model: nn.Module, batch: Mapping[str, Tensor]
-) -> dict[Key, Tensor]:
+def values_of(program: Program, model: nn.Module, batch: Mapping[str, Tensor]) -> dict[Key, Tensor]:
     """The arguments of a program: parameters and buffers of `model`, inputs of `batch` by name.
 
     Raises ValueError naming what the model or the batch lacks.
@@ -96,8 +95,13 @@ def values_of(
 
 
 def _virtual_mesh(program: Program) -> Mesh:
-    """The mesh that the program runs on: a program that is not local needs one device."""
-    return program.mesh or Mesh() if program.is_local else Mesh()
+    """The mesh that the program runs on: a program that is not local needs one device.
+
+    Sub-batches that are not unrolled yet run as ranks of their own.
+    """
+    if program.mesh is None or not program.is_local:
+        return Mesh()
+    return Mesh(Axis(axis.name, axis.size) for axis in program.mesh.axes)
 
 
 def _placement(program: Program, slot: Slot) -> Sharding:
@@ -171,10 +175,15 @@ def _run(op: Operation, environment: Mapping[SSAValue, PerRank], mesh: Mesh) -> 
 
 def _call(op: AtenOp, rank: int, environment: Mapping[SSAValue, PerRank]) -> tuple[Tensor, ...]:
     """The results of an ATen op on one rank."""
-    overload = overload_named(CALLEE.get(op.name, op.name))
-    args, kwargs = arguments(op, lambda value: environment[value][rank])
+    dense = op.name in NEED_CONTIGUOUS
+
+    def operand(value: SSAValue) -> Tensor:
+        tensor = environment[value][rank]
+        return tensor.contiguous() if dense else tensor
+
+    args, kwargs = arguments(op, operand)
     try:
-        returned: Any = overload(*args, **kwargs)
+        returned: Any = callee_of(op)(*args, **kwargs)
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         shapes = [tuple(environment[value][rank].shape) for value in op.operands]
         raise ValueError(f"{op.name} failed on operands of shapes {shapes}: {error}") from error

@@ -25,6 +25,8 @@ def run_collective(
     """
     if isinstance(op, dist.ShardIndexOp):
         return [_on_groups(None, lambda members: _positions(len(members)), op.axes, mesh)]
+    if isinstance(op, dist.WaitOp):
+        return [list(tensors) for tensors in operands]
     if type(op) not in _IMPLEMENTATIONS:
         raise ValueError(f"the reference backend does not run '{op.name}'.")
     implementation = _IMPLEMENTATIONS[type(op)]
@@ -66,7 +68,7 @@ def _reduced(members: Group, reduction: str) -> Tensor:
         return stacked.amax(0)
     if reduction == "sum":
         return stacked.sum(0, dtype=stacked.dtype)
-    raise ValueError(f"dist.all_reduce: found op = \"{reduction}\", expected \"sum\" or \"max\".")
+    raise ValueError(f'dist.all_reduce: found op = "{reduction}", expected "sum" or "max".')
 
 
 def _all_reduce(op: dist.DistOp, members: Group) -> list[Tensor]:
@@ -104,4 +106,7 @@ _IMPLEMENTATIONS: dict[type[dist.DistOp], Callable[[dist.DistOp, Group], list[Te
     dist.AllToAllOp: _all_to_all,
     dist.SliceOp: _dealt,
     dist.BroadcastOp: _broadcast,
+}
+_IMPLEMENTATIONS |= {
+    started: _IMPLEMENTATIONS[blocking] for blocking, started in dist.STARTS.items()
 }

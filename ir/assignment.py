@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Literal
 
@@ -166,6 +167,16 @@ class _Question:
             for placement in placements:
                 propose(placement.axis, seat_of(self.rule, factors, placement))
 
+    @cached_property
+    def _held_axes(self) -> frozenset[str]:
+        """Axes that an operand has where it is made, or a result is wanted to have.
+
+        An axis that only a later version of an operand has may be left out at no loss.
+        """
+        held = frozenset(axis for axis, _, _ in self.hints)
+        held = held.union(*(operand.versions[0].axes for operand in self.operands))
+        return held.union(*(goal.axes for goal in self.goals if goal is not None))
+
     def _carried_axes(self) -> list[str]:
         """Axes over which every operand that the op is linear in is an unreduced sum."""
         linear = [self.operands[index].versions[0] for index in sorted(self.rule.linear)]
@@ -190,8 +201,11 @@ class _Question:
             Sharding(dims_of(self.rule, dims, factors), carried if i in self.rule.linear else ())
             for i, dims in enumerate(self.rule.operands)
         )
-        cost = self._cost(operands, results, sum(seat is None for seat in seats.values()))
-        return None if cost is None else Choice(factors, operands, results, cost)
+        held = self._held_axes
+        dropped = sum(seat is None and axis in held for axis, seat in seats.items())
+        taken_up = sum(seat is not None and axis not in held for axis, seat in seats.items())
+        cost = self._cost(operands, results, dropped)
+        return None if cost is None else Choice(factors, operands, results, (*cost, taken_up))
 
     def _can_cut(self, index: int, placements: DimSharding) -> bool:
         factor = self.rule.factors[index]

@@ -147,10 +147,9 @@ class _Partition:
             return found
         origin = self.flow.origin(value, wanted)
         if origin is not None:
-            self._version(*origin, user)
-            return self._existing(value, wanted, user)
+            return self._viewed(value, self._version(*origin, user), wanted)
         version, steps = self.flow.steps(value, wanted)
-        current = self._existing(value, version, user)
+        current = self._existing(value, version)
         before = version
         for step in steps:
             known = self.local.get((value, step.after))
@@ -162,7 +161,7 @@ class _Partition:
         self.local[value, wanted] = current
         return current
 
-    def _existing(self, value: SSAValue, version: Sharding, user: Operation) -> SSAValue:
+    def _existing(self, value: SSAValue, version: Sharding) -> SSAValue:
         """A version that needs no message: known, or a view of a known version."""
         found = self.local.get((value, version))
         if found is not None:
@@ -170,7 +169,12 @@ class _Partition:
         view = value.owner
         assert isinstance(view, AtenOp)
         source = next(old for new, old in self.flow.moved_versions(value) if new == version)
-        operand = self._existing(view.operands[0], source, user)
+        return self._viewed(value, self._existing(view.operands[0], source), version)
+
+    def _viewed(self, value: SSAValue, operand: SSAValue, version: Sharding) -> SSAValue:
+        """A version of a view's result, made from the right version of its operand."""
+        view = value.owner
+        assert isinstance(view, AtenOp)
         type_ = self._local_type(value, version)
         made = LocalForm(view, [operand], (), [type_], self.mesh, self.block.add_op).clone()[0]
         made.name_hint = value.name_hint

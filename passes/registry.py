@@ -6,10 +6,15 @@ PASSES: dict[str, str] = {
     "apply-plan": "shardweave.passes.apply_plan:ApplyPlanPass",
     "cse": "shardweave.passes.cse:CsePass",
     "dce": "shardweave.passes.dce:DcePass",
+    "delete-redundant-collectives": (
+        "shardweave.passes.delete_redundant_collectives:DeleteRedundantCollectivesPass"
+    ),
     "insert-collectives": "shardweave.passes.insert_collectives:InsertCollectivesPass",
     "merge-collectives": "shardweave.passes.merge_collectives:MergeCollectivesPass",
     "propagate-shardings": "shardweave.passes.propagate_shardings:PropagateShardingsPass",
+    "rematerialize": "shardweave.passes.rematerialize:RematerializePass",
     "split-batch": "shardweave.passes.split_batch:SplitBatchPass",
+    "start-collectives": "shardweave.passes.start_collectives:StartCollectivesPass",
     "unroll-time-axes": "shardweave.passes.unroll_time_axes:UnrollTimeAxesPass",
 }
 """`name` -> `module:class`."""

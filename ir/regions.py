@@ -1,0 +1,60 @@
+"""Where the forward pass ends, which block an op belongs to, and what is kept for later."""
+
+from __future__ import annotations
+
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.ir.program import Program
+from shardweave.ir.syntax import layer_of, phase_of
+from shardweave.ir.types import num_bytes, tensor_type_of
+
+VIEWS = frozenset({"aten.view", "aten.permute", "aten.expand"})
+"""Ops whose result shares the memory of their operand."""
+
+
+def block_name(layer: str) -> str | None:
+    """The repeated block a layer lies in: its path up to the first number (`h.3`), or None."""
+    parts = layer.split(".")
+    for index, part in enumerate(parts):
+        if part.isdigit():
+            return ".".join(parts[: index + 1])
+    return None
+
+
+def block_of_op(op: Operation) -> str | None:
+    """The repeated block an op belongs to."""
+    return block_name(layer_of(op))
+
+
+def split_at_backward(program: Program) -> tuple[list[Operation], list[Operation]]:
+    """The ops before the first backward op, and the rest."""
+    ops = list(program.ops)
+    for index, op in enumerate(ops):
+        if phase_of(op) in ("backward", "recompute"):
+            return ops[:index], ops[index:]
+    return ops, []
+
+
+def storage_of(value: SSAValue) -> SSAValue:
+    """The value whose memory a view shares."""
+    while isinstance(value.owner, Operation) and value.owner.name in VIEWS:
+        value = value.owner.operands[0]
+    return value
+
+
+def kept_values(program: Program) -> list[SSAValue]:
+    """Results of forward ops that the rest of the step reads: what memory holds in between."""
+    forward, later = split_at_backward(program)
+    made = {result for op in forward for result in op.results}
+    found: dict[SSAValue, None] = {}
+    for op in later:
+        for operand in op.operands:
+            storage = storage_of(operand)
+            if storage in made:
+                found[storage] = None
+    return list(found)
+
+
+def kept_bytes(program: Program) -> int:
+    """Bytes of `kept_values` on one device."""
+    return sum(num_bytes(tensor_type_of(value)) for value in kept_values(program))

@@ -1,0 +1,218 @@
+"""rematerialize: compute forward values again in the backward pass instead of keeping them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import builtin
+from xdsl.ir import Operation, SSAValue
+from xdsl.passes import ModulePass
+
+from shardweave.ir.attributes import PhaseAttr
+from shardweave.ir.dist import COLLECTIVES
+from shardweave.ir.program import Program
+from shardweave.ir.regions import VIEWS, block_of_op, kept_bytes, split_at_backward
+from shardweave.ir.syntax import phase_of
+
+POLICIES = ("none", "layer", "after-communication", "budget")
+_COLLECTIVES = tuple(COLLECTIVES)
+
+Segment = tuple[str, str, int]
+"""Block, sub-batch, and number of the stretch between communications that is recomputed at once."""
+
+
+@dataclass(frozen=True)
+class RematerializePass(ModulePass):
+    """Clone forward ops into the backward pass, so that their results need not be kept.
+
+    Blocks are the repeated modules (`h.0`, `encoder.block.3`). Policies: `none` keeps
+    everything; `layer` keeps what enters and leaves a block and recomputes the rest,
+    communication included (Megatron's full recomputation); `after-communication` keeps the
+    results of collectives too, so that recomputation starts after each (Oases' fine-grained
+    strategy) and runs segment by segment; `budget` recomputes as few blocks as fit the kept
+    bytes of one device into `bytes`, first by segments, then whole.
+
+    Requires: a program with forward and backward ops; collectives are recomputed only where
+    they are in the program, so run it after `insert-collectives` (and `unroll-time-axes`).
+    Ensures: numerics unchanged, bit for bit; clones carry phase recompute and `origin`, and
+    stand before their first use. Linear in the ops for each policy tried.
+    """
+
+    name = "rematerialize"
+    policy: str = "layer"
+    bytes: int | None = None
+
+    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy '{self.policy}' is unknown; use one of {', '.join(POLICIES)}.")
+        if (self.bytes is not None) != (self.policy == "budget"):
+            raise ValueError("give bytes=N with policy=budget, and only then.")
+        program = Program(op)
+        if self.bytes is None:
+            recompute(program, lambda block: self.policy)
+        else:
+            _fit(program, self.bytes)
+
+
+def _fit(program: Program, budget: int) -> None:
+    """Escalate block by block, last first, until the kept bytes fit."""
+    forward, _ = split_at_backward(program)
+    blocks = list(dict.fromkeys(b for op in forward if (b := block_of_op(op)) is not None))
+    chosen = dict.fromkeys(blocks, "none")
+
+    def trial() -> int:
+        copy = program.clone()
+        recompute(copy, lambda block: chosen.get(block, "none"))
+        return kept_bytes(copy)
+
+    needed = trial()
+    for policy in ("after-communication", "layer"):
+        for block in blocks:
+            if needed <= budget:
+                break
+            chosen[block] = policy
+            needed = trial()
+    if needed > budget:
+        raise ValueError(
+            f"with every block recomputed, {needed} bytes are still kept for the backward pass, "
+            f"{needed - budget} more than bytes={budget}; give at least {needed}, or split the "
+            "batch or shard more."
+        )
+    recompute(program, lambda block: chosen.get(block, "none"))
+
+
+def recompute(program: Program, policy_of: Callable[[str], str]) -> int:
+    """Recompute in each block by its policy; returns the number of clones."""
+    forward, later = split_at_backward(program)
+    if any(phase_of(op) == "recompute" for op in later):
+        raise ValueError("the program recomputes already; rematerialize it once.")
+    return _Recomputation(forward, later, policy_of).run()
+
+
+class _Recomputation:
+    def __init__(
+        self,
+        forward: list[Operation],
+        later: list[Operation],
+        policy_of: Callable[[str], str],
+    ) -> None:
+        self.forward = forward
+        self.before = set(forward)
+        self.later = later
+        self.policies: dict[str, str] = {}
+        self.policy_of = policy_of
+        self.segments: dict[Operation, Segment] = {}
+        self.clones: dict[SSAValue, SSAValue] = {}
+        self.pending: dict[Segment, list[Operation]] = {}
+        self.count = 0
+
+    def run(self) -> int:
+        self._number_segments()
+        needed = self._needed()
+        for op in self.forward:
+            if op in needed:
+                self.pending.setdefault(self.segments[op], []).append(op)
+        for op in self.later:
+            self._redirect(op)
+        return self.count
+
+    def _number_segments(self) -> None:
+        """The segment of each op that its block's policy lets recompute."""
+        numbers: dict[tuple[str, str], int] = {}
+        for op in self.forward:
+            block = block_of_op(op)
+            if block is None:
+                continue
+            policy = self.policies.setdefault(block, self.policy_of(block))
+            if policy == "none":
+                continue
+            key = (block, str(op.properties.get("copy", "")))
+            number = numbers.setdefault(key, 0)
+            self.segments[op] = (*key, number)
+            if policy == "after-communication" and isinstance(op, _COLLECTIVES):
+                numbers[key] = number + 1
+
+    def _is_kept(self, value: SSAValue) -> bool:
+        """Whether a value is there in the backward pass without being recomputed."""
+        op = value.owner
+        if not isinstance(op, Operation) or op not in self.segments:
+            return True
+        block, _, _ = self.segments[op]
+        if self.policies[block] == "after-communication" and isinstance(op, _COLLECTIVES):
+            return True
+        if op.name in VIEWS and self._is_kept(op.operands[0]):
+            # A view costs neither memory nor time.
+            return True
+        return self._leaves(value, block)
+
+    def _leaves(self, value: SSAValue, block: str) -> bool:
+        """Whether a forward op outside the block reads the value."""
+        return any(
+            phase_of(use.operation) == "forward"
+            and block_of_op(use.operation) != block
+            and use.operation in self.before
+            for use in value.uses
+        )
+
+    def _needed(self) -> set[Operation]:
+        """The forward ops to clone: what later ops read and is not kept, and what feeds it."""
+        needed: set[Operation] = set()
+        stack = [v for op in self.later for v in op.operands]
+        seen: set[SSAValue] = set()
+        while stack:
+            value = stack.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            if not self._is_kept(value):
+                assert isinstance(value.owner, Operation)
+                needed.add(value.owner)
+                stack.extend(value.owner.operands)
+        return needed
+
+    def _redirect(self, op: Operation) -> None:
+        """Let a later op read clones; the clones of a segment go before its first reader."""
+        operands = list(op.operands)
+        changed = False
+        for index, value in enumerate(operands):
+            owner = value.owner
+            if not isinstance(owner, Operation) or owner not in self.segments:
+                continue
+            self._insert(self.segments[owner], op)
+            clone = self.clones.get(value)
+            if clone is not None:
+                operands[index] = clone
+                changed = True
+        if changed:
+            op.operands = operands
+
+    def _insert(self, segment: Segment, before: Operation) -> None:
+        """Clone a segment's ops before its first reader; segments it reads come first."""
+        for op in self.pending.pop(segment, []):
+            for value in op.operands:
+                owner = value.owner
+                if isinstance(owner, Operation) and owner in self.segments:
+                    self._insert(self.segments[owner], before)
+            self._clone(op, before)
+
+    def _clone(self, op: Operation, before: Operation) -> None:
+        properties = dict(op.properties)
+        properties["phase"] = PhaseAttr.of("recompute")
+        hint = op.results[0].name_hint
+        if hint is not None:
+            properties["origin"] = builtin.StringAttr(hint)
+        clone = type(op).create(
+            operands=[self.clones.get(v, v) for v in op.operands],
+            result_types=op.result_types,
+            properties=properties,
+            location=op.location,
+        )
+        for new, old in zip(clone.results, op.results, strict=True):
+            new.name_hint = old.name_hint
+            self.clones[old] = new
+        block = before.parent_block()
+        assert block is not None
+        block.insert_op_before(clone, before)
+        self.count += 1

@@ -1,0 +1,54 @@
+"""start-collectives: every collective becomes a start and a wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import builtin
+from xdsl.passes import ModulePass
+
+from shardweave.ir.dist import STARTS, DistOp, WaitOp
+from shardweave.ir.program import Program
+from shardweave.ir.syntax import annotate
+
+
+@dataclass(frozen=True)
+class StartCollectivesPass(ModulePass):
+    """Replace each collective by its `dist.start_*` and a `dist.wait` right behind it.
+
+    Requires: a local program. Ensures: numerics unchanged; the schedule is still blocking,
+    but another order can now put work between a start and its wait. Linear.
+    """
+
+    name = "start-collectives"
+
+    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
+        for one in list(Program(op).ops):
+            kind = STARTS.get(type(one)) if isinstance(one, DistOp) else None
+            if kind is not None:
+                assert isinstance(one, DistOp)
+                _start(one, kind)
+
+
+def _start(op: DistOp, kind: type[DistOp]) -> None:
+    block = op.parent_block()
+    assert block is not None
+    start = kind.create(
+        operands=op.operands,
+        result_types=op.result_types,
+        properties=op.properties,
+        location=op.location,
+    )
+    wait = WaitOp.create(operands=start.results, result_types=op.result_types)
+    annotate(wait, op)
+    if "sharding" in op.properties:
+        wait.properties["sharding"] = op.properties["sharding"]
+    block.insert_op_before(start, op)
+    block.insert_op_before(wait, op)
+    for started, arrived, old in zip(start.results, wait.results, op.results, strict=True):
+        arrived.name_hint = old.name_hint
+        started.name_hint = "started"
+        old.replace_all_uses_with(arrived)
+    op.detach()
+    op.erase()
