@@ -11,6 +11,7 @@ PASSES: dict[str, str] = {
     ),
     "insert-collectives": "shardweave.passes.insert_collectives:InsertCollectivesPass",
     "merge-collectives": "shardweave.passes.merge_collectives:MergeCollectivesPass",
+    "overlap-communication": "shardweave.passes.overlap_communication:OverlapCommunicationPass",
     "propagate-shardings": "shardweave.passes.propagate_shardings:PropagateShardingsPass",
     "rematerialize": "shardweave.passes.rematerialize:RematerializePass",
     "split-batch": "shardweave.passes.split_batch:SplitBatchPass",

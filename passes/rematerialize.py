@@ -28,8 +28,8 @@ class RematerializePass(ModulePass):
     """Clone forward ops into the backward pass, so that their results need not be kept.
 
     Blocks are the repeated modules (`h.0`, `encoder.block.3`). Policies: `none` keeps
-    everything; `layer` keeps what enters and leaves a block and recomputes the rest,
-    communication included (Megatron's full recomputation); `after-communication` keeps the
+    everything; `layer` keeps what enters and leaves a block and runs the whole block again,
+    communication included, also what nothing reads (Megatron's full recomputation); `after-communication` keeps the
     results of collectives too, so that recomputation starts after each (Oases' fine-grained
     strategy) and runs segment by segment; `budget` recomputes as few blocks as fit the kept
     bytes of one device into `bytes`, first by segments, then whole.
@@ -170,7 +170,17 @@ class _Recomputation:
                 assert isinstance(value.owner, Operation)
                 needed.add(value.owner)
                 stack.extend(value.owner.operands)
+        rerun = {b for op in needed if (b := block_of_op(op)) and self.policies[b] == "layer"}
+        for op in self.forward:
+            # Megatron runs the whole block again, its last collective too, read or not.
+            if block_of_op(op) in rerun and not all(map(self._is_free, op.results)):
+                needed.add(op)
         return needed
+
+    def _is_free(self, value: SSAValue) -> bool:
+        """Whether a value is a view of something that is kept."""
+        op = value.owner
+        return isinstance(op, Operation) and op.name in VIEWS and self._is_kept(op.operands[0])
 
     def _redirect(self, op: Operation) -> None:
         """Let a later op read clones; the clones of a segment go before its first reader."""
