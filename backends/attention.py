@@ -32,9 +32,9 @@ def flash_attention(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(output, logsumexp) of `aten._scaled_dot_product_flash_attention_for_cpu`."""
-    if query.device.type == "cpu":
-        return _KERNEL(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
-    return attention(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
+    run = _KERNEL if query.device.type == "cpu" else attention
+    query, key, value = _dense_rows(query), _dense_rows(key), _dense_rows(value)
+    return run(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
 
 
 def flash_attention_backward(
@@ -52,6 +52,7 @@ def flash_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value, as the op's `_backward` gives them."""
     run = _KERNEL_BACKWARD if query.device.type == "cpu" else attention_backward
+    query, key, value, out = (_dense_rows(x) for x in (query, key, value, out))
     return run(
         grad_out, query, key, value, out, logsumexp, dropout_p, is_causal,
         attn_mask=attn_mask, scale=scale,
@@ -105,6 +106,11 @@ def attention_backward(
     grad_key = (grad_scores.mT @ q).sum(2)
     grad_value = (weights.mT @ grad).sum(2)
     return grad_query.to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype)
+
+
+def _dense_rows(x: Tensor) -> Tensor:
+    """The CPU's kernel reads rows as if they were dense, without an error if they are not."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,8 +11,9 @@ from torch.distributed.tensor import DTensor
 
 from shardweave.backends.checkpoint import checkpointable
 from shardweave.backends.emit import Key, emit, load_step
-from shardweave.backends.gradients import owned
-from shardweave.backends.layout import as_dtensor, local_of, placements_of, whole
+from shardweave.backends.layout import as_dtensor, like, local_of, placements_of, whole
+from shardweave.backends.mirror import mirror
+from shardweave.backends.ownership import owned
 from shardweave.backends.runtime import Runtime
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.sharding import Sharding
@@ -24,45 +25,218 @@ class Step(nn.Module):
     """A program bound to parameters: calling it runs forward and backward.
 
     `step(**batch)` returns the loss and leaves gradients in the parameters' `.grad`, added to
-    what is there, as `loss.backward()` does; buffers are updated. A program without
-    gradients returns its outputs. A batch holds global tensors, the same on every rank, or this
-    rank's shards, or DTensors, by the names of the captured arguments.
+    what is there, as `loss.backward()` does; buffers are updated. A program without gradients
+    returns its outputs. A batch holds, by the names of the captured arguments, global tensors
+    (the same on every rank), this rank's shards, or DTensors; outputs are global.
 
     Parameters and buffers are copied from `model`, which must hold the same values on every
-    rank, under the same names. On a mesh of several devices they are DTensors that hold this
+    rank, and keep its names. On a mesh of several devices they are DTensors that hold this
     rank's shard, so that torch's optimizers, `clip_grad_norm_` and `torch.distributed.checkpoint`
     work on them; on one device they are plain tensors. What the program does not use is kept
     whole and gets no gradient.
 
     program: a local program, or a global one to run on one device. source: the Python module
-    that runs. Making a step is collective. Raises ValueError if model and program do not fit.
+    that runs. Making a step is collective. Raises ValueError if model, program and mesh do not
+    fit together.
     """
 
     def __init__(self, program: Program, model: nn.Module, runtime: Runtime | None = None) -> None:
         super().__init__()
         self.program = program
         self.runtime = runtime or _runtime_for(program, model)
-        _check_runtime(program, self.runtime)
-        self.runtime.prepare(program)
+        _check_mesh(program, self.runtime)
+        self._slots = {(slot.kind, slot.name): slot for slot in program.arguments}
+        self._shardings = {key: _sharding(program, slot) for key, slot in self._slots.items()}
+        self._stored: dict[Key, Tensor] = {}
+        mirror(model, self, self._store)
+        self._keys = {id(tensor): key for key, tensor in self._stored.items()}
+        self._results = [(slot, _sharding(program, slot)) for slot in program.results]
+        self._check_results()
         self.source = emit(program)
         self._run = load_step(self.source)
-        self._shardings = {
-            (slot.kind, slot.name): _sharding(program, slot) for slot in program.arguments
-        }
-        _check_results(program, self._shardings)
-        stored = _mirror(model, self, self._stored)
-        self._tensors = {key: stored[key] for key in self._stored_keys(stored)}
-        self._tangents = self._make_tangents()
+        self.runtime.prepare(program)
 
-    def _stored(self, kind: str, name: str, tensor: Tensor) -> Tensor:
+    @torch.no_grad()
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The loss of a batch, or the outputs of a program without gradients. Collective."""
+        given = {key: local_of(self._stored[key]) for key in self._slots if key in self._stored}
+        given |= self._batch({f"arg{index}": arg for index, arg in enumerate(args)} | kwargs)
+        given |= self._tangents()
+        results = owned(self._run(self.runtime, given), given.values())
+        outputs: list[Tensor] = []
+        for slot, sharding in self._results:
+            local = results[slot.kind, slot.name]
+            if slot.kind == "grad":
+                self._accumulate(slot.name, local)
+            elif slot.kind == "buffer":
+                local_of(self._stored["buffer", slot.name]).copy_(local)
+            else:
+                outputs.append(whole(local, sharding, self.runtime))
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    # State
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Parameters and persistent buffers under the model's names, tied ones under each.
+
+        They share memory with the step's own, and are DTensors on a mesh of several devices.
+        """
+        return checkpointable(super().state_dict(*args, **kwargs))
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """`state_dict` with whole plain tensors on every rank, as the model's own. Collective."""
+        full: dict[str, Any] = {}
+        for name, tensor in super().state_dict(keep_vars=True).items():
+            sharding = self._shardings[self._keys[id(tensor)]]
+            full[name] = whole(local_of(tensor).detach().clone(), sharding, self.runtime)
+        return full
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Copy a state, of whole tensors or of DTensors, into the step's own. Collective.
+
+        Raises ValueError for a tensor of another shape and, if `strict`, RuntimeError for
+        missing and unknown names, as `nn.Module` does.
+        """
+        if assign:
+            raise ValueError("load_state_dict: a step keeps its own tensors; leave assign out.")
+        own = super().state_dict(keep_vars=True)
+        fitting = {
+            name: self._as_stored(name, value, own[name]) if name in own else value
+            for name, value in state_dict.items()
+        }
+        return super().load_state_dict(fitting, strict=strict)
+
+    def _store(self, kind: str, name: str, tensor: Tensor) -> Tensor:
         """The parameter or buffer that stands for one of the model's."""
-        sharding = self._shardings.setdefault(
-            (kind, name), Sharding.replicated(tensor.ndim)
-        )
+        key = (kind, name)
+        sharding = self._shardings.setdefault(key, Sharding.replicated(tensor.ndim))
+        if key in self._slots:
+            self._check_tensor(key, tensor)
         shard = take_shard(tensor.detach(), sharding, self.runtime.coordinates)
         # Never the model's own memory: training a step must not change the model.
         local = torch.empty_like(shard, device=self.runtime.device).copy_(shard)
         stored = as_dtensor(local, sharding, self.runtime)
         if kind == "param":
-            return nn.Parameter(stored, requires_grad=tensor.requires_grad)
+            stored = nn.Parameter(stored, requires_grad=tensor.requires_grad)
+        self._stored[key] = stored
         return stored
+
+    def _as_stored(self, name: str, value: Any, stored: Tensor) -> Any:
+        """A given tensor in the form of the stored one."""
+        if isinstance(value, DTensor):
+            if value.placements == getattr(stored, "placements", None):
+                return like(value.to_local(), stored)
+            value = value.full_tensor()
+        if tuple(value.shape) != tuple(stored.shape):
+            raise ValueError(
+                f"load_state_dict: '{name}' has shape {tuple(value.shape)}, expected the global "
+                f"shape {tuple(stored.shape)}."
+            )
+        sharding = self._shardings[self._keys[id(stored)]]
+        shard = take_shard(value.detach(), sharding, self.runtime.coordinates)
+        return like(shard.to(self.runtime.device, stored.dtype), stored)
+
+    # Arguments and results
+
+    def _tangents(self) -> dict[Key, Tensor]:
+        return {
+            key: torch.ones((), dtype=dtype_of_value(slot.value), device=self.runtime.device)
+            for key, slot in self._slots.items()
+            if slot.kind == "tangent"
+        }
+
+    def _batch(self, batch: Mapping[str, Any]) -> dict[Key, Tensor]:
+        """This rank's part of each input."""
+        wanted = [name for kind, name in self._slots if kind == "input"]
+        if set(batch) != set(wanted):
+            raise ValueError(
+                f"the step was called with {sorted(batch)}, but it was captured with "
+                f"{sorted(wanted)}; give exactly these (positional ones are arg0, arg1, ..)."
+            )
+        return {("input", name): self._input(name, batch[name]) for name in wanted}
+
+    def _input(self, name: str, tensor: Tensor) -> Tensor:
+        sharding = self._shardings["input", name]
+        slot = self._slots["input", name]
+        if isinstance(tensor, DTensor):
+            assert self.runtime.device_mesh is not None
+            goal = placements_of(sharding, tensor.shape, self.runtime.mesh)
+            local = tensor.redistribute(self.runtime.device_mesh, goal).to_local()
+        elif tuple(tensor.shape) == sharding.global_shape(shape_of(slot.value)):
+            local = take_shard(tensor, sharding, self.runtime.coordinates)
+        else:
+            local = tensor
+        if tuple(local.shape) != shape_of(slot.value) or local.dtype != dtype_of_value(slot.value):
+            raise ValueError(
+                f"input '{name}' has shape {tuple(tensor.shape)} and {tensor.dtype}, expected "
+                f"{dtype_of_value(slot.value)} and the global shape "
+                f"{sharding.global_shape(shape_of(slot.value))} or the local "
+                f"{shape_of(slot.value)}."
+            )
+        return local.detach().to(self.runtime.device)
+
+    def _accumulate(self, name: str, grad: Tensor) -> None:
+        parameter = self._stored["param", name]
+        if not parameter.requires_grad:
+            return
+        if parameter.grad is None:
+            parameter.grad = like(grad, parameter)
+        else:
+            local_of(parameter.grad).add_(grad)
+
+    # Checks
+
+    def _check_tensor(self, key: Key, tensor: Tensor) -> None:
+        value = self._slots[key].value
+        shape = self._shardings[key].global_shape(shape_of(value))
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype_of_value(value):
+            raise ValueError(
+                f"{key[0]} '{key[1]}' of the model has shape {tuple(tensor.shape)} and "
+                f"{tensor.dtype}, but the program has {shape} and {dtype_of_value(value)}; "
+                "capture this model."
+            )
+
+    def _check_results(self) -> None:
+        """The model has what the program reads, and what it updates is sharded alike."""
+        missing = [key for key in self._slots if key[0] in ("param", "buffer")]
+        missing = [f"{kind} '{name}'" for kind, name in missing if (kind, name) not in self._stored]
+        if missing:
+            raise ValueError(f"the model lacks {', '.join(missing)}; capture this model.")
+        for slot, found in self._results:
+            if slot.kind not in ("grad", "buffer"):
+                continue
+            target = ("param" if slot.kind == "grad" else "buffer", slot.name)
+            stored = self._shardings.get(target)
+            if found != stored:
+                raise ValueError(
+                    f"{slot.kind} '{slot.name}' is sharded as {found}, but what it updates is "
+                    f"stored as {stored}; give both the same dist.sharding."
+                )
+
+
+def _sharding(program: Program, slot: Slot) -> Sharding:
+    if not program.is_local:
+        return Sharding.replicated(len(shape_of(slot.value)))
+    return program.sharding_of_slot(slot)
+
+
+def _runtime_for(program: Program, model: nn.Module) -> Runtime:
+    mesh = program.mesh if program.is_local else None
+    if mesh is not None and mesh.num_devices > 1:
+        return Runtime(mesh)
+    first = next(model.parameters(), None)
+    return Runtime(mesh, None if first is None else first.device)
+
+
+def _check_mesh(program: Program, runtime: Runtime) -> None:
+    if program.is_local and program.mesh is not None and program.mesh != runtime.mesh:
+        raise ValueError(
+            f"the program is for mesh {program.mesh}, but the runtime has mesh {runtime.mesh}."
+        )
+    if not program.is_local and runtime.mesh.num_devices > 1:
+        raise ValueError(
+            f"the program is not partitioned for mesh {runtime.mesh}; run the passes "
+            "propagate-shardings and insert-collectives on it first."
+        )

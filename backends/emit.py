@@ -21,10 +21,11 @@ from torch import Tensor
 from xdsl.ir import Operation, SSAValue
 from xdsl.printer import Printer
 
+from shardweave.backends.calls import FUNCTIONS, NEED_CONTIGUOUS, callee_of
 from shardweave.backends.liveness import last_uses
 from shardweave.ir import dist
 from shardweave.ir.aten import AtenOp, overload_named
-from shardweave.ir.aten_args import CALLEE, arguments
+from shardweave.ir.aten_args import arguments
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.types import dtype_of_value, shape_of
@@ -34,10 +35,6 @@ Key = tuple[str, str]
 
 StepFunction = Callable[[Any, Mapping[Key, Tensor]], dict[Key, Tensor]]
 """`step(rt, given)`."""
-
-_FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
-_CALLS = {_FLASH: "flash_attention", f"{_FLASH}_backward": "flash_attention_backward"}
-"""Ops that run as functions of ours, since torch has no kernel for them on every device."""
 
 _HEADER = '''\
 """{what}
@@ -57,15 +54,13 @@ aten = torch.ops.aten
 '''
 
 _RESERVED = {
-    "rt", "given", "step", "torch", "aten", "inf", "nan", "float", "_", *_CALLS.values()
+    "rt", "given", "step", "torch", "aten", "inf", "nan", "_",
+    *(function.__name__ for function in FUNCTIONS.values()),
 }  # fmt: skip
 
 
 class _Code(str):
-    """Text whose repr is itself, so that the repr of a list of names is code."""
-
-    def __repr__(self) -> str:
-        return str(self)
+    """Text that is code already, such as a variable's name."""
 
 
 def emit(program: Program) -> str:
@@ -80,7 +75,7 @@ def emit(program: Program) -> str:
     place = None
     for op in program.ops:
         if place != (place := (layer_of(op), phase_of(op))):
-            lines += ["", f"    # {place[0] or 'model'}, {place[1]}"]
+            lines += ["", f"    # {_one_line(place[0] or 'model')}, {place[1]}"]
         lines.append(f"    {_statement(op, names)}{_type_comment(op)}")
         if op in dying:
             lines.append(f"    del {', '.join(names[value] for value in dying[op])}")
@@ -150,14 +145,19 @@ def _argument_lines(program: Program, names: Mapping[SSAValue, _Code]) -> Iterab
     for slot in program.arguments:
         if slot.kind != kind:
             kind = slot.kind
-            yield f"    # {kind}"
+            yield f"    # {_one_line(kind)}"
         sharding = f", {slot.sharding_attr}" if slot.sharding_attr is not None else ""
-        type_ = _type(slot.value)
-        yield f"    {names[slot.value]} = given[{_key(slot)}]  # {type_}{sharding}"
+        comment = _one_line(f"{_type(slot.value)}{sharding}")
+        yield f"    {names[slot.value]} = given[{_key(slot)}]  # {comment}"
 
 
 def _key(slot: Slot) -> str:
     return f"{json.dumps(slot.kind)}, {json.dumps(slot.name)}"
+
+
+def _one_line(comment: str) -> str:
+    # A program's text may come from anywhere; a line break in a name must not become code.
+    return " ".join(comment.split())
 
 
 def _type(value: SSAValue) -> str:
@@ -166,7 +166,8 @@ def _type(value: SSAValue) -> str:
 
 
 def _type_comment(op: Operation) -> str:
-    return f"  # {', '.join(_type(result) for result in op.results)}"
+    started = "in flight: " if isinstance(op, dist.STARTED) else ""
+    return f"  # {started}{', '.join(_type(result) for result in op.results)}"
 
 
 def _statement(op: Operation, names: Mapping[SSAValue, _Code]) -> str:
@@ -182,21 +183,33 @@ def _targets(op: Operation, names: Mapping[SSAValue, _Code]) -> str:
 
 
 def _call(function: str, positional: list[Any], keywords: Mapping[str, Any]) -> str:
-    parts = [repr(value) for value in positional]
-    parts += [f"{name}={value!r}" for name, value in keywords.items()]
+    parts = [_literal(value) for value in positional]
+    parts += [f"{name}={_literal(value)}" for name, value in keywords.items()]
     return f"{function}({', '.join(parts)})"
 
 
+def _literal(value: Any) -> str:
+    """Python for a value: `inf`, `torch.float32`, `("tensor",)`."""
+    if isinstance(value, _Code):
+        return value
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return f"[{', '.join(_literal(item) for item in value)}]"
+    if isinstance(value, tuple):
+        return f"({', '.join(_literal(item) for item in value)}{',' if len(value) == 1 else ''})"
+    return repr(value)
+
+
 def _aten_statement(op: AtenOp, names: Mapping[SSAValue, _Code]) -> str:
-    positional, keywords = arguments(op, lambda value: names[value])
+    form = "{}.contiguous()" if op.name in NEED_CONTIGUOUS else "{}"
+    positional, keywords = arguments(op, lambda value: _Code(form.format(names[value])))
     if not op.operands and op.signature.parameter("device") is not None:
         keywords["device"] = _Code("rt.device")
-    call = _call(_CALLS.get(op.name) or _overload(op), positional, keywords)
-    return f"{_aten_targets(op, names)} = {call}"
-
-
-def _overload(op: AtenOp) -> str:
-    return str(overload_named(CALLEE.get(op.name, op.name)))
+    # The name of a function of ours; an overload prints as `aten.add.Tensor`.
+    function = callee_of(op)
+    name = function.__name__ if op.name in FUNCTIONS else str(function)
+    return f"{_aten_targets(op, names)} = {_call(name, positional, keywords)}"
 
 
 def _aten_targets(op: AtenOp, names: Mapping[SSAValue, _Code]) -> str:
@@ -205,7 +218,8 @@ def _aten_targets(op: AtenOp, names: Mapping[SSAValue, _Code]) -> str:
         is_list = isinstance(returns[0].type, torch.ListType)
         return _targets(op, names) + ("," if is_list else "")
     # A gradient that the op's mask leaves out is None, and not a result of the op.
-    mask = op.value("output_mask") if op.signature.parameter("output_mask") else [True] * len(returns)
+    has_mask = op.signature.parameter("output_mask") is not None
+    mask = op.value("output_mask") if has_mask else [True] * len(returns)
     results = iter(op.results)
     return ", ".join(names[next(results)] if given else "_" for given in mask)
 

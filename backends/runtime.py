@@ -6,63 +6,27 @@ nothing, so that a program for one device needs no process group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from shardweave.backends.group import Group
+from shardweave.backends.in_flight import (
+    InFlight,
+    here,
+    start_all_gather,
+    start_all_reduce,
+    start_all_reduces,
+    start_all_to_all,
+    start_reduce_scatter,
+)
 from shardweave.ir.dist import COLLECTIVES
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.shards import deal, undeal
-
-# torch 2.13 deprecates the older names, which are all that 2.11 has.
-_all_gather_single: Callable[..., Any] = getattr(
-    dist, "all_gather_single", dist.all_gather_into_tensor
-)
-_reduce_scatter_single: Callable[..., Any] = getattr(
-    dist, "reduce_scatter_single", dist.reduce_scatter_tensor
-)
-
-_REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
-
-
-@dataclass(frozen=True)
-class Group:
-    """The ranks that a collective over some axes joins with this one.
-
-    ranks: their global ranks by position along the axes, the first axis slowest.
-    order: for each position the rank within `process_group`, which torch sorts by global rank.
-    position: this rank's.
-    """
-
-    process_group: dist.ProcessGroup
-    ranks: tuple[int, ...]
-    order: tuple[int, ...]
-    position: int
-
-    @property
-    def size(self) -> int:
-        return len(self.ranks)
-
-    @cached_property
-    def is_sorted(self) -> bool:
-        return self.order == tuple(range(self.size))
-
-    def by_position(self, by_group_rank: Tensor) -> list[Tensor]:
-        """Entries of dim 0, which stand by rank within the process group, by position."""
-        return [by_group_rank[rank] for rank in self.order]
-
-    def by_group_rank(self, by_position: Tensor) -> Tensor:
-        """Inverse of `by_position`, as one tensor."""
-        if self.is_sorted:
-            return by_position
-        return by_position[[self.order.index(rank) for rank in range(self.size)]]
+from shardweave.ir.shards import deal
 
 
 class Runtime:
@@ -124,59 +88,79 @@ class Runtime:
             # Every rank takes part in making every group, its own or not.
             made = [dist.new_group(sorted(ranks)) for ranks in groups]
             process_group = made[groups.index(mine)]
-        assert process_group is not None
+        assert isinstance(process_group, dist.ProcessGroup)
         order = tuple(sorted(mine).index(rank) for rank in mine)
         return Group(process_group, tuple(mine), order, mine.index(self.rank))
 
-    # Collectives
+    # Collectives: each starts a message, and gives what `wait` turns into the tensor
 
-    def all_reduce(self, x: Tensor, axes: Sequence[str], op: str = "sum") -> Tensor:
+    def start_all_reduce(self, x: Tensor, axes: Sequence[str], op: str = "sum") -> InFlight:
         """The sum (or maximum) of `x` over `axes`, on every rank."""
         group = self.group(axes)
+        return here(x) if group is None else start_all_reduce(x, group, op)
+
+    def start_all_reduce_coalesced(
+        self, tensors: Sequence[Tensor], axes: Sequence[str], op: str = "sum"
+    ) -> list[InFlight]:
+        """`start_all_reduce` of several tensors, one message per dtype."""
+        group = self.group(axes)
         if group is None:
-            return x
-        # Reducing a strided view in place corrupts it silently under gloo.
-        out = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(out, _reduction(op), group=group.process_group)
-        return out
+            return [here(x) for x in tensors]
+        return start_all_reduces(tensors, group, op)
+
+    def start_all_gather(
+        self, x: Tensor, axes: Sequence[str], dim: int, block: int
+    ) -> InFlight:
+        """The shards of all ranks of `axes` along `dim`, `block` elements in turn."""
+        group = self.group(axes)
+        return here(x) if group is None else start_all_gather(x, group, dim, block)
+
+    def start_reduce_scatter(
+        self, x: Tensor, axes: Sequence[str], dim: int, block: int
+    ) -> InFlight:
+        """This rank's shard along `dim` of the sum over `axes`."""
+        group = self.group(axes)
+        return here(x) if group is None else start_reduce_scatter(x, group, dim, block)
+
+    def start_all_to_all(
+        self,
+        x: Tensor,
+        axes: Sequence[str],
+        dim: int,
+        block: int,
+        from_dim: int,
+        from_block: int,
+    ) -> InFlight:
+        """Gather `from_dim` over `axes` while `dim` is split over them."""
+        group = self.group(axes)
+        if group is None:
+            return here(x)
+        return start_all_to_all(x, group, (dim, block), (from_dim, from_block))
+
+    @staticmethod
+    def wait(in_flight: InFlight) -> Tensor:
+        """The tensor that a started collective brings."""
+        return in_flight.wait()
+
+    # Blocking collectives
+
+    def all_reduce(self, x: Tensor, axes: Sequence[str], op: str = "sum") -> Tensor:
+        """`start_all_reduce`, waited for."""
+        return self.start_all_reduce(x, axes, op).wait()
 
     def all_reduce_coalesced(
         self, tensors: Sequence[Tensor], axes: Sequence[str], op: str = "sum"
     ) -> list[Tensor]:
-        """`all_reduce` of several tensors, one message per dtype."""
-        group = self.group(axes)
-        if group is None:
-            return list(tensors)
-        reduced = list(tensors)
-        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-            chosen = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
-            buffer = torch.cat([tensors[index].reshape(-1) for index in chosen])
-            dist.all_reduce(buffer, _reduction(op), group=group.process_group)
-            pieces = buffer.split([tensors[index].numel() for index in chosen])
-            for index, piece in zip(chosen, pieces, strict=True):
-                reduced[index] = piece.view(tensors[index].shape)
-        return reduced
+        """`start_all_reduce_coalesced`, waited for."""
+        return [one.wait() for one in self.start_all_reduce_coalesced(tensors, axes, op)]
 
     def all_gather(self, x: Tensor, axes: Sequence[str], dim: int, block: int) -> Tensor:
-        """The shards of all ranks of `axes` along `dim`, `block` elements in turn."""
-        group = self.group(axes)
-        if group is None:
-            return x
-        flat = x.new_empty(group.size * x.numel())
-        _all_gather_single(flat, x.reshape(-1), group=group.process_group)
-        if group.is_sorted and dim == 0 and block == x.shape[0]:
-            return flat.view(group.size * block, *x.shape[1:])
-        return undeal(group.by_position(flat.view(group.size, *x.shape)), dim, block)
+        """`start_all_gather`, waited for."""
+        return self.start_all_gather(x, axes, dim, block).wait()
 
     def reduce_scatter(self, x: Tensor, axes: Sequence[str], dim: int, block: int) -> Tensor:
-        """This rank's shard along `dim` of the sum over `axes`."""
-        group = self.group(axes)
-        if group is None:
-            return x
-        parts = group.by_group_rank(_dealt(x, dim, group.size, block))
-        out = x.new_empty(parts.shape[1:])
-        _reduce_scatter_single(out.view(-1), parts.reshape(-1), group=group.process_group)
-        return out
+        """`start_reduce_scatter`, waited for."""
+        return self.start_reduce_scatter(x, axes, dim, block).wait()
 
     def all_to_all(
         self,
@@ -187,14 +171,8 @@ class Runtime:
         from_dim: int,
         from_block: int,
     ) -> Tensor:
-        """Gather `from_dim` over `axes` while `dim` is split over them."""
-        group = self.group(axes)
-        if group is None:
-            return x
-        parts = group.by_group_rank(_dealt(x, dim, group.size, block))
-        received = torch.empty_like(parts)
-        dist.all_to_all_single(received, parts, group=group.process_group)
-        return undeal(group.by_position(received), from_dim, from_block)
+        """`start_all_to_all`, waited for."""
+        return self.start_all_to_all(x, axes, dim, block, from_dim, from_block).wait()
 
     def broadcast(self, x: Tensor, axes: Sequence[str]) -> Tensor:
         """The value of the rank at coordinate 0 of `axes`."""
@@ -221,20 +199,6 @@ class Runtime:
     def shard_index(self, axes: Sequence[str]) -> Tensor:
         """`position` as a scalar int64 tensor."""
         return torch.full((), self.position(axes), dtype=torch.int64, device=self.device)
-
-
-def _dealt(x: Tensor, dim: int, size: int, block: int) -> Tensor:
-    """`deal` for every index at once, stacked in a contiguous dim 0."""
-    shape = list(x.shape)
-    rounds = shape[dim] // (size * block)
-    parts = x.reshape(*shape[:dim], rounds, size, block, *shape[dim + 1 :]).movedim(dim + 1, 0)
-    return parts.reshape(size, *shape[:dim], rounds * block, *shape[dim + 1 :]).contiguous()
-
-
-def _reduction(op: str) -> Any:
-    if op not in _REDUCTIONS:
-        raise ValueError(f"dist.all_reduce: found op = '{op}', expected 'sum' or 'max'.")
-    return _REDUCTIONS[op]
 
 
 def _default_device() -> torch.device:

@@ -31,7 +31,7 @@ def run_ranks(
     worker: Callable[..., Any],
     world_size: int,
     *args: Any,
-    timeout_s: float = 60.0,
+    timeout_s: float = 120.0,
     backend: str = "gloo",
 ) -> list[Any]:
     """`worker(*args)` on `world_size` processes joined in a process group; results by rank.

@@ -1,0 +1,36 @@
+"""How an ATen op is called: as torch's overload, but for kernels with holes in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shardweave.backends.attention import flash_attention, flash_attention_backward
+from shardweave.ir.aten import AtenOp, overload_named
+from shardweave.ir.aten_args import CALLEE
+
+_FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    _FLASH: flash_attention,
+    f"{_FLASH}_backward": flash_attention_backward,
+}
+"""Ops that run as a function of ours."""
+
+NEED_CONTIGUOUS = frozenset(
+    {
+        "aten.native_group_norm",
+        "aten.native_group_norm_backward",
+        "aten.native_layer_norm_backward",
+    }
+)
+"""Ops whose CPU kernel reads a strided operand as if it were contiguous, without an error.
+
+Eager's autograd makes the operands contiguous before it calls these; a program does not say
+so, and which operands are strided changes with the sharding.
+"""
+
+
+def callee_of(op: AtenOp) -> Callable[..., Any]:
+    """The Python function that an op calls with its arguments."""
+    return FUNCTIONS.get(op.name) or overload_named(CALLEE.get(op.name, op.name))

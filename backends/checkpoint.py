@@ -1,0 +1,121 @@
+"""Strided shards in torch.distributed.checkpoint.
+
+A checkpoint describes each rank's part of a tensor as boxes. Torch gives every DTensor one box,
+which a strided shard (three fused projections, each sharded by head) does not fill: it has one
+box for each run of consecutive indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Shard, _StridedShard
+
+_T = TypeVar("_T")
+
+
+def checkpointable(state: _T) -> _T:
+    """Teach the DTensors of a nested state their boxes; returns the state.
+
+    `Step.state_dict` has done so. The state of an optimizer whose parameters are strided shards
+    needs it before `torch.distributed.checkpoint` saves or loads it:
+    `dcp.save({"optimizer": checkpointable(optimizer.state_dict())})`.
+    """
+    if isinstance(state, DTensor):
+        if any(isinstance(placement, _StridedShard) for placement in state.placements):
+            _attach(state)
+    elif isinstance(state, Mapping):
+        for value in state.values():
+            checkpointable(value)
+    elif isinstance(state, Sequence) and not isinstance(state, str | bytes):
+        for value in state:
+            checkpointable(value)
+    return state
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Consecutive indices of one dim: where they start in the whole, here, and how many."""
+
+    offset: int
+    local_offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class _Boxes:
+    """The boxes of one local tensor, as torch's checkpoint protocol asks for them."""
+
+    local: Tensor
+    shape: torch.Size
+    runs: tuple[tuple[_Run, ...], ...]
+
+    def chunks(self) -> list[ChunkStorageMetadata]:
+        return [
+            ChunkStorageMetadata(
+                offsets=torch.Size(run.offset for run in box),
+                sizes=torch.Size(run.length for run in box),
+            )
+            for box in product(*self.runs)
+        ]
+
+    def write_items(self, fqn: str, _: Any) -> list[WriteItem]:
+        properties = TensorProperties.create_from_tensor(self.local)
+        return [
+            WriteItem(
+                index=MetadataIndex(fqn, chunk.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self.shape),
+            )
+            for chunk in self.chunks()
+        ]
+
+    def shard(self, index: MetadataIndex) -> Tensor:
+        """The box at an index's offset, sharing memory with the local tensor."""
+        for box in product(*self.runs):
+            if index.offset == torch.Size(run.offset for run in box):
+                view = self.local
+                for dim, run in enumerate(box):
+                    view = view.narrow(dim, run.local_offset, run.length)
+                return view
+        raise ValueError(f"'{index.fqn}' has no box at {index.offset} on this rank.")
+
+
+def _attach(tensor: DTensor) -> None:
+    # DTensor hands these calls on to a local tensor that has them.
+    local: Any = tensor._local_tensor
+    coordinates = tensor.device_mesh.get_coordinate()
+    assert coordinates is not None
+    boxes = _Boxes(
+        local.detach(),
+        tensor.shape,
+        tuple(_runs(tensor, dim, coordinates) for dim in range(tensor.ndim)),
+    )
+    local.__create_write_items__ = boxes.write_items
+    local.__create_chunk_list__ = boxes.chunks
+    local.__get_tensor_shard__ = boxes.shard
+
+
+def _runs(tensor: DTensor, dim: int, coordinates: Sequence[int]) -> tuple[_Run, ...]:
+    """The indices along `dim` that this rank holds, evenly divided over the mesh."""
+    held = torch.arange(tensor.shape[dim])
+    for mesh_dim, placement in enumerate(tensor.placements):
+        if isinstance(placement, Shard | _StridedShard) and placement.dim == dim:
+            rounds = int(getattr(placement, "split_factor", 1))
+            size = tensor.device_mesh.size(mesh_dim)
+            held = held.reshape(rounds, size, -1)[:, coordinates[mesh_dim]].reshape(-1)
+    breaks = ((held[1:] - held[:-1]) != 1).nonzero().flatten() + 1
+    bounds = [0, *breaks.tolist(), len(held)]
+    return tuple(_Run(int(held[start]), start, stop - start) for start, stop in pairwise(bounds))

@@ -1,0 +1,117 @@
+"""Collectives that are started and waited for apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardweave.backends.group import Group
+from shardweave.ir.shards import undeal
+
+# torch 2.13 deprecates the older names, which are all that 2.11 has.
+_all_gather_single: Callable[..., Any] = getattr(
+    dist, "all_gather_single", dist.all_gather_into_tensor
+)
+_reduce_scatter_single: Callable[..., Any] = getattr(
+    dist, "reduce_scatter_single", dist.reduce_scatter_tensor
+)
+
+_REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+
+class InFlight:
+    """One tensor that a collective is bringing.
+
+    work: torch's handle, None if nothing has to be waited for. arrive: gives the tensor once
+    the work is done. The buffers of the message live as long as this does.
+    """
+
+    __slots__ = ("_arrive", "_work")
+
+    def __init__(self, work: Any, arrive: Callable[[], Tensor]) -> None:
+        self._work = work
+        self._arrive = arrive
+
+    def wait(self) -> Tensor:
+        """The tensor, arrived. On a GPU the current stream waits, on the CPU this thread."""
+        if self._work is not None:
+            self._work.wait()
+        return self._arrive()
+
+
+def here(x: Tensor) -> InFlight:
+    """A tensor that needs no message."""
+    return InFlight(None, lambda: x)
+
+
+def start_all_reduce(x: Tensor, group: Group, op: str) -> InFlight:
+    """Start reducing a copy of `x`."""
+    # Reducing a strided view in place corrupts it silently under gloo.
+    out = x.clone(memory_format=torch.contiguous_format)
+    work = dist.all_reduce(out, _reduction(op), group=group.process_group, async_op=True)
+    return InFlight(work, lambda: out)
+
+
+def start_all_reduces(tensors: Sequence[Tensor], group: Group, op: str) -> list[InFlight]:
+    """Start reducing several tensors, one message per dtype."""
+    found: list[InFlight] = [here(x) for x in tensors]
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        chosen = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        buffer = torch.cat([tensors[index].reshape(-1) for index in chosen])
+        work = dist.all_reduce(buffer, _reduction(op), group=group.process_group, async_op=True)
+        pieces = buffer.split([tensors[index].numel() for index in chosen])
+        for index, piece in zip(chosen, pieces, strict=True):
+            out = piece.view(tensors[index].shape)
+            found[index] = InFlight(work, lambda out=out: out)
+    return found
+
+
+def start_all_gather(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
+    """Start bringing the shards of all members together."""
+    flat = x.new_empty(group.size * x.numel())
+    work = _all_gather_single(flat, x.reshape(-1), group=group.process_group, async_op=True)
+
+    def arrive() -> Tensor:
+        if group.is_sorted and dim == 0 and block == x.shape[0]:
+            return flat.view(group.size * block, *x.shape[1:])
+        return undeal(group.by_position(flat.view(group.size, *x.shape)), dim, block)
+
+    return InFlight(work, arrive)
+
+
+def start_reduce_scatter(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
+    """Start summing, each member keeping its shard."""
+    parts = group.by_group_rank(dealt(x, dim, group.size, block))
+    out = x.new_empty(parts.shape[1:])
+    work = _reduce_scatter_single(
+        out.view(-1), parts.reshape(-1), group=group.process_group, async_op=True
+    )
+    return InFlight(work, lambda kept=parts: out)
+
+
+def start_all_to_all(
+    x: Tensor, group: Group, split: tuple[int, int], joined: tuple[int, int]
+) -> InFlight:
+    """Start splitting one (dim, block) over the members while another is gathered."""
+    parts = group.by_group_rank(dealt(x, split[0], group.size, split[1]))
+    received = torch.empty_like(parts)
+    work = dist.all_to_all_single(received, parts, group=group.process_group, async_op=True)
+    return InFlight(work, lambda kept=parts: undeal(group.by_position(received), *joined))
+
+
+def dealt(x: Tensor, dim: int, size: int, block: int) -> Tensor:
+    """`deal` for every index at once, stacked in a contiguous dim 0."""
+    shape = list(x.shape)
+    rounds = shape[dim] // (size * block)
+    parts = x.reshape(*shape[:dim], rounds, size, block, *shape[dim + 1 :]).movedim(dim + 1, 0)
+    return parts.reshape(size, *shape[:dim], rounds * block, *shape[dim + 1 :]).contiguous()
+
+
+def _reduction(op: str) -> Any:
+    if op not in _REDUCTIONS:
+        raise ValueError(f"dist.all_reduce: found op = '{op}', expected 'sum' or 'max'.")
+    return _REDUCTIONS[op]
