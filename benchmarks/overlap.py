@@ -1,0 +1,144 @@
+"""How much communication each schedule hides, measured over a slow link and simulated.
+
+Two local processes, one core each, train a `gpt:` model with tensor parallelism over a link
+that is rate-limited in the kernel (`--link shaped`; needs root, ip and tc) or modelled
+(`--link modelled`; flatters speed-ups by several per cent, and has no row for PyTorch).
+Methods run in turn, so that all see the same machine, and an idle-priority thread keeps each
+core awake: a core that idles in a wait is slow to come back, which would make every method
+look better beside a blocking one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import shaped_link
+
+WORKER = Path(__file__).with_name("overlap_worker.py")
+NUM_RANKS = 2
+
+
+def main() -> int:
+    options = parse_options()
+    console = Console()
+    if options.link == "shaped" and (reason := shaped_link.why_not()):
+        console.print(f"skipped: the shaped link cannot be made here: {reason}.")
+        return 0
+    link = (
+        shaped_link.shaped_link(NUM_RANKS, options.rate)
+        if options.link == "shaped"
+        else nullcontext()
+    )
+    with link, tempfile.TemporaryDirectory() as folder:
+        rows = run_workers(options, Path(folder))
+    show(rows, options, console)
+    if options.json:
+        result = {"machine": options.machine, "model": options.model, "rate": options.rate,
+                  "link": options.link, "rows": rows}  # fmt: skip
+        Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
+    return 0
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rate", default="250mbit", help="rate of each NIC, as tc writes it")
+    parser.add_argument("--link", choices=("shaped", "modelled"), default="shaped")
+    parser.add_argument("--model", default="gpt:layers=4,hidden=512,heads=8,vocab=512,seq=256,batch=4,tie=false")
+    parser.add_argument("--rounds", type=int, default=5, help="timed steps per method")
+    parser.add_argument("--cluster", default="", help="cluster file for the simulator and list")
+    parser.add_argument("--rows", default="", help="comma-separated names; all by default")
+    parser.add_argument("--machine", default="2-core x86-64 CPU, torch CPU build")
+    parser.add_argument("--json", default="", help="write the rows to this file")
+    parser.add_argument("--quick", action="store_true", help="two layers, two rounds")
+    options = parser.parse_args()
+    if options.quick:
+        options.model = "gpt:layers=2,hidden=256,heads=4,vocab=256,seq=128,batch=4,tie=false"
+        options.rounds = 2
+    return options
+
+
+def run_workers(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """Start one process per rank, and read the rows that rank 0 writes."""
+    out = folder / "rows.json"
+    workers: list[subprocess.Popen[bytes]] = []
+    port = free_port()
+    try:
+        for rank in range(NUM_RANKS):
+            workers.append(start_worker(options, rank, port, out))
+        for worker in workers:
+            if worker.wait(timeout=1800):
+                raise SystemExit(f"a worker failed with status {worker.returncode}")
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    return json.loads(out.read_text())
+
+
+def start_worker(
+    options: argparse.Namespace, rank: int, port: int, out: Path
+) -> subprocess.Popen[bytes]:
+    prefix, extra = (
+        shaped_link.on_node(rank)
+        if options.link == "shaped"
+        else ([], {"MASTER_ADDR": "127.0.0.1"})
+    )
+    environment = os.environ | extra | {
+        "RANK": str(rank), "WORLD_SIZE": str(NUM_RANKS), "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1", "MALLOC_TRIM_THRESHOLD_": str(2**30),
+        "MALLOC_MMAP_THRESHOLD_": str(2**30), "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }  # fmt: skip
+    settings = json.dumps(
+        {key: getattr(options, key) for key in ("model", "rounds", "link", "rate", "cluster", "rows")}
+        | {"out": str(out)}
+    )
+    command = [*prefix, "taskset", "-c", str(rank % (os.cpu_count() or 1)),
+               sys.executable, str(WORKER), settings]  # fmt: skip
+    return subprocess.Popen(command, env=environment)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def show(rows: list[dict[str, Any]], options: argparse.Namespace, console: Console) -> None:
+    table = Table(title=f"{options.model} over {options.rate} ({options.link} link)")
+    for title in ("method", "measured", "speed-up", "collectives", "simulated",
+                  "lower bound", "measured / bound", "peak memory"):  # fmt: skip
+        table.add_column(title, justify="left" if title == "method" else "right")
+    for row in rows:
+        simulated, bound = row["simulated_s"], row["lower_bound_s"]
+        table.add_row(
+            row["name"],
+            f"{row['time_s'] * 1e3:.0f} ms",
+            f"{row['speedup']:.2f}",
+            str(row["collectives"]),
+            f"{simulated * 1e3:.0f} ms" if simulated else "-",
+            f"{bound * 1e3:.0f} ms" if bound else "-",
+            f"{row['time_s'] / bound:.2f}" if bound else "-",
+            f"{row['peak_bytes'] / 2**20:.0f} MiB" if row["peak_bytes"] else "-",
+        )
+    console.print(table)
+    share = next((r.get("communication_share") for r in rows if r["name"] == "blocking"), None)
+    if share:
+        console.print(f"communication is {share:.0%} of the blocking step (simulated)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
