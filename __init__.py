@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from shardweave.ir.text import ProgramTextError
     from shardweave.ir.verify import VerifyError, check, verify
     from shardweave.passes.pipeline import PassError, PassPipeline, run_passes
+    from shardweave.planners.cluster import Cluster
     from shardweave.planners.plan import Plan
+    from shardweave.planners.simulate import Simulation, simulate
 
     parse = Program.parse
     load = Program.load
@@ -26,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Axis",
     "CaptureError",
+    "Cluster",
     "Mesh",
     "PassError",
     "PassPipeline",
@@ -33,6 +36,7 @@ __all__ = [
     "Program",
     "ProgramTextError",
     "Sharding",
+    "Simulation",
     "VerifyError",
     "capture",
     "check",
@@ -41,12 +45,14 @@ __all__ = [
     "parse",
     "plan",
     "run_passes",
+    "simulate",
     "verify",
 ]
 
 _HOMES = {
     "Axis": "ir.mesh:Axis",
     "CaptureError": "ir.capture:CaptureError",
+    "Cluster": "planners.cluster:Cluster",
     "Mesh": "ir.mesh:Mesh",
     "PassError": "passes.pipeline:PassError",
     "PassPipeline": "passes.pipeline:PassPipeline",
@@ -54,6 +60,7 @@ _HOMES = {
     "Program": "ir.program:Program",
     "ProgramTextError": "ir.text:ProgramTextError",
     "Sharding": "ir.sharding:Sharding",
+    "Simulation": "planners.simulate:Simulation",
     "VerifyError": "ir.verify:VerifyError",
     "capture": "ir.capture:capture",
     "check": "ir.verify:check",
@@ -62,6 +69,7 @@ _HOMES = {
     "parse": "ir.program:Program.parse",
     "plan": "driver.plans:plan",
     "run_passes": "passes.pipeline:run_passes",
+    "simulate": "planners.simulate:simulate",
     "verify": "ir.verify:verify",
 }
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from shardweave import __version__
 from shardweave.driver import launch
 
-BAD_INPUT = (ValueError, OSError)
-"""What user input can cause; anything else is a defect of ours and shows its traceback."""
+PLAIN = (ValueError, OSError)
+"""What bad input causes and one line explains; all else is a defect and shows its traceback."""
 
 DTYPES = ("float32", "float64", "bfloat16")
 BACKENDS = ("distributed", "reference")
@@ -46,6 +46,14 @@ def _run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         from shardweave.driver.run import run_command
 
         return run_command(options, arguments)
+    if options.command == "simulate":
+        from shardweave.driver.simulate_command import simulate_command
+
+        return simulate_command(options)
+    if options.command == "profile":
+        from shardweave.driver.profile_command import profile_command
+
+        return profile_command(options)
     from shardweave.driver import text_commands
 
     if options.command == "capture":
@@ -55,11 +63,11 @@ def _run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 def _report(error: Exception, debug: bool) -> int:
     """Say what went wrong: one line for bad input, everything else with its traceback."""
-    is_bad_input = isinstance(error, BAD_INPUT)
+    is_plain = isinstance(error, PLAIN)
     if launch.is_launched():
-        launch.report_failure(error, is_bad_input=is_bad_input)
-        return 1
-    if debug or not (is_bad_input or isinstance(error, launch.WorkerError)):
+        launch.report_failure(error, is_plain=is_plain)
+        launch.end_process(1)
+    if debug or not (is_plain or isinstance(error, launch.WorkerError)):
         traceback.print_exception(error)
     print(f"error: {_one_line(error)}", file=sys.stderr)
     if isinstance(error, launch.WorkerError) and error.tail:
@@ -83,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_capture(commands)
     _add_opt(commands)
     _add_run(commands)
+    _add_simulate(commands)
+    _add_profile(commands)
     return parser
 
 
@@ -91,9 +101,7 @@ Commands = argparse._SubParsersAction  # the class has no public name
 
 def _add_command(commands: Commands, name: str, summary: str) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=summary, description=summary)
-    command.add_argument(
-        "--debug", action="store_true", help="show the traceback of an error"
-    )
+    command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return command
 
 
@@ -102,9 +110,7 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--dtype", choices=DTYPES, default="float32", help="of weights (default: float32)"
     )
-    command.add_argument(
-        "--seed", type=int, default=0, help="of weights and inputs (default: 0)"
-    )
+    command.add_argument("--seed", type=int, default=0, help="of weights and inputs (default: 0)")
 
 
 def _add_capture(commands: Commands) -> None:
@@ -164,7 +170,10 @@ def _add_run(commands: Commands) -> None:
         help="between tensor-parallel layers, shard activations over the sequence",
     )
     command.add_argument(
-        "--passes", metavar="SPEC", default="", help="more passes, after the default ones"
+        "--passes",
+        metavar="SPEC",
+        default="",
+        help="more passes, after the default ones; in their place if insert-collectives is there",
     )
     command.add_argument(
         "--check",
@@ -187,9 +196,70 @@ def _add_run(commands: Commands) -> None:
     )
 
 
+def _add_simulate(commands: Commands) -> None:
+    command = _add_command(
+        commands, "simulate", "Say what a program's schedule takes on a cluster."
+    )
+    command.add_argument(
+        "file", metavar="FILE", help="a local program's text; - reads standard input"
+    )
+    command.add_argument(
+        "--cluster",
+        required=True,
+        help="a preset's name, as h100-pod or testbed:rate=250mbit, or a file",
+    )
+    command.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev there")
+    command.add_argument("--plot", metavar="FILE", help="write a picture of the streams there")
+    command.add_argument("--json", action="store_true", help="print the numbers as JSON instead")
+    command.add_argument(
+        "--optimizer",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="bytes of optimizer state per byte of parameters, such as 2 for Adam (default: 0)",
+    )
+
+
+def _add_profile(commands: Commands) -> None:
+    command = _add_command(commands, "profile", "Measure this machine's CPU into a cluster file.")
+    command.add_argument(
+        "programs", metavar="PROGRAM", nargs="*", help="measure the ops of these programs exactly"
+    )
+    command.add_argument(
+        "-o", "--output", metavar="FILE", default="cluster.yaml", help="default: cluster.yaml"
+    )
+    command.add_argument(
+        "--nproc", type=_processes, default=2, metavar="N", help="processes, all busy (default: 2)"
+    )
+    command.add_argument(
+        "--launcher",
+        metavar="COMMAND",
+        help="what starts rank {rank}, as 'ip netns exec sw{rank} env GLOO_SOCKET_IFNAME=eth0'",
+    )
+    command.add_argument(
+        "--per-node",
+        type=_processes,
+        metavar="N",
+        help="processes that make a node (default: 1 with --launcher, else all)",
+    )
+    command.add_argument("--name", default="profiled", help="of the cluster (default: profiled)")
+    command.add_argument(
+        "--time-limit",
+        type=_seconds,
+        metavar="SECONDS",
+        help="stop after this long (default: no limit)",
+    )
+
+
 def _count(text: str) -> int:
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"'{text}' is not a number of steps, such as 3")
+    return int(text)
+
+
+def _processes(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of processes, such as 2")
     return int(text)
 
 

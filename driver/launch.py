@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 FOLDER = "SHARDWEAVE_LAUNCH_FOLDER"
 """Environment variable of a launched process: the folder that it shares with the others."""
@@ -55,9 +55,10 @@ def launch(
     """Run `command` as ranks 0 .. num_processes - 1 and wait until all have ended well.
 
     The output of rank 0 is passed through. If a process fails, or `time_limit_s` seconds have
-    passed, all are stopped. Raises ValueError with the message of a rank that reported bad
-    input (see `report_failure`), WorkerError for any other failure.
+    passed, all are stopped. Raises ValueError with the message of a rank that reported a plain
+    failure (see `report_failure`), WorkerError for any other.
     """
+    sys.stdout.flush()  # what we said comes before what rank 0 says
     with tempfile.TemporaryDirectory(prefix="shardweave-") as folder, _terminated_as_exit():
         workers: list[Worker] = []
         try:
@@ -66,6 +67,11 @@ def launch(
             _wait(workers, time_limit_s)
         finally:
             _stop(workers)
+
+
+def is_worker() -> bool:
+    """Whether torchrun, or `launch`, started this process as one of several ranks."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def is_launched() -> bool:
@@ -78,16 +84,30 @@ def store_file() -> Path | None:
     return Path(os.environ[FOLDER], "store") if is_launched() else None
 
 
-def report_failure(error: BaseException, *, is_bad_input: bool) -> None:
-    """In a process started by `launch`: tell the launcher why this rank is about to end."""
+def report_failure(error: BaseException, *, is_plain: bool) -> None:
+    """In a process started by `launch`: tell the launcher why this rank is about to end.
+
+    is_plain: the message says all that a user needs, such as what is wrong with the input.
+    """
     path = _report_path(Path(os.environ[FOLDER]), int(os.environ["RANK"]))
     record = {
         "time_s": time.time(),
-        "is_bad_input": is_bad_input,
+        "is_plain": is_plain,
         "message": str(error) or type(error).__name__,
         "traceback": "".join(traceback.format_exception(error)),
     }
     path.write_text(json.dumps(record))
+
+
+def end_process(code: int) -> NoReturn:
+    """End this rank at once, without the interpreter's own way of ending.
+
+    Threads of gloo may still be giving back tensors, for which they need the interpreter; if it
+    is ending, they abort the process.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _report_path(folder: Path, rank: int) -> Path:
@@ -164,7 +184,7 @@ def _failure(failed: Sequence[Worker], num_processes: int) -> Exception:
     # Without a report the process was killed or crashed, and that is a cause.
     first = min(failed, key=lambda worker: reports[worker.rank].get("time_s", 0.0))
     report = reports[first.rank]
-    if report.get("is_bad_input"):
+    if report.get("is_plain"):
         return ValueError(report["message"])
     tail = _last_lines(report["traceback"]) if report else _tail_of_log(first)
     message = (

@@ -14,7 +14,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import PassPipeline, as_mesh
-from shardweave.planners.plan import Plan, match
+from shardweave.planners.plan import Lookup, Plan
 from shardweave.planners.registry import PLANNERS
 from shardweave.planners.replicated import batch_shardings
 
@@ -81,37 +81,36 @@ def resolve_plan(
 
 
 def _plan_by_name(shardings: Mapping[str, str], program: Program, mesh: Mesh) -> Plan:
-    parameters, inputs = dict(shardings), {}
-    for name in shardings:
-        if not _fits(name, program, "param") and _fits(name, program, "input"):
-            inputs[name] = parameters.pop(name)
+    names: dict[str, list[str]] = {"param": [], "input": []}
+    for slot in program.arguments:
+        names.get(slot.kind, []).extend((slot.name, *slot.aliases))
+    not_parameters = Lookup(shardings).unmatched(names["param"])
+    not_inputs = Lookup(shardings).unmatched(names["input"])
+    # What fits neither stays with the parameters, where it is reported.
+    of_inputs = {key: shardings[key] for key in not_parameters if key not in not_inputs}
     by_default, notes = batch_shardings(program, mesh, DATA_AXIS)
-    rest = {name: text for name, text in by_default.items() if match(inputs, (name,)) is None}
+    given = Lookup(of_inputs)
+    rest = {name: text for name, text in by_default.items() if given.find(name) is None}
     return Plan(
         mesh={axis.name: axis.size for axis in mesh.axes},
-        parameters=parameters,
-        inputs=inputs | rest,
+        parameters={key: text for key, text in shardings.items() if key not in of_inputs},
+        inputs=of_inputs | rest,
         notes=tuple(notes),
     )
 
 
-def _fits(pattern: str, program: Program, kind: str) -> bool:
-    """Whether a name or pattern fits an argument of this kind."""
-    return any(
-        match({pattern: ""}, (slot.name, *slot.aliases)) is not None
-        for slot in program.arguments
-        if slot.kind == kind
-    )
-
-
 def partition(program: Program, mesh: Mesh, plan: Plan | None, passes: Passes = ()) -> Program:
-    """The program that every rank of `mesh` runs: the default passes, then `passes`.
+    """The program that every rank of `mesh` runs.
 
-    Without a plan (for one device alone) the program is only cleaned up.
+    `passes` come after the default ones, or in their place if `insert-collectives` is among
+    them: then they are the whole way from the annotated program to the local one. Without a
+    plan (for one device alone) the program is only cleaned up.
     """
-    more = [passes] if isinstance(passes, str) else list(passes)
+    given = PassPipeline([passes] if isinstance(passes, str) else passes).passes
     if plan is None:
-        return PassPipeline([ONE_DEVICE_PASSES, *more]).run(program)
+        return PassPipeline([ONE_DEVICE_PASSES, *given]).run(program)
+    is_whole = any(one.name == "insert-collectives" for one in given)
+    default = () if is_whole else (SHARDING_PASSES,)
     program = program.clone()
     program.set_mesh(mesh)
-    return PassPipeline([ApplyPlanPass.of(plan), SHARDING_PASSES, *more]).run(program)
+    return PassPipeline([ApplyPlanPass.of(plan), *default, *given]).run(program)

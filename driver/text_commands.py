@@ -14,6 +14,7 @@ import torch
 from xdsl.passes import ModulePass
 
 from shardweave.driver.models import build_example
+from shardweave.driver.output import check_output
 from shardweave.driver.report import bytes_text, seconds_text, status
 from shardweave.ir.capture import capture
 from shardweave.ir.program import Program
@@ -26,6 +27,7 @@ from shardweave.passes.registry import PASSES
 
 def capture_command(options: argparse.Namespace) -> int:
     """Capture a named model and write its program."""
+    check_output(options.output)
     with status(f"building {options.model}"):
         dtype = getattr(torch, options.dtype)
         example = build_example(options.model, dtype=dtype, seed=options.seed)
@@ -50,6 +52,7 @@ def opt_command(options: argparse.Namespace) -> int:
         return 0
     if options.file is None:
         raise ValueError("opt needs the FILE to read; give its path, or - for standard input.")
+    check_output(options.output)
     pipeline = PassPipeline(options.passes)
     program = read(options.file)
     if options.mesh is not None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from shardweave.driver.launch import store_file
+from shardweave.driver.launch import is_worker, store_file
 from shardweave.ir.mesh import Mesh
 
+T = TypeVar("T")
 
-def is_worker() -> bool:
-    """Whether torchrun, or `shardweave run`, started this process as one of several ranks."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+SETTLE_S = 0.2
 
 
 def world_size() -> int:
@@ -43,27 +47,59 @@ def local_device(num_processes: int) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
 
 
-def join(mesh: Mesh, device_type: str) -> None:
+def join(mesh: Mesh, device: torch.device) -> None:
     """Make sure that one process per device of `mesh` runs, joined by torch.distributed.
 
-    Initialises torch.distributed (NCCL on "cuda", else gloo) if nobody has and the mesh needs
+    Initialises torch.distributed (NCCL for a GPU, else gloo) if nobody has and the mesh needs
     it. Raises ValueError if the number of processes is not that of the mesh's devices.
     """
     found = world_size()
     if found != mesh.num_devices:
         raise ValueError(_mismatch(mesh, found))
-    if mesh.num_devices == 1 or dist.is_initialized():
+    if mesh.num_devices == 1:
         return
-    backend = "nccl" if device_type == "cuda" else "gloo"
-    if device_type == "cuda":
-        torch.cuda.set_device(local_device(mesh.num_devices))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        _settle_at_exit()
+    if dist.is_initialized():
+        return
+    backend = "nccl" if device.type == "cuda" else "gloo"
     store = store_file()
     if store is None:
         dist.init_process_group(backend)
     else:
-        dist.init_process_group(
-            backend, store=dist.FileStore(str(store), found), rank=rank(), world_size=found
-        )
+        dist.init_process_group(backend, f"file://{store}", rank=rank(), world_size=found)
+
+
+@cache
+def _settle_at_exit() -> None:
+    """Sleep a little before the interpreter ends.
+
+    gloo's threads give tensors back after a collective has ended, for which they need the
+    interpreter, and abort the process if it is ending. Asleep, it lets them in.
+    """
+    atexit.register(time.sleep, SETTLE_S)
+
+
+def from_rank_0(make: Callable[[], T]) -> T:
+    """What `make` returns on rank 0, on every rank. Collective, where there are several ranks.
+
+    The value must be one that pickle takes. A ValueError on rank 0 is raised on every rank.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return make()
+    made: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            made = [make(), None]
+        except ValueError as error:
+            made = [None, error]
+    dist.broadcast_object_list(made, src=0)
+    value, error = made
+    if error is not None:
+        raise error
+    return value
 
 
 def leave() -> None:
@@ -73,11 +109,17 @@ def leave() -> None:
 
 
 def _mismatch(mesh: Mesh, found: int) -> str:
-    wanted = mesh.num_devices
     processes = "1 process runs" if found == 1 else f"{found} processes run"
-    devices = "1 device" if wanted == 1 else f"{wanted} devices"
-    program = Path(sys.argv[0]).name if sys.argv[0].endswith(".py") else "SCRIPT.py"
+    if not mesh.axes:
+        return f"no mesh is given, but {processes}; give one of {found}, such as data={found}."
+    name = Path(sys.argv[0]).name
+    program = name if name.endswith(".py") and name != "__main__.py" else "SCRIPT.py"
     return (
-        f"the mesh {mesh} has {devices}, but {processes}; start one process per device with "
-        f"'torchrun --nproc-per-node {wanted} {program}', or use a mesh of {found}."
+        f"the mesh {mesh} has {_devices(mesh.num_devices)}, but {processes}; start one process "
+        f"per device with 'torchrun --nproc-per-node {mesh.num_devices} {program}', or give a "
+        f"mesh of {_devices(found)}."
     )
+
+
+def _devices(count: int) -> str:
+    return "1 device" if count == 1 else f"{count} devices"

@@ -89,8 +89,8 @@ def test_rank_that_ignores_the_request_to_stop_is_killed(monkeypatch: pytest.Mon
     assert time.monotonic() - start_s < 30
 
 
-def test_bad_input_that_a_rank_reports_is_raised_with_its_message_alone() -> None:
-    code = REPORTS + "report_failure(ValueError('no such plan'), is_bad_input=True); sys.exit(1)"
+def test_plain_failure_that_a_rank_reports_is_raised_with_its_message_alone() -> None:
+    code = REPORTS + "report_failure(ValueError('no such plan'), is_plain=True); sys.exit(1)"
     with pytest.raises(ValueError, match=r"^no such plan$"):
         launch(python(code), 2)
 
@@ -98,7 +98,7 @@ def test_bad_input_that_a_rank_reports_is_raised_with_its_message_alone() -> Non
 def test_rank_that_failed_first_is_blamed_even_if_another_ended_before_it() -> None:
     code = (
         REPORTS + "rank == 0 and time.sleep(0.5); "
-        "report_failure(RuntimeError(f'rank {rank} fell'), is_bad_input=False); "
+        "report_failure(RuntimeError(f'rank {rank} fell'), is_plain=False); "
         "rank == 1 and time.sleep(60); sys.exit(1)"
     )
     with pytest.raises(WorkerError, match="rank 1 of 2 died") as caught:

@@ -1,0 +1,166 @@
+"""compile: from a model to a step that runs on a mesh."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardweave.backends.distributed import Step
+from shardweave.backends.runtime import Runtime
+from shardweave.driver import world
+from shardweave.driver.plans import Passes, PlanLike, partition, resolve_plan
+from shardweave.driver.virtual_step import VirtualStep
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.text import print_module
+from shardweave.passes.pipeline import as_mesh
+from shardweave.planners.plan import Plan
+
+DEFAULT_PLAN = "megatron"
+
+MeshLike = Mesh | Mapping[str, int] | str
+
+
+def compile(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mesh: MeshLike | None = None,
+    plan: PlanLike | None = None,
+    passes: Passes = (),
+    backend: str = "distributed",
+    train: bool = True,
+    sequence_parallel: bool = False,
+    device: torch.device | str | None = None,
+) -> Step | VirtualStep:
+    """Capture a training step of `model`, shard it over `mesh`, and make it ready to run.
+
+    Calling the result with inputs of the same shapes as `args` and `kwargs` (global ones, the
+    same on every rank) returns the loss and adds gradients to the `.grad` of its parameters,
+    which are copies of the model's. All ranks must hold the same model.
+
+    mesh: a Mesh, axis sizes by name, or text such as "data=2,tensor=2"; None is one device.
+    plan: a planner's name ("megatron", which is the default, or "replicated"), a Plan, the path
+    of a plan's JSON file, or shardings by parameter name or pattern, as in
+    {"h.*.fc_in.weight": '[{"tensor"}, {}]'}.
+    sequence_parallel: an option for the planner. passes: more passes, run after the default
+    ones, or in their place if `insert-collectives` is among them.
+    backend: "distributed" runs one process per device, started by torchrun, and initialises
+    torch.distributed if nobody has; "reference" runs all ranks in this process, on the CPU.
+    train: False compiles the forward pass in evaluation mode. device: of this rank; by default
+    the model's own.
+
+    Raises ValueError if the processes are not as many as the mesh's devices, CaptureError,
+    PlanError or PassError (all ValueErrors) for what cannot be captured or sharded.
+    """
+    if backend not in ("distributed", "reference"):
+        raise ValueError(f"backend '{backend}' is unknown; use 'distributed' or 'reference'.")
+    goal = Mesh() if mesh is None else as_mesh(mesh)
+    place = torch.device(device or device_of(model))
+    if backend == "distributed":
+        world.join(goal, place)
+    request = Request(
+        model=model,
+        args=args,
+        kwargs=kwargs or {},
+        mesh=goal,
+        plan=plan,
+        passes=passes,
+        train=train,
+        sequence_parallel=sequence_parallel,
+        backend=backend,
+    )
+    program, _ = compile_program(request)
+    return bind(program, request, place)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to compile; the fields are as for `compile`."""
+
+    model: nn.Module
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    mesh: Mesh
+    plan: PlanLike | None = None
+    passes: Passes = ()
+    train: bool = True
+    sequence_parallel: bool = False
+    backend: str = "distributed"
+
+
+@dataclass(frozen=True)
+class Making:
+    """How a program was made: seconds, ops before the passes, and the plan's notes."""
+
+    capture_s: float
+    passes_s: float
+    num_captured_ops: int
+    notes: tuple[str, ...]
+
+
+def compile_program(request: Request) -> tuple[Program, Making]:
+    """Capture, plan and partition, on rank 0 alone; the other ranks get the program's text.
+
+    So all ranks run the same program, whatever differs between their machines. Collective;
+    for the backend "reference" each process is on its own.
+    """
+    if request.backend == "reference":
+        return _compile_program(request)
+    own: list[Program] = []
+
+    def make() -> tuple[str, Making]:
+        program, making = _compile_program(request)
+        own.append(program)
+        # Not the program itself: pickle would recurse along the chain of its ops.
+        return print_module(program.module, locations=True), making
+
+    text, making = world.from_rank_0(make)
+    return own[0] if own else Program.parse(text, "<the program of rank 0>"), making
+
+
+def _compile_program(request: Request) -> tuple[Program, Making]:
+    # Takes a second to import, which the ranks other than 0 need not spend.
+    from shardweave.ir.capture import capture
+
+    start_s = time.perf_counter()
+    program = capture(request.model, request.args, request.kwargs, train=request.train)
+    captured_s = time.perf_counter()
+    plan = choose_plan(program, request)
+    local = partition(program, request.mesh, plan, request.passes)
+    making = Making(
+        capture_s=captured_s - start_s,
+        passes_s=time.perf_counter() - captured_s,
+        num_captured_ops=sum(1 for _ in program.ops),
+        notes=() if plan is None else plan.notes,
+    )
+    return local, making
+
+
+def choose_plan(program: Program, request: Request) -> Plan | None:
+    """The plan to follow; None, where there is nothing to shard and no plan is given."""
+    mesh, plan, sequence_parallel = request.mesh, request.plan, request.sequence_parallel
+    if plan is None and mesh.num_devices == 1 and not sequence_parallel:
+        return None
+    given = DEFAULT_PLAN if plan is None else plan
+    return resolve_plan(given, program, mesh, sequence_parallel=sequence_parallel)
+
+
+def bind(program: Program, request: Request, device: torch.device) -> Step | VirtualStep:
+    """A step of the program of a request, with copies of the model's parameters. Collective."""
+    if request.backend == "reference":
+        return VirtualStep(program, request.model)
+    mesh = program.mesh if program.is_local else None
+    return Step(program, request.model, Runtime(mesh, device))
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model's parameters are; the CPU if it has none."""
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device

@@ -1,0 +1,159 @@
+"""Running a step on one rank of a mesh: checked against eager, trained for a while, timed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shardweave.driver import world
+from shardweave.driver.check import CheckResult, Expected, compare, loss_of, run_eager
+from shardweave.driver.compile import Request, bind, compile_program
+from shardweave.driver.launch import num_cores
+from shardweave.driver.models import Example, build_example
+from shardweave.driver.report import RunReport, print_report, status
+from shardweave.driver.run import RunOptions
+from shardweave.driver.training import Training, train, work_of
+from shardweave.ir.stats import stats
+
+
+def run_and_report(options: RunOptions) -> None:
+    """Run, and on rank 0 say what came of it. Raises ValueError if a check failed."""
+    report = run(options)
+    if world.rank() == 0:
+        print_report(report)
+        if options.json:
+            Path(options.json).write_text(json.dumps(report.to_dict(), indent=2) + "\n")
+            print(f"wrote {options.json}")
+    world.leave()
+    if report.problem is not None:
+        raise ValueError(report.problem)
+
+
+def run(options: RunOptions) -> RunReport:
+    """Run a step on this rank, and on rank 0 what it is compared with. Collective."""
+    is_distributed = options.backend == "distributed"
+    device = torch.device("cpu")
+    if is_distributed:
+        device = world.local_device(options.mesh.num_devices)
+        world.join(options.mesh, device)
+    with status(f"compiling {options.model}", quiet=world.rank() != 0):
+        dtype = getattr(torch, options.dtype)
+        example = build_example(options.model, dtype=dtype, seed=options.seed)
+        request = Request(
+            model=example.module,
+            args=(),
+            kwargs=example.kwargs,
+            mesh=options.mesh,
+            plan=options.plan,
+            passes=options.passes,
+            sequence_parallel=options.sequence_parallel,
+            backend=options.backend,
+        )
+        program, made = compile_program(request)
+        step = bind(program, request, device)
+    with status("running it", quiet=world.rank() != 0):
+        loss, check, training, eager = _measure(options, step, example, device)
+    notes = (*example.notes, *made.notes, *_notes_on_time(options, device))
+    return RunReport(
+        model=options.model,
+        mesh="" if not options.mesh.axes else str(options.mesh),
+        plan=options.plan,
+        dtype=options.dtype,
+        backend=options.backend,
+        device=device.type,
+        num_devices=options.mesh.num_devices,
+        sequence_parallel=options.sequence_parallel,
+        seed=options.seed,
+        num_ops=made.num_captured_ops,
+        num_local_ops=sum(1 for _ in program.ops),
+        capture_s=made.capture_s,
+        passes_s=made.passes_s,
+        collectives=stats(program).collectives,
+        work=work_of(example.kwargs),
+        loss=loss,
+        check=check,
+        training=training,
+        eager_training=eager,
+        notes=notes,
+    )
+
+
+def _measure(
+    options: RunOptions, step: nn.Module, example: Example, device: torch.device
+) -> tuple[float, CheckResult | None, Training | None, Training | None]:
+    """Run the step, checked if asked to, and train; then the eager model on rank 0 alone."""
+    batch = {name: tensor.to(device) for name, tensor in example.kwargs.items()}
+    loss = step(**batch)
+    found = gather(step, loss) if options.check else None
+    training = None
+    if options.steps:
+        training = train(lambda: step(**batch), step.parameters(), options.steps)
+    check = eager_training = None
+    with _alone_on_rank_0() as is_mine:
+        if is_mine:
+            eager = example.module.to(device)
+            if found is not None:
+                check = compare(found, run_eager(eager, batch), getattr(torch, options.dtype))
+            if options.steps:
+                eager_training = train(
+                    lambda: _eager_step(eager, batch), eager.parameters(), options.steps
+                )
+    return loss.double().item(), check, training, eager_training
+
+
+def gather(step: nn.Module, loss: Tensor) -> Expected:
+    """A step's loss, gradients and buffers as whole tensors. Collective."""
+    return Expected(
+        loss.double().item(),
+        {
+            name: _whole(torch.zeros_like(p) if p.grad is None else p.grad)
+            for name, p in step.named_parameters()
+        },
+        {name: _whole(buffer).clone() for name, buffer in step.named_buffers()},
+    )
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _eager_step(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    loss = loss_of(model(**batch))
+    loss.backward()
+    return loss
+
+
+@contextmanager
+def _alone_on_rank_0() -> Iterator[bool]:
+    """Whether this is rank 0, which has the machine's cores while the others wait for it."""
+    threads = torch.get_num_threads()
+    is_mine = world.rank() == 0
+    if is_mine:
+        torch.set_num_threads(num_cores())
+    try:
+        yield is_mine
+    finally:
+        torch.set_num_threads(threads)
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def _notes_on_time(options: RunOptions, device: torch.device) -> tuple[str, ...]:
+    if not options.steps:
+        return ()
+    if options.backend == "reference":
+        return ("times of a virtual mesh say nothing about a real one: its ranks run in turn",)
+    if device.type == "cuda":
+        return ("eager was timed on rank 0's GPU while the other ranks waited",)
+    return (
+        f"eager was timed on rank 0, while the other ranks waited, with {num_cores()} threads; "
+        f"in the step each rank had {torch.get_num_threads()}",
+    )

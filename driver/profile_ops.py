@@ -1,0 +1,266 @@
+"""Times of ops on this rank while all ranks are busy: by name and size, and those of a program."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.backends.calls import NEED_CONTIGUOUS, callee_of
+from shardweave.backends.liveness import last_uses
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.aten_args import arguments
+from shardweave.ir.dist import DistOp, ShardIndexOp, SliceOp, WaitOp
+from shardweave.ir.program import Program
+from shardweave.ir.shards import deal
+from shardweave.ir.types import dtype_of_value, shape_of
+from shardweave.planners.cost import DEFAULT_OP, kind_of, signature_text
+
+SECONDS = 0.04
+"""How long one op of one size is repeated."""
+
+ELEMENTS = (2**12, 2**15, 2**18, 2**21)
+PRODUCTS = (
+    (32, 32, 32),
+    (64, 64, 64),
+    (128, 128, 128),
+    (256, 256, 256),
+    (512, 512, 512),
+    (1024, 512, 1024),
+    (1024, 1024, 2048),
+)
+"""m, k, n of products of m x k and k x n matrices."""
+
+SEQUENCES = (32, 128, 256)
+DTYPES = ("float64", "bfloat16", "float16")
+
+Call = Callable[[], object]
+Points = list[tuple[float, float]]
+
+
+def median_s(call: Call, seconds: float = SECONDS) -> float:
+    """Median seconds of a call, repeated for a while on all ranks at once. Collective."""
+    call()
+    if dist.is_initialized():
+        dist.barrier()
+    found: list[float] = []
+    end_s = time.perf_counter() + seconds
+    while len(found) < 3 or time.perf_counter() < end_s:
+        start_s = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - start_s)
+    return statistics.median(found)
+
+
+def measure_ops() -> dict[str, Points]:
+    """(work, seconds) by op name, as `DeviceType.op_times` has them. Collective."""
+    found: dict[str, Points] = {}
+    for name, work, call in _arithmetic():
+        found.setdefault(name, []).append((work, median_s(call)))
+    for elements in ELEMENTS:
+        for name, moved, call in _by_bytes(elements):
+            found.setdefault(name, []).append((moved, median_s(call)))
+    return found
+
+
+def measure_peaks(float32: float) -> dict[str, float]:
+    """FLOP/s by dtype: of float32 as given, of others relative to it by one product. Collective."""
+    reference_s = median_s(_product(256, 256, 256, torch.float32))
+    found = {"float32": float32}
+    for name in DTYPES:
+        seconds = median_s(_product(256, 256, 256, getattr(torch, name)), SECONDS / 2)
+        found[name] = float32 * reference_s / seconds
+    return found
+
+
+def _product(m: int, k: int, n: int, dtype: torch.dtype) -> Call:
+    left, right = torch.randn(m, k, dtype=dtype), torch.randn(k, n, dtype=dtype)
+    return lambda: torch.mm(left, right)
+
+
+def _arithmetic() -> Iterator[tuple[str, float, Call]]:
+    """(op, FLOPs, call): products, attention and convolutions in float32."""
+    aten = torch.ops.aten
+    for m, k, n in PRODUCTS:
+        left, right, bias = torch.randn(m, k), torch.randn(k, n), torch.randn(n)
+        yield "aten.mm", 2.0 * m * k * n, lambda a=left, b=right: aten.mm(a, b)
+        yield "aten.addmm", 2.0 * m * k * n, lambda c=bias, a=left, b=right: aten.addmm(c, a, b)
+    for size in SEQUENCES:
+        batch = torch.randn(16, size, 64)
+        turned = batch.transpose(1, 2)
+        yield (
+            "aten.bmm",
+            2.0 * 16 * size * size * 64,
+            lambda a=batch, b=turned: aten.bmm(a, b),
+        )
+        yield from _attention(size)
+        image, kernel = torch.randn(4, 32, size // 4, size // 4), torch.randn(32, 32, 3, 3)
+        flops = 2.0 * image.numel() * 32 * 9
+        sizes = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        yield (
+            "aten.convolution",
+            flops,
+            lambda x=image, w=kernel, s=sizes: aten.convolution(x, w, None, *s),
+        )
+        yield (
+            "aten.convolution_backward",
+            2 * flops,
+            lambda x=image, w=kernel, s=sizes: aten.convolution_backward(
+                x, x, w, None, *s, [True, True, False]
+            ),
+        )
+
+
+def _attention(size: int) -> Iterator[tuple[str, float, Call]]:
+    name = "_scaled_dot_product_flash_attention_for_cpu"
+    forward = getattr(torch.ops.aten, name)
+    backward = getattr(torch.ops.aten, f"{name}_backward")
+    q = torch.randn(4, 4, size, 64)
+    out, logsumexp = forward(q, q, q, 0.0, True)
+    flops = 2.0 * q.numel() * size
+    yield f"aten.{name}", 2 * flops, lambda: forward(q, q, q, 0.0, True)
+    yield (
+        f"aten.{name}_backward",
+        5 * flops,
+        lambda: backward(out, q, q, q, out, logsumexp, 0.0, True),
+    )
+
+
+def _by_bytes(elements: int) -> Iterator[tuple[str, float, Call]]:
+    """(op, bytes moved, call) of ops that cost what they read and write, in float32."""
+    for name, args in _byte_calls(elements):
+        packet, _, overload = name.removeprefix("aten.").partition(".")
+        function = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        moved = _bytes(args) + _bytes(function(*args))
+        call = lambda f=function, a=args: f(*a)  # noqa: E731  one form for every op
+        yield name, moved, call
+        if name == "aten.add.Tensor":
+            yield DEFAULT_OP, moved, call
+    turned = torch.randn(elements // 64, 64).t()
+    yield "aten.view", 2.0 * turned.nbytes, lambda: turned.reshape(-1)
+
+
+def _bytes(value: object) -> float:
+    if isinstance(value, Tensor):
+        return float(value.nbytes)
+    if isinstance(value, (list, tuple)):
+        return sum(_bytes(item) for item in value)
+    return 0.0
+
+
+def _byte_calls(elements: int) -> Iterator[tuple[str, Sequence[Any]]]:
+    rows = torch.randn(elements // 64, 64)
+    weight = torch.ones(64)
+    out, mean, rstd = torch.ops.aten.native_layer_norm(rows, [64], weight, weight, 1e-5)
+    yield "aten.add.Tensor", (rows, rows)
+    yield "aten.mul.Tensor", (rows, rows)
+    yield "aten.gelu", (rows,)
+    yield "aten.gelu_backward", (rows, rows)
+    yield "aten.relu", (rows,)
+    yield "aten.threshold_backward", (rows, rows, 0)
+    yield "aten.silu", (rows,)
+    yield "aten.tanh", (rows,)
+    yield "aten.clone", (rows,)
+    yield "aten.sum.dim_IntList", (rows, [0])
+    yield "aten.native_layer_norm", (rows, [64], weight, weight, 1e-5)
+    yield (
+        "aten.native_layer_norm_backward",
+        (out, rows, [64], mean, rstd, weight, weight, [True, True, True]),
+    )
+    yield "aten._softmax", (rows, 1, False)
+    yield "aten._softmax_backward_data", (rows, rows, 1, torch.float32)
+    yield "aten._log_softmax", (rows, 1, False)
+    yield "aten._log_softmax_backward_data", (rows, rows, 1, torch.float32)
+
+
+# The ops of a program, as they run in it
+
+
+def measure_program(program: Program, seconds: float) -> dict[str, list[float]]:
+    """Seconds of each op by signature, in rounds for about `seconds`. Collective.
+
+    The program runs as on a rank, with numbers made up; collectives give the right shapes and
+    move nothing. What freeing memory takes is part of the op after which it is freed.
+    """
+    found: dict[str, list[float]] = {}
+    names = {op: signature_text(op) for op in program.ops if kind_of(op) == "compute"}
+    dying = last_uses(program)
+    _round(program, names, dying, {})
+    end_s = time.perf_counter() + seconds
+    done = torch.zeros(1)
+    while not done:
+        if dist.is_initialized():
+            dist.barrier()
+        _round(program, names, dying, found)
+        done.fill_(time.perf_counter() >= end_s)
+        if dist.is_initialized():  # all ranks stop after the same round
+            dist.all_reduce(done, dist.ReduceOp.MAX)
+    return found
+
+
+def _round(
+    program: Program,
+    names: Mapping[Operation, str],
+    dying: Mapping[Operation, list[SSAValue]],
+    found: dict[str, list[float]],
+) -> None:
+    environment = {slot.value: _made_up(slot.value) for slot in program.arguments}
+    for op in program.ops:
+        call = _call(op, environment)
+        start_s = time.perf_counter()
+        results = call()
+        environment.update(zip(op.results, results, strict=True))
+        del results
+        for value in dying.get(op, ()):
+            del environment[value]
+        elapsed_s = time.perf_counter() - start_s
+        if op in names:
+            found.setdefault(names[op], []).append(elapsed_s)
+
+
+def _made_up(value: SSAValue) -> Tensor:
+    shape, dtype = shape_of(value), dtype_of_value(value)
+    if dtype.is_floating_point:
+        return torch.randn(shape, dtype=dtype) * 0.02
+    return torch.zeros(shape, dtype=dtype)
+
+
+def _call(op: Operation, environment: Mapping[SSAValue, Tensor]) -> Callable[[], Sequence[Tensor]]:
+    """A function that runs an op on what its operands are now."""
+    if isinstance(op, DistOp):
+        return lambda: _stand_in(op, [environment[value] for value in op.operands])
+    if not isinstance(op, AtenOp):
+        raise ValueError(f"'{op.name}' cannot be measured; lower it first.")
+    dense = op.name in NEED_CONTIGUOUS
+    args, kwargs = arguments(op, lambda v: environment[v].contiguous() if dense else environment[v])
+    function = callee_of(op)
+
+    def run() -> Sequence[Tensor]:
+        returned = function(*args, **kwargs)
+        parts = returned if isinstance(returned, (tuple, list)) else (returned,)
+        return [part for part in parts if part is not None]
+
+    return run
+
+
+def _stand_in(op: DistOp, operands: Sequence[Tensor]) -> Sequence[Tensor]:
+    """What an op of the `dist` dialect gives, in shape."""
+    if isinstance(op, WaitOp):
+        return operands
+    if isinstance(op, ShardIndexOp):
+        return [torch.zeros((), dtype=torch.int64)]
+    if isinstance(op, SliceOp):
+        dim, block = op.integer("dim"), op.integer("block")
+        size = operands[0].shape[dim] // shape_of(op.results[0])[dim]
+        return [deal(operands[0], dim, size, block, 0)]
+    shapes = [shape_of(value) for value in op.results]
+    return [
+        operand.clone() if tuple(operand.shape) == shape else operand.new_zeros(shape)
+        for operand, shape in zip(operands, shapes, strict=True)
+    ]

@@ -1,0 +1,238 @@
+"""The command line: what each command does, prints and answers to bad input."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch import Tensor, nn
+
+from shardweave import __version__
+from shardweave.driver import check
+from shardweave.driver.cli import main
+from shardweave.ir.program import Program
+from shardweave.passes.registry import PASSES
+
+GPT = "gpt:layers=1,hidden=16,heads=2,vocab=32,seq=8,batch=4"
+CNN = "cnn:depth=10,channels=4,size=8,batch=4"
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A captured program in a file."""
+    path = tmp_path / "step.mlir"
+    assert main(["capture", GPT, "-o", str(path)]) == 0
+    return path
+
+
+def error_of(captured: Captured) -> str:
+    """The one line that a failing command says."""
+    out, err = captured.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_capture_writes_a_program_and_says_what_it_holds(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "step.mlir"
+    assert main(["capture", GPT, "-o", str(path)]) == 0
+    program = Program.load(path)
+    said = capsys.readouterr().out
+    assert f"{sum(1 for _ in program.ops)} ops" in said
+    assert "20 parameters" in said
+    assert f"wrote {path}" in said
+
+
+def test_capture_without_a_file_prints_nothing_but_the_program(capsys: Captured) -> None:
+    assert main(["capture", GPT, "--dtype", "float64"]) == 0
+    out, err = capsys.readouterr()
+    assert "tensor<32x16xf64>" in str(Program.parse(out))
+    assert "captured" in err
+
+
+def test_capture_for_evaluation_has_no_backward_pass(capsys: Captured) -> None:
+    assert main(["capture", GPT, "--eval"]) == 0
+    out = capsys.readouterr().out
+    assert "phase = forward" in out
+    assert "backward" not in out
+
+
+def test_opt_runs_passes_on_a_mesh(file: Path, tmp_path: Path, capsys: Captured) -> None:
+    result = tmp_path / "local.mlir"
+    passes = "propagate-shardings,insert-collectives"
+    given = [str(file), "--passes", passes, "--mesh", "data=2", "-o", str(result)]
+    assert main(["opt", *given]) == 0
+    assert Program.load(result).is_local
+    assert "2 passes, 2 of which changed the program" in capsys.readouterr().out
+
+
+def test_opt_prints_the_program_after_each_pass_that_changed_it(
+    file: Path, capsys: Captured
+) -> None:
+    capsys.readouterr()
+    assert main(["opt", str(file), "--passes", "dce,cse,cse", "--print-after-change"]) == 0
+    out, err = capsys.readouterr()
+    assert [line for line in err.splitlines() if line.startswith("// after")] == ["// after cse"]
+    assert Program.parse(out) == Program.parse(err[: err.index("3 passes")])
+
+
+def test_opt_times_each_pass(file: Path, capsys: Captured) -> None:
+    capsys.readouterr()
+    assert main(["opt", str(file), "--passes", "dce,cse", "--time-passes"]) == 0
+    lines = capsys.readouterr().err.splitlines()[1:]
+    assert [line.split()[1:3] for line in lines] == [["s", "dce"], ["s", "cse"]]
+    assert lines[0].endswith("(no change)")
+
+
+def test_opt_reads_standard_input(file: Path) -> None:
+    command = [sys.executable, "-m", "shardweave", "opt", "-"]
+    done = subprocess.run(
+        command, input=file.read_text(), capture_output=True, text=True, timeout=120, check=True
+    )
+    assert Program.parse(done.stdout) == Program.load(file)
+
+
+def test_opt_lists_every_pass_with_what_it_does(capsys: Captured) -> None:
+    assert main(["opt", "--list-passes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == sorted(PASSES)
+    assert all(len(line.split()) > 2 for line in lines)
+
+
+def test_run_in_this_process_checks_and_trains(capsys: Captured) -> None:
+    assert main(["run", GPT, "--check", "--steps", "2", "--dtype", "float64"]) == 0
+    out = capsys.readouterr().out
+    assert "equal to eager" in out
+    assert "2 steps of AdamW" in out
+    assert "tokens/s" in out
+
+
+def test_run_writes_json_with_all_it_found(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "run.json"
+    options = ["--mesh", "data=2,tensor=2", "--backend", "reference", "--dtype", "float64"]
+    assert main(["run", GPT, *options, "--check", "--steps", "3", "--json", str(path)]) == 0
+    found = json.loads(path.read_text())
+    assert found["model"] == GPT
+    assert (found["mesh"], found["plan"]) == ("data=2,tensor=2", "megatron")
+    assert (found["dtype"], found["backend"]) == ("float64", "reference")
+    assert found["equal"] is True
+    assert found["loss"] == pytest.approx(found["eager_loss"], rel=1e-12)
+    assert 0 <= found["max_rel_grad_error"] < 1e-9
+    assert found["worst_parameter"]
+    assert found["losses"] == pytest.approx(found["eager_losses"], rel=1e-9)
+    assert len(found["losses"]) == 3
+    assert found["step_s"] > 0
+    assert found["eager_step_s"] > 0
+    kinds = {(row["kind"], *row["axes"]): row["count"] for row in found["collectives"]}
+    assert kinds["all_reduce", "tensor"] > 0
+    assert kinds["all_reduce", "data"] > 0
+    assert all(row["bytes"] > 0 for row in found["collectives"])
+    assert found["notes"]
+
+
+def test_run_checks_the_buffers_of_batch_norm(capsys: Captured) -> None:
+    options = ["--mesh", "data=2", "--backend", "reference", "--dtype", "float64"]
+    assert main(["run", CNN, *options, "--check"]) == 0
+    assert "buffers: largest relative error" in capsys.readouterr().out
+
+
+def test_run_on_real_processes_equals_eager(tmp_path: Path, capfd: Captured) -> None:
+    path = tmp_path / "run.json"
+    options = ["--mesh", "tensor=2", "--dtype", "float64", "--sequence-parallel"]
+    limit = ["--time-limit", "300"]
+    assert main(["run", GPT, *options, "--check", "--json", str(path), *limit]) == 0
+    assert "2 processes" in capfd.readouterr().out
+    found = json.loads(path.read_text())
+    assert found["equal"] is True
+    assert found["backend"] == "distributed"
+
+
+def test_run_that_is_not_equal_fails_and_names_the_parameter(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def run_other(model: nn.Module, batch: Mapping[str, Tensor]) -> check.Expected:
+        eager = check.run_eager(model, batch)
+        name = "h.0.mlp.fc_in.weight"
+        return replace(eager, gradients={**eager.gradients, name: 1.01 * eager.gradients[name]})
+
+    monkeypatch.setattr("shardweave.driver.measure.run_eager", run_other)
+    assert main(["run", GPT, "--check"]) == 1
+    out, err = capsys.readouterr()
+    assert "NOT equal to eager" in out
+    assert "not equal to eager: relative error of the gradient of 'h.0.mlp.fc_in.weight'" in err
+    assert "is 0.0099, bound 0.0001." in err
+
+
+def test_bad_input_in_a_process_is_said_once_in_one_line(capfd: Captured) -> None:
+    assert main(["run", "gpt:layers=x", "--mesh", "tensor=2", "--time-limit", "300"]) == 1
+    assert "gpt: layers=x should be an integer" in error_of(capfd)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["capture", "gpt:width=3"], "unknown key 'width'"),
+        (["capture", GPT, "-o", "nowhere/step.mlir"], "there is no folder 'nowhere'"),
+        (["run", GPT, "--json", "."], "'.' is a folder"),
+        (["opt"], "opt needs the FILE to read"),
+        (["opt", "no-such-file"], "'no-such-file': No such file"),
+        (["opt", __file__], "test_cli.py:1:"),
+        (["run", GPT, "--mesh", "4"], "found '4', expected NAME=SIZE"),
+        (["run", GPT, "--plan", "nobody"], "plan 'nobody' is neither a planner"),
+        (["run", GPT, "--passes", "nothing"], "there is no pass 'nothing'"),
+    ],
+)
+def test_bad_input_is_one_line_that_says_what_was_found(
+    arguments: list[str], message: str, capsys: Captured
+) -> None:
+    assert main(arguments) == 1
+    assert message in error_of(capsys)
+
+
+def test_opt_says_which_pass_failed_and_why(file: Path, capsys: Captured) -> None:
+    capsys.readouterr()
+    assert main(["opt", str(file), "--passes", "insert-collectives"]) == 1
+    assert "pass 'insert-collectives': the program has no mesh" in error_of(capsys)
+
+
+def test_debug_shows_the_traceback(capsys: Captured) -> None:
+    assert main(["opt", "no-such-file", "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_defect_of_ours_shows_its_traceback_unasked(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def fail(path: str) -> Program:
+        raise KeyError(path)
+
+    monkeypatch.setattr("shardweave.driver.text_commands.read", fail)
+    assert main(["opt", "step.mlir"]) == 1
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.endswith("error: 'step.mlir'\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["shard"], ["run"], ["run", GPT, "--steps", "-1"], ["run", GPT, "--time-limit", "0"]],
+)
+def test_wrong_usage_exits_with_2(arguments: list[str], capsys: Captured) -> None:
+    assert main(arguments) == 2
+    assert "usage: shardweave" in capsys.readouterr().err
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys; from shardweave.driver.cli import main; main(['--help']); "
+    code += "assert 'torch' not in sys.modules and 'xdsl' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def test_version_is_printed(capsys: Captured) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"shardweave {__version__}\n"
