@@ -108,9 +108,7 @@ class Runtime:
             return [here(x) for x in tensors]
         return start_all_reduces(tensors, group, op)
 
-    def start_all_gather(
-        self, x: Tensor, axes: Sequence[str], dim: int, block: int
-    ) -> InFlight:
+    def start_all_gather(self, x: Tensor, axes: Sequence[str], dim: int, block: int) -> InFlight:
         """The shards of all ranks of `axes` along `dim`, `block` elements in turn."""
         group = self.group(axes)
         return here(x) if group is None else start_all_gather(x, group, dim, block)

@@ -9,7 +9,6 @@ some operand proposes for it: a handful.
 
 from __future__ import annotations
 
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -129,8 +128,16 @@ class _Question:
     hints: tuple[tuple[str, int, int], ...]
 
     def best(self) -> Choice:
-        candidates = (self.candidate(seats) for seats in self.seatings())
-        return min((c for c in candidates if c is not None), key=lambda choice: choice.cost)
+        """Raises UnreachableSharding if a result should be unreduced, and cannot be."""
+        candidates = [self.candidate(seats) for seats in self.seatings()]
+        found = [choice for choice in candidates if choice is not None]
+        if not found:
+            pending = sorted({axis for goal in self.goals if goal for axis in goal.unreduced})
+            raise UnreachableSharding(
+                f"its result is wanted unreduced over {pending}, but no cut of its operands makes "
+                "it such a sum; leave 'unreduced' out of the annotation."
+            )
+        return min(found, key=lambda choice: choice.cost)
 
     def seatings(self) -> Iterator[dict[str, Seat]]:
         seats = self.proposed()
@@ -278,13 +285,18 @@ def price_of(mesh: Mesh, operand: Operand, wanted: Sharding) -> Price | None:
 
 
 def cheapest_version(mesh: Mesh, operand: Operand, wanted: Sharding) -> Sharding:
-    """The version of a value from which `wanted` is reached at the lowest price."""
+    """The version of a value from which `wanted` is reached at the lowest price.
+
+    Raises UnreachableSharding if there is none.
+    """
     priced = [
         (price, index)
         for index, version in enumerate(operand.versions)
         if (price := price_of(mesh, Operand(operand.shape, operand.itemsize, (version,)), wanted))
         is not None
     ]
+    if not priced:
+        raise UnreachableSharding(
+            f"a value that is whole over {list(wanted.unreduced)} cannot become unreduced there."
+        )
     return operand.versions[min(priced)[1]]
-
-

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from xdsl.ir import Attribute, Dialect, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
@@ -54,13 +55,19 @@ _TENSOR_TYPES = {"Tensor", "Optional[Tensor]", "List[Tensor]", "List[Optional[Te
 
 
 @cache
-def overload_named(name: str) -> torch._ops.OpOverload:
+def overload_named(name: str) -> OpOverload[..., Any]:
     """The torch overload of an op name: `aten.sum` is the default one, `aten.add.Tensor` named."""
     _, packet, *overload = name.split(".")
     return getattr(getattr(torch.ops.aten, packet), overload[0] if overload else "default")
 
 
-def op_name(overload: torch._ops.OpOverload) -> str:
+@cache
+def is_random(name: str) -> bool:
+    """Whether each call of an op draws new random numbers."""
+    return torch.Tag.nondeterministic_seeded in overload_named(name).tags
+
+
+def op_name(overload: OpOverload[..., Any]) -> str:
     """Inverse of `overload_named`."""
     return str(overload).removesuffix(".default")
 
@@ -68,7 +75,8 @@ def op_name(overload: torch._ops.OpOverload) -> str:
 @cache
 def signature_of(name: str) -> Signature:
     parameters: list[Parameter] = []
-    for argument in overload_named(name)._schema.arguments:
+    schema = overload_named(name)._schema  # pyright: ignore[reportPrivateUsage]
+    for argument in schema.arguments:
         kind = str(argument.type)
         parameters.append(
             Parameter(
@@ -174,9 +182,7 @@ def create(
     if structure is not None:
         properties[STRUCTURE] = structure
     properties.update(annotations)
-    return aten_class(name).create(
-        operands=flat, result_types=result_types, properties=properties
-    )
+    return aten_class(name).create(operands=flat, result_types=result_types, properties=properties)
 
 
 def _same(default: Any, value: Any) -> bool:
@@ -187,7 +193,8 @@ def _same(default: Any, value: Any) -> bool:
 def aten_dialect() -> Dialect:
     """The dialect with all functional overloads of the installed torch that give tensors."""
     names: dict[str, None] = {}
-    for schema in torch._C._jit_get_all_schemas():
+    schemas = torch._C._jit_get_all_schemas()  # pyright: ignore[reportPrivateUsage]
+    for schema in schemas:
         if not schema.name.startswith("aten::") or schema.is_mutable:
             continue
         out = any(argument.is_out for argument in schema.arguments)

@@ -33,12 +33,12 @@ def _num_arange(op: AtenOp) -> Any:
 
 
 def _slice_end(op: AtenOp) -> int:
-    length = shape_of(op.results[0])[op.value("dim")]
+    length: int = shape_of(op.results[0])[int(op.value("dim"))]
     return (op.value("start") or 0) + (length - 1) * op.value("step") + 1
 
 
 def _slice_backward_end(op: AtenOp) -> int:
-    length = shape_of(op.operands[0])[op.value("dim")]
+    length: int = shape_of(op.operands[0])[int(op.value("dim"))]
     return op.value("start") + (length - 1) * op.value("step") + 1
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Self
 
-from typing_extensions import Self
 from xdsl.dialects.builtin import ArrayAttr, IntAttr, StringAttr
 from xdsl.ir import Attribute, ParametrizedAttribute
 from xdsl.irdl import irdl_attr_definition
@@ -200,7 +200,7 @@ class ShardingAttr(ParametrizedAttribute):
         from xdsl.parser import Parser
 
         parser = Parser(Context(), f"<{text}>")
-        return cls(*cls.parse_parameters(parser))
+        return cls.new(cls.parse_parameters(parser))
 
 
 @lru_cache(maxsize=16384)
@@ -213,12 +213,19 @@ def _on(attr: ShardingAttr, shape: tuple[int, ...], mesh: Mesh) -> Sharding:
     dims: list[tuple[Placement, ...]] = []
     for names, strides, size in zip(attr.dims, attr.strides, shape, strict=True):
         axes = [name.data for name in names]
-        if any(stride.data for stride in strides):
-            pairs = zip(axes, strides, strict=True)
-            dims.append(ordered(Placement(a, mesh.size(a), s.data) for a, s in pairs))
-        else:
+        if not any(stride.data for stride in strides):
             dims.append(contiguous(axes, size, mesh))
-    unreduced = tuple(a.data for a in attr.unreduced if mesh.size(a.data) > 1)
+        elif all(stride.data for stride in strides):
+            pairs = zip(axes, strides, strict=True)
+            placements = [Placement(a, mesh.size(a), s.data) for a, s in pairs]
+            dims.append(ordered(p for p in placements if p.size > 1))
+        else:
+            raise ValueError(
+                f"sharding {attr} gives a stride to some axes of a dim and none to others; give "
+                "one to each, or to none for plain nested shards."
+            )
+    wide = (axis.data for axis in attr.unreduced if mesh.size(axis.data) > 1)
+    unreduced = tuple(sorted(wide, key=mesh.names.index))
     reduction = "max" if unreduced and attr.reduction.data == "max" else "sum"
     sharding = Sharding(tuple(dims), unreduced, reduction)
     problem = sharding.problem(shape, mesh)

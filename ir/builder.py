@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from xdsl.ir import Attribute, Block, SSAValue
 from xdsl.dialects.builtin import UnknownLoc
+from xdsl.ir import Attribute, Block, SSAValue
 
 from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.infer import infer_types
@@ -104,9 +104,3 @@ class Builder:
     def sum(self, value: SSAValue, dims: Sequence[int], keepdim: bool = False) -> SSAValue:
         """Sum over dims."""
         return self.call("aten.sum.dim_IntList", value, dim=list(dims), keepdim=keepdim)
-
-
-
-
-
-

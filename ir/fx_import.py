@@ -7,12 +7,12 @@ of the loss) and the user's source line.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
+from torch._ops import OpOverload
 from xdsl.dialects import builtin, func
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
@@ -115,9 +115,10 @@ class _Importer:
         if getattr(node.target, "__name__", "") == "getitem":
             source, index = node.args
             return self.values[cast(torch.fx.Node, source)][cast(int, index)]
-        if not isinstance(node.target, torch._ops.OpOverload):
+        target: Any = node.target
+        if not isinstance(target, OpOverload):  # pyright: ignore[reportUnknownMemberType]
             raise CaptureError(f"the traced graph calls {node.target}, which is not an ATen op.")
-        name = op_name(node.target)
+        name = op_name(cast("OpOverload[..., Any]", target))
         call = Call(name, self._bind(node, name), _result_types(node), self.builder)
         form = lookup(name)
         result = form(call) if form is not None else self._plain(call)
@@ -192,7 +193,12 @@ class _Importer:
             value = self.values.get(source)
             if isinstance(value, SSAValue) and isinstance(value.owner, Operation):
                 layers.append(layer_of(value.owner).split("."))
-        return ".".join(os.path.commonprefix(layers)) if layers else ""
+        shared: list[str] = []
+        for parts in zip(*layers, strict=False):
+            if len(set(parts)) > 1:
+                break
+            shared.append(parts[0])
+        return ".".join(shared)
 
     def _mark_phase(self, last_before: Operation | None) -> None:
         op = self.block.first_op if last_before is None else last_before.next_op
@@ -234,7 +240,7 @@ class _Importer:
 
 def _result_types(node: torch.fx.Node) -> list[AnyTensor | None]:
     value = node.meta["val"]
-    parts = value if isinstance(value, (tuple, list)) else (value,)
+    parts = cast("Sequence[Any]", value if isinstance(value, (tuple, list)) else (value,))
     for part in parts:
         if isinstance(part, torch.Tensor):
             element_of(part.dtype)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -45,5 +46,5 @@ def _run_on_meta(op: AtenOp) -> tuple[AnyTensor, ...] | str:
         return tuple(tensor_type(shape_of(r), dtype_of_value(r)) for r in op.results)
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
         return str(error).strip().splitlines()[0]
-    parts = returned if isinstance(returned, (tuple, list)) else (returned,)
+    parts = cast("Sequence[Any]", returned if isinstance(returned, (tuple, list)) else (returned,))
     return tuple(tensor_type(p.shape, p.dtype) for p in parts if p is not None)

@@ -53,7 +53,7 @@ def to_python(attribute: Attribute) -> Literal:
     if isinstance(attribute, builtin.NoneAttr):
         return None
     if isinstance(attribute, builtin.IntegerAttr):
-        number = cast("builtin.IntegerAttr[Attribute]", attribute)
+        number = cast("builtin.IntegerAttr", attribute)
         is_bool = number.type == builtin.i1
         return bool(number.value.data) if is_bool else number.value.data
     if isinstance(attribute, builtin.FloatAttr):

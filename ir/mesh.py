@@ -77,9 +77,7 @@ class Mesh:
         for axis in self.axes:
             if axis.name == name:
                 return axis.size
-        raise ValueError(
-            f"the mesh {self} has no axis '{name}'; its axes are {list(self.names)}."
-        )
+        raise ValueError(f"the mesh {self} has no axis '{name}'; its axes are {list(self.names)}.")
 
     def sizes(self, names: Sequence[str]) -> int:
         """Product of the sizes of several axes."""

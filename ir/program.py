@@ -126,13 +126,17 @@ class Program:
     def arguments(self) -> list[Slot]:
         attributes = self.function.arg_attrs
         values = self.function.body.block.args
-        return [_slot(v, d) for v, d in zip(values, _dictionaries(attributes, len(values)), strict=True)]
+        return [
+            _slot(v, d) for v, d in zip(values, _dictionaries(attributes, len(values)), strict=True)
+        ]
 
     @property
     def results(self) -> list[Slot]:
         attributes = self.function.res_attrs
         values = self.return_op.operands
-        return [_slot(v, d) for v, d in zip(values, _dictionaries(attributes, len(values)), strict=True)]
+        return [
+            _slot(v, d) for v, d in zip(values, _dictionaries(attributes, len(values)), strict=True)
+        ]
 
     def set_argument_attributes(self, name: str, values: Mapping[int, Attribute | None]) -> None:
         """Set (or, with None, remove) one attribute of several arguments, by index."""
@@ -163,8 +167,14 @@ class Program:
         self.module.attributes[LOCAL] = builtin.UnitAttr()
 
     def sharding_of_slot(self, slot: Slot) -> Sharding:
-        """The sharding of an argument or result; replicated where none is given."""
-        return sharding_of(slot.sharding_attr, shape_of(slot.value), self)
+        """The sharding of an argument or result; replicated where none is given.
+
+        Raises ValueError, naming the slot, if its annotation does not fit it.
+        """
+        try:
+            return sharding_of(slot.sharding_attr, shape_of(slot.value), self)
+        except ValueError as error:
+            raise ValueError(f"{slot.kind} '{slot.name}': {error}") from error
 
     # Views
 
@@ -182,7 +192,9 @@ class Program:
         return found
 
 
-def sharding_of(attribute: ShardingAttr | None, shape: tuple[int, ...], program: Program) -> Sharding:
+def sharding_of(
+    attribute: ShardingAttr | None, shape: tuple[int, ...], program: Program
+) -> Sharding:
     """The sharding an attribute stands for, given the value's shape in the program."""
     if attribute is None or program.mesh is None:
         return Sharding.replicated(len(shape))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardweave.ir.program import Program
 from shardweave.ir.syntax import layer_of, phase_of
@@ -43,15 +43,23 @@ def storage_of(value: SSAValue) -> SSAValue:
 
 
 def kept_values(program: Program) -> list[SSAValue]:
-    """Results of forward ops that the rest of the step reads: what memory holds in between."""
-    forward, later = split_at_backward(program)
-    made = {result for op in forward for result in op.results}
+    """Results of forward ops that the rest of the step reads: what memory holds in between.
+
+    Each sub-batch has its own beginning of the backward pass, so that the order of sub-batches
+    does not change what is kept.
+    """
+    made: set[SSAValue] = set()
     found: dict[SSAValue, None] = {}
-    for op in later:
-        for operand in op.operands:
-            storage = storage_of(operand)
-            if storage in made:
-                found[storage] = None
+    turned: set[Attribute | None] = set()
+    for op in program.ops:
+        copy = op.properties.get("copy")
+        if phase_of(op) in ("backward", "recompute"):
+            turned.add(copy)
+        if copy in turned or (copy is None and turned):
+            storages = map(storage_of, op.operands)
+            found.update(dict.fromkeys(storage for storage in storages if storage in made))
+        else:
+            made.update(op.results)
     return list(found)
 
 

@@ -147,15 +147,20 @@ def reshard(
     where it wants the whole, then axes move between dims or are gathered. At most one step
     an axis, except an axis that changes its stride within a dim (gather, then slice).
 
-    Raises UnreachableSharding if the goal is unreduced over an axis that the source is not.
+    Raises UnreachableSharding if the goal is unreduced over an axis that the source is not, or
+    is a maximum where the source is a sum.
     """
-    if source.dims == goal.dims and source.unreduced == goal.unreduced:
-        return ()
     missing = [axis for axis in goal.unreduced if axis not in source.unreduced]
-    if missing or (goal.unreduced and goal.reduction != source.reduction):
+    if missing:
         raise UnreachableSharding(
             f"a value that is whole over {missing} cannot become unreduced over them."
         )
+    if goal.unreduced and goal.reduction != source.reduction:
+        raise UnreachableSharding(
+            f"a {source.reduction} over {list(source.unreduced)} cannot become a {goal.reduction}."
+        )
+    if source.dims == goal.dims and source.unreduced == goal.unreduced:
+        return ()
     plan = _Plan(shape, goal, source, [])
     _slice_free_axes(plan)
     _scatter_sums(plan)
@@ -167,8 +172,6 @@ def reshard(
     return tuple(plan.steps)
 
 
-def sent_elements(
-    shape: Sequence[int], source: Sharding, goal: Sharding, mesh: Mesh
-) -> float:
+def sent_elements(shape: Sequence[int], source: Sharding, goal: Sharding, mesh: Mesh) -> float:
     """Elements that one rank sends to reshard a value, with ring algorithms."""
     return sum(step.sent_elements for step in reshard(tuple(shape), source, goal, mesh))

@@ -9,6 +9,7 @@ from shardweave.ir.dist import COLLECTIVES, DistOp, sent_bytes
 from shardweave.ir.flops import flops_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
+from shardweave.ir.regions import kept_bytes
 from shardweave.ir.syntax import phase_of
 from shardweave.ir.types import num_bytes, tensor_type_of
 
@@ -34,20 +35,20 @@ class ProgramStats:
     """Numbers of one program; per rank if it is local.
 
     ops: ops by phase. flops: of matrix products, convolutions and attention, by phase.
-    parameter_bytes: of the parameters. collectives: by kind, axes and phase.
+    parameter_bytes: of the parameters. collectives: by kind, axes and phase. kept_bytes: of the
+    forward pass's results that the backward pass reads; None without a backward pass.
     """
 
     ops: dict[str, int]
     flops: dict[str, int]
     parameter_bytes: int
     collectives: tuple[CollectiveStats, ...]
+    kept_bytes: int | None = None
 
     def count(self, kind: str | None = None, axes: tuple[str, ...] | None = None) -> int:
         """How many collectives of a kind, over exactly these axes (None: any)."""
         return sum(
-            c.count
-            for c in self.collectives
-            if kind in (None, c.kind) and axes in (None, c.axes)
+            c.count for c in self.collectives if kind in (None, c.kind) and axes in (None, c.axes)
         )
 
     def __str__(self) -> str:
@@ -56,9 +57,10 @@ class ProgramStats:
             "flops: " + ", ".join(f"{n:.3e} {phase}" for phase, n in self.flops.items() if n),
             f"parameters: {self.parameter_bytes / 2**20:.2f} MiB",
         ]
+        if self.kept_bytes is not None:
+            lines.append(f"kept for the backward pass: {self.kept_bytes / 2**20:.3f} MiB")
         lines += [
-            f"{c.kind} over {', '.join(c.axes)} ({c.phase}): {c.count}, "
-            f"{c.bytes / 2**20:.3f} MiB"
+            f"{c.kind} over {', '.join(c.axes)} ({c.phase}): {c.count}, {c.bytes / 2**20:.3f} MiB"
             for c in self.collectives
         ]
         return "\n".join(lines)
@@ -89,4 +91,5 @@ def stats(program: Program) -> ProgramStats:
         CollectiveStats(*key, int(count), int(size), sent)
         for key, (count, size, sent) in groups.items()
     )
-    return ProgramStats(dict(ops), dict(flops), parameters, collectives)
+    kept = kept_bytes(program) if ops["backward"] else None
+    return ProgramStats(dict(ops), dict(flops), parameters, collectives, kept)

@@ -1,4 +1,4 @@
-"""The text of an op: `%y = aten.sum(%x, dim = [0]) {layer = "h.0", phase = forward} : tensor<4xf32>`.
+"""The text of an op: `%y = aten.sum(%x, dim = [0]) {layer = "h.0"} : tensor<4xf32>`.
 
 Operands and schema arguments stand in the parentheses, what a compiler added about the op in
 the braces, and the types are those of the results: operand types follow from where the
@@ -8,9 +8,8 @@ operands are defined, so that a reader sees each type once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import ClassVar, Self, cast
 
-from typing_extensions import Self
 from xdsl.dialects import builtin
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import traits_def

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from io import StringIO
 
@@ -20,7 +20,7 @@ class ProgramTextError(ValueError):
 
 
 @contextmanager
-def without_gc() -> Iterator[None]:
+def without_gc() -> Generator[None]:
     """No garbage collection while many objects that all live are made."""
     enabled = gc.isenabled()
     gc.disable()

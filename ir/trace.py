@@ -1,3 +1,5 @@
+# pyright: basic
+# torch's tracing API is private and only partly typed.
 """The one file that touches torch's private tracing API.
 
 `trace` turns a model and its inputs into one functional graph of ATen ops, forward and

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import cast
 
 from xdsl.dialects import builtin, func
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
 from shardweave.ir.aten import AtenOp
@@ -66,11 +66,10 @@ class _Verifier:
 
     def _slots(self) -> None:
         for slot in (*self.program.arguments, *self.program.results):
-            shape = shape_of(slot.value)
             try:
-                sharding = sharding_of(slot.sharding_attr, shape, self.program)
+                sharding = self.program.sharding_of_slot(slot)
             except ValueError as error:
-                self.found.append(f"{slot.kind} '{slot.name}': {error}")
+                self.found.append(str(error))
                 continue
             if slot.value in self.defined:
                 self.shardings[slot.value] = sharding
@@ -187,5 +186,5 @@ class _Verifier:
 def _is_sharding_list(attribute: object) -> bool:
     if not isinstance(attribute, builtin.ArrayAttr):
         return False
-    items = cast("builtin.ArrayAttr[builtin.Attribute]", attribute)
+    items = cast("builtin.ArrayAttr[Attribute]", attribute)
     return all(isinstance(item, ShardingAttr) for item in items)

@@ -9,12 +9,18 @@ from xdsl.dialects import builtin
 from xdsl.ir import Attribute, Operation
 from xdsl.passes import ModulePass
 
-from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.types import shape_of
-from shardweave.planners.plan import Lookup, Plan, PlanError, check_names, parse_sharding
+from shardweave.planners.plan import (
+    Lookup,
+    Plan,
+    PlanError,
+    check_names,
+    parse_sharding,
+    read_sharding,
+)
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,7 @@ class ApplyPlanPass(ModulePass):
         assert mesh is not None
         check_names(plan, program)
         _annotate_arguments(plan, program, mesh)
-        for layer, text in plan.activations.items():
-            _annotate_layer(program, mesh, layer, text)
+        _annotate_layers(plan, program, mesh)
 
 
 def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:
@@ -64,17 +69,30 @@ def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:
     program.set_argument_attributes("dist.sharding", found)
 
 
-def _annotate_layer(program: Program, mesh: Mesh, layer: str, text: str) -> None:
-    found = False
+def _annotate_layers(plan: Plan, program: Program, mesh: Mesh) -> None:
+    """Annotate each layer's outputs that have as many dims as the sharding given for it."""
+    table = Lookup(plan.activations)
+    keys = {layer: table.key(layer) for layer in program.layers()}
+    wanted = {
+        key: read_sharding(plan.activations[key], f"layer '{key}'")
+        for key in keys.values()
+        if key is not None
+    }
+    missing = set(wanted)
     for op in program.ops:
-        if layer_of(op) == layer and phase_of(op) == "forward" and _is_output(op):
-            shape = shape_of(op.results[0])
-            if len(shape) == len(ShardingAttr.parse_text(text).dims):
-                attribute = parse_sharding(text, shape, mesh, f"output of layer '{layer}'")
-                op.properties["sharding"] = builtin.ArrayAttr([attribute])
-                found = True
-    if not found:
-        raise PlanError(f"layer '{layer}' has no output with as many dims as sharding {text}.")
+        key = keys[layer_of(op)]
+        if key is None or phase_of(op) != "forward" or not _is_output(op):
+            continue
+        shape = shape_of(op.results[0])
+        if len(shape) == len(wanted[key].dims):
+            where = f"output of layer '{layer_of(op)}'"
+            attribute = parse_sharding(plan.activations[key], shape, mesh, where)
+            op.properties["sharding"] = builtin.ArrayAttr([attribute])
+            missing.discard(key)
+    for key in sorted(missing):
+        raise PlanError(
+            f"layer '{key}' has no output with as many dims as sharding {plan.activations[key]}."
+        )
 
 
 def _is_output(op: Operation) -> bool:

@@ -9,6 +9,7 @@ from xdsl.dialects import builtin
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.passes import ModulePass
 
+from shardweave.ir.aten import AtenOp, is_random
 from shardweave.ir.program import Program
 from shardweave.ir.syntax import phase_of
 
@@ -21,8 +22,8 @@ Key = tuple[str, tuple[SSAValue, ...], frozenset[tuple[str, Attribute]], tuple[A
 class CsePass(ModulePass):
     """Replace an op by an earlier one of the same name, operands, arguments and types.
 
-    A recomputed op is never merged with its original: recomputing is its point. Random ops
-    do not occur in programs.
+    A recomputed op is never merged with its original: recomputing is its point. Nor are two
+    random ops: each draws numbers of its own.
 
     Requires: a verified program. Ensures: numerics unchanged, bit for bit. Linear.
     """
@@ -32,6 +33,8 @@ class CsePass(ModulePass):
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         known: dict[Key, Operation] = {}
         for candidate in list(Program(op).ops):
+            if isinstance(candidate, AtenOp) and is_random(candidate.name):
+                continue
             first = known.setdefault(_key(candidate), candidate)
             if first is not candidate:
                 for old, new in zip(candidate.results, first.results, strict=True):

@@ -10,6 +10,7 @@ from xdsl.dialects import builtin
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.passes import ModulePass
 
+from shardweave.ir.aten import AtenOp, is_random
 from shardweave.ir.cleanup import remove_dead_ops
 from shardweave.ir.dist import COLLECTIVES, DistOp, sent_bytes
 from shardweave.ir.mesh import Mesh
@@ -91,6 +92,8 @@ def _find(program: Program) -> list[_Redundant]:
     first: dict[tuple[object, ...], Operation] = {}
     found: list[_Redundant] = []
     for op in program.ops:
+        if isinstance(op, AtenOp) and is_random(op.name):
+            continue
         operands = tuple(number.get(v, v) for v in op.operands)
         properties: frozenset[tuple[str, Attribute]] = frozenset(
             item for item in op.properties.items() if item[0] not in _IGNORED
@@ -101,6 +104,7 @@ def _find(program: Program) -> list[_Redundant]:
         for mine, others in zip(op.results, twin.results, strict=True):
             number[mine] = others
         if isinstance(op, COLLECTIVES) and phase_of(op) == "recompute":
-            assert isinstance(op, DistOp) and isinstance(twin, DistOp)
+            assert isinstance(op, DistOp)
+            assert isinstance(twin, DistOp)
             found.append(_Redundant(op, twin, sent_bytes(op, mesh)))
     return found

@@ -13,7 +13,6 @@ from typing import cast
 from xdsl.dialects import builtin
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from shardweave.ir.aten import AtenOp
 from shardweave.ir.assignment import (
     Choice,
     Chooser,
@@ -22,14 +21,16 @@ from shardweave.ir.assignment import (
     dims_of,
     seat_of,
 )
+from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program, sharding_of
-from shardweave.ir.reshard import Step, reshard
+from shardweave.ir.reshard import Step, UnreachableSharding, reshard
 from shardweave.ir.rules import Rule, rule_of
 from shardweave.ir.rules.base import Dims
 from shardweave.ir.sharding import Placement, Sharding, ordered
 from shardweave.ir.types import dtype_of_value, shape_of
+from shardweave.ir.verify import describe
 
 MAX_VERSIONS = 4
 """Versions of one value that are remembered; more would only cost time."""
@@ -91,14 +92,20 @@ class Flow:
         goals: Sequence[Sharding | None],
         hints: Sequence[tuple[str, int, int]] = (),
     ) -> Choice:
-        """The assignment of an op, given its operands' versions and its results' goals."""
-        return self.chooser.choose(
-            rule_of(op),
-            [self.operand(v) for v in op.operands],
-            [shape_of(r) for r in op.results],
-            goals,
-            hints,
-        )
+        """The assignment of an op, given its operands' versions and its results' goals.
+
+        Raises ValueError, naming the op, if a goal cannot be reached.
+        """
+        try:
+            return self.chooser.choose(
+                rule_of(op),
+                [self.operand(v) for v in op.operands],
+                [shape_of(r) for r in op.results],
+                goals,
+                hints,
+            )
+        except UnreachableSharding as error:
+            raise ValueError(f"{describe(op)}: {error}") from error
 
     def define(self, op: Operation, shardings: Sequence[Sharding]) -> None:
         """Record the shardings of an op's results."""
@@ -179,13 +186,18 @@ def annotated(op: Operation, program: Program) -> list[Sharding | None]:
     if attribute is None:
         return [None] * len(op.results)
     attributes = cast("builtin.ArrayAttr[ShardingAttr]", attribute)
-    return [
-        sharding_of(one, shape_of(result), program)
-        for one, result in zip(attributes, op.results, strict=True)
-    ]
+    try:
+        return [
+            sharding_of(one, shape_of(result), program)
+            for one, result in zip(attributes, op.results, strict=True)
+        ]
+    except ValueError as error:
+        raise ValueError(f"{describe(op)}: {error}") from error
 
 
-def sharding_property(shardings: Sequence[Sharding], shapes: Sequence[tuple[int, ...]]) -> Attribute:
+def sharding_property(
+    shardings: Sequence[Sharding], shapes: Sequence[tuple[int, ...]]
+) -> Attribute:
     """The `sharding` property for results of these global shapes."""
     pairs = zip(shardings, shapes, strict=True)
     return builtin.ArrayAttr([ShardingAttr.of(s, shape) for s, shape in pairs])

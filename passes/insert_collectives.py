@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from xdsl.context import Context
 from xdsl.dialects import builtin, func
@@ -13,6 +14,7 @@ from xdsl.passes import ModulePass
 from shardweave.ir import dist
 from shardweave.ir.assignment import Choice
 from shardweave.ir.aten import AtenOp
+from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.program import Program
 from shardweave.ir.reshard import Step
 from shardweave.ir.rules import rule_of
@@ -135,9 +137,9 @@ class _Partition:
         if len(owner.results) == 1:
             owner.properties["sharding"] = sharding_property([sharding], [shape])
             return
-        known = owner.properties.get("sharding")
-        entries = list(known.data) if isinstance(known, builtin.ArrayAttr) else []
-        entries += sharding_property([sharding], [shape]).data  # pyright: ignore
+        known = cast("builtin.ArrayAttr[Attribute] | None", owner.properties.get("sharding"))
+        entries = list(known) if known is not None else []
+        entries.append(ShardingAttr.of(sharding, shape))
         owner.properties["sharding"] = builtin.ArrayAttr(entries)
 
     def _version(self, value: SSAValue, wanted: Sharding, user: Operation) -> SSAValue:

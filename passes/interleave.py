@@ -71,7 +71,7 @@ class _Interleaver:
         self.order: list[Operation] = []
         self.emitted: set[Operation] = set()
         self.in_flight: Operation | None = None
-        self.shared_waits: list[Operation] = []
+        self.waits: list[Operation] = []
         self.missing: dict[Operation, int] = {}
 
     def run(self, region: Sequence[Operation]) -> None:
@@ -80,8 +80,7 @@ class _Interleaver:
         for op in region:
             thread = thread_of(op)
             if isinstance(op, WaitOp):
-                if thread is None:
-                    self.shared_waits.append(op)
+                self.waits.append(op)
             elif thread is None:
                 shared.append(op)
             else:
@@ -94,7 +93,7 @@ class _Interleaver:
 
     def finish(self) -> None:
         """Shared communication (gradients over the data axis) arrives at the very end."""
-        for wait in self.shared_waits:
+        for wait in self.waits:
             self._emit(wait)
 
     def _alternate(self, threads: list[list[Operation]]) -> None:

@@ -10,15 +10,19 @@ backward runs beside another's forward where that hides more.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.dist import STARTED, DistOp, WaitOp
-from shardweave.ir.regions import storage_of
+from shardweave.ir.dist import STARTED, AllReduceOp, DistOp, WaitOp
 from shardweave.ir.types import num_bytes, tensor_type_of
-from shardweave.planners.cost import CostModel
+from shardweave.planners.cost import CostModel, kind_of
+
+_LOOK_AHEAD = 64
+"""Ready ops that are looked at for one that fits the memory."""
 
 Priority = Callable[[int], tuple[float, ...]]
 """Of the index of an op; higher goes first."""
@@ -74,11 +78,14 @@ def _producer(value: SSAValue) -> Operation | None:
     return owner if isinstance(owner, Operation) else None
 
 
-def list_schedule(graph: Graph, priority: Priority, memory_cap: int | None = None) -> list[Operation]:
+def list_schedule(
+    graph: Graph, priority: Priority, memory_cap: int | None = None
+) -> list[Operation]:
     """The order of all ops, waits included. O((V + E) log V).
 
-    With `memory_cap` (bytes of values made by the step and alive at once) an op that would
-    exceed it yields to ready ops that do not, while there are any.
+    With `memory_cap` (bytes of values made by the step and alive at once, as
+    `planners.memory` counts them) an op or a start that would exceed it yields to those that do
+    not, while there are any.
     """
     return _Scheduler(graph, priority, memory_cap).run()
 
@@ -96,7 +103,7 @@ class _Scheduler:
         self.order: list[Operation] = []
         self.waited: set[int] = set()
         self.numbers = {op: i for i, op in enumerate(graph.ops)}
-        self.memory = _Live(memory_cap)
+        self.memory = None if memory_cap is None else _Live(graph, memory_cap)
 
     def run(self) -> list[Operation]:
         for i, count in enumerate(self.waiting):
@@ -104,7 +111,7 @@ class _Scheduler:
                 self._push(i)
         while self.ready or self.starts or self.arrivals:
             self._deliver()
-            if self.starts:
+            if self.starts and self._may_start(self.starts[0][1]):
                 self._start(heapq.heappop(self.starts)[1])
             elif self.ready:
                 self._compute(self._pick())
@@ -129,6 +136,12 @@ class _Scheduler:
             if self.waiting[successor] == 0:
                 self._push(successor)
 
+    def _may_start(self, i: int) -> bool:
+        """Whether a communication fits the memory, or nothing else could make room for it."""
+        if self.memory is None or self.memory.fits(i):
+            return True
+        return not self.ready and not self.arrivals
+
     def _start(self, i: int) -> None:
         stream = self.graph.streams[i]
         assert stream is not None
@@ -144,16 +157,19 @@ class _Scheduler:
 
     def _pick(self) -> int:
         """The ready op of highest priority that fits the memory, else the one that adds least."""
+        memory = self.memory
+        if memory is None:
+            return heapq.heappop(self.ready)[1]
         aside: list[tuple[tuple[float, ...], int]] = []
         chosen: int | None = None
-        while self.ready and len(aside) < 64:
+        while self.ready and len(aside) < _LOOK_AHEAD:
             entry = heapq.heappop(self.ready)
-            if self.memory.fits(self.graph.ops[entry[1]]):
+            if memory.fits(entry[1]):
                 chosen = entry[1]
                 break
             aside.append(entry)
         if chosen is None:
-            best = min(aside, key=lambda entry: self.memory.growth(self.graph.ops[entry[1]]))
+            best = min(aside, key=lambda entry: memory.growth(entry[1]))
             aside.remove(best)
             chosen = best[1]
         for entry in aside:
@@ -168,75 +184,82 @@ class _Scheduler:
                 assert producer is not None
                 self._wait(self.numbers[producer])
         self.order.append(op)
-        self.memory.run(op)
+        if self.memory is not None:
+            self.memory.run(i)
 
     def _wait(self, i: int) -> None:
         wait = self.graph.waits[i]
         if wait is not None and i not in self.waited:
             self.waited.add(i)
             self.order.append(wait)
+            if self.memory is not None:
+                self.memory.arrive(i)
 
 
 class _Live:
-    """Bytes alive while ops run in some order."""
+    """Bytes of the step's own values that are alive while ops run in some order."""
 
-    def __init__(self, cap: int | None) -> None:
+    def __init__(self, graph: Graph, cap: int) -> None:
         self.cap = cap
         self.alive = 0
-        self.readers: dict[SSAValue, int] = {}
+        self.made: list[list[SSAValue]] = []
+        self.read: list[list[SSAValue]] = []
+        self.readers: Counter[SSAValue] = Counter()
+        self.is_held: list[bool] = []
+        roots: dict[SSAValue, SSAValue | None] = {}
+        for op, wait in zip(graph.ops, graph.waits, strict=True):
+            made = _define(op, wait, roots)
+            read = list({root for v in op.operands if (root := roots.get(v)) is not None})
+            # An all-reduce works on a copy; other collectives read their operand till they arrive.
+            is_held = wait is not None and not isinstance(op, AllReduceOp)
+            self.made.append(made)
+            self.read.append(read)
+            self.is_held.append(is_held)
+            for root in read:
+                self.readers[root] += 1 + is_held
+        for value, root in roots.items():
+            if root is not None and any(isinstance(use.operation, ReturnOp) for use in value.uses):
+                self.readers[root] += 1
 
-    def growth(self, op: Operation) -> int:
+    def growth(self, i: int) -> int:
         """Bytes that running an op adds, less those that it frees."""
-        added = sum(_size(result) for result in op.results if storage_of(result) is result)
-        freed = 0
-        for root in {_root(v) for v in op.operands}:
-            if self.readers.get(root) == 1:
-                freed += _size(root)
-        return added - freed
+        freed = sum(_size(root) for root in self.read[i] if self.readers[root] == 1)
+        return sum(_size(root) for root in self.made[i] if self.readers[root]) - freed
 
-    def fits(self, op: Operation) -> bool:
-        return self.cap is None or self.alive + max(self.growth(op), 0) <= self.cap
+    def fits(self, i: int) -> bool:
+        return self.alive + sum(map(_size, self.made[i])) <= self.cap
 
-    def run(self, op: Operation) -> None:
-        if self.cap is None:
-            return
-        for root in {_root(v) for v in op.operands}:
-            if root in self.readers:
-                self.readers[root] -= 1
-                if self.readers[root] == 0:
-                    self.alive -= _size(root)
-                    del self.readers[root]
-        for result in op.results:
-            if storage_of(result) is result:
-                self.alive += _size(result)
-                self.readers[result] = _num_readers(result)
+    def run(self, i: int) -> None:
+        self.alive += sum(_size(root) for root in self.made[i] if self.readers[root])
+        self._free(self.read[i])
+
+    def arrive(self, i: int) -> None:
+        """The communication that op `i` started is over."""
+        if self.is_held[i]:
+            self._free(self.read[i])
+
+    def _free(self, roots: Sequence[SSAValue]) -> None:
+        for root in roots:
+            self.readers[root] -= 1
+            if self.readers[root] == 0:
+                self.alive -= _size(root)
+
+
+def _define(
+    op: Operation, wait: Operation | None, roots: dict[SSAValue, SSAValue | None]
+) -> list[SSAValue]:
+    """Note whose memory the results of an op (and its wait) share; returns those with their own.
+
+    The memory of arguments is not the step's: None.
+    """
+    shared = roots.get(op.operands[0]) if kind_of(op) == "view" else None
+    for result in op.results:
+        roots[result] = shared if kind_of(op) == "view" else result
+    if wait is not None:
+        for started, arrived in zip(wait.operands, wait.results, strict=True):
+            roots[arrived] = roots[started]
+    return [] if kind_of(op) == "view" else list(op.results)
 
 
 def _size(value: SSAValue) -> int:
     return num_bytes(tensor_type_of(value))
-
-
-def _root(value: SSAValue) -> SSAValue:
-    """The value that holds the memory: through views, and through waits to what was started."""
-    value = storage_of(value)
-    while isinstance(value.owner, WaitOp):
-        owner = value.owner
-        value = owner.operands[owner.results.index(value)]
-    return value
-
-
-def _num_readers(value: SSAValue) -> int:
-    """Distinct ops that read a value's memory, through views and waits."""
-    readers: set[Operation] = set()
-    stack = [value]
-    while stack:
-        for use in stack.pop().uses:
-            user = use.operation
-            if isinstance(user, WaitOp):
-                stack.append(user.results[use.index])
-            elif storage_of(user.results[0]) is not user.results[0] if user.results else False:
-                stack.append(user.results[0])
-                readers.add(user)
-            else:
-                readers.add(user)
-    return len(readers)

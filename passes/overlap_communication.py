@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 from xdsl.context import Context
 from xdsl.dialects import builtin
 from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 
-from shardweave.ir.dist import STARTED
+from shardweave.ir.dist import STARTED, STARTS
 from shardweave.ir.literals import to_python
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
+from shardweave.ir.types import num_bytes, tensor_type_of
+from shardweave.ir.verify import describe
 from shardweave.passes.interleave import interleave, pass_regions, whole_regions
 from shardweave.passes.list_schedule import Graph, Priority, build_graph, list_schedule
 from shardweave.planners.cost import CostModel
@@ -52,6 +56,12 @@ class OverlapCommunicationPass(ModulePass):
         program = Program(op)
         ops = list(program.ops)
         if not any(isinstance(one, STARTED) for one in ops):
+            blocking = next((one for one in ops if type(one) in STARTS), None)
+            if blocking is not None:
+                raise ValueError(
+                    f"{describe(blocking)} blocks, and no collective is started; run "
+                    "start-collectives first."
+                )
             return
         if self.schedule == "list":
             self._best(program, ops)
@@ -62,28 +72,34 @@ class OverlapCommunicationPass(ModulePass):
         """Try every order and keep the fastest that fits the memory cap."""
         cluster = find_cluster(self.cluster)
         graph = build_graph(ops, CostModel(cluster, program.mesh or Mesh()))
+        cap = self.memory_cap
+        own_cap = None if cap is None else cap - _argument_bytes(program)
         tries: list[Callable[[], list[Operation]]] = [
-            lambda name=name: _fixed_order(name, ops) for name in SCHEDULES[:-1]
+            partial(_fixed_order, name, ops) for name in SCHEDULES[:-1]
         ]
         tries += [
-            lambda priority=priority: list_schedule(graph, priority, self.memory_cap)
-            for priority in _priorities(graph)
+            partial(list_schedule, graph, priority, own_cap) for priority in _priorities(graph)
         ]
-        best: tuple[bool, float, list[Operation]] | None = None
+        best: tuple[int, float, list[Operation]] | None = None
         for attempt in tries:
             order = attempt()
             reorder(program, order)
             result = simulate(program, cluster)
-            over = self.memory_cap is not None and result.peak_bytes > self.memory_cap
+            over = 0 if cap is None else max(0, result.peak_bytes - cap)
             if best is None or (over, result.time_s) < best[:2]:
                 best = (over, result.time_s, order)
         assert best is not None
         if best[0]:
             raise ValueError(
-                f"no order of this step fits memory_cap={self.memory_cap} bytes; recompute more "
-                "(rematerialize), split the batch into more sub-batches, or raise the cap."
+                f"none of the {len(tries)} orders tried fits memory_cap={cap} bytes, "
+                f"the best needs {best[0]} more; recompute more (rematerialize), split the batch "
+                "into more sub-batches, or raise the cap."
             )
         reorder(program, best[2])
+
+
+def _argument_bytes(program: Program) -> int:
+    return sum(num_bytes(tensor_type_of(slot.value)) for slot in program.arguments)
 
 
 def _fixed_order(schedule: str, ops: Sequence[Operation]) -> list[Operation]:
@@ -117,9 +133,8 @@ def _priorities(graph: Graph) -> list[Priority]:
     copies: list[tuple[float, ...]] = []
     for op in graph.ops:
         copy = op.properties.get("copy")
-        numbers = to_python(copy) if copy is not None else []
-        assert isinstance(numbers, list)
-        copies.append(tuple(-float(str(n)) for n in numbers))
+        numbers = cast("list[int]", to_python(copy)) if copy is not None else []
+        copies.append(tuple(-float(n) for n in numbers))
     total = max(graph.tail_s, default=0.0)
 
     def ahead(share: float) -> Priority:

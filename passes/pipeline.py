@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
-from typing import cast
+from typing import Any, cast
 
 from xdsl.context import Context
 from xdsl.passes import ModulePass
-from xdsl.utils.arg_spec import parse_pipeline
-from xdsl.utils.exceptions import ParseError, PassFailedException
+from xdsl.utils.arg_spec import ArgSpec, parse_pipeline
+from xdsl.utils.exceptions import ArgSpecParseError, ParseError, PassFailedException
 
 from shardweave.ir.context import make_context
 from shardweave.ir.mesh import Mesh
@@ -34,23 +34,32 @@ def pass_class(name: str) -> type[ModulePass]:
 
 
 def parse_passes(spec: str) -> tuple[ModulePass, ...]:
-    """Read `propagate-shardings,insert-collectives,...`; options stand in braces."""
+    """Read `propagate-shardings,insert-collectives,...`; options stand in braces.
+
+    Raises ValueError, in one line, for what does not parse, unknown passes and unknown options.
+    """
     try:
         specs = list(parse_pipeline(spec))
-    except ParseError as error:
-        raise ValueError(f"the pass pipeline '{spec}' does not parse: {error.msg}") from error
-    except BaseException as error:
-        # xDSL's ArgSpecParseError does not derive from Exception.
-        if type(error).__name__ != "ArgSpecParseError":
-            raise
-        raise ValueError(f"the pass pipeline '{spec}' does not parse: {error}") from None
-    passes: list[ModulePass] = []
-    for one in specs:
-        try:
-            passes.append(pass_class(one.name).from_spec(one))
-        except (TypeError, AttributeError) as error:
-            raise ValueError(f"pass '{one.name}': {error}") from error
-    return tuple(passes)
+    except (ParseError, ArgSpecParseError) as error:  # the latter is no Exception
+        found = str(error).strip().splitlines()
+        reason, place = found[-1].strip(), found[1].rpartition(":")[2]
+        raise ValueError(
+            f"the passes '{spec}' do not parse at column {place}: {reason}; write "
+            "'pass,pass{option=value}'."
+        ) from None
+    return tuple(_made(one) for one in specs)
+
+
+def _made(spec: ArgSpec) -> ModulePass:
+    """The pass that a spec names, with its options."""
+    kind = pass_class(spec.name)
+    try:
+        return kind.from_spec(spec)
+    except (TypeError, AttributeError, ValueError) as error:
+        options = ", ".join(f.name.replace("_", "-") for f in fields(cast("Any", kind)) if f.init)
+        raise ValueError(
+            f"pass '{spec.name}': {error}; its options are {options or 'none'}."
+        ) from error
 
 
 @dataclass(frozen=True, init=False)

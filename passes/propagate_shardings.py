@@ -114,7 +114,9 @@ class _Propagation:
         pending = {a for sharding in operands for a in sharding.unreduced}
         placed = {a for sharding in operands for a in sharding.placed_axes}
         travels = {
-            a for a in pending if all(a in operands[i].unreduced for i in rule.linear) and rule.linear
+            a
+            for a in pending
+            if all(a in operands[i].unreduced for i in rule.linear) and rule.linear
         }
         for axis in sorted(pending - placed - travels):
             for result, dims in zip(op.results, rule.results, strict=True):
@@ -124,9 +126,7 @@ class _Propagation:
                     if found is not None:
                         yield (axis, *found)
 
-    def _wanted_seat(
-        self, value: SSAValue, axis: str, depth: int
-    ) -> tuple[int, Placement] | None:
+    def _wanted_seat(self, value: SSAValue, axis: str, depth: int) -> tuple[int, Placement] | None:
         """Where the uses of a value, further down, hold `axis`: (dim, placement), if they do."""
         if depth == 0:
             return None
@@ -275,4 +275,3 @@ def _placed(
     if placement.axis in sharding.placed_axes or not fits(dims[dim], shape[dim]):
         return None
     return Sharding(tuple(dims), sharding.unreduced, sharding.reduction)
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 PASSES: dict[str, str] = {
     "apply-plan": "shardweave.passes.apply_plan:ApplyPlanPass",
+    "bucket-collectives": "shardweave.passes.bucket_collectives:BucketCollectivesPass",
     "cse": "shardweave.passes.cse:CsePass",
     "dce": "shardweave.passes.dce:DcePass",
     "delete-redundant-collectives": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from xdsl.dialects import builtin
 from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
+from shardweave.ir.aten import AtenOp, is_random
 from shardweave.ir.attributes import PhaseAttr
 from shardweave.ir.dist import COLLECTIVES
 from shardweave.ir.program import Program
@@ -29,15 +31,16 @@ class RematerializePass(ModulePass):
 
     Blocks are the repeated modules (`h.0`, `encoder.block.3`). Policies: `none` keeps
     everything; `layer` keeps what enters and leaves a block and runs the whole block again,
-    communication included, also what nothing reads (Megatron's full recomputation); `after-communication` keeps the
-    results of collectives too, so that recomputation starts after each (Oases' fine-grained
-    strategy) and runs segment by segment; `budget` recomputes as few blocks as fit the kept
-    bytes of one device into `bytes`, first by segments, then whole.
+    communication included, also what nothing reads (Megatron's full recomputation);
+    `after-communication` keeps the results of collectives too, so that recomputation starts
+    after each (Oases' fine-grained strategy) and runs segment by segment; `budget` recomputes as
+    few blocks as fit the kept bytes of one device into `bytes`, first by segments, then whole.
+    Results of random ops are always kept.
 
     Requires: a program with forward and backward ops; collectives are recomputed only where
     they are in the program, so run it after `insert-collectives` (and `unroll-time-axes`).
     Ensures: numerics unchanged, bit for bit; clones carry phase recompute and `origin`, and
-    stand before their first use. Linear in the ops for each policy tried.
+    stand before their first use. Linear in the ops; `budget` tries O(log blocks) times.
     """
 
     name = "rematerialize"
@@ -46,7 +49,9 @@ class RematerializePass(ModulePass):
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         if self.policy not in POLICIES:
-            raise ValueError(f"policy '{self.policy}' is unknown; use one of {', '.join(POLICIES)}.")
+            raise ValueError(
+                f"policy '{self.policy}' is unknown; use one of {', '.join(POLICIES)}."
+            )
         if (self.bytes is not None) != (self.policy == "budget"):
             raise ValueError("give bytes=N with policy=budget, and only then.")
         program = Program(op)
@@ -57,30 +62,32 @@ class RematerializePass(ModulePass):
 
 
 def _fit(program: Program, budget: int) -> None:
-    """Escalate block by block, last first, until the kept bytes fit."""
+    """Escalate block by block, in the order of the forward pass, until the kept bytes fit."""
     forward, _ = split_at_backward(program)
-    blocks = list(dict.fromkeys(b for op in forward if (b := block_of_op(op)) is not None))
-    chosen = dict.fromkeys(blocks, "none")
+    blocks = dict.fromkeys(b for op in forward if (b := block_of_op(op)) is not None)
+    policies = ("after-communication", "layer")
+    escalations = [(block, policy) for policy in policies for block in blocks]
 
-    def trial() -> int:
+    def recompute_first(count: int, target: Program) -> None:
+        chosen = dict(escalations[:count])
+        recompute(target, lambda block: chosen.get(block, "none"))
+
+    def needed(count: int) -> int:
         copy = program.clone()
-        recompute(copy, lambda block: chosen.get(block, "none"))
+        recompute_first(count, copy)
         return kept_bytes(copy)
 
-    needed = trial()
-    for policy in ("after-communication", "layer"):
-        for block in blocks:
-            if needed <= budget:
-                break
-            chosen[block] = policy
-            needed = trial()
-    if needed > budget:
+    # Each escalation keeps less, so that few of them need be tried.
+    counts = range(len(escalations) + 1)
+    fewest = bisect_left(counts, True, key=lambda count: needed(count) <= budget)
+    if fewest not in counts:
+        least = needed(len(escalations))
         raise ValueError(
-            f"with every block recomputed, {needed} bytes are still kept for the backward pass, "
-            f"{needed - budget} more than bytes={budget}; give at least {needed}, or split the "
+            f"with every block recomputed, {least} bytes are still kept for the backward pass, "
+            f"{least - budget} more than bytes={budget}; give at least {least}, or split the "
             "batch or shard more."
         )
-    recompute(program, lambda block: chosen.get(block, "none"))
+    recompute_first(fewest, program)
 
 
 def recompute(program: Program, policy_of: Callable[[str], str]) -> int:
@@ -104,6 +111,7 @@ class _Recomputation:
         self.policies: dict[str, str] = {}
         self.policy_of = policy_of
         self.segments: dict[Operation, Segment] = {}
+        self.kept: dict[SSAValue, bool] = {}
         self.clones: dict[SSAValue, SSAValue] = {}
         self.pending: dict[Segment, list[Operation]] = {}
         self.count = 0
@@ -123,7 +131,8 @@ class _Recomputation:
         numbers: dict[tuple[str, str], int] = {}
         for op in self.forward:
             block = block_of_op(op)
-            if block is None:
+            # A random op run again would draw other numbers than the forward pass saw.
+            if block is None or (isinstance(op, AtenOp) and is_random(op.name)):
                 continue
             policy = self.policies.setdefault(block, self.policy_of(block))
             if policy == "none":
@@ -136,6 +145,12 @@ class _Recomputation:
 
     def _is_kept(self, value: SSAValue) -> bool:
         """Whether a value is there in the backward pass without being recomputed."""
+        found = self.kept.get(value)
+        if found is None:
+            found = self.kept[value] = self._must_be_kept(value)
+        return found
+
+    def _must_be_kept(self, value: SSAValue) -> bool:
         op = value.owner
         if not isinstance(op, Operation) or op not in self.segments:
             return True
@@ -173,8 +188,9 @@ class _Recomputation:
         rerun = {b for op in needed if (b := block_of_op(op)) and self.policies[b] == "layer"}
         for op in self.forward:
             # Megatron runs the whole block again, its last collective too, read or not.
-            if block_of_op(op) in rerun and not all(map(self._is_free, op.results)):
-                needed.add(op)
+            if op in self.segments and block_of_op(op) in rerun:
+                if not all(map(self._is_free, op.results)):
+                    needed.add(op)
         return needed
 
     def _is_free(self, value: SSAValue) -> bool:
@@ -187,14 +203,12 @@ class _Recomputation:
         operands = list(op.operands)
         changed = False
         for index, value in enumerate(operands):
-            owner = value.owner
-            if not isinstance(owner, Operation) or owner not in self.segments:
+            if self._is_kept(value):
                 continue
-            self._insert(self.segments[owner], op)
-            clone = self.clones.get(value)
-            if clone is not None:
-                operands[index] = clone
-                changed = True
+            assert isinstance(value.owner, Operation)
+            self._insert(self.segments[value.owner], op)
+            operands[index] = self.clones[value]
+            changed = True
         if changed:
             op.operands = operands
 
@@ -202,9 +216,10 @@ class _Recomputation:
         """Clone a segment's ops before its first reader; segments it reads come first."""
         for op in self.pending.pop(segment, []):
             for value in op.operands:
-                owner = value.owner
-                if isinstance(owner, Operation) and owner in self.segments:
-                    self._insert(self.segments[owner], before)
+                # What enters a block is kept: the block that made it is not run again for it.
+                if not self._is_kept(value):
+                    assert isinstance(value.owner, Operation)
+                    self._insert(self.segments[value.owner], before)
             self._clone(op, before)
 
     def _clone(self, op: Operation, before: Operation) -> None:

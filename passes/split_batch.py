@@ -40,8 +40,15 @@ class SplitBatchPass(ModulePass):
         program = Program(op)
         if program.is_local:
             raise ValueError("the program is local already; split the batch before partitioning.")
+        if _is_propagated(program):
+            raise ValueError(
+                "every value of the program has its sharding already; split the batch before "
+                "propagate-shardings."
+            )
         if self.n < 1:
             raise ValueError(f"n={self.n} sub-batches; use n >= 1.")
+        if self.dim < 0:
+            raise ValueError(f"dim={self.dim}; count dims from 0.")
         if self.n == 1:
             return
         mesh = program.mesh or Mesh()
@@ -101,3 +108,10 @@ class SplitBatchPass(ModulePass):
                 f"divide into {self.n} sub-batches; use n in {divisors}."
             )
         return ShardingAttr.of(Sharding(tuple(dims)), shape)
+
+
+def _is_propagated(program: Program) -> bool:
+    """Whether `propagate-shardings` ran: a plan or a user annotates some values, it all of them."""
+    return all("sharding" in op.properties for op in program.ops) and all(
+        slot.sharding_attr is not None for slot in program.results
+    )

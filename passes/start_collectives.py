@@ -17,14 +17,22 @@ from shardweave.ir.syntax import annotate
 class StartCollectivesPass(ModulePass):
     """Replace each collective by its `dist.start_*` and a `dist.wait` right behind it.
 
-    Requires: a local program. Ensures: numerics unchanged; the schedule is still blocking,
-    but another order can now put work between a start and its wait. Linear.
+    Requires: a local program without time axes. Ensures: numerics unchanged; the schedule is
+    still blocking, but another order can now put work between a start and its wait. Linear.
     """
 
     name = "start-collectives"
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        for one in list(Program(op).ops):
+        program = Program(op)
+        axes = program.mesh.axes if program.mesh else ()
+        times = [axis.name for axis in axes if axis.kind == "time"]
+        if times:
+            raise ValueError(
+                f"the sub-batches of the time axes {times} are not written out; run "
+                "unroll-time-axes first."
+            )
+        for one in list(program.ops):
             kind = STARTS.get(type(one)) if isinstance(one, DistOp) else None
             if kind is not None:
                 assert isinstance(one, DistOp)

@@ -1,29 +1,83 @@
-"""Collectives over a time axis as local ops on the copies of one device."""
+"""Collectives over time axes: the steps of which they are made, and local ops in their place."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
+from itertools import groupby
+from typing import cast
 
 import torch
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.dialects import builtin
+from xdsl.ir import Attribute, Block, Operation, OpResult, SSAValue
 
 from shardweave.ir import dist
 from shardweave.ir.aten import create
+from shardweave.ir.literals import to_attribute
+from shardweave.ir.mesh import Mesh
 from shardweave.ir.syntax import annotate
 from shardweave.ir.types import shape_of, tensor_type, tensor_type_of, with_shape
 
+_GATHERS = (dist.AllGatherOp, dist.AllToAllOp)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A part of a collective: over one time axis, or over space axes side by side.
+
+    dealt, gathered: how many times longer its blocks are than the collective's, where it deals
+    a dim out, and where it gathers one.
+    """
+
+    axes: tuple[str, ...]
+    dealt: int
+    gathered: int
+
+
+def steps_of(op: dist.DistOp, mesh: Mesh) -> tuple[list[Step], list[Step]]:
+    """The steps over time axes, and those over space axes, to be taken in this order.
+
+    The axes of a collective are digits of a position. A dim that is dealt out loses the digits
+    of the steps taken, one that is gathered wins them; blocks grow by the digits behind a step's.
+    """
+    times = {axis.name for axis in mesh.axes if axis.kind == "time"}
+    space = [axis for axis in op.axes if axis not in times]
+    parts: list[tuple[str, ...]] = [(axis,) for axis in op.axes if axis in times]
+    num_time = len(parts)
+    if isinstance(op, _GATHERS):
+        # A time axis that is gathered already may stand between two space axes: minor ones first.
+        runs = [tuple(run) for is_time, run in groupby(op.axes, times.__contains__) if not is_time]
+        parts += runs[::-1]
+    elif space:
+        parts.append(tuple(space))
+    taken: set[str] = set()
+    steps: list[Step] = []
+    for part in parts:
+        minor = op.axes[op.axes.index(part[-1]) + 1 :]
+        dealt = mesh.sizes([axis for axis in minor if axis not in taken])
+        gathered = mesh.sizes([axis for axis in minor if axis in taken])
+        steps.append(Step(part, dealt, gathered))
+        taken.update(part)
+    return steps[:num_time], steps[num_time:]
+
 
 class TimeOps:
-    """Adds ops to a block; `source` is the op whose annotations they take."""
+    """Adds ops to a block.
+
+    source: the op whose annotations they take. copy: the sub-batch that they belong to, if one.
+    """
 
     def __init__(self, block: Block) -> None:
         self.block = block
         self.source: Operation | None = None
+        self.copy: tuple[int, ...] = ()
 
     def _add(self, op: Operation, name: str) -> SSAValue:
         if self.source is not None:
             annotate(op, self.source)
+        if self.copy:
+            op.properties["copy"] = to_attribute(list(self.copy))
         op.results[0].name_hint = name
         self.block.add_op(op)
         return op.results[0]
@@ -35,9 +89,17 @@ class TimeOps:
         return self._add(create("aten.view", [value], [type_]), "view")
 
     def reduce(self, parts: Sequence[SSAValue], reduction: str) -> SSAValue:
-        """Sum or maximum of the copies, left to right."""
+        """Sum or maximum of the copies, left to right; each may still be a term over space axes."""
         name = "aten.maximum" if reduction == "max" else "aten.add.Tensor"
-        return reduce(lambda a, b: self._add(create(name, [a, b], [a.type]), "total"), parts)
+        sharding = _sharding_property(parts[0])
+
+        def combine(a: SSAValue, b: SSAValue) -> SSAValue:
+            op = create(name, [a, b], [a.type])
+            if sharding is not None:
+                op.properties["sharding"] = sharding
+            return self._add(op, "total")
+
+        return reduce(combine, parts)
 
     def deal(self, value: SSAValue, dim: int, size: int, block: int, index: int) -> SSAValue:
         """As `shards.deal`: the blocks of one index."""
@@ -65,24 +127,34 @@ class TimeOps:
         joined = self._add(create("aten.cat", [cut], [result], {"dim": dim + 1}), "whole")
         return self._view(joined, [*shape[:dim], shape[dim] * len(parts), *shape[dim + 1 :]])
 
-    def shard_index(self, axes: Sequence[tuple[str, int, int | None]]) -> SSAValue:
-        """Position on (name, size, known coordinate or None) axes, the first slowest."""
+    def position(self, weights: Sequence[tuple[str, int]]) -> SSAValue | None:
+        """Sum of this rank's coordinates on space axes, times their weights; None without axes."""
         scalar = tensor_type((), torch.int64)
-        constant = 0
         total: SSAValue | None = None
-        minor = 1
-        for name, size, known in reversed(axes):
-            if known is not None:
-                constant += known * minor
-            else:
-                part = self._add(dist.create(dist.ShardIndexOp, [], [scalar], axes=[name]), "index")
-                if minor > 1:
-                    scaled = create("aten.mul.Scalar", [part], [scalar], {"other": minor})
-                    part = self._add(scaled, "index")
-                if total is not None:
-                    part = self._add(create("aten.add.Tensor", [total, part], [scalar]), "index")
-                total = part
-            minor *= size
-        if total is None:
+        for axis, weight in weights:
+            part = self._add(dist.create(dist.ShardIndexOp, [], [scalar], axes=[axis]), "index")
+            if weight > 1:
+                scaled = create("aten.mul.Scalar", [part], [scalar], {"other": weight})
+                part = self._add(scaled, "index")
+            if total is not None:
+                part = self._add(create("aten.add.Tensor", [total, part], [scalar]), "index")
+            total = part
+        return total
+
+    def plus(self, position: SSAValue | None, constant: int) -> SSAValue:
+        """A position and a constant, added."""
+        scalar = tensor_type((), torch.int64)
+        if position is None:
             return self._add(create("aten.full", [], [scalar], {"fill_value": constant}), "index")
-        return self._add(create("aten.add.Scalar", [total], [scalar], {"other": constant}), "index")
+        added = create("aten.add.Scalar", [position], [scalar], {"other": constant})
+        return self._add(added, "index")
+
+
+def _sharding_property(value: SSAValue) -> Attribute | None:
+    """The `sharding` property of an op with a value's sharding as that of its only result."""
+    if not isinstance(value, OpResult):
+        return None
+    known = value.op.properties.get("sharding")
+    if not isinstance(known, builtin.ArrayAttr):
+        return None
+    return builtin.ArrayAttr([cast("builtin.ArrayAttr[Attribute]", known).data[value.index]])

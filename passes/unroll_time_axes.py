@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import TypeVar
 
 from xdsl.context import Context
 from xdsl.dialects import builtin, func
@@ -14,16 +15,20 @@ from xdsl.passes import ModulePass
 from shardweave.ir import dist
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.literals import to_attribute
-from shardweave.ir.mesh import Axis, Mesh
+from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.sharding import DimSharding, Placement, Sharding, block_of, ordered
 from shardweave.ir.types import shape_of, tensor_type_of, with_shape
 from shardweave.passes.flow import annotated
-from shardweave.passes.time_collectives import TimeOps
+from shardweave.passes.time_collectives import Step, TimeOps, steps_of
 
 Coordinate = tuple[int, ...]
+Merge = Callable[[list[SSAValue]], SSAValue]
 Copies = dict[Coordinate, SSAValue]
-"""The value of each sub-batch; a value that does not vary stands once, under ()."""
+"""The value of each sub-batch; sub-batches between which it does not vary have the same one."""
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)
@@ -54,14 +59,12 @@ class _Unroller:
     def __init__(self, program: Program, mesh: Mesh) -> None:
         self.program = program
         self.mesh = mesh
-        self.times: tuple[Axis, ...] = tuple(a for a in mesh.axes if a.kind == "time")
-        self.names = [axis.name for axis in self.times]
+        times = [axis for axis in mesh.axes if axis.kind == "time"]
+        self.names = [axis.name for axis in times]
+        self.coordinates = list(product(*(range(axis.size) for axis in times)))
         self.block = Block()
         self.copies: dict[SSAValue, Copies] = {}
         self.ops = TimeOps(self.block)
-
-    def coordinates(self) -> Iterator[Coordinate]:
-        return product(*(range(axis.size) for axis in self.times))
 
     def run(self) -> None:
         arguments = self.program.arguments
@@ -81,6 +84,22 @@ class _Unroller:
         self.program.set_result_attributes("dist.sharding", result_entries)
         self._replace_body(results)
 
+    def _once(
+        self, keys: Mapping[Coordinate, _Key], make: Callable[[_Key], _Made]
+    ) -> dict[Coordinate, _Made]:
+        """What `make` gives for each sub-batch, made once for sub-batches of equal key.
+
+        Where keys differ, the ops that are added belong to the first sub-batch of their key.
+        """
+        found: dict[_Key, _Made] = {}
+        varies = len(set(keys.values())) > 1
+        for coordinate, key in keys.items():
+            if key not in found:
+                self.ops.copy = coordinate if varies else ()
+                found[key] = make(key)
+        self.ops.copy = ()
+        return {coordinate: found[key] for coordinate, key in keys.items()}
+
     # Arguments and results
 
     def _argument(self, slot: Slot, sharding: Sharding) -> None:
@@ -92,27 +111,16 @@ class _Unroller:
         type_ = with_shape(tensor_type_of(slot.value), shape)
         argument = self.block.insert_arg(type_, len(self.block.args))
         argument.name_hint = slot.value.name_hint
-        if not placements:
-            self.copies[slot.value] = {(): argument}
-            return
-        found: Copies = {}
-        for coordinate in self.coordinates():
-            value: SSAValue = argument
-            left = sharding
-            for dim, placement in placements:
-                index = coordinate[self.names.index(placement.axis)]
-                block = self._outer_block(left, dim, placement)
-                value = self.ops.deal(value, dim, placement.size, block, index)
-            found[coordinate] = value
-            self._mark(value, coordinate)
-        self.copies[slot.value] = found
+        copies: Copies = dict.fromkeys(self.coordinates, argument)
+        for dim, placement in placements:
+            block = self._outer_block(sharding, dim, placement)
+            copies = self._dealt(copies, placement.axis, dim, block)
+        self.copies[slot.value] = copies
 
     def _outer_block(self, sharding: Sharding, dim: int, placement: Placement) -> int:
         """Block of a time placement in the device's part, other time axes of the dim still whole
         if they are minor."""
-        space = tuple(
-            p for p in sharding.dims[dim] if p.axis not in self.names or p == placement
-        )
+        space = tuple(p for p in sharding.dims[dim] if p.axis not in self.names or p == placement)
         return block_of(space, placement)
 
     def _time_placements(self, sharding: Sharding) -> list[tuple[int, Placement]]:
@@ -131,16 +139,12 @@ class _Unroller:
             shape = sharding.global_shape(shape_of(slot.value))
             copies = self.copies[slot.value]
             for dim, placement in self._time_placements(sharding):
-                copies = self._gathered(copies, placement.axis, dim, block_of(
-                    sharding.dims[dim], placement))
-            values.append(self._single(copies))
+                copies = self._gathered(
+                    copies, placement.axis, dim, block_of(sharding.dims[dim], placement)
+                )
+            values.append(copies[self.coordinates[0]])
             entries[index] = ShardingAttr.of(without_axes(sharding, self.names), shape)
         return values, entries
-
-    @staticmethod
-    def _single(copies: Copies) -> SSAValue:
-        """A value that no longer varies (all copies are one)."""
-        return next(iter(copies.values()))
 
     # Ops
 
@@ -149,29 +153,32 @@ class _Unroller:
         if isinstance(op, dist.DistOp) and any(axis in self.names for axis in op.axes):
             self._over_time(op)
             return
-        inputs = [self.copies[v] for v in op.operands]
-        varying = any(len(copies) > 1 for copies in inputs)
         shardings = annotated(op, self.program)
-        found: list[Copies] = [{} for _ in op.results]
-        for coordinate in self.coordinates() if varying else [()]:
-            operands = [copies.get(coordinate) or copies[()] for copies in inputs]
-            clone = type(op).create(
+
+        def clone(operands: tuple[SSAValue, ...]) -> Operation:
+            one = type(op).create(
                 operands=operands,
                 result_types=op.result_types,
                 properties=op.properties,
                 location=op.location,
             )
-            self._finish(clone, coordinate, shardings, op)
-            for copies, result in zip(found, clone.results, strict=True):
-                copies[coordinate] = result
-        for old, copies in zip(op.results, found, strict=True):
-            self.copies[old] = copies
+            self._finish(one, shardings, op)
+            return one
+
+        self._define(op, self._once(self._operands(op), clone))
+
+    def _operands(self, op: Operation) -> dict[Coordinate, tuple[SSAValue, ...]]:
+        inputs = [self.copies[value] for value in op.operands]
+        return {c: tuple(copies[c] for copies in inputs) for c in self.coordinates}
+
+    def _define(self, op: Operation, clones: Mapping[Coordinate, Operation]) -> None:
+        for index, result in enumerate(op.results):
+            self.copies[result] = {c: clone.results[index] for c, clone in clones.items()}
 
     def _finish(
         self,
         clone: Operation,
-        coordinate: Coordinate,
-        shardings: list[Sharding | None],
+        shardings: Sequence[Sharding | None],
         op: Operation,
     ) -> None:
         entries: list[Attribute] = []
@@ -183,110 +190,107 @@ class _Unroller:
         clone.properties = {k: v for k, v in clone.properties.items() if k != "sharding"}
         if len(entries) == len(clone.results):
             clone.properties["sharding"] = builtin.ArrayAttr(entries)
-        if coordinate:
-            clone.properties["copy"] = to_attribute(list(coordinate))
+        if self.ops.copy:
+            clone.properties["copy"] = to_attribute(list(self.ops.copy))
         self.block.add_op(clone)
-
-    def _mark(self, value: SSAValue, coordinate: Coordinate) -> None:
-        owner = value.owner
-        if isinstance(owner, Operation):
-            owner.properties["copy"] = to_attribute(list(coordinate))
 
     # Collectives over time axes
 
     def _over_time(self, op: dist.DistOp) -> None:
-        time_axes = [axis for axis in op.axes if axis in self.names]
-        space_axes = [axis for axis in op.axes if axis not in self.names]
         if isinstance(op, dist.ShardIndexOp):
             self._index(op)
             return
-        found: list[Copies] = []
-        for operand in op.operands:
-            copies = self._full(self.copies[operand])
-            for axis in time_axes:
-                copies = self._along(op, copies, axis)
-            found.append(copies)
-        if space_axes:
-            found = self._rest(op, found, space_axes)
+        over_time, over_space = steps_of(op, self.mesh)
+        found = [self.copies[value] for value in op.operands]
+        for step in over_time:
+            found = [self._along(op, copies, step) for copies in found]
+        for step in over_space:
+            found = self._rest(op, found, step, is_last=step is over_space[-1])
         for result, copies in zip(op.results, found, strict=True):
             self.copies[result] = copies
 
-    def _full(self, copies: Copies) -> Copies:
-        """One entry per coordinate."""
-        if len(copies) > 1 or () not in copies:
-            return copies
-        return {coordinate: copies[()] for coordinate in self.coordinates()}
-
-    def _along(self, op: dist.DistOp, copies: Copies, axis: str) -> Copies:
+    def _along(self, op: dist.DistOp, copies: Copies, step: Step) -> Copies:
         """One collective over one time axis, as local ops."""
+        (axis,) = step.axes
         if isinstance(op, dist.AllReduceOp):
             return self._merged(copies, axis, lambda parts: self.ops.reduce(parts, op.reduction))
+        if isinstance(op, dist.BroadcastOp):
+            return self._merged(copies, axis, lambda parts: parts[0])
         dim, block = op.integer("dim"), op.integer("block")
         if isinstance(op, dist.AllGatherOp):
-            return self._gathered(copies, axis, dim, block)
+            return self._gathered(copies, axis, dim, block * step.gathered)
         if isinstance(op, dist.ReduceScatterOp):
             copies = self._merged(copies, axis, lambda parts: self.ops.reduce(parts, "sum"))
         elif isinstance(op, dist.AllToAllOp):
-            copies = self._gathered(
-                copies, axis, op.integer("from_dim"), op.integer("from_block")
-            )
-        size = self.mesh.size(axis)
-        position = self.names.index(axis)
-        return {
-            coordinate: self.ops.deal(value, dim, size, block, coordinate[position])
-            for coordinate, value in copies.items()
-        }
+            from_block = op.integer("from_block") * step.gathered
+            copies = self._gathered(copies, axis, op.integer("from_dim"), from_block)
+        return self._dealt(copies, axis, dim, block * step.dealt)
+
+    def _dealt(self, copies: Copies, axis: str, dim: int, block: int) -> Copies:
+        """Cut each copy's part out of a value that is whole along one axis."""
+        size, position = self.mesh.size(axis), self.names.index(axis)
+        keys = {c: (value, c[position]) for c, value in copies.items()}
+        return self._once(keys, lambda key: self.ops.deal(key[0], dim, size, block, key[1]))
 
     def _gathered(self, copies: Copies, axis: str, dim: int, block: int) -> Copies:
         return self._merged(copies, axis, lambda parts: self.ops.undeal(parts, dim, block))
 
-    def _merged(self, copies: Copies, axis: str, merge: object) -> Copies:
+    def _merged(
+        self, copies: Copies, axis: str, merge: Callable[[tuple[SSAValue, ...]], SSAValue]
+    ) -> Copies:
         """Merge the copies along one axis; the others stay apart. One result for all."""
-        assert callable(merge)
-        position = self.names.index(axis)
-        groups: dict[Coordinate, list[tuple[int, SSAValue]]] = {}
-        for coordinate, value in copies.items():
-            rest = coordinate[:position] + coordinate[position + 1 :]
-            groups.setdefault(rest, []).append((coordinate[position], value))
-        merged = {
-            rest: merge([value for _, value in sorted(group, key=lambda pair: pair[0])])
-            for rest, group in groups.items()
+        size, position = self.mesh.size(axis), self.names.index(axis)
+        keys = {
+            c: tuple(copies[*c[:position], index, *c[position + 1 :]] for index in range(size))
+            for c in copies
         }
-        if len(merged) == 1:
-            return {(): next(iter(merged.values()))}
-        return {
-            c: merged[c[:position] + c[position + 1 :]] for c in copies
-        }
+        return self._once(keys, merge)
 
     def _rest(
-        self, op: dist.DistOp, found: list[Copies], axes: list[str]
+        self, op: dist.DistOp, found: list[Copies], step: Step, *, is_last: bool
     ) -> list[Copies]:
         """The part of a collective over space axes, after its part over time axes."""
         properties = {k: v for k, v in op.properties.items() if k != "sharding"}
-        properties["axes"] = to_attribute(axes)
-        results: list[Copies] = [{} for _ in found]
-        for coordinate in found[0]:
-            clone = type(op).create(
-                operands=[copies[coordinate] for copies in found],
-                result_types=op.result_types,
-                properties=properties,
-                location=op.location,
+        properties["axes"] = to_attribute(list(step.axes))
+        factors = {"block": step.dealt, "from_block": step.gathered}
+        if isinstance(op, dist.AllGatherOp):
+            factors["block"] = step.gathered
+        for name, factor in factors.items():
+            if name in properties:
+                properties[name] = to_attribute(op.integer(name) * factor)
+        shardings = annotated(op, self.program) if is_last else [None] * len(op.results)
+
+        def clone(operands: tuple[SSAValue, ...]) -> Operation:
+            # What comes out follows from what goes in, once there is an op to ask.
+            draft = type(op).create(operands=operands, properties=properties)
+            types = [
+                with_shape(tensor_type_of(value), shape)
+                for value, shape in zip(operands, draft.expected_shapes(self.mesh), strict=True)
+            ]
+            draft.erase()
+            one = type(op).create(
+                operands=operands, result_types=types, properties=properties, location=op.location
             )
-            self._finish(clone, coordinate, annotated(op, self.program), op)
-            for copies, result in zip(results, clone.results, strict=True):
-                copies[coordinate] = result
-        return results
+            self._finish(one, shardings, op)
+            return one
+
+        keys = {c: tuple(copies[c] for copies in found) for c in self.coordinates}
+        clones = self._once(keys, clone)
+        return [{c: clones[c].results[i] for c in clones} for i in range(len(found))]
 
     def _index(self, op: dist.ShardIndexOp) -> None:
         """The position on time axes is a constant of the copy."""
-        found: Copies = {}
-        for coordinate in self.coordinates():
-            at = dict(zip(self.names, coordinate, strict=True))
-            found[coordinate] = self.ops.shard_index(
-                [(axis, self.mesh.size(axis), at.get(axis)) for axis in op.axes]
-            )
-            self._mark(found[coordinate], coordinate)
-        self.copies[op.results[0]] = found
+        weights = {
+            axis: self.mesh.sizes(op.axes[index + 1 :]) for index, axis in enumerate(op.axes)
+        }
+        position = self.ops.position([(a, w) for a, w in weights.items() if a not in self.names])
+        constants = {
+            c: sum(weights.get(name, 0) * index for name, index in zip(self.names, c, strict=True))
+            for c in self.coordinates
+        }
+        self.copies[op.results[0]] = self._once(
+            constants, lambda constant: self.ops.plus(position, constant)
+        )
 
     def _replace_body(self, results: list[SSAValue]) -> None:
         function = self.program.function

@@ -47,6 +47,11 @@ def plan_megatron(
     """
     options = MegatronOptions(tensor, data, sequence_parallel)
     inputs, notes = batch_shardings(program, mesh, data)
+    notes += [
+        f"axis '{axis.name}' of the mesh is idle: the rule uses '{data}' and '{tensor}' alone"
+        for axis in mesh.space_axes
+        if axis.size > 1 and axis.name not in (data, tensor)
+    ]
     parameters: dict[str, str] = {}
     activations: dict[str, str] = {}
     if tensor in mesh.names and mesh.size(tensor) > 1:
@@ -94,11 +99,14 @@ def _sequence(
 ) -> dict[str, str]:
     """Shardings of the embeddings' outputs, from which the residual stream takes its own."""
     found: dict[str, str] = {}
+    refused: set[str] = set()  # a layer may be looked up twice, by an encoder and a decoder
     size = mesh.size(options.tensor)
     batch = f'"{options.data}"' if options.data in mesh.names else ""
-    for op, _ in input_embeddings(program):
+    embeddings = list(input_embeddings(program))
+    for op, _ in embeddings:
         shape = shape_of(op.results[0])
         if len(shape) != 3 or shape[1] % size:
+            refused.add(layer_of(op))
             notes.append(
                 f"no sequence parallelism from '{layer_of(op)}': its output {list(shape)} has no "
                 f"dim 1 that divides by {options.tensor}={size}"
@@ -106,9 +114,9 @@ def _sequence(
             continue
         rows = batch if batch and shape[0] % mesh.size(options.data) == 0 else ""
         found[layer_of(op)] = f'[{{{rows}}}, {{"{options.tensor}"}}, {{}}]'
-    if not found:
+    if not embeddings:
         notes.append("sequence_parallel has no effect: no embedding of inputs was found")
-    return found
+    return {layer: text for layer, text in found.items() if layer not in refused}
 
 
 def _text(cut: Cut, shape: tuple[int, ...]) -> str:

@@ -7,16 +7,17 @@ names, and compared. It names what it decides and leaves the rest to propagation
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
+from xdsl.utils.exceptions import ParseError
+
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.types import shape_of
 
 FORMAT = "shardweave.plan/1"
 
@@ -50,11 +51,13 @@ class Plan:
     def from_json(text: str, name: str = "<plan>") -> Plan:
         """Read a plan. Raises PlanError saying what is wrong."""
         try:
-            data: object = json.loads(text)
+            data: object = json.loads(text, object_pairs_hook=_without_repeats)
         except json.JSONDecodeError as error:
             raise PlanError(
                 f"{name}:{error.lineno}:{error.colno}: not JSON: {error.msg}."
             ) from error
+        except PlanError as error:
+            raise PlanError(f"{name}: {error}") from error
         if not isinstance(data, dict):
             raise PlanError(f"{name}: found {type(data).__name__}, expected a JSON object.")
         return Plan.from_dict(cast("dict[str, Any]", data), name)
@@ -73,12 +76,17 @@ class Plan:
         for key in ("mesh", "parameters", "inputs", "activations"):
             wanted = int if key == "mesh" else str
             table: object = data.get(key, {})
-            if not isinstance(table, dict) or not all(
-                isinstance(v, wanted) for v in cast("dict[str, Any]", table).values()
+            if not isinstance(table, dict) or not _all(
+                cast("dict[str, Any]", table).values(), wanted
             ):
                 raise PlanError(f"{name}: '{key}' must be an object of {wanted.__name__} values.")
+        notes: object = data.get("notes", [])
+        if not isinstance(notes, list) or not _all(cast("list[Any]", notes), str):
+            raise PlanError(f"{name}: 'notes' must be a list of strings.")
+        if not isinstance(data.get("planner", ""), str):
+            raise PlanError(f"{name}: 'planner' must be a string.")
         values = {key: data[key] for key in known & set(data)}
-        values["notes"] = tuple(data.get("notes", ()))
+        values["notes"] = tuple(cast("list[str]", notes))
         return Plan(**values)
 
     def save(self, path: str | Path) -> None:
@@ -87,8 +95,27 @@ class Plan:
 
     @staticmethod
     def load(path: str | Path) -> Plan:
-        """Read a plan from a file."""
-        return Plan.from_json(Path(path).read_text(), str(path))
+        """Read a plan from a file. Raises PlanError if there is none that can be read."""
+        try:
+            text = Path(path).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not text"
+            raise PlanError(f"plan '{path}' cannot be read: {reason}; give a JSON file.") from error
+        return Plan.from_json(text, str(path))
+
+
+def _all(values: Iterable[object], wanted: type) -> bool:
+    """Whether all values are of exactly this type (a bool is no int)."""
+    return all(type(value) is wanted for value in values)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Raises PlanError for a key given twice, of which JSON keeps the last."""
+    found = dict(pairs)
+    for key, _ in pairs:
+        if sum(key == other for other, _ in pairs) > 1:
+            raise PlanError(f"'{key}' is given twice; keep one of them.")
+    return found
 
 
 class Lookup:
@@ -100,12 +127,17 @@ class Lookup:
 
     def find(self, *names: str) -> str | None:
         """The entry for a thing of several names, or None."""
+        key = self.key(*names)
+        return None if key is None else self._table[key]
+
+    def key(self, *names: str) -> str | None:
+        """The key of that entry."""
         for name in names:
             if name in self._table:
-                return self._table[name]
+                return name
         for pattern in self._patterns:
             if any(fnmatchcase(name, pattern) for name in names):
-                return self._table[pattern]
+                return pattern
         return None
 
     def unmatched(self, names: Collection[str]) -> list[str]:
@@ -131,7 +163,7 @@ def check_names(plan: Plan, program: Program) -> None:
     ):
         missing = Lookup(table).unmatched(known)
         if missing:
-            shown = ", ".join(list(known)[:4]) + (", ..." if len(known) > 4 else "")
+            shown = ", ".join(filter(None, list(known)[:4])) + (", ..." if len(known) > 4 else "")
             raise PlanError(
                 f"the plan names {what} '{missing[0]}', which this program does not have (it "
                 f"has {shown or 'none'}); the plan was made for another model, or the name "
@@ -139,15 +171,28 @@ def check_names(plan: Plan, program: Program) -> None:
             )
 
 
-def parse_sharding(text: str, shape: tuple[int, ...], mesh: Mesh, where: str) -> ShardingAttr:
-    """A plan's sharding text, checked against a shape. Raises PlanError naming the place."""
+def read_sharding(text: str, where: str) -> ShardingAttr:
+    """A plan's sharding text. Raises PlanError naming the place if it is not one."""
     try:
         attribute = ShardingAttr.parse_text(text)
-        attribute.on(shape, mesh)
-    except Exception as error:  # the parser raises several unrelated classes
-        reason = " ".join(str(getattr(error, "msg", error)).split())
+    except ParseError as error:
         raise PlanError(
-            f"{where} of shape {list(shape)}: sharding {text} does not fit: {reason} "
+            f"{where}: {text!r} is not a sharding: {' '.join(error.msg.split()).rstrip('.')}. "
             'Write one {..} per dim, as in [{"data"}, {}].'
         ) from error
+    if attribute.unreduced.data:
+        raise PlanError(
+            f"{where}: sharding {text} asks for an unreduced sum, which only an op can make; "
+            "leave 'unreduced' out."
+        )
+    return attribute
+
+
+def parse_sharding(text: str, shape: tuple[int, ...], mesh: Mesh, where: str) -> ShardingAttr:
+    """A plan's sharding text, checked against a shape. Raises PlanError naming the place."""
+    attribute = read_sharding(text, where)
+    try:
+        attribute.on(shape, mesh)
+    except ValueError as error:
+        raise PlanError(f"{where} of shape {list(shape)}: {error}") from error
     return attribute

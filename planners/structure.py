@@ -3,7 +3,8 @@
 A linear map may be cut along its output features if every path from them, through ops that
 keep the feature apart (biases, activations, attention by head), ends in a linear map that
 contracts it, or in a plain sum or maximum over it (a loss on vocabulary shards). The map that
-contracts it is then cut along its input features. No module name is looked at, so this finds
+contracts it is then cut along its input features. Features that meet whole activations on the
+way, as at the end of a residual branch, cannot stay apart. No module name is looked at, so this finds
 the pairs of transformers, of gated and plain MLPs and of convolutional blocks alike.
 """
 
@@ -62,10 +63,11 @@ def parallel_pairs(program: Program, axis: str, size: int) -> dict[SSAValue, Cut
     """
     parameters = {slot.value for slot in program.arguments if slot.kind == "param"}
     forward = [op for op in program.ops if isinstance(op, AtenOp) and phase_of(op) == "forward"]
+    activations = _input_dependent(program, forward)
     banned: set[AtenOp] = set()
     parts: dict[AtenOp, int] = {}
     while True:
-        analysis = _Analysis(parameters, axis, size, banned, parts)
+        analysis = _Analysis(parameters, activations, axis, size, banned, parts)
         for op in forward:
             analysis.visit(op)
         groups = analysis.groups
@@ -76,6 +78,15 @@ def parallel_pairs(program: Program, axis: str, size: int) -> dict[SSAValue, Cut
         parts |= retry
         if not retry:
             banned |= failed
+
+
+def _input_dependent(program: Program, forward: list[AtenOp]) -> set[SSAValue]:
+    """The inputs, and all values computed from them."""
+    found = {slot.value for slot in program.arguments if slot.kind == "input"}
+    for op in forward:
+        if not found.isdisjoint(op.operands):
+            found.update(op.results)
+    return found
 
 
 def _spread(joined: list[frozenset[AtenOp]], dead: set[AtenOp]) -> set[AtenOp]:
@@ -91,7 +102,9 @@ def _spread(joined: list[frozenset[AtenOp]], dead: set[AtenOp]) -> set[AtenOp]:
     return failed
 
 
-def parameter_of(value: SSAValue, parameters: set[SSAValue]) -> tuple[SSAValue, list[AtenOp]] | None:
+def parameter_of(
+    value: SSAValue, parameters: set[SSAValue]
+) -> tuple[SSAValue, list[AtenOp]] | None:
     """The parameter that a value is a view of, and the views, outermost first."""
     views: list[AtenOp] = []
     while isinstance(value.owner, AtenOp) and value.owner.name in _VIEWS:
@@ -104,12 +117,14 @@ class _Analysis:
     def __init__(
         self,
         parameters: set[SSAValue],
+        activations: set[SSAValue],
         axis: str,
         size: int,
         banned: set[AtenOp],
         parts: dict[AtenOp, int],
     ) -> None:
         self.parameters = parameters
+        self.activations = activations
         self.axis = axis
         self.size = size
         self.banned = banned
@@ -159,6 +174,9 @@ class _Analysis:
             self.groups.dead |= sources
             return
         factor, stride = seat
+        if self._meets_whole(op, rule, factor):
+            self.groups.dead |= sources
+            return
         cuts = _one_cut(rule, factor, Placement(self.axis, self.size, stride))
         self._adopt(op, rule, cuts, sources)
         kept = False
@@ -170,9 +188,19 @@ class _Analysis:
             blocked = rule.factors[factor].reduction is None and op.name != "aten.addmm"
             (self.groups.dead if blocked else self.groups.ended).update(sources)
 
-    def _seat(
-        self, op: AtenOp, rule: Rule, index: int, label: Label
-    ) -> tuple[int, int] | None:
+    def _meets_whole(self, op: AtenOp, rule: Rule, factor: int) -> bool:
+        """Whether the features meet whole activations of the same features.
+
+        That is where a residual stream begins, which stays whole.
+        """
+        return any(
+            value in self.activations
+            and value not in self.labels
+            and any(factor in names for names in dims)
+            for value, dims in zip(op.operands, rule.operands, strict=True)
+        )
+
+    def _seat(self, op: AtenOp, rule: Rule, index: int, label: Label) -> tuple[int, int] | None:
         """The factor of `op` that a labelled operand's cut falls on."""
         for names, placements in zip(rule.operands[index], label.cut, strict=True):
             for placement in placements:
@@ -236,9 +264,12 @@ def _back_through(views: list[AtenOp], cut: Cut) -> Cut | None:
             for names, placements in zip(rule.results[0], cut, strict=True)
             for p in placements
         ]
-        if len(seats) != 1 or seats[0][0] is None:
+        if len(seats) != 1:
             return None
-        (factor, stride), placement = seats[0]
+        seat, placement = seats[0]
+        if seat is None:
+            return None
+        factor, stride = seat
         cuts = _one_cut(rule, factor, Placement(placement.axis, placement.size, stride))
         cut = dims_of(rule, rule.operands[0], cuts)
         if not any(cut):

@@ -7,6 +7,6 @@ program stays exact under every sharding and batch split.
 
 from __future__ import annotations
 
-from shardweave.ir.canonical.base import CanonicalError, Call, lookup
+from shardweave.ir.canonical.base import Call, CanonicalError, lookup
 
 __all__ = ["Call", "CanonicalError", "lookup"]

@@ -25,7 +25,8 @@ _NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}
 def binary(call: Call) -> Result:
     """Python numbers go to the `.Scalar` overload; x + 0 and x * 1 are x."""
     base = call.name.rsplit(".", 1)[0]
-    source, other = call["self"], call["other"]
+    source: SSAValue = call["self"]
+    other: SSAValue | float = call["other"]
     values = {"alpha": call["alpha"]} if "alpha" in call.arguments else {}
     result = typed(call.shape, call.dtype)
     if isinstance(other, SSAValue):

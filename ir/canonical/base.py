@@ -45,7 +45,7 @@ class Call:
 
     @property
     def _first(self) -> AnyTensor:
-        return cast(AnyTensor, next(t for t in self.types if t is not None))
+        return next(t for t in self.types if t is not None)
 
 
 Result = SSAValue | list[SSAValue | None]

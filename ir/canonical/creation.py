@@ -17,7 +17,11 @@ def fill(call: Call) -> Result:
     if constant is None:
         constant = call["s"] if call.name == "aten.scalar_tensor" else call["fill_value"]
     kind = float if call.dtype.is_floating_point else int
-    value = bool(constant) if call.dtype.itemsize == 1 and str(call.dtype) == "torch.bool" else kind(constant)
+    value = (
+        bool(constant)
+        if call.dtype.itemsize == 1 and str(call.dtype) == "torch.bool"
+        else kind(constant)
+    )
     return call.builder.full(call.shape, value, call.dtype)
 
 

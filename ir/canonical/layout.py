@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from xdsl.ir import SSAValue
 
 from shardweave.ir.aten import AtenOp
@@ -247,4 +245,4 @@ def _counted_dim(value: SSAValue, size: int) -> int | None:
         return None
     counts = owner.value("start") == 0 and owner.value("step") == 1
     # Without a wide dim any dim will do: the last one keeps the order of dims.
-    return (wide[0] if wide else cast(int, len(shape) - 1)) if counts else None
+    return (wide[0] if wide else len(shape) - 1) if counts else None

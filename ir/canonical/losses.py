@@ -50,7 +50,9 @@ def log_softmax_backward(call: Call) -> Result:
     total = _row_gradient(grad, dim)
     if total is None:
         total = b.sum(grad, [dim], True)
-    result = b.call("aten.sub.Tensor", grad, b.call("aten.mul.Tensor", b.call("aten.exp", output), total))
+    result = b.call(
+        "aten.sub.Tensor", grad, b.call("aten.mul.Tensor", b.call("aten.exp", output), total)
+    )
     return b.cast(result, call["input_dtype"])
 
 

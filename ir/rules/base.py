@@ -93,11 +93,19 @@ class Rule:
     linear: frozenset[int] = frozenset()
     localize: Localize | None = None
 
-    def problem(self, operand_shapes: Sequence[Sequence[int]], result_shapes: Sequence[Sequence[int]]) -> str | None:
+    def problem(
+        self, operand_shapes: Sequence[Sequence[int]], result_shapes: Sequence[Sequence[int]]
+    ) -> str | None:
         """Why the rule does not describe values of these shapes; None if it does."""
         named = [
-            *((f"operand {i}", d, s) for i, (d, s) in enumerate(zip(self.operands, operand_shapes, strict=True))),
-            *((f"result {i}", d, s) for i, (d, s) in enumerate(zip(self.results, result_shapes, strict=True))),
+            *(
+                (f"operand {i}", d, s)
+                for i, (d, s) in enumerate(zip(self.operands, operand_shapes, strict=True))
+            ),
+            *(
+                (f"result {i}", d, s)
+                for i, (d, s) in enumerate(zip(self.results, result_shapes, strict=True))
+            ),
         ]
         for what, dims, shape in named:
             if len(dims) != len(shape):
@@ -181,7 +189,9 @@ class Notation:
                     at = dims.index(("...",))
                     count = len(shapes[offset + index]) - len(dims) + 1
                     values[index] = [
-                        *dims[:at], *((f"*{n}",) for n in range(count)), *dims[at + 1 :]
+                        *dims[:at],
+                        *((f"*{n}",) for n in range(count)),
+                        *dims[at + 1 :],
                     ]
 
     def _learn(self, names: tuple[str, ...], size: int) -> None:
@@ -208,9 +218,7 @@ class Notation:
                 for name in names:
                     used.setdefault(name, len(used))
         factors = tuple(
-            Factor(
-                self._sizes[n], (reductions or {}).get(n, "sum"), n in contiguous, n in whole
-            )
+            Factor(self._sizes[n], (reductions or {}).get(n, "sum"), n in contiguous, n in whole)
             for n in used
         )
 

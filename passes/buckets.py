@@ -1,0 +1,97 @@
+"""Buckets: collectives that are joined into one message of several operands."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import cast
+
+from xdsl.dialects import builtin
+from xdsl.ir import Attribute, Operation
+
+from shardweave.ir import dist
+from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.syntax import annotate
+from shardweave.ir.types import num_bytes, tensor_type_of
+
+_KEPT = ("axes", "op", "dim", "block", "phase", "copy")
+
+
+class Buckets:
+    """Fills buckets of collectives of equal key, each of at most `limit` bytes of operands."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.finished: list[list[dist.DistOp]] = []
+        self._open: dict[Hashable, list[dist.DistOp]] = {}
+        self._bytes: dict[Hashable, int] = {}
+        self._keys: dict[Operation, Hashable] = {}
+
+    def add(self, key: Hashable, op: dist.DistOp) -> None:
+        """Put a collective into the open bucket of its key; a full one is closed before."""
+        size = operand_bytes(op)
+        if key in self._open and self._bytes[key] + size > self.limit:
+            self._close(key)
+        self._open.setdefault(key, []).append(op)
+        self._bytes[key] = self._bytes.get(key, 0) + size
+        self._keys[op] = key
+
+    def close_before(self, user: Operation) -> None:
+        """Close the buckets of which `user` needs a result."""
+        for operand in user.operands:
+            owner = operand.owner
+            if isinstance(owner, Operation) and owner in self._keys:
+                self._close(self._keys[owner])
+
+    def close(self) -> list[list[dist.DistOp]]:
+        """Close what is open; returns all buckets."""
+        for key in list(self._open):
+            self._close(key)
+        return self.finished
+
+    def _close(self, key: Hashable) -> None:
+        members = self._open.pop(key)
+        del self._bytes[key]
+        for member in members:
+            del self._keys[member]
+        self.finished.append(members)
+
+
+def operand_bytes(op: Operation) -> int:
+    """Bytes of an op's operands on one rank."""
+    return sum(num_bytes(tensor_type_of(value)) for value in op.operands)
+
+
+def join(members: Sequence[dist.DistOp]) -> None:
+    """Replace collectives of one kind and the same arguments by one, where the last stands."""
+    if len(members) == 1:
+        return
+    last = members[-1]
+    merged = type(last).create(
+        operands=[value for member in members for value in member.operands],
+        result_types=[type_ for member in members for type_ in member.result_types],
+        properties={name: last.properties[name] for name in _KEPT if name in last.properties},
+    )
+    annotate(merged, last)
+    merged.properties["layer"] = builtin.StringAttr("")
+    _join_shardings(merged, members)
+    block = last.parent_block()
+    assert block is not None
+    block.insert_op_before(merged, last)
+    results = iter(merged.results)
+    for member in members:
+        for old in member.results:
+            new = next(results)
+            new.name_hint = old.name_hint
+            old.replace_all_uses_with(new)
+        member.detach()
+        member.erase()
+
+
+def _join_shardings(merged: Operation, members: Iterable[Operation]) -> None:
+    entries: list[Attribute] = []
+    for member in members:
+        known = member.properties.get("sharding")
+        if not isinstance(known, builtin.ArrayAttr):
+            return
+        entries.extend(cast("builtin.ArrayAttr[ShardingAttr]", known))
+    merged.properties["sharding"] = builtin.ArrayAttr(entries)

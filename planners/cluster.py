@@ -1,0 +1,214 @@
+"""What a program runs on: device types, nodes of devices, and the links between them.
+
+Ranks are placed in order: rank r of a mesh is device r of the cluster, node by node, so that
+the mesh's last axis stays within a node for as long as it fits.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import networkx
+
+Points = tuple[tuple[float, float], ...]
+"""A curve as (x, y) with growing x > 0; between points it is interpolated on log axes."""
+
+
+class ClusterError(ValueError):
+    """A cluster description that is wrong; the message says where and what to write."""
+
+
+@dataclass(frozen=True)
+class DeviceType:
+    """One kind of device.
+
+    flops: peak FLOP/s by dtype (`float32`, `bfloat16`, ..). overhead_s: seconds that any op
+    costs, such as a kernel launch. efficiency: share of the peak that a matrix product reaches,
+    by its FLOPs. op_times: seconds of ops by name, as curves over their work: FLOPs, in float32,
+    of matrix products, convolutions and attention, bytes moved of all others; `default` is for
+    those others that have no curve. measured: seconds of ops by signature
+    (`cost.signature_text`), which win over all else.
+    """
+
+    name: str
+    flops: Mapping[str, float]
+    memory_bytes: int
+    memory_bandwidth_bytes_s: float
+    overhead_s: float = 0.0
+    efficiency: Points = ((1.0, 1.0),)
+    op_times: Mapping[str, Points] = field(default_factory=dict[str, Points])
+    measured: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True)
+class Island:
+    """Neighbours within a node that a faster link joins, such as a pair of GPUs on NVLink.
+
+    Devices are dealt to islands in order. The bandwidth is that of one device, one direction.
+    """
+
+    devices: int
+    bandwidth_bytes_s: float
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class MeasuredRing:
+    """What a rank of a ring within a node sends per second, one direction, as measured.
+
+    It holds for rings of `ranks` devices, each `stride` places after the one before it. Several
+    links may carry one ring, so that this need not be the bandwidth of any link.
+    """
+
+    stride: int
+    ranks: int
+    bandwidth_bytes_s: float
+
+
+@dataclass(frozen=True)
+class NodeType:
+    """`count` equal nodes.
+
+    devices: on each node. bandwidth_bytes_s, latency_s: of the link of one device to the others
+    of its node, one direction. islands: faster links among neighbours, smallest first. rings:
+    measured ones, which win over the links. nics, nic_bandwidth_bytes_s: network adapters of a
+    node, and what each carries one way.
+    """
+
+    device: str
+    devices: int
+    count: int = 1
+    bandwidth_bytes_s: float = 0.0
+    latency_s: float = 0.0
+    islands: tuple[Island, ...] = ()
+    rings: tuple[MeasuredRing, ...] = ()
+    nics: int = 1
+    nic_bandwidth_bytes_s: float = 0.0
+
+    @property
+    def network_bandwidth_bytes_s(self) -> float:
+        """What all NICs of one node carry together, one direction."""
+        return self.nics * self.nic_bandwidth_bytes_s
+
+    def link(self, left: int, right: int) -> tuple[float, float]:
+        """Bandwidth and latency between two devices of one node, by their places on it."""
+        for island in self.islands:
+            if left // island.devices == right // island.devices:
+                return island.bandwidth_bytes_s, island.latency_s
+        return self.bandwidth_bytes_s, self.latency_s
+
+
+@dataclass(frozen=True)
+class CollectiveTimes:
+    """Measured seconds of one kind of collective among `ranks` ranks on `nodes` nodes.
+
+    kind: `all_reduce`, `all_gather`, .. . points: seconds by bytes of a rank's operands, when
+    the group has its links to itself.
+    """
+
+    kind: str
+    ranks: int
+    nodes: int
+    points: Points
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Devices, nodes and the network.
+
+    network_latency_s: of one message between nodes. overlap_slowdown: how many times longer
+    compute takes while communication is in flight; link_slowdown: the same for communication
+    while the device computes. start_overhead_s, start_bandwidth_bytes_s: what the device spends
+    on starting a collective (a constant, and copying its operands; 0: no copy).
+    collectives: measured times, which win over the model of rings.
+    """
+
+    name: str
+    devices: Mapping[str, DeviceType]
+    nodes: tuple[NodeType, ...]
+    network_latency_s: float = 0.0
+    overlap_slowdown: float = 1.0
+    link_slowdown: float = 1.0
+    start_overhead_s: float = 0.0
+    start_bandwidth_bytes_s: float = 0.0
+    collectives: tuple[CollectiveTimes, ...] = ()
+
+    @cached_property
+    def num_nodes(self) -> int:
+        return sum(node.count for node in self.nodes)
+
+    @cached_property
+    def num_devices(self) -> int:
+        return sum(node.count * node.devices for node in self.nodes)
+
+    @cached_property
+    def _node_list(self) -> tuple[NodeType, ...]:
+        return tuple(node for node in self.nodes for _ in range(node.count))
+
+    @cached_property
+    def _first_ranks(self) -> list[int]:
+        """The first rank on each node."""
+        return [0, *accumulate(node.devices for node in self._node_list)][:-1]
+
+    def node_type(self, node: int) -> NodeType:
+        return self._node_list[node]
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """The node that a rank is on, and which device of it."""
+        if not 0 <= rank < self.num_devices:
+            raise ClusterError(
+                f"cluster '{self.name}' has {self.num_devices} devices and no rank {rank}; use a "
+                "smaller mesh or add nodes."
+            )
+        node = bisect_right(self._first_ranks, rank) - 1
+        return node, rank - self._first_ranks[node]
+
+    def device_types(self, num_ranks: int) -> list[DeviceType]:
+        """The distinct types among the devices of the first `num_ranks` ranks."""
+        names: dict[str, None] = {}
+        left = num_ranks
+        for node in self.nodes:
+            if left > 0:
+                names[node.device] = None
+            left -= node.count * node.devices
+        return [self.devices[name] for name in names]
+
+    def check_fits(self, num_ranks: int, what: str = "the mesh") -> None:
+        """Raises ClusterError unless the cluster has a device for every rank."""
+        if num_ranks > self.num_devices:
+            raise ClusterError(
+                f"{what} has {num_ranks} devices, but cluster '{self.name}' has only "
+                f"{self.num_devices}; use a smaller mesh, or a larger 'count' of nodes."
+            )
+
+    def graph(self) -> networkx.Graph[str]:
+        """The topology: devices, nodes and the network's switch; edges carry `bandwidth_bytes_s`.
+
+        Names are `device 3`, `node 0`, `node 0 island 1` (per size of island) and `network`.
+        """
+        import networkx
+
+        graph: networkx.Graph[str] = networkx.Graph()
+        for upper, lower, bandwidth in self._edges():
+            graph.add_edge(upper, lower, bandwidth_bytes_s=bandwidth)
+        return graph
+
+    def _edges(self) -> Iterator[tuple[str, str, float]]:
+        rank = 0
+        for index, node in enumerate(self._node_list):
+            name = f"node {index}"
+            if self.num_nodes > 1:
+                yield "network", name, node.network_bandwidth_bytes_s
+            for place in range(node.devices):
+                device = f"device {rank}"
+                rank += 1
+                yield name, device, node.bandwidth_bytes_s
+                for island in node.islands:
+                    hub = f"{name} island {place // island.devices} of {island.devices}"
+                    yield hub, device, island.bandwidth_bytes_s

@@ -1,0 +1,45 @@
+"""Numbers with units, as people write them: `24GiB`, `250mbit/s`, `35.6T`, `5us`."""
+
+from __future__ import annotations
+
+import re
+
+_SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
+_BINARY = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_FORM = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)(/s|ps)?\s*", re.IGNORECASE)
+
+
+def quantity(text: object, unit: str) -> float | None:
+    """The number that a text or number stands for, in `unit`; None if it is not one.
+
+    unit: `bytes` (also per second; bits are turned into bytes), `s`, or `` for plain numbers,
+    which may have a scale, as in 142T. All but seconds take k, M, G, T; bytes also Ki, Mi, ...
+    """
+    if isinstance(text, (int, float)) and not isinstance(text, bool):
+        return float(text)
+    form = _FORM.fullmatch(text) if isinstance(text, str) else None
+    if form is None:
+        return None
+    try:
+        number = float(form[1])
+    except ValueError:
+        return None
+    scale = _scale(form[2].lower(), unit)
+    return None if scale is None else number * scale
+
+
+def _scale(word: str, unit: str) -> float | None:
+    if unit == "s":
+        return 1.0 if not word else _SECONDS.get(word)
+    divisor = 1.0
+    if unit == "bytes":
+        for ending, size in (("bit", 8.0), ("byte", 1.0), ("bytes", 1.0), ("b", 1.0)):
+            if word.endswith(ending):
+                word, divisor = word.removesuffix(ending), size
+                break
+    else:
+        for ending in ("flops", "flop"):
+            word = word.removesuffix(ending)
+    found = (_SCALES | _BINARY).get(word)
+    return None if found is None else found / divisor

@@ -1,0 +1,109 @@
+"""The rings that the collectives over some mesh axes form on a cluster, all groups at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from shardweave.ir.mesh import Mesh
+from shardweave.planners.cluster import Cluster
+
+NODE_LINK = "node"
+"""The links of the devices to the others of their node."""
+
+NETWORK_LINK = "network"
+"""The NICs."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """How ranks are joined, the slowest group standing for all.
+
+    ranks: in a group. nodes: that it spans. bandwidth_bytes_s: of its slowest hop, a NIC being
+    shared by the flows of all groups that cross it. latency_s: of its slowest hop. flows: how
+    many groups share the busiest NIC. links: what it occupies.
+    """
+
+    ranks: int
+    nodes: int
+    bandwidth_bytes_s: float
+    latency_s: float
+    flows: int
+    links: tuple[str, ...]
+
+
+def ring_of(cluster: Cluster, mesh: Mesh, axes: Sequence[str], *, all_pairs: bool = False) -> Ring:
+    """The ring over `axes`; with `all_pairs`, as for all-to-all, each rank sends to all others.
+
+    Neighbours in a ring have neighbouring ranks, so that it enters and leaves each node once.
+    """
+    wide = [axis for axis in axes if mesh.size(axis) > 1]
+    groups = [sorted(group) for group in mesh.groups(wide)]
+    hops = [hop for group in groups for hop in _hops(group, all_pairs)]
+    crossing = _flows(cluster, groups, all_pairs)
+    bandwidths, latencies, links = [float("inf")], [0.0], dict[str, None]()
+    measured = {} if all_pairs else _measured(cluster, groups)
+    for left, right in hops:
+        bandwidth, latency, link = _hop(cluster, left, right, crossing)
+        bandwidths.append(measured.get(left, bandwidth))
+        latencies.append(latency)
+        links[link] = None
+    nodes = max(len({cluster.place(rank)[0] for rank in group}) for group in groups)
+    return Ring(
+        len(groups[0]),
+        nodes,
+        min(bandwidths),
+        max(latencies),
+        max(crossing.values(), default=1),
+        tuple(sorted(links)),
+    )
+
+
+def _hops(group: Sequence[int], all_pairs: bool) -> Iterable[tuple[int, int]]:
+    if len(group) == 1:
+        return []
+    if all_pairs:
+        return ((left, right) for left in group for right in group if left != right)
+    return zip(group, [*group[1:], group[0]], strict=True)
+
+
+def _flows(cluster: Cluster, groups: Iterable[Sequence[int]], all_pairs: bool) -> Counter[int]:
+    """How many flows leave each node at once; as many enter it."""
+    found: Counter[int] = Counter()
+    for group in groups:
+        senders: set[tuple[int, int]] = set()
+        for left, right in _hops(group, all_pairs):
+            if cluster.place(left)[0] != cluster.place(right)[0]:
+                senders.add((cluster.place(left)[0], left))
+        found.update(node for node, _ in senders)
+    return found
+
+
+def _hop(
+    cluster: Cluster, left: int, right: int, crossing: Counter[int]
+) -> tuple[float, float, str]:
+    """Bandwidth, latency and link between two ranks."""
+    (node, place), (other, other_place) = cluster.place(left), cluster.place(right)
+    if node == other:
+        return (*cluster.node_type(node).link(place, other_place), NODE_LINK)
+    shares = [
+        cluster.node_type(one).network_bandwidth_bytes_s / max(1, crossing[one])
+        for one in (node, other)
+    ]
+    return min(shares), cluster.network_latency_s, NETWORK_LINK
+
+
+def _measured(cluster: Cluster, groups: Iterable[Sequence[int]]) -> dict[int, float]:
+    """Measured bandwidths of the ranks of rings that lie within a node."""
+    found: dict[int, float] = {}
+    for group in groups:
+        nodes = {cluster.place(rank)[0] for rank in group}
+        strides = {right - left for left, right in pairwise(group)}
+        if len(nodes) > 1 or len(strides) != 1:
+            continue
+        for ring in cluster.node_type(nodes.pop()).rings:
+            if ring.ranks == len(group) and {ring.stride} == strides:
+                found.update(dict.fromkeys(group, ring.bandwidth_bytes_s))
+    return found

@@ -1,0 +1,109 @@
+"""The streams of one rank in time: compute, and one per communication group, over shared links.
+
+Collectives are served in the order in which they are started: one begins when its stream and
+all of its links are free of those started before it. So a faster link never makes anything
+later, which sharing links by time would not promise.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False)
+class Flight:
+    """A collective on its way. start_s, end_s: when it began to move data, and arrived."""
+
+    resources: tuple[Hashable, ...]
+    left_s: float
+    start_s: float = -1.0
+    end_s: float = -1.0
+
+    @property
+    def arrived(self) -> bool:
+        return self.end_s >= 0
+
+
+@dataclass(eq=False)
+class Streams:
+    """The state of a rank after what was issued so far.
+
+    slowdown: how many times longer compute takes while a collective moves data; link_slowdown:
+    and collectives while the device computes. now_s: the time of the compute stream. lost_s: what
+    compute has lost to collectives beside it.
+    """
+
+    slowdown: float = 1.0
+    link_slowdown: float = 1.0
+    now_s: float = 0.0
+    lost_s: float = 0.0
+    _active: list[Flight] = field(default_factory=list[Flight])
+    _queues: dict[Hashable, deque[Flight]] = field(default_factory=dict[Hashable, "deque[Flight]"])
+
+    def compute(self, work_s: float) -> float:
+        """Run an op that takes `work_s` alone; returns its end."""
+        while self._active and work_s > 0:
+            first_s = min(flight.left_s for flight in self._active) * self.link_slowdown
+            elapsed_s = min(work_s * self.slowdown, first_s)
+            is_last = elapsed_s < first_s
+            work_s = 0.0 if is_last else max(0.0, work_s - elapsed_s / self.slowdown)
+            self.lost_s += elapsed_s - elapsed_s / self.slowdown
+            self._advance(elapsed_s, elapsed_s / self.link_slowdown, not is_last)
+        self.now_s += work_s
+        return self.now_s
+
+    def start(self, seconds: float, resources: Iterable[Hashable]) -> Flight:
+        """Start a collective that occupies a stream and links (`resources`) for `seconds`."""
+        flight = Flight(tuple(resources), seconds)
+        is_free = True
+        for resource in flight.resources:
+            queue = self._queues.setdefault(resource, deque())
+            is_free = is_free and not queue
+            queue.append(flight)
+        if is_free:
+            self._begin(flight)
+        return flight
+
+    def wait(self, flight: Flight) -> float:
+        """Let the compute stream stand still until a collective has arrived; returns then."""
+        while not flight.arrived:
+            first_s = min(one.left_s for one in self._active)
+            self._advance(first_s, first_s, True)
+        self.now_s = max(self.now_s, flight.end_s)
+        return self.now_s
+
+    def _begin(self, flight: Flight) -> None:
+        flight.start_s = self.now_s
+        if flight.left_s <= 0:
+            self._finish([flight])
+        else:
+            self._active.append(flight)
+
+    def _advance(self, elapsed_s: float, moved_s: float, some_arrive: bool) -> None:
+        """Let time pass in which every active collective moves on by `moved_s`."""
+        self.now_s += elapsed_s
+        for flight in self._active:
+            flight.left_s -= moved_s
+        if some_arrive:
+            least_s = min(flight.left_s for flight in self._active)
+            # The first to arrive has nothing left but what rounding makes of it.
+            done = [flight for flight in self._active if flight.left_s <= max(least_s, 1e-15)]
+            self._active = [flight for flight in self._active if flight not in done]
+            self._finish(done)
+
+    def _finish(self, done: list[Flight]) -> None:
+        """Free what arrived flights occupied, and begin those that waited for it."""
+        for flight in done:
+            flight.end_s = self.now_s
+        waiting: dict[Flight, None] = {}
+        for flight in done:
+            for resource in flight.resources:
+                queue = self._queues[resource]
+                queue.popleft()
+                if queue:
+                    waiting[queue[0]] = None
+        for flight in waiting:
+            if flight.start_s < 0 and all(self._queues[r][0] is flight for r in flight.resources):
+                self._begin(flight)

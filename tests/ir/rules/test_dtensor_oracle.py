@@ -1,0 +1,224 @@
+"""Our rules against the sharding strategies of torch's DTensor.
+
+Every choice of one axis of two devices that DTensor can say is given to it: the operands as our
+rule wants them. Where DTensor takes them without communication and gives the results the
+placements that our rule gives them, the shards of both ranks must make up what torch computes
+on one device; where it does not, the op stands in `WEAKER` with the reason.
+
+A process group without communication is enough: collectives are what must not happen.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.sharding import Sharding, is_contiguous
+from shardweave.ir.shards import assemble, take_shard
+from shardweave.tests.ir.rules.cuts import single_cuts
+from shardweave.tests.ir.rules.sharded_op import Instance, Sample, instance_of, kernel_of
+from shardweave.tests.ir.rules.test_property import OPS, SAMPLES
+
+NUM_RANKS = 2
+
+NO_STRATEGY = "no strategy"
+REDISTRIBUTES = "makes an operand whole"
+KEEPS_WHOLE = "computes on whole operands what could be cut"
+
+WEAKER = {
+    "_adaptive_avg_pool3d_backward": NO_STRATEGY,
+    "avg_pool2d_backward": NO_STRATEGY,
+    "avg_pool3d_backward": NO_STRATEGY,
+    "convolution": "cuts the batch only; groups that are cut fail in the local op",
+    "convolution_backward": "tensor-parallel convolutions want the image cut, and fail otherwise",
+    "copy": NO_STRATEGY,
+    "embedding": "a table cut by rows gives a masked partial placement, which is not public",
+    "embedding_dense_backward": KEEPS_WHOLE,
+    "expand": KEEPS_WHOLE,
+    "fill.Tensor": NO_STRATEGY,
+    "gather": "as embedding; an index wider than 1 makes the table whole",
+    "hardsigmoid_backward": NO_STRATEGY,
+    "hardswish_backward": NO_STRATEGY,
+    "hardtanh_backward": NO_STRATEGY,
+    "max_pool3d_with_indices_backward": NO_STRATEGY,
+    "native_group_norm": REDISTRIBUTES,
+    "native_group_norm_backward": "passes global sizes to the local op, which fails",
+    "reflection_pad1d": NO_STRATEGY,
+    "reflection_pad2d": NO_STRATEGY,
+    "reflection_pad2d_backward": NO_STRATEGY,
+    "replication_pad1d": NO_STRATEGY,
+    "replication_pad2d": NO_STRATEGY,
+    "replication_pad2d_backward": NO_STRATEGY,
+    "scatter.src": REDISTRIBUTES,
+    "scatter.value": REDISTRIBUTES,
+    "scatter_add": REDISTRIBUTES,
+    "slice.Tensor": "a dim that is sliced is made whole, even where equal blocks are taken",
+    "slice_backward": "as slice",
+    "tril": "makes batches whole",
+    "triu": "makes batches whole",
+}
+"""Ops of which DTensor of torch 2.13 refuses or redistributes some choice that our rule takes."""
+
+HANGS = {
+    f"aten._scaled_dot_product_flash_attention_for_cpu{suffix}" for suffix in ("", "_backward")
+}
+"""Ops without a strategy that DTensor decomposes without end."""
+
+AGREES_EVERYWHERE = """
+    mm bmm add.Tensor mul.Tensor relu gelu where.self sum.dim_IntList _softmax _log_softmax
+    native_layer_norm permute view
+""".split()
+"""Ops on which every supported torch agrees with us."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One op and the shardings that one choice gives its operands and results."""
+
+    sample: Sample
+    instance: Instance
+    operands: list[Sharding]
+    results: list[Sharding]
+
+
+Outcome = tuple[list[Any], list[Tensor]] | str
+"""Placements and local parts of the results on one rank, or why there are none."""
+
+
+def cases_of(op: str) -> Iterator[Case]:
+    """The choices of one axis that give plain shards, which DTensor can say."""
+    for sample in SAMPLES:
+        if sample.op != op:
+            continue
+        instance = instance_of(sample)
+        tensors = [*instance.operands, *instance.results]
+        for mesh, cut in single_cuts(instance.rule):
+            if mesh.num_devices != NUM_RANKS or not cut.is_possible(instance.rule):
+                continue
+            operands = cut.operand_shardings(instance.rule)
+            results = cut.result_shardings(instance.rule, mesh)
+            pairs = zip([*operands, *results], tensors, strict=True)
+            if operands and all(_is_plain(sharding, tensor) for sharding, tensor in pairs):
+                yield Case(sample, instance, operands, results)
+
+
+def _is_plain(sharding: Sharding, tensor: Tensor) -> bool:
+    return all(map(is_contiguous, sharding.dims, tensor.shape))
+
+
+def placement_of(sharding: Sharding) -> Any:
+    """What DTensor calls a sharding over one axis."""
+    for dim, placements in enumerate(sharding.dims):
+        if placements:
+            return Shard(dim)
+    return Partial(sharding.reduction) if sharding.unreduced else Replicate()
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Iterator[dict[str, list[tuple[Case, list[Outcome]]]]]:
+    """For each op its cases, and what DTensor makes of each on every rank."""
+    cases = {op: list(cases_of(op)) for op in OPS if op not in HANGS}
+    by_rank = [_on_rank(rank, cases) for rank in range(NUM_RANKS)]
+    yield {
+        op: [
+            (case, [outcomes[op][index] for outcomes in by_rank])
+            for index, case in enumerate(own)
+        ]
+        for op, own in cases.items()
+    }
+
+
+def _on_rank(rank: int, cases: dict[str, list[Case]]) -> dict[str, list[Outcome]]:
+    hook = sys.excepthook
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=NUM_RANKS)
+    try:
+        mesh = init_device_mesh("cpu", (NUM_RANKS,))
+        with warnings.catch_warnings():
+            # What it warns of differs from version to version.
+            warnings.simplefilter("ignore")
+            return {op: [_run(case, rank, mesh) for case in own] for op, own in cases.items()}
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook  # Making a device mesh replaces it.
+
+
+def _run(case: Case, rank: int, mesh: DeviceMesh) -> Outcome:
+    shardings = iter(case.operands)
+
+    def distributed(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [distributed(item) for item in value]
+        if not isinstance(value, Tensor):
+            return value
+        sharding = next(shardings)
+        shard = take_shard(value, sharding, {"a": rank})
+        return DTensor.from_local(shard, mesh, [placement_of(sharding)], run_check=False)
+
+    args = [distributed(value) for value in case.sample.arguments]
+    kwargs = {name: distributed(value) for name, value in case.sample.keywords.items()}
+    counted = CommDebugMode()
+    try:
+        with counted:
+            returned: Any = kernel_of(case.sample.op)(*args, **kwargs)
+    except (NotImplementedError, RuntimeError) as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    if counted.get_total_counts():
+        return f"communicates: {dict(counted.get_comm_counts())}"
+    parts = returned if isinstance(returned, tuple | list) else (returned,)
+    results = [part for part in parts if isinstance(part, DTensor)]
+    return [one.placements[0] for one in results], [one.to_local() for one in results]
+
+
+def problem_of(case: Case, by_rank: list[Outcome]) -> str | None:
+    """Why DTensor does not make of a case what our rule makes of it; None if it does."""
+    for outcome in by_rank:
+        if isinstance(outcome, str):
+            return outcome
+        expected = [placement_of(sharding) for sharding in case.results]
+        if outcome[0] != expected:
+            return f"gives {outcome[0]}, not {expected}"
+    return None
+
+
+def assert_shards_make_up_the_results(case: Case, by_rank: list[Outcome]) -> None:
+    """The parts that DTensor computed, put together by our sharding, are what torch gives."""
+    for index, (sharding, expected) in enumerate(
+        zip(case.results, case.instance.results, strict=True)
+    ):
+        parts = [outcome[1][index] for outcome in by_rank if not isinstance(outcome, str)]
+        whole = assemble(lambda at, parts=parts: parts[at["a"]], sharding, Mesh(a=NUM_RANKS))
+        torch.testing.assert_close(whole, expected, equal_nan=True)
+
+
+Outcomes = dict[str, list[tuple[Case, list[Outcome]]]]
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op not in HANGS])
+def test_dtensor_computes_the_same_shards(outcomes: Outcomes, op: str) -> None:
+    problems: list[str] = []
+    for case, by_rank in outcomes[op]:
+        problem = problem_of(case, by_rank)
+        if problem is None:
+            assert_shards_make_up_the_results(case, by_rank)
+        else:
+            problems.append(f"{list(map(placement_of, case.operands))}: {problem}")
+    name = op.removeprefix("aten.")
+    if torch.__version__.startswith("2.13.") or name in AGREES_EVERYWHERE:
+        assert bool(problems) is (name in WEAKER), problems
+
+
+def test_ops_said_to_be_weaker_are_in_the_table_of_samples() -> None:
+    assert {f"aten.{name}" for name in WEAKER} | HANGS <= set(OPS)

@@ -1,0 +1,88 @@
+"""Meshes: their text, the numbering of ranks, and the groups of collectives."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardweave.ir.mesh import Axis, Mesh
+
+MESH = Mesh(data=2, tensor=3)
+TIMED = Mesh([Axis("batch", 4, "time")], data=2, tensor=3)
+
+
+def test_text_of_a_mesh_parses_back() -> None:
+    assert Mesh.parse("data=2,tensor=3") == MESH
+    assert Mesh.parse(" data = 2 , tensor = 3 ") == MESH
+    assert str(MESH) == "data=2,tensor=3"
+
+
+def test_empty_text_is_one_device() -> None:
+    assert Mesh.parse("") == Mesh()
+    assert Mesh().num_devices == 1
+    assert str(Mesh()) == "one device"
+    assert Mesh().coordinates(0) == {}
+    assert Mesh().groups(()) == [[0]]
+
+
+@pytest.mark.parametrize("text", ["data", "data=", "data=two", "data=-2", "data=2.0", "=2", "a b=2"])
+def test_text_that_is_no_mesh_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected NAME=SIZE|is not a word"):
+        Mesh.parse(text)
+
+
+def test_axis_of_no_device_is_refused() -> None:
+    with pytest.raises(ValueError, match="'data' has size 0; use a size >= 1"):
+        Mesh(data=0)
+
+
+def test_axes_must_be_distinct() -> None:
+    with pytest.raises(ValueError, match=r"\['a', 'a'\] are not distinct"):
+        Mesh.parse("a=2,a=2")
+
+
+def test_factored_axes_have_dots_in_their_names() -> None:
+    mesh = Mesh([Axis("tensor.0", 2), Axis("tensor.1", 2)])
+    assert Mesh.parse(str(mesh)) == mesh
+
+
+def test_sizes_are_looked_up_by_name() -> None:
+    assert MESH.size("tensor") == 3
+    assert MESH.sizes(["tensor", "data"]) == 6
+    assert MESH.sizes([]) == 1
+    with pytest.raises(ValueError, match=r"has no axis 'pipe'; its axes are \['data', 'tensor'\]"):
+        MESH.size("pipe")
+
+
+def test_last_axis_runs_fastest() -> None:
+    assert [MESH.coordinates(rank)["tensor"] for rank in range(6)] == [0, 1, 2, 0, 1, 2]
+    assert [MESH.coordinates(rank)["data"] for rank in range(6)] == [0, 0, 0, 1, 1, 1]
+
+
+def test_rank_is_the_inverse_of_coordinates() -> None:
+    for mesh in (MESH, TIMED):
+        assert [mesh.rank(mesh.coordinates(r)) for r in range(mesh.num_devices)] == list(range(6))
+
+
+def test_time_axes_are_no_devices() -> None:
+    assert TIMED.num_devices == 6
+    assert TIMED.coordinates(5) == {"data": 1, "tensor": 2}
+    assert [axis.name for axis in TIMED.space_axes] == ["data", "tensor"]
+    assert TIMED.size("batch") == 4
+    assert TIMED.groups(["tensor"]) == MESH.groups(["tensor"])
+
+
+def test_groups_differ_in_the_named_axes_only() -> None:
+    assert MESH.groups(["tensor"]) == [[0, 1, 2], [3, 4, 5]]
+    assert MESH.groups(["data"]) == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_members_of_a_group_are_ordered_by_the_names_given() -> None:
+    assert MESH.groups(["data", "tensor"]) == [[0, 1, 2, 3, 4, 5]]
+    assert MESH.groups(["tensor", "data"]) == [[0, 3, 1, 4, 2, 5]]
+
+
+def test_meshes_are_equal_as_data() -> None:
+    assert Mesh(data=2, tensor=3) == MESH
+    assert hash(Mesh(data=2, tensor=3)) == hash(MESH)
+    assert Mesh(tensor=3, data=2) != MESH
+    assert TIMED != Mesh(batch=4, data=2, tensor=3)

@@ -1,0 +1,164 @@
+"""Cluster descriptions: where ranks stand, presets, and YAML with its errors."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardweave.planners.cluster import Cluster, ClusterError, NodeType
+from shardweave.planners.cluster_file import cluster_text, load_cluster, parse_cluster, save_cluster
+from shardweave.planners.presets import find_cluster, preset_names
+from shardweave.planners.quantity import quantity
+from shardweave.tests.planners.small_clusters import DEVICE, cluster
+
+GOOD = """
+name: small
+devices:
+  fast: {flops: {float32: 10T}, memory_bytes: 16GiB, memory_bandwidth_bytes_s: 900GB/s}
+nodes:
+  - {device: fast, devices: 4, count: 2, bandwidth_bytes_s: 12e9, nic_bandwidth_bytes_s: 100Gbit/s}
+"""
+
+
+def test_ranks_fill_one_node_after_another() -> None:
+    nodes = (NodeType("unit", 4, 2, 1.0), NodeType("unit", 2, 1, 1.0))
+    mixed = Cluster("mixed", {"unit": DEVICE}, nodes)
+    assert (mixed.num_nodes, mixed.num_devices) == (3, 10)
+    assert [mixed.place(rank) for rank in (0, 3, 4, 8, 9)] == [
+        (0, 0),
+        (0, 3),
+        (1, 0),
+        (2, 0),
+        (2, 1),
+    ]
+    with pytest.raises(ClusterError, match="has 10 devices and no rank 10"):
+        mixed.place(10)
+
+
+def test_device_types_are_those_of_the_ranks_in_use() -> None:
+    slow = replace(DEVICE, name="slow")
+    nodes = (NodeType("unit", 2, 1, 1.0), NodeType("slow", 2, 1, 1.0))
+    mixed = Cluster("mixed", {"unit": DEVICE, "slow": slow}, nodes)
+    assert [d.name for d in mixed.device_types(2)] == ["unit"]
+    assert [d.name for d in mixed.device_types(3)] == ["unit", "slow"]
+
+
+def test_graph_joins_devices_to_nodes_and_nodes_to_the_network() -> None:
+    graph = cluster(nodes=2, devices=2).graph()
+    assert graph.edges["network", "node 1"]["bandwidth_bytes_s"] == 1e7
+    assert graph.edges["node 1", "device 3"]["bandwidth_bytes_s"] == 1e8
+    assert len(graph) == 1 + 2 + 4
+    assert find_cluster("oases-nvlink-3090").graph().degree["node 0 island 1 of 2"] == 2
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_preset_loads_and_survives_being_written(name: str, tmp_path: Path) -> None:
+    found = find_cluster(name)
+    assert found.name == name
+    assert "float32" in next(iter(found.devices.values())).flops
+    save_cluster(found, tmp_path / "c.yaml")
+    assert load_cluster(tmp_path / "c.yaml") == found
+
+
+def test_presets_are_those_of_the_papers_and_the_testbed() -> None:
+    sizes = {name: find_cluster(name).num_devices for name in preset_names()}
+    assert sizes == {
+        "amp-het-cluster": 16,
+        "amp-het-model": 16,
+        "amp-homogeneous": 16,
+        "frontier": 1024,
+        "h100-pod": 64,
+        "oases-3090": 32,
+        "oases-nvlink-3090": 32,
+        "perlmutter": 256,
+        "testbed": 2,
+    }
+
+
+def test_preset_takes_a_rate_and_a_number_of_nodes() -> None:
+    assert find_cluster("testbed:rate=190mbit").nodes[0].nic_bandwidth_bytes_s == 190e6 / 8
+    assert find_cluster("perlmutter:nodes=256").num_devices == 1024
+    with pytest.raises(ClusterError, match="found 'rate=fast', expected rate=RATE"):
+        find_cluster("testbed:rate=fast")
+
+
+def test_unknown_cluster_is_answered_with_the_nearest_preset() -> None:
+    with pytest.raises(ClusterError, match="did you mean 'perlmutter'"):
+        find_cluster("perlmuter")
+
+
+def test_file_with_units_reads_as_numbers(tmp_path: Path) -> None:
+    found = parse_cluster(GOOD)
+    assert found.devices["fast"].flops == {"float32": 10e12}
+    assert found.devices["fast"].memory_bytes == 16 * 2**30
+    assert found.nodes[0].nic_bandwidth_bytes_s == 12.5e9
+    (tmp_path / "small.yaml").write_text(GOOD)
+    assert (
+        find_cluster(str(tmp_path / "small.yaml")) == find_cluster(tmp_path / "small.yaml") == found
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("memory_bytes: 16GiB, ", "", r"devices\.fast: field 'memory_bytes' is missing; write"),
+        ("devices: 4, ", "", r"<c>: nodes\[0\]: field 'devices' is missing"),
+        ("name: small", "", "<c>: field 'name' is missing; write a word"),
+        ("count: 2", "cuont: 2", r"<c>: nodes\[0\]: unknown field 'cuont'; it has device, devices"),
+        ("count: 2", "count: many", r"nodes\[0\]\.count: found 'many'; write how many such nodes"),
+        ("count: 2", "count: 0", r"nodes\[0\]\.count: found 0; write"),
+        ("16GiB", "-1", r"devices\.fast\.memory_bytes: found -1; write the memory of one device"),
+        ("900GB/s", "fast", r"memory_bandwidth_bytes_s: found 'fast'; write what it reads"),
+        ("10T", "ten", r"devices\.fast\.flops\.float32: found 'ten'; write a number"),
+        ("device: fast", "device: slow", "there is no device type 'slow'; use one of fast"),
+        (", nic_bandwidth_bytes_s: 100Gbit/s", "", "'nic_bandwidth_bytes_s' is missing; write"),
+        ("bandwidth_bytes_s: 12e9, ", "", r"field 'bandwidth_bytes_s' is missing"),
+        ("name: small", "name: small\nspeed: 3", "<c>: unknown field 'speed'; it has name"),
+        ("name: small", "name: [", r"<c>:\d+:\d+: not YAML"),
+        ("nodes:\n", "nodes: []\nx:\n", r"<c>: unknown field 'x'"),
+    ],
+)  # fmt: skip
+def test_wrong_file_says_in_one_line_what_to_write(old: str, new: str, message: str) -> None:
+    assert old in GOOD
+    with pytest.raises(ClusterError, match=message) as caught:
+        parse_cluster(GOOD.replace(old, new, 1), "<c>")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("curve", ["[]", "3", "[[1, 2, 3]]", "[[2, 0.1], [1, 0.2]]", "[[0, 1]]"])
+def test_curve_that_does_not_grow_is_refused(curve: str) -> None:
+    text = GOOD.replace("memory_bytes", f"efficiency: {curve}, memory_bytes")
+    with pytest.raises(ClusterError, match=r"efficiency: found .*; write pairs \[x, y\]"):
+        parse_cluster(text)
+
+
+@pytest.mark.parametrize("text", ["", "3", "[1]"])
+def test_file_that_is_no_table_is_refused(text: str) -> None:
+    with pytest.raises(ClusterError, match="expected fields with values"):
+        parse_cluster(text)
+
+
+def test_text_leaves_out_what_has_its_default() -> None:
+    text = cluster_text(parse_cluster(GOOD))
+    assert "overlap_slowdown" not in text
+    assert parse_cluster(text) == parse_cluster(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "number"),
+    [
+        ("250mbit", "bytes", 31.25e6),
+        ("100 Gbit/s", "bytes", 12.5e9),
+        ("24GiB", "bytes", 24 * 2**30),
+        ("1.5e9", "bytes", 1.5e9),
+        ("35.6T", "", 35.6e12),
+        ("1GFLOP/s", "", 1e9),
+        ("5us", "s", 5e-6),
+        (3, "s", 3.0),
+        ("5 parsecs", "s", None),
+        ("GB", "bytes", None),
+        (True, "", None),
+    ],
+)
+def test_quantity_reads_numbers_with_units(text: object, unit: str, number: float | None) -> None:
+    assert quantity(text, unit) == (None if number is None else pytest.approx(number))

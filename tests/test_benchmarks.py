@@ -1,0 +1,66 @@
+"""The benchmarks run, and the pages quote their results as they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardweave.benchmarks.compile_time import PASSES, Run, Stage, combined, growth_of, measure
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "compile_time.json"
+TINY = "gpt:layers={layers},hidden=16,heads=8,vocab=32,seq=8,batch=128"
+
+
+def test_line_through_points_on_a_line_is_that_line() -> None:
+    growth = growth_of([12, 24, 48], [1.7, 2.9, 5.3])
+    assert growth.seconds_per_layer == pytest.approx(0.1)
+    assert growth.seconds_at_zero == pytest.approx(0.5)
+    assert growth.worst_error == pytest.approx(0.0, abs=1e-9)
+
+
+def test_runs_are_combined_to_the_fastest_times_and_the_highest_peak() -> None:
+    runs = [
+        Run(2, stages=[Stage("capture", 3.0, 9.0, 0.4)]),
+        Run(2, stages=[Stage("capture", 2.0, 9.5, 0.5)]),
+    ]
+    assert combined(runs).stages == [Stage("capture", 2.0, 9.0, 0.5)]
+
+
+def test_compile_time_measures_every_stage_once() -> None:
+    run = measure(2, TINY)
+    names = [stage.name for stage in run.stages]
+    assert names == ["import", "build", "capture", "plan", *PASSES, "print", "parse"]
+    assert run.passes_s == sum(stage.seconds for stage in run.stages if stage.name in PASSES)
+    assert run.captured_ops > 100
+    assert run.local_ops > run.captured_ops
+
+
+def test_readme_quotes_the_results_of_compile_time() -> None:
+    readme = (ROOT / "README.md").read_text()
+    results: dict[str, Any] = json.loads(RESULTS.read_text())
+    for run in results["runs"]:
+        assert row_of(run) in readme
+    growth = results["growth"]["passes"]
+    assert f"by {growth['seconds_per_layer'] * 1e3:.0f} ms a layer" in readme
+    assert growth["worst_error"] < 0.2, "the README says that the passes grow linearly"
+    assert results["machine"].split(", Python")[0] in readme
+
+
+def row_of(run: dict[str, Any]) -> str:
+    """One line of the table in the README."""
+    stages = {stage["name"]: stage for stage in run["stages"]}
+    text_s = stages["print"]["seconds"] + stages["parse"]["seconds"]
+    cells = [
+        f"{run['layers']}",
+        f"{run['parameters'] / 1e9:.1f}e9",
+        f"{run['local_ops']:,}",
+        f"{stages['capture']['seconds']:.1f} s",
+        f"{run['passes_s']:.1f} s",
+        f"{text_s:.1f} s",
+        f"{stages['parse']['peak_gib']:.2f} GiB",
+    ]
+    return f"| {' | '.join(cells)} |"

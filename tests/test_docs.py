@@ -1,0 +1,97 @@
+"""What the pages say is true: their programs parse, their code runs, their links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from shardweave.ir.aten_args import DERIVED
+from shardweave.ir.dist import dist_dialect
+from shardweave.ir.rules import has_rule, lookup
+from shardweave.ir.rules.base import RULES
+from shardweave.passes.registry import PASSES
+from shardweave.planners.registry import PLANNERS
+from shardweave.tests.pages import PageRun, blocks_of
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+LANGUAGES = {"", "console", "json", "mlir", "python", "sh", "text"}
+_GPU_TEST = re.compile(r"@pytest\.mark\.gpu\n(?:@.*\n)*def (test_\w+)")
+_MAKE = re.compile(r"(?:^|`)make ([a-z-]+)", re.M)
+_LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.fixture
+def page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageRun]:
+    """A run in a folder of its own, that leaves no rule and no random state behind."""
+    monkeypatch.chdir(tmp_path)
+    has_rule("")  # Loads the families, which is done once and not to be undone here.
+    with patch.dict(RULES), patch.dict(lookup._known), torch.random.fork_rng(devices=[]):
+        yield PageRun(tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_of_the_page_is_as_it_says(page: Path, page_run: PageRun) -> None:
+    for block in blocks_of(page.read_text()):
+        try:
+            page_run.run(block)
+        except Exception as error:
+            error.add_note(f"in the block at {name_of(page)}:{block.line}")
+            raise
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_has_a_language_that_is_checked_or_known_not_to_be(page: Path) -> None:
+    found = {block.language: block.line for block in blocks_of(page.read_text())}
+    assert {language: found[language] for language in set(found) - LANGUAGES} == {}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_to_files_lead_to_files(page: Path) -> None:
+    links = [link for link in _LINK.findall(page.read_text()) if "://" not in link]
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_targets_of_make_that_the_page_names_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert set(_MAKE.findall(page.read_text())) - targets == set()
+
+
+def test_tests_that_need_a_gpu_are_those_that_the_page_on_gpus_lists() -> None:
+    sources = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    marked = {name for source in sources for name in _GPU_TEST.findall(source)}
+    listed = re.findall(r"^\| `(test_\w+)`", (ROOT / "docs" / "gpu.md").read_text(), re.M)
+    assert set(listed) == marked
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_every_pass_has_a_section(name: str) -> None:
+    assert f"\n## {name}\n" in (ROOT / "docs" / "passes.md").read_text()
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+def test_every_planner_is_in_the_table_of_planners(name: str) -> None:
+    assert f"\n| `{name}` |" in (ROOT / "docs" / "plans.md").read_text()
+
+
+@pytest.mark.parametrize("name", [*DERIVED, *(op.name for op in dist_dialect().operations)])
+def test_ops_that_the_page_on_programs_is_to_explain_are_there(name: str) -> None:
+    assert f"`{name}`" in (ROOT / "docs" / "ir.md").read_text()
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs").glob("*.svg")), ids=name_of)
+def test_pictures_are_well_formed_and_carry_no_scripts(picture: Path) -> None:
+    tags = {element.tag.rpartition("}")[2] for element in ElementTree.parse(picture).iter()}
+    assert "svg" in tags
+    assert tags & {"script", "foreignObject", "image"} == set()
