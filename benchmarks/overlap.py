@@ -57,7 +57,9 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rate", default="250mbit", help="rate of each NIC, as tc writes it")
     parser.add_argument("--link", choices=("shaped", "modelled"), default="shaped")
-    parser.add_argument("--model", default="gpt:layers=4,hidden=512,heads=8,vocab=512,seq=256,batch=4,tie=false")
+    parser.add_argument(
+        "--model", default="gpt:layers=4,hidden=512,heads=8,vocab=512,seq=256,batch=4,tie=false"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="timed steps per method")
     parser.add_argument("--cluster", default="", help="cluster file for the simulator and list")
     parser.add_argument("--rows", default="", help="comma-separated names; all by default")
@@ -103,7 +105,10 @@ def start_worker(
         "MALLOC_MMAP_THRESHOLD_": str(2**30), "TORCH_CPP_LOG_LEVEL": "ERROR",
     }  # fmt: skip
     settings = json.dumps(
-        {key: getattr(options, key) for key in ("model", "rounds", "link", "rate", "cluster", "rows")}
+        {
+            key: getattr(options, key)
+            for key in ("model", "rounds", "link", "rate", "cluster", "rows")
+        }
         | {"out": str(out)}
     )
     command = [*prefix, "taskset", "-c", str(rank % (os.cpu_count() or 1)),
