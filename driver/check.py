@@ -3,8 +3,8 @@
 The error of a gradient g against eager's e is the relative L2 error per parameter,
 ||g - e|| / ||e||. Some gradients are zero but for rounding (the bias of an attention's keys:
 a softmax does not see it); relative to itself such a one has no digit that is right. So the
-divisor is at least `floor`: an error below one unit of rounding of *all* gradients together,
-eps * ||all e||, is never above the bound. The check names the parameters measured so.
+divisor is at least `floor`, chosen such that an error below one unit of rounding of *all*
+gradients together, eps * ||all e||, is within the bound. The check names those measured so.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class CheckResult:
     """Errors of a step against eager, and whether all are within `bound`.
 
     `worst_parameter` has the largest gradient error. `at_floor` names the parameters whose
-    gradient is zero but for rounding (see the module's docstring). `worst_buffer` is None for
-    a model that updates no buffer.
+    gradient is so small that its error is measured against `floor` (see the module's
+    docstring). `worst_buffer` is None for a model that has no buffer.
     """
 
     bound: float
@@ -57,6 +57,7 @@ class CheckResult:
     max_rel_grad_error: float
     worst_parameter: str
     num_parameters: int
+    floor: float
     at_floor: tuple[str, ...]
     buffer_error: float = 0.0
     worst_buffer: str | None = None
@@ -126,6 +127,7 @@ def compare(found: Expected, eager: Expected, dtype: torch.dtype) -> CheckResult
         max_rel_grad_error=errors.get(worst or "", 0.0),
         worst_parameter=worst or "",
         num_parameters=len(errors),
+        floor=floor,
         at_floor=tuple(n for n, g in eager.gradients.items() if _norm(g) < floor),
         buffer_error=buffers.get(worst_buffer or "", 0.0),
         worst_buffer=worst_buffer,

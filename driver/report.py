@@ -92,7 +92,7 @@ class RunReport:
             "max_rel_grad_error": check.max_rel_grad_error if check else None,
             "worst_parameter": check.worst_parameter if check else None,
             "num_parameters": check.num_parameters if check else None,
-            "zero_gradients": list(check.at_floor) if check else None,
+            "small_gradients": list(check.at_floor) if check else None,
             "buffer_error": check.buffer_error if check else None,
             "step_s": training.step_s if training else None,
             "eager_step_s": eager.step_s if eager else None,
@@ -161,10 +161,10 @@ def _print_check(report: RunReport) -> None:
         f"{check.max_rel_grad_error:.1e} (in {check.worst_parameter}), bound {check.bound:g}"
     )
     if check.at_floor:
+        names = ", ".join(check.at_floor[:3]) + (", ..." if len(check.at_floor) > 3 else "")
         print(
-            f"{len(check.at_floor)} gradients are zero but for rounding, and were measured by all "
-            f"gradients together: {', '.join(check.at_floor[:3])}"
-            + (", ..." if len(check.at_floor) > 3 else "")
+            f"{len(check.at_floor)} gradients are zero, or below {check.floor:.1e}, against which "
+            f"their error was measured instead: {names}"
         )
     if check.worst_buffer is not None:
         print(f"buffers: largest relative error {check.buffer_error:.1e} (in {check.worst_buffer})")

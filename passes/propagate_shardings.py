@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -14,7 +14,7 @@ from shardweave.ir.assignment import Choice, dims_of, price_of, seat_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.program import Program, Slot
-from shardweave.ir.rules import rule_of
+from shardweave.ir.rules import Rule, rule_of
 from shardweave.ir.sharding import DimSharding, Placement, Sharding, fits, ordered
 from shardweave.ir.types import shape_of
 from shardweave.passes.flow import Flow, annotated, aten_ops, sharding_property
@@ -108,7 +108,11 @@ class _Propagation:
         return settled
 
     def _scatter_hints(self, op: AtenOp) -> Iterator[tuple[str, int, int]]:
-        """Seats for axes that a pending sum comes with, read off what the consumers hold."""
+        """Seats for axes of a sum, read off what the consumers of its result hold.
+
+        Either the sum comes with an operand, or the op itself would make one over shards: that
+        of an embedding's gradient over tokens, where the embedding is cut along its rows.
+        """
         rule = rule_of(op)
         operands = [self.flow.sharding(v) for v in op.operands]
         pending = {a for sharding in operands for a in sharding.unreduced}
@@ -118,7 +122,7 @@ class _Propagation:
             for a in pending
             if all(a in operands[i].unreduced for i in rule.linear) and rule.linear
         }
-        for axis in sorted(pending - placed - travels):
+        for axis in sorted((pending - placed - travels) | _summed_axes(rule, operands)):
             for result, dims in zip(op.results, rule.results, strict=True):
                 seat = self._wanted_seat(result, axis, _LOOKAHEAD)
                 if seat is not None:
@@ -275,3 +279,16 @@ def _placed(
     if placement.axis in sharding.placed_axes or not fits(dims[dim], shape[dim]):
         return None
     return Sharding(tuple(dims), sharding.unreduced, sharding.reduction)
+
+
+def _summed_axes(rule: Rule, operands: Sequence[Sharding]) -> set[str]:
+    """The axes that cut a factor which the first result lacks."""
+    kept = {factor for factors in rule.results[0] for factor in factors}
+    found: set[str] = set()
+    for dims, sharding in zip(rule.operands, operands, strict=True):
+        for factors, placements in zip(dims, sharding.dims, strict=True):
+            for placement in placements:
+                seat = seat_of(rule, factors, placement)
+                if seat is not None and seat[0] not in kept:
+                    found.add(placement.axis)
+    return found

@@ -20,9 +20,7 @@ shapes = st.lists(st.sampled_from(SIZES), min_size=1, max_size=3).map(tuple)
 randoms = st.builds(Random, st.integers(0, 2**32 - 1))
 
 
-def random_placements(
-    size: int, axes: Sequence[str], mesh: Mesh, random: Random
-) -> DimSharding:
+def random_placements(size: int, axes: Sequence[str], mesh: Mesh, random: Random) -> DimSharding:
     """The axes, whose sizes divide `size`, as digits of an index in random places."""
     digits: list[tuple[str | None, int]] = [(axis, mesh.size(axis)) for axis in axes]
     rest = size // mesh.sizes(axes)

@@ -62,7 +62,11 @@ def test_text_of_a_sharding(sharding: Sharding, shape: tuple[int, ...], text: st
 
 
 def test_axes_of_one_device_are_left_out() -> None:
-    for text in ('[{"one", "a"}, {}]', '[{"a":6, "one":3}, {}]', '[{"a"}, {}], unreduced = ["one"]'):
+    for text in (
+        '[{"one", "a"}, {}]',
+        '[{"a":6, "one":3}, {}]',
+        '[{"a"}, {}], unreduced = ["one"]',
+    ):
         sharding = ShardingAttr.parse_text(text).on((12, 6), MESH)
         assert sharding == Sharding((contiguous("a", 12, MESH), ()))
 
@@ -81,7 +85,11 @@ def test_plain_shards_of_another_size_stay_plain() -> None:
 @pytest.mark.parametrize(
     ("text", "shape", "problem"),
     [
-        ('[{"a"}]', (4, 6), r"has 1 dims, but the value has shape \(4, 6\); give one {...} per dim"),
+        (
+            '[{"a"}]',
+            (4, 6),
+            r"has 1 dims, but the value has shape \(4, 6\); give one {...} per dim",
+        ),
         ('[{"c"}]', (4,), "no axis 'c'"),
         ('[{}], unreduced = ["c"]', (4,), "no axis 'c'"),
         ('[{"a"}]', (5,), "5 does not divide by 2"),

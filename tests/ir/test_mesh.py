@@ -24,7 +24,9 @@ def test_empty_text_is_one_device() -> None:
     assert Mesh().groups(()) == [[0]]
 
 
-@pytest.mark.parametrize("text", ["data", "data=", "data=two", "data=-2", "data=2.0", "=2", "a b=2"])
+@pytest.mark.parametrize(
+    "text", ["data", "data=", "data=two", "data=-2", "data=2.0", "=2", "a b=2"]
+)
 def test_text_that_is_no_mesh_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected NAME=SIZE|is not a word"):
         Mesh.parse(text)

@@ -102,9 +102,7 @@ def test_steps_bring_every_rank_its_part(
 
 @given(shapes, meshes, randoms)
 @settings(max_examples=200)
-def test_some_sums_may_stay_pending(
-    shape: tuple[int, ...], mesh: Mesh, random: Random
-) -> None:
+def test_some_sums_may_stay_pending(shape: tuple[int, ...], mesh: Mesh, random: Random) -> None:
     source = random_sharding(shape, mesh, random, may_be_sum=True)
     goal = random_sharding(shape, mesh, random)
     kept = tuple(a for a in source.unreduced if a not in goal.axes and random.random() < 0.7)
@@ -145,7 +143,9 @@ def test_no_more_is_sent_than_to_make_the_value_whole_and_slice_it(
 
 def steps_of(shape: tuple[int, ...], source: Sharding, goal: Sharding) -> list[tuple[str, float]]:
     """Kind and sent elements of each step."""
-    return [(step.kind, round(step.sent_elements, 6)) for step in reshard(shape, source, goal, MESH)]
+    return [
+        (step.kind, round(step.sent_elements, 6)) for step in reshard(shape, source, goal, MESH)
+    ]
 
 
 S = (12, 24)
@@ -217,5 +217,5 @@ def test_whole_value_cannot_become_unreduced() -> None:
 
 def test_sum_cannot_become_a_maximum() -> None:
     goal = replace(on(S, "", "", pending="a"), reduction="max")
-    with pytest.raises(UnreachableSharding, match="a sum over .* cannot become a max"):
+    with pytest.raises(UnreachableSharding, match=r"a sum over .* cannot become a max"):
         reshard(S, on(S, "", "", pending="a"), goal, MESH)

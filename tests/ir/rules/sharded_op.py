@@ -27,12 +27,13 @@ from shardweave.ir.aten import NOT_STORED, AtenOp, create, overload_named, signa
 from shardweave.ir.aten_args import DERIVED
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.dist import DistOp, ShardIndexOp
+from shardweave.ir.infer import infer_types
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.rules import Rule, rule_of
 from shardweave.ir.sharding import DimSharding, Sharding, contiguous, fits, is_contiguous
 from shardweave.ir.syntax import ANNOTATIONS
-from shardweave.ir.types import shape_of, tensor_type
+from shardweave.ir.types import shape_of, shape_of_type, tensor_type
 from shardweave.passes.flow import sharding_property
 from shardweave.passes.pipeline import PassPipeline
 
@@ -109,6 +110,11 @@ def instance_of(given: Sample) -> Instance:
             values[parameter.name] = bound[parameter.name]
     op = create(given.op, operands, [_type(result) for result in results], values)
     op.verify_()
+    types = infer_types(op)
+    assert not isinstance(types, str), f"{given.op}: {types}"
+    assert [shape_of_type(type_) for type_ in types] == [tuple(r.shape) for r in results]
+    # Dtypes as torch infers them: torch 2.11 infers another than its attention kernel gives.
+    op = create(given.op, operands, list(types), values)
     return Instance(op, tuple(tensors), results)
 
 
@@ -298,9 +304,7 @@ def compare(
         )
 
 
-def _run(
-    local: Program, values: Mapping[tuple[str, str], Tensor]
-) -> dict[tuple[str, str], Tensor]:
+def _run(local: Program, values: Mapping[tuple[str, str], Tensor]) -> dict[tuple[str, str], Tensor]:
     with patch.dict(FUNCTIONS, {name: kernel_of(name) for name in NO_CPU_KERNEL}):
         return run_reference(local, values)
 

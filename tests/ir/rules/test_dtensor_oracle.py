@@ -97,6 +97,9 @@ class Case:
 Outcome = tuple[list[Any], list[Tensor]] | str
 """Placements and local parts of the results on one rank, or why there are none."""
 
+Outcomes = dict[str, list[tuple[Case, list[Outcome]]]]
+"""For each op its cases, and what DTensor makes of each on every rank."""
+
 
 def cases_of(op: str) -> Iterator[Case]:
     """The choices of one axis that give plain shards, which DTensor can say."""
@@ -128,14 +131,12 @@ def placement_of(sharding: Sharding) -> Any:
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> Iterator[dict[str, list[tuple[Case, list[Outcome]]]]]:
-    """For each op its cases, and what DTensor makes of each on every rank."""
+def outcomes() -> Outcomes:
     cases = {op: list(cases_of(op)) for op in OPS if op not in HANGS}
     by_rank = [_on_rank(rank, cases) for rank in range(NUM_RANKS)]
-    yield {
+    return {
         op: [
-            (case, [outcomes[op][index] for outcomes in by_rank])
-            for index, case in enumerate(own)
+            (case, [outcomes[op][index] for outcomes in by_rank]) for index, case in enumerate(own)
         ]
         for op, own in cases.items()
     }
@@ -201,9 +202,6 @@ def assert_shards_make_up_the_results(case: Case, by_rank: list[Outcome]) -> Non
         parts = [outcome[1][index] for outcome in by_rank if not isinstance(outcome, str)]
         whole = assemble(lambda at, parts=parts: parts[at["a"]], sharding, Mesh(a=NUM_RANKS))
         torch.testing.assert_close(whole, expected, equal_nan=True)
-
-
-Outcomes = dict[str, list[tuple[Case, list[Outcome]]]]
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if op not in HANGS])

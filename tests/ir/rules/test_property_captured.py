@@ -41,7 +41,13 @@ _tested: set[Signature] = set()
 """What earlier models had: equal ops are tested once."""
 
 
-@pytest.mark.parametrize("name", MODELS)
+FAST = ("gpt", "cnn")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in MODELS],
+)
 def test_ops_of_a_model_can_be_cut_along_each_factor(name: str) -> None:
     example = build_example(MODELS[name], dtype=torch.float64)
     program = capture(example.module, kwargs=example.kwargs)

@@ -1,0 +1,123 @@
+"""Measuring this machine: what is measured, what becomes of it, and a whole run."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardweave.driver import profile, profile_ops
+from shardweave.driver.cli import main
+from shardweave.driver.profile import cluster_of, profile_machine
+from shardweave.planners.cluster_file import cluster_text, load_cluster, parse_cluster
+from shardweave.planners.cost import kind_of, signature_text
+from shardweave.planners.simulate import simulate
+from shardweave.tests.planners.small_clusters import local
+
+TEXT = """
+    param %w : @
+    input %x : @
+    %a = aten.mm(%x, %w) : @
+    %b = dist.all_reduce(%a, axes = ["tensor"]) : @
+    %c = aten.relu(%b) : @
+    %t = aten.permute(%c, dims = [1, 0]) : @
+    %f = dist.start_all_reduce(%t, axes = ["tensor"]) : @
+    %g = dist.wait(%f) : @
+    %s = dist.slice(%g, axes = ["tensor"], dim = 0, block = 50) : tensor<50x100xf32>
+    output %s
+"""
+
+MEASURED: dict[str, Any] = {
+    "ops": {
+        "default": [[100.0, 1e-6], [1e6, 1e-4]],
+        "aten.mm": [[1e6, 2e-3], [1e3, 3e-3], [1e9, 1.0]],
+    },
+    "peaks": {"float32": 1e9, "float64": 5e8},
+    "measured": {"aten.relu(float32[8]) -> float32[8]": 1e-5},
+    "collectives": [
+        {"kind": "all_reduce", "ranks": 2, "points": [[1e3, 1e-3], [1.001e6, 1.001]]},
+    ],
+    "start": [1e-4, 1e9],
+    "overlap": [1.2, 1.1],
+}
+
+
+def test_measurements_become_a_cluster_that_survives_being_written() -> None:
+    found = cluster_of(MEASURED, "mine", 2, 1)
+    assert (found.num_nodes, found.num_devices) == (2, 2)
+    assert found.nodes[0].nic_bandwidth_bytes_s == pytest.approx(1e6)
+    assert (found.overlap_slowdown, found.link_slowdown) == (1.2, 1.1)
+    assert (found.start_overhead_s, found.start_bandwidth_bytes_s) == (1e-4, 1e9)
+    assert found.collectives[0].nodes == 2
+    assert parse_cluster(cluster_text(found)) == found
+
+
+def test_processes_of_one_node_are_joined_within_it() -> None:
+    found = cluster_of(MEASURED, "mine", 2, 2)
+    assert (found.num_nodes, found.nodes[0].devices, found.collectives[0].nodes) == (1, 2, 1)
+    assert found.nodes[0].bandwidth_bytes_s == pytest.approx(1e6)
+
+
+def test_time_that_something_larger_undercuts_is_taken_for_a_disturbance() -> None:
+    curve = cluster_of(MEASURED, "mine", 2, 1).devices["cpu"].op_times["aten.mm"]
+    assert curve == ((1e3, 2e-3), (1e6, 2e-3), (1e9, 1.0))
+
+
+def test_simulation_of_a_measured_program_uses_the_exact_times() -> None:
+    program = local(TEXT)
+    names = [signature_text(op) for op in program.ops if kind_of(op) == "compute"]
+    measured = MEASURED | {"measured": dict.fromkeys(names, 0.125)}
+    found = simulate(program, cluster_of(measured, "mine", 2, 1))
+    assert found.compute_s == pytest.approx(3 * 0.125 + 2 * (1e-4 + 40_000 / 1e9))
+
+
+def test_ops_of_a_program_are_measured_where_they_run() -> None:
+    program = local(TEXT)
+    found = profile_ops.measure_program(program, 0.0)
+    assert found.keys() == {signature_text(op) for op in program.ops if kind_of(op) == "compute"}
+    assert all(seconds > 0 for times in found.values() for seconds in times)
+
+
+def test_ops_by_size_are_measured_in_the_work_of_the_cost_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def once(call: Callable[[], object]) -> float:
+        call()
+        return 1.0
+
+    monkeypatch.setattr(profile_ops, "median_s", once)
+    monkeypatch.setattr(profile_ops, "ELEMENTS", (2**12,))
+    monkeypatch.setattr(profile_ops, "PRODUCTS", ((32, 32, 32),))
+    monkeypatch.setattr(profile_ops, "SEQUENCES", (16,))
+    found = profile_ops.measure_ops()
+    assert found["aten.mm"] == [(2 * 32**3, 1.0)]
+    assert found["aten.add.Tensor"] == found["default"] == [(3 * 4 * 2**12, 1.0)]
+
+
+def test_launcher_gets_the_number_of_each_rank_from_its_shell() -> None:
+    shell, option, text = profile._prefixed(["python", "a b"], "ip netns exec sw{rank}")
+    assert (shell, option) == ("sh", "-c")
+    assert text.startswith("exec ip netns exec sw$RANK env MALLOC_")
+    assert text.endswith("python 'a b'")
+
+
+def test_processes_that_do_not_fill_nodes_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 processes do not make nodes of 2"):
+        profile_machine(3, per_node=2)
+
+
+@pytest.mark.slow
+def test_profile_of_this_machine_can_be_simulated_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    local(TEXT).save(tmp_path / "step.mlir")
+    path = tmp_path / "cluster.yaml"
+    launcher = "env RANK_IS={rank}"
+    arguments = ["profile", str(tmp_path / "step.mlir"), "-o", str(path), "--launcher", launcher]
+    assert main([*arguments, "--time-limit", "300"]) == 0
+    said = capfd.readouterr().out
+    assert "measured collectives of 2 ranks" in said
+    found = load_cluster(path)
+    assert (found.num_nodes, found.num_devices) == (2, 2)
+    assert {table.kind for table in found.collectives} >= {"all_reduce", "all_gather"}
+    assert simulate(local(TEXT), found).time_s > 0

@@ -1,0 +1,76 @@
+"""`shardweave simulate`: what it prints and writes, and how it answers bad input."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardweave.driver.cli import main
+from shardweave.tests.planners.small_clusters import local
+
+Captured = pytest.CaptureFixture[str]
+
+TEXT = """
+    param %w : @
+    input %x : @
+    %a = aten.mm(%x, %w) : @
+    %f = dist.start_all_reduce(%a, axes = ["tensor"]) : @
+    %c = aten.mm(%x, %a) : @
+    %b = dist.wait(%f) : @
+    %d = aten.mm(%b, %c) : @
+    output %d
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "step.mlir"
+    local(TEXT).save(path)
+    return str(path)
+
+
+def test_summary_trace_and_picture_come_out(file: str, tmp_path: Path, capsys: Captured) -> None:
+    trace, picture = tmp_path / "t.json", tmp_path / "t.png"
+    options = ["--trace", str(trace), "--plot", str(picture)]
+    assert main(["simulate", file, "--cluster", "testbed:rate=100mbit", *options]) == 0
+    out = capsys.readouterr().out
+    assert "2 of 2 devices of testbed:rate=100mbit" in out
+    assert "lower bound" in out
+    assert f"wrote {trace}" in out
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert picture.stat().st_size > 1000
+
+
+def test_json_holds_the_numbers_and_nothing_else(file: str, capsys: Captured) -> None:
+    assert main(["simulate", file, "--cluster", "testbed", "--optimizer", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["time_s"] >= found["lower_bound_s"] > 0
+    assert found["communication_s"].keys() == {"tensor"}
+    assert found["memory_parts"]["optimizer"] == 2 * 40_000
+    assert found["peak_bytes"] == sum(found["memory_parts"].values())
+
+
+@pytest.mark.parametrize(
+    ("cluster", "says"),
+    [
+        ("testbet", "did you mean 'testbed'"),
+        ("missing.yaml", "give the path of another file"),
+        ("testbed:speed=3", "expected rate=RATE"),
+    ],
+)
+def test_unknown_cluster_is_one_line(file: str, cluster: str, says: str, capsys: Captured) -> None:
+    assert main(["simulate", file, "--cluster", cluster]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_cluster_file_with_a_missing_field_says_what_to_write(
+    file: str, tmp_path: Path, capsys: Captured
+) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("name: c\ndevices: {}\nnodes: [{device: a}]\n")
+    assert main(["simulate", file, "--cluster", str(path)]) == 1
+    err = capsys.readouterr().err
+    assert f"{path}: nodes[0]: field 'devices' is missing; write" in err
