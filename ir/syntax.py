@@ -17,7 +17,7 @@ from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
 from xdsl.traits import Pure
 
-from shardweave.ir.attributes import PhaseAttr
+from shardweave.ir.attributes import PHASES, PhaseAttr
 from shardweave.ir.literals import parse_literal, print_literal, to_attribute, to_python
 
 ANNOTATIONS = ("layer", "phase", "origin", "copy", "sharding")
@@ -183,7 +183,8 @@ def _parse_annotations(parser: Parser, properties: dict[str, Attribute]) -> None
             )
         parser.parse_punctuation("=")
         if name == "phase":
-            properties[name] = PhaseAttr.of(parser.parse_identifier())
+            phase = parser.parse_keyword_in(PHASES, " as the phase")
+            properties[name] = PhaseAttr.of(phase)
         else:
             properties[name] = parser.parse_attribute()
 

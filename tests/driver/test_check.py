@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from shardweave.driver.check import (
-    BOUNDS,
+    TOLERANCES,
     Expected,
-    bound_of,
     compare,
     loss_of,
     relative_error,
     run_eager,
+    tolerance_of,
 )
 
 F64 = torch.float64
@@ -49,7 +49,7 @@ def test_rounding_in_a_gradient_that_is_zero_passes_and_is_named() -> None:
 
 
 def test_gradient_that_should_be_zero_but_is_not_fails() -> None:
-    result = compare(expected(a=[3.0], b=[1e-12]), expected(a=[3.0], b=[0.0]), F64)
+    result = compare(expected(a=[3.0], b=[1e-13]), expected(a=[3.0], b=[0.0]), F64)
     assert not result.ok
     assert result.worst_parameter == "b"
 
@@ -91,14 +91,17 @@ def test_parameter_of_another_shape_is_an_error_that_gives_both_shapes() -> None
 
 def test_dtype_without_a_bound_is_an_error_that_lists_those_that_have_one() -> None:
     with pytest.raises(ValueError, match=r"no error bound for torch\.int8.*float64"):
-        bound_of(torch.int8)
+        tolerance_of(torch.int8)
 
 
-@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
-def test_bound_is_above_the_rounding_of_its_dtype_and_below_a_missing_term(
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_tolerance_is_above_the_rounding_of_its_dtype_and_below_a_missing_term(
     dtype: torch.dtype,
 ) -> None:
-    assert 10 * torch.finfo(dtype).eps < bound_of(dtype) < 0.25
+    tolerance, eps = tolerance_of(dtype), torch.finfo(dtype).eps
+    assert 10 * eps < tolerance.bound < 0.25
+    assert eps / 10 < tolerance.bound * tolerance.floor
+    assert tolerance.floor <= 0.01
 
 
 class Scaled(nn.Module):

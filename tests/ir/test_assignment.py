@@ -21,7 +21,7 @@ from shardweave.ir.assignment import (
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.reshard import UnreachableSharding
 from shardweave.ir.rules.base import Factor, Rule
-from shardweave.ir.sharding import Placement, Sharding, contiguous, fits, ordered
+from shardweave.ir.sharding import DimSharding, Placement, Sharding, contiguous, fits, ordered
 from shardweave.tests.ir.strategies import meshes, random_sharding, randoms
 
 MESH = Mesh(a=2, b=3)
@@ -213,7 +213,7 @@ def test_dims_of_is_the_inverse_of_seat_of() -> None:
         placement = Placement("a", size, stride)
         seat = seat_of(VIEW, (0, 1), placement)
         if seat is not None:
-            cuts = [(), ()]
+            cuts: list[DimSharding] = [(), ()]
             cuts[seat[0]] = (Placement("a", size, seat[1]),)
             assert dims_of(VIEW, VIEW.operands[0], cuts) == ((placement,),)
 
@@ -277,5 +277,6 @@ def test_no_other_way_to_use_all_axes_of_a_product_costs_less(mesh: Mesh, random
             price_of(mesh, right, wanted[1]),
             price_of(mesh, operand(Y, produced), produced.whole()),
         )
-        total = [sum(part) for part in zip(*filter(None, prices), strict=True)]
-        assert choice.cost[:3] <= (0.0, 0, tuple(total))
+        found = [price for price in prices if price is not None]
+        messages, sent, slices = (sum(parts) for parts in zip(*found, strict=True))
+        assert choice.cost[:3] <= (0.0, 0, (int(messages), sent, int(slices)))
