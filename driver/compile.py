@@ -54,7 +54,7 @@ def compile(
     backend: "distributed" runs one process per device, started by torchrun, and initialises
     torch.distributed if nobody has; "reference" runs all ranks in this process, on the CPU.
     train: False compiles the forward pass in evaluation mode. device: of this rank; by default
-    the model's own.
+    the model's own, and for "cuda" the GPU of the rank's number on this machine.
 
     Raises ValueError if the processes are not as many as the mesh's devices, CaptureError,
     PlanError or PassError (all ValueErrors) for what cannot be captured or sharded.
@@ -62,7 +62,7 @@ def compile(
     if backend not in ("distributed", "reference"):
         raise ValueError(f"backend '{backend}' is unknown; use 'distributed' or 'reference'.")
     goal = Mesh() if mesh is None else as_mesh(mesh)
-    place = torch.device(device or device_of(model))
+    place = world.with_index(torch.device(device or device_of(model)))
     if backend == "distributed":
         world.join(goal, place)
     request = Request(

@@ -44,6 +44,13 @@ def local_device(num_processes: int) -> torch.device:
     here = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))
     if not torch.cuda.is_available() or torch.cuda.device_count() < here:
         return torch.device("cpu")
+    return with_index(torch.device("cuda"))
+
+
+def with_index(device: torch.device) -> torch.device:
+    """`cuda` alone stands for the GPU of this rank's number on this machine."""
+    if device.type != "cuda" or device.index is not None:
+        return device
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
 
 

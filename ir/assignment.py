@@ -26,8 +26,9 @@ Seat = tuple[int, int] | Literal["carry"] | None
 Price = tuple[int, float, int]
 """Messages, bytes sent by one rank, local slices: compared in this order."""
 
-Cost = tuple[float, int, Price]
-"""Bytes of planned weights moved, axes that no longer cut the op, price of all resharding."""
+Cost = tuple[float, int, Price, int]
+"""Bytes of planned weights moved, axes that no longer cut the op, price of all resharding, axes
+that cut the op though nothing asks for it."""
 
 FREE: Price = (0, 0.0, 0)
 
@@ -211,8 +212,11 @@ class _Question:
         held = self._held_axes
         dropped = sum(seat is None and axis in held for axis, seat in seats.items())
         taken_up = sum(seat is not None and axis not in held for axis, seat in seats.items())
-        cost = self._cost(operands, results, dropped)
-        return None if cost is None else Choice(factors, operands, results, (*cost, taken_up))
+        price = self._price(operands, results)
+        if price is None:
+            return None
+        pinned, total = price
+        return Choice(factors, operands, results, (pinned, dropped, total, taken_up))
 
     def _can_cut(self, index: int, placements: DimSharding) -> bool:
         factor = self.rule.factors[index]
@@ -241,9 +245,10 @@ class _Question:
             found.append(Sharding(dims_of(self.rule, dims, factors), unreduced, reduction))
         return tuple(found)
 
-    def _cost(
-        self, operands: tuple[Sharding, ...], results: tuple[Sharding, ...], dropped: int
-    ) -> Cost | None:
+    def _price(
+        self, operands: tuple[Sharding, ...], results: tuple[Sharding, ...]
+    ) -> tuple[float, Price] | None:
+        """Bytes of planned weights moved, and the price of all resharding; None if impossible."""
         pinned, total = 0.0, FREE
         for operand, wanted in zip(self.operands, operands, strict=True):
             price = price_of(self.mesh, operand, wanted)
@@ -254,13 +259,29 @@ class _Question:
                 pinned += price[1]
         # A result is weighed like an operand of its size.
         itemsize = max((operand.itemsize for operand in self.operands), default=4)
-        for produced, goal, shape in zip(results, self.goals, self.result_shapes, strict=True):
-            target = goal if goal is not None else produced.whole()
+        for index, (produced, shape) in enumerate(zip(results, self.result_shapes, strict=True)):
+            target = self._target(index, produced)
             price = price_of(self.mesh, Operand(shape, itemsize, (produced,)), target)
             if price is None:
                 return None
             total = _sum(total, price)
-        return pinned, dropped, total
+        return pinned, total
+
+
+    def _target(self, index: int, produced: Sharding) -> Sharding:
+        """Where a result goes: to its goal, or reduced, and scattered as the hints want it."""
+        goal = self.goals[index]
+        if goal is not None or not produced.unreduced:
+            return produced if goal is None else goal
+        cuts: list[DimSharding] = [()] * len(self.rule.factors)
+        for axis, factor, stride in self.hints:
+            if axis in produced.unreduced and produced.reduction == "sum":
+                cuts[factor] = (Placement(axis, self.mesh.size(axis), stride),)
+        hinted = dims_of(self.rule, self.rule.results[index], cuts)
+        dims = tuple(ordered({*a, *b}) for a, b in zip(produced.dims, hinted, strict=True))
+        if all(map(fits, dims, self.result_shapes[index])):
+            return Sharding(dims)
+        return produced.whole()
 
 
 def _sum(a: Price, b: Price) -> Price:

@@ -7,6 +7,11 @@ from functools import lru_cache
 from typing import Any, cast
 
 import torch
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 
 from shardweave.ir.aten import AtenOp, overload_named
 from shardweave.ir.aten_args import CALLEE, arguments
@@ -16,9 +21,15 @@ from shardweave.ir.types import AnyTensor, dtype_of_value, shape_of, tensor_type
 _inferred: dict[Signature, tuple[AnyTensor, ...] | str] = {}
 
 
+# Fake tensors on the CPU, as in capture: a tensor on the meta device takes the types that GPU
+# kernels give (float32 statistics of a half-precision layer norm).
+_fake_mode = FakeTensorMode()
+
+
 @lru_cache(maxsize=16384)
-def _meta(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
+def _fake(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    with _fake_mode:
+        return torch.empty(shape, dtype=dtype)
 
 
 def infer_types(op: AtenOp) -> tuple[AnyTensor, ...] | str:
@@ -29,21 +40,22 @@ def infer_types(op: AtenOp) -> tuple[AnyTensor, ...] | str:
     signature = signature_of_op(op)
     found = _inferred.get(signature)
     if found is None:
-        found = _run_on_meta(op)
+        found = _run_on_fake(op)
         _inferred[signature] = found
     return found
 
 
-def _run_on_meta(op: AtenOp) -> tuple[AnyTensor, ...] | str:
+def _run_on_fake(op: AtenOp) -> tuple[AnyTensor, ...] | str:
     overload = overload_named(CALLEE.get(op.name, op.name))
     try:
-        args, kwargs = arguments(op, lambda v: _meta(shape_of(v), dtype_of_value(v)))
-        if not op.operands:
-            kwargs["device"] = "meta"
-        returned: Any = overload(*args, **kwargs)
-    except NotImplementedError:
+        args, kwargs = arguments(op, lambda v: _fake(shape_of(v), dtype_of_value(v)))
+        with _fake_mode:
+            returned: Any = overload(*args, **kwargs)
+    except (NotImplementedError, UnsupportedOperatorException):
         # No meta kernel: nothing to compare with, so the stated types stand.
         return tuple(tensor_type(shape_of(r), dtype_of_value(r)) for r in op.results)
+    except DynamicOutputShapeException:
+        return "the shape of its result depends on the data"
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
         return str(error).strip().splitlines()[0]
     parts = cast("Sequence[Any]", returned if isinstance(returned, (tuple, list)) else (returned,))

@@ -176,10 +176,11 @@ def _add(
     shape: Sequence[int],
     **arguments: int | list[int],
 ) -> SSAValue:
-    """Add an op of `source`'s layer, phase and dtype; returns its result."""
+    """Add an op of the layer, phase and dtype of `source`; returns its result."""
     type_ = with_shape(tensor_type_of(source.operands[0]), shape)
     op = create(name, operands, [type_], arguments)
     annotate(op, source)
+    op.results[0].name_hint = "part"
     _block(before).insert_op_before(op, before)
     return op.results[0]
 

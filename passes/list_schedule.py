@@ -10,19 +10,13 @@ backward runs beside another's forward where that hides more.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.dist import STARTED, AllReduceOp, DistOp, WaitOp
-from shardweave.ir.types import num_bytes, tensor_type_of
-from shardweave.planners.cost import CostModel, kind_of
-
-_LOOK_AHEAD = 64
-"""Ready ops that are looked at for one that fits the memory."""
+from shardweave.ir.dist import STARTED, DistOp, WaitOp
+from shardweave.planners.cost import CostModel
 
 Priority = Callable[[int], tuple[float, ...]]
 """Of the index of an op; higher goes first."""
@@ -78,20 +72,27 @@ def _producer(value: SSAValue) -> Operation | None:
     return owner if isinstance(owner, Operation) else None
 
 
-def list_schedule(
-    graph: Graph, priority: Priority, memory_cap: int | None = None
-) -> list[Operation]:
-    """The order of all ops, waits included. O((V + E) log V).
+@dataclass(frozen=True)
+class Window:
+    """How far ahead of another order a schedule may run, which bounds the memory it needs more.
 
-    With `memory_cap` (bytes of values made by the step and alive at once, as
-    `planners.memory` counts them) an op or a start that would exceed it yields to those that do
-    not, while there are any.
+    position: of each op of the graph, in that order. size: an op may run once fewer than `size`
+    ops before it are left.
     """
-    return _Scheduler(graph, priority, memory_cap).run()
+
+    position: Sequence[int]
+    size: int
+
+
+def list_schedule(
+    graph: Graph, priority: Priority, window: Window | None = None
+) -> list[Operation]:
+    """The order of all ops, waits included. O((V + E) log V)."""
+    return _Scheduler(graph, priority, window).run()
 
 
 class _Scheduler:
-    def __init__(self, graph: Graph, priority: Priority, memory_cap: int | None) -> None:
+    def __init__(self, graph: Graph, priority: Priority, window: Window | None) -> None:
         self.graph = graph
         self.priority = priority
         self.now = 0.0
@@ -103,7 +104,7 @@ class _Scheduler:
         self.order: list[Operation] = []
         self.waited: set[int] = set()
         self.numbers = {op: i for i, op in enumerate(graph.ops)}
-        self.memory = None if memory_cap is None else _Live(graph, memory_cap)
+        self.frontier = None if window is None else _Frontier(window)
 
     def run(self) -> list[Operation]:
         for i, count in enumerate(self.waiting):
@@ -111,10 +112,10 @@ class _Scheduler:
                 self._push(i)
         while self.ready or self.starts or self.arrivals:
             self._deliver()
-            if self.starts and self._may_start(self.starts[0][1]):
+            if self.starts:
                 self._start(heapq.heappop(self.starts)[1])
             elif self.ready:
-                self._compute(self._pick())
+                self._compute(heapq.heappop(self.ready)[1])
             elif self.arrivals:
                 self.now = max(self.now, self.arrivals[0][0])
         for i in range(len(self.graph.ops)):
@@ -122,6 +123,8 @@ class _Scheduler:
         return self.order
 
     def _push(self, i: int) -> None:
+        if self.frontier is not None and not self.frontier.admits(i):
+            return
         key = tuple(-part for part in self.priority(i))
         heapq.heappush(self.ready if self.graph.streams[i] is None else self.starts, (key, i))
 
@@ -136,12 +139,6 @@ class _Scheduler:
             if self.waiting[successor] == 0:
                 self._push(successor)
 
-    def _may_start(self, i: int) -> bool:
-        """Whether a communication fits the memory, or nothing else could make room for it."""
-        if self.memory is None or self.memory.fits(i):
-            return True
-        return not self.ready and not self.arrivals
-
     def _start(self, i: int) -> None:
         stream = self.graph.streams[i]
         assert stream is not None
@@ -155,27 +152,6 @@ class _Scheduler:
         self.now += self.graph.time_s[i]
         self._release(i)
 
-    def _pick(self) -> int:
-        """The ready op of highest priority that fits the memory, else the one that adds least."""
-        memory = self.memory
-        if memory is None:
-            return heapq.heappop(self.ready)[1]
-        aside: list[tuple[tuple[float, ...], int]] = []
-        chosen: int | None = None
-        while self.ready and len(aside) < _LOOK_AHEAD:
-            entry = heapq.heappop(self.ready)
-            if memory.fits(entry[1]):
-                chosen = entry[1]
-                break
-            aside.append(entry)
-        if chosen is None:
-            best = min(aside, key=lambda entry: memory.growth(entry[1]))
-            aside.remove(best)
-            chosen = best[1]
-        for entry in aside:
-            heapq.heappush(self.ready, entry)
-        return chosen
-
     def _append(self, i: int) -> None:
         op = self.graph.ops[i]
         for value in op.operands:
@@ -184,82 +160,40 @@ class _Scheduler:
                 assert producer is not None
                 self._wait(self.numbers[producer])
         self.order.append(op)
-        if self.memory is not None:
-            self.memory.run(i)
+        if self.frontier is not None:
+            for admitted in self.frontier.advance(i):
+                self._push(admitted)
 
     def _wait(self, i: int) -> None:
         wait = self.graph.waits[i]
         if wait is not None and i not in self.waited:
             self.waited.add(i)
             self.order.append(wait)
-            if self.memory is not None:
-                self.memory.arrive(i)
 
 
-class _Live:
-    """Bytes of the step's own values that are alive while ops run in some order."""
+class _Frontier:
+    """The first op of a window's order that has not run, and ready ops too far ahead of it."""
 
-    def __init__(self, graph: Graph, cap: int) -> None:
-        self.cap = cap
-        self.alive = 0
-        self.made: list[list[SSAValue]] = []
-        self.read: list[list[SSAValue]] = []
-        self.readers: Counter[SSAValue] = Counter()
-        self.is_held: list[bool] = []
-        roots: dict[SSAValue, SSAValue | None] = {}
-        for op, wait in zip(graph.ops, graph.waits, strict=True):
-            made = _define(op, wait, roots)
-            read = list({root for v in op.operands if (root := roots.get(v)) is not None})
-            # An all-reduce works on a copy; other collectives read their operand till they arrive.
-            is_held = wait is not None and not isinstance(op, AllReduceOp)
-            self.made.append(made)
-            self.read.append(read)
-            self.is_held.append(is_held)
-            for root in read:
-                self.readers[root] += 1 + is_held
-        for value, root in roots.items():
-            if root is not None and any(isinstance(use.operation, ReturnOp) for use in value.uses):
-                self.readers[root] += 1
+    def __init__(self, window: Window) -> None:
+        self.window = window
+        self.first = 0
+        self.has_run = [False] * len(window.position)
+        self.held: list[tuple[int, int]] = []
 
-    def growth(self, i: int) -> int:
-        """Bytes that running an op adds, less those that it frees."""
-        freed = sum(_size(root) for root in self.read[i] if self.readers[root] == 1)
-        return sum(_size(root) for root in self.made[i] if self.readers[root]) - freed
+    def admits(self, i: int) -> bool:
+        """Whether a ready op may run now; if not, `advance` gives it later."""
+        position = self.window.position[i]
+        if position <= self.first + self.window.size:
+            return True
+        heapq.heappush(self.held, (position, i))
+        return False
 
-    def fits(self, i: int) -> bool:
-        return self.alive + sum(map(_size, self.made[i])) <= self.cap
-
-    def run(self, i: int) -> None:
-        self.alive += sum(_size(root) for root in self.made[i] if self.readers[root])
-        self._free(self.read[i])
-
-    def arrive(self, i: int) -> None:
-        """The communication that op `i` started is over."""
-        if self.is_held[i]:
-            self._free(self.read[i])
-
-    def _free(self, roots: Sequence[SSAValue]) -> None:
-        for root in roots:
-            self.readers[root] -= 1
-            if self.readers[root] == 0:
-                self.alive -= _size(root)
-
-
-def _define(
-    op: Operation, wait: Operation | None, roots: dict[SSAValue, SSAValue | None]
-) -> list[SSAValue]:
-    """Note whose memory the results of an op (and its wait) share; returns those with their own.
-
-    The memory of arguments is not the step's: None.
-    """
-    shared = roots.get(op.operands[0]) if kind_of(op) == "view" else None
-    for result in op.results:
-        roots[result] = shared if kind_of(op) == "view" else result
-    if wait is not None:
-        for started, arrived in zip(wait.operands, wait.results, strict=True):
-            roots[arrived] = roots[started]
-    return [] if kind_of(op) == "view" else list(op.results)
-
-
-def _size(value: SSAValue) -> int:
-    return num_bytes(tensor_type_of(value))
+    def advance(self, i: int) -> list[int]:
+        """Note that an op runs; returns the ready ops that may run now."""
+        self.has_run[self.window.position[i]] = True
+        while self.first < len(self.has_run) and self.has_run[self.first]:
+            self.first += 1
+        found: list[int] = []
+        while self.held and self.held[0][0] <= self.first + self.window.size:
+            found.append(heapq.heappop(self.held)[1])
+        return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -16,10 +16,15 @@ from shardweave.ir.dist import STARTED, STARTS
 from shardweave.ir.literals import to_python
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.ir.verify import describe
 from shardweave.passes.interleave import interleave, pass_regions, whole_regions
-from shardweave.passes.list_schedule import Graph, Priority, build_graph, list_schedule
+from shardweave.passes.list_schedule import (
+    Graph,
+    Priority,
+    Window,
+    build_graph,
+    list_schedule,
+)
 from shardweave.planners.cost import CostModel
 from shardweave.planners.presets import find_cluster
 from shardweave.planners.simulate import simulate
@@ -73,12 +78,13 @@ class OverlapCommunicationPass(ModulePass):
         cluster = find_cluster(self.cluster)
         graph = build_graph(ops, CostModel(cluster, program.mesh or Mesh()))
         cap = self.memory_cap
-        own_cap = None if cap is None else cap - _argument_bytes(program)
         tries: list[Callable[[], list[Operation]]] = [
             partial(_fixed_order, name, ops) for name in SCHEDULES[:-1]
         ]
+        tries += [partial(list_schedule, graph, priority) for priority in _priorities(graph)]
         tries += [
-            partial(list_schedule, graph, priority, own_cap) for priority in _priorities(graph)
+            partial(list_schedule, graph, *near)
+            for near in _near(_fixed_order("cross-pass", ops), graph)
         ]
         best: tuple[int, float, list[Operation]] | None = None
         for attempt in tries:
@@ -96,10 +102,6 @@ class OverlapCommunicationPass(ModulePass):
                 "into more sub-batches, or raise the cap."
             )
         reorder(program, best[2])
-
-
-def _argument_bytes(program: Program) -> int:
-    return sum(num_bytes(tensor_type_of(slot.value)) for slot in program.arguments)
 
 
 def _fixed_order(schedule: str, ops: Sequence[Operation]) -> list[Operation]:
@@ -142,6 +144,19 @@ def _priorities(graph: Graph) -> list[Priority]:
         return lambda i: (graph.tail_s[i] + share * total * sum(copies[i]), -float(i))
 
     return [ahead(share) for share in (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 1.0)]
+
+
+def _near(order: Sequence[Operation], graph: Graph) -> Iterator[tuple[Priority, Window]]:
+    """Another order, from which an op may be run early where the device would stand still.
+
+    Little ahead of it, the step needs hardly more memory than in that order.
+    """
+    numbers = {op: i for i, op in enumerate(graph.ops)}
+    position = [0] * len(graph.ops)
+    for index, op in enumerate(op for op in order if op in numbers):
+        position[numbers[op]] = index
+    for size in (8, 32, 128):
+        yield lambda i: (-float(position[i]),), Window(position, size)
 
 
 def reorder(program: Program, order: Sequence[Operation]) -> None:

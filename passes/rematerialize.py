@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import builtin
+from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
@@ -122,8 +123,14 @@ class _Recomputation:
         for op in self.forward:
             if op in needed:
                 self.pending.setdefault(self.segments[op], []).append(op)
+        # Where the backward pass of each block began after the last message that it waited for:
+        # recomputation needs nothing of it, and can so run beside it.
+        beginnings: dict[str | None, Operation] = {}
         for op in self.later:
-            self._redirect(op)
+            beginnings.setdefault(block_of_op(op), op)
+            self._redirect(op, beginnings)
+            if isinstance(op, _COLLECTIVES) and _is_read(op):
+                beginnings.clear()
         return self.count
 
     def _number_segments(self) -> None:
@@ -198,22 +205,23 @@ class _Recomputation:
         op = value.owner
         return isinstance(op, Operation) and op.name in VIEWS and self._is_kept(op.operands[0])
 
-    def _redirect(self, op: Operation) -> None:
-        """Let a later op read clones; the clones of a segment go before its first reader."""
+    def _redirect(self, op: Operation, beginnings: Mapping[str | None, Operation]) -> None:
+        """Let a later op read clones; those of a segment go where its block's backward began."""
         operands = list(op.operands)
         changed = False
         for index, value in enumerate(operands):
             if self._is_kept(value):
                 continue
             assert isinstance(value.owner, Operation)
-            self._insert(self.segments[value.owner], op)
+            segment = self.segments[value.owner]
+            self._insert(segment, beginnings.get(segment[0], op))
             operands[index] = self.clones[value]
             changed = True
         if changed:
             op.operands = operands
 
     def _insert(self, segment: Segment, before: Operation) -> None:
-        """Clone a segment's ops before its first reader; segments it reads come first."""
+        """Clone a segment's ops before an op; segments that it reads come first."""
         for op in self.pending.pop(segment, []):
             for value in op.operands:
                 # What enters a block is kept: the block that made it is not run again for it.
@@ -241,3 +249,8 @@ class _Recomputation:
         assert block is not None
         block.insert_op_before(clone, before)
         self.count += 1
+
+
+def _is_read(op: Operation) -> bool:
+    """Whether an op reads a result, and not the return alone."""
+    return any(not isinstance(use.operation, ReturnOp) for r in op.results for use in r.uses)

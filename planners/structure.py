@@ -4,8 +4,8 @@ A linear map may be cut along its output features if every path from them, throu
 keep the feature apart (biases, activations, attention by head), ends in a linear map that
 contracts it, or in a plain sum or maximum over it (a loss on vocabulary shards). The map that
 contracts it is then cut along its input features. Features that meet whole activations on the
-way, as at the end of a residual branch, cannot stay apart. No module name is looked at, so this finds
-the pairs of transformers, of gated and plain MLPs and of convolutional blocks alike.
+way, as at the end of a residual branch, cannot stay apart. No module name is looked at, so this
+finds the pairs of transformers, of gated and plain MLPs and of convolutional blocks alike.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ All dims divide by 8 where the tests of meshes need it; everything is float64.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,9 @@ from shardweave.backends.reference import Key, run_reference, values_of
 from shardweave.driver.check import run_eager
 from shardweave.driver.models import Example, build_example
 from shardweave.ir.capture import capture
+from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
+from shardweave.ir.types import shape_of
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import as_mesh, run_passes
 from shardweave.planners.megatron import plan_megatron
@@ -132,3 +135,30 @@ def gradient_errors(
         errors[name] = difference.norm().item() / max(gradient.norm().item(), ZERO * largest)
     assert set(found) <= set(expected)
     return errors
+
+
+def random_plan(program: Program, seed: int) -> tuple[Plan, str]:
+    """A plan that cuts parameters and inputs at random, and the mesh that it is for."""
+    rng = random.Random(seed)
+    text = rng.choice(("a=2", "a=4", "a=2,b=2", "a=2,b=4", "a=2,b=2,c=2"))
+    mesh = as_mesh(text)
+    share = {"param": rng.choice((0.2, 0.5, 0.9)), "input": rng.choice((0.0, 0.5, 1.0))}
+    tables: dict[str, dict[str, str]] = {"param": {}, "input": {}}
+    for slot in program.arguments:
+        if rng.random() < share.get(slot.kind, 0.0):
+            tables[slot.kind][slot.name] = _random_sharding(rng, shape_of(slot.value), mesh)
+    sizes = {axis.name: axis.size for axis in mesh.axes}
+    return Plan(mesh=sizes, parameters=tables["param"], inputs=tables["input"]), text
+
+
+def _random_sharding(rng: random.Random, shape: tuple[int, ...], mesh: Mesh) -> str:
+    """Most axes, in any order, each on a dim that divides by it, if there is one."""
+    dims: list[list[str]] = [[] for _ in shape]
+    left = list(shape)
+    for axis in rng.sample(mesh.axes, len(mesh.axes)):
+        fitting = [dim for dim, size in enumerate(left) if size % axis.size == 0]
+        if fitting and rng.random() < 0.7:
+            dim = rng.choice(fitting)
+            dims[dim].append(f'"{axis.name}"')
+            left[dim] //= axis.size
+    return "[" + ", ".join("{" + ", ".join(names) + "}" for names in dims) + "]"

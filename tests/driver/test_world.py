@@ -42,6 +42,13 @@ def test_ranks_of_other_machines_need_no_gpu_of_this_one(monkeypatch: pytest.Mon
     assert world.local_device(16) == torch.device("cuda:1")
 
 
+def test_cuda_alone_is_the_gpu_of_this_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert world.with_index(torch.device("cuda")) == torch.device("cuda:3")
+    assert world.with_index(torch.device("cuda:1")) == torch.device("cuda:1")
+    assert world.with_index(CPU) == CPU
+
+
 def test_one_device_needs_no_process_group() -> None:
     world.join(Mesh(), CPU)
     world.join(Mesh(data=1, tensor=1), CPU)

@@ -11,9 +11,11 @@ from collections import Counter
 
 import pytest
 
-from shardweave.ir.dist import COLLECTIVES, DistOp
+from shardweave.ir.dist import COLLECTIVES, DistOp, sent_bytes
+from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.syntax import layer_of, phase_of
+from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import run_passes
 from shardweave.planners.plan import Plan
@@ -80,7 +82,7 @@ def test_loss_on_vocabulary_shards_sends_a_maximum_a_sum_and_the_picked_logit_pe
     ]  # fmt: skip
     for op in list(program.ops):
         if isinstance(op, COLLECTIVES):
-            assert "x32x" not in str(op.results[0].type), "a shard of the logits is sent"
+            assert "x32x" not in str(op.result_types[0]), "a shard of the logits is sent"
 
 
 @pytest.mark.parametrize("spec", [GPT, UNTIED])
@@ -101,13 +103,13 @@ def test_two_axes_send_what_each_sends_alone() -> None:
 
 
 def test_gradients_fill_as_many_buckets_as_their_bytes_need() -> None:
-    case, plan = captured(GPT), Plan(inputs={"*": '[{"data"}, {}]'})
+    case, plan = captured(GPT), megatron(GPT, "data=2")
     sizes = [gradient.numel() * 8 for gradient in case.gradients.values()]
     limit = 4 * max(sizes)
     passes = SHARDING_PASSES + f"{{bucket-bytes={limit}}}"
     program = run_passes(case.program, [ApplyPlanPass.of(plan), passes], mesh="data=2")
     buckets = [
-        sum(_bytes(operand.type) for operand in op.operands)
+        sum(num_bytes(tensor_type_of(operand)) for operand in op.operands)
         for op in program.ops
         if isinstance(op, DistOp) and phase_of(op) == "backward"
     ]
@@ -151,19 +153,24 @@ def test_sequence_parallel_step_on_two_axes_reduces_gradients_of_shared_paramete
 
 
 def test_sequence_parallelism_sends_as_many_bytes_as_tensor_parallelism_in_the_layers() -> None:
-    plain, sequence = gpt("tensor=4"), gpt("tensor=4", sequence_parallel=True)
-
-    def sent(program: Program, kinds: tuple[str, ...], phase: str) -> float:
+    def sent(*, sequence_parallel: bool) -> float:
+        program = gpt("tensor=4", sequence_parallel=sequence_parallel)
+        mesh = Mesh(tensor=4)
         return sum(
-            one.sent_bytes
-            for one in program.stats().collectives
-            if one.kind in kinds and one.phase == phase
+            sent_bytes(op, mesh)
+            for op in program.ops
+            if isinstance(op, COLLECTIVES) and layer_of(op).startswith("h.")
         )
 
-    loss = sent(sequence, ("all_reduce",), "forward")
-    assert sent(sequence, ("reduce_scatter", "all_gather"), "forward") == pytest.approx(
-        sent(plain, ("all_reduce",), "forward") - loss + _gather_of_the_head()
-    )
+    assert sent(sequence_parallel=True) == sent(sequence_parallel=False) > 0
+
+
+def test_gradient_of_the_embedding_is_summed_over_tokens_where_that_sends_fewer_bytes() -> None:
+    few_rows = GPT.replace("vocab=128", "vocab=16")
+    plan = megatron(few_rows, "tensor=4", sequence_parallel=True)
+    found = messages(partitioned(few_rows, "tensor=4", plan))
+    assert found["all_gather", "tensor", "backward"] == 2 * LAYERS
+    assert found["reduce_scatter", "tensor", "backward"] == 2 * LAYERS + 2
 
 
 def test_replicated_step_on_one_axis_only_reduces_gradients_and_the_loss() -> None:

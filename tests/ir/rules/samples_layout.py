@@ -87,7 +87,6 @@ LOOKUPS = (
     sample("index.Tensor", normal(4, 5, 6), [None, integers(2, high=5), integers(2, high=6)]),
     sample("index.Tensor", normal(4, 5, 6), [integers(2, high=4), None, integers(2, high=6)]),
     sample("index.Tensor", normal(4, 6), [integers(2, 1, high=4), integers(6, high=6)]),
-    sample("index.Tensor", normal(4, 6), [torch.tensor([True, False, True, True])]),
     sample("index.Tensor", normal(4, 6), [integers(high=4)]),
     sample("index_put", normal(4, 5, 6), [None, permutation(5)[:2]], normal(4, 2, 6)),
     sample("index_put", normal(4, 5, 6), [None, integers(3, high=5)], normal(6), True),

@@ -91,6 +91,7 @@ TERNARY = (
     sample("where.self", booleans(4, 6), normal(4, 6), normal()),
     sample("masked_fill.Scalar", normal(4, 6), booleans(4, 6), -1.0),
     sample("masked_fill.Scalar", normal(2, 4, 6), booleans(4, 1), -1.0),
+    sample("masked_fill.Scalar", normal(4, 6), booleans(4, 6), 0),
     sample("masked_fill.Tensor", normal(4, 6), booleans(6), normal()),
     sample("clamp.Tensor", normal(4, 6), None, normal(6)),
     sample("clamp.Tensor", normal(4, 6), normal(4, 1), normal(4, 6)),

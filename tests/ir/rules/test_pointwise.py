@@ -52,6 +52,16 @@ def test_sums_pass_through_a_choice_but_not_its_condition(make_rule: MakeRule) -
     assert rule.linear == {1, 2}
 
 
+def test_sums_pass_where_entries_are_set_to_zero(make_rule: MakeRule) -> None:
+    def linear(value: float) -> set[int]:
+        operands = [(4,), ((4,), torch.bool)]
+        return set(make_rule("aten.masked_fill.Scalar", operands, [(4,)], value=value).linear)
+
+    assert linear(0) == {0}
+    assert linear(0.0) == {0}
+    assert linear(-1.0) == set()
+
+
 def test_sums_pass_through_a_cast_to_a_wider_type_only(make_rule: MakeRule) -> None:
     def linear(given: torch.dtype, wanted: torch.dtype) -> bool:
         return bool(make_rule("aten._to_copy", [((4,), given)], [((4,), wanted)]).linear)

@@ -1,0 +1,1 @@
+"""AMP: degrees, micro-batches, stages and placement for pipelines on mixed clusters."""

@@ -1,0 +1,88 @@
+"""AMP's objective on a cluster as it is.
+
+Against the published planner (`literal`): each stage takes the times of the devices that it runs
+on, of mixed ones layer by layer the slowest; sizes are in bytes of the dtype, and a boundary carries
+activations forward and gradients back, each tensor rank its share; flows that run at once share the
+NICs, and the slowest hop counts, of a boundary and of a ring; a layer's time is affine in the
+micro-batch (`microbatch`); stages that do not fit into memory are left out; the synchronisation is
+part of what the partition minimises (`search`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardweave.planners.amp.estimate import BACKWARD, StageCosts, boundaries, micro_batches
+from shardweave.planners.amp.memory import first_layers
+from shardweave.planners.amp.microbatch import element_bytes, fixed_shares, reached_share
+from shardweave.planners.amp.model import LayeredModel, Strategy
+from shardweave.planners.amp.network import Grid, Links, boundary_bandwidths, ring_bandwidths
+from shardweave.planners.amp.partition import Floats, Problem
+
+
+@dataclass(frozen=True)
+class CorrectedCosts:
+    """Costs on the cluster as it is.
+
+    dtype: of weights, gradients and activations. reached: the share of a roofline that layers
+    reach; None takes the model's own profile (`microbatch.reached_share`). limit_memory: False
+    lets stages be larger than their devices.
+    """
+
+    model: LayeredModel
+    links: Links
+    dtype: str = "float16"
+    reached: float | None = None
+    limit_memory: bool = True
+    _layers: dict[tuple[str, int], tuple[Floats, Floats]] = field(
+        default_factory=dict[tuple[str, int], tuple[Floats, Floats]], compare=False, repr=False
+    )
+
+    def stage_costs(self, strategy: Strategy, grid: Grid) -> StageCosts:
+        """Times, boundaries, memory limits and synchronisation on a placement."""
+        tensor, data = strategy.tensor, strategy.data
+        size = element_bytes(self.dtype)
+        mixes = [tuple(np.unique(self.links.kind[stage]).tolist()) for stage in grid]
+        kinds = list(dict.fromkeys(mixes))
+        times = np.stack([self._times(mix, strategy) for mix in kinds])
+        # Tensor ranks hold the same output: each sends its share, and gathers at the other end.
+        sent = np.array(self.model.outputs[1]) / tensor * size * strategy.micro_batch
+        both_ways = 2 / boundary_bandwidths(self.links, grid)
+        repeats = float(micro_batches(self.model, strategy) - 1)
+        first = first_layers(self.model, self.links, strategy, grid) if self.limit_memory else None
+        problem = Problem(
+            times=times,
+            kinds=tuple(kinds.index(mix) for mix in mixes),
+            boundary=boundaries(sent, both_ways),
+            repeats=repeats,
+            first=first,
+        )
+        return StageCosts(
+            problem, 2 * (data - 1) / data * size / ring_bandwidths(self.links, grid)
+        )
+
+    def _times(self, mix: Sequence[int], strategy: Strategy) -> Floats:
+        """Seconds of a micro-batch, forward and backward, by layer, on devices of some kinds."""
+        found: list[Floats] = []
+        for kind in mix:
+            once, shares = self._profile(self.links.names[kind], strategy.tensor)
+            found.append(once * (shares + (1 - shares) * strategy.micro_batch))
+        return BACKWARD * np.max(found, axis=0)
+
+    def _profile(self, device: str, tensor: int) -> tuple[Floats, Floats]:
+        """t(1) and phi by layer."""
+        key = (device, tensor)
+        if key not in self._layers:
+            cluster = self.links.cluster
+            reached = self.reached
+            if reached is None:
+                devices = [cluster.devices[name] for name in self.links.names]
+                reached = reached_share(self.model, devices, self.dtype)
+            shares = fixed_shares(
+                self.model, cluster, device, tensor, reached=reached, dtype=self.dtype
+            )
+            self._layers[key] = (self.model.times(device, tensor), shares)
+        return self._layers[key]

@@ -1,0 +1,118 @@
+"""What a stage keeps in memory, and what is missing where no cuts fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardweave.planners.amp.model import LayeredModel, Strategy
+from shardweave.planners.amp.network import Grid, Links
+from shardweave.planners.amp.partition import Floats, Ints, Problem, partition
+
+STATE_BYTES: Mapping[str, int] = {"weights": 2, "gradients": 2, "optimizer": 12}
+"""Bytes per parameter of Adam in mixed precision: 16-bit weights and gradients, 32-bit master
+weights and two moments (Rajbhandari et al. 2020, Sec. 3.1)."""
+
+_ALL_STATES = sum(STATE_BYTES.values())
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """What keeps a strategy from fitting, with the cuts that come nearest to it.
+
+    stage: the fullest, by share of its device's memory. parts: its bytes. capacity_bytes: of its
+    smallest device.
+    """
+
+    strategy: Strategy
+    cuts: tuple[int, ...]
+    stage: int
+    parts: Mapping[str, float]
+    capacity_bytes: float
+
+    @property
+    def missing_bytes(self) -> float:
+        """By how much the stage exceeds its device; negative if it fits."""
+        return sum(self.parts.values()) - self.capacity_bytes
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in self.parts.items())
+        return (
+            f"pipeline {self.strategy.pipeline}, data {self.strategy.data}, tensor "
+            f"{self.strategy.tensor}, micro-batch {self.strategy.micro_batch}: stage {self.stage} "
+            f"needs {sum(self.parts.values()) / _GIB:.2f} GiB ({parts}) of "
+            f"{self.capacity_bytes / _GIB:.2f} GiB, {self.missing_bytes / _GIB:.2f} GiB too many"
+        )
+
+
+def capacities(links: Links, grid: Grid) -> Floats:
+    """Bytes of the smallest device of each stage."""
+    memory = np.array([links.cluster.devices[name].memory_bytes for name in links.names])
+    return memory[links.kind[grid]].min(axis=(1, 2)).astype(np.float64)
+
+
+def layer_bytes(model: LayeredModel, strategy: Strategy) -> Floats:
+    """Bytes of each layer on each stage: stages x layers.
+
+    Stage s of S holds the activations of S - s micro-batches at once, or all of a step if they
+    are fewer (the schedule 1F1B; Narayanan et al. 2021, Sec. 2.2).
+    """
+    states = _ALL_STATES * np.array(model.parameters[strategy.tensor])
+    kept = strategy.micro_batch * np.array(model.kept_bytes[strategy.tensor])
+    return states + np.multiply.outer(_in_flight(model, strategy), kept)
+
+
+def _in_flight(model: LayeredModel, strategy: Strategy) -> Floats:
+    most = strategy.num_micro_batches(model.batch)
+    return np.minimum(most, np.arange(strategy.pipeline, 0, -1)).astype(np.float64)
+
+
+def first_layers(model: LayeredModel, links: Links, strategy: Strategy, grid: Grid) -> Ints:
+    """The earliest layer that a stage may begin at if it ends before layer j and is to fit.
+
+    stages x (layers + 1), j + 1 where layer j - 1 alone is too large. Parameters that are tied
+    are counted at both layers, unless there is only one stage.
+    """
+    sizes = layer_bytes(model, strategy)
+    if strategy.pipeline == 1 and model.tied is not None:
+        sizes[0, model.tied[1]] -= _ALL_STATES * model.parameters[strategy.tensor][model.tied[1]]
+    prefix = np.zeros((strategy.pipeline, model.num_layers + 1))
+    np.cumsum(sizes, axis=1, out=prefix[:, 1:])
+    limits = prefix - capacities(links, grid)[:, None]
+    return np.stack(
+        [np.searchsorted(row, limit) for row, limit in zip(prefix, limits, strict=True)]
+    )
+
+
+def shortfall(model: LayeredModel, links: Links, strategy: Strategy, grid: Grid) -> Shortfall:
+    """The fullest stage under the cuts that make it least full, exactly."""
+    capacity = capacities(links, grid)
+    sizes = layer_bytes(model, strategy)
+    no_cost = np.zeros((strategy.pipeline - 1, model.num_layers + 1))
+    # The bottleneck outweighs all else that the partition minimises.
+    weight = 1e6
+    found = partition(
+        Problem(sizes / capacity[:, None], range(strategy.pipeline), no_cost, weight)
+    )
+    assert found is not None, "a strategy has no more stages than layers"
+    used = stage_bytes(model, strategy, found.cuts)
+    totals = [sum(parts.values()) / capacity[s] for s, parts in enumerate(used)]
+    stage = int(np.argmax(totals))
+    return Shortfall(strategy, found.cuts, stage, used[stage], float(capacity[stage]))
+
+
+def stage_bytes(
+    model: LayeredModel, strategy: Strategy, cuts: Sequence[int]
+) -> list[dict[str, float]]:
+    """Bytes of each stage by part."""
+    parameters = model.stage_parameters(cuts, strategy.tensor)
+    kept = strategy.micro_batch * np.array(model.kept_bytes[strategy.tensor])
+    found: list[dict[str, float]] = []
+    for stage, in_flight in enumerate(_in_flight(model, strategy).tolist()):
+        activations = in_flight * float(kept[cuts[stage] : cuts[stage + 1]].sum())
+        parts = {name: size * parameters[stage] for name, size in STATE_BYTES.items()}
+        found.append(parts | {"activations": activations})
+    return found

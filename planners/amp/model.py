@@ -1,0 +1,149 @@
+"""What AMP knows about a model: a chain of layers with profiled times, and a strategy for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from shardweave.planners.amp.partition import Floats
+from shardweave.planners.cluster import Cluster
+
+
+class AmpError(ValueError):
+    """A model, strategy or cluster that does not fit the others; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class LayerWork:
+    """What one sample costs in a layer's forward pass, unsplit.
+
+    flops: arithmetic. kept_bytes: activations written for the backward pass, all of them read
+    once on the way. all_reduces: over the tensor axis, of the layer's output, when it is split.
+    """
+
+    flops: float
+    kept_bytes: float
+    all_reduces: int
+
+
+T = TypeVar("T")
+
+
+class ByDegree(dict[int, tuple[T, ...]], Generic[T]):
+    """Per tensor degree, a value for each layer."""
+
+
+@dataclass(frozen=True)
+class LayeredModel:
+    """A chain of L layers, as data; what depends on the tensor degree is listed by it.
+
+    batch: samples of one step over all devices. profile: by device type, seconds of the forward
+    pass of one sample. outputs: elements that a sample hands to the next layer, as the published
+    planner counts them. parameters: elements. work: of one sample, None for layers whose time is
+    all theirs (small ones, and plain products). kept_bytes: that a sample keeps until the
+    layer's backward pass. rows: of the published profile, by layer. tied: two layers with the same
+    parameters, counted once where a stage has both. repeated: the first of the equal layers, and
+    how many there are, which the uniform split deals out.
+    """
+
+    name: str
+    batch: int
+    profile: Mapping[str, ByDegree[float]]
+    outputs: ByDegree[float]
+    parameters: ByDegree[float]
+    kept_bytes: ByDegree[float]
+    work: tuple[LayerWork | None, ...]
+    rows: tuple[int, ...]
+    repeated: tuple[int, int]
+    tied: tuple[int, int] | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.work)
+
+    @property
+    def degrees(self) -> list[int]:
+        """The tensor degrees that have been profiled."""
+        return sorted(self.outputs)
+
+    def times(self, device: str, tensor: int) -> Floats:
+        """Forward seconds of one sample, by layer. Raises AmpError for what has no profile."""
+        if device not in self.profile or tensor not in self.profile[device]:
+            raise AmpError(
+                f"model '{self.name}' has no profile on device '{device}' at tensor degree "
+                f"{tensor}; it has {', '.join(self.profile)} at {self.degrees}."
+            )
+        return np.array(self.profile[device][tensor])
+
+    def uniform_cuts(self, stages: int) -> tuple[int, ...]:
+        """The cuts that deal the repeated layers evenly, the first stages taking one more."""
+        first, count = self.repeated
+        quotient, rest = divmod(count, stages)
+        inner = [first + s * quotient + min(s, rest) for s in range(1, stages)]
+        return (0, *inner, self.num_layers)
+
+    def cuts_of_rows(self, rows: Sequence[int]) -> tuple[int, ...]:
+        """Cuts between layers from cuts between rows of the published profile."""
+        inner = [sum(row < cut for row in self.rows) for cut in rows[1:-1]]
+        cuts = (0, *inner, self.num_layers)
+        if any(right <= left for left, right in pairwise(cuts)):
+            raise AmpError(
+                f"model '{self.name}': the cuts {list(rows)} leave a stage without layers; "
+                f"expected growing rows of its profile ({self.rows[0]} to {self.rows[-1]})."
+            )
+        return cuts
+
+    def rows_of_cuts(self, cuts: Sequence[int]) -> tuple[int, ...]:
+        """Cuts between rows of the published profile from cuts between layers."""
+        return (0, *(self.rows[cut] for cut in cuts[1:-1]), self.rows[-1] + 1)
+
+    def stage_parameters(self, cuts: Sequence[int], tensor: int) -> list[float]:
+        """Elements of the parameters of each stage, on one device."""
+        counts = self.parameters[tensor]
+        found = [sum(counts[left:right]) for left, right in pairwise(cuts)]
+        if self.tied is not None:
+            for stage, (left, right) in enumerate(pairwise(cuts)):
+                if all(left <= layer < right for layer in self.tied):
+                    found[stage] -= counts[self.tied[1]]
+        return found
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Degrees and the micro-batch: samples that a replica runs at once."""
+
+    pipeline: int
+    data: int
+    tensor: int
+    micro_batch: int
+
+    def num_micro_batches(self, batch: int) -> int:
+        """Micro-batches of one step of `batch` samples, on each replica."""
+        return batch // (self.data * self.micro_batch)
+
+
+def strategies(model: LayeredModel, cluster: Cluster) -> Iterator[Strategy]:
+    """Every strategy that uses all devices: AMP's space, Sec. 4.1.
+
+    The tensor degree stays within a node and has been profiled; data times micro-batch divides
+    the batch; no more stages than layers.
+    """
+    devices = cluster.num_devices
+    sizes = {cluster.node_type(node).devices for node in range(cluster.num_nodes)}
+    for tensor in model.degrees:
+        if any(size % tensor for size in sizes):
+            continue
+        for data in _divisors(devices // tensor):
+            pipeline = devices // (tensor * data)
+            if model.batch % data or pipeline > model.num_layers:
+                continue
+            for micro_batch in _divisors(model.batch // data):
+                yield Strategy(pipeline, data, tensor, micro_batch)
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]

@@ -1,0 +1,97 @@
+"""Where the ranks of a 3D strategy stand, and what their pipelines and rings get of the links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardweave.planners.amp.model import Strategy
+from shardweave.planners.amp.partition import Floats, Ints
+from shardweave.planners.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class Links:
+    """A cluster as arrays, made once: bytes per second, one direction.
+
+    node: of each device. inside: between two devices of one node, devices x devices, infinite
+    elsewhere. nic: of each node. names: the device types, and `kind`, that of each device.
+    """
+
+    cluster: Cluster
+    node: Ints
+    inside: Floats
+    nic: Floats
+    names: tuple[str, ...]
+    kind: Ints
+
+    @staticmethod
+    def of(cluster: Cluster) -> Links:
+        """The links of a cluster."""
+        places = [cluster.place(rank) for rank in range(cluster.num_devices)]
+        node = np.array([one for one, _ in places], dtype=np.intp)
+        inside = np.full((len(places), len(places)), np.inf)
+        for left, (one, place) in enumerate(places):
+            for right, (other, other_place) in enumerate(places):
+                if one == other and left != right:
+                    inside[left, right] = cluster.node_type(one).link(place, other_place)[0]
+        nodes = [cluster.node_type(index) for index in range(cluster.num_nodes)]
+        nic = np.array([one.network_bandwidth_bytes_s for one in nodes])
+        names = tuple(dict.fromkeys(one.device for one in nodes))
+        kind = np.array([names.index(nodes[one].device) for one in node], dtype=np.intp)
+        return Links(cluster, node, inside, nic, names, kind)
+
+    @cached_property
+    def slowest(self) -> Floats:
+        """Between any two devices, with the NICs to itself; infinite from a device to itself."""
+        between = np.minimum.outer(self.nic[self.node], self.nic[self.node])
+        same = np.equal.outer(self.node, self.node)
+        return np.where(same, self.inside, between)
+
+    def shared(self, left: Ints, right: Ints) -> Floats:
+        """What each of some flows gets that run at once, from devices `left` to `right`.
+
+        A NIC's flows out share what it carries one way, and so do its flows in.
+        """
+        source, goal = self.node[left], self.node[right]
+        crosses = source != goal
+        count = len(self.nic)
+        leaving = np.bincount(source[crosses], minlength=count)
+        entering = np.bincount(goal[crosses], minlength=count)
+        out = self.nic[source] / np.maximum(1, leaving[source])
+        into = self.nic[goal] / np.maximum(1, entering[goal])
+        return np.where(crosses, np.minimum(out, into), self.inside[left, right])
+
+
+Grid = NDArray[np.intp]
+"""The device of each rank, stages x replicas x tensor."""
+
+
+def megatron_grid(strategy: Strategy, order: Sequence[int] | None = None) -> Grid:
+    """Megatron's placement (AMP Sec. 4.1): tensor ranks next to each other, then data, then stages.
+
+    order: the devices, by default as the cluster counts them.
+    """
+    shape = (strategy.pipeline, strategy.data, strategy.tensor)
+    count = int(np.prod(shape))
+    return np.array(range(count) if order is None else order, dtype=np.intp).reshape(shape)
+
+
+def boundary_bandwidths(links: Links, grid: Grid) -> Floats:
+    """Of each boundary between stages, what its slowest flow gets; stages - 1 of them.
+
+    All replicas send at once, each tensor rank to its like.
+    """
+    return np.array(
+        [float(links.shared(grid[s], grid[s + 1]).min()) for s in range(len(grid) - 1)]
+    )
+
+
+def ring_bandwidths(links: Links, grid: Grid) -> Floats:
+    """Of each stage, the slowest hop of its rings over the replicas, all rings running at once."""
+    following = np.roll(grid, -1, axis=1)
+    return links.shared(grid, following).min(axis=(1, 2))

@@ -1,0 +1,145 @@
+"""The search: every strategy's best cuts, ranked; and other placements of the best strategies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardweave.planners.amp.anneal import Annealing, anneal
+from shardweave.planners.amp.corrected import CorrectedCosts
+from shardweave.planners.amp.estimate import Costs, Estimate, StageCosts, estimate
+from shardweave.planners.amp.literal import LiteralCosts
+from shardweave.planners.amp.memory import Shortfall, shortfall
+from shardweave.planners.amp.model import AmpError, LayeredModel, Strategy, strategies
+from shardweave.planners.amp.network import Grid, Links, megatron_grid
+from shardweave.planners.amp.partition import Ints, Problem, partition
+from shardweave.planners.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An estimate and where its ranks stand: the device of each, stages x replicas x tensor."""
+
+    estimate: Estimate
+    grid: Grid
+
+    @property
+    def seconds(self) -> float:
+        return self.estimate.seconds
+
+
+def search(
+    model: LayeredModel,
+    cluster: Cluster,
+    *,
+    literal: bool = False,
+    reached: float | None = None,
+    annealing: Annealing | None = None,
+) -> list[Placed]:
+    """Every strategy with its best cuts on Megatron's placement, the fastest first.
+
+    Objective: seconds of a step (`estimate`). The cuts are exact for their strategy and
+    placement; with `literal` they leave out the synchronisation, and the uniform split is taken
+    for a single micro-batch, as in the published planner. annealing: also tries other placements of
+    the best strategies, which is not exact. reached: see `CorrectedCosts`.
+    Raises AmpError if no strategy fits into memory, naming the one that comes nearest.
+    """
+    links = Links.of(cluster)
+    costs: Costs = LiteralCosts(model, links)
+    if not literal:
+        costs = CorrectedCosts(model, links, reached=reached)
+    grids = {strategy: megatron_grid(strategy) for strategy in strategies(model, cluster)}
+    solver = literal_cuts if literal else best_cuts
+    found = [
+        Placed(one, grid)
+        for strategy, grid in grids.items()
+        if (one := solver(model, strategy, costs.stage_costs(strategy, grid))) is not None
+    ]
+    if not found:
+        raise AmpError(_nothing_fits(model, links, grids))
+    found.sort(key=lambda placed: placed.seconds)
+    if annealing is not None:
+        found[: annealing.strategies] = [
+            _annealed(costs, placed, annealing) for placed in found[: annealing.strategies]
+        ]
+        found.sort(key=lambda placed: placed.seconds)
+    return found
+
+
+def _annealed(costs: Costs, placed: Placed, annealing: Annealing) -> Placed:
+    strategy = placed.estimate.strategy
+
+    def evaluate(grid: Grid) -> float:
+        found = best_cuts(costs.model, strategy, costs.stage_costs(strategy, grid))
+        return math.inf if found is None else found.seconds
+
+    grid = anneal(placed.grid, evaluate, annealing)
+    found = best_cuts(costs.model, strategy, costs.stage_costs(strategy, grid))
+    return placed if found is None or found.seconds >= placed.seconds else Placed(found, grid)
+
+
+def _nothing_fits(model: LayeredModel, links: Links, grids: dict[Strategy, Grid]) -> str:
+    if not grids:
+        return (
+            f"model '{model.name}' on cluster '{links.cluster.name}': no strategy uses all "
+            f"{links.cluster.num_devices} devices with a batch of {model.batch} and tensor degrees "
+            f"{model.degrees}; change the batch or the number of devices."
+        )
+    nearest: Shortfall = min(
+        (shortfall(model, links, strategy, grid) for strategy, grid in grids.items()),
+        key=lambda one: one.missing_bytes,
+    )
+    return (
+        f"model '{model.name}' does not fit into the memory of cluster '{links.cluster.name}': "
+        f"nearest is {nearest}; use more devices, or devices with more memory."
+    )
+
+
+def literal_cuts(model: LayeredModel, strategy: Strategy, costs: StageCosts) -> Estimate:
+    """The published planner's choice: the best cuts without the synchronisation."""
+    if strategy.pipeline > 1 and costs.problem.repeats == 0:
+        return estimate(model, strategy, costs, model.uniform_cuts(strategy.pipeline))
+    found = partition(costs.problem)
+    assert found is not None, "without memory limits there are cuts"
+    return estimate(model, strategy, costs, found.cuts)
+
+
+def best_cuts(model: LayeredModel, strategy: Strategy, costs: StageCosts) -> Estimate | None:
+    """The best cuts with the synchronisation, exactly; None if none fit into memory.
+
+    The slowest synchronisation is bounded ever more tightly: the best cuts below a bound are a
+    partition with shorter stages, and once their time and the least synchronisation there is
+    exceed the best step so far, no tighter bound can win. One partition for each step of the
+    bound, of which there are O(k L^2) at worst and two or three as a rule.
+    """
+    best: Estimate | None = None
+    problem = costs.problem
+    counts = np.array(model.parameters[strategy.tensor])
+    least = float(counts.sum() / (1 / costs.sync_s).sum()) if costs.sync_s.all() else 0.0
+    while True:
+        found = partition(problem)
+        if found is None:
+            return best
+        if best is not None and found.seconds + least >= best.seconds:
+            return best
+        one = estimate(model, strategy, costs, found.cuts)
+        if best is None or one.seconds < best.seconds:
+            best = one
+        if one.sync_s <= least or strategy.pipeline == 1:
+            return best
+        problem = _synchronising_faster(problem, costs, counts.tolist(), one.sync_s)
+
+
+def _synchronising_faster(
+    problem: Problem, costs: StageCosts, counts: Sequence[float], sync_s: float
+) -> Problem:
+    """The same problem, for stages that synchronise in less than `sync_s` only."""
+    prefix = np.concatenate([[0.0], np.cumsum(counts)])
+    most = sync_s * (1 - 1e-9) / costs.sync_s
+    first: Ints = np.stack([np.searchsorted(prefix, prefix - limit) for limit in most])
+    if problem.first is not None:
+        first = np.maximum(first, problem.first)
+    return replace(problem, first=first)

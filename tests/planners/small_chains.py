@@ -1,0 +1,62 @@
+"""Chains with small random or round numbers, and their best path by trying all."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise, product
+
+from shardweave.planners.oases_chain import GIB, Block, Chain, Choice, Work, linearise
+
+
+def random_chain(seed: int, *, longest: int = 5, most_degrees: int = 3) -> Chain:
+    """Blocks whose every number is drawn at random; all have the same degrees."""
+    draw = random.Random(seed)
+    num_blocks, num_degrees = draw.randint(1, longest), draw.randint(1, most_degrees)
+
+    def work() -> Work:
+        return Work(
+            (draw.uniform(0, 5), draw.uniform(0, 5)), (draw.uniform(0, 5), draw.uniform(0, 5))
+        )
+
+    def choice(index: int) -> Choice:
+        sizes = [draw.randint(0, most) * GIB for most in (20, 9, 5)]
+        return Choice(2**index, work(), work(), *sizes)
+
+    def gather() -> tuple[tuple[float, ...], ...]:
+        return tuple(tuple(draw.uniform(0, 5) for _ in numbers) for _ in numbers)
+
+    numbers = range(num_degrees)
+    blocks = tuple(Block(f"b{i}", tuple(map(choice, numbers))) for i in range(num_blocks))
+    return Chain(blocks, tuple(gather() for _ in blocks[1:]))
+
+
+def random_budget(seed: int, chain: Chain) -> float:
+    """Bytes that mostly hold some paths and not others."""
+    return random.Random(seed).uniform(6, 20) * GIB * len(chain.blocks)
+
+
+def least_time(
+    chain: Chain, budget_bytes: float, *, literal: bool = False, max_switches: int | None = None
+) -> float | None:
+    """Seconds of the best path that fits, by trying all; None if none does."""
+    costs = linearise(chain, literal=literal)
+    times = [
+        costs.time_s(path)
+        for path in product(*(range(len(block.choices)) for block in chain.blocks))
+        if costs.memory(path) <= budget_bytes
+        and (max_switches is None or switches(chain.degrees(path)) <= max_switches)
+    ]
+    return min(times, default=None)
+
+
+def switches(degrees: tuple[int, ...]) -> int:
+    """How often the degree changes."""
+    return sum(one != two for one, two in pairwise(degrees))
+
+
+def three_blocks() -> Chain:
+    """Three equal blocks with degrees 1 and 2; gathers take 10 s where it grows, 20 s back."""
+    low = Choice(1, Work((4, 4), (1, 1)), Work((6, 6), (1, 1)), 8 * GIB, 2 * GIB, GIB)
+    high = Choice(2, Work((2, 2), (3, 3)), Work((3, 3), (4, 4)), 4 * GIB, 3 * GIB, GIB)
+    blocks = tuple(Block(name, (low, high)) for name in "abc")
+    return Chain(blocks, (((0.0, 10.0), (20.0, 0.0)),) * 2)

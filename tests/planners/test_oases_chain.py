@@ -1,0 +1,95 @@
+"""Oases' costs, worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardweave.planners.oases_chain import GIB, Block, Chain, ChainError, Choice, Work, linearise
+from shardweave.planners.oases_chain import runs as runs_of
+from shardweave.tests.planners.small_chains import three_blocks
+
+
+def test_single_block_overlaps_one_sub_batch_with_the_other() -> None:
+    choice = Choice(1, Work((1, 2), (4, 8)), Work((16, 32), (64, 128)))
+    # d0 + max(d1, c0) + c1, forward and backward.
+    chain = Chain((Block("a", (choice,)),), ())
+    assert linearise(chain).time_s((0,)) == (1 + 4 + 8) + (16 + 64 + 128)
+
+
+def test_equal_degrees_pay_no_gather() -> None:
+    chain = three_blocks()
+    forward = 4 + (4 + 4 + 4) + (4 + 4) + 1
+    backward = 6 + (6 + 6 + 6) + (6 + 6) + 1
+    assert linearise(chain).time_s(chain.path([1, 1, 1])) == forward + backward
+
+
+def test_growing_degree_gathers_in_the_forward_pass() -> None:
+    chain = three_blocks()
+    path = chain.path([1, 2, 2])
+    forward = 4 + (4 + 3 + 3) + (max(2, 1) + max(2, 3)) + 3
+    backward = 3 + (6 + 4 + 4) + (max(3, 4) + max(6, 4)) + 1
+    gather = 10 + min(1, 2)
+    assert linearise(chain).time_s(path) == forward + backward + gather
+
+
+def test_shrinking_degree_gathers_in_the_backward_pass() -> None:
+    chain = three_blocks()
+    path = chain.path([2, 1, 1])
+    forward = 2 + (3 + 4 + 4) + (max(4, 3) + max(4, 1)) + 1
+    backward = 6 + (4 + 6 + 6) + (max(6, 1) + max(3, 1)) + 4
+    gather = 20 + min(1, 3)
+    assert linearise(chain).time_s(path) == forward + backward + gather
+
+
+def test_literal_takes_one_degree_for_both_blocks_of_a_pair() -> None:
+    chain = three_blocks()
+    path = chain.path([1, 2, 2])
+    exact, literal = linearise(chain), linearise(chain, literal=True)
+    # max(d_2^0, c_1^1) is max(2, 1) at degrees 2 and 1, and max(4, 1) at degree 1 alone.
+    assert literal.time_s(path) - exact.time_s(path) == 4 - 2
+    for degree in (1, 2):
+        same = chain.path([degree] * 3)
+        assert literal.time_s(same) == exact.time_s(same)
+
+
+def test_memory_counts_the_workspace_of_the_last_block_alone() -> None:
+    chain = three_blocks()
+    path = chain.path([1, 2, 2])
+    assert chain.memory_parts(path) == (16 * GIB, 8 * GIB, GIB)
+    assert linearise(chain).memory(path) == 25 * GIB
+
+
+def test_runs_of_degrees_read_as_in_the_paper() -> None:
+    assert runs_of([2, 2, 4, 4, 4, 2]) == "[2]*2 [4]*3 [2]*1"
+
+
+def test_chain_without_blocks_is_refused() -> None:
+    with pytest.raises(ChainError, match="no blocks"):
+        Chain((), ())
+
+
+def test_degrees_out_of_order_are_refused() -> None:
+    block = three_blocks().blocks[0]
+    with pytest.raises(ChainError, match=r"'a' has degrees \[2, 1\]"):
+        Chain((replace(block, choices=block.choices[::-1]),), ())
+
+
+def test_gathers_of_another_shape_are_refused() -> None:
+    chain = three_blocks()
+    with pytest.raises(ChainError, match=r"expected \[\(2, 2\), \(2, 2\)\]"):
+        Chain(chain.blocks, chain.gather_s[:1])
+
+
+def test_degree_that_a_block_cannot_have_is_named() -> None:
+    with pytest.raises(ChainError, match=r"'b' cannot have degree 3; use one of \[1, 2\]"):
+        three_blocks().path([1, 3, 1])
+
+
+def test_literal_costs_refuse_blocks_with_different_degrees() -> None:
+    chain = three_blocks()
+    narrow = replace(chain.blocks[2], choices=chain.blocks[2].choices[:1])
+    chain = Chain((*chain.blocks[:2], narrow), (chain.gather_s[0], ((0.0,), (20.0,))))
+    with pytest.raises(ChainError, match=r"'c' has \[1\], 'a' has \[1, 2\]"):
+        linearise(chain, literal=True)
