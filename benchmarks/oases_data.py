@@ -1,7 +1,7 @@
 """The published data of Oases (arXiv 2305.16121) as chains for the planner and as clusters.
 
-`data/oases_tables.json` holds the paper's tables, `data/oases_profile_3090.csv` the profile that the
-authors published with their code; both files name their source. The paper's setting: 32 RTX 3090,
+`data/oases_tables.json` holds the paper's tables, `data/oases_profile_3090.csv` the profile that
+the authors published with their code; both name their source. The paper's setting: 32 RTX 3090,
 sequences of 1024, heads of 64, float32.
 """
 
@@ -207,7 +207,8 @@ def _choice(model: Model, part: str, degree: int, cluster: str, literal: bool) -
     forward_ms, backward_ms = row.attn if part == "attn" else row.mlp
     forward_s = forward_ms / 1e3
     both_s = (forward_ms + backward_ms) / 1e3  # the backward recomputes
-    communication = (_communication_s(model, degree, cluster, literal),) * 2
+    all_reduce = _communication_s(model, degree, cluster, literal)
+    communication = (all_reduce, all_reduce)
     matrices, vectors = (4, 6) if part == "attn" else (8, 7)
     parameters = matrices * model.hidden**2 // degree + vectors * model.hidden
     return Choice(

@@ -1,9 +1,9 @@
 """Oases' planner on the published data: degrees and solve times beside the paper's.
 
-`python benchmarks/oases_planner.py [--quick] [--json FILE]`. The chains are those of Table 6 on both
-clusters, the four profiled models, and 96 layers, which have four times a device's memory. Each
-is solved by the exact dynamic program, and by the ILP with HiGHS and with CBC, which must agree.
-Times are on the clock, the fastest of several, and include making the costs.
+`python benchmarks/oases_planner.py [--quick] [--json FILE]`. The chains are those of Table 6 on
+both clusters, the four profiled models, and 96 layers, which have four times a device's memory.
+Each is solved by the exact dynamic program, and by the ILP with HiGHS and with CBC, which must
+agree. Times are on the clock, the fastest of several, and include making the costs.
 """
 
 from __future__ import annotations

@@ -94,6 +94,8 @@ class Chooser:
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
         self._known: dict[tuple[object, ...], Choice] = {}
+        # Holding the rules keeps their ids, which stand for them in the keys, from being reused.
+        self._rules: dict[int, Rule] = {}
 
     def choose(
         self,
@@ -108,6 +110,7 @@ class Chooser:
         goals: shardings that results should have (None: free). hints: further seats
         (axis, factor, stride) to consider, known from the consumers of the results.
         """
+        self._rules[id(rule)] = rule
         key = (id(rule), tuple(operands), tuple(goals), tuple(hints))
         found = self._known.get(key)
         if found is None:

@@ -4,7 +4,8 @@ The step is a graph of compute ops and communications. Time advances on one comp
 one stream per group of communication; whenever the compute stream is free it takes, of the ops
 whose inputs have arrived, the one of highest priority, and a communication is started as soon
 as what it sends is there. Nothing is known of models, layers or passes: one sub-batch's
-backward runs beside another's forward where that hides more.
+backward runs beside another's forward where that hides more. Since an op runs as soon as it can,
+values live long; a `Window` keeps the order near another one, and so its memory.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ Priority = Callable[[int], tuple[float, ...]]
 class Graph:
     """The ops of a step (waits folded into their starts) with times and dependences.
 
-    ops: in program order. waits: for a start its wait. time_s: of the compute stream, or of
-    the communication for a start. tail_s: longest path from the op's beginning to the end.
+    ops: in program order. waits: for a start its wait. compute_s: on the compute stream (of a
+    start, what starting takes). travel_s: from a start to its arrival. tail_s: longest path from
+    the op's beginning to the end.
     """
 
     ops: list[Operation]
     waits: list[Operation | None]
-    time_s: list[float]
+    compute_s: list[float]
+    travel_s: list[float]
     streams: list[tuple[str, ...] | None]
     successors: list[list[int]]
     num_producers: list[int]
@@ -43,16 +46,17 @@ def build_graph(ops: Sequence[Operation], cost: CostModel) -> Graph:
     """Dependences and times. Linear in ops and uses."""
     kept = [op for op in ops if not isinstance(op, WaitOp)]
     index = {op: i for i, op in enumerate(kept)}
-    graph = Graph(kept, [None] * len(kept), [], [], [[] for _ in kept], [0] * len(kept))
+    graph = Graph(kept, [None] * len(kept), [], [], [], [[] for _ in kept], [0] * len(kept))
     for i, op in enumerate(kept):
         if isinstance(op, STARTED):
             assert isinstance(op, DistOp)
             graph.waits[i] = next(use.operation for r in op.results for use in r.uses)
-            graph.time_s.append(cost.collective_time_s(op))
+            graph.travel_s.append(cost.collective_time_s(op))
             graph.streams.append(cost.stream_of(op))
         else:
-            graph.time_s.append(cost.op_time_s(op))
+            graph.travel_s.append(0.0)
             graph.streams.append(None)
+        graph.compute_s.append(cost.op_time_s(op))
         producers = {index[p] for p in map(_producer, op.operands) if p is not None}
         graph.num_producers[i] = len(producers)
         for producer in producers:
@@ -60,7 +64,7 @@ def build_graph(ops: Sequence[Operation], cost: CostModel) -> Graph:
     graph.tail_s = [0.0] * len(kept)
     for i in reversed(range(len(kept))):
         longest = max((graph.tail_s[s] for s in graph.successors[i]), default=0.0)
-        graph.tail_s[i] = graph.time_s[i] + longest
+        graph.tail_s[i] = graph.compute_s[i] + graph.travel_s[i] + longest
     return graph
 
 
@@ -143,13 +147,14 @@ class _Scheduler:
         stream = self.graph.streams[i]
         assert stream is not None
         self._append(i)
-        finish = max(self.now, self.stream_free.get(stream, 0.0)) + self.graph.time_s[i]
+        self.now += self.graph.compute_s[i]
+        finish = max(self.now, self.stream_free.get(stream, 0.0)) + self.graph.travel_s[i]
         self.stream_free[stream] = finish
         heapq.heappush(self.arrivals, (finish, i))
 
     def _compute(self, i: int) -> None:
         self._append(i)
-        self.now += self.graph.time_s[i]
+        self.now += self.graph.compute_s[i]
         self._release(i)
 
     def _append(self, i: int) -> None:

@@ -25,8 +25,9 @@ from shardweave.passes.list_schedule import (
     build_graph,
     list_schedule,
 )
+from shardweave.planners.cluster import Cluster
 from shardweave.planners.cost import CostModel
-from shardweave.planners.presets import find_cluster
+from shardweave.planners.presets import find_cluster, preset_names
 from shardweave.planners.simulate import simulate
 
 SCHEDULES = ("blocking", "sub-batch", "cross-pass", "list")
@@ -73,9 +74,18 @@ class OverlapCommunicationPass(ModulePass):
         else:
             reorder(program, _fixed_order(self.schedule, ops))
 
+    def _find_cluster(self) -> Cluster:
+        try:
+            return find_cluster(self.cluster)
+        except OSError as error:
+            raise ValueError(
+                f"cluster '{self.cluster}' cannot be read: {error.strerror}; give a YAML file or a "
+                f"preset ({', '.join(preset_names())})."
+            ) from error
+
     def _best(self, program: Program, ops: list[Operation]) -> None:
         """Try every order and keep the fastest that fits the memory cap."""
-        cluster = find_cluster(self.cluster)
+        cluster = self._find_cluster()
         graph = build_graph(ops, CostModel(cluster, program.mesh or Mesh()))
         cap = self.memory_cap
         tries: list[Callable[[], list[Operation]]] = [

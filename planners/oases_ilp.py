@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import pulp
-from pulp.apis import coin_api
+import pulp  # pyright: ignore[reportMissingTypeStubs]
+from pulp.apis import coin_api  # pyright: ignore[reportMissingTypeStubs]
 
-from shardweave.planners.oases_chain import GIB, Chain, ChainError, Costs, check_budget, linearise
+from shardweave.planners.oases_chain import Chain, ChainError, Costs, check_budget, linearise
 from shardweave.planners.oases_dp import Solution, solve_chain
 
 SolverName = Literal["highs", "cbc"]
@@ -28,9 +28,9 @@ def solve_chain_ilp(
 ) -> Solution:
     """The degrees of least time whose memory is at most `budget_bytes`, by an ILP in PuLP.
 
-    Objective, options and errors are those of `oases_dp.solve_chain`. Exact up to the solvers'
-    tolerances: a relative gap of 0, and 1e-9 of the budget. Raises ValueError for a solver that is unknown
-    or not installed.
+    Objective, options and errors are those of `oases_dp.solve_chain`. Exact up to
+    the solvers' tolerances, about a millionth of the time and of the budget. Raises ValueError
+    for a solver that is unknown or not installed.
 
     Variables, for block i of k with choices a and its successor's choices b:
 
@@ -57,7 +57,7 @@ def solve_chain_ilp(
         _memory(problem, costs, chosen, budget_bytes)
     if max_switches is not None:
         _switches(problem, chain, moved, max_switches)
-    status = problem.solve(_solver(solver))
+    status: int = cast("Any", problem).solve(_solver(solver))
     if status == pulp.LpStatusInfeasible:
         # The exact solver knows which path is closest, and raises with what is missing.
         solve_chain(chain, budget_bytes, max_switches=max_switches, literal=literal)

@@ -60,9 +60,7 @@ class CorrectedCosts:
             repeats=repeats,
             first=first,
         )
-        return StageCosts(
-            problem, 2 * (data - 1) / data * size / ring_bandwidths(self.links, grid)
-        )
+        return StageCosts(problem, 2 * (data - 1) / data * size / ring_bandwidths(self.links, grid))
 
     def _times(self, mix: Sequence[int], strategy: Strategy) -> Floats:
         """Seconds of a micro-batch, forward and backward, by layer, on devices of some kinds."""

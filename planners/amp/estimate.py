@@ -15,7 +15,7 @@ import numpy as np
 
 from shardweave.planners.amp.model import AmpError, LayeredModel, Strategy
 from shardweave.planners.amp.network import Grid, Links
-from shardweave.planners.amp.partition import Floats, Ints, Problem, objective_without_bottleneck
+from shardweave.planners.amp.partition import Floats, Problem, objective_without_bottleneck
 
 BACKWARD = 3.0
 """A step's forward and backward pass, in forward passes (AMP's released planner)."""
@@ -117,5 +117,3 @@ def micro_batches(model: LayeredModel, strategy: Strategy) -> int:
             f"micro-batch that divides {model.batch / strategy.data:g}."
         )
     return strategy.num_micro_batches(model.batch)
-
-

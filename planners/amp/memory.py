@@ -94,9 +94,7 @@ def shortfall(model: LayeredModel, links: Links, strategy: Strategy, grid: Grid)
     no_cost = np.zeros((strategy.pipeline - 1, model.num_layers + 1))
     # The bottleneck outweighs all else that the partition minimises.
     weight = 1e6
-    found = partition(
-        Problem(sizes / capacity[:, None], range(strategy.pipeline), no_cost, weight)
-    )
+    found = partition(Problem(sizes / capacity[:, None], range(strategy.pipeline), no_cost, weight))
     assert found is not None, "a strategy has no more stages than layers"
     used = stage_bytes(model, strategy, found.cuts)
     totals = [sum(parts.values()) / capacity[s] for s, parts in enumerate(used)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -30,11 +29,8 @@ class LayerWork:
     all_reduces: int
 
 
-T = TypeVar("T")
-
-
-class ByDegree(dict[int, tuple[T, ...]], Generic[T]):
-    """Per tensor degree, a value for each layer."""
+ByDegree = Mapping[int, tuple[float, ...]]
+"""By tensor degree, a value for each layer."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +48,10 @@ class LayeredModel:
 
     name: str
     batch: int
-    profile: Mapping[str, ByDegree[float]]
-    outputs: ByDegree[float]
-    parameters: ByDegree[float]
-    kept_bytes: ByDegree[float]
+    profile: Mapping[str, ByDegree]
+    outputs: ByDegree
+    parameters: ByDegree
+    kept_bytes: ByDegree
     work: tuple[LayerWork | None, ...]
     rows: tuple[int, ...]
     repeated: tuple[int, int]

@@ -86,9 +86,7 @@ def boundary_bandwidths(links: Links, grid: Grid) -> Floats:
 
     All replicas send at once, each tensor rank to its like.
     """
-    return np.array(
-        [float(links.shared(grid[s], grid[s + 1]).min()) for s in range(len(grid) - 1)]
-    )
+    return np.array([float(links.shared(grid[s], grid[s + 1]).min()) for s in range(len(grid) - 1)])
 
 
 def ring_bandwidths(links: Links, grid: Grid) -> Floats:

@@ -80,9 +80,7 @@ def partition(problem: Problem) -> Partition | None:
 def objective_without_bottleneck(problem: Problem, cuts: Sequence[int]) -> float:
     """Seconds of all stages and all boundaries of some cuts."""
     stages = range(len(problem.kinds))
-    work = sum(
-        float(problem.times[problem.kinds[s], cuts[s] : cuts[s + 1]].sum()) for s in stages
-    )
+    work = sum(float(problem.times[problem.kinds[s], cuts[s] : cuts[s + 1]].sum()) for s in stages)
     return work + sum(float(problem.boundary[s, cuts[s + 1]]) for s in stages[:-1])
 
 
@@ -227,7 +225,5 @@ class _WindowProgram:
         """The earliest begin of each stage by its end, with no stage above the bound."""
         if math.isinf(bound):
             return self._floor
-        lows = [
-            np.searchsorted(prefix, prefix - (bound + self.slack)) for prefix in self.prefix
-        ]
+        lows = [np.searchsorted(prefix, prefix - (bound + self.slack)) for prefix in self.prefix]
         return np.maximum(np.stack(lows)[self._kinds], self._floor)

@@ -31,8 +31,10 @@ def random_chain(seed: int, *, longest: int = 5, most_degrees: int = 3) -> Chain
 
 
 def random_budget(seed: int, chain: Chain) -> float:
-    """Bytes that mostly hold some paths and not others."""
-    return random.Random(seed).uniform(6, 20) * GIB * len(chain.blocks)
+    """Bytes that mostly hold some paths and not others, and sometimes none."""
+    sizes = linearise(chain).memory_bytes
+    least, most = sum(map(min, sizes)), sum(map(max, sizes))
+    return max(GIB, random.Random(seed).uniform(1.1 * least - 0.1 * most, (least + most) / 2))
 
 
 def least_time(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -21,9 +23,9 @@ def check_agreement(seed: int, *, longest: int) -> None:
         "max_switches": (None, None, 1, 2)[seed % 4],
     }
     budget = random_budget(seed, chain)
-    wanted = solved(lambda: solve_chain(chain, budget, **options))
+    wanted = solved(partial(solve_chain, chain, budget, **options))
     for solver in SOLVERS:
-        found = solved(lambda s=solver: solve_chain_ilp(chain, budget, solver=s, **options))
+        found = solved(partial(solve_chain_ilp, chain, budget, solver=solver, **options))
         if isinstance(wanted, Solution):
             assert isinstance(found, Solution), f"seed {seed}, {solver}"
             assert found.time_s == pytest.approx(wanted.time_s, rel=1e-6), f"seed {seed}, {solver}"
@@ -32,10 +34,10 @@ def check_agreement(seed: int, *, longest: int) -> None:
             assert found == wanted
 
 
-def solved(solve: Any) -> Solution | str:
+def solved(solve: Callable[[], Solution]) -> Solution | str:
     """The solution, or the message of the error."""
     try:
-        return cast("Solution", solve())
+        return solve()
     except ChainError as error:
         return str(error)
 

@@ -1,0 +1,227 @@
+"""megatron: which parameters of which model are cut, and how."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardweave.passes.pipeline import as_mesh
+from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.plan import Plan
+from shardweave.tests.zoo import SPECS, TEXT_SPECS, captured, megatron
+
+COLUMN, ROW, VECTOR = '[{"tensor"}, {}]', '[{}, {"tensor"}]', '[{"tensor"}]'
+MESH = "data=2,tensor=2"
+
+
+def cut_of(plan: Plan, prefix: str, suffix: str = ".weight") -> dict[str, str]:
+    """The cuts of the parameters below a module, by the rest of their names."""
+    return {
+        name.removeprefix(prefix).removesuffix(suffix): text
+        for name, text in plan.parameters.items()
+        if name.startswith(prefix) and name.endswith(suffix)
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "column", "row"),
+    [
+        ("gpt", "h.1.", "attn.q attn.k attn.v mlp.fc_in", "attn.proj mlp.fc_out"),
+        (
+            "llama",
+            "model.layers.1.",
+            "self_attn.q_proj self_attn.k_proj self_attn.v_proj mlp.gate_proj mlp.up_proj",
+            "self_attn.o_proj mlp.down_proj",
+        ),
+        (
+            "bert",
+            "bert.encoder.layer.1.",
+            "attention.self.query attention.self.key attention.self.value intermediate.dense",
+            "attention.output.dense output.dense",
+        ),
+        (
+            "vit",
+            "vit.layers.1.",
+            "attention.q_proj attention.k_proj attention.v_proj mlp.fc1",
+            "attention.o_proj mlp.fc2",
+        ),
+        (
+            "t5",
+            "decoder.block.1.",
+            "layer.0.SelfAttention.q layer.0.SelfAttention.k layer.0.SelfAttention.v "
+            "layer.1.EncDecAttention.q layer.1.EncDecAttention.k layer.1.EncDecAttention.v "
+            "layer.2.DenseReluDense.wi",
+            "layer.0.SelfAttention.o layer.1.EncDecAttention.o layer.2.DenseReluDense.wo",
+        ),
+        ("unet", "mid_attn.", "q k v", "proj"),
+        ("unet", "time_embedding.", "fc_in", "fc_out"),
+    ],
+)
+def test_column_and_row_parallel_weights_of_a_layer(
+    name: str, layer: str, column: str, row: str
+) -> None:
+    plan = megatron(SPECS[name], MESH)
+    expected = dict.fromkeys(column.split(), COLUMN) | dict.fromkeys(row.split(), ROW)
+    assert cut_of(plan, layer) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "cut"),
+    [
+        ("gpt", "h.0.", "attn.q attn.k attn.v mlp.fc_in"),
+        ("vit", "vit.layers.0.", "attention.q_proj attention.k_proj attention.v_proj mlp.fc1"),
+    ],
+)
+def test_bias_of_a_column_is_cut_and_that_of_a_row_is_whole(
+    name: str, layer: str, cut: str
+) -> None:
+    assert cut_of(megatron(SPECS[name], MESH), layer, ".bias") == dict.fromkeys(cut.split(), VECTOR)
+
+
+def test_fused_projection_of_gpt2_is_cut_by_head_within_each_of_its_three_parts() -> None:
+    plan = megatron(SPECS["gpt2"], MESH)
+    # 16 features for each of q, k and v: a device holds 8 of each, so the cut has stride 8.
+    assert cut_of(plan, "transformer.h.0.") == {
+        "attn.c_attn": '[{}, {"tensor":8}]',
+        "attn.c_proj": COLUMN,  # GPT-2 stores weights as inputs x outputs
+        "mlp.c_fc": ROW,
+        "mlp.c_proj": COLUMN,
+    }
+    assert cut_of(plan, "transformer.h.0.", ".bias") == {
+        "attn.c_attn": '[{"tensor":8}]',
+        "mlp.c_fc": VECTOR,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "embedding", "head"),
+    [
+        ("gpt", "wte.weight", None),
+        ("gpt2", "transformer.wte.weight", None),
+        ("llama", "model.embed_tokens.weight", "lm_head.weight"),
+        ("bert", "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"),
+        ("t5", "shared.weight", None),
+    ],
+)
+def test_vocabulary_is_cut_in_the_embedding_and_the_head(
+    name: str, embedding: str, head: str | None
+) -> None:
+    plan = megatron(SPECS[name], MESH)
+    assert plan.parameters[embedding] == COLUMN
+    if head is not None:
+        assert plan.parameters[head] in (COLUMN, VECTOR)
+    assert plan.notes == ()
+
+
+@pytest.mark.parametrize("name", ["gpt", "bert"])
+def test_norms_and_positions_stay_whole(name: str) -> None:
+    named = megatron(SPECS[name], MESH).parameters
+    assert not [n for n in named if "ln_" in n or "LayerNorm" in n or "position" in n or "wpe" in n]
+
+
+def test_convolutions_of_a_residual_block_are_a_pair_with_the_batch_norm_between() -> None:
+    plan = megatron(SPECS["cnn"], MESH)
+    assert cut_of(plan, "stages.2.0.") == {
+        "conv_1": '[{"tensor"}, {}, {}, {}]',
+        "bn_1": VECTOR,
+        "conv_2": '[{}, {"tensor"}, {}, {}]',
+    }
+
+
+GROUPED = (
+    "hf:llama:num_hidden_layers=1,hidden_size=16,num_attention_heads=4,num_key_value_heads={groups},"
+    "intermediate_size=32,vocab_size=32,batch=4,seq=8"
+)
+
+
+def test_grouped_queries_are_cut_with_their_keys_and_values_where_the_groups_divide() -> None:
+    attention = cut_of(megatron(GROUPED.format(groups=2), "tensor=2"), "model.layers.0.self_attn.")
+    assert attention == {"q_proj": COLUMN, "k_proj": COLUMN, "v_proj": COLUMN, "o_proj": ROW}
+
+
+def test_queries_alone_are_cut_where_there_are_fewer_groups_than_devices() -> None:
+    attention = cut_of(megatron(GROUPED.format(groups=2), "tensor=4"), "model.layers.0.self_attn.")
+    assert attention == {"q_proj": COLUMN, "o_proj": ROW}
+
+
+@pytest.mark.parametrize(("groups", "mesh"), [(1, "tensor=8"), (4, "tensor=3")])
+def test_attention_whose_heads_do_not_divide_stays_whole(groups: int, mesh: str) -> None:
+    plan = megatron(GROUPED.format(groups=groups), mesh)
+    assert cut_of(plan, "model.layers.0.self_attn.") == {}
+
+
+def test_residual_stream_is_never_cut_for_want_of_anything_better() -> None:
+    plan = megatron(GROUPED.format(groups=1), "tensor=8")
+    assert cut_of(plan, "model.layers.0.") == {
+        "mlp.gate_proj": COLUMN, "mlp.up_proj": COLUMN, "mlp.down_proj": ROW,
+    }  # fmt: skip
+
+
+def test_odd_vocabulary_stays_whole_with_a_note() -> None:
+    plan = megatron("gpt:layers=1,hidden=16,heads=4,vocab=33,seq=8,batch=4", "tensor=2")
+    assert "wte.weight" not in plan.parameters
+    assert "h.0.attn.q.weight" in plan.parameters
+    assert plan.notes == ("embedding 'wte' stays whole: 33 rows do not divide by tensor=2",)
+
+
+def test_nothing_that_divides_is_noted() -> None:
+    plan = megatron("gpt:layers=1,hidden=16,heads=4,vocab=32,seq=8,batch=4", "tensor=7")
+    assert plan.parameters == {}
+    assert plan.notes[-1] == "nothing divides over tensor=7: it is idle"
+
+
+def test_axis_that_the_rule_does_not_use_is_noted() -> None:
+    plan = megatron(SPECS["gpt"], "data=2,model=4")
+    assert plan.parameters == {}
+    assert plan.notes == (
+        "axis 'model' of the mesh is idle: the rule uses 'data' and 'tensor' alone",
+    )
+
+
+def test_axes_can_have_other_names() -> None:
+    program = captured(SPECS["gpt"]).program
+    plan = plan_megatron(program, as_mesh("batch=2,model=4"), data="batch", tensor="model")
+    assert plan.inputs["input_ids"] == '[{"batch"}, {}]'
+    assert plan.parameters["h.0.attn.q.weight"] == '[{"model"}, {}]'
+    assert plan.notes == ()
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_batch_is_cut_over_the_data_axis_in_every_input(name: str) -> None:
+    plan = megatron(SPECS[name], "data=2")
+    inputs = [s.name for s in captured(SPECS[name]).program.arguments if s.kind == "input"]
+    assert list(plan.inputs) == inputs
+    assert all(text.startswith('[{"data"}') for text in plan.inputs.values())
+    assert plan.parameters == {}
+
+
+def test_batch_that_does_not_divide_stays_whole_with_a_note() -> None:
+    plan = megatron("gpt:layers=1,hidden=16,heads=4,vocab=32,seq=8,batch=3", "data=2")
+    assert plan.inputs == {}
+    assert plan.notes[0] == (
+        "input 'input_ids' stays whole: its first dim 3 does not divide by data=2"
+    )
+
+
+@pytest.mark.parametrize("name", TEXT_SPECS)
+def test_sequence_parallelism_cuts_the_embeddings_output_along_the_sequence(name: str) -> None:
+    plain = megatron(SPECS[name], MESH)
+    plan = megatron(SPECS[name], MESH, sequence_parallel=True)
+    layers = {"gpt": ["wte"], "t5": ["encoder.embed_tokens", "decoder.embed_tokens"]}
+    assert list(plan.activations) == layers.get(name, list(plan.activations))
+    assert set(plan.activations.values()) == {'[{"data"}, {"tensor"}, {}]'}
+    assert (plan.parameters, plan.inputs) == (plain.parameters, plain.inputs)
+
+
+def test_sequence_that_does_not_divide_is_not_cut_and_noted() -> None:
+    spec = "gpt:layers=1,hidden=16,heads=4,vocab=32,seq=7,batch=4"
+    plan = megatron(spec, "tensor=2", sequence_parallel=True)
+    assert plan.activations == {}
+    assert plan.notes == (
+        "no sequence parallelism from 'wte': its output [4, 7, 16] has no dim 1 that divides by "
+        "tensor=2",
+    )
+
+
+def test_plan_says_its_mesh_and_planner() -> None:
+    plan = megatron(SPECS["gpt"], MESH)
+    assert (plan.planner, plan.mesh) == ("megatron", {"data": 2, "tensor": 2})

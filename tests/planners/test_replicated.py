@@ -1,0 +1,38 @@
+"""replicated: whole parameters, the batch over the data axis."""
+
+from __future__ import annotations
+
+from shardweave.passes.pipeline import as_mesh
+from shardweave.planners.replicated import plan_replicated
+from shardweave.tests.ir_text import step
+
+TEXT = """
+    param %w : tensor<8x6xf64>
+    input %x : tensor<4x6xf64>
+    input %scale : tensor<f64>
+    input %table : tensor<3x2xf64>
+    %y = aten.mul.Tensor(%x, %scale) : tensor<4x6xf64>
+    output %y
+"""
+
+
+def test_inputs_are_cut_along_their_first_dim_and_parameters_are_whole() -> None:
+    plan = plan_replicated(step(TEXT), as_mesh("data=2,tensor=2"))
+    assert plan.parameters == {}
+    assert plan.inputs == {"x": '[{"data"}, {}]'}
+    assert (plan.planner, plan.mesh) == ("replicated", {"data": 2, "tensor": 2})
+
+
+def test_input_whose_first_dim_does_not_divide_stays_whole_with_a_note() -> None:
+    plan = plan_replicated(step(TEXT), as_mesh("data=2"))
+    assert plan.notes == ("input 'table' stays whole: its first dim 3 does not divide by data=2",)
+
+
+def test_mesh_without_a_data_axis_cuts_nothing() -> None:
+    plan = plan_replicated(step(TEXT), as_mesh("tensor=2"))
+    assert (plan.inputs, plan.notes) == ({}, ())
+
+
+def test_data_axis_can_have_another_name() -> None:
+    plan = plan_replicated(step(TEXT), as_mesh("batch=4"), data="batch")
+    assert plan.inputs == {"x": '[{"batch"}, {}]'}
