@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import repeat
 from pathlib import Path
-from typing import Any
 
 from shardweave.planners.amp.microbatch import reached_share
 from shardweave.planners.amp.model import ByDegree, LayeredModel, LayerWork, Strategy
@@ -170,7 +169,7 @@ def transgan() -> LayeredModel:
         kept_bytes=_by_degree(
             lambda n: [
                 2.0 * TRANSGAN_TOKENS * HIDDEN,
-                *both(lambda *shape: transformer_kept(*shape, n)),
+                *both(lambda tokens, hidden, heads: transformer_kept(tokens, hidden, heads, n)),
             ]
         ),
         work=(
@@ -225,8 +224,8 @@ def read_measured(path: Path, setup: str) -> list[Measured]:
     missing = {"mbs", "tmp", "dp", "pp", "measured_s"} - columns
     if missing:
         raise ValueError(
-            f"'{path}': there is no column '{min(missing)}'; expected mbs, tmp, dp, pp, measured_s, "
-            "and if known setup, ds_partition, est_s, status."
+            f"'{path}': there is no column '{min(missing)}'; expected mbs, tmp, dp, pp, "
+            "measured_s, and if known setup, ds_partition, est_s, status."
         )
     chosen = [row for row in rows if row.get("setup", setup) == setup]
     if not chosen:
@@ -237,7 +236,7 @@ def read_measured(path: Path, setup: str) -> list[Measured]:
 
 def _measured(path: Path, row: Mapping[str, str]) -> Measured:
     try:
-        strategy = Strategy(*(int(row[name]) for name in ("pp", "dp", "tmp", "mbs")))
+        strategy = Strategy(int(row["pp"]), int(row["dp"]), int(row["tmp"]), int(row["mbs"]))
         cuts = tuple(map(int, (row.get("ds_partition") or "").split()))
         published, measured = (
             float(text) if text else None for text in (row.get("est_s"), row["measured_s"])

@@ -1,27 +1,26 @@
 """Oases' planner on the published data: degrees and solve times beside the paper's.
 
-`python benchmarks/oases_planner.py [--quick] [--json FILE]`. The chains are those of Table 6 on
+`python benchmarks/planners.py oases [--quick] [--json FILE]`. The chains are those of Table 6 on
 both clusters, the four profiled models, and 96 layers, which have four times a device's memory.
 Each is solved by the exact dynamic program, and by the ILP with HiGHS and with CBC, which must
-agree. Times are on the clock, the fastest of several, and include making the costs.
+agree. Times are on the clock, the fastest of several, and include making the costs. `--quick`:
+three chains, and no CBC.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from shardweave.benchmarks.oases_data import (
     BUDGET_BYTES,
-    CLUSTERS,
     Model,
     chain_of,
     degrees_of,
@@ -54,7 +53,7 @@ class Result:
     """One chain. gain: predicted time of the default degrees over that of the plan.
 
     one_switch: the plan that changes the degree at most once, as the paper's do. literal: the
-    optimum of the published planner's own objective, on its own communication.
+    optimum of the released planner's own objective, on its own communication.
     """
 
     name: str
@@ -126,7 +125,7 @@ def measure(model: Model, cluster: str, quick: bool, *, budget: float = BUDGET_B
 def literal_loss(model: Model, cluster: str, budget: float) -> float:
     """What the published objective loses: its plan's exact time over the exact optimum's, less 1.
 
-    Both on the published communication, so that only max(d, c) of unequal degrees differs.
+    Both on the published communication, so that only the objectives differ.
     """
     chain = chain_of(model, cluster, literal=True)
     literal = solve_chain(chain, budget, literal=True)
@@ -195,29 +194,22 @@ def _paper_text(paper: Known) -> str:
     return f"{paper.degrees} ({paper.time_s * 1e3:.0f} ms, {paper.memory_gib:.1f} GiB)"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Solve, print the table, write the JSON if asked; 1 if a target is missed."""
-    parser = argparse.ArgumentParser(description="Oases' planner on the published data.")
-    parser.add_argument("--quick", action="store_true", help="three chains, without CBC")
-    parser.add_argument("--json", metavar="FILE", help="write the results there as well")
-    options = parser.parse_args(argv)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """There are none but those of every subcommand."""
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Solve everything, print the table; what `--json` writes."""
     results = [measure(m, c, options.quick, budget=b) for m, c, b in cases(options.quick)]
     console = Console(width=None if sys.stdout.isatty() else 170)
     console.print(table_of(results))
-    worst = max(one.literal_loss for one in results)
-    console.print(
-        f"clusters {', '.join(CLUSTERS)}; budget {BUDGET_BYTES / GIB:.1f} GiB ({DEEP} layers: "
-        f"four times that); the published objective loses up to {worst:.2%} on the published "
-        "profile",
-        highlight=False,
-    )
     missed = [one.name for one in results if not one.is_fast]
-    console.print(f"targets missed: {', '.join(missed) or 'none'}", highlight=False)
-    if options.json:
-        rows = [asdict(one) | {"is_fast": one.is_fast} for one in results]
-        Path(options.json).write_text(json.dumps({"rows": rows}, indent=2) + "\n")
-    return 1 if missed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    for line in (
+        f"budget {BUDGET_BYTES / GIB:.1f} GiB ({DEEP} layers: four times that)",
+        "on its own communication, the released planner's objective costs up to "
+        f"{max(one.literal_loss for one in results):.2%} of the step",
+        f"slower than {TARGET_MS[False]:g} ms ({TARGET_MS[True]:g} ms for {DEEP} layers): "
+        f"{', '.join(missed) or 'none'}",
+    ):
+        console.print(line, highlight=False)
+    return {"rows": [asdict(one) | {"is_fast": one.is_fast} for one in results]}

@@ -272,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(table_of(lines))
     console.print(
         f"{sum(line.order == 'as paper' for line in lines)} of {len(lines)} rows have the paper's "
-        f"order, in {sum(line.order == 'planner ties' for line in lines)} more only the planner ties; "
+        f"order, in {sum(line.order == 'planner ties' for line in lines)} more the planner ties; "
         f"Spearman {found['speedup']:.3f} of speed-ups, {found['throughput']:.3f} of throughputs",
         highlight=False,
     )

@@ -277,9 +277,10 @@ class _Question:
         if goal is not None or not produced.unreduced:
             return produced if goal is None else goal
         cuts: list[DimSharding] = [()] * len(self.rule.factors)
-        for axis, factor, stride in self.hints:
+        seats = {axis: (factor, stride) for axis, factor, stride in reversed(self.hints)}
+        for axis, (factor, stride) in seats.items():
             if axis in produced.unreduced and produced.reduction == "sum":
-                cuts[factor] = (Placement(axis, self.mesh.size(axis), stride),)
+                cuts[factor] = (*cuts[factor], Placement(axis, self.mesh.size(axis), stride))
         hinted = dims_of(self.rule, self.rule.results[index], cuts)
         dims = tuple(ordered({*a, *b}) for a, b in zip(produced.dims, hinted, strict=True))
         if all(map(fits, dims, self.result_shapes[index])):

@@ -26,11 +26,15 @@ _IGNORED = frozenset({"layer", "phase", "sharding", "origin"})
 
 @dataclass(frozen=True)
 class _Redundant:
-    """A recomputed collective and the earlier one that gave the same values."""
+    """A recomputed collective and the earlier one that gave the same values.
+
+    is_read: whether anything that has an effect reads a result, so that it must be kept.
+    """
 
     op: DistOp
     twin: DistOp
     sent_bytes: float
+    is_read: bool
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,8 @@ class DeleteRedundantCollectivesPass(ModulePass):
                 continue
             for old, new in zip(redundant.op.results, redundant.twin.results, strict=True):
                 old.replace_all_uses_with(new)
-                kept.add(storage_of(new))
+                if redundant.is_read:
+                    kept.add(storage_of(new))
             total += extra
             saved += redundant.sent_bytes
             deleted += 1
@@ -78,6 +83,8 @@ class DeleteRedundantCollectivesPass(ModulePass):
 
 def _new_bytes(redundant: _Redundant, kept: set[SSAValue]) -> int:
     """Bytes kept for the backward pass only because of this deletion."""
+    if not redundant.is_read:
+        return 0
     return sum(
         num_bytes(tensor_type_of(value))
         for value in redundant.twin.results
@@ -88,6 +95,7 @@ def _new_bytes(redundant: _Redundant, kept: set[SSAValue]) -> int:
 def _find(program: Program) -> list[_Redundant]:
     """Recomputed collectives with an earlier twin, in program order."""
     mesh = program.mesh or Mesh()
+    live = _live_ops(program)
     number: dict[SSAValue, SSAValue] = {}
     first: dict[tuple[object, ...], Operation] = {}
     found: list[_Redundant] = []
@@ -106,5 +114,14 @@ def _find(program: Program) -> list[_Redundant]:
         if isinstance(op, COLLECTIVES) and phase_of(op) == "recompute":
             assert isinstance(op, DistOp)
             assert isinstance(twin, DistOp)
-            found.append(_Redundant(op, twin, sent_bytes(op, mesh)))
+            found.append(_Redundant(op, twin, sent_bytes(op, mesh), op in live))
     return found
+
+
+def _live_ops(program: Program) -> set[Operation]:
+    """The ops that the return needs."""
+    live: set[Operation] = {program.return_op}
+    for op in reversed(list(program.ops)):
+        if any(use.operation in live for result in op.results for use in result.uses):
+            live.add(op)
+    return live

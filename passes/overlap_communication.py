@@ -27,6 +27,7 @@ from shardweave.passes.list_schedule import (
 )
 from shardweave.planners.cluster import Cluster
 from shardweave.planners.cost import CostModel
+from shardweave.planners.memory import peak_memory
 from shardweave.planners.presets import find_cluster, preset_names
 from shardweave.planners.simulate import simulate
 
@@ -40,9 +41,10 @@ class OverlapCommunicationPass(ModulePass):
     `blocking`: each wait right behind its start (Megatron). `sub-batch`: sub-batches take
     turns inside each pass (Merak). `cross-pass`: recomputation and backward form one pass
     (Oases, Algorithms 1 and 2). `list`: list scheduling of the whole step on the cost model of
-    `cluster` (a preset's name or a file), under `memory_cap` bytes per device if given; of
-    several priorities and the other three schedules the one that simulates fastest is taken,
-    so it is never slower than they are in the simulator.
+    `cluster` (a preset's name or a file); of several priorities and the other three schedules
+    the one that simulates fastest is taken, so it is never slower than they are in the
+    simulator. A step that needs more than `memory_cap` bytes on one device is refused; `list`
+    takes the fastest order that does not.
 
     Requires: a local program after `start-collectives`; `sub-batch` and `cross-pass` have an
     effect on programs with sub-batches (`split-batch`, unrolled). Ensures: numerics unchanged;
@@ -68,11 +70,20 @@ class OverlapCommunicationPass(ModulePass):
                     f"{describe(blocking)} blocks, and no collective is started; run "
                     "start-collectives first."
                 )
-            return
-        if self.schedule == "list":
+        elif self.schedule == "list":
             self._best(program, ops)
         else:
             reorder(program, _fixed_order(self.schedule, ops))
+        self._check_memory(program)
+
+    def _check_memory(self, program: Program) -> None:
+        cap, needed = self.memory_cap, peak_memory(program).peak_bytes
+        if cap is not None and needed > cap:
+            raise ValueError(
+                f"schedule {self.schedule} needs {needed} bytes, {needed - cap} more than "
+                f"memory_cap={cap}; recompute more (rematerialize), split the batch into more "
+                "sub-batches, or raise the cap."
+            )
 
     def _find_cluster(self) -> Cluster:
         try:
@@ -105,12 +116,6 @@ class OverlapCommunicationPass(ModulePass):
             if best is None or (over, result.time_s) < best[:2]:
                 best = (over, result.time_s, order)
         assert best is not None
-        if best[0]:
-            raise ValueError(
-                f"none of the {len(tries)} orders tried fits memory_cap={cap} bytes, "
-                f"the best needs {best[0]} more; recompute more (rematerialize), split the batch "
-                "into more sub-batches, or raise the cap."
-            )
         reorder(program, best[2])
 
 

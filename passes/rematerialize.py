@@ -230,6 +230,12 @@ class _Recomputation:
                     self._insert(self.segments[value.owner], before)
             self._clone(op, before)
 
+    def _again(self, value: SSAValue, block: str | None) -> SSAValue:
+        """What a clone in `block` reads: a clone of the same block, or what entered it."""
+        owner = value.owner
+        is_inside = isinstance(owner, Operation) and block_of_op(owner) == block
+        return self.clones.get(value, value) if is_inside else value
+
     def _clone(self, op: Operation, before: Operation) -> None:
         properties = dict(op.properties)
         properties["phase"] = PhaseAttr.of("recompute")
@@ -237,7 +243,7 @@ class _Recomputation:
         if hint is not None:
             properties["origin"] = builtin.StringAttr(hint)
         clone = type(op).create(
-            operands=[self.clones.get(v, v) for v in op.operands],
+            operands=[self._again(v, block_of_op(op)) for v in op.operands],
             result_types=op.result_types,
             properties=properties,
             location=op.location,

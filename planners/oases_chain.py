@@ -148,30 +148,37 @@ def linearise(chain: Chain, *, literal: bool = False) -> Costs:
     degree changes, (4) adds the all-gather and min(c_{i-1}^1, d_i^0), the overlap that it
     destroys, in the pass that gathers.
 
-    `literal`: as the published planner, which takes the degree of block i - 1 for both parts of
-    max(d_i^0, c_{i-1}^1). Needs equal degrees for all blocks; raises ChainError otherwise.
+    `literal`: what the authors' released planner minimises instead (`_published_unary`). Needs
+    equal degrees for all blocks; raises ChainError otherwise.
     """
     if literal:
         _check_equal_degrees(chain)
+    unary = _published_unary(chain) if literal else _unary(chain)
+    edges: list[Matrix] = []
+    for (one, two), gather in zip(pairwise(chain.blocks), chain.gather_s, strict=True):
+        edges.append(
+            tuple(
+                tuple(
+                    _published_change_s(left, right, gather[a][b])
+                    if literal
+                    else _pair_s(left, right) + _change_s(left, right, gather[a][b])
+                    for b, right in enumerate(two.choices)
+                )
+                for a, left in enumerate(one.choices)
+            )
+        )
+    return Costs(tuple(map(tuple, unary)), tuple(edges), _memory(chain))
+
+
+def _unary(chain: Chain) -> list[list[float]]:
+    """All of (3) that has the degree of one block."""
     unary = [[_alone_s(choice) for choice in block.choices] for block in chain.blocks]
     first, last = chain.blocks[0].choices, chain.blocks[-1].choices
     for a, choice in enumerate(first):
         unary[0][a] += choice.forward.compute_s[0] + choice.backward.communication_s[1]
     for a, choice in enumerate(last):
         unary[-1][a] += choice.forward.communication_s[1] + choice.backward.compute_s[0]
-    edges: list[Matrix] = []
-    for (one, two), gather in zip(pairwise(chain.blocks), chain.gather_s, strict=True):
-        rows: list[tuple[float, ...]] = []
-        for a, left in enumerate(one.choices):
-            twins = [two.choices[a]] * len(two.choices) if literal else two.choices
-            rows.append(
-                tuple(
-                    _pair_s(left, twin) + _change_s(left, right, gather[a][b])
-                    for b, (twin, right) in enumerate(zip(twins, two.choices, strict=True))
-                )
-            )
-        edges.append(tuple(rows))
-    return Costs(tuple(map(tuple, unary)), tuple(edges), _memory(chain))
+    return unary
 
 
 def _alone_s(choice: Choice) -> float:
@@ -196,6 +203,53 @@ def _change_s(left: Choice, right: Choice, gather_s: float) -> float:
     if left.degree < right.degree:
         return gather_s + min(left.forward.communication_s[1], right.forward.compute_s[0])
     return gather_s + min(right.backward.communication_s[1], left.backward.compute_s[0])
+
+
+def _published_unary(chain: Chain) -> list[list[float]]:
+    """(3) as the released planner has it, all of it by the degree of one block.
+
+    With g = d - d_forward, the backward without its recomputation, and all at the degree of i:
+    d_1 + g_1 of the first block; max(d_i, c_i) + max(d_{i+1}, c_i) of those between, in each pass;
+    max(d_{k-1}, c_{k-1}) + c_k of the last, in each pass. So it takes one degree for both blocks
+    of a pair, visits the blocks of the backward pass in the order of the forward, and leaves
+    out the first pair. It has equal sub-batches; of unequal ones, sub-batch 0 is taken.
+    """
+    first, last = chain.blocks[0].choices, chain.blocks[-1].choices
+    unary = [[_gradient_s(choice) + choice.forward.compute_s[0] for choice in first]]
+    for one, two in pairwise(chain.blocks[1:]):
+        unary.append(
+            [
+                _beside_s(left, left) + _beside_s(right, left)
+                for left, right in zip(one.choices, two.choices, strict=True)
+            ]
+        )
+    if len(chain.blocks) > 1:
+        unary.append([_beside_s(choice, choice) for choice in chain.blocks[-2].choices])
+    for a, choice in enumerate(last):
+        unary[-1][a] += 2 * choice.forward.communication_s[0]
+    return unary
+
+
+def _beside_s(computing: Choice, communicating: Choice) -> float:
+    """max(d, c) of both passes."""
+    communication_s = communicating.forward.communication_s[0]
+    return max(computing.forward.compute_s[0], communication_s) + max(
+        computing.backward.compute_s[0], communication_s
+    )
+
+
+def _gradient_s(choice: Choice) -> float:
+    """The backward without recomputation, which lasts as long as the forward."""
+    return choice.backward.compute_s[0] - choice.forward.compute_s[0]
+
+
+def _published_change_s(left: Choice, right: Choice, gather_s: float) -> float:
+    """(4) as the released planner has it: the forward's blocks in either direction."""
+    if left.degree == right.degree:
+        return 0.0
+    grows = left.degree < right.degree
+    compute_s = right.forward.compute_s[0] if grows else _gradient_s(right)
+    return gather_s + min(left.forward.communication_s[0], compute_s)
 
 
 def _memory(chain: Chain) -> tuple[tuple[int, ...], ...]:

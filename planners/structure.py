@@ -3,9 +3,9 @@
 A linear map may be cut along its output features if every path from them, through ops that
 keep the feature apart (biases, activations, attention by head), ends in a linear map that
 contracts it, or in a plain sum or maximum over it (a loss on vocabulary shards). The map that
-contracts it is then cut along its input features. Features that meet whole activations on the
-way, as at the end of a residual branch, cannot stay apart. No module name is looked at, so this
-finds the pairs of transformers, of gated and plain MLPs and of convolutional blocks alike.
+contracts it is then cut along its input features. Features that are added to whole activations,
+as at the end of a residual branch, cannot stay apart. No module name is looked at, so this finds
+the pairs of transformers, of gated and plain MLPs and of convolutional blocks alike.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from shardweave.ir.types import shape_of
 _VIEWS = frozenset({"aten.view", "aten.permute", "aten._to_copy", "aten.expand"})
 _LINEAR = {"aten.mm": 1, "aten.addmm": 2, "aten.convolution": 1}
 """Ops with a weight, and the index of its operand."""
+
+_ADDITIONS = frozenset({"aten.add.Tensor", "aten.sub.Tensor"})
 
 Cut = tuple[DimSharding, ...]
 """One placement somewhere on a value's dims."""
@@ -189,11 +191,11 @@ class _Analysis:
             (self.groups.dead if blocked else self.groups.ended).update(sources)
 
     def _meets_whole(self, op: AtenOp, rule: Rule, factor: int) -> bool:
-        """Whether the features meet whole activations of the same features.
+        """Whether the features are added to whole activations of the same features.
 
-        That is where a residual stream begins, which stays whole.
+        That is where a residual branch ends; the stream it returns to stays whole.
         """
-        return any(
+        return op.name in _ADDITIONS and any(
             value in self.activations
             and value not in self.labels
             and any(factor in names for names in dims)

@@ -1,11 +1,11 @@
 """AMP's objective on a cluster as it is.
 
 Against the published planner (`literal`): each stage takes the times of the devices that it runs
-on, of mixed ones layer by layer the slowest; sizes are in bytes of the dtype, and a boundary carries
-activations forward and gradients back, each tensor rank its share; flows that run at once share the
-NICs, and the slowest hop counts, of a boundary and of a ring; a layer's time is affine in the
-micro-batch (`microbatch`); stages that do not fit into memory are left out; the synchronisation is
-part of what the partition minimises (`search`).
+on, of mixed ones layer by layer the slowest; sizes are in bytes of the dtype, and a boundary
+carries activations forward and gradients back, each tensor rank its share; flows that run at once
+share the NICs, and the slowest hop counts, of a boundary and of a ring; a layer's time is affine in
+the micro-batch (`microbatch`); stages that do not fit into memory are left out; the synchronisation
+is part of what the partition minimises (`search`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardweave.planners.amp.model import LayeredModel, Strategy
 from shardweave.planners.amp.network import Grid, Links
-from shardweave.planners.amp.partition import Floats, Ints, Problem, partition
+from shardweave.planners.amp.partition import Floats, Ints, Problem, earliest, partition
 
 STATE_BYTES: Mapping[str, int] = {"weights": 2, "gradients": 2, "optimizer": 12}
 """Bytes per parameter of Adam in mixed precision: 16-bit weights and gradients, 32-bit master
@@ -81,10 +81,8 @@ def first_layers(model: LayeredModel, links: Links, strategy: Strategy, grid: Gr
         sizes[0, model.tied[1]] -= _ALL_STATES * model.parameters[strategy.tensor][model.tied[1]]
     prefix = np.zeros((strategy.pipeline, model.num_layers + 1))
     np.cumsum(sizes, axis=1, out=prefix[:, 1:])
-    limits = prefix - capacities(links, grid)[:, None]
-    return np.stack(
-        [np.searchsorted(row, limit) for row, limit in zip(prefix, limits, strict=True)]
-    )
+    limits = capacities(links, grid).tolist()
+    return np.stack([earliest(row, limit) for row, limit in zip(prefix, limits, strict=True)])
 
 
 def shortfall(model: LayeredModel, links: Links, strategy: Strategy, grid: Grid) -> Shortfall:

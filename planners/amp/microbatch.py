@@ -28,13 +28,17 @@ def roofline_s(work: LayerWork, device: DeviceType, dtype: str) -> float:
 
 
 def reached_share(model: LayeredModel, devices: Iterable[DeviceType], dtype: str) -> float:
-    """The largest share of its roofline that a profiled layer reaches, on one device."""
-    return max(
+    """The largest share of its roofline that a profiled layer reaches, on one device.
+
+    1 for a model whose layers have no stated work.
+    """
+    shares = (
         roofline_s(work, device, dtype) / seconds
         for device in devices
-        for work, seconds in zip(model.work, model.times(device.name, 1), strict=True)
+        for work, seconds in zip(model.work, model.times(device.name, 1).tolist(), strict=True)
         if work is not None
     )
+    return max(shares, default=1.0)
 
 
 def fixed_shares(

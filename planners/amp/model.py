@@ -93,10 +93,6 @@ class LayeredModel:
             )
         return cuts
 
-    def rows_of_cuts(self, cuts: Sequence[int]) -> tuple[int, ...]:
-        """Cuts between rows of the published profile from cuts between layers."""
-        return (0, *(self.rows[cut] for cut in cuts[1:-1]), self.rows[-1] + 1)
-
     def stage_parameters(self, cuts: Sequence[int], tensor: int) -> list[float]:
         """Elements of the parameters of each stage, on one device."""
         counts = self.parameters[tensor]

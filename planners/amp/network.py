@@ -42,7 +42,7 @@ class Links:
         nodes = [cluster.node_type(index) for index in range(cluster.num_nodes)]
         nic = np.array([one.network_bandwidth_bytes_s for one in nodes])
         names = tuple(dict.fromkeys(one.device for one in nodes))
-        kind = np.array([names.index(nodes[one].device) for one in node], dtype=np.intp)
+        kind = np.array([names.index(nodes[one].device) for one, _ in places], dtype=np.intp)
         return Links(cluster, node, inside, nic, names, kind)
 
     @cached_property

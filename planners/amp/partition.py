@@ -3,10 +3,10 @@
 AMP (Li et al., NeurIPS 2022, Sec. 4.2) minimises `repeats * max t_s + sum t_s + sum e_s` over all
 cuts of L layers into k stages, where t_s is a stage's time and e_s what crosses the boundary after
 it. The paper's dynamic program is O(k L^4). Here only the bottlenecks T among the O(L^2) stage
-times are looked at, C(T) = the least `sum t_s + sum e_s` with no stage above T is a windowed-minimum
-dynamic program in O(k L log L), and since C falls as T grows, divide and conquer with the bound
-`repeats * T_left + C(T_right)` leaves few of them: O(L^2 log L) for the sums, and then as many
-programs as the bounds leave, O(L^2) at worst and about ten as a rule.
+times are looked at. C(T), the least `sum t_s + sum e_s` with no stage above T, is a dynamic program
+over window minima in O(k L log L). It falls as T grows, so that divide and conquer with the bound
+`repeats * T_left + C(T_right)` leaves few bottlenecks to look at: O(L^2 log L) to sort them, and a
+program for each that the bounds leave, O(L^2) at worst and about ten as a rule.
 """
 
 from __future__ import annotations
@@ -165,6 +165,12 @@ def _first_feasible(problem: Problem, program: _WindowProgram, sums: Floats) -> 
     return low
 
 
+def earliest(prefix: Floats, most: float) -> Ints:
+    """For each end j, the first i with prefix[j] - prefix[i] <= most; prefix must not fall."""
+    found: Ints = np.searchsorted(prefix, prefix - most).astype(np.intp)
+    return found
+
+
 class _WindowProgram:
     """C(T): the dynamic program over stages, with window minima by doubling."""
 
@@ -174,14 +180,14 @@ class _WindowProgram:
         self.prefix: Floats = np.zeros((len(problem.times), layers + 1))
         np.cumsum(problem.times, axis=1, out=self.prefix[:, 1:])
         self.slack = _SLACK * float(self.prefix[:, -1].max())
-        self._kinds = np.array(problem.kinds)
+        self._kinds: Ints = np.array(problem.kinds, dtype=np.intp)
         of_stage = self.prefix[self._kinds]
         # Costs are kept less the prefix sum of their own stage, so that a stage's time, a
         # difference of two prefix sums, needs no dimension of its own.
         self._step: Floats = problem.boundary + of_stage[:-1] - of_stage[1:]
-        self._ends = np.arange(layers + 1)
+        self._ends: Ints = np.arange(layers + 1, dtype=np.intp)
         self._log: Ints = np.array([0, *(int(n).bit_length() - 1 for n in range(1, layers + 2))])
-        self._floor = np.zeros((stages, layers + 1), dtype=np.intp)
+        self._floor: Ints = np.zeros((stages, layers + 1), dtype=np.intp)
         if problem.first is not None:
             self._floor = np.maximum(self._floor, problem.first)
         rows = int(self._log[layers]) + 1
@@ -194,15 +200,16 @@ class _WindowProgram:
         """C(bound), infinite if there is none; with its cuts, if asked for and there are any."""
         first = self._windows(bound)
         size = len(self._ends)
-        length = self._ends - first
-        power = self._log[np.maximum(length, 0)]
+        length: Ints = self._ends - first
+        power: Ints = self._log[np.maximum(length, 0)]
         none = self._rows * size
-        left = np.where(length > 0, power * size + first, none)
-        right = np.where(length > 0, power * size + self._ends - (1 << power), none)
+        left: Ints = np.where(length > 0, power * size + first, none)
+        right: Ints = np.where(length > 0, power * size + self._ends - (1 << power), none)
         levels = int(power.max())
-        flat, table = self._table.reshape(-1), self._table
+        table = self._table
+        flat: Floats = table.reshape(-1)
         # Stage 0 begins at layer 0, at no cost.
-        cost = np.where((first[0] <= 0) & (length[0] > 0), 0.0, np.inf)
+        cost: Floats = np.where((first[0] <= 0) & (length[0] > 0), 0.0, np.inf)
         entries: list[Floats] = []
         for stage, step in enumerate(self._step, start=1):
             np.add(cost, step, out=table[0])
@@ -211,7 +218,7 @@ class _WindowProgram:
             for level in range(levels):
                 half = 1 << level
                 np.minimum(table[level, :-half], table[level, half:], out=table[level + 1, :-half])
-            cost = np.minimum(flat.take(left[stage]), flat.take(right[stage]))
+            cost = np.minimum(flat[left[stage]], flat[right[stage]])
         least = float(cost[-1] + self.prefix[self._kinds[-1], -1])
         if not want_cuts or math.isinf(least):
             return least, None
@@ -225,5 +232,5 @@ class _WindowProgram:
         """The earliest begin of each stage by its end, with no stage above the bound."""
         if math.isinf(bound):
             return self._floor
-        lows = [np.searchsorted(prefix, prefix - (bound + self.slack)) for prefix in self.prefix]
+        lows = [earliest(prefix, bound + self.slack) for prefix in self.prefix]
         return np.maximum(np.stack(lows)[self._kinds], self._floor)

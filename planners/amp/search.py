@@ -15,7 +15,7 @@ from shardweave.planners.amp.literal import LiteralCosts
 from shardweave.planners.amp.memory import Shortfall, shortfall
 from shardweave.planners.amp.model import AmpError, LayeredModel, Strategy, strategies
 from shardweave.planners.amp.network import Grid, Links, megatron_grid
-from shardweave.planners.amp.partition import Ints, Problem, partition
+from shardweave.planners.amp.partition import Ints, Problem, earliest, partition
 from shardweave.planners.cluster import Cluster
 
 
@@ -138,8 +138,8 @@ def _synchronising_faster(
 ) -> Problem:
     """The same problem, for stages that synchronise in less than `sync_s` only."""
     prefix = np.concatenate([[0.0], np.cumsum(counts)])
-    most = sync_s * (1 - 1e-9) / costs.sync_s
-    first: Ints = np.stack([np.searchsorted(prefix, prefix - limit) for limit in most])
+    most: list[float] = (sync_s * (1 - 1e-9) / costs.sync_s).tolist()
+    first: Ints = np.stack([earliest(prefix, limit) for limit in most])
     if problem.first is not None:
         first = np.maximum(first, problem.first)
     return replace(problem, first=first)

@@ -44,6 +44,7 @@ def blocks(num_blocks: int = 2, num_copies: int = 2) -> Program:
             text += lines
         text += _gradient(i, num_copies)
     text += [f"output out{c} = %y{num_blocks - 1}.{c}" for c in copies]
+    text += [f"output in{c} = %d0.{c}" for c in copies]
     text += [f"grad w{i} = %g{i}" for i in range(num_blocks)]
     return in_sub_batches("\n".join(text).replace("@", "tensor<4x4xf64>"), "tensor=2")
 

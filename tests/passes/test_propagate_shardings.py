@@ -295,6 +295,6 @@ def test_sharding_that_does_not_divide_is_one_clear_line() -> None:
     with pytest.raises(PassError) as error:
         run_passes(step(text, "a=2"), "propagate-shardings")
     assert str(error.value) == (
-        "pass 'propagate-shardings': a dim of size 3 cannot be sharded over axes ['a'] of sizes "
-        "[2]: 3 does not divide by 2."
+        "pass 'propagate-shardings': input 'x': a dim of size 3 cannot be sharded over axes ['a'] "
+        "of sizes [2]: 3 does not divide by 2."
     )

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from shardweave.benchmarks.oases_data import BUDGET_BYTES, chain_of, degrees_of, model_of
-from shardweave.planners.oases_chain import GIB, Chain, ChainError
+from shardweave.planners.oases_chain import GIB, Block, Chain, ChainError, linearise
 from shardweave.planners.oases_dp import solve_chain
 from shardweave.tests.planners.small_chains import (
     least_time,
@@ -65,11 +65,7 @@ def test_negative_number_of_switches_is_refused() -> None:
 def test_blocks_without_a_common_degree_need_a_switch() -> None:
     chain = three_blocks()
     low, high = chain.blocks[0].choices
-    one, two = (
-        type(chain.blocks[0])("one", (low,)),
-        type(chain.blocks[0])("two", (high,)),
-    )
-    chain = Chain((one, two), (((10.0,),),))
+    chain = Chain((Block("one", (low,)), Block("two", (high,))), (((10.0,),),))
     assert solve_chain(chain, max_switches=1).degrees == (1, 2)
     with pytest.raises(ChainError, match="allow more switches"):
         solve_chain(chain, max_switches=0)
@@ -89,6 +85,16 @@ def test_best_degrees_of_the_published_profile_are_these() -> None:
     model = model_of(3072)
     found = solve_chain(chain_of(model, "3090"), BUDGET_BYTES)
     assert found.degrees == (2,) * 16 + (4,) * 32
+
+
+def test_released_planner_loses_three_quarters_of_a_percent_on_its_own_profile() -> None:
+    chain = chain_of(model_of(4096), "3090", literal=True)
+    exact = linearise(chain)
+    literal = solve_chain(chain, BUDGET_BYTES, literal=True)
+    assert literal.degrees.count(2) == 2
+    best = solve_chain(chain, BUDGET_BYTES)
+    assert best.degrees.count(2) == 3
+    assert exact.time_s(literal.path) / best.time_s - 1 == pytest.approx(0.0075, abs=5e-5)
 
 
 def test_degree_that_leaves_a_group_one_sample_is_not_offered() -> None:

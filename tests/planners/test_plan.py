@@ -130,11 +130,13 @@ def test_plan_for_another_model_is_refused_with_names_that_exist() -> None:
     plan = megatron(SPECS["gpt"], "tensor=2")
     with pytest.raises(PlanError) as error:
         check_names(plan, captured(SPECS["bert"]).program)
-    assert str(error.value) == (
+    message = str(error.value)
+    assert message.startswith(
         "the plan names parameter 'wte.weight', which this program does not have (it has "
-        "bert.embeddings.word_embeddings.weight, bert.embeddings.position_embeddings.weight, "
-        "bert.embeddings.token_type_embeddings.weight, bert.embeddings.LayerNorm.weight, ...); "
-        "the plan was made for another model, or the name is misspelt."
+        "bert.embeddings.word_embeddings.weight, "
+    )
+    assert message.endswith(
+        ", ...); the plan was made for another model, or the name is misspelt."
     )
 
 

@@ -1,0 +1,212 @@
+"""rematerialize: what each policy computes again, where it stands, and what is kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shardweave.backends.reference import run_reference
+from shardweave.ir.program import Program
+from shardweave.ir.regions import block_of_op, kept_bytes
+from shardweave.ir.syntax import phase_of
+from shardweave.passes.pipeline import PassError, run_passes
+from shardweave.planners.memory import peak_memory
+from shardweave.tests.ir_text import assert_lines, lines, random_values, step
+from shardweave.tests.passes.steps import blocks, order
+
+VALUE_BYTES = 4 * 4 * 8
+"""Of any value of `blocks`."""
+
+
+def recomputed(program: Program, options: str) -> Program:
+    """Rematerialize, and assert that the values are the same bit for bit."""
+    after = run_passes(program, f"rematerialize{{{options}}}")
+    values = random_values(program)
+    expected, found = run_reference(program, values), run_reference(after, values)
+    assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
+    return after
+
+
+def backward_of(program: Program) -> list[str]:
+    names = order(program)
+    return names[names.index("y1.0") + 1 :]
+
+
+def test_layer_runs_each_block_again_where_its_backward_pass_begins() -> None:
+    after = recomputed(blocks(2, 1), "policy=layer")
+    assert backward_of(after) == [
+        *["Ra1.0", "Rt1.0", "Rp1.0", "Ry1.0", "dt1.0", "da1.0", "dw1.0", "dp1.0", "d1.0", "g1"],
+        *["Ra0.0", "Rt0.0", "Rp0.0", "Ry0.0", "dt0.0", "da0.0", "dw0.0", "dp0.0", "d0.0", "g0"],
+    ]
+
+
+def test_blocks_are_run_again_one_after_another_so_that_memory_falls() -> None:
+    program = blocks(6, 2)
+    plain = peak_memory(program).peak_bytes
+    after = recomputed(program, "policy=layer")
+    # Of the four values of a block and sub-batch its result alone is kept.
+    assert kept_bytes(program) == 6 * 2 * 2 * VALUE_BYTES - 2 * VALUE_BYTES
+    assert kept_bytes(after) == 5 * 2 * VALUE_BYTES
+    assert plain - peak_memory(after).peak_bytes > 3 * 2 * VALUE_BYTES
+
+
+def test_sub_batches_of_a_block_are_run_again_together() -> None:
+    after = recomputed(blocks(2, 2), "policy=layer")
+    clones = ["Ra1.0", "Rt1.0", "Rp1.0", "Ry1.0", "Ra1.1", "Rt1.1", "Rp1.1", "Ry1.1"]
+    assert backward_of(after)[1:10] == [*clones, "dt1.0"]
+
+
+def test_after_communication_keeps_what_arrived_and_what_fed_only_that_is_not_needed() -> None:
+    after = recomputed(blocks(2, 1), "policy=after-communication")
+    assert backward_of(after) == [
+        *["Ra1.0", "Rt1.0", "dt1.0", "da1.0", "dw1.0", "dp1.0", "d1.0", "g1"],
+        *["Ra0.0", "Rt0.0", "dt0.0", "da0.0", "dw0.0", "dp0.0", "d0.0", "g0"],
+    ]
+
+
+TWO_SEGMENTS = """
+    param %w : tensor<4x4xf64>
+    input %x : tensor<4x4xf64>
+    %a = aten.tanh(%x) {layer = "h.0", phase = forward} : tensor<4x4xf64>
+    %r = dist.all_reduce(%a, axes = ["tensor"]) {layer = "h.0", phase = forward} : tensor<4x4xf64>
+    %b = aten.tanh(%r) {layer = "h.0.mlp", phase = forward} : tensor<4x4xf64>
+    %c = aten.mm(%b, %w) {layer = "h.0.mlp", phase = forward} : tensor<4x4xf64>
+    %gc = aten.mm(%x, %w) {layer = "h.0.mlp", phase = backward} : tensor<4x4xf64>
+    %gb = aten.tanh_backward(%gc, %b) {layer = "h.0.mlp", phase = backward} : tensor<4x4xf64>
+    %gr = dist.all_reduce(%gb, axes = ["tensor"]) {layer = "h.0", phase = backward} : tensor<4x4xf64>
+    %ga = aten.tanh_backward(%gr, %a) {layer = "h.0", phase = backward} : tensor<4x4xf64>
+    output %c
+    grad w = %ga
+"""
+
+
+def test_stretches_between_communications_are_recomputed_one_by_one() -> None:
+    before = step(TWO_SEGMENTS, "tensor=2", local=True)
+    after = recomputed(before, "policy=after-communication")
+    assert order(after)[4:] == ["Rb", "gc", "gb", "gr", "Ra", "ga"]
+
+
+def test_clones_have_a_phase_and_the_name_of_their_original() -> None:
+    after = recomputed(step(TWO_SEGMENTS, "tensor=2", local=True), "policy=after-communication")
+    clones = [line.strip() for line in str(after).splitlines() if "recompute" in line]
+    assert clones == [
+        '%b_1 = aten.tanh(%r) {layer = "h.0.mlp", phase = recompute, origin = "b"} : tensor<4x4xf64>',
+        '%a_1 = aten.tanh(%x) {layer = "h.0", phase = recompute, origin = "a"} : tensor<4x4xf64>',
+    ]
+
+
+def test_policy_none_changes_nothing() -> None:
+    program = blocks()
+    assert run_passes(program, "rematerialize{policy=none}") == program
+
+
+def test_what_another_block_reads_is_kept() -> None:
+    text = TWO_SEGMENTS.replace('%c = aten.mm(%b, %w) {layer = "h.0.mlp"', '%c = aten.mm(%b, %w) {layer = "head"')
+    after = recomputed(step(text, "tensor=2", local=True), "policy=after-communication")
+    assert "Rb" not in order(after)
+
+
+def test_views_of_what_is_kept_are_not_copied() -> None:
+    text = """
+        input %x : tensor<4x2xf64>
+        %v = aten.view(%x) {layer = "h.0", phase = forward} : tensor<8xf64>
+        %e = aten.exp(%v) {layer = "h.0", phase = forward} : tensor<8xf64>
+        %w = aten.view(%e) {layer = "h.0", phase = forward} : tensor<2x4xf64>
+        %g = aten.mul.Tensor(%v, %v) {layer = "h.0", phase = backward} : tensor<8xf64>
+        %h = aten.exp(%w) {layer = "h.0", phase = backward} : tensor<2x4xf64>
+        output %g
+        grad x = %h
+    """
+    before = step(text, "tensor=2", local=True)
+    after = run_passes(before, "rematerialize{policy=layer}")
+    assert_lines(
+        lines(after),
+        """
+        %v = aten.view(%x) : tensor<8xf64>
+        %e = aten.exp(%v) : tensor<8xf64>
+        %w = aten.view(%e) : tensor<2x4xf64>
+        %e_1 = aten.exp(%v) : tensor<8xf64>
+        %w_1 = aten.view(%e_1) : tensor<2x4xf64>
+        %g = aten.mul.Tensor(%v, %v) : tensor<8xf64>
+        %h = aten.exp(%w_1) : tensor<2x4xf64>
+        """,
+    )
+
+
+def test_random_numbers_are_kept_not_drawn_again() -> None:
+    text = """
+        input %x : tensor<4x4xf64>
+        %e = aten.exp(%x) {layer = "h.0", phase = forward} : tensor<4x4xf64>
+        %d, %mask = aten.native_dropout(%e, p = 0.5, train = true) {layer = "h.0", phase = forward} : tensor<4x4xf64>, tensor<4x4xi1>
+        %t = aten.tanh(%d) {layer = "h.0", phase = forward} : tensor<4x4xf64>
+        %g = aten.tanh_backward(%x, %t) {layer = "h.0", phase = backward} : tensor<4x4xf64>
+        %m = aten.native_dropout_backward(%g, %mask, scale = 2.0) {layer = "h.0", phase = backward} : tensor<4x4xf64>
+        %n = aten.mul.Tensor(%m, %e) {layer = "h.0", phase = backward} : tensor<4x4xf64>
+        output %t
+        grad x = %n
+    """
+    after = run_passes(step(text, "tensor=2", local=True), "rematerialize{policy=layer}")
+    assert order(after)[3:] == ["Re", "Rt", "g", "m", "n"]
+
+
+def budget_of(after: Program) -> dict[str | None, int]:
+    """By block, how many ops are computed again."""
+    found: dict[str | None, int] = {}
+    for op in after.ops:
+        if phase_of(op) == "recompute":
+            found[block_of_op(op)] = found.get(block_of_op(op), 0) + 1
+    return found
+
+
+def test_budget_recomputes_as_few_blocks_as_fit() -> None:
+    program = blocks(4, 1)
+    everything = kept_bytes(program)
+    # Keeping all but what one or two blocks can compute again, and so on.
+    for num_blocks in range(4):
+        limit = everything - num_blocks * VALUE_BYTES
+        after = recomputed(program, f"policy=budget bytes={limit}")
+        assert kept_bytes(after) == limit
+        assert budget_of(after) == {f"h.{i}": 2 for i in range(num_blocks)}
+
+
+def test_budget_runs_whole_blocks_again_where_segments_are_not_enough() -> None:
+    program = step(TWO_SEGMENTS, "tensor=2", local=True)
+    segments = kept_bytes(run_passes(program, "rematerialize{policy=after-communication}"))
+    after = recomputed(program, f"policy=budget bytes={segments - 1}")
+    assert "Rr" in order(after)
+    assert kept_bytes(after) == 0
+
+
+def test_budget_that_is_too_small_says_how_much_is_missing() -> None:
+    with pytest.raises(PassError) as error:
+        run_passes(blocks(4, 1), f"rematerialize{{policy=budget bytes={VALUE_BYTES}}}")
+    assert str(error.value) == (
+        "pass 'rematerialize': with every block recomputed, 384 bytes are still kept for the "
+        "backward pass, 256 more than bytes=128; give at least 384, or split the batch or shard "
+        "more."
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            "policy=some",
+            "policy 'some' is unknown; use one of none, layer, after-communication, budget.",
+        ),
+        ("policy=budget", "give bytes=N with policy=budget, and only then."),
+        ("policy=layer bytes=100", "give bytes=N with policy=budget, and only then."),
+    ],
+)
+def test_wrong_options_are_one_line(options: str, message: str) -> None:
+    with pytest.raises(PassError) as error:
+        run_passes(blocks(), f"rematerialize{{{options}}}")
+    assert str(error.value) == f"pass 'rematerialize': {message}"
+
+
+def test_recomputing_twice_is_refused() -> None:
+    with pytest.raises(PassError) as error:
+        run_passes(blocks(), "rematerialize,rematerialize")
+    assert str(error.value) == (
+        "pass 'rematerialize': the program recomputes already; rematerialize it once."
+    )
