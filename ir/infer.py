@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, cast
 
@@ -32,6 +34,17 @@ def _fake(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
 
 
+@contextmanager
+def _torch_silent() -> Iterator[None]:
+    """torch logs a traceback for operands it refuses; here that is an answer, not a failure."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = was_disabled
+
+
 def infer_types(op: AtenOp) -> tuple[AnyTensor, ...] | str:
     """Types of the tensors that torch returns for this op, or why it refuses the operands.
 
@@ -49,7 +62,7 @@ def _run_on_fake(op: AtenOp) -> tuple[AnyTensor, ...] | str:
     overload = overload_named(CALLEE.get(op.name, op.name))
     try:
         args, kwargs = arguments(op, lambda v: _fake(shape_of(v), dtype_of_value(v)))
-        with _fake_mode:
+        with _fake_mode, _torch_silent():
             returned: Any = overload(*args, **kwargs)
     except (NotImplementedError, UnsupportedOperatorException):
         # No meta kernel: nothing to compare with, so the stated types stand.

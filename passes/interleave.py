@@ -11,6 +11,7 @@ blocks that end in collectives interleave, not transformer layers alone.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Sequence
 
 from xdsl.ir import Operation
@@ -57,7 +58,7 @@ def interleave(regions: Iterable[Sequence[Operation]]) -> list[Operation]:
     """The order of all ops that interleaves the sub-batches inside each region.
 
     Waits are placed anew: before the next start of another thread, before the first use, or
-    at the end of the region. Every op keeps its place behind what it reads. Linear.
+    at the end of the region. Every op keeps its place behind what it reads. O(n log n).
     """
     interleaver = _Interleaver()
     for region in regions:
@@ -72,22 +73,26 @@ class _Interleaver:
         self.emitted: set[Operation] = set()
         self.in_flight: Operation | None = None
         self.waits: list[Operation] = []
+        self.shared: list[Operation] = []
         self.missing: dict[Operation, int] = {}
+        self.places: dict[Operation, int] = {}
 
     def run(self, region: Sequence[Operation]) -> None:
         threads: dict[str, list[Operation]] = {}
-        shared: list[Operation] = []
+        self.shared = []
         for op in region:
             thread = thread_of(op)
             if isinstance(op, WaitOp):
                 self.waits.append(op)
             elif thread is None:
-                shared.append(op)
+                self.shared.append(op)
             else:
                 threads.setdefault(thread, []).append(op)
-        self._expect(shared)
+        self._expect()
         self._alternate(list(threads.values()))
-        for op in shared:
+        # What is left keeps the order of the program.
+        self.missing.clear()
+        for op in self.shared:
             self._emit(op)
         self._arrive()
 
@@ -125,9 +130,10 @@ class _Interleaver:
             self._append(self.in_flight)
         self.in_flight = None
 
-    def _expect(self, shared: list[Operation]) -> None:
+    def _expect(self) -> None:
         """Count what each shared op still waits for, to emit it as soon as it can run."""
-        for op in shared:
+        for place, op in enumerate(self.shared):
+            self.places[op] = place
             producers = {p for p in _producers(op) if p not in self.emitted}
             self.missing[op] = len(producers)
 
@@ -150,19 +156,18 @@ class _Interleaver:
             self._append(op)
 
     def _append(self, op: Operation) -> None:
-        stack = [op]
-        while stack:
-            one = stack.pop()
-            if one in self.emitted:
-                continue
-            self.emitted.add(one)
-            self.order.append(one)
-            users = dict.fromkeys(use.operation for r in one.results for use in r.uses)
-            for user in users:
+        """Emit an op, and the shared ops that it completes, in the order of the program."""
+        complete: list[int] = []
+        while op not in self.emitted:
+            self.emitted.add(op)
+            self.order.append(op)
+            for user in dict.fromkeys(use.operation for r in op.results for use in r.uses):
                 if user in self.missing:
                     self.missing[user] -= 1
                     if self.missing[user] == 0:
-                        stack.append(user)
+                        heapq.heappush(complete, self.places[user])
+            if complete:
+                op = self.shared[heapq.heappop(complete)]
 
 
 def _producers(op: Operation) -> dict[Operation, None]:

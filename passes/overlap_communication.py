@@ -77,12 +77,14 @@ class OverlapCommunicationPass(ModulePass):
         self._check_memory(program)
 
     def _check_memory(self, program: Program) -> None:
-        cap, needed = self.memory_cap, peak_memory(program).peak_bytes
-        if cap is not None and needed > cap:
+        if self.memory_cap is None:
+            return
+        needed = peak_memory(program).peak_bytes
+        if needed > self.memory_cap:
             raise ValueError(
-                f"schedule {self.schedule} needs {needed} bytes, {needed - cap} more than "
-                f"memory_cap={cap}; recompute more (rematerialize), split the batch into more "
-                "sub-batches, or raise the cap."
+                f"schedule {self.schedule} needs {needed} bytes, {needed - self.memory_cap} more "
+                f"than memory_cap={self.memory_cap}; recompute more (rematerialize), split the "
+                "batch into more sub-batches, or raise the cap."
             )
 
     def _find_cluster(self) -> Cluster:

@@ -12,7 +12,7 @@ from shardweave.ir.program import Program
 from shardweave.tests.ir_text import step
 
 
-def annotations(layer: str, phase: str) -> str:
+def notes_of(layer: str, phase: str) -> str:
     return f'{{layer = "{layer}", phase = {phase}}}'
 
 
@@ -54,7 +54,7 @@ def _taken(i: int, c: int) -> str:
 
 
 def _forward(i: int, c: int) -> list[str]:
-    at, notes = f"{i}.{c}", annotations(f"h.{i}", "forward")
+    at, notes = f"{i}.{c}", notes_of(f"h.{i}", "forward")
     return [
         f"%a{at} = aten.mm({_taken(i, c)}, %w{i}) {notes} : @",
         f"%t{at} = aten.tanh(%a{at}) {notes} : @",
@@ -64,7 +64,7 @@ def _forward(i: int, c: int) -> list[str]:
 
 
 def _backward(i: int, c: int, num_blocks: int) -> list[str]:
-    at, notes = f"{i}.{c}", annotations(f"h.{i}", "backward")
+    at, notes = f"{i}.{c}", notes_of(f"h.{i}", "backward")
     gradient = f"%d{i + 1}.{c}" if i + 1 < num_blocks else f"%yin.{c}"
     return [
         f"%dt{at} = aten.mm({gradient}, %v{i}) {notes} : @",
@@ -77,7 +77,7 @@ def _backward(i: int, c: int, num_blocks: int) -> list[str]:
 
 def _gradient(i: int, num_copies: int) -> list[str]:
     """The sum over sub-batches, which all of them share."""
-    notes = annotations(f"h.{i}", "backward")
+    notes = notes_of(f"h.{i}", "backward")
     if num_copies == 1:
         return [f"%g{i} = aten.neg(%dw{i}.0) {notes} : @"]
     names = [f"%dw{i}.0", *(f"%s{i}.{c}" for c in range(1, num_copies - 1)), f"%g{i}"]
@@ -146,7 +146,7 @@ class _RandomStep:
             if kind < 0.1:
                 value = self._new()
                 source = self.random.choice(self.shared)
-                notes = annotations(layer, phase)
+                notes = notes_of(layer, phase)
                 self.text.append(f"{value} = {self._call(source, source)} {notes} : @")
                 self.shared.append(value)
             elif kind < 0.2:
@@ -163,16 +163,16 @@ class _RandomStep:
         for c in range(self.copies):
             second = right if is_shared else f"{right}.{c}"
             call = form.format(f"{left}.{c}", second)
-            self.text.append(f"{value}.{c} = {call} {annotations(layer, phase)} : @")
+            self.text.append(f"{value}.{c} = {call} {notes_of(layer, phase)} : @")
         self.varying.append(value)
 
     def _join(self, layer: str, phase: str) -> None:
         """A sum over all sub-batches, which each of them reads."""
         source = self.random.choice(self.varying[-4:])
-        self.shared.append(self._sum(source, annotations(layer, phase)))
+        self.shared.append(self._sum(source, notes_of(layer, phase)))
 
     def _gradient(self, block: int) -> None:
-        notes = annotations(f"h.{block}", "backward")
+        notes = notes_of(f"h.{block}", "backward")
         total = self._sum(self.random.choice(self.varying[-4:]), notes)
         if "data" in self.mesh:
             value = self._new()
@@ -196,7 +196,14 @@ class _RandomStep:
         axes = ["tensor"] if "data" not in self.mesh else ["tensor", "tensor", "data"]
         reduce = f'dist.all_reduce({{0}}, axes = ["{self.random.choice(axes)}"])'
         return self.random.choice(
-            [reduce, reduce, "aten.mm({0}, {1})", "aten.mm({0}, {1})", "aten.tanh({0})", "aten.add.Tensor({0}, {1})"]
+            [
+                reduce,
+                reduce,
+                "aten.mm({0}, {1})",
+                "aten.mm({0}, {1})",
+                "aten.tanh({0})",
+                "aten.add.Tensor({0}, {1})",
+            ]
         )
 
     def _call(self, left: str, right: str) -> str:

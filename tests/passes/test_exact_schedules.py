@@ -71,7 +71,9 @@ def test_all_schedules_and_policies_equal_eager(name: str, mesh: str, num: int) 
             assert_equals_eager(scheduled(before, schedule), captured(SPECS[name]))
 
 
-@pytest.mark.parametrize(("name", "mesh"), [("cnn", "data=2"), ("unet", "tensor=2"), ("t5", "tensor=2")])
+@pytest.mark.parametrize(
+    ("name", "mesh"), [("cnn", "data=2"), ("unet", "tensor=2"), ("t5", "tensor=2")]
+)
 def test_sub_batches_of_other_models_equal_eager(name: str, mesh: str) -> None:
     # The batch norms of the CNN need sums over the sub-batches inside the forward pass.
     before = recomputed(sub_batches(name, mesh, 2), "layer", deletes=True)

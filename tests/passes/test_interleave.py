@@ -15,9 +15,7 @@ STARTED_PASSES = "rematerialize,delete-redundant-collectives,start-collectives"
 
 def scheduled(schedule: str, num_blocks: int = 2, num_copies: int = 2) -> list[str]:
     program = blocks(num_blocks, num_copies)
-    after = run_passes(
-        program, f"{STARTED_PASSES},overlap-communication{{schedule={schedule}}}"
-    )
+    after = run_passes(program, f"{STARTED_PASSES},overlap-communication{{schedule={schedule}}}")
     assert_same_values(program, after)
     return order(after)
 
@@ -150,8 +148,11 @@ def test_wait_without_the_sub_batch_of_its_start_is_placed_too() -> None:
 
 def test_regions_of_a_step() -> None:
     program = run_passes(blocks(2, 1), STARTED_PASSES)
-    by_pass = [[order_of.index(op) for op in region] for region in pass_regions(list(program.ops))
-               for order_of in [list(program.ops)]]
+    by_pass = [
+        [order_of.index(op) for op in region]
+        for region in pass_regions(list(program.ops))
+        for order_of in [list(program.ops)]
+    ]
     names = order(program)
     assert [(names[region[0]], names[region[-1]]) for region in by_pass] == [
         ("a0.0", "wait y1.0"),

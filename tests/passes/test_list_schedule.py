@@ -164,7 +164,9 @@ def small_step(seed: int) -> Program:
     text, values = ["input %x : @"], ["x"]
     for i in range(random.randint(4, 7)):
         left, right = random.choice(values[-3:]), random.choice(values)
-        form = random.choice(["aten.mm(%{}, %{})"] * 2 + ['dist.all_reduce(%{}, axes = ["tensor"])'])
+        form = random.choice(
+            ["aten.mm(%{}, %{})"] * 2 + ['dist.all_reduce(%{}, axes = ["tensor"])']
+        )
         text.append(f"%v{i} = {form.format(left, right)} : @")
         values.append(f"v{i}")
     text += [f"output {value} = %{value}" for value in values[1:]]

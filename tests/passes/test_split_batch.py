@@ -37,7 +37,9 @@ def test_inputs_are_cut_inside_the_part_of_each_device() -> None:
 
 
 def test_sub_batches_cut_every_second_run_of_a_strided_shard() -> None:
-    text = LINEAR.replace('%x : tensor<8x4xf64> [{"data"}, {}]', '%x : tensor<8x4xf64> [{"data":2}, {}]')
+    text = LINEAR.replace(
+        '%x : tensor<8x4xf64> [{"data"}, {}]', '%x : tensor<8x4xf64> [{"data":2}, {}]'
+    )
     after = run_passes(step(text, "data=2"), "split-batch{n=2}")
     assert shardings(after.arguments)["x"] == '[{"data":2, "batch":1}, {}]'
     whole = run_passes(after, f"{LOCAL},unroll-time-axes")
@@ -67,7 +69,7 @@ def test_annotations_of_a_plan_on_values_with_the_batch_are_cut_too() -> None:
         %s = aten.sum.dim_IntList(%a, dim = [0]) {sharding = [#dist.sharding<[{"tensor"}]>]} : tensor<4xf64>
         %b = aten.mul.Tensor(%a, %s) : tensor<8x4xf64>
         output %b
-    """
+    """  # noqa: E501
     before = step(text, "tensor=2")
     after = run_passes(before, "split-batch{n=2}")
     assert lines(after, shardings=True)[:2] == [

@@ -14,8 +14,9 @@ def unrolled(text: str, mesh: str, expected: str, time: str = "batch") -> Progra
     """Unroll a local text, in which one axis of the mesh is of time; compare lines and values."""
     before = step(text, mesh, local=True)
     assert before.mesh is not None
-    kinds = {axis.name: "time" if axis.name == time else "space" for axis in before.mesh.axes}
-    before.set_mesh(Mesh(Axis(a.name, a.size, kinds[a.name]) for a in before.mesh.axes))
+    before.set_mesh(
+        Mesh(Axis(a.name, a.size, "time" if a.name == time else "space") for a in before.mesh.axes)
+    )
     after = run_passes(before, "unroll-time-axes")
     assert_lines(lines(after), expected)
     assert_same_values(before, after)
@@ -57,7 +58,7 @@ def test_sum_over_sub_batches_is_added_up_before_it_is_sent() -> None:
         %s = aten.sum.dim_IntList(%x, dim = [0]) {layer = "h", sharding = [#dist.sharding<[{}], unreduced = ["data", "batch"]>]} : tensor<4xf64>
         %r = dist.all_reduce(%s, axes = ["data", "batch"]) {layer = "h", sharding = [#dist.sharding<[{}]>]} : tensor<4xf64>
         output %r
-        """,
+        """,  # noqa: E501
         "data=2,batch=3",
         """
         ...
@@ -133,12 +134,14 @@ def test_copies_keep_shardings_over_space_axes() -> None:
         input %x : tensor<2x4xf64> [{"data", "batch"}, {}]
         %y = aten.relu(%x) {layer = "h", sharding = [#dist.sharding<[{"data", "batch"}, {}]>]} : tensor<2x4xf64>
         output %y [{"data", "batch"}, {}]
-        """,
+        """,  # noqa: E501
         "data=2,batch=2",
         "...",
     )
     written = [line for line in lines(after, shardings=True) if "relu" in line]
-    assert [line.partition(" <")[2] for line in written] == ['[{"data"}, {}]> : tensor<2x4xf64>'] * 2
+    assert [line.partition(" <")[2] for line in written] == [
+        '[{"data"}, {}]> : tensor<2x4xf64>'
+    ] * 2
 
 
 def test_time_axis_of_size_one_disappears() -> None:
