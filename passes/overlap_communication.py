@@ -44,7 +44,8 @@ class OverlapCommunicationPass(ModulePass):
     `cluster` (a preset's name or a file); of several priorities and the other three schedules
     the one that simulates fastest is taken, so it is never slower than they are in the
     simulator. A step that needs more than `memory_cap` bytes on one device is refused; `list`
-    takes the fastest order that does not.
+    takes the fastest order that does not, and without a cap the fastest that needs no more
+    memory than one of the other three (else it would recompute early, and gain nothing by it).
 
     Requires: a local program after `start-collectives`; `sub-batch` and `cross-pass` have an
     effect on programs with sub-batches (`split-batch`, unrolled). Ensures: numerics unchanged;
@@ -100,10 +101,9 @@ class OverlapCommunicationPass(ModulePass):
         """Try every order and keep the fastest that fits the memory cap."""
         cluster = self._find_cluster()
         graph = build_graph(ops, CostModel(cluster, program.mesh or Mesh()))
-        cap = self.memory_cap
-        tries: list[Callable[[], list[Operation]]] = [
-            partial(_fixed_order, name, ops) for name in SCHEDULES[:-1]
-        ]
+        cap = self.memory_cap or 0
+        fixed = [partial(_fixed_order, name, ops) for name in SCHEDULES[:-1]]
+        tries: list[Callable[[], list[Operation]]] = [*fixed]
         tries += [partial(list_schedule, graph, priority) for priority in _priorities(graph)]
         tries += [
             partial(list_schedule, graph, *near)
@@ -114,7 +114,9 @@ class OverlapCommunicationPass(ModulePass):
             order = attempt()
             reorder(program, order)
             result = simulate(program, cluster)
-            over = 0 if cap is None else max(0, result.peak_bytes - cap)
+            if self.memory_cap is None and attempt in fixed:
+                cap = max(cap, result.peak_bytes)
+            over = max(0, result.peak_bytes - cap)
             if best is None or (over, result.time_s) < best[:2]:
                 best = (over, result.time_s, order)
         assert best is not None
