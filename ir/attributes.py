@@ -14,6 +14,7 @@ from xdsl.printer import Printer
 
 from shardweave.ir.mesh import Axis, Mesh
 from shardweave.ir.sharding import Placement, Sharding, contiguous, is_contiguous, ordered
+from shardweave.ir.strings import unclosed_string
 
 PHASES = ("forward", "recompute", "backward", "optimizer")
 
@@ -195,11 +196,16 @@ class ShardingAttr(ParametrizedAttribute):
 
     @classmethod
     def parse_text(cls, text: str) -> Self:
-        """Read `[{"data"}, {}]` (what stands between the angle brackets)."""
+        """Read `[{"data"}, {}]` (what stands between the angle brackets).
+
+        Raises xDSL's ParseError.
+        """
         from xdsl.context import Context
         from xdsl.parser import Parser
 
         parser = Parser(Context(), f"<{text}>")
+        if unclosed_string(text) is not None:
+            parser.raise_error("a string is not closed")
         return cls.new(cls.parse_parameters(parser))
 
 

@@ -65,9 +65,7 @@ class Program:
     @staticmethod
     def parse(text: str, name: str = "<text>") -> Program:
         """Read a program. Raises ProgramTextError (one line, with line and column)."""
-        program = Program(parse_module(text, name))
-        program.check_shape(name)
-        return program
+        return Program(parse_module(text, name))
 
     @staticmethod
     def load(path: str | Path) -> Program:
@@ -94,16 +92,6 @@ class Program:
 
     def clone(self) -> Program:
         return Program(self.module.clone())
-
-    def check_shape(self, name: str = "<text>") -> None:
-        """Raises ProgramTextError unless the module is one function ending in a return."""
-        from shardweave.ir.text import ProgramTextError
-
-        functions = [op for op in self.module.ops if isinstance(op, func.FuncOp)]
-        if len(functions) != 1 or len(list(self.module.ops)) != 1:
-            raise ProgramTextError(f"{name}: a program is a module with exactly one func.func.")
-        if not isinstance(functions[0].body.blocks[0].last_op, func.ReturnOp):
-            raise ProgramTextError(f"{name}: the function must end in func.return.")
 
     # Parts
 

@@ -133,13 +133,16 @@ def _print_annotations(printer: Printer, op: Operation) -> None:
 
 def _parse_operand(parser: Parser) -> SSAValue | None | list[SSAValue | None]:
     """An operand, `none`, or a list of these; raises a parse error on anything else."""
+    items = parser.parse_optional_comma_separated_list(
+        parser.Delimiter.SQUARE, lambda: _parse_item(parser)
+    )
+    return _parse_item(parser) if items is None else items
+
+
+def _parse_item(parser: Parser) -> SSAValue | None:
+    """An operand or `none`."""
     if parser.parse_optional_keyword("none") is not None:
         return None
-    items = parser.parse_optional_comma_separated_list(
-        parser.Delimiter.SQUARE, lambda: _parse_operand(parser)
-    )
-    if items is not None:
-        return cast("list[SSAValue | None]", items)
     return _defined(parser, parser.parse_unresolved_operand("expected an operand"))
 
 

@@ -8,15 +8,23 @@ from contextlib import contextmanager
 from io import StringIO
 
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import ParseError, VerifyException
 
 from shardweave.ir.context import make_context
+from shardweave.ir.strings import unclosed_string
 
 
 class ProgramTextError(ValueError):
     """A text that is not a program. The message has one line: where, what, what was expected."""
+
+
+_WITHOUT_A_PLACE = (VerifyException, ValueError, LookupError, TypeError, AttributeError, AssertionError,
+                    NotImplementedError, RecursionError)  # fmt: skip
+"""What attributes raise that check themselves while they are parsed, and what xDSL's parser raises
+on texts that it did not foresee. The parser has come as far as the place when they do."""
 
 
 @contextmanager
@@ -39,16 +47,39 @@ def print_module(module: ModuleOp, *, locations: bool = False) -> str:
 
 
 def parse_module(text: str, name: str = "<text>") -> ModuleOp:
-    """Parse the text of a module. Raises ProgramTextError with line and column."""
+    """Parse the text of a program. Raises ProgramTextError with line and column."""
+    quote = unclosed_string(text)
+    if quote is not None:
+        raise _error(text, name, quote, "the string is not closed.")
     try:
-        with without_gc():
-            return Parser(make_context(), text, name).parse_module()
+        parser = Parser(make_context(), text, name)
+        try:
+            with without_gc():
+                module = parser.parse_module()
+        except _WITHOUT_A_PLACE as error:
+            raise _error(text, name, parser.pos, str(error)) from error
     except ParseError as error:
-        where = _position(text, error.span.start)
-        raise ProgramTextError(f"{name}:{where}: {_one_line(error.msg)}") from error
-    except (VerifyException, ValueError, KeyError, AssertionError) as error:
-        # Attributes check themselves while they are parsed; their errors carry no place.
-        raise ProgramTextError(f"{name}: {_one_line(str(error))}") from error
+        raise _error(text, name, error.span.start, error.msg) from error
+    _check_form(module, text, name)
+    return module
+
+
+def _check_form(module: ModuleOp, text: str, name: str) -> None:
+    """Raises ProgramTextError unless the module is one function of one block with a return."""
+    found = list(module.ops)
+    if len(found) != 1 or not isinstance(found[0], FuncOp):
+        second = text.find("func.func", text.find("func.func") + 1)
+        message = "a program is a module with exactly one func.func, and nothing else."
+        raise _error(text, name, max(second, 0), message)
+    blocks = found[0].body.blocks
+    if len(blocks) != 1 or not isinstance(blocks[0].last_op, ReturnOp):
+        end = text.rfind("}", 0, max(text.rfind("}"), 0))
+        message = "the function must be one block that ends in func.return."
+        raise _error(text, name, max(end, 0), message)
+
+
+def _error(text: str, name: str, offset: int, message: str) -> ProgramTextError:
+    return ProgramTextError(f"{name}:{_position(text, offset)}: {_one_line(message)}")
 
 
 def _position(text: str, offset: int) -> str:

@@ -63,6 +63,19 @@ def tensor_type_of(value: SSAValue) -> AnyTensor:
     return cast(AnyTensor, value.type)
 
 
+def type_problem(type_: Attribute) -> str | None:
+    """Why values of a program cannot have this type; None if they can."""
+    if not isinstance(type_, builtin.TensorType):
+        return f"{type_} is not a tensor type"
+    tensor = cast(AnyTensor, type_)
+    if any(size < 0 for size in tensor.get_shape()):
+        return f"{type_} has a size that is not fixed; write every size as a number"
+    if tensor.element_type not in _DTYPES:
+        known = ", ".join(str(element) for element in _DTYPES)
+        return f"{type_} has elements that torch does not have; use one of {known}"
+    return None
+
+
 def shape_of(value: SSAValue) -> tuple[int, ...]:
     return shape_of_type(tensor_type_of(value))
 

@@ -23,7 +23,7 @@ from shardweave.ir.program import Program, sharding_of
 from shardweave.ir.rules import rule_of
 from shardweave.ir.sharding import Sharding
 from shardweave.ir.syntax import layer_of
-from shardweave.ir.types import shape_of
+from shardweave.ir.types import shape_of, type_problem
 
 
 class VerifyError(ValueError):
@@ -56,13 +56,30 @@ class _Verifier:
         self.mesh = program.mesh or Mesh()
         self.defined: set[SSAValue] = set(program.function.body.block.args)
         self.shardings: dict[SSAValue, Sharding] = {}
+        self.untyped: set[SSAValue] = set()  # results of ops whose types are no tensors
         self.found: list[str] = []
 
     def problems(self) -> list[str]:
+        self._boundary()
+        if self.found:  # without its arguments' types nothing can be said of the ops
+            return self.found
         self._slots()
         for op in self.program.function.body.block.ops:
             self._op(op)
         return self.found
+
+    def _boundary(self) -> None:
+        """Arguments are tensors; the one return gives what the function promises."""
+        function = self.program.function
+        for argument in function.body.block.args:
+            problem = type_problem(argument.type)
+            if problem is not None:
+                self.found.append(f"argument %{argument.name_hint}: {problem}.")
+        last = self.program.return_op
+        if any(isinstance(op, func.ReturnOp) and op is not last for op in function.body.block.ops):
+            self.found.append("func.return stands before the end; keep only the last.")
+        if tuple(last.operand_types) != tuple(function.function_type.outputs.data):
+            self.found.append("func.return: its operands are not of the function's result types.")
 
     def _slots(self) -> None:
         for slot in (*self.program.arguments, *self.program.results):
@@ -82,8 +99,10 @@ class _Verifier:
                     "definition up."
                 )
         self.defined.update(op.results)
-        if isinstance(op, func.ReturnOp):
-            self._return(op)
+        problems = list(filter(None, (type_problem(result.type) for result in op.results)))
+        self.found += [f"{describe(op)}: {problem}." for problem in problems]
+        self.untyped.update(op.results if problems else ())
+        if isinstance(op, func.ReturnOp) or not self.untyped.isdisjoint((*op.operands, *op.results)):
             return
         try:
             op.verify(verify_nested_ops=False)
@@ -124,9 +143,6 @@ class _Verifier:
             )
 
     def _aten(self, op: AtenOp) -> None:
-        if not all(isinstance(v.type, builtin.TensorType) for v in (*op.operands, *op.results)):
-            self.found.append(f"{describe(op)}: all values must be tensors.")
-            return
         types = infer_types(op)
         if isinstance(types, str):
             self.found.append(f"{describe(op)}: torch refuses these operands: {types}")
@@ -134,11 +150,6 @@ class _Verifier:
             found = ", ".join(str(result.type) for result in op.results)
             wanted = ", ".join(str(t) for t in types)
             self.found.append(f"{describe(op)}: result type is {found}, expected {wanted}.")
-
-    def _return(self, op: func.ReturnOp) -> None:
-        wanted = self.program.function.function_type.outputs.data
-        if tuple(op.operand_types) != tuple(wanted):
-            self.found.append("func.return: its operands are not of the function's result types.")
 
     # Shardings
 

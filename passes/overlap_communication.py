@@ -49,7 +49,7 @@ class OverlapCommunicationPass(ModulePass):
 
     Requires: a local program after `start-collectives`; `sub-batch` and `cross-pass` have an
     effect on programs with sub-batches (`split-batch`, unrolled). Ensures: numerics unchanged;
-    only the order of ops changes. Linear, `list` O(n log n).
+    only the order of ops changes. O(n log n).
     """
 
     name = "overlap-communication"

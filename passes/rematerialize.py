@@ -41,7 +41,8 @@ class RematerializePass(ModulePass):
     Requires: a program with forward and backward ops; collectives are recomputed only where
     they are in the program, so run it after `insert-collectives` (and `unroll-time-axes`).
     Ensures: numerics unchanged, bit for bit; clones carry phase recompute and `origin`, and
-    stand before their first use. Linear in the ops; `budget` tries O(log blocks) times.
+    stand where their block's backward pass begins, or goes on behind a message. Linear in the
+    ops; `budget` tries O(log blocks) times.
     """
 
     name = "rematerialize"

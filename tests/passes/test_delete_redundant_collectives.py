@@ -190,6 +190,17 @@ def test_program_without_recomputation_stays_as_it_is() -> None:
     assert run_passes(blocks(), DELETE) == blocks()
 
 
+def test_forward_pass_alone_keeps_nothing_and_says_nothing_of_it() -> None:
+    text = """
+        input %x : tensor<4xf64>
+        %a = aten.exp(%x) {layer = "h.0", phase = forward} : tensor<4xf64>
+        output %a
+    """
+    stats = step(text).stats()
+    assert stats.kept_bytes is None
+    assert "kept" not in str(stats)
+
+
 def test_negative_budget_is_refused() -> None:
     with pytest.raises(PassError) as error:
         run_passes(blocks(), f"{DELETE}{{budget=-1}}")

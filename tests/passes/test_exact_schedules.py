@@ -82,6 +82,15 @@ def test_sub_batches_of_other_models_equal_eager(name: str, mesh: str) -> None:
         assert_equals_eager(scheduled(before, schedule), captured(SPECS[name]))
 
 
+@pytest.mark.parametrize("schedule", ["cross-pass", "list"])
+def test_sub_batches_of_a_sequence_parallel_step_equal_eager(schedule: str) -> None:
+    spec, mesh = SPECS["gpt"], "data=2,tensor=2"
+    plan = ApplyPlanPass.of(megatron(spec, mesh, sequence_parallel=True))
+    program = run_passes(captured(spec).program, [plan, "split-batch", PARTITIONING], mesh=mesh)
+    before = recomputed(program, "layer", deletes=schedule == "list")
+    assert_equals_eager(scheduled(before, schedule), captured(spec))
+
+
 def test_two_time_axes_equal_eager() -> None:
     spec = SPECS["gpt"]
     split = "split-batch{n=2 axis=micro},split-batch{n=2}"

@@ -69,7 +69,7 @@ def test_passes_and_specs_can_be_mixed() -> None:
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ("shard", "there is no pass 'shard'; the passes are: apply-plan, cse, dce, "),
+        ("shard", "there is no pass 'shard'; the passes are: apply-plan, bucket-collectives, cse, dce, "),
         (
             "cse{fast=true}",
             "pass 'cse': Provided arguments [\"fast\"] not found in expected arguments []; its "
