@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rate", default="250mbit", help="rate of each NIC, as tc writes it")
     parser.add_argument("--link", choices=("shaped", "modelled"), default="shaped")
     parser.add_argument(

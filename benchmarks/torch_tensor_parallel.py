@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -42,14 +43,15 @@ def torch_step(
         "mlp.fc_in": ColwiseParallel(),
         "mlp.fc_out": RowwiseParallel(),
     }
-    for block in model.h:
+    blocks = cast(nn.ModuleList, model.h)
+    for block in blocks:
         parallelize_module(block, mesh, block_plan)
     head = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
     parallelize_module(
         model, mesh, {"wte": RowwiseParallel(input_layouts=Replicate()), "head": head}
     )
     if recompute:
-        model.h = nn.ModuleList(Checkpointed(block) for block in model.h)
+        model.h = nn.ModuleList(Checkpointed(block) for block in blocks)
     labels = DTensor.from_local(batch["labels"], mesh, [Replicate()])
 
     def step() -> Tensor:

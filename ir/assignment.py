@@ -270,7 +270,6 @@ class _Question:
             total = _sum(total, price)
         return pinned, total
 
-
     def _target(self, index: int, produced: Sharding) -> Sharding:
         """Where a result goes: to its goal, or reduced, and scattered as the hints want it."""
         goal = self.goals[index]

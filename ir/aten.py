@@ -132,7 +132,10 @@ class AtenOp(CallOp):
             parameter = self.signature.parameter(name)
             if parameter is None or parameter.is_tensor or name in NOT_STORED:
                 raise VerifyException(f"{self.name} has no argument '{name}' to store")
-            to_python(attribute)
+            try:
+                to_python(attribute)
+            except ValueError as error:
+                raise VerifyException(f"{self.name}: {name} cannot be {attribute}") from error
         if not self.results:
             raise VerifyException(f"{self.name} has no result; give its type after ':'")
 

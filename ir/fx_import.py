@@ -20,7 +20,7 @@ from shardweave.ir.aten import NOT_STORED, op_name, signature_of
 from shardweave.ir.aten_args import DERIVED
 from shardweave.ir.attributes import PhaseAttr
 from shardweave.ir.builder import Builder
-from shardweave.ir.canonical import Call, CanonicalError, lookup
+from shardweave.ir.canonical import Call, lookup
 from shardweave.ir.syntax import layer_of
 from shardweave.ir.trace import CaptureError, Traced, module_path
 from shardweave.ir.types import AnyTensor, element_of, tensor_type
@@ -58,31 +58,28 @@ class _Importer:
         self.argument_attributes: list[Attribute] = []
 
     def visit(self, node: torch.fx.Node) -> None:
-        if node.op == "placeholder":
-            self.values[node] = self._argument(node)
-        elif node.op == "get_attr":
-            self.values[node] = self._constant(str(node.target))
-        elif node.op == "call_function":
-            self._annotate(node)
-            first_new = self.block.last_op
-            try:
+        first_new = self.block.last_op
+        try:
+            if node.op == "placeholder":
+                self.values[node] = self._argument(node)
+            elif node.op == "get_attr":
+                self.values[node] = self._constant(str(node.target))
+            elif node.op == "call_function":
+                self._annotate(node)
                 self.values[node] = self._call(node)
-            except CanonicalError as error:
-                layer = module_path(node.meta.get("nn_module_stack"))
-                where = f"module '{layer}'" if layer else "the model"
-                raise CaptureError(f"{where}: {error}") from error
-            self._mark_phase(first_new)
+                self._mark_phase(first_new)
+        except CaptureError:
+            raise
+        except ValueError as error:  # no canonical form, or no such dtype in the IR
+            layer = module_path(node.meta.get("nn_module_stack"))
+            where = f"module '{layer}'" if layer else "the model"
+            raise CaptureError(f"{where}: {error}") from error
 
     # Arguments and constants
 
     def _argument(self, node: torch.fx.Node) -> SSAValue:
         kind, name = next(self.inputs)
         value = node.meta["val"]
-        if not isinstance(value, torch.Tensor):
-            raise CaptureError(
-                f"argument '{name}' is a {type(value).__name__}; pass tensors only, and bind the "
-                "rest with functools.partial or in the model."
-            )
         index = len(self.block.args)
         argument = self.block.insert_arg(tensor_type(value.shape, value.dtype), index)
         argument.name_hint = "tangent" if kind == "tangent" else name

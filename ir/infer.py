@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, cast
@@ -28,6 +28,11 @@ _inferred: dict[Signature, tuple[AnyTensor, ...] | str] = {}
 _fake_mode = FakeTensorMode()
 
 
+_REFUSALS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError,
+             AttributeError)  # fmt: skip
+"""What torch raises for operands that do not fit, op by op."""
+
+
 @lru_cache(maxsize=16384)
 def _fake(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     with _fake_mode:
@@ -35,7 +40,7 @@ def _fake(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 @contextmanager
-def _torch_silent() -> Iterator[None]:
+def _torch_silent() -> Generator[None]:
     """torch logs a traceback for operands it refuses; here that is an answer, not a failure."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, log.disabled = log.disabled, True
@@ -69,7 +74,7 @@ def _run_on_fake(op: AtenOp) -> tuple[AnyTensor, ...] | str:
         return tuple(tensor_type(shape_of(r), dtype_of_value(r)) for r in op.results)
     except DynamicOutputShapeException:
         return "the shape of its result depends on the data"
-    except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
-        return str(error).strip().splitlines()[0]
+    except _REFUSALS as error:
+        return next(iter(str(error).strip().splitlines()), type(error).__name__)
     parts = cast("Sequence[Any]", returned if isinstance(returned, (tuple, list)) else (returned,))
     return tuple(tensor_type(p.shape, p.dtype) for p in parts if p is not None)

@@ -9,12 +9,12 @@ from typing import cast
 
 import torch
 from xdsl.dialects import builtin
-from xdsl.ir import Attribute
+from xdsl.ir import Attribute, TypeAttribute
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.utils.mlir_lexer import MLIRTokenKind
 
-from shardweave.ir.types import dtype_of, element_of
+from shardweave.ir.types import dtype_of, element_of, is_element
 
 Literal = None | bool | int | float | str | torch.dtype | Sequence["Literal"]
 """A value that a property can hold."""
@@ -70,6 +70,9 @@ def print_literal(printer: Printer, attribute: Attribute) -> None:
         with printer.in_square_brackets():
             printer.print_list(items, lambda item: print_literal(printer, item))
         return
+    if isinstance(attribute, TypeAttribute):
+        printer.print_attribute(attribute)
+        return
     value = to_python(attribute)
     if isinstance(value, bool):
         printer.print_string("true" if value else "false")
@@ -77,8 +80,6 @@ def print_literal(printer: Printer, attribute: Attribute) -> None:
         printer.print_string("none")
     elif isinstance(value, str):
         printer.print_string_literal(value)
-    elif isinstance(value, torch.dtype):
-        printer.print_attribute(attribute)
     else:
         printer.print_string(_number_text(cast("int | float", value)))
 
@@ -123,8 +124,11 @@ def _parse_number_or_type(parser: Parser, negative: bool) -> Attribute:
         for word, value in (("true", True), ("false", False)):
             if parser.parse_optional_keyword(word) is not None:
                 return to_attribute(value)
+        start = parser.pos
         element = parser.parse_optional_type()
         if element is not None:
+            if not is_element(element):
+                parser.raise_error(f"{element} is not a dtype", start, parser.pos)
             return element
     parser.raise_error("expected a number, string, boolean, dtype, none or a list of them")
 

@@ -159,6 +159,11 @@ class Program:
 
         Raises ValueError, naming the slot, if its annotation does not fit it.
         """
+        given = slot.attributes.data.get("dist.sharding")
+        if given is not None and not isinstance(given, ShardingAttr):
+            raise ValueError(
+                f"{slot.kind} '{slot.name}': dist.sharding is {given}, expected #dist.sharding<..>."
+            )
         try:
             return sharding_of(slot.sharding_attr, shape_of(slot.value), self)
         except ValueError as error:

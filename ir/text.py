@@ -21,8 +21,16 @@ class ProgramTextError(ValueError):
     """A text that is not a program. The message has one line: where, what, what was expected."""
 
 
-_WITHOUT_A_PLACE = (VerifyException, ValueError, LookupError, TypeError, AttributeError, AssertionError,
-                    NotImplementedError, RecursionError)  # fmt: skip
+_WITHOUT_A_PLACE = (
+    VerifyException,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    NotImplementedError,
+    RecursionError,
+)
 """What attributes raise that check themselves while they are parsed, and what xDSL's parser raises
 on texts that it did not foresee. The parser has come as far as the place when they do."""
 

@@ -41,6 +41,16 @@ class Traced:
     constants: Mapping[str, torch.Tensor]
 
 
+_NO_LOSS = (
+    "the model's output has no scalar loss; return the loss, a tuple that begins with it, or an "
+    "object or dict with 'loss'."
+)
+_NO_OUTPUT = (
+    "the model's output has neither 'loss' nor 'logits'; return a tensor, a tuple of tensors, or "
+    "an object or dict with one of these."
+)
+
+
 class _Wrapped(torch.nn.Module):
     """Calls the model and keeps of its output what the step is about."""
 
@@ -52,14 +62,16 @@ class _Wrapped(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output = self.model(*args, **kwargs)
         loss = _loss_of(output)
-        if self.train_step and loss is None:
-            raise ValueError(
-                "the model's output has no scalar loss: return the loss, a tuple that begins "
-                "with it, or an object or dict with 'loss'"
-            )
         if loss is not None:
             return loss
-        return output if isinstance(output, (torch.Tensor, tuple, list)) else output["logits"]
+        if self.train_step:
+            raise ValueError(_NO_LOSS)
+        if isinstance(output, (torch.Tensor, tuple, list)):
+            return output
+        logits = output.get("logits") if isinstance(output, dict) else output.logits
+        if logits is None:
+            raise ValueError(_NO_OUTPUT)
+        return logits
 
 
 def _loss_of(output: Any) -> torch.Tensor | None:
@@ -109,10 +121,14 @@ def trace(
             "the model has parameters on the meta device, which have no gradients; build it "
             "under torch._subclasses.fake_tensor.FakeTensorMode() on cpu instead."
         )
+    _check_arguments(args, kwargs)
     wrapped = _Wrapped(model, train)
+    # A gradient for an input that happens to require one is nobody's parameter.
+    tensors = tuple(value.detach() for value in args)
+    named = {name: value.detach() for name, value in kwargs.items()}
     try:
         with _tracing(model, train):
-            return _trace(wrapped, tuple(args), dict(kwargs))
+            return _trace(wrapped, tensors, named)
     except CaptureError:
         raise
     except Exception as error:  # torch raises many unrelated classes here
@@ -121,7 +137,20 @@ def trace(
         torch._dynamo.reset()
 
 
+def _check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    values = zip(_input_names(tuple(args), kwargs), [*args, *kwargs.values()], strict=True)
+    for name, value in values:
+        if not isinstance(value, torch.Tensor):
+            raise CaptureError(
+                f"argument '{name}' is a {type(value).__name__}; pass tensors only, and bind the "
+                "rest with functools.partial or in the model."
+            )
+
+
 def _explain(error: Exception) -> str:
+    ours = next((text for text in (_NO_LOSS, _NO_OUTPUT) if text in str(error)), None)
+    if ours is not None:
+        return ours
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = next((line for line in lines if line.startswith("Developer debug context")), "")
     first = lines[0] if lines else type(error).__name__
@@ -148,14 +177,14 @@ def _trace(wrapped: _Wrapped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     graph = joint.graph
     names = _input_names(args, kwargs)
     inputs = tuple(_input(node.meta["desc"], names) for node in graph.find_nodes(op="placeholder"))
-    outputs = tuple(_output(desc) for desc in graph.output_node().meta["desc"])
+    outputs = tuple(_output(desc, names) for desc in graph.output_node().meta["desc"])
     constants = {
         node.target: getattr(joint, node.target) for node in graph.find_nodes(op="get_attr")
     }
     return Traced(graph, inputs, outputs, constants)
 
 
-def _input_names(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+def _input_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
     return [f"arg{index}" for index in range(len(args))] + list(kwargs)
 
 
@@ -171,13 +200,13 @@ def _input(desc: Any, names: list[str]) -> tuple[InputKind, str]:
     raise CaptureError(f"input {desc} of the traced graph is of a kind that is not supported.")
 
 
-def _output(desc: Any) -> tuple[OutputKind, str]:
+def _output(desc: Any, names: list[str]) -> tuple[OutputKind, str]:
     if isinstance(desc, aot.GradAOTOutput):
-        kind, name = _input(desc.grad_of, [])
+        kind, name = _input(desc.grad_of, names)
         assert kind in ("param", "buffer"), desc
         return "grad", name
     if isinstance(desc, aot.InputMutationAOTOutput):
-        kind, name = _input(desc.mutated_input, [])
+        kind, name = _input(desc.mutated_input, names)
         if kind != "buffer":
             raise CaptureError(
                 f"the model changes its {kind} '{name}' in place; copy it in the model first."

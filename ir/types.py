@@ -43,6 +43,11 @@ def dtype_of(element: Attribute) -> torch.dtype:
     return _DTYPES[element]
 
 
+def is_element(type_: Attribute) -> bool:
+    """Whether tensors of the IR can have elements of this type."""
+    return type_ in _DTYPES
+
+
 @lru_cache(maxsize=65536)
 def _interned(shape: tuple[int, ...], dtype: torch.dtype) -> AnyTensor:
     return builtin.TensorType(element_of(dtype), shape)
@@ -70,7 +75,7 @@ def type_problem(type_: Attribute) -> str | None:
     tensor = cast(AnyTensor, type_)
     if any(size < 0 for size in tensor.get_shape()):
         return f"{type_} has a size that is not fixed; write every size as a number"
-    if tensor.element_type not in _DTYPES:
+    if not is_element(tensor.element_type):
         known = ", ".join(str(element) for element in _DTYPES)
         return f"{type_} has elements that torch does not have; use one of {known}"
     return None

@@ -102,25 +102,30 @@ class _Verifier:
         problems = list(filter(None, (type_problem(result.type) for result in op.results)))
         self.found += [f"{describe(op)}: {problem}." for problem in problems]
         self.untyped.update(op.results if problems else ())
-        if isinstance(op, func.ReturnOp) or not self.untyped.isdisjoint((*op.operands, *op.results)):
+        is_typed = self.untyped.isdisjoint((*op.operands, *op.results))
+        if isinstance(op, func.ReturnOp) or not is_typed:
             return
+        problem = self._problem_of(op)
+        if problem is not None:
+            self.found.append(f"{describe(op)}{problem}.")
+            return  # what follows relies on its types
+        if isinstance(op, WaitOp):
+            self._wait(op)
+        self._in_flight(op)
+        self._shardings(op)
+
+    def _problem_of(self, op: Operation) -> str | None:
+        """What is wrong with an op by itself: its arguments, its types."""
         try:
             op.verify(verify_nested_ops=False)
         except VerifyException as error:
-            self.found.append(f"{describe(op)}: {str(error).splitlines()[-1]}")
-            return
+            return f": {str(error).splitlines()[-1]}"
         if isinstance(op, AtenOp):
-            self._aten(op)
-        elif isinstance(op, DistOp):
+            return self._problem_of_types(op)
+        if isinstance(op, DistOp):
             problem = op.problem_on(self.mesh)
-            if problem is not None:
-                self.found.append(f"{describe(op)}: {problem}.")
-            if isinstance(op, WaitOp):
-                self._wait(op)
-        else:
-            self.found.append(f"{describe(op)} is not an op of the aten or dist dialect.")
-        self._in_flight(op)
-        self._shardings(op)
+            return None if problem is None else f": {problem}"
+        return " is not an op of the aten or dist dialect"
 
     def _in_flight(self, op: Operation) -> None:
         """Results of a started collective go, all of them, to exactly one wait."""
@@ -142,14 +147,15 @@ class _Verifier:
                 f"{describe(op)}: its operands must be the results of one started collective."
             )
 
-    def _aten(self, op: AtenOp) -> None:
+    def _problem_of_types(self, op: AtenOp) -> str | None:
         types = infer_types(op)
         if isinstance(types, str):
-            self.found.append(f"{describe(op)}: torch refuses these operands: {types}")
-        elif types != tuple(result.type for result in op.results):
-            found = ", ".join(str(result.type) for result in op.results)
-            wanted = ", ".join(str(t) for t in types)
-            self.found.append(f"{describe(op)}: result type is {found}, expected {wanted}.")
+            return f": torch refuses these operands: {types.rstrip('.')}"
+        if types == tuple(result.type for result in op.results):
+            return None
+        found = ", ".join(str(result.type) for result in op.results)
+        wanted = ", ".join(str(t) for t in types)
+        return f": result type is {found}, expected {wanted}"
 
     # Shardings
 

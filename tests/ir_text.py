@@ -66,14 +66,18 @@ def _attributes(kind: str, name: str, sharding: str) -> str:
 
 def _module_attributes(mesh: str, local: bool) -> str:
     axes = ", ".join(f'"{axis.name}" = {axis.size}' for axis in as_mesh(mesh).axes)
-    entries = (["dist.local"] if local else []) + ([f"dist.mesh = #dist.mesh<[{axes}]>"] if mesh else [])
+    entries = (["dist.local"] if local else []) + (
+        [f"dist.mesh = #dist.mesh<[{axes}]>"] if mesh else []
+    )
     return f"attributes {{{', '.join(entries)}}} " if entries else ""
 
 
 def lines(program: Program, *, shardings: bool = False) -> list[str]:
     """The ops of a program and its return, without layers and phases."""
     body = str(program).split("{\n", 2)[2].split("\n  }\n")[0]
-    found = [_ANNOTATIONS.sub(_keep_sharding if shardings else "", line) for line in body.splitlines()]
+    found = [
+        _ANNOTATIONS.sub(_keep_sharding if shardings else "", line) for line in body.splitlines()
+    ]
     return [line.strip() for line in found]
 
 
@@ -96,7 +100,9 @@ def assert_lines(found: list[str], expected: str) -> None:
     wanted = [line.strip() for line in dedent(expected).strip().splitlines()]
     if not any(line.startswith("func.return") for line in wanted):
         found = [line for line in found if not line.startswith("func.return")]
-    assert _matches(found, wanted), "found:\n" + "\n".join(found) + "\nexpected:\n" + "\n".join(wanted)
+    assert _matches(found, wanted), (
+        "found:\n" + "\n".join(found) + "\nexpected:\n" + "\n".join(wanted)
+    )
 
 
 def _matches(found: list[str], wanted: list[str]) -> bool:
@@ -107,7 +113,9 @@ def _matches(found: list[str], wanted: list[str]) -> bool:
     return bool(found) and found[0] == wanted[0] and _matches(found[1:], wanted[1:])
 
 
-def assert_passes_to(passes: str, text: str, expected: str, mesh: str = "", **options: bool) -> Program:
+def assert_passes_to(
+    passes: str, text: str, expected: str, mesh: str = "", **options: bool
+) -> Program:
     """Run passes over a text, compare the lines and the values that come out, return the program.
 
     Whatever the lines, the program must still compute what the text computes.

@@ -27,9 +27,7 @@ from shardweave.planners.plan import Plan
 
 TEXT_SPECS = {
     "gpt": "gpt:layers=2,hidden=16,heads=8,vocab=32,seq=16,batch=8",
-    "gpt2": (
-        "hf:gpt2:n_layer=2,n_embd=16,n_head=8,vocab_size=32,n_positions=16,batch=8,seq=16"
-    ),
+    "gpt2": ("hf:gpt2:n_layer=2,n_embd=16,n_head=8,vocab_size=32,n_positions=16,batch=8,seq=16"),
     "llama": (
         "hf:llama:num_hidden_layers=2,hidden_size=16,num_attention_heads=8,"
         "num_key_value_heads=8,intermediate_size=32,vocab_size=32,batch=8,seq=16"
@@ -38,9 +36,7 @@ TEXT_SPECS = {
         "hf:bert:num_hidden_layers=2,hidden_size=16,num_attention_heads=8,intermediate_size=32,"
         "vocab_size=32,max_position_embeddings=16,batch=8,seq=16"
     ),
-    "t5": (
-        "hf:t5:num_layers=2,d_model=16,d_kv=2,d_ff=32,num_heads=8,vocab_size=32,batch=8,seq=16"
-    ),
+    "t5": ("hf:t5:num_layers=2,d_model=16,d_kv=2,d_ff=32,num_heads=8,vocab_size=32,batch=8,seq=16"),
 }
 """Models of sequences: what lies between their tensor-parallel pairs can be cut along them."""
 

@@ -69,9 +69,7 @@ def test_pattern_names_every_parameter_it_fits_and_an_exact_name_wins() -> None:
 def test_layer_output_is_annotated_on_the_op_whose_value_leaves_the_layer() -> None:
     found = lines(applied(activations={"fc": '[{}, {"tensor"}]'}), shardings=True)
     assert found[0].startswith("%wt = aten.permute(%fc.weight, dims = [1, 0]) none")
-    assert found[1] == (
-        '%y = aten.addmm(%fc.bias, %x, %wt) <[{}, {"tensor"}]> : tensor<4x8xf64>'
-    )
+    assert found[1] == ('%y = aten.addmm(%fc.bias, %x, %wt) <[{}, {"tensor"}]> : tensor<4x8xf64>')
 
 
 def test_pattern_names_the_outputs_of_several_layers() -> None:
@@ -101,7 +99,7 @@ def test_plan_is_read_from_a_file_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"file": "a", "json": "b"}])
 def test_exactly_one_source_of_the_plan_must_be_given(options: dict[str, str]) -> None:
-    with pytest.raises(PassError, match='give one of file="plan.json" and json="..."'):
+    with pytest.raises(PassError, match=r'give one of file="plan\.json" and json="\.\.\."'):
         run_passes(step(TEXT, "tensor=2"), [ApplyPlanPass(**options)])
 
 

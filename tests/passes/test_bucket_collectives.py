@@ -25,7 +25,7 @@ GRADIENTS = """
     grad a = %ra
     grad b = %rb
     grad c = %rc
-"""  # noqa: E501
+"""
 
 
 def bucketed(text: str, expected: str, options: str = "", mesh: str = "data=2") -> Program:
@@ -155,7 +155,7 @@ def test_reduce_scatters_of_other_dims_and_strided_blocks_are_joined_too() -> No
         grad a = %a [{}, {"data", "tensor"}]
         grad b = %b [{"data":2, "tensor":1}, {}]
         grad c = %c [{}, {"data", "tensor"}, {}]
-        """,  # noqa: E501
+        """,
         "...",
         mesh="data=2,tensor=2",
     )
@@ -172,7 +172,7 @@ def test_bucket_keeps_shardings_and_phase() -> None:
         %b = dist.reduce_scatter(%y, axes = ["data"], dim = 0, block = 3) {{layer = "h.1", {notes}}} : tensor<3xf64>
         grad a = %a [{{"data"}}]
         grad b = %b [{{"data"}}]
-    """  # noqa: E501
+    """
     after = run_passes(step(text, "data=2", local=True), "bucket-collectives")
     written = [line.strip() for line in str(after).splitlines()]
     assert f'%a = aten.view(%part_3) {{layer = "h.0", {notes}}} : tensor<2xf64>' in written

@@ -79,7 +79,7 @@ GATHERED = """
     %gx = aten.mm(%gb, %whole) {layer = "h.0", phase = backward} : tensor<4x4xf64>
     output %b
     grad x = %gx
-"""  # noqa: E501
+"""
 
 
 def test_gathered_weight_is_kept_for_the_recomputation_and_the_backward_pass() -> None:
@@ -101,7 +101,7 @@ def test_chain_of_recomputed_messages_dies_as_a_whole() -> None:
         %g = aten.mul.Tensor(%d, %c) {layer = "h.0", phase = backward} : tensor<4xf64>
         output %d
         grad x = %g
-    """  # noqa: E501
+    """
     before = run_passes(step(text, "tensor=2", local=True), "rematerialize")
     assert order(deleted(before)) == ["a", "b", "c", "d", "Rd", "g"]
 
@@ -118,7 +118,7 @@ def test_message_of_another_reduction_or_operand_is_no_twin() -> None:
         grad b = %b
         grad c = %c
         grad d = %d
-    """  # noqa: E501
+    """
     before = step(text, "data=2,tensor=2", local=True)
     assert deleted(before) == before
 
@@ -133,7 +133,7 @@ def test_messages_of_random_numbers_are_no_twins() -> None:
         %d = dist.all_reduce(%b, axes = ["tensor"]) {{layer = "h.0", phase = recompute}} : tensor<4xf64>
         output %c
         grad d = %d
-    """  # noqa: E501
+    """
     before = step(text, "tensor=2", local=True)
     assert run_passes(before, DELETE) == before
 
@@ -149,7 +149,7 @@ TWO_SIZES = """
     %t = aten.mul.Tensor(%d, %c) {layer = "h.0", phase = backward} : tensor<4x4xf64>
     output %s [{"tensor"}, {}]
     grad t = %t [{"tensor"}, {}]
-"""  # noqa: E501
+"""
 
 
 @pytest.mark.parametrize(

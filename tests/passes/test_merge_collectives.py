@@ -42,8 +42,7 @@ def test_merged_message_keeps_phase_and_shardings_and_has_no_layer() -> None:
     after = run_passes(step(text, "data=2,tensor=2", local=True), "merge-collectives")
     (line,) = [line for line in str(after).splitlines() if "dist.all_reduce" in line]
     assert (
-        '{layer = "", phase = backward, '
-        "sharding = [#dist.sharding<[{}]>, #dist.sharding<[{}]>]}"
+        '{layer = "", phase = backward, sharding = [#dist.sharding<[{}]>, #dist.sharding<[{}]>]}'
     ) in line
 
 

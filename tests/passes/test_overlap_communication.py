@@ -180,7 +180,7 @@ WITHOUT_MEMORY = (FOLDER / "testbed.yaml").read_text().replace("    memory_bytes
         ('cluster="none.yaml"', "cluster 'none.yaml' cannot be read: No such file or directory; "),
         (
             'cluster="field.yaml"',
-            "field.yaml: devices.cpu-core: field 'memory_bytes' is missing; write the memory of one "  # noqa: E501
+            "field.yaml: devices.cpu-core: field 'memory_bytes' is missing; write the memory of one "
             "device, such as 24GiB.",
         ),
         ("cluster=testbeds", "cluster 'testbeds' is neither a preset nor a file; did you mean "),

@@ -69,7 +69,10 @@ def test_passes_and_specs_can_be_mixed() -> None:
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ("shard", "there is no pass 'shard'; the passes are: apply-plan, bucket-collectives, cse, dce, "),
+        (
+            "shard",
+            "there is no pass 'shard'; the passes are: apply-plan, bucket-collectives, cse, dce, ",
+        ),
         (
             "cse{fast=true}",
             "pass 'cse': Provided arguments [\"fast\"] not found in expected arguments []; its "
@@ -138,7 +141,12 @@ def test_observer_sees_the_program_before_and_after_each_pass() -> None:
             seen.append(("after", one.name, len(lines(program))))
 
     PassPipeline("cse,dce").run(step(TEXT), observer=Watch())
-    assert seen == [("before", "cse", 4), ("after", "cse", 3), ("before", "dce", 3), ("after", "dce", 3)]
+    assert seen == [
+        ("before", "cse", 4),
+        ("after", "cse", 3),
+        ("before", "dce", 3),
+        ("after", "dce", 3),
+    ]
 
 
 @pytest.mark.parametrize("name", PASSES)

@@ -77,7 +77,7 @@ TWO_SEGMENTS = """
     %ga = aten.tanh_backward(%gr, %a) {layer = "h.0", phase = backward} : tensor<4x4xf64>
     output %c
     grad w = %ga
-"""  # noqa: E501
+"""
 
 
 def test_stretches_between_communications_are_recomputed_one_by_one() -> None:
@@ -90,7 +90,7 @@ def test_clones_have_a_phase_and_the_name_of_their_original() -> None:
     after = recomputed(step(TWO_SEGMENTS, "tensor=2", local=True), "policy=after-communication")
     clones = [line.strip() for line in str(after).splitlines() if "recompute" in line]
     assert clones == [
-        '%b_1 = aten.tanh(%r) {layer = "h.0.mlp", phase = recompute, origin = "b"} : tensor<4x4xf64>',  # noqa: E501
+        '%b_1 = aten.tanh(%r) {layer = "h.0.mlp", phase = recompute, origin = "b"} : tensor<4x4xf64>',
         '%a_1 = aten.tanh(%x) {layer = "h.0", phase = recompute, origin = "a"} : tensor<4x4xf64>',
     ]
 
@@ -146,7 +146,7 @@ def test_random_numbers_are_kept_not_drawn_again() -> None:
         %n = aten.mul.Tensor(%m, %e) {layer = "h.0", phase = backward} : tensor<4x4xf64>
         output %t
         grad x = %n
-    """  # noqa: E501
+    """
     after = run_passes(step(text, "tensor=2", local=True), "rematerialize{policy=layer}")
     assert order(after)[3:] == ["Re", "Rt", "g", "m", "n"]
 

@@ -92,8 +92,11 @@ def test_split_op_keeps_layer_phase_name_and_the_annotation_of_the_user() -> Non
     program = step(text, "tensor=2")
     split_addmms(program)
     product, total = [line.strip() for line in str(program).splitlines() if 'layer = "fc"' in line]
-    assert product.startswith("%mm = aten.mm(") and "sharding" not in product
-    assert total.startswith("%y = aten.add.Tensor(%mm, %b) {layer = \"fc\", phase = forward, sharding")
+    assert product.startswith("%mm = aten.mm(")
+    assert "sharding" not in product
+    assert total.startswith(
+        '%y = aten.add.Tensor(%mm, %b) {layer = "fc", phase = forward, sharding'
+    )
 
 
 def test_scaled_addmm_cannot_be_row_parallel_and_the_error_says_what_to_do() -> None:

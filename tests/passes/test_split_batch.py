@@ -69,7 +69,7 @@ def test_annotations_of_a_plan_on_values_with_the_batch_are_cut_too() -> None:
         %s = aten.sum.dim_IntList(%a, dim = [0]) {sharding = [#dist.sharding<[{"tensor"}]>]} : tensor<4xf64>
         %b = aten.mul.Tensor(%a, %s) : tensor<8x4xf64>
         output %b
-    """  # noqa: E501
+    """
     before = step(text, "tensor=2")
     after = run_passes(before, "split-batch{n=2}")
     assert lines(after, shardings=True)[:2] == [

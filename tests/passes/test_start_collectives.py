@@ -23,7 +23,7 @@ ALL_KINDS = """
     output c = %c
     output e = %e [{}, {"tensor"}]
     output g = %g [{"tensor"}, {}]
-"""  # noqa: E501
+"""
 
 
 def test_each_message_is_started_and_waited_for() -> None:
@@ -43,7 +43,7 @@ def test_each_message_is_started_and_waited_for() -> None:
         %e = dist.wait(%started_5) : tensor<4x2xf64>
         %f = dist.slice(%a, axes = ["tensor"], dim = 0, block = 2) : tensor<2x4xf64>
         %g = aten.add.Tensor(%d, %f) : tensor<2x4xf64>
-        """,  # noqa: E501
+        """,
         "tensor=2",
         local=True,
     )
@@ -54,7 +54,7 @@ def test_start_and_wait_have_the_annotations_of_the_message() -> None:
         input %x : tensor<4xf64>
         %a = dist.all_reduce(%x, axes = ["tensor"]) {layer = "h.0", phase = recompute, origin = "b", sharding = [#dist.sharding<[{}]>]} : tensor<4xf64>
         output %a
-    """  # noqa: E501
+    """
     after = run_passes(step(text, "tensor=2", local=True), "start-collectives")
     notes = (
         '{layer = "h.0", phase = recompute, origin = "b", sharding = [#dist.sharding<[{}]>]}'

@@ -8,6 +8,7 @@ all-gather. Every message of the step is counted, those outside the layers too.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
@@ -23,7 +24,9 @@ from shardweave.tests.zoo import SHARDING_PASSES, captured, megatron, partitione
 
 LAYERS = 3
 GPT = f"gpt:layers={LAYERS},hidden=16,heads=4,vocab=128,seq=8,batch=4"
-NUM_PARAMETERS = 4 + 16 * LAYERS  # embeddings and last norm; q, k, v, proj, fc_in, fc_out, two norms
+NUM_PARAMETERS = (
+    4 + 16 * LAYERS
+)  # embeddings and last norm; q, k, v, proj, fc_in, fc_out, two norms
 UNTIED = f"{GPT},tie=false"
 
 Messages = Counter[tuple[str, str, str]]
@@ -115,7 +118,7 @@ def test_gradients_fill_as_many_buckets_as_their_bytes_need() -> None:
     ]
     assert sum(buckets) == sum(sizes)
     assert all(size <= limit for size in buckets)
-    assert all(one + other > limit for one, other in zip(buckets, buckets[1:], strict=False))
+    assert all(one + other > limit for one, other in pairwise(buckets))
 
 
 @pytest.mark.parametrize("spec", [GPT, UNTIED])

@@ -85,7 +85,7 @@ def test_all_gather(axes: tuple[str, ...], strided: bool) -> None:
         input %x : tensor<{length}x3xf64> [{{{cut(axes, block)}}}, {{}}]
         %y = dist.all_gather(%x, axes = [{listed(axes)}], dim = 0, block = {block}) : tensor<{length * 2 ** len(axes)}x3xf64>
         output %y
-    """)  # noqa: E501
+    """)
 
 
 @mixed_axes
@@ -98,7 +98,7 @@ def test_reduce_scatter(axes: tuple[str, ...], strided: bool) -> None:
         %s = aten.sum.dim_IntList(%x, dim = [0]) : tensor<{whole}xf64>
         %y = dist.reduce_scatter(%s, axes = [{listed(axes)}], dim = 0, block = {block}) : tensor<{length}xf64>
         output %y [{{{cut(axes, block)}}}]
-    """)  # noqa: E501
+    """)
 
 
 @mixed_axes
@@ -109,7 +109,7 @@ def test_slice(axes: tuple[str, ...], strided: bool) -> None:
         input %x : tensor<3x{length * 2 ** len(axes)}xf64>
         %y = dist.slice(%x, axes = [{listed(axes)}], dim = 1, block = {block}) : tensor<3x{length}xf64>
         output %y [{{}}, {{{cut(axes, block)}}}]
-    """)  # noqa: E501
+    """)
 
 
 @mixed_axes
@@ -121,7 +121,7 @@ def test_all_to_all(axes: tuple[str, ...], strided: bool) -> None:
         input %x : tensor<{length}x{whole}xf64> [{{{cut(axes, block)}}}, {{}}]
         %y = dist.all_to_all(%x, axes = [{listed(axes)}], dim = 1, block = {block}, from_dim = 0, from_block = {block}) : tensor<{whole}x{length}xf64>
         output %y [{{}}, {{{cut(axes, block)}}}]
-    """)  # noqa: E501
+    """)
 
 
 @mixed_axes
@@ -148,7 +148,7 @@ def gather(axes: tuple[str, ...]) -> tuple[list[Step], list[Step]]:
         input %x : tensor<2xf64> [{{{listed(axes)}}}]
         %y = dist.all_gather(%x, axes = [{listed(axes)}], dim = 0, block = 2) : tensor<{2 * 2 ** len(axes)}xf64>
         output %y
-    """)  # noqa: E501
+    """)
     (op,) = program.ops
     assert isinstance(op, dist.DistOp)
     assert program.mesh is not None
@@ -177,6 +177,6 @@ def test_sum_over_space_needs_one_message_wherever_the_time_axes_stand() -> None
             %s = aten.sum.dim_IntList(%x, dim = [0]) : tensor<16xf64>
             %y = dist.reduce_scatter(%s, axes = [{listed(axes)}], dim = 0, block = {block}) : tensor<2xf64>
             output %y [{{{cut(axes, block)}}}]
-        """)  # noqa: E501
+        """)
         sent = [op for op in after.ops if isinstance(op, dist.ReduceScatterOp)]
         assert len(sent) == 2  # one for each sub-batch's shard

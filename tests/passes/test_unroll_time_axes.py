@@ -58,7 +58,7 @@ def test_sum_over_sub_batches_is_added_up_before_it_is_sent() -> None:
         %s = aten.sum.dim_IntList(%x, dim = [0]) {layer = "h", sharding = [#dist.sharding<[{}], unreduced = ["data", "batch"]>]} : tensor<4xf64>
         %r = dist.all_reduce(%s, axes = ["data", "batch"]) {layer = "h", sharding = [#dist.sharding<[{}]>]} : tensor<4xf64>
         output %r
-        """,  # noqa: E501
+        """,
         "data=2,batch=3",
         """
         ...
@@ -134,7 +134,7 @@ def test_copies_keep_shardings_over_space_axes() -> None:
         input %x : tensor<2x4xf64> [{"data", "batch"}, {}]
         %y = aten.relu(%x) {layer = "h", sharding = [#dist.sharding<[{"data", "batch"}, {}]>]} : tensor<2x4xf64>
         output %y [{"data", "batch"}, {}]
-        """,  # noqa: E501
+        """,
         "data=2,batch=2",
         "...",
     )

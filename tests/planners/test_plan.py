@@ -65,7 +65,9 @@ def test_plan_written_by_hand_shards_a_model_and_equals_eager() -> None:
 
 def test_plan_moves_to_another_mesh_with_axes_of_the_same_names() -> None:
     plan = megatron(SPECS["gpt"], "data=2,tensor=2")
-    program = run_passes(captured(SPECS["gpt"]).program, [ApplyPlanPass.of(plan)], mesh="tensor=8,data=1")
+    program = run_passes(
+        captured(SPECS["gpt"]).program, [ApplyPlanPass.of(plan)], mesh="tensor=8,data=1"
+    )
     assert shardings(program.arguments)["wte.weight"] == '[{"tensor"}, {}]'
 
 
@@ -73,7 +75,10 @@ def test_plan_moves_to_another_mesh_with_axes_of_the_same_names() -> None:
     ("text", "expected"),
     [
         ("{", "p.json:1:2: not JSON: Expecting property name enclosed in double quotes."),
-        ('{"mesh": {"a": 2},\n "inputs": {"x" 3}}', "p.json:2:17: not JSON: Expecting ':' delimiter."),
+        (
+            '{"mesh": {"a": 2},\n "inputs": {"x" 3}}',
+            "p.json:2:17: not JSON: Expecting ':' delimiter.",
+        ),
         ("", "p.json:1:1: not JSON: Expecting value."),
         ("[]", "p.json: found list, expected a JSON object."),
         (
@@ -135,13 +140,13 @@ def test_plan_for_another_model_is_refused_with_names_that_exist() -> None:
         "the plan names parameter 'wte.weight', which this program does not have (it has "
         "bert.embeddings.word_embeddings.weight, "
     )
-    assert message.endswith(
-        ", ...); the plan was made for another model, or the name is misspelt."
-    )
+    assert message.endswith(", ...); the plan was made for another model, or the name is misspelt.")
 
 
 def test_sharding_of_a_plan_is_checked_against_shape_and_mesh() -> None:
-    assert str(parse_sharding('[{"data"}, {}]', (4, 6), MESH, "w")) == '#dist.sharding<[{"data"}, {}]>'
+    assert (
+        str(parse_sharding('[{"data"}, {}]', (4, 6), MESH, "w")) == '#dist.sharding<[{"data"}, {}]>'
+    )
     with pytest.raises(PlanError, match=r"^w of shape \[4, 6\]: a dim of size 6 cannot be sharded"):
         parse_sharding('[{}, {"tensor"}]', (4, 6), MESH, "w")
 

@@ -48,7 +48,10 @@ def test_pair_that_does_not_divide_stays_whole() -> None:
 
 
 def test_op_that_needs_the_features_together_keeps_a_pair_apart() -> None:
-    assert pairs(PAIR.replace("aten.gelu(%h)", "aten._softmax(%h, dim = 1, half_to_float = false)")) == {}
+    assert (
+        pairs(PAIR.replace("aten.gelu(%h)", "aten._softmax(%h, dim = 1, half_to_float = false)"))
+        == {}
+    )
 
 
 def test_gated_pair_is_cut_together() -> None:
@@ -156,7 +159,7 @@ def test_convolutions_are_a_pair_along_their_channels() -> None:
         %a = aten.relu(%h) : tensor<2x16x8x8xf64>
         %y = aten.convolution(%a, %two, stride = [1, 1], padding = [0, 0], dilation = [1, 1], transposed = false, output_padding = [0, 0], groups = 1) : tensor<2x4x8x8xf64>
         output %y
-    """  # noqa: E501
+    """
     assert pairs(text) == {"one": '[{"t"}, {}, {}, {}]', "two": '[{}, {"t"}, {}, {}]'}
 
 
