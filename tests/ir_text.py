@@ -26,7 +26,7 @@ from shardweave.passes.pipeline import as_mesh, run_passes
 
 _ARGUMENT = re.compile(r"(param|buffer|input|tangent) %([\w.]+) : (tensor<\S*>) ?(.*)$")
 _RESULT = re.compile(r"(output|grad|buffer) (?:([\w.]+) = )?%([\w.]+) ?(.*)$")
-_OP = re.compile(r"((?:%[\w.]+(?:, )?)+) = [^:]*(?:\{.*\})? : (.*)$")
+_OP = re.compile(r"((?:%[\w.]+(?:, )?)+) = .* : (.*)$")
 _ANNOTATIONS = re.compile(r" \{((?:layer|phase|origin|sharding) = .*)\}")
 _SHARDING = re.compile(r"sharding = \[(.*)\]$")
 
