@@ -3,9 +3,10 @@
 Two local processes, one core each, train a `gpt:` model with tensor parallelism over a link
 that is rate-limited in the kernel (`--link shaped`; needs root, ip and tc) or modelled
 (`--link modelled`; flatters speed-ups by several per cent, and has no row for PyTorch).
-Methods run in turn, so that all see the same machine, and an idle-priority thread keeps each
-core awake: a core that idles in a wait is slow to come back, which would make every method
-look better beside a blocking one.
+With `--profile FILE` the machine and the link are first measured into a cluster file, and the
+simulator and `list` go by that. Methods run in turn, so that all see the same machine, and an
+idle-priority process keeps each core awake: a core that idles in a wait is slow to come back,
+which would make every method look better beside a blocking one.
 """
 
 from __future__ import annotations
@@ -26,15 +27,24 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import overlap_methods
 import shaped_link
+
+from shardweave.driver.models import build_example
+from shardweave.driver.profile import profile_machine
+from shardweave.ir.capture import capture
+from shardweave.ir.mesh import Mesh
+from shardweave.planners.cluster_file import save_cluster
 
 WORKER = Path(__file__).with_name("overlap_worker.py")
 NUM_RANKS = 2
+PROFILED = ("blocking", "cross-pass")
+"""Rows that have all ops of all rows between them."""
 
 
 def main() -> int:
     options = parse_options()
-    console = Console()
+    console = Console(width=max(110, Console().width))
     if options.link == "shaped" and (reason := shaped_link.why_not()):
         console.print(f"skipped: the shaped link cannot be made here: {reason}.")
         return 0
@@ -44,24 +54,29 @@ def main() -> int:
         else nullcontext()
     )
     with link, tempfile.TemporaryDirectory() as folder:
+        if options.profile:
+            profile(options)
+            options.cluster = options.profile
         rows = run_workers(options, Path(folder))
     show(rows, options, console)
     if options.json:
+        cluster = options.cluster or "testbed"
         result = {"machine": options.machine, "model": options.model, "rate": options.rate,
-                  "link": options.link, "rows": rows}  # fmt: skip
+                  "link": options.link, "cluster": cluster, "rows": rows}  # fmt: skip
         Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
     return 0
 
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rate", default="250mbit", help="rate of each NIC, as tc writes it")
+    parser.add_argument("--rate", default="410mbit", help="rate of each NIC, as tc writes it")
     parser.add_argument("--link", choices=("shaped", "modelled"), default="shaped")
     parser.add_argument(
-        "--model", default="gpt:layers=4,hidden=512,heads=8,vocab=512,seq=256,batch=4,tie=false"
+        "--model", default="gpt:layers=6,hidden=512,heads=8,vocab=512,seq=256,batch=8,tie=false"
     )
     parser.add_argument("--rounds", type=int, default=5, help="timed steps per method")
     parser.add_argument("--cluster", default="", help="cluster file for the simulator and list")
+    parser.add_argument("--profile", default="", help="measure into this cluster file, and use it")
     parser.add_argument("--rows", default="", help="comma-separated names; all by default")
     parser.add_argument("--machine", default="2-core x86-64 CPU, torch CPU build")
     parser.add_argument("--json", default="", help="write the rows to this file")
@@ -71,6 +86,20 @@ def parse_options() -> argparse.Namespace:
         options.model = "gpt:layers=2,hidden=256,heads=4,vocab=256,seq=128,batch=4,tie=false"
         options.rounds = 2
     return options
+
+
+def profile(options: argparse.Namespace) -> None:
+    """Measure ops of the rows' programs, and collectives over the link, into a cluster file."""
+    example = build_example(options.model)
+    program = capture(example.module, kwargs=example.kwargs)
+    program.set_mesh(Mesh(tensor=NUM_RANKS))
+    preset = f"testbed:rate={options.rate}"
+    programs = [overlap_methods.pipeline(name, program, preset) for name in PROFILED]
+    launcher = "env MASTER_ADDR=127.0.0.1"
+    if options.link == "shaped":
+        prefix, variables = shaped_link.on_node("{rank}")
+        launcher = " ".join([*prefix, "env", *(f"{k}={v}" for k, v in variables.items())])
+    save_cluster(profile_machine(NUM_RANKS, programs, launcher=launcher), options.profile)
 
 
 def run_workers(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
@@ -126,7 +155,8 @@ def show(rows: list[dict[str, Any]], options: argparse.Namespace, console: Conso
     table = Table(title=f"{options.model} over {options.rate} ({options.link} link)")
     for title in ("method", "measured", "speed-up", "collectives", "simulated",
                   "lower bound", "measured / bound", "peak memory"):  # fmt: skip
-        table.add_column(title, justify="left" if title == "method" else "right")
+        is_name = title == "method"
+        table.add_column(title, justify="left" if is_name else "right", no_wrap=is_name)
     for row in rows:
         simulated, bound = row["simulated_s"], row["lower_bound_s"]
         table.add_row(
@@ -143,6 +173,15 @@ def show(rows: list[dict[str, Any]], options: argparse.Namespace, console: Conso
     share = next((r.get("communication_share") for r in rows if r["name"] == "blocking"), None)
     if share:
         console.print(f"communication is {share:.0%} of the blocking step (simulated)")
+    ours = [row for row in rows if row["simulated_s"]]
+    if ours:
+        measured = [row["name"] for row in sorted(ours, key=lambda row: row["time_s"])]
+        simulated = [row["name"] for row in sorted(ours, key=lambda row: row["simulated_s"])]
+        worst = max(abs(row["simulated_s"] / row["time_s"] - 1) for row in ours)
+        ranks = (
+            "ranks the rows as measured" if measured == simulated else "ranks the rows otherwise"
+        )
+        console.print(f"the simulator {ranks}, and is off by {worst:.0%} at most")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,30 +19,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import modelled_link
 import torch_tensor_parallel
+from overlap_methods import ROWS, pipeline
 
 from shardweave.backends.distributed import Step
 from shardweave.backends.runtime import Runtime
 from shardweave.driver.models import build_example
+from shardweave.driver.steady import awake, hasten_network_threads
 from shardweave.ir.capture import capture
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.passes.apply_plan import ApplyPlanPass
-from shardweave.passes.pipeline import PassPipeline
-from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.simulate import simulate
-
-PARTITION = "propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
-DELETE = "delete-redundant-collectives"
-SPLIT = "split-batch{n=2}"
-ROWS: dict[str, tuple[str, str, str]] = {
-    "blocking": ("", "", "blocking"),
-    "blocking+delete": ("", DELETE, "blocking"),
-    "sub-batch": (SPLIT, "", "sub-batch"),
-    "cross-pass": (SPLIT, "", "cross-pass"),
-    "cross-pass+delete": (SPLIT, DELETE, "cross-pass"),
-    "list+delete": (SPLIT, DELETE, "list"),
-}
-"""Name: passes before partitioning, passes after recomputation, schedule."""
 
 TORCH = "torch-tensor-parallel"
 
@@ -57,36 +41,6 @@ class Method:
     step: Callable[[], torch.Tensor]
     program: Program | None = None
     module: torch.nn.Module | None = None
-
-
-def keep_awake() -> subprocess.Popen[bytes]:
-    """A process of idle priority on this core: it yields to everything, and never sleeps."""
-    loop = "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
-    return subprocess.Popen([sys.executable, "-c", loop])
-
-
-def hasten_network_threads() -> None:
-    """Let gloo's threads run at once when a message comes: they need little, but need it now."""
-    main = os.getpid()
-    for thread in map(int, os.listdir("/proc/self/task")):
-        if thread == main:
-            continue
-        try:
-            os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(1))
-        except PermissionError:
-            return
-
-
-def pipeline(name: str, program: Program, cluster: str) -> Program:
-    """The program of one of our rows."""
-    before, after, schedule = ROWS[name]
-    mesh = program.mesh
-    assert mesh is not None
-    plan = ApplyPlanPass.of(plan_megatron(program, mesh))
-    recompute = 'rematerialize{policy="layer"}'
-    overlap = f'overlap-communication{{schedule="{schedule}" cluster="{cluster}"}}'
-    spec = [before, PARTITION, recompute, after, "start-collectives", overlap]
-    return PassPipeline([plan, ",".join(filter(None, spec))]).run(program)
 
 
 def methods(settings: dict[str, Any], cluster: str) -> list[Method]:
@@ -168,8 +122,7 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    spinner = keep_awake()
-    try:
+    with awake():
         cluster = settings["cluster"] or f"testbed:rate={settings['rate']}"
         rows = methods(settings, cluster)
         for row in rows:
@@ -179,9 +132,6 @@ def main() -> None:
         if dist.get_rank() == 0:
             Path(settings["out"]).write_text(json.dumps(as_rows(rows, times, cluster)))
         dist.barrier()
-    finally:
-        spinner.kill()
-        spinner.wait()
     dist.destroy_process_group()
 
 

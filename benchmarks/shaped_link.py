@@ -68,7 +68,7 @@ def _take_down(num_nodes: int) -> None:
     _run("ip", "link", "del", BRIDGE, check=False)
 
 
-def on_node(node: int) -> tuple[list[str], dict[str, str]]:
+def on_node(node: int | str) -> tuple[list[str], dict[str, str]]:
     """Command prefix and environment of a process that runs on a node."""
     prefix = ["ip", "netns", "exec", f"sw{node}"]
     return prefix, {"GLOO_SOCKET_IFNAME": "eth0", "MASTER_ADDR": "10.77.0.1"}

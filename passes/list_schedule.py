@@ -3,20 +3,21 @@
 The step is a graph of compute ops and communications. Time advances on one compute stream and
 one stream per group of communication; whenever the compute stream is free it takes, of the ops
 whose inputs have arrived, the one of highest priority, and a communication is started as soon
-as what it sends is there. Nothing is known of models, layers or passes: one sub-batch's
-backward runs beside another's forward where that hides more. Since an op runs as soon as it can,
-values live long; a `Window` keeps the order near another one, and so its memory.
+as what it sends is there. Nothing is known of models or layers, nor of passes beyond what
+recomputation is for (`list_memory`): one sub-batch's backward runs beside another's forward
+where that hides more.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dist import STARTED, DistOp, WaitOp
+from shardweave.passes.list_memory import Budget
 from shardweave.planners.cost import CostModel
 
 Priority = Callable[[int], tuple[float, ...]]
@@ -76,31 +77,45 @@ def _producer(value: SSAValue) -> Operation | None:
     return owner if isinstance(owner, Operation) else None
 
 
-@dataclass(frozen=True)
-class Window:
-    """How far ahead of another order a schedule may run, which bounds the memory it needs more.
+NO_GATES: Mapping[int, Sequence[int]] = {}
 
-    position: of each op of the graph, in that order. size: an op may run once fewer than `size`
-    ops before it are left.
-    """
-
-    position: Sequence[int]
-    size: int
+MOST_SET_ASIDE = 64
+"""Ops over the budget that are looked past for one that is not."""
 
 
 def list_schedule(
-    graph: Graph, priority: Priority, window: Window | None = None
+    graph: Graph,
+    priority: Priority,
+    budget: Budget | None = None,
+    gates: Mapping[int, Sequence[int]] = NO_GATES,
 ) -> list[Operation]:
-    """The order of all ops, waits included. O((V + E) log V)."""
-    return _Scheduler(graph, priority, window).run()
+    """The order of all ops, waits included. O((V + E) log V).
+
+    budget: ops that it does not admit wait until others have freed memory; where nothing else
+    can run, the first of them in the graph's order runs all the same, so that a cap below what
+    any order needs gives an order over it. gates: of an op, those that may not run before it
+    was issued, beyond the graph's own dependences.
+    """
+    return _Scheduler(graph, priority, budget, gates).run()
 
 
 class _Scheduler:
-    def __init__(self, graph: Graph, priority: Priority, window: Window | None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        priority: Priority,
+        budget: Budget | None,
+        gates: Mapping[int, Sequence[int]],
+    ) -> None:
         self.graph = graph
         self.priority = priority
+        self.budget = budget
+        self.gates = gates
         self.now = 0.0
         self.waiting = list(graph.num_producers)
+        for gated in gates.values():
+            for i in gated:
+                self.waiting[i] += 1
         self.ready: list[tuple[tuple[float, ...], int]] = []
         self.starts: list[tuple[tuple[float, ...], int]] = []
         self.arrivals: list[tuple[float, int]] = []
@@ -108,7 +123,6 @@ class _Scheduler:
         self.order: list[Operation] = []
         self.waited: set[int] = set()
         self.numbers = {op: i for i, op in enumerate(graph.ops)}
-        self.frontier = None if window is None else _Frontier(window)
 
     def run(self) -> list[Operation]:
         for i, count in enumerate(self.waiting):
@@ -116,46 +130,68 @@ class _Scheduler:
                 self._push(i)
         while self.ready or self.starts or self.arrivals:
             self._deliver()
-            if self.starts:
-                self._start(heapq.heappop(self.starts)[1])
-            elif self.ready:
-                self._compute(heapq.heappop(self.ready)[1])
+            i = self._pick(self.starts)
+            if i is None:
+                i = self._pick(self.ready)
+            if i is not None:
+                self._issue(i)
             elif self.arrivals:
                 self.now = max(self.now, self.arrivals[0][0])
+            elif self.ready or self.starts:
+                self._issue(self._over_budget())
         for i in range(len(self.graph.ops)):
             self._wait(i)
         return self.order
 
     def _push(self, i: int) -> None:
-        if self.frontier is not None and not self.frontier.admits(i):
-            return
         key = tuple(-part for part in self.priority(i))
         heapq.heappush(self.ready if self.graph.streams[i] is None else self.starts, (key, i))
+
+    def _pick(self, heap: list[tuple[tuple[float, ...], int]]) -> int | None:
+        """Take the op of highest priority that the budget admits."""
+        aside: list[tuple[tuple[float, ...], int]] = []
+        found: int | None = None
+        while heap and found is None and len(aside) < MOST_SET_ASIDE:
+            entry = heapq.heappop(heap)
+            if self.budget is None or self.budget.admits(entry[1]):
+                found = entry[1]
+            else:
+                aside.append(entry)
+        for entry in aside:
+            heapq.heappush(heap, entry)
+        return found
+
+    def _over_budget(self) -> int:
+        """Take the first op of the graph's order, though it does not fit."""
+        entry = min((*self.ready, *self.starts), key=lambda one: one[1])
+        heap = self.ready if self.graph.streams[entry[1]] is None else self.starts
+        heap.remove(entry)
+        heapq.heapify(heap)
+        return entry[1]
 
     def _deliver(self) -> None:
         """Communications that have arrived release their readers."""
         while self.arrivals and self.arrivals[0][0] <= self.now:
-            self._release(heapq.heappop(self.arrivals)[1])
+            self._release(self.graph.successors[heapq.heappop(self.arrivals)[1]])
 
-    def _release(self, i: int) -> None:
-        for successor in self.graph.successors[i]:
-            self.waiting[successor] -= 1
-            if self.waiting[successor] == 0:
-                self._push(successor)
+    def _release(self, waiting: Sequence[int]) -> None:
+        for i in waiting:
+            self.waiting[i] -= 1
+            if self.waiting[i] == 0:
+                self._push(i)
 
-    def _start(self, i: int) -> None:
+    def _issue(self, i: int) -> None:
+        """Run an op, or start a communication."""
+        self._append(i)
+        self.now += self.graph.compute_s[i]
         stream = self.graph.streams[i]
-        assert stream is not None
-        self._append(i)
-        self.now += self.graph.compute_s[i]
-        finish = max(self.now, self.stream_free.get(stream, 0.0)) + self.graph.travel_s[i]
-        self.stream_free[stream] = finish
-        heapq.heappush(self.arrivals, (finish, i))
-
-    def _compute(self, i: int) -> None:
-        self._append(i)
-        self.now += self.graph.compute_s[i]
-        self._release(i)
+        if stream is None:
+            self._release(self.graph.successors[i])
+        else:
+            finish = max(self.now, self.stream_free.get(stream, 0.0)) + self.graph.travel_s[i]
+            self.stream_free[stream] = finish
+            heapq.heappush(self.arrivals, (finish, i))
+        self._release(self.gates.get(i, ()))
 
     def _append(self, i: int) -> None:
         op = self.graph.ops[i]
@@ -165,40 +201,11 @@ class _Scheduler:
                 assert producer is not None
                 self._wait(self.numbers[producer])
         self.order.append(op)
-        if self.frontier is not None:
-            for admitted in self.frontier.advance(i):
-                self._push(admitted)
+        if self.budget is not None:
+            self.budget.run(i)
 
     def _wait(self, i: int) -> None:
         wait = self.graph.waits[i]
         if wait is not None and i not in self.waited:
             self.waited.add(i)
             self.order.append(wait)
-
-
-class _Frontier:
-    """The first op of a window's order that has not run, and ready ops too far ahead of it."""
-
-    def __init__(self, window: Window) -> None:
-        self.window = window
-        self.first = 0
-        self.has_run = [False] * len(window.position)
-        self.held: list[tuple[int, int]] = []
-
-    def admits(self, i: int) -> bool:
-        """Whether a ready op may run now; if not, `advance` gives it later."""
-        position = self.window.position[i]
-        if position <= self.first + self.window.size:
-            return True
-        heapq.heappush(self.held, (position, i))
-        return False
-
-    def advance(self, i: int) -> list[int]:
-        """Note that an op runs; returns the ready ops that may run now."""
-        self.has_run[self.window.position[i]] = True
-        while self.first < len(self.has_run) and self.has_run[self.first]:
-            self.first += 1
-        found: list[int] = []
-        while self.held and self.held[0][0] <= self.first + self.window.size:
-            found.append(heapq.heappop(self.held)[1])
-        return found

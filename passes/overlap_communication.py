@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import cast
+from itertools import product
+from typing import NamedTuple, cast
 
 from xdsl.context import Context
 from xdsl.dialects import builtin
@@ -18,13 +18,8 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.verify import describe
 from shardweave.passes.interleave import interleave, pass_regions, whole_regions
-from shardweave.passes.list_schedule import (
-    Graph,
-    Priority,
-    Window,
-    build_graph,
-    list_schedule,
-)
+from shardweave.passes.list_memory import Budget, liveness, recompute_gates
+from shardweave.passes.list_schedule import Graph, build_graph, list_schedule
 from shardweave.planners.cluster import Cluster
 from shardweave.planners.cost import CostModel
 from shardweave.planners.memory import peak_memory
@@ -41,7 +36,7 @@ class OverlapCommunicationPass(ModulePass):
     `blocking`: each wait right behind its start (Megatron). `sub-batch`: sub-batches take
     turns inside each pass (Merak). `cross-pass`: recomputation and backward form one pass
     (Oases, Algorithms 1 and 2). `list`: list scheduling of the whole step on the cost model of
-    `cluster` (a preset's name or a file); of several priorities and the other three schedules
+    `cluster` (a preset's name or a file); of several such orders and the other three schedules
     the one that simulates fastest is taken, so it is never slower than they are in the
     simulator. A step that needs more than `memory_cap` bytes on one device is refused; `list`
     takes the fastest order that does not, and without a cap the fastest that needs no more
@@ -100,27 +95,29 @@ class OverlapCommunicationPass(ModulePass):
     def _best(self, program: Program, ops: list[Operation]) -> None:
         """Try every order and keep the fastest that fits the memory cap."""
         cluster = self._find_cluster()
-        graph = build_graph(ops, CostModel(cluster, program.mesh or Mesh()))
-        cap = self.memory_cap or 0
-        fixed = [partial(_fixed_order, name, ops) for name in SCHEDULES[:-1]]
-        tries: list[Callable[[], list[Operation]]] = [*fixed]
-        tries += [partial(list_schedule, graph, priority) for priority in _priorities(graph)]
-        tries += [
-            partial(list_schedule, graph, *near)
-            for near in _near(_fixed_order("cross-pass", ops), graph)
-        ]
-        best: tuple[int, float, list[Operation]] | None = None
-        for attempt in tries:
-            order = attempt()
-            reorder(program, order)
-            result = simulate(program, cluster)
-            if self.memory_cap is None and attempt in fixed:
-                cap = max(cap, result.peak_bytes)
-            over = max(0, result.peak_bytes - cap)
-            if best is None or (over, result.time_s) < best[:2]:
-                best = (over, result.time_s, order)
-        assert best is not None
-        reorder(program, best[2])
+        fixed = [_fixed_order(name, ops) for name in SCHEDULES[:-1]]
+        reorder(program, fixed[-1])
+        graph = build_graph(list(program.ops), CostModel(cluster, program.mesh or Mesh()))
+        tried = [_try(program, cluster, order) for order in fixed]
+        enough = max(one.peak_bytes for one in tried)
+        cap = enough if self.memory_cap is None else self.memory_cap
+        tried += [_try(program, cluster, one) for one in _list_orders(program, graph, cap)]
+        if min(one.peak_bytes for one in tried) > cap:  # for the error, what is really needed
+            tried += [_try(program, cluster, one) for one in _list_orders(program, graph, enough)]
+        best = min(tried, key=lambda one: (max(0, one.peak_bytes - cap), one.time_s))
+        reorder(program, best.order)
+
+
+class _Try(NamedTuple):
+    order: list[Operation]
+    time_s: float
+    peak_bytes: int
+
+
+def _try(program: Program, cluster: Cluster, order: list[Operation]) -> _Try:
+    reorder(program, order)
+    result = simulate(program, cluster)
+    return _Try(order, result.time_s, result.peak_bytes)
 
 
 def _fixed_order(schedule: str, ops: Sequence[Operation]) -> list[Operation]:
@@ -146,36 +143,31 @@ def _blocking(ops: Sequence[Operation]) -> list[Operation]:
     return order
 
 
-def _priorities(graph: Graph) -> list[Priority]:
-    """Longest path to the end, alone and behind the order of sub-batches.
+LEADS = (0.0, 0.1, 0.3)
+AHEAD = (1, 2, 4)
 
-    Running one sub-batch ahead of the others lets its backward pass meet their forward pass.
+
+def _list_orders(program: Program, graph: Graph, cap_bytes: int) -> Iterator[list[Operation]]:
+    """List schedules by the longest path to the end, under a memory cap.
+
+    They differ in how far recomputation may run ahead of its place, and in the lead that each
+    sub-batch has over the next, as a share of the longest path: one that runs ahead lets its
+    backward pass meet another's forward pass.
     """
-    copies: list[tuple[float, ...]] = []
+    live = liveness(program, graph)
+    copies: list[int] = []
     for op in graph.ops:
         copy = op.properties.get("copy")
-        numbers = cast("list[int]", to_python(copy)) if copy is not None else []
-        copies.append(tuple(-float(n) for n in numbers))
+        copies.append(0 if copy is None else sum(cast("list[int]", to_python(copy))))
     total = max(graph.tail_s, default=0.0)
+    # An op that frees what it takes is admitted at the cap, and for a moment needs both.
+    room = cap_bytes - max(live.created_bytes, default=0)
+    for ahead, lead, cap in product(AHEAD, LEADS, (cap_bytes, room)):
 
-    def ahead(share: float) -> Priority:
-        """Each sub-batch has a lead of `share` of the longest path over the next."""
-        return lambda i: (graph.tail_s[i] + share * total * sum(copies[i]), -float(i))
+        def priority(i: int, lead: float = lead) -> tuple[float, ...]:
+            return (graph.tail_s[i] - lead * total * copies[i], -float(i))
 
-    return [ahead(share) for share in (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 1.0)]
-
-
-def _near(order: Sequence[Operation], graph: Graph) -> Iterator[tuple[Priority, Window]]:
-    """Another order, from which an op may be run early where the device would stand still.
-
-    Little ahead of it, the step needs hardly more memory than in that order.
-    """
-    numbers = {op: i for i, op in enumerate(graph.ops)}
-    position = [0] * len(graph.ops)
-    for index, op in enumerate(op for op in order if op in numbers):
-        position[numbers[op]] = index
-    for size in (8, 32, 128):
-        yield lambda i: (-float(position[i]),), Window(position, size)
+        yield list_schedule(graph, priority, Budget(live, cap), recompute_gates(graph, ahead))
 
 
 def reorder(program: Program, order: Sequence[Operation]) -> None:

@@ -71,7 +71,7 @@ def peak_memory(program: Program, *, optimizer_multiplier: float = 0.0) -> Memor
 
     optimizer_multiplier: bytes of optimizer state per byte of parameters (2 for Adam).
     """
-    storages, created = _storages(program)
+    storages, created = storages_of(program)
     tally = _Tally()
     for value in program.function.body.block.args:
         tally.add(storages[value].part, storages[value].size)
@@ -104,7 +104,7 @@ def _land(
         tally.add(storage.part, storage.size)
 
 
-def _storages(program: Program) -> tuple[dict[SSAValue, _Storage], list[list[_Storage]]]:
+def storages_of(program: Program) -> tuple[dict[SSAValue, _Storage], list[list[_Storage]]]:
     """The memory behind each value, and what each op creates."""
     mesh = program.mesh or Mesh()
     found: dict[SSAValue, _Storage] = {}
@@ -123,7 +123,7 @@ def _storages(program: Program) -> tuple[dict[SSAValue, _Storage], list[list[_St
                 storage = found[source]
             found[result] = storage
             storage.last_use = index
-        for value in _held(op):
+        for value in held_by(op):
             found[value].last_use = index
     for slot in program.results:
         storage = found[slot.value]
@@ -145,7 +145,7 @@ def _source(op: Operation, position: int, mesh: Mesh) -> SSAValue | None:
     return None
 
 
-def _held(op: Operation) -> Iterator[SSAValue]:
+def held_by(op: Operation) -> Iterator[SSAValue]:
     """What must be alive until an op is done: of a wait, also what the collective reads."""
     yield from op.operands
     if kind_of(op) == "wait":

@@ -11,10 +11,14 @@ from xdsl.ir import Operation
 from shardweave.ir.dist import WaitOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.passes.list_schedule import Graph, Window, build_graph, list_schedule
+from shardweave.ir.syntax import phase_of
+from shardweave.passes.interleave import thread_of
+from shardweave.passes.list_memory import Budget, liveness, recompute_gates
+from shardweave.passes.list_schedule import Graph, build_graph, list_schedule
 from shardweave.passes.overlap_communication import reorder
 from shardweave.passes.pipeline import run_passes
 from shardweave.planners.cost import CostModel
+from shardweave.planners.memory import peak_memory
 from shardweave.planners.simulate import simulate
 from shardweave.tests.ir_text import assert_same_values
 from shardweave.tests.passes.steps import order, random_step
@@ -28,13 +32,17 @@ def graph_of(program: Program) -> Graph:
     return build_graph(list(program.ops), CostModel(CLUSTER, program.mesh or Mesh()))
 
 
-def by_longest_path(program: Program, window: Window | None = None) -> Program:
+def by_longest_path(
+    program: Program, cap_bytes: int | None = None, ahead: int | None = None
+) -> Program:
     """The program in the order that the longest path to the end gives."""
     graph = graph_of(program)
+    budget = None if cap_bytes is None else Budget(liveness(program, graph), cap_bytes)
+    gates = {} if ahead is None else recompute_gates(graph, ahead)
     after = program.clone()
     places = {op: i for i, op in enumerate(program.ops)}
     ops = list(after.ops)
-    found = list_schedule(graph, lambda i: (graph.tail_s[i], -float(i)), window)
+    found = list_schedule(graph, lambda i: (graph.tail_s[i], -float(i)), budget, gates)
     reorder(after, [ops[places[op]] for op in found])
     return after
 
@@ -101,14 +109,19 @@ def test_gather_of_the_next_weight_is_sent_ahead() -> None:
     assert simulate(after, CLUSTER).time_s == pytest.approx(8e-3, rel=1e-3)
 
 
-def test_window_bounds_how_far_ahead_a_gather_is_sent() -> None:
+def test_gather_is_not_sent_ahead_where_memory_is_short() -> None:
     program = run_passes(local(GATHERS), "start-collectives")
-    position = list(range(6 - 1))
-    far, near = Window(position, 5), Window(position, 0)
-    assert order(by_longest_path(program, far)) == order(by_longest_path(program))
-    assert order(by_longest_path(program, near)) == [
+    assert order(by_longest_path(program, 160_000)) == order(by_longest_path(program))
+    assert order(by_longest_path(program, 120_000)) == [
         *["start gv", "wait gv", "a", "b", "start gw", "wait gw", "c"]
     ]
+
+
+def test_cap_below_what_any_order_needs_still_gives_an_order() -> None:
+    program = run_passes(random_step(5), "rematerialize,start-collectives")
+    after = by_longest_path(program, cap_bytes=1)
+    assert sorted(order(after)) == sorted(order(program))
+    assert peak_memory(after).peak_bytes > 1
 
 
 def test_backward_pass_of_one_sub_batch_runs_beside_the_forward_pass_of_another() -> None:
@@ -210,20 +223,32 @@ def test_small_steps_take_hardly_more_than_the_best_of_all_orders() -> None:
 def test_random_steps_keep_every_op_and_every_value() -> None:
     for seed in range(15):
         program = run_passes(random_step(seed), "rematerialize,start-collectives")
-        graph = graph_of(program)
-        size = Random(seed).randint(0, 20)
-        for window in (None, Window(range(len(graph.ops)), size)):
-            after = by_longest_path(program, window)
+        cap = Random(seed).randint(1, peak_memory(program).peak_bytes)
+        for options in ((None, None), (cap, None), (None, 1), (cap, 2)):
+            after = by_longest_path(program, *options)
             assert sorted(order(after)) == sorted(order(program))
             assert_same_values(program, after)
 
 
-@pytest.mark.parametrize("size", [0, 3, 10])
-def test_op_never_runs_further_ahead_than_the_window(size: int) -> None:
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_recomputation_runs_no_further_ahead_than_its_gate(ahead: int) -> None:
     program = run_passes(random_step(3), "rematerialize,start-collectives")
     graph = graph_of(program)
-    found = list_schedule(graph, lambda i: (graph.tail_s[i],), Window(range(len(graph.ops)), size))
-    left = list(graph.ops)
-    for op in (op for op in found if not isinstance(op, WaitOp)):
-        assert left.index(op) <= size
-        left.remove(op)
+    gates = recompute_gates(graph, ahead)
+    assert gates
+    assert {phase_of(graph.ops[i]) for i in gates} == {"backward"}
+    priority = lambda i: (graph.tail_s[i], -float(i))  # noqa: E731
+    found = list_schedule(graph, priority, None, gates)
+    place = {op: i for i, op in enumerate(found)}
+    for gate, gated in gates.items():
+        for i in gated:
+            assert phase_of(graph.ops[i]) == "recompute"
+            assert place[graph.ops[gate]] < place[graph.ops[i]]
+            between = [
+                j
+                for j in range(gate + 1, i)
+                if graph.streams[j] is not None
+                and phase_of(graph.ops[j]) == "backward"
+                and thread_of(graph.ops[j]) == thread_of(graph.ops[i])
+            ]
+            assert len(between) <= ahead - 1
