@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping
-from importlib import import_module
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,43 +13,50 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import PassPipeline, as_mesh
+from shardweave.passes.plan_passes import plan_passes, simulate_plan
+from shardweave.planners.call import ClusterLike, call_planner
 from shardweave.planners.plan import Lookup, Plan
+from shardweave.planners.plan_check import is_runnable
+from shardweave.planners.presets import find_cluster
 from shardweave.planners.registry import PLANNERS
 from shardweave.planners.replicated import batch_shardings
+
+MeshLike = Mesh | Mapping[str, int] | str
 
 PlanLike = Plan | str | Path | Mapping[str, str]
 """A plan, a planner's name, a JSON file's path, or shardings by name (or name pattern)."""
 
 Passes = str | Iterable[ModulePass | str]
 
-SHARDING_PASSES = "propagate-shardings,insert-collectives,cse,dce,merge-collectives"
 ONE_DEVICE_PASSES = "cse,dce"
 DATA_AXIS = "data"
 
 
 def plan(
     program: Program,
-    mesh: Mesh | Mapping[str, int] | str,
+    mesh: MeshLike | None = None,
     planner: str = "megatron",
+    *,
+    cluster: ClusterLike | None = None,
     **options: Any,
 ) -> Plan:
-    """Let a planner choose how to shard a global program on a mesh.
+    """Let a planner choose how to train a global program.
 
-    Raises ValueError for an unknown planner, or an option that it does not have.
+    mesh: None lets a planner choose it that can, from the devices of the cluster. cluster: what
+    to plan for: a Cluster, a preset's name or a YAML file; with one, the plan says what a step is
+    predicted to take. options: the planner's own.
+
+    Raises ValueError for an unknown planner, or an option that it does not have, or if it needs
+    a mesh or a cluster that is not given.
     """
-    target = PLANNERS.get(planner)
-    if target is None:
-        raise ValueError(f"there is no planner '{planner}'; use one of {', '.join(PLANNERS)}.")
-    module, _, name = target.partition(":")
-    function = getattr(import_module(module), name)
-    known = [*inspect.signature(function).parameters][2:]  # after program and mesh
-    unknown = [option for option in options if option not in known]
-    if unknown:
-        raise ValueError(
-            f"planner '{planner}' has no option '{unknown[0]}'; its options are "
-            f"{', '.join(known) or 'none'}."
-        )
-    return function(program, as_mesh(mesh), **options)
+    goal = None if mesh is None else as_mesh(mesh)
+    found = call_planner(
+        planner, program, goal, cluster=cluster, judge=simulate_plan, options=options
+    )
+    if cluster is not None and found.predicted is None and is_runnable(found):
+        predicted = simulate_plan(program, found, find_cluster(cluster))
+        found = replace(found, predicted=predicted)
+    return found
 
 
 def resolve_plan(
@@ -103,14 +109,15 @@ def partition(program: Program, mesh: Mesh, plan: Plan | None, passes: Passes = 
     """The program that every rank of `mesh` runs.
 
     `passes` come after the default ones, or in their place if `insert-collectives` is among
-    them: then they are the whole way from the annotated program to the local one. Without a
-    plan (for one device alone) the program is only cleaned up.
+    them: then they are the whole way from the annotated program to the local one, and what the
+    plan says beside shardings is theirs to do. Without a plan (for one device alone) the program
+    is only cleaned up. Raises PlanError for a plan that no backend can run yet.
     """
     given = PassPipeline([passes] if isinstance(passes, str) else passes).passes
     if plan is None:
         return PassPipeline([ONE_DEVICE_PASSES, *given]).run(program)
     is_whole = any(one.name == "insert-collectives" for one in given)
-    default = () if is_whole else (SHARDING_PASSES,)
+    chosen = [ApplyPlanPass.of(plan)] if is_whole else plan_passes(plan)
     program = program.clone()
     program.set_mesh(mesh)
-    return PassPipeline([ApplyPlanPass.of(plan), *default, *given]).run(program)
+    return PassPipeline([*chosen, *given]).run(program)

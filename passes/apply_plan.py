@@ -46,15 +46,18 @@ class ApplyPlanPass(ModulePass):
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         if bool(self.file) == bool(self.json):
             raise ValueError('give one of file="plan.json" and json="...".')
-        plan = Plan.load(self.file) if self.file else Plan.from_json(self.json)
-        program = Program(op)
-        if program.mesh is None:
-            program.set_mesh(Mesh(**plan.mesh))
-        mesh = program.mesh
-        assert mesh is not None
-        check_names(plan, program)
-        _annotate_arguments(plan, program, mesh)
-        _annotate_layers(plan, program, mesh)
+        annotate(Plan.load(self.file) if self.file else Plan.from_json(self.json), Program(op))
+
+
+def annotate(plan: Plan, program: Program) -> None:
+    """Attach a plan's shardings. Raises PlanError for what the program or its mesh lacks."""
+    if program.mesh is None:
+        program.set_mesh(Mesh(**plan.mesh))
+    mesh = program.mesh
+    assert mesh is not None
+    check_names(plan, program)
+    _annotate_arguments(plan, program, mesh)
+    _annotate_layers(plan, program, mesh)
 
 
 def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:

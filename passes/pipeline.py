@@ -17,7 +17,9 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.text import without_gc
 from shardweave.ir.verify import verify
+from shardweave.passes.planner_pass import PREFIX, planner_pass
 from shardweave.passes.registry import PASSES
+from shardweave.planners.registry import PLANNERS
 
 
 class PassError(ValueError):
@@ -26,9 +28,12 @@ class PassError(ValueError):
 
 def pass_class(name: str) -> type[ModulePass]:
     """The pass of a registered name. Raises ValueError with near names if there is none."""
+    if name.startswith(PREFIX) and name.removeprefix(PREFIX) in PLANNERS:
+        return planner_pass(name.removeprefix(PREFIX))
     target = PASSES.get(name)
     if target is None:
-        raise ValueError(f"there is no pass '{name}'; the passes are: {', '.join(sorted(PASSES))}.")
+        known = sorted([*PASSES, *(PREFIX + planner for planner in PLANNERS)])
+        raise ValueError(f"there is no pass '{name}'; the passes are: {', '.join(known)}.")
     module, _, attribute = target.partition(":")
     return cast("type[ModulePass]", getattr(import_module(module), attribute))
 

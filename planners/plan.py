@@ -7,8 +7,8 @@ names, and compared. It names what it decides and leaves the rest to propagation
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
@@ -18,12 +18,10 @@ from xdsl.utils.exceptions import ParseError
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
+from shardweave.planners import plan_parts as parts
+from shardweave.planners.plan_parts import Candidate, Pipeline, PlanError, Predicted
 
 FORMAT = "shardweave.plan/1"
-
-
-class PlanError(ValueError):
-    """A plan that is malformed, or made for another model or mesh."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,14 @@ class Plan:
     shardings in the text form of `dist.sharding`, `[{"tensor"}, {}]`. inputs: argument names
     to shardings. activations: layer names to the sharding of the layer's forward output.
     notes: what the planner decided and why.
+
+    batch_split: sub-batches run one after another (`split-batch`). recompute: policy of
+    `rematerialize`. schedule: of `overlap-communication`; `cluster` (a preset or a file) is the
+    one it orders for. pipeline: stages, None for one. zero: how much of parameters is also
+    sharded over the data axis: 1 optimizer state, 2 gradients too, 3 parameters too.
+
+    predicted: what a step is expected to take. reasons: why this plan, and why not the next
+    best. candidates: the best plans that were looked at, this one first.
     """
 
     mesh: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -42,10 +48,30 @@ class Plan:
     activations: Mapping[str, str] = field(default_factory=dict[str, str])
     planner: str = "by hand"
     notes: tuple[str, ...] = ()
+    batch_split: int = 1
+    recompute: str = "none"
+    schedule: str = ""
+    cluster: str = ""
+    pipeline: Pipeline | None = None
+    zero: int = 0
+    predicted: Predicted | None = None
+    reasons: tuple[str, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages; 1 without a pipeline."""
+        return len(self.pipeline.stages) if self.pipeline else 1
 
     def to_json(self) -> str:
-        """The plan as JSON text."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=2)
+        """The plan as JSON text; what is not decided is left out, but for the shardings."""
+        empty = Plan()
+        data: dict[str, Any] = {"format": FORMAT}
+        for one in fields(Plan):
+            value = getattr(self, one.name)
+            if one.name in _ALWAYS or value != getattr(empty, one.name):
+                data[one.name] = _json(value)
+        return json.dumps(data, indent=2)
 
     @staticmethod
     def from_json(text: str, name: str = "<plan>") -> Plan:
@@ -65,28 +91,18 @@ class Plan:
     @staticmethod
     def from_dict(data: Mapping[str, Any], name: str = "<plan>") -> Plan:
         """Check and build a plan from JSON data."""
-        known = {f.name for f in fields(Plan)}
-        unknown = set(data) - known - {"format"}
+        unknown = set(data) - set(_READERS) - {"format"}
         if unknown:
             raise PlanError(
-                f"{name}: unknown keys {sorted(unknown)}; a plan has {', '.join(sorted(known))}."
+                f"{name}: unknown keys {sorted(unknown)}; a plan has {', '.join(sorted(_READERS))}."
             )
         if data.get("format", FORMAT) != FORMAT:
             raise PlanError(f"{name}: format is {data['format']!r}, expected {FORMAT!r}.")
-        for key in ("mesh", "parameters", "inputs", "activations"):
-            wanted = int if key == "mesh" else str
-            table: object = data.get(key, {})
-            if not isinstance(table, dict) or not _all(
-                cast("dict[str, Any]", table).values(), wanted
-            ):
-                raise PlanError(f"{name}: '{key}' must be an object of {wanted.__name__} values.")
-        notes: object = data.get("notes", [])
-        if not isinstance(notes, list) or not _all(cast("list[Any]", notes), str):
-            raise PlanError(f"{name}: 'notes' must be a list of strings.")
-        if not isinstance(data.get("planner", ""), str):
-            raise PlanError(f"{name}: 'planner' must be a string.")
-        values = {key: data[key] for key in known & set(data)}
-        values["notes"] = tuple(cast("list[str]", notes))
+        values = {
+            key: reader(data[key], f"{name}: '{key}'")
+            for key, reader in _READERS.items()
+            if key in data
+        }
         return Plan(**values)
 
     def save(self, path: str | Path) -> None:
@@ -103,10 +119,57 @@ class Plan:
             raise PlanError(f"plan '{path}' cannot be read: {reason}; give a JSON file.") from error
         return Plan.from_json(text, str(path))
 
+    def diff(self, other: Plan) -> list[str]:
+        """What changes from this plan to another, by name: `- key: old`, `+ key: new`."""
+        lines: list[str] = []
+        for one in fields(Plan):
+            before, after = _json(getattr(self, one.name)), _json(getattr(other, one.name))
+            if one.name in _TABLES:
+                names = dict.fromkeys([*before, *after])
+                entries = [(f"{one.name} '{n}'", before.get(n), after.get(n)) for n in names]
+            else:
+                entries = [(one.name, before, after)]
+            for what, old, new in entries:
+                lines += [f"{sign} {what}: {_short(v)}" for sign, v in _changed(old, new)]
+        return lines
 
-def _all(values: Iterable[object], wanted: type) -> bool:
-    """Whether all values are of exactly this type (a bool is no int)."""
-    return all(type(value) is wanted for value in values)
+
+_ALWAYS = ("mesh", "parameters", "inputs", "activations", "planner", "notes")
+_TABLES = ("mesh", "parameters", "inputs", "activations")
+_READERS: dict[str, parts.Reader] = {
+    "mesh": parts.table_of(parts.at_least(1), "axis sizes"),
+    "parameters": parts.table_of(parts.text, "shardings"),
+    "inputs": parts.table_of(parts.text, "shardings"),
+    "activations": parts.table_of(parts.text, "shardings"),
+    "planner": parts.text,
+    "notes": parts.list_of(parts.text, "strings"),
+    "batch_split": parts.at_least(1),
+    "recompute": parts.one_of(parts.RECOMPUTE),
+    "schedule": parts.one_of(parts.SCHEDULES),
+    "cluster": parts.text,
+    "pipeline": parts.optional(parts.pipeline),
+    "zero": parts.below(4),
+    "predicted": parts.optional(parts.predicted),
+    "reasons": parts.list_of(parts.text, "strings"),
+    "candidates": parts.list_of(parts.candidate, "candidates"),
+}
+
+
+def _json(value: Any) -> Any:
+    """A field's value as JSON data."""
+    if is_dataclass(value):
+        return parts.without_defaults(value)
+    return [_json(one) for one in value] if isinstance(value, tuple) else value
+
+
+def _changed(old: Any, new: Any) -> list[tuple[str, Any]]:
+    if old == new:
+        return []
+    return [(sign, value) for sign, value in (("-", old), ("+", new)) if value not in (None, [])]
+
+
+def _short(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

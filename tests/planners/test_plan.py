@@ -83,15 +83,16 @@ def test_plan_moves_to_another_mesh_with_axes_of_the_same_names() -> None:
         ("[]", "p.json: found list, expected a JSON object."),
         (
             '{"parameter": {}}',
-            "p.json: unknown keys ['parameter']; a plan has activations, inputs, mesh, notes, "
-            "parameters, planner.",
+            "p.json: unknown keys ['parameter']; a plan has activations, batch_split, candidates, "
+            "cluster, inputs, mesh, notes, parameters, pipeline, planner, predicted, reasons, "
+            "recompute, schedule, zero.",
         ),
         ('{"format": "x/2"}', "p.json: format is 'x/2', expected 'shardweave.plan/1'."),
-        ('{"mesh": 4}', "p.json: 'mesh' must be an object of int values."),
-        ('{"mesh": {"a": "4"}}', "p.json: 'mesh' must be an object of int values."),
-        ('{"mesh": {"a": true}}', "p.json: 'mesh' must be an object of int values."),
-        ('{"inputs": {"x": null}}', "p.json: 'inputs' must be an object of str values."),
-        ('{"parameters": ["x"]}', "p.json: 'parameters' must be an object of str values."),
+        ('{"mesh": 4}', "p.json: 'mesh' must be an object of axis sizes."),
+        ('{"mesh": {"a": "4"}}', "p.json: 'mesh'['a'] must be a whole number, 1 or more."),
+        ('{"mesh": {"a": true}}', "p.json: 'mesh'['a'] must be a whole number, 1 or more."),
+        ('{"inputs": {"x": null}}', "p.json: 'inputs'['x'] must be a string."),
+        ('{"parameters": ["x"]}', "p.json: 'parameters' must be an object of shardings."),
         ('{"notes": "none"}', "p.json: 'notes' must be a list of strings."),
         ('{"planner": 1}', "p.json: 'planner' must be a string."),
         (

@@ -1,0 +1,99 @@
+"""Calling a planner by its name, with what it asks for and nothing else."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.planners.cluster import Cluster
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import Predicted
+from shardweave.planners.presets import find_cluster
+from shardweave.planners.registry import PLANNERS
+
+Judge = Callable[[Program, Plan, Cluster], Predicted]
+"""Partitions a global program by a plan and simulates it. ValueError: the plan cannot run."""
+
+GIVEN = ("program", "mesh", "cluster", "judge")
+"""Parameters of planners that are no options of their user's."""
+
+ClusterLike = Cluster | str | Path
+
+
+def planner_function(name: str) -> Callable[..., Plan]:
+    """The function of a registered planner. Raises ValueError if there is none."""
+    target = PLANNERS.get(name)
+    if target is None:
+        raise ValueError(f"there is no planner '{name}'; use one of {', '.join(PLANNERS)}.")
+    module, _, function = target.partition(":")
+    return getattr(import_module(module), function)
+
+
+def planner_options(name: str) -> dict[str, inspect.Parameter]:
+    """The options of a planner by name, with their defaults; the annotations are types."""
+    function = planner_function(name)
+    hints = get_type_hints(function)
+    parameters = inspect.signature(function).parameters
+    return {
+        key: one.replace(annotation=hints.get(key, str))
+        for key, one in parameters.items()
+        if key not in GIVEN
+    }
+
+
+def chooses_mesh(name: str) -> bool:
+    """Whether a planner chooses the mesh where none is given."""
+    hint = get_type_hints(planner_function(name)).get("mesh")
+    return types.NoneType in get_args(hint)
+
+
+def call_planner(
+    name: str,
+    program: Program,
+    mesh: Mesh | None,
+    *,
+    cluster: ClusterLike | None = None,
+    judge: Judge | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Plan:
+    """The plan of a planner.
+
+    mesh: None lets planners choose it that can. cluster: what the planner plans for. judge: for
+    planners that compare plans by simulation. Raises ValueError for an unknown planner or
+    option, or if the planner needs a mesh or a cluster and there is none.
+    """
+    function = planner_function(name)
+    known = inspect.signature(function).parameters
+    _check_options(name, options or {})
+    if mesh is None and not chooses_mesh(name):
+        raise ValueError(f"planner '{name}' does not choose a mesh; give one, as data=2,tensor=2.")
+    extra: dict[str, Any] = {}
+    if "cluster" in known:
+        needs_it = known["cluster"].default is inspect.Parameter.empty or mesh is None
+        if cluster is None and needs_it:
+            raise ValueError(f"planner '{name}' needs a cluster; give a preset's name or a file.")
+        if cluster is not None:
+            extra["cluster"] = find_cluster(cluster)
+    if "judge" in known:
+        extra["judge"] = judge
+    plan = function(program, mesh, **extra, **(options or {}))
+    if not plan.cluster and isinstance(cluster, str | Path):
+        plan = replace(plan, cluster=str(cluster))
+    return plan
+
+
+def _check_options(name: str, options: Mapping[str, Any]) -> None:
+    known = planner_options(name)
+    for option in options:
+        if option not in known:
+            raise ValueError(
+                f"planner '{name}' has no option '{option}'; its options are "
+                f"{', '.join(known) or 'none'}."
+            )

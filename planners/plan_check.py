@@ -1,0 +1,81 @@
+"""Whether a plan fits a program and a mesh, and whether a backend can run it yet."""
+
+from __future__ import annotations
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.regions import block_name
+from shardweave.ir.types import shape_of
+from shardweave.planners.plan import Lookup, Plan, check_names, parse_sharding
+from shardweave.planners.plan_parts import PlanError
+
+
+def check_plan(plan: Plan, program: Program, mesh: Mesh | None = None) -> None:
+    """Raises PlanError unless a global program on a mesh (the plan's own) can follow the plan."""
+    mesh = mesh or Mesh(**plan.mesh)
+    check_names(plan, program)
+    tables = {"param": Lookup(plan.parameters), "input": Lookup(plan.inputs)}
+    for slot in program.arguments:
+        text = tables[slot.kind].find(slot.name, *slot.aliases) if slot.kind in tables else None
+        if text is not None:
+            parse_sharding(text, shape_of(slot.value), mesh, f"{slot.kind} '{slot.name}'")
+    _check_stages(plan, program)
+
+
+def _check_stages(plan: Plan, program: Program) -> None:
+    """Every layer with a block of its own is in one stage, and every name stands for a layer."""
+    if plan.pipeline is None:
+        return
+    layers = {layer for layer in program.layers() if layer}
+    blocks = {block for layer in layers if (block := block_name(layer)) is not None}
+    known = layers | blocks
+    for index, stage in enumerate(plan.pipeline.stages):
+        missing = Lookup(dict.fromkeys(stage, "")).unmatched(known)
+        if missing:
+            raise PlanError(
+                f"stage {index} names layer '{missing[0]}', which this program does not have (it "
+                f"has {', '.join(sorted(known)[:4])}, ...); the plan was made for another model, "
+                "or the name is misspelt."
+            )
+    for block in sorted(blocks):
+        places = [
+            index
+            for index, stage in enumerate(plan.pipeline.stages)
+            if Lookup(dict.fromkeys(stage, "")).key(block) is not None
+        ]
+        if len(places) > 1:
+            raise PlanError(f"block '{block}' is in stages {places}; leave it in one.")
+
+
+def check_runnable(plan: Plan) -> None:
+    """Raises PlanError for what no backend can run yet, with what to do instead."""
+    reason = why_not_runnable(plan)
+    if reason is not None:
+        raise PlanError(reason)
+
+
+def is_runnable(plan: Plan) -> bool:
+    """Whether a backend can run the plan."""
+    return why_not_runnable(plan) is None
+
+
+def why_not_runnable(plan: Plan) -> str | None:
+    """What of a plan no backend can run yet, and what to do; None if all can be run."""
+    explain = "read what it is predicted to take with `shardweave plan --explain`"
+    if plan.num_stages > 1:
+        return (
+            f"the plan has {plan.num_stages} pipeline stages, which no backend can run yet; "
+            f"{explain}, or plan without stages: option max_stages=1 of planner 'amp', or "
+            "planners megatron, exhaustive."
+        )
+    if plan.pipeline is not None and plan.pipeline.micro_batches > 1:
+        return (
+            f"the plan accumulates {plan.pipeline.micro_batches} micro-batches in a pipeline, "
+            "which no backend can run yet; give them as batch_split instead."
+        )
+    if plan.zero:
+        return (
+            f"the plan asks for ZeRO stage {plan.zero}, which no backend can run yet; {explain}, "
+            "or set zero to 0."
+        )
+    return None

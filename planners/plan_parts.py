@@ -1,0 +1,221 @@
+"""The parts of a plan beside its shardings, and the strict reading of their JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from typing import Any, cast
+
+RECOMPUTE = ("none", "layer", "after-communication")
+"""Policies of `rematerialize` that a plan may name."""
+
+SCHEDULES = ("", "blocking", "sub-batch", "cross-pass", "list")
+"""Schedules of `overlap-communication`; empty: collectives block where they stand."""
+
+SOURCES = ("", "estimated", "simulated", "measured")
+"""Where predicted numbers come from: a closed form, the simulator, or runs."""
+
+
+class PlanError(ValueError):
+    """A plan that is malformed, or made for another model or mesh."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Stages that run one after another, each on devices of its own.
+
+    stages: names or patterns of the layers of each stage, in order, as `h.0`. micro_batches: of a
+    step, on each replica. devices: the device type of each stage, where they differ; of several
+    types in one stage, joined by `+`. ranks: the devices of each stage by number, replica by
+    replica; empty takes them in order.
+    """
+
+    stages: tuple[tuple[str, ...], ...]
+    micro_batches: int = 1
+    devices: tuple[str, ...] = ()
+    ranks: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What a step is expected to take on one device.
+
+    time_s: of the whole step, in seconds. compute_s: of the compute in it. communication_s: by
+    mesh axes, joined by commas. exposed_s: communication that nothing hides. bubble_s: waiting
+    for other pipeline stages. memory_bytes: by part, such as parameters, gradients, optimizer,
+    activations, workspace. capacity_bytes: of the smallest device. source: one of `SOURCES`.
+    """
+
+    time_s: float
+    compute_s: float = 0.0
+    communication_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    exposed_s: float = 0.0
+    bubble_s: float = 0.0
+    memory_bytes: Mapping[str, float] = field(default_factory=dict[str, float])
+    capacity_bytes: float = 0.0
+    source: str = ""
+
+    @property
+    def peak_bytes(self) -> float:
+        """All parts together."""
+        return sum(self.memory_bytes.values())
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of the best plans that were looked at: its choices in short, and why it lost."""
+
+    name: str
+    predicted: Predicted
+    reason: str = ""
+
+
+Reader = Callable[[object, str], Any]
+"""Checks a JSON value and returns it as a plan holds it; the text says where it stands."""
+
+
+def _of_type(wanted: type, what: str, *also: type) -> Reader:
+    def read(value: object, where: str) -> Any:
+        if type(value) not in (wanted, *also):  # a bool is no int
+            raise PlanError(f"{where} must be {what}.")
+        return value
+
+    return read
+
+
+def at_least(least: int) -> Reader:
+    """Whole numbers from `least` on."""
+
+    def read(value: object, where: str) -> Any:
+        if type(value) is not int or value < least:
+            raise PlanError(f"{where} must be a whole number, {least} or more.")
+        return value
+
+    return read
+
+
+def one_of(words: Iterable[str]) -> Reader:
+    """One of some words."""
+    known = tuple(words)
+
+    def read(value: object, where: str) -> Any:
+        if value not in known:
+            shown = ", ".join(word or '""' for word in known)
+            raise PlanError(f"{where} is {value!r}; use one of {shown}.")
+        return value
+
+    return read
+
+
+def below(end: int) -> Reader:
+    """Whole numbers from 0 up to, but without, `end`."""
+
+    def read(value: object, where: str) -> Any:
+        if type(value) is not int or not 0 <= value < end:
+            raise PlanError(f"{where} must be a whole number from 0 to {end - 1}.")
+        return value
+
+    return read
+
+
+def list_of(reader: Reader, what: str) -> Reader:
+    """A JSON list, as a tuple."""
+
+    def read(value: object, where: str) -> Any:
+        if not isinstance(value, list | tuple):
+            raise PlanError(f"{where} must be a list of {what}.")
+        items = cast("list[object]", value)
+        return tuple(reader(one, f"{where}[{index}]") for index, one in enumerate(items))
+
+    return read
+
+
+def table_of(reader: Reader, what: str) -> Reader:
+    """A JSON object whose values are all alike."""
+
+    def read(value: object, where: str) -> Any:
+        if not isinstance(value, Mapping):
+            raise PlanError(f"{where} must be an object of {what}.")
+        items = cast("Mapping[str, object]", value).items()
+        return {key: reader(one, f"{where}['{key}']") for key, one in items}
+
+    return read
+
+
+def optional(reader: Reader) -> Reader:
+    """null, or what the reader reads."""
+    return lambda value, where: None if value is None else reader(value, where)
+
+
+text = _of_type(str, "a string")
+number = _of_type(float, "a number", int)
+
+
+def record_of(kind: type[Any], readers: Mapping[str, Reader]) -> Reader:
+    """A JSON object with the fields of a dataclass."""
+    known: dict[str, Field[Any]] = {one.name: one for one in fields(kind)}
+
+    def read(value: object, where: str) -> Any:
+        if not isinstance(value, Mapping):
+            raise PlanError(f"{where} must be an object.")
+        data = cast("Mapping[str, object]", value)
+        unknown = sorted(set(data) - set(known))
+        if unknown:
+            raise PlanError(f"{where}: unknown keys {unknown}; it has {', '.join(sorted(known))}.")
+        for name, one in known.items():
+            has_default = one.default is not MISSING or one.default_factory is not MISSING
+            if name not in data and not has_default:
+                raise PlanError(f"{where}: '{name}' is missing.")
+        return kind(**{key: readers[key](one, f"{where}.{key}") for key, one in data.items()})
+
+    return read
+
+
+def _checked_pipeline(value: object, where: str) -> Pipeline:
+    found = cast("Pipeline", _pipeline(value, where))
+    if not found.stages or not all(found.stages):
+        raise PlanError(f"{where}.stages must be lists of layer names, none of them empty.")
+    for key in ("devices", "ranks"):
+        count = len(getattr(found, key))
+        if count not in (0, len(found.stages)):
+            raise PlanError(
+                f"{where}.{key} has {count} entries, expected one for each of the "
+                f"{len(found.stages)} stages, or none."
+            )
+    return found
+
+
+_pipeline = record_of(
+    Pipeline,
+    {
+        "stages": list_of(list_of(text, "layer names"), "stages"),
+        "micro_batches": at_least(1),
+        "devices": list_of(text, "device types"),
+        "ranks": list_of(list_of(at_least(0), "ranks"), "stages"),
+    },
+)
+predicted: Reader = record_of(
+    Predicted,
+    {
+        "time_s": number,
+        "compute_s": number,
+        "communication_s": table_of(number, "seconds"),
+        "exposed_s": number,
+        "bubble_s": number,
+        "memory_bytes": table_of(number, "bytes"),
+        "capacity_bytes": number,
+        "source": one_of(SOURCES),
+    },
+)
+candidate: Reader = record_of(Candidate, {"name": text, "predicted": predicted, "reason": text})
+pipeline: Reader = _checked_pipeline
+
+
+def without_defaults(value: Any) -> dict[str, Any]:
+    """The fields of a part that say something, for JSON."""
+    empty = {one.name: one.default if one.default is not MISSING else None for one in fields(value)}
+    return {
+        key: found
+        for key, found in asdict(value).items()
+        if found != empty[key] and found not in ({}, ())
+    }
