@@ -13,10 +13,11 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import PassPipeline, as_mesh
-from shardweave.passes.plan_passes import plan_passes, simulate_plan
+from shardweave.passes.plan_passes import localize, plan_passes
 from shardweave.planners.call import ClusterLike, call_planner
 from shardweave.planners.plan import Lookup, Plan
 from shardweave.planners.plan_check import is_runnable
+from shardweave.planners.predict import simulate_plan
 from shardweave.planners.presets import find_cluster
 from shardweave.planners.registry import PLANNERS
 from shardweave.planners.replicated import batch_shardings
@@ -51,10 +52,10 @@ def plan(
     """
     goal = None if mesh is None else as_mesh(mesh)
     found = call_planner(
-        planner, program, goal, cluster=cluster, judge=simulate_plan, options=options
+        planner, program, goal, cluster=cluster, localize=localize, options=options
     )
     if cluster is not None and found.predicted is None and is_runnable(found):
-        predicted = simulate_plan(program, found, find_cluster(cluster))
+        predicted = simulate_plan(program, found, find_cluster(cluster), localize)
         found = replace(found, predicted=predicted)
     return found
 

@@ -17,8 +17,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.text import without_gc
 from shardweave.ir.verify import verify
-from shardweave.passes.planner_pass import PREFIX, planner_pass
-from shardweave.passes.registry import PASSES
+from shardweave.passes.registry import PASSES, PLANNER_PREFIX
 from shardweave.planners.registry import PLANNERS
 
 
@@ -28,11 +27,13 @@ class PassError(ValueError):
 
 def pass_class(name: str) -> type[ModulePass]:
     """The pass of a registered name. Raises ValueError with near names if there is none."""
-    if name.startswith(PREFIX) and name.removeprefix(PREFIX) in PLANNERS:
-        return planner_pass(name.removeprefix(PREFIX))
+    planner = name.removeprefix(PLANNER_PREFIX)
+    if planner != name and planner in PLANNERS:
+        made = import_module("shardweave.passes.planner_pass").planner_pass(planner)
+        return cast("type[ModulePass]", made)
     target = PASSES.get(name)
     if target is None:
-        known = sorted([*PASSES, *(PREFIX + planner for planner in PLANNERS)])
+        known = sorted([*PASSES, *(PLANNER_PREFIX + one for one in PLANNERS)])
         raise ValueError(f"there is no pass '{name}'; the passes are: {', '.join(known)}.")
     module, _, attribute = target.partition(":")
     return cast("type[ModulePass]", getattr(import_module(module), attribute))

@@ -1,4 +1,4 @@
-"""From a plan to the passes that carry it out, and to what it takes on a cluster."""
+"""From a plan to the passes that carry it out, and to the program of each rank."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from shardweave.passes.overlap_communication import OverlapCommunicationPass
 from shardweave.passes.pipeline import PassPipeline
 from shardweave.passes.rematerialize import RematerializePass
 from shardweave.passes.split_batch import SplitBatchPass
-from shardweave.planners.cluster import Cluster
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_check import check_runnable
-from shardweave.planners.plan_parts import PlanError, Predicted
-from shardweave.planners.predict import predicted_of
-from shardweave.planners.simulate import simulate
+from shardweave.planners.plan_parts import PlanError
 
 PARTITIONING = "propagate-shardings,insert-collectives"
 CLEANING = "cse,dce,merge-collectives"
@@ -58,15 +55,11 @@ def _later(plan: Plan) -> list[ModulePass | str]:
     return found
 
 
-def simulate_plan(
-    program: Program, plan: Plan, cluster: Cluster, *, optimizer_multiplier: float = 2.0
-) -> Predicted:
-    """Partition a global program by a plan, and simulate a step of it on a cluster.
+def localize(program: Program, plan: Plan) -> Program:
+    """The program of each rank of the plan's mesh, from a global one.
 
-    optimizer_multiplier: bytes of optimizer state per byte of parameters; 2 for Adam. Raises
-    ValueError (PlanError, PassError, ClusterError) if it cannot be partitioned or placed.
+    Raises ValueError (PlanError, PassError) if the plan does not fit, or cannot run yet.
     """
     target = program.clone()
     target.set_mesh(Mesh(**plan.mesh))
-    local = PassPipeline(plan_passes(plan)).run(target)
-    return predicted_of(simulate(local, cluster, optimizer_multiplier=optimizer_multiplier))
+    return PassPipeline(plan_passes(plan)).run(target)

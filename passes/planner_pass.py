@@ -16,9 +16,10 @@ from xdsl.passes import ModulePass
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.apply_plan import annotate
+from shardweave.passes.plan_passes import localize
+from shardweave.passes.registry import PLANNER_PREFIX
 from shardweave.planners.call import call_planner, planner_options
 
-PREFIX = "plan-"
 _PLAIN = (int, float, bool, str)
 
 
@@ -41,7 +42,7 @@ def planner_pass(planner: str) -> type[ModulePass]:
         bases=(ModulePass,),
         frozen=True,
         namespace={
-            "name": PREFIX + planner,
+            "name": PLANNER_PREFIX + planner,
             "apply": _apply_of(planner),
             "__doc__": f"Plan with '{planner}', as `apply-plan` would apply the plan.",
         },
@@ -55,7 +56,9 @@ def _apply_of(planner: str) -> Callable[[Any, Context, builtin.ModuleOp], None]:
         mesh: Mesh | None = program.mesh
         options = {one.name: getattr(self, one.name) for one in fields(self)}
         cluster = options.pop("cluster") or None
-        plan = call_planner(planner, program, mesh, cluster=cluster, options=options)
+        plan = call_planner(
+            planner, program, mesh, cluster=cluster, localize=localize, options=options
+        )
         annotate(plan, program)
 
     return apply

@@ -20,3 +20,6 @@ PASSES: dict[str, str] = {
     "unroll-time-axes": "shardweave.passes.unroll_time_axes:UnrollTimeAxesPass",
 }
 """`name` -> `module:class`."""
+
+PLANNER_PREFIX = "plan-"
+"""`plan-<name>` is a pass for each planner that there is (`planner_pass`)."""

@@ -14,14 +14,11 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.cluster import Cluster
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Predicted
 from shardweave.planners.presets import find_cluster
 from shardweave.planners.registry import PLANNERS
+from shardweave.planners.workload import Localize
 
-Judge = Callable[[Program, Plan, Cluster], Predicted]
-"""Partitions a global program by a plan and simulates it. ValueError: the plan cannot run."""
-
-GIVEN = ("program", "mesh", "cluster", "judge")
+GIVEN = ("program", "mesh", "cluster", "localize")
 """Parameters of planners that are no options of their user's."""
 
 ClusterLike = Cluster | str | Path
@@ -60,13 +57,13 @@ def call_planner(
     mesh: Mesh | None,
     *,
     cluster: ClusterLike | None = None,
-    judge: Judge | None = None,
+    localize: Localize | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Plan:
     """The plan of a planner.
 
-    mesh: None lets planners choose it that can. cluster: what the planner plans for. judge: for
-    planners that compare plans by simulation. Raises ValueError for an unknown planner or
+    mesh: None lets planners choose it that can. cluster: what the planner plans for. localize:
+    for planners that look at the program of each rank. Raises ValueError for an unknown planner or
     option, or if the planner needs a mesh or a cluster and there is none.
     """
     function = planner_function(name)
@@ -81,8 +78,8 @@ def call_planner(
             raise ValueError(f"planner '{name}' needs a cluster; give a preset's name or a file.")
         if cluster is not None:
             extra["cluster"] = find_cluster(cluster)
-    if "judge" in known:
-        extra["judge"] = judge
+    if "localize" in known:
+        extra["localize"] = localize
     plan = function(program, mesh, **extra, **(options or {}))
     if not plan.cluster and isinstance(cluster, str | Path):
         plan = replace(plan, cluster=str(cluster))

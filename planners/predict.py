@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from shardweave.ir.program import Program
+from shardweave.planners.cluster import Cluster
+from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Predicted
-from shardweave.planners.simulate import Simulation
+from shardweave.planners.simulate import Simulation, simulate
+from shardweave.planners.workload import Localize
+
+ADAM_STATE = 2.0
+"""Bytes of optimizer state per byte of parameters: two moments in the parameters' dtype."""
 
 
 def predicted_of(simulation: Simulation) -> Predicted:
@@ -17,3 +24,19 @@ def predicted_of(simulation: Simulation) -> Predicted:
         capacity_bytes=simulation.memory_bytes,
         source="simulated",
     )
+
+
+def simulate_plan(
+    program: Program,
+    plan: Plan,
+    cluster: Cluster,
+    localize: Localize,
+    *,
+    optimizer_multiplier: float = ADAM_STATE,
+) -> Predicted:
+    """Partition a global program by a plan, and simulate a step of it on a cluster.
+
+    Raises ValueError (PlanError, PassError, ClusterError) if it cannot be partitioned or placed.
+    """
+    local = localize(program, plan)
+    return predicted_of(simulate(local, cluster, optimizer_multiplier=optimizer_multiplier))

@@ -1,0 +1,101 @@
+"""The work of blocks, against the program's own numbers and against hand-worked ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.stats import stats
+from shardweave.passes.plan_passes import localize
+from shardweave.planners.cost import CostModel, kind_of
+from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.presets import find_cluster
+from shardweave.planners.workload import Workload, workload_of
+from shardweave.tests.ir_text import step
+from shardweave.tests.planners.small_clusters import make_cluster
+from shardweave.tests.zoo import SPECS, captured
+
+CLUSTER = find_cluster("perlmutter")
+A100 = next(iter(CLUSTER.devices))
+
+
+def local(name: str, mesh: Mesh) -> Program:
+    program = captured(SPECS[name]).program
+    return localize(program, plan_megatron(program, mesh))
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama", "bert", "unet"])
+def test_blocks_add_up_to_the_whole_program(name: str) -> None:
+    program = local(name, Mesh(data=2, tensor=2))
+    work, whole = workload_of(program, CLUSTER), stats(program)
+    assert work.parameter_bytes == whole.parameter_bytes
+    assert work.kept_bytes == whole.kept_bytes
+    assert sum(one.forward_flops for one in work.blocks) == whole.flops["forward"]
+    assert sum(one.backward_flops for one in work.blocks) == whole.flops["backward"]
+    sent = sum(sum(one.sent_bytes.values()) for one in work.blocks)
+    assert sent == pytest.approx(sum(one.sent_bytes for one in whole.collectives))
+    cost = CostModel(CLUSTER, Mesh(data=2, tensor=2))
+    seconds = sum(cost.op_time_s(op) for op in program.ops if kind_of(op) == "compute")
+    assert work.compute_s(A100) == pytest.approx(seconds)
+
+
+def test_blocks_stand_in_the_order_of_the_forward_pass_with_their_layers() -> None:
+    work = workload_of(captured(SPECS["gpt"]).program, CLUSTER)
+    assert [one.name for one in work.blocks] == ["wte", "h.0", "h.1", "ln_f"]
+    assert work.blocks[0].layers == ("wte", "wpe")
+    assert "h.1.mlp.fc_in" in work.blocks[2].layers
+
+
+def test_equal_layers_ask_for_the_same() -> None:
+    first, second = workload_of(local("gpt", Mesh(tensor=2)), CLUSTER).blocks[1:3]
+    assert first.forward_s == second.forward_s
+    assert first.backward_flops == second.backward_flops
+    assert (first.kept_bytes, first.parameter_bytes) == (second.kept_bytes, second.parameter_bytes)
+
+
+CHAIN = """
+param %a : tensor<4x8xf32>
+param %b : tensor<8x2xf32>
+input %x : tensor<3x4xf32>
+%h = aten.mm(%x, %a) {layer = "one.0"} : tensor<3x8xf32>
+%s = aten.relu(%x) {layer = "one.0"} : tensor<3x4xf32>
+%y = aten.mm(%h, %b) {layer = "one.1"} : tensor<3x2xf32>
+%z = aten.sum.dim_IntList(%y) {layer = "head", dim = [0, 1]} : tensor<f32>
+%t = aten.sum.dim_IntList(%s) {layer = "head", dim = [0, 1]} : tensor<f32>
+output %z
+output %t
+"""
+
+
+def chain() -> Workload:
+    return workload_of(step(CHAIN), make_cluster(1))
+
+
+def test_what_crosses_is_what_later_blocks_read() -> None:
+    blocks = chain().blocks
+    # %h (3x8) and the skip %s (3x4); then %y (3x2) and the skip; then nothing.
+    assert [one.crossing_bytes for one in blocks] == [4 * (24 + 12), 4 * (6 + 12), 0]
+
+
+def test_parameters_and_products_count_where_they_are_used() -> None:
+    blocks = chain().blocks
+    assert [one.parameter_bytes for one in blocks] == [4 * 32, 4 * 16, 0]
+    assert [one.forward_flops for one in blocks] == [2 * 3 * 4 * 8, 2 * 3 * 8 * 2, 0]
+    assert blocks[0].workspace_bytes == 4 * (12 + 32 + 24)
+
+
+def test_tied_parameter_counts_once_in_the_first_block_that_uses_it() -> None:
+    work = workload_of(captured(SPECS["gpt"]).program, CLUSTER)
+    table = next(s for s in captured(SPECS["gpt"]).program.arguments if s.name == "wte.weight")
+    assert table.aliases
+    assert work.blocks[0].parameter_bytes > work.blocks[-1].parameter_bytes
+    assert work.parameter_bytes == stats(captured(SPECS["gpt"]).program).parameter_bytes
+
+
+def test_communication_is_told_by_axes_and_phase() -> None:
+    work = workload_of(local("gpt", Mesh(data=2, tensor=2)), CLUSTER)
+    block = work.blocks[1]
+    assert set(block.communication_s) == {(("tensor",), "forward"), (("tensor",), "backward")}
+    assert set(work.communication_s()) == {("data",), ("tensor",)}
+    assert work.communication_s(phase="forward")["tensor",] < work.communication_s()["tensor",]
