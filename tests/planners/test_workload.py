@@ -13,7 +13,7 @@ from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.presets import find_cluster
 from shardweave.planners.workload import Workload, workload_of
 from shardweave.tests.ir_text import step
-from shardweave.tests.planners.small_clusters import make_cluster
+from shardweave.tests.planners.small_clusters import cluster
 from shardweave.tests.zoo import SPECS, captured
 
 CLUSTER = find_cluster("perlmutter")
@@ -61,15 +61,15 @@ input %x : tensor<3x4xf32>
 %h = aten.mm(%x, %a) {layer = "one.0"} : tensor<3x8xf32>
 %s = aten.relu(%x) {layer = "one.0"} : tensor<3x4xf32>
 %y = aten.mm(%h, %b) {layer = "one.1"} : tensor<3x2xf32>
-%z = aten.sum.dim_IntList(%y) {layer = "head", dim = [0, 1]} : tensor<f32>
-%t = aten.sum.dim_IntList(%s) {layer = "head", dim = [0, 1]} : tensor<f32>
+%z = aten.neg(%y) {layer = "head"} : tensor<3x2xf32>
+%t = aten.neg(%s) {layer = "head"} : tensor<3x4xf32>
 output %z
 output %t
 """
 
 
 def chain() -> Workload:
-    return workload_of(step(CHAIN), make_cluster(1))
+    return workload_of(step(CHAIN), cluster(1))
 
 
 def test_what_crosses_is_what_later_blocks_read() -> None:
