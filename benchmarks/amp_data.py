@@ -18,7 +18,7 @@ from itertools import repeat
 from pathlib import Path
 
 from shardweave.planners.amp.microbatch import reached_share
-from shardweave.planners.amp.model import ByDegree, LayeredModel, LayerWork, Strategy
+from shardweave.planners.amp.model import ByDegree, LayeredModel, LayerWork, Strategy, Tied
 from shardweave.planners.cluster import Cluster
 from shardweave.planners.presets import find_cluster
 
@@ -144,7 +144,7 @@ def gpt2() -> LayeredModel:
         work=(None, None, *repeat(work, 24), *repeat(None, 4)),
         rows=tuple(rows),
         repeated=(2, 24),
-        tied=(0, 28),
+        tied=(Tied(0, 28, {n: table / n for n in DEGREES}),),
     )
 
 

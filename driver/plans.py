@@ -54,10 +54,14 @@ def plan(
     found = call_planner(
         planner, program, goal, cluster=cluster, localize=localize, options=options
     )
-    if cluster is not None and found.predicted is None and is_runnable(found):
+    if cluster is not None and is_runnable(found) and not _is_simulated(found):
         predicted = simulate_plan(program, found, find_cluster(cluster), localize)
         found = replace(found, predicted=predicted)
     return found
+
+
+def _is_simulated(plan: Plan) -> bool:
+    return plan.predicted is not None and plan.predicted.source == "simulated"
 
 
 def resolve_plan(

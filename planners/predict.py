@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from shardweave.ir.program import Program
 from shardweave.planners.cluster import Cluster
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Predicted
+from shardweave.planners.plan_parts import Candidate, Predicted
 from shardweave.planners.simulate import Simulation, simulate
+from shardweave.planners.timeline import seconds_text
 from shardweave.planners.workload import Localize
 
 ADAM_STATE = 2.0
@@ -40,3 +44,55 @@ def simulate_plan(
     """
     local = localize(program, plan)
     return predicted_of(simulate(local, cluster, optimizer_multiplier=optimizer_multiplier))
+
+
+def with_candidates(plan: Plan, candidates: Sequence[Candidate]) -> Plan:
+    """The plan with what it was chosen from, the best first, and why each of the others lost."""
+    best = candidates[0]
+    rest = [
+        replace(one, reason=why_slower(best.predicted, one.predicted)) for one in candidates[1:]
+    ]
+    reasons = [
+        *plan.reasons,
+        f"{best.name}: {best.predicted.source} {seconds_text(best.predicted.time_s)}",
+    ]
+    if rest:
+        reasons.append(f"next best is {rest[0].name}: {rest[0].reason}")
+    return replace(
+        plan,
+        predicted=best.predicted,
+        reasons=tuple(reasons),
+        candidates=(replace(best, reason="chosen"), *rest),
+    )
+
+
+def why_slower(best: Predicted, other: Predicted) -> str:
+    """What makes a step slower than the best, by the parts that differ most."""
+    if other.capacity_bytes and other.peak_bytes > other.capacity_bytes:
+        missing = (other.peak_bytes - other.capacity_bytes) / 2**30
+        return f"does not fit, by {missing:.2f} GiB"
+    gap = other.time_s - best.time_s
+    before, after = time_parts(best), time_parts(other)
+    changes = {part: after.get(part, 0.0) - before.get(part, 0.0) for part in before | after}
+    largest = sorted(changes.items(), key=lambda item: -item[1])
+    worse = [
+        f"{part} +{seconds_text(change)}"
+        for part, change in largest[:2]
+        if change > 0.01 * abs(gap)
+    ]
+    better = [f"{part} -{seconds_text(-change)}" for part, change in largest[-1:] if change < 0]
+    if not gap:
+        return "takes as long"
+    return f"{seconds_text(gap)} slower ({', '.join([*worse, *better])})"
+
+
+def time_parts(predicted: Predicted) -> dict[str, float]:
+    """Seconds that add up to the step: compute, exposed communication, bubble, by name.
+
+    Of several axes, what is exposed is dealt out in proportion to their communication.
+    """
+    total = sum(predicted.communication_s.values())
+    share = predicted.exposed_s / total if total else 0.0
+    parts = {"compute": predicted.compute_s}
+    parts |= {axes: share * seconds for axes, seconds in predicted.communication_s.items()}
+    return parts | ({"bubble": predicted.bubble_s} if predicted.bubble_s else {})

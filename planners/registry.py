@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 PLANNERS: dict[str, str] = {
+    "amp": "shardweave.planners.amp:plan_amp",
     "megatron": "shardweave.planners.megatron:plan_megatron",
     "replicated": "shardweave.planners.replicated:plan_replicated",
 }

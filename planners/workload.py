@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from xdsl.ir import Operation, SSAValue
 
@@ -58,10 +59,20 @@ class BlockWork:
 
 
 @dataclass(frozen=True)
+class Shared:
+    """A parameter that block `second` uses too, after block `first`."""
+
+    first: int
+    second: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Workload:
-    """The blocks of a step in the order of the forward pass."""
+    """The blocks of a step in the order of the forward pass, and what they share."""
 
     blocks: tuple[BlockWork, ...]
+    shared: tuple[Shared, ...] = ()
 
     def compute_s(self, device: str) -> float:
         """Seconds of all compute on a device type."""
@@ -89,29 +100,26 @@ class Workload:
         return len(self.blocks)
 
 
-def workload_of(program: Program, cluster: Cluster) -> Workload:
+def workload_of(program: Program, cluster: Cluster, mesh: Mesh | None = None) -> Workload:
     """Read the blocks off a program. Linear in its ops.
 
-    Compute is costed on each device type of the cluster, communication on the ranks of the
-    program's mesh (none, where the cluster has fewer devices than the mesh). Raises ValueError if
-    a device has no FLOP/s for a dtype of the program.
+    Compute is costed on each device type of the cluster, communication on the ranks of `mesh`, by
+    default the program's; collectives over axes that it lacks are left out. Raises ValueError if
+    a device has no FLOP/s for a dtype of the program, or the cluster too few devices.
     """
     members = _blocks(program)
     costs = {name: CostModel(alone(cluster, name)) for name in cluster.devices}
     tallies = [_Tally() for _ in members.names]
     for op, index in members.of_ops(program):
         tallies[index].add(op, costs)
-    mesh = program.mesh or Mesh()
-    if mesh.num_devices <= cluster.num_devices:
-        links = CostModel(cluster, mesh)
-        for op, index in members.of_ops(program):
-            tallies[index].communicate(op, links)
+    links = CostModel(cluster, mesh or program.mesh or Mesh())
+    for op, index in members.of_ops(program):
+        tallies[index].communicate(op, links)
     for value in kept_values(program):
         owner = value.owner
         index = members.index_of(owner) if isinstance(owner, Operation) else 0
         tallies[index].kept += num_bytes(tensor_type_of(value))
-    for index, size in _parameters(program, members).items():
-        tallies[index].parameters = size
+    shared = _count_parameters(program, members, tallies)
     crossing = _crossing(program, members)
     return Workload(
         tuple(
@@ -119,7 +127,8 @@ def workload_of(program: Program, cluster: Cluster) -> Workload:
             for tally, (name, layers), crossed in zip(
                 tallies, members.names.items(), crossing, strict=True
             )
-        )
+        ),
+        shared,
     )
 
 
@@ -157,8 +166,10 @@ class _Tally:
         self.workspace = max(self.workspace, touched)
 
     def communicate(self, op: Operation, links: CostModel) -> None:
-        if isinstance(op, _COLLECTIVES):
-            assert isinstance(op, DistOp)
+        if not isinstance(op, _COLLECTIVES):
+            return
+        assert isinstance(op, DistOp)
+        if set(op.axes) <= set(links.mesh.names):
             key = links.stream_of(op), phase_of(op)
             self.waited[key] += links.collective_time_s(op)
             self.sent[key] += sent_bytes(op, links.mesh)
@@ -232,15 +243,20 @@ def _blocks(program: Program) -> _Members:
     )
 
 
-def _parameters(program: Program, members: _Members) -> dict[int, int]:
-    """Bytes of parameters by the block that uses them first."""
-    found: Counter[int] = Counter()
+def _count_parameters(
+    program: Program, members: _Members, tallies: list[_Tally]
+) -> tuple[Shared, ...]:
+    """Count each parameter in the block that uses it first, and note which others do."""
+    shared: list[Shared] = []
     for slot in program.arguments:
-        if slot.kind == "param":
-            users = [use.operation for use in slot.value.uses]
-            places = [members.of_op[user] for user in users if user in members.of_op]
-            found[min(places, default=0)] += num_bytes(tensor_type_of(slot.value))
-    return found
+        if slot.kind != "param":
+            continue
+        size = num_bytes(tensor_type_of(slot.value))
+        users = (use.operation for use in slot.value.uses)
+        places = sorted({members.of_op[user] for user in users if user in members.of_op})
+        tallies[min(places, default=0)].parameters += size
+        shared += [Shared(first, second, size) for first, second in pairwise(places)]
+    return tuple(shared)
 
 
 def _crossing(program: Program, members: _Members) -> list[int]:

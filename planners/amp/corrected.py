@@ -74,13 +74,16 @@ class CorrectedCosts:
         """t(1) and phi by layer."""
         key = (device, tensor)
         if key not in self._layers:
-            cluster = self.links.cluster
-            reached = self.reached
-            if reached is None:
-                devices = [cluster.devices[name] for name in self.links.names]
-                reached = reached_share(self.model, devices, self.dtype)
-            shares = fixed_shares(
-                self.model, cluster, device, tensor, reached=reached, dtype=self.dtype
-            )
-            self._layers[key] = (self.model.times(device, tensor), shares)
+            self._layers[key] = (self.model.times(device, tensor), self._shares(device, tensor))
         return self._layers[key]
+
+    def _shares(self, device: str, tensor: int) -> Floats:
+        if self.model.fixed is not None:
+            return np.array(self.model.fixed[device][tensor])
+        reached = self.reached
+        if reached is None:
+            devices = [self.links.cluster.devices[name] for name in self.links.names]
+            reached = reached_share(self.model, devices, self.dtype)
+        return fixed_shares(
+            self.model, self.links.cluster, device, tensor, reached=reached, dtype=self.dtype
+        )

@@ -11,11 +11,6 @@ from shardweave.planners.amp.model import LayeredModel, Strategy
 from shardweave.planners.amp.network import Grid, Links
 from shardweave.planners.amp.partition import Floats, Ints, Problem, earliest, partition
 
-STATE_BYTES: Mapping[str, int] = {"weights": 2, "gradients": 2, "optimizer": 12}
-"""Bytes per parameter of Adam in mixed precision: 16-bit weights and gradients, 32-bit master
-weights and two moments (Rajbhandari et al. 2020, Sec. 3.1)."""
-
-_ALL_STATES = sum(STATE_BYTES.values())
 _GIB = 2**30
 
 
@@ -60,13 +55,22 @@ def layer_bytes(model: LayeredModel, strategy: Strategy) -> Floats:
     Stage s of S holds the activations of S - s micro-batches at once, or all of a step if they
     are fewer (the schedule 1F1B; Narayanan et al. 2021, Sec. 2.2).
     """
-    states = _ALL_STATES * np.array(model.parameters[strategy.tensor])
+    states = sum(model.state_bytes.values()) * np.array(model.parameters[strategy.tensor])
     kept = strategy.micro_batch * np.array(model.kept_bytes[strategy.tensor])
     return states + np.multiply.outer(_in_flight(model, strategy), kept)
 
 
+def workspace(model: LayeredModel, strategy: Strategy) -> float:
+    """Bytes that the largest op of any layer takes, which every stage reserves."""
+    if model.workspace_bytes is None:
+        return 0.0
+    return strategy.micro_batch * max(model.workspace_bytes[strategy.tensor])
+
+
 def _in_flight(model: LayeredModel, strategy: Strategy) -> Floats:
     most = strategy.num_micro_batches(model.batch)
+    if strategy.pipeline == 1 and model.keeps_all:
+        return np.array([most], dtype=np.float64)
     return np.minimum(most, np.arange(strategy.pipeline, 0, -1)).astype(np.float64)
 
 
@@ -77,11 +81,13 @@ def first_layers(model: LayeredModel, links: Links, strategy: Strategy, grid: Gr
     are counted at both layers, unless there is only one stage.
     """
     sizes = layer_bytes(model, strategy)
-    if strategy.pipeline == 1 and model.tied is not None:
-        sizes[0, model.tied[1]] -= _ALL_STATES * model.parameters[strategy.tensor][model.tied[1]]
+    if strategy.pipeline == 1:
+        for one in model.tied:
+            states = sum(model.state_bytes.values()) * one.counts[strategy.tensor]
+            sizes[0, one.second] -= states
     prefix = np.zeros((strategy.pipeline, model.num_layers + 1))
     np.cumsum(sizes, axis=1, out=prefix[:, 1:])
-    limits = capacities(links, grid).tolist()
+    limits = (capacities(links, grid) - workspace(model, strategy)).tolist()
     return np.stack([earliest(row, limit) for row, limit in zip(prefix, limits, strict=True)])
 
 
@@ -109,6 +115,7 @@ def stage_bytes(
     found: list[dict[str, float]] = []
     for stage, in_flight in enumerate(_in_flight(model, strategy).tolist()):
         activations = in_flight * float(kept[cuts[stage] : cuts[stage + 1]].sum())
-        parts = {name: size * parameters[stage] for name, size in STATE_BYTES.items()}
-        found.append(parts | {"activations": activations})
+        parts = {name: size * parameters[stage] for name, size in model.state_bytes.items()}
+        parts |= {"activations": activations, "workspace": workspace(model, strategy)}
+        found.append(parts)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -29,6 +29,23 @@ class LayerWork:
     all_reduces: int
 
 
+STATE_BYTES: Mapping[str, float] = {"parameters": 2, "gradients": 2, "optimizer": 12}
+"""Bytes per parameter of Adam in mixed precision: 16-bit weights and gradients, 32-bit master
+weights and two moments (Rajbhandari et al. 2020, Sec. 3.1)."""
+
+
+@dataclass(frozen=True)
+class Tied:
+    """Parameters that two layers share; counted at both, once where a stage has both.
+
+    counts: elements on one device, by tensor degree.
+    """
+
+    first: int
+    second: int
+    counts: Mapping[int, float]
+
+
 ByDegree = Mapping[int, tuple[float, ...]]
 """By tensor degree, a value for each layer."""
 
@@ -41,9 +58,14 @@ class LayeredModel:
     pass of one sample. outputs: elements that a sample hands to the next layer, as the published
     planner counts them. parameters: elements. work: of one sample, None for layers whose time is
     all theirs (small ones, and plain products). kept_bytes: that a sample keeps until the
-    layer's backward pass. rows: of the published profile, by layer. tied: two layers with the same
-    parameters, counted once where a stage has both. repeated: the first of the equal layers, and
-    how many there are, which the uniform split deals out.
+    layer's backward pass. rows: of the published profile, by layer. repeated: the first of the
+    equal layers, and how many there are, which the uniform split deals out. tied: shared
+    parameters.
+
+    What was read off a program (`profile`) also says: fixed, the share of a layer's time that
+    does not grow with the micro-batch, by device type; state_bytes, of a parameter by part;
+    workspace_bytes, of the layer's largest op on one sample; keeps_all, that a step without
+    stages holds the activations of all its micro-batches at once, as `split-batch` does.
     """
 
     name: str
@@ -55,7 +77,11 @@ class LayeredModel:
     work: tuple[LayerWork | None, ...]
     rows: tuple[int, ...]
     repeated: tuple[int, int]
-    tied: tuple[int, int] | None = None
+    tied: tuple[Tied, ...] = ()
+    fixed: Mapping[str, ByDegree] | None = None
+    state_bytes: Mapping[str, float] = field(default_factory=lambda: STATE_BYTES)
+    workspace_bytes: ByDegree | None = None
+    keeps_all: bool = False
 
     @property
     def num_layers(self) -> int:
@@ -97,10 +123,10 @@ class LayeredModel:
         """Elements of the parameters of each stage, on one device."""
         counts = self.parameters[tensor]
         found = [sum(counts[left:right]) for left, right in pairwise(cuts)]
-        if self.tied is not None:
+        for one in self.tied:
             for stage, (left, right) in enumerate(pairwise(cuts)):
-                if all(left <= layer < right for layer in self.tied):
-                    found[stage] -= counts[self.tied[1]]
+                if left <= one.first and one.second < right:
+                    found[stage] -= one.counts[tensor]
         return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,20 +38,25 @@ def search(
     literal: bool = False,
     reached: float | None = None,
     annealing: Annealing | None = None,
+    dtype: str = "float16",
+    accept: Callable[[Strategy], bool] = lambda strategy: True,
 ) -> list[Placed]:
     """Every strategy with its best cuts on Megatron's placement, the fastest first.
 
     Objective: seconds of a step (`estimate`). The cuts are exact for their strategy and
     placement; with `literal` they leave out the synchronisation, and the uniform split is taken
     for a single micro-batch, as in the published planner. annealing: also tries other placements of
-    the best strategies, which is not exact. reached: see `CorrectedCosts`.
+    the best strategies, which is not exact. reached, dtype: see `CorrectedCosts`. accept:
+    which strategies to look at.
     Raises AmpError if no strategy fits into memory, naming the one that comes nearest.
     """
     links = Links.of(cluster)
     costs: Costs = LiteralCosts(model, links)
     if not literal:
-        costs = CorrectedCosts(model, links, reached=reached)
-    grids = {strategy: megatron_grid(strategy) for strategy in strategies(model, cluster)}
+        costs = CorrectedCosts(model, links, dtype, reached)
+    grids = {
+        strategy: megatron_grid(strategy) for strategy in filter(accept, strategies(model, cluster))
+    }
     solver = literal_cuts if literal else best_cuts
     found = [
         Placed(one, grid)

@@ -91,6 +91,7 @@ def test_tied_parameter_counts_once_in_the_first_block_that_uses_it() -> None:
     assert table.aliases
     assert work.blocks[0].parameter_bytes > work.blocks[-1].parameter_bytes
     assert work.parameter_bytes == stats(captured(SPECS["gpt"]).program).parameter_bytes
+    assert [(one.first, one.second) for one in work.shared] == [(0, 3)]
 
 
 def test_communication_is_told_by_axes_and_phase() -> None:

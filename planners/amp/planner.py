@@ -1,0 +1,209 @@
+"""plan_amp: AMP's search on a program and a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.regions import block_name
+from shardweave.planners.amp.anneal import Annealing
+from shardweave.planners.amp.estimate import BACKWARD
+from shardweave.planners.amp.memory import capacities, stage_bytes
+from shardweave.planners.amp.model import AmpError, Strategy
+from shardweave.planners.amp.network import Grid, Links
+from shardweave.planners.amp.profile import ProgramProfile, profile_program
+from shardweave.planners.amp.search import Placed, search
+from shardweave.planners.cluster import Cluster
+from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import Candidate, Pipeline, Predicted
+from shardweave.planners.predict import with_candidates
+from shardweave.planners.workload import BlockWork, Localize
+
+AXES = ("pipeline", "data", "tensor")
+
+
+def plan_amp(
+    program: Program,
+    mesh: Mesh | None,
+    *,
+    cluster: Cluster,
+    localize: Localize,
+    max_stages: int | None = None,
+    max_tensor: int | None = None,
+    anneal: int = 0,
+    literal: bool = False,
+    top: int = 5,
+) -> Plan:
+    """Degrees of pipeline, data and tensor parallelism, micro-batches, stages and placement.
+
+    Objective: seconds of one step (`amp.estimate`), over every strategy that uses all devices of
+    the cluster, or those of `mesh` (axes pipeline, data, tensor). The stages of a strategy are
+    exact for its placement; so is the choice among strategies, within the estimate. Memory is a
+    filter. Source: Li et al., AMP, NeurIPS 2022; departures are in docs/planners.md.
+
+    max_stages: 1 gives plans that run. max_tensor: the largest tensor degree. anneal: swaps of
+    tensor groups that are tried on each of the best strategies; not exact. literal: costs as
+    the released code has them. top: candidates that the plan lists.
+
+    Raises AmpError if no strategy fits, with the smallest shortfall of memory in GiB by part.
+    """
+    wanted = _Wanted.of(mesh, max_stages, max_tensor)
+    degrees = _tensor_degrees(cluster, wanted)
+    profile = profile_program(program, cluster, localize, degrees)
+    found = search(
+        profile.model,
+        cluster,
+        literal=literal,
+        annealing=Annealing(steps=anneal) if anneal else None,
+        dtype=profile.dtype,
+        accept=wanted.accepts,
+    )
+    links = Links.of(cluster)
+    rows = [
+        Candidate(_name(one.estimate.strategy, profile), _predicted(one, profile, links))
+        for one in found[: max(1, top)]
+    ]
+    plan = with_candidates(_plan(program, found[0], profile, links), rows)
+    return replace(
+        plan,
+        reasons=(
+            f"{len(found)} strategies fit into memory, of {plan.cluster or cluster.name}'s "
+            f"{cluster.num_devices} devices; the estimate of this one is the least",
+            *plan.reasons,
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Which strategies are looked at."""
+
+    sizes: Mapping[str, int]
+    max_stages: int | None
+    max_tensor: int | None
+
+    @staticmethod
+    def of(mesh: Mesh | None, max_stages: int | None, max_tensor: int | None) -> _Wanted:
+        sizes = {} if mesh is None else {axis.name: axis.size for axis in mesh.space_axes}
+        unknown = [name for name in sizes if name not in AXES]
+        if unknown:
+            raise AmpError(
+                f"the mesh has an axis '{unknown[0]}', but 'amp' plans {', '.join(AXES)}; name the "
+                "axes so, or give no mesh."
+            )
+        return _Wanted(sizes, max_stages, max_tensor)
+
+    def accepts(self, strategy: Strategy) -> bool:
+        degrees = (strategy.pipeline, strategy.data, strategy.tensor)
+        if self.sizes and any(
+            self.sizes.get(axis, 1) != size for axis, size in zip(AXES, degrees, strict=True)
+        ):
+            return False
+        return strategy.pipeline <= (self.max_stages or strategy.pipeline)
+
+
+def _tensor_degrees(cluster: Cluster, wanted: _Wanted) -> list[int]:
+    """Tensor degrees that divide every node, or the one that the mesh asks for."""
+    whole = int(np.gcd.reduce([node.devices for node in cluster.nodes]))
+    degrees = [n for n in range(1, whole + 1) if whole % n == 0]
+    if wanted.sizes:
+        degrees = [n for n in degrees if n == wanted.sizes.get("tensor", 1)]
+        devices = int(np.prod(list(wanted.sizes.values())))
+        if devices != cluster.num_devices or not degrees:
+            raise AmpError(
+                f"mesh {dict(wanted.sizes)} has {devices} devices, but 'amp' plans all "
+                f"{cluster.num_devices} of cluster '{cluster.name}', with a tensor degree that "
+                f"divides {whole}; give such a mesh, or none."
+            )
+        return degrees
+    return [n for n in degrees if n <= (wanted.max_tensor or n)]
+
+
+def _plan(program: Program, placed: Placed, profile: ProgramProfile, links: Links) -> Plan:
+    strategy = placed.estimate.strategy
+    micro_batches = strategy.num_micro_batches(profile.model.batch)
+    mesh = Mesh(data=strategy.data, tensor=strategy.tensor)
+    plan = replace(plan_megatron(program, mesh), planner="amp")
+    in_order = np.arange(placed.grid.size).reshape(placed.grid.shape)
+    moved = not np.array_equal(placed.grid, in_order)
+    if strategy.pipeline == 1:
+        order = f"ranks are best placed on devices {placed.grid.flatten().tolist()}"
+        notes = (*plan.notes, order) if moved else plan.notes
+        return replace(plan, batch_split=micro_batches, notes=notes)
+    stages = tuple(
+        tuple(layer for block in profile.blocks[left:right] for layer in _names(block))
+        for left, right in pairwise(placed.estimate.cuts)
+    )
+    pipeline = Pipeline(
+        stages=stages,
+        micro_batches=micro_batches,
+        devices=tuple(_types(stage, links) for stage in placed.grid)
+        if len(links.names) > 1
+        else (),
+        ranks=tuple(tuple(map(int, stage.flat)) for stage in placed.grid) if moved else (),
+    )
+    return replace(plan, mesh={"pipeline": strategy.pipeline, **plan.mesh}, pipeline=pipeline)
+
+
+def _names(block: BlockWork) -> tuple[str, ...]:
+    """How a plan names a block: by its own name, or by the layers in it."""
+    return (block.name,) if block_name(block.name) == block.name else block.layers
+
+
+def _types(stage: Grid, links: Links) -> str:
+    """The device types of a stage."""
+    return "+".join(dict.fromkeys(links.names[kind] for kind in links.kind[stage].flat))
+
+
+def _name(strategy: Strategy, profile: ProgramProfile) -> str:
+    count = strategy.num_micro_batches(profile.model.batch)
+    return (
+        f"pipeline={strategy.pipeline},data={strategy.data},tensor={strategy.tensor}, "
+        f"{count} micro-batches of {strategy.micro_batch}"
+    )
+
+
+def _predicted(placed: Placed, profile: ProgramProfile, links: Links) -> Predicted:
+    """The estimate by part: of the slowest stage in time, of the fullest in memory."""
+    one = placed.estimate
+    strategy, model = one.strategy, profile.model
+    tensor_s = _tensor_s(placed, profile, links)
+    memory = stage_bytes(model, strategy, one.cuts)
+    limits = capacities(links, placed.grid).tolist()
+    fullest = max(range(len(memory)), key=lambda stage: sum(memory[stage].values()) / limits[stage])
+    parts = {"tensor": tensor_s, "data": one.sync_s, "pipeline": one.boundary_s}
+    communication = {axis: seconds for axis, seconds in parts.items() if seconds}
+    return Predicted(
+        time_s=one.seconds,
+        compute_s=one.compute_s - tensor_s,
+        communication_s=communication,
+        exposed_s=sum(communication.values()),
+        bubble_s=one.bubble_s,
+        memory_bytes=memory[fullest],
+        capacity_bytes=limits[fullest],
+        source="estimated",
+    )
+
+
+def _tensor_s(placed: Placed, profile: ProgramProfile, links: Links) -> float:
+    """Seconds of the tensor axis in what the slowest stage computes, over all micro-batches.
+
+    Communication grows with the micro-batch as the whole layer does in the estimate.
+    """
+    one = placed.estimate
+    tensor = one.strategy.tensor
+    best, seconds = 0.0, 0.0
+    for stage, (left, right) in zip(placed.grid, pairwise(one.cuts), strict=True):
+        for kind in np.unique(links.kind[stage]):
+            key = (links.names[int(kind)], tensor)
+            whole = BACKWARD * float(profile.model.times(*key)[left:right].sum())
+            if whole > best:
+                best = whole
+                seconds = sum(profile.tensor_s[key][left:right]) / whole * one.compute_s
+    return seconds

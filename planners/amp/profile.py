@@ -1,0 +1,180 @@
+"""The chain of layers that AMP plans, read off a program.
+
+For each tensor degree the program is partitioned by Megatron's rule, with so many replicas that
+each has one sample, and again with `_MORE` of them; each block is then costed on each device type.
+What grows between the two gives a block's time as t(m) = t(1) (phi + (1 - phi) m).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.types import num_bytes, shape_of, tensor_type_of
+from shardweave.planners.amp.estimate import BACKWARD
+from shardweave.planners.amp.model import AmpError, LayeredModel, Tied
+from shardweave.planners.cluster import Cluster
+from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.predict import ADAM_STATE
+from shardweave.planners.workload import BlockWork, Localize, Workload, workload_of
+
+_MORE = 4
+"""Samples of the second, larger micro-batch that is read, or fewer if the batch has fewer."""
+
+
+@dataclass(frozen=True)
+class ProgramProfile:
+    """model: what AMP plans. blocks: its layers by name. element_bytes: of a parameter.
+
+    tensor_s: of a layer's time for one sample, what is communication over the tensor axis, by
+    device type and degree.
+    """
+
+    model: LayeredModel
+    blocks: tuple[BlockWork, ...]
+    dtype: str
+    tensor_s: Mapping[tuple[str, int], tuple[float, ...]]
+
+
+def profile_program(
+    program: Program, cluster: Cluster, localize: Localize, degrees: Iterable[int]
+) -> ProgramProfile:
+    """Read a global program at some tensor degrees.
+
+    Raises AmpError if its inputs have no batch to divide.
+    """
+    batch = batch_of(program)
+    more = math.gcd(batch, _MORE)
+    one: dict[tuple[str, int], Workload] = {}
+    many: dict[tuple[str, int], Workload] = {}
+    for degree in degrees:
+        local = _local(program, localize, batch, degree)
+        larger = _local(program, localize, batch // more, degree) if more > 1 else local
+        for name, part in _by_device(cluster).items():
+            one[name, degree] = workload_of(local, part, Mesh(tensor=degree))
+            many[name, degree] = workload_of(larger, part, Mesh(tensor=degree))
+    model = _model(program, batch, more, one, many)
+    tensor_s = {
+        key: tuple(sum(block.communication_s.values()) for block in work.blocks)
+        for key, work in one.items()
+    }
+    dtype, _ = _parameter_type(program)
+    return ProgramProfile(model, next(iter(one.values())).blocks, dtype, tensor_s)
+
+
+def batch_of(program: Program) -> int:
+    """The samples of a step: what the first dims of all inputs have in common."""
+    sizes = [
+        shape[0]
+        for slot in program.arguments
+        if slot.kind == "input" and (shape := shape_of(slot.value))
+    ]
+    if not sizes:
+        raise AmpError("the program has no input with a batch to divide; plan it with 'megatron'.")
+    return math.gcd(*sizes)
+
+
+def _local(program: Program, localize: Localize, data: int, degree: int) -> Program:
+    mesh = Mesh(data=data, tensor=degree)
+    return localize(program, plan_megatron(program, mesh))
+
+
+def _by_device(cluster: Cluster) -> dict[str, Cluster]:
+    """The part of a cluster that has devices of one type alone, by type."""
+    found: dict[str, Cluster] = {}
+    for name in dict.fromkeys(node.device for node in cluster.nodes):
+        nodes = tuple(node for node in cluster.nodes if node.device == name)
+        found[name] = replace(cluster, devices={name: cluster.devices[name]}, nodes=nodes)
+    return found
+
+
+def _parameter_type(program: Program) -> tuple[str, int]:
+    """dtype and bytes of an element of the largest parameter."""
+    types = [tensor_type_of(slot.value) for slot in program.arguments if slot.kind == "param"]
+    if not types:
+        raise AmpError("the program has no parameters; there is nothing to train.")
+    largest = max(types, key=num_bytes)
+    size = num_bytes(largest) // max(1, math.prod(largest.get_shape()))
+    return {2: "bfloat16", 4: "float32", 8: "float64"}[size], size
+
+
+Read = Mapping[tuple[str, int], Workload]
+
+
+def _model(program: Program, batch: int, more: int, one: Read, many: Read) -> LayeredModel:
+    _, size = _parameter_type(program)
+    devices = list(dict.fromkeys(name for name, _ in one))
+    degrees = list(dict.fromkeys(degree for _, degree in one))
+    first = {degree: one[devices[0], degree] for degree in degrees}
+    names = [block.name for block in first[degrees[0]].blocks]
+    seconds = {key: _seconds(key[0], work) for key, work in one.items()}
+    larger = {key: _seconds(key[0], work) for key, work in many.items()}
+    repeated = [index for index, name in enumerate(names) if name.rpartition(".")[2].isdigit()]
+    return LayeredModel(
+        name="program",
+        batch=batch,
+        profile={
+            name: {n: tuple(s / BACKWARD for s in seconds[name, n]) for n in degrees}
+            for name in devices
+        },
+        outputs={n: tuple(b.crossing_bytes / size for b in first[n].blocks) for n in degrees},
+        parameters={n: tuple(_parameters(first[n], size)) for n in degrees},
+        kept_bytes={n: tuple(float(b.kept_bytes) for b in first[n].blocks) for n in degrees},
+        work=(None,) * len(names),
+        rows=tuple(range(len(names))),
+        repeated=(repeated[0], len(repeated)) if repeated else (0, len(names)),
+        tied=_tied(first, size),
+        fixed={
+            name: {n: _fixed(seconds[name, n], larger[name, n], more) for n in degrees}
+            for name in devices
+        },
+        state_bytes={"parameters": size, "gradients": size, "optimizer": ADAM_STATE * size},
+        workspace_bytes={
+            n: tuple(float(b.workspace_bytes - b.parameter_bytes) for b in first[n].blocks)
+            for n in degrees
+        },
+        keeps_all=True,
+    )
+
+
+def _seconds(device: str, work: Workload) -> tuple[float, ...]:
+    """Forward, backward and the communication between, by block."""
+    return tuple(
+        b.forward_s[device] + b.backward_s[device] + sum(b.communication_s.values())
+        for b in work.blocks
+    )
+
+
+def _fixed(one: Sequence[float], many: Sequence[float], more: int) -> tuple[float, ...]:
+    """phi of each layer, from its time for one sample and for `more`."""
+    if more == 1:
+        return (0.0,) * len(one)
+    found = (
+        (more - after / before) / (more - 1) if before else 0.0
+        for before, after in zip(one, many, strict=True)
+    )
+    return tuple(min(1.0, max(0.0, share)) for share in found)
+
+
+def _parameters(work: Workload, size: int) -> list[float]:
+    """Elements of the parameters that each block needs, shared ones in each that uses them."""
+    found = [block.parameter_bytes / size for block in work.blocks]
+    for one in work.shared:
+        found[one.second] += one.bytes / size
+    return found
+
+
+def _tied(works: Mapping[int, Workload], size: int) -> tuple[Tied, ...]:
+    degrees = list(works)
+    shared = [works[degree].shared for degree in degrees]
+    return tuple(
+        Tied(
+            ones[0].first,
+            ones[0].second,
+            {n: one.bytes / size for n, one in zip(degrees, ones, strict=True)},
+        )
+        for ones in zip(*shared, strict=True)
+    )
