@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
@@ -12,6 +13,7 @@ from shardweave.ir.program import Program
 from shardweave.ir.sharding import Placement, Sharding
 from shardweave.ir.syntax import layer_of
 from shardweave.ir.types import shape_of
+from shardweave.planners.cluster import Cluster
 from shardweave.planners.plan import Plan
 from shardweave.planners.replicated import batch_shardings
 from shardweave.planners.structure import Cut, input_embeddings, parallel_pairs
@@ -28,8 +30,9 @@ class MegatronOptions:
 
 def plan_megatron(
     program: Program,
-    mesh: Mesh,
+    mesh: Mesh | None,
     *,
+    cluster: Cluster | None = None,
     tensor: str = "tensor",
     data: str = "data",
     sequence_parallel: bool = False,
@@ -42,10 +45,16 @@ def plan_megatron(
     lies between pairs is cut along dim 1 over `tensor`: all-reduces become a reduce-scatter and
     an all-gather, and norms run on shards.
 
+    Without a mesh, `tensor` takes the devices of a node of the cluster, the largest number of them
+    over which anything divides, and `data` the rest (AMP, Sec. 4.1, without stages).
+
     Objective: none, it is a rule (Shoeybi et al. 2019; Korthikanti et al. 2022). Exact on every
     mesh; what does not divide stays whole and is noted. Time: a few walks over the program.
     """
     options = MegatronOptions(tensor, data, sequence_parallel)
+    if mesh is None:
+        assert cluster is not None, "who calls gives a mesh or a cluster"
+        mesh = _node_mesh(program, cluster, options)
     inputs, notes = batch_shardings(program, mesh, data)
     notes += [
         f"axis '{axis.name}' of the mesh is idle: the rule uses '{data}' and '{tensor}' alone"
@@ -72,6 +81,15 @@ def plan_megatron(
         planner="megatron",
         notes=tuple(notes),
     )
+
+
+def _node_mesh(program: Program, cluster: Cluster, options: MegatronOptions) -> Mesh:
+    """Tensor parallelism inside the nodes, replicas between them."""
+    inside = math.gcd(*(node.devices for node in cluster.nodes))
+    degrees = [n for n in range(inside, 1, -1) if inside % n == 0]
+    divides = (n for n in degrees if parallel_pairs(program, options.tensor, n))
+    degree = next(divides, 1)
+    return Mesh(**{options.data: cluster.num_devices // degree, options.tensor: degree})
 
 
 def _vocabulary(

@@ -8,13 +8,15 @@ from dataclasses import replace
 from shardweave.ir.program import Program
 from shardweave.planners.cluster import Cluster
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Candidate, Predicted
+from shardweave.planners.plan_parts import Candidate, PlanError, Predicted
 from shardweave.planners.simulate import Simulation, simulate
 from shardweave.planners.timeline import seconds_text
 from shardweave.planners.workload import Localize
 
 ADAM_STATE = 2.0
 """Bytes of optimizer state per byte of parameters: two moments in the parameters' dtype."""
+
+_GIB = 2**30
 
 
 def predicted_of(simulation: Simulation) -> Predicted:
@@ -68,8 +70,8 @@ def with_candidates(plan: Plan, candidates: Sequence[Candidate]) -> Plan:
 
 def why_slower(best: Predicted, other: Predicted) -> str:
     """What makes a step slower than the best, by the parts that differ most."""
-    if other.capacity_bytes and other.peak_bytes > other.capacity_bytes:
-        missing = (other.peak_bytes - other.capacity_bytes) / 2**30
+    if other.capacity_bytes and not fits(other):
+        missing = (other.peak_bytes - other.capacity_bytes) / _GIB
         return f"does not fit, by {missing:.2f} GiB"
     gap = other.time_s - best.time_s
     before, after = time_parts(best), time_parts(other)
@@ -84,6 +86,30 @@ def why_slower(best: Predicted, other: Predicted) -> str:
     if not gap:
         return "takes as long"
     return f"{seconds_text(gap)} slower ({', '.join([*worse, *better])})"
+
+
+def fits(predicted: Predicted) -> bool:
+    """Whether a step fits into the memory of its device."""
+    return predicted.peak_bytes <= predicted.capacity_bytes
+
+
+def check_some_fit(candidates: Sequence[Candidate], cluster: Cluster) -> None:
+    """Raises PlanError, with the smallest shortfall in GiB by part, if no candidate fits."""
+    if any(fits(one.predicted) for one in candidates):
+        return
+    if not candidates:
+        raise PlanError("no plan of the space can be partitioned; change the batch or the mesh.")
+    nearest = min(
+        candidates, key=lambda one: one.predicted.peak_bytes - one.predicted.capacity_bytes
+    )
+    found = nearest.predicted
+    parts = ", ".join(f"{part} {size / _GIB:.2f}" for part, size in found.memory_bytes.items())
+    raise PlanError(
+        f"no plan fits into the memory of cluster '{cluster.name}'; nearest is {nearest.name}: it "
+        f"needs {found.peak_bytes / _GIB:.2f} GiB ({parts}) of {found.capacity_bytes / _GIB:.2f} "
+        f"GiB, {(found.peak_bytes - found.capacity_bytes) / _GIB:.2f} GiB too many; use more "
+        "devices, devices with more memory, a smaller batch, or pipeline stages (planner 'amp')."
+    )
 
 
 def time_parts(predicted: Predicted) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 PLANNERS: dict[str, str] = {
     "amp": "shardweave.planners.amp:plan_amp",
+    "exhaustive": "shardweave.planners.exhaustive:plan_exhaustive",
     "megatron": "shardweave.planners.megatron:plan_megatron",
     "replicated": "shardweave.planners.replicated:plan_replicated",
 }

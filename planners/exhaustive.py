@@ -1,0 +1,197 @@
+"""The planner that tries every plan of a small space; the baseline that others are judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.regions import block_name
+from shardweave.planners.cluster import Cluster
+from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
+from shardweave.planners.predict import check_some_fit, fits, simulate_plan, with_candidates
+from shardweave.planners.workload import Localize, Workload, workload_of
+
+SPLITS = (1, 2, 4)
+SPLIT_SCHEDULE = "cross-pass"
+"""Where there are sub-batches, one's communication runs beside another's compute."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One point of the space."""
+
+    data: int
+    tensor: int
+    sequence_parallel: bool
+    recompute: str
+    batch_split: int
+
+    def __str__(self) -> str:
+        words = [f"data={self.data},tensor={self.tensor}"]
+        words += ["sequence parallel"] if self.sequence_parallel else []
+        words += [f"recompute {self.recompute}"] if self.recompute != "none" else []
+        words += [f"{self.batch_split} sub-batches"] if self.batch_split > 1 else []
+        return ", ".join(words)
+
+    @property
+    def base(self) -> Choice:
+        """The same shardings, and nothing else."""
+        return replace(self, recompute="none", batch_split=1)
+
+
+def plan_exhaustive(
+    program: Program,
+    mesh: Mesh | None,
+    *,
+    cluster: Cluster,
+    localize: Localize,
+    simulate: int = 24,
+    top: int = 5,
+) -> Plan:
+    """The fastest of all: data x tensor x sequence parallelism x recomputation x sub-batches.
+
+    Tensor degrees follow Megatron's rule; without a mesh, all degrees whose product is the
+    cluster's devices are tried. Objective: simulated seconds of a step, of plans that fit
+    into memory. Exact in its space if that has at most `simulate` plans: each is partitioned and
+    simulated. Of a larger one every sharding is partitioned, the rest of the space is estimated
+    from its blocks (`estimated`), and the best `simulate` are simulated; a reason says so. `top`:
+    candidates that the plan lists. Time: a partition for each plan simulated.
+
+    Raises PlanError if none can be made or none fits, with the smallest shortfall of memory.
+    """
+    plans = dict(_plans(program, mesh, cluster))
+    if not plans:
+        raise PlanError(
+            f"no mesh of data x tensor has {cluster.num_devices} devices and divides the batch of "
+            "this program; change the batch, or give a mesh."
+        )
+    chosen, reason = list(plans), f"all {len(plans)} plans were partitioned and simulated"
+    if len(plans) > simulate:
+        chosen = _best_estimates(program, plans, cluster, localize)[:simulate]
+        reason = f"{len(plans)} plans were estimated by block; the best {simulate} were simulated"
+    found = [
+        Candidate(str(one), predicted)
+        for one in chosen
+        if (predicted := _simulated(program, plans[one], cluster, localize)) is not None
+    ]
+    check_some_fit(found, cluster)
+    # A sort is stable: of plans that take as long, the simpler comes first.
+    found.sort(key=lambda row: (not fits(row.predicted), row.predicted.time_s))
+    plan = next(plan for one, plan in plans.items() if str(one) == found[0].name)
+    return with_candidates(replace(plan, reasons=(reason,)), found[: max(1, top)])
+
+
+def _plans(program: Program, mesh: Mesh | None, cluster: Cluster) -> Iterator[tuple[Choice, Plan]]:
+    """The space. A sharding that another one equals is left out, and so are split batches that
+    do not divide."""
+    seen: list[Plan] = []
+    for data, tensor in _degrees(mesh, cluster):
+        for sequence_parallel in (False, True):
+            goal = Mesh(data=data, tensor=tensor)
+            plan = plan_megatron(program, goal, sequence_parallel=sequence_parallel)
+            whole = replace(plan, notes=())
+            is_idle = (data > 1 and not plan.inputs) or (tensor > 1 and not plan.parameters)
+            if is_idle or whole in seen:
+                continue
+            seen.append(whole)
+            for policy, split in product(RECOMPUTE, SPLITS):
+                choice = Choice(data, tensor, sequence_parallel, policy, split)
+                schedule = SPLIT_SCHEDULE if split > 1 else ""
+                yield (
+                    choice,
+                    replace(
+                        plan,
+                        planner="exhaustive",
+                        recompute=policy,
+                        batch_split=split,
+                        schedule=schedule,
+                    ),
+                )
+
+
+def _degrees(mesh: Mesh | None, cluster: Cluster) -> list[tuple[int, int]]:
+    if mesh is None:
+        devices = cluster.num_devices
+        return [(devices // n, n) for n in range(1, devices + 1) if devices % n == 0]
+    sizes = {axis.name: axis.size for axis in mesh.space_axes}
+    data, tensor = sizes.pop("data", 1), sizes.pop("tensor", 1)
+    if sizes:
+        raise PlanError(
+            f"the mesh {mesh} has an axis '{next(iter(sizes))}', but 'exhaustive' plans data and "
+            "tensor; name the axes so, or give no mesh."
+        )
+    return [(data, tensor)]
+
+
+def _simulated(
+    program: Program, plan: Plan, cluster: Cluster, localize: Localize
+) -> Predicted | None:
+    """None for what cannot be partitioned, such as a batch that does not divide further."""
+    try:
+        return simulate_plan(program, plan, cluster, localize)
+    except ValueError:
+        return None
+
+
+def _best_estimates(
+    program: Program, plans: Mapping[Choice, Plan], cluster: Cluster, localize: Localize
+) -> list[Choice]:
+    """All choices, those that fit into memory by their estimate first, then by its seconds."""
+    works: dict[Choice, tuple[Predicted, Workload]] = {}
+    for one in dict.fromkeys(choice.base for choice in plans):
+        local = localize(program, plans[one])
+        predicted = _simulated(program, plans[one], cluster, localize)
+        if predicted is not None:
+            works[one] = predicted, workload_of(local, cluster)
+    found = {
+        one: estimated(*works[one.base], one, _slowest(cluster))
+        for one in plans
+        if one.base in works
+    }
+    return sorted(found, key=lambda one: (not fits(found[one]), found[one].time_s))
+
+
+def _slowest(cluster: Cluster) -> str:
+    """The device type with the least arithmetic."""
+    return min(cluster.devices.values(), key=lambda device: max(device.flops.values())).name
+
+
+def estimated(base: Predicted, work: Workload, choice: Choice, device: str) -> Predicted:
+    """What recomputation and sub-batches change of a step that has neither, in closed form.
+
+    base: the simulated step. work: its blocks. Recomputation runs the repeated blocks' forward
+    pass again (`layer`: with its communication) and keeps what enters them, and of the block at
+    hand all. With n sub-batches, all but 1/n of the tensor axis' communication can hide behind
+    all but 1/n of the compute.
+    """
+    repeated = [one for one in work.blocks if block_name(one.name) == one.name]
+    compute_s, communication = base.compute_s, dict(base.communication_s)
+    memory = dict(base.memory_bytes)
+    if choice.recompute != "none":
+        compute_s += sum(one.forward_s[device] for one in repeated)
+        dropped = sum(one.kept_bytes for one in repeated)
+        dropped -= max((one.kept_bytes for one in repeated), default=0)
+        dropped -= sum(one.crossing_bytes for one in repeated)
+        memory["activations"] = memory.get("activations", 0) - max(0, dropped)
+    if choice.recompute == "layer":
+        for one in repeated:
+            for (axes, phase), seconds in one.communication_s.items():
+                if phase == "forward":
+                    communication[",".join(axes)] += seconds
+    exposed_s = sum(communication.values())
+    inside_s, later = communication.get("tensor", 0.0), 1 - 1 / choice.batch_split
+    exposed_s -= min(inside_s * later, compute_s * later)
+    return replace(
+        base,
+        time_s=compute_s + exposed_s,
+        compute_s=compute_s,
+        communication_s=communication,
+        exposed_s=exposed_s,
+        memory_bytes=memory,
+        source="estimated",
+    )
