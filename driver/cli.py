@@ -50,6 +50,10 @@ def _run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         from shardweave.driver.simulate_command import simulate_command
 
         return simulate_command(options)
+    if options.command == "plan":
+        from shardweave.driver.plan_command import plan_command
+
+        return plan_command(options)
     if options.command == "profile":
         from shardweave.driver.profile_command import profile_command
 
@@ -90,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_capture(commands)
     _add_opt(commands)
+    _add_plan(commands)
     _add_run(commands)
     _add_simulate(commands)
     _add_profile(commands)
@@ -147,16 +152,57 @@ def _add_opt(commands: Commands) -> None:
     command.add_argument("--list-passes", action="store_true", help="list the passes and end")
 
 
+def _add_plan(commands: Commands) -> None:
+    command = _add_command(commands, "plan", "Choose how to train a program on a cluster.")
+    command.add_argument(
+        "file", metavar="PROGRAM", help=f"a captured program's text, or a model: {MODEL_HELP}"
+    )
+    command.add_argument(
+        "--cluster",
+        required=True,
+        help="a preset's name, as h100-pod or testbed:rate=250mbit, or a file",
+    )
+    command.add_argument("--planner", default="megatron", metavar="NAME", help="default: megatron")
+    command.add_argument(
+        "--mesh", default="", help="as in data=2,tensor=2; default: the planner chooses"
+    )
+    command.add_argument(
+        "-O",
+        dest="option",
+        action="append",
+        default=[],
+        metavar="OPTION=VALUE",
+        help="an option of the planner; may be given several times",
+    )
+    command.add_argument(
+        "-o", "--output", metavar="FILE", help="write the plan there; - for standard output"
+    )
+    command.add_argument(
+        "--explain",
+        action="store_true",
+        help="show the best plans: time and memory by part, and why each lost",
+    )
+    command.add_argument(
+        "--compare", metavar="A,B", help="two planners or plan files, side by side, instead"
+    )
+    command.add_argument("--plot", metavar="FILE", help="draw the best plans there")
+    command.add_argument(
+        "--dtype", choices=DTYPES, default="float32", help="of a model (default: float32)"
+    )
+
+
 def _add_run(commands: Commands) -> None:
     command = _add_command(
         commands, "run", "Run a model's training step, sharded, on one process per device."
     )
     _add_model(command)
-    command.add_argument("--mesh", default="", help="as in data=2,tensor=2; default: one device")
+    command.add_argument(
+        "--mesh", default="", help="as in data=2,tensor=2; default: the plan's, else one device"
+    )
     command.add_argument(
         "--plan",
         default="megatron",
-        help="megatron, replicated, or a plan's JSON file (default: megatron)",
+        help="a planner that needs no cluster, or a plan's JSON file (default: megatron)",
     )
     command.add_argument(
         "--backend",

@@ -13,7 +13,7 @@ from torch import nn
 from shardweave.backends.distributed import Step
 from shardweave.backends.runtime import Runtime
 from shardweave.driver import world
-from shardweave.driver.plans import Passes, PlanLike, partition, resolve_plan
+from shardweave.driver.plans import Passes, PlanLike, mesh_of_plan, partition, resolve_plan
 from shardweave.driver.virtual_step import VirtualStep
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
@@ -45,8 +45,9 @@ def compile(
     same on every rank) returns the loss and adds gradients to the `.grad` of its parameters,
     which are copies of the model's. All ranks must hold the same model.
 
-    mesh: a Mesh, axis sizes by name, or text such as "data=2,tensor=2"; None is one device.
-    plan: a planner's name ("megatron", which is the default, or "replicated"), a Plan, the path
+    mesh: a Mesh, axis sizes by name, or text such as "data=2,tensor=2"; None is
+    the one that a given plan was made for, and without such a plan one device.
+    plan: a planner's name ("megatron" is the default), a Plan, the path
     of a plan's JSON file, or shardings by parameter name or pattern, as in
     {"h.*.fc_in.weight": '[{"tensor"}, {}]'}.
     sequence_parallel: an option for the planner. passes: more passes, run after the default
@@ -61,7 +62,7 @@ def compile(
     """
     if backend not in ("distributed", "reference"):
         raise ValueError(f"backend '{backend}' is unknown; use 'distributed' or 'reference'.")
-    goal = Mesh() if mesh is None else as_mesh(mesh)
+    goal = mesh_of_plan(plan) or Mesh() if mesh is None else as_mesh(mesh)
     place = world.with_index(torch.device(device or device_of(model)))
     if backend == "distributed":
         world.join(goal, place)

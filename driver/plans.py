@@ -16,7 +16,7 @@ from shardweave.passes.pipeline import PassPipeline, as_mesh
 from shardweave.passes.plan_passes import localize, plan_passes
 from shardweave.planners.call import ClusterLike, call_planner
 from shardweave.planners.plan import Lookup, Plan
-from shardweave.planners.plan_check import is_runnable
+from shardweave.planners.plan_check import check_runnable, is_runnable
 from shardweave.planners.predict import simulate_plan
 from shardweave.planners.presets import find_cluster
 from shardweave.planners.registry import PLANNERS
@@ -54,14 +54,28 @@ def plan(
     found = call_planner(
         planner, program, goal, cluster=cluster, localize=localize, options=options
     )
-    if cluster is not None and is_runnable(found) and not _is_simulated(found):
-        predicted = simulate_plan(program, found, find_cluster(cluster), localize)
-        found = replace(found, predicted=predicted)
-    return found
+    return found if cluster is None else simulated(program, found, cluster)
 
 
-def _is_simulated(plan: Plan) -> bool:
-    return plan.predicted is not None and plan.predicted.source == "simulated"
+def simulated(program: Program, plan: Plan, cluster: ClusterLike) -> Plan:
+    """The plan with what it takes in the simulator, where a backend can run it."""
+    is_done = plan.predicted is not None and plan.predicted.source == "simulated"
+    if is_done or not is_runnable(plan):
+        return plan
+    return replace(plan, predicted=simulate_plan(program, plan, find_cluster(cluster), localize))
+
+
+def mesh_of_plan(given: PlanLike | None) -> Mesh | None:
+    """The mesh that a Plan or a plan's file was made for; None if it names none.
+
+    Raises PlanError for a plan that no backend can run yet.
+    """
+    if isinstance(given, str | Path) and str(given) not in PLANNERS and Path(given).is_file():
+        given = Plan.load(given)
+    if not isinstance(given, Plan):
+        return None
+    check_runnable(given)
+    return Mesh(**given.mesh) if given.mesh else None
 
 
 def resolve_plan(

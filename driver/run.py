@@ -42,9 +42,15 @@ class RunOptions:
                 f"plan '{given.plan}' is neither a planner ({', '.join(PLANNERS)}) nor a file "
                 "that exists."
             )
+        mesh = Mesh.parse(given.mesh)
+        if given.plan not in PLANNERS:
+            from shardweave.driver.plans import mesh_of_plan
+
+            of_plan = mesh_of_plan(given.plan)
+            mesh = mesh if given.mesh or of_plan is None else of_plan
         return RunOptions(
             model=given.model,
-            mesh=Mesh.parse(given.mesh),
+            mesh=mesh,
             plan=given.plan,
             backend=given.backend,
             dtype=given.dtype,

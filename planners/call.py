@@ -75,7 +75,10 @@ def call_planner(
     if "cluster" in known:
         needs_it = known["cluster"].default is inspect.Parameter.empty or mesh is None
         if cluster is None and needs_it:
-            raise ValueError(f"planner '{name}' needs a cluster; give a preset's name or a file.")
+            raise ValueError(
+                f"planner '{name}' needs a cluster; give `shardweave plan --cluster`, or cluster= "
+                "of sw.plan, a preset's name or a file, and run the plan that it makes."
+            )
         if cluster is not None:
             extra["cluster"] = find_cluster(cluster)
     if "localize" in known:
