@@ -13,7 +13,7 @@ from rich.console import Console
 
 from shardweave.driver.models import build_example, parse_options
 from shardweave.driver.output import check_output
-from shardweave.driver.plan_report import candidate_tables, comparison_table, print_plan
+from shardweave.driver.plan_report import comparison_table, print_candidates, print_plan
 from shardweave.driver.plans import plan, simulated
 from shardweave.driver.report import status
 from shardweave.driver.text_commands import messages, read
@@ -45,10 +45,7 @@ def plan_command(options: argparse.Namespace) -> int:
     with status(f"planning with {options.planner}"):
         found = _planned(options, options.planner, given, program)
     if options.explain:
-        rows = found.candidates or _only(found)
-        console = Console(file=out)
-        for table in candidate_tables(rows):
-            console.print(table)
+        print_candidates(found.candidates or _only(found), out)
     print_plan(found, out)
     if options.plot:
         plot_candidates(found.candidates or _only(found), options.plot)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
+from rich.console import Console
 from rich.table import Table
 
 from shardweave.driver.report import bytes_text
@@ -13,24 +14,38 @@ from shardweave.planners.plan_check import why_not_runnable
 from shardweave.planners.plan_parts import Candidate, Predicted
 from shardweave.planners.timeline import seconds_text
 
+WIDTH = 120
 
-def candidate_tables(rows: Sequence[Candidate]) -> list[Table]:
-    """The best plans: time by part, then memory by part and why each lost."""
+
+def print_candidates(rows: Sequence[Candidate], out: TextIO) -> None:
+    """Say which plans were the best, why each lost, and their time and memory by part."""
+    for number, one in enumerate(rows, start=1):
+        print(f"{number}  {one.name}" + (f": {one.reason}" if one.reason else ""), file=out)
+    # Tables that are cut to a terminal's width lose their numbers.
+    console = Console(file=out, width=max(WIDTH, Console().width))
+    console.print(_time_table(rows))
+    console.print(_memory_table(rows))
+
+
+def _time_table(rows: Sequence[Candidate]) -> Table:
     axes = _names(one.predicted.communication_s for one in rows)
-    times = _table("plan", ["step", "compute", *axes, "exposed", "bubble"], "source")
-    for one in rows:
+    table = _table(["step", "compute", *axes, "exposed", "bubble"], "source")
+    for number, one in enumerate(rows, start=1):
         found = one.predicted
         parts = [found.compute_s, *(found.communication_s.get(axis, 0.0) for axis in axes)]
         cells = [found.time_s, *parts, found.exposed_s, found.bubble_s]
-        times.add_row(one.name, *map(_seconds, cells), found.source)
+        table.add_row(str(number), *map(_seconds, cells), found.source)
+    return table
+
+
+def _memory_table(rows: Sequence[Candidate]) -> Table:
     kinds = _names(one.predicted.memory_bytes for one in rows)
-    memory = _table("plan", ["memory", *kinds, "of"], "why")
-    for one in rows:
+    table = _table(["memory", *kinds], "of")
+    for number, one in enumerate(rows, start=1):
         found = one.predicted
-        parts = [found.memory_bytes.get(kind, 0.0) for kind in kinds]
-        cells = [found.peak_bytes, *parts, found.capacity_bytes]
-        memory.add_row(one.name, *map(bytes_text, cells), one.reason)
-    return [times, memory]
+        cells = [found.peak_bytes, *(found.memory_bytes.get(kind, 0.0) for kind in kinds)]
+        table.add_row(str(number), *map(bytes_text, cells), bytes_text(found.capacity_bytes))
+    return table
 
 
 def comparison_table(names: Sequence[str], plans: Sequence[Plan]) -> Table:
@@ -86,7 +101,7 @@ def print_plan(plan: Plan, out: TextIO) -> None:
         for index, (stage, device) in enumerate(zip(plan.pipeline.stages, devices, strict=True)):
             where = f" on {device}" if device else ""
             print(f"stage {index}{where}: {stage[0]} .. {stage[-1]}", file=out)
-        print(f"{plan.pipeline.micro_batches} micro-batches a step", file=out)
+        print(f"micro-batches of a step: {plan.pipeline.micro_batches}", file=out)
     if plan.predicted is not None:
         _print_predicted(plan.predicted, out)
     for reason in plan.reasons:
@@ -108,8 +123,8 @@ def _print_predicted(found: Predicted, out: TextIO) -> None:
     )
 
 
-def _table(first: str, columns: Iterable[str], last: str) -> Table:
-    table = Table(first, box=None, pad_edge=False)
+def _table(columns: Iterable[str], last: str) -> Table:
+    table = Table("", box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, justify="right")
     table.add_column(last)

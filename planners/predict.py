@@ -17,6 +17,8 @@ ADAM_STATE = 2.0
 """Bytes of optimizer state per byte of parameters: two moments in the parameters' dtype."""
 
 _GIB = 2**30
+_TOLD = 0.05
+"""Share of the gap between two plans from which on a part is named as its cause."""
 
 
 def predicted_of(simulation: Simulation) -> Predicted:
@@ -80,9 +82,13 @@ def why_slower(best: Predicted, other: Predicted) -> str:
     worse = [
         f"{part} +{seconds_text(change)}"
         for part, change in largest[:2]
-        if change > 0.01 * abs(gap)
+        if change > _TOLD * abs(gap)
     ]
-    better = [f"{part} -{seconds_text(-change)}" for part, change in largest[-1:] if change < 0]
+    better = [
+        f"{part} -{seconds_text(-change)}"
+        for part, change in largest[-1:]
+        if -change > _TOLD * abs(gap)
+    ]
     if not gap:
         return "takes as long"
     return f"{seconds_text(gap)} slower ({', '.join([*worse, *better])})"

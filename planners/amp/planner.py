@@ -121,7 +121,8 @@ def _tensor_degrees(cluster: Cluster, wanted: _Wanted) -> list[int]:
                 f"{cluster.num_devices} of cluster '{cluster.name}', with a tensor degree that "
                 f"divides {whole}; give such a mesh, or none."
             )
-        return degrees
+        # What crosses a boundary is read without tensor parallelism.
+        return sorted({1, *degrees})
     return [n for n in degrees if n <= (wanted.max_tensor or n)]
 
 
@@ -165,7 +166,7 @@ def _name(strategy: Strategy, profile: ProgramProfile) -> str:
     count = strategy.num_micro_batches(profile.model.batch)
     return (
         f"pipeline={strategy.pipeline},data={strategy.data},tensor={strategy.tensor}, "
-        f"{count} micro-batches of {strategy.micro_batch}"
+        f"{count} x {strategy.micro_batch} samples"
     )
 
 

@@ -1,0 +1,158 @@
+"""AMP on programs: what it reads is what the program says, and what it plans without stages runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.regions import block_name
+from shardweave.passes.plan_passes import localize
+from shardweave.planners.amp import plan_amp
+from shardweave.planners.amp.model import AmpError
+from shardweave.planners.amp.profile import ProgramProfile, batch_of, profile_program
+from shardweave.planners.cluster import Cluster
+from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_check import check_plan, is_runnable
+from shardweave.planners.predict import simulate_plan
+from shardweave.planners.presets import find_cluster
+from shardweave.planners.workload import workload_of
+from shardweave.tests.zoo import SPECS, assert_equals_eager, captured
+
+HET = find_cluster("amp-het-cluster")  # 12 V100 and 4 T4, three link speeds
+SPEC = "gpt:layers=4,hidden=32,heads=4,vocab=32,seq=8,batch=16"
+
+
+def planned(spec: str = SPEC, cluster: Cluster = HET, mesh: str = "", **options: Any) -> Plan:
+    goal = Mesh.parse(mesh) if mesh else None
+    program = captured(spec).program
+    return plan_amp(program, goal, cluster=cluster, localize=localize, **options)
+
+
+def with_dtype(cluster: Cluster) -> Cluster:
+    """The cluster with devices that know float64, which the tests' programs compute in."""
+    devices = {
+        name: replace(one, flops={**one.flops, "float64": one.flops["float32"]})
+        for name, one in cluster.devices.items()
+    }
+    return replace(cluster, devices=devices)
+
+
+HET = with_dtype(HET)
+
+
+def profile(degrees: tuple[int, ...] = (1, 2)) -> ProgramProfile:
+    return profile_program(captured(SPEC).program, HET, localize, degrees)
+
+
+def test_layers_are_the_blocks_of_the_program_with_all_its_parameters() -> None:
+    found = profile().model
+    assert found.batch == 16
+    assert found.num_layers == 6  # embeddings, four blocks, the head
+    whole = captured(SPEC).program.stats().parameter_bytes
+    # The tied table counts at both ends, and once where a stage has both.
+    assert sum(found.stage_parameters((0, 6), 1)) * 8 == whole
+    assert sum(found.parameters[1]) * 8 == whole + 32 * 32 * 8
+    assert found.parameters[2][2] < 0.6 * found.parameters[1][2]
+
+
+def test_time_of_a_block_is_that_of_the_program_at_both_micro_batches_read() -> None:
+    model = profile().model
+    for samples in (1, 4):
+        mesh = Mesh(data=16 // samples, tensor=2)
+        program = captured(SPEC).program
+        local = localize(program, plan_megatron(program, mesh))
+        alone = replace(HET, nodes=HET.nodes[:1])
+        work = workload_of(local, alone, Mesh(tensor=2)).blocks[1]
+        device = HET.nodes[0].device
+        seconds = work.forward_s[device] + work.backward_s[device]
+        seconds += sum(work.communication_s.values())
+        assert model.fixed is not None
+        once, share = model.profile[device][2][1], model.fixed[device][2][1]
+        assert 3 * once * (share + (1 - share) * samples) == pytest.approx(seconds)
+
+
+def test_plan_without_stages_runs_and_equals_eager() -> None:
+    plan = planned(max_stages=1, max_tensor=4)
+    assert plan.num_stages == 1
+    assert is_runnable(plan)
+    assert_equals_eager(localize(captured(SPEC).program, plan), captured(SPEC))
+
+
+def test_micro_batches_without_stages_are_sub_batches_that_equal_eager() -> None:
+    plan = replace(planned(max_stages=1), batch_split=2)
+    plan = replace(plan, mesh={"data": 2, "tensor": 2})
+    assert_equals_eager(localize(captured(SPEC).program, plan), captured(SPEC))
+
+
+def test_stages_are_all_layers_in_order_each_with_its_device_type() -> None:
+    plan = planned(mesh="pipeline=4,data=2,tensor=2")
+    pipeline = plan.pipeline
+    assert pipeline is not None
+    assert plan.mesh == {"pipeline": 4, "data": 2, "tensor": 2}
+    check_plan(plan, captured(SPEC).program)
+    names = [name for stage in pipeline.stages for name in stage]
+    blocks = [name for name in names if block_name(name) == name]
+    assert blocks == ["h.0", "h.1", "h.2", "h.3"]
+    assert pipeline.devices == (*["V100-16GB"] * 3, "T4")
+    assert not is_runnable(plan)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_prediction_adds_up_to_the_step() -> None:
+    for plan in (planned(), planned(max_stages=1)):
+        found = plan.predicted
+        assert found is not None
+        parts = found.compute_s + found.exposed_s + found.bubble_s
+        assert found.time_s == pytest.approx(parts)
+        assert sum(found.communication_s.values()) == pytest.approx(found.exposed_s)
+
+
+def test_candidates_are_listed_the_fastest_first_with_why_each_lost() -> None:
+    plan = planned(top=4)
+    times = [one.predicted.time_s for one in plan.candidates]
+    assert times == sorted(times)
+    assert len(times) == 4
+    assert plan.candidates[0].predicted == plan.predicted
+    assert all("slower" in one.reason for one in plan.candidates[1:])
+
+
+def test_estimate_without_stages_is_near_the_simulation() -> None:
+    cluster = with_dtype(find_cluster("amp-homogeneous"))
+    spec = "gpt:layers=4,hidden=128,heads=4,vocab=64,seq=64,batch=16"
+    for mesh in ("data=16", "data=4,tensor=4"):
+        plan = planned(spec, cluster, mesh)
+        assert plan.predicted is not None
+        simulated = simulate_plan(captured(spec).program, plan, cluster, localize)
+        assert plan.predicted.time_s == pytest.approx(simulated.time_s, rel=0.2)
+
+
+def test_annealing_is_never_slower() -> None:
+    plain, annealed = planned(), planned(anneal=20)
+    assert plain.predicted is not None
+    assert annealed.predicted is not None
+    assert annealed.predicted.time_s <= plain.predicted.time_s
+
+
+def test_cluster_too_small_in_memory_tells_the_shortfall_in_gib_by_part() -> None:
+    devices = {name: replace(one, memory_bytes=50_000) for name, one in HET.devices.items()}
+    with pytest.raises(AmpError) as error:
+        planned(cluster=replace(HET, devices=devices))
+    message = str(error.value)
+    for part in ("parameters", "gradients", "optimizer", "activations", "workspace"):
+        assert part in message
+    assert "GiB too many; use more devices, or devices with more memory." in message
+
+
+def test_mesh_of_another_size_or_with_other_axes_is_refused() -> None:
+    with pytest.raises(AmpError, match="has 4 devices, but 'amp' plans all 16"):
+        planned(mesh="data=2,tensor=2")
+    with pytest.raises(AmpError, match="axis 'x', but 'amp' plans pipeline, data, tensor"):
+        planned(mesh="x=16")
+
+
+def test_batch_is_what_the_first_dims_of_all_inputs_have_in_common() -> None:
+    assert batch_of(captured(SPECS["gpt"]).program) > 1
