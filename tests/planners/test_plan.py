@@ -13,6 +13,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import run_passes
 from shardweave.planners.plan import Lookup, Plan, PlanError, check_names, parse_sharding
+from shardweave.planners.plan_parts import Candidate, Pipeline, Predicted
 from shardweave.tests.ir_text import shardings, step
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron, partitioned
 
@@ -43,6 +44,73 @@ def test_plan_text_is_plain_json_with_a_format() -> None:
 def test_everything_may_be_left_out_of_a_plan_written_by_hand() -> None:
     assert Plan.from_json("{}") == Plan()
     assert Plan.from_json('{"mesh": {"tensor": 2}}').mesh == {"tensor": 2}
+
+
+FULL = Plan(
+    mesh={"pipeline": 2, "data": 2},
+    batch_split=2,
+    recompute="layer",
+    schedule="list",
+    cluster="testbed",
+    pipeline=Pipeline((("wte", "h.0"), ("h.1",)), 4, ("V100", "T4"), ((0, 1), (2, 3))),
+    zero=1,
+    predicted=Predicted(
+        1.5, 1.0, {"data": 0.25}, 0.25, 0.25, {"parameters": 8.0}, 16.0, "estimated"
+    ),
+    reasons=("it is the fastest",),
+    candidates=(Candidate("this", Predicted(1.5)), Candidate("other", Predicted(2.0), "slower")),
+)
+
+
+def test_all_that_a_plan_can_say_reads_back() -> None:
+    assert Plan.from_json(FULL.to_json()) == FULL
+    assert FULL.num_stages == 2
+    assert Plan().num_stages == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"batch_split": 0}', "p: 'batch_split' must be a whole number, 1 or more."),
+        ('{"zero": 4}', "p: 'zero' must be a whole number from 0 to 3."),
+        (
+            '{"recompute": "all"}',
+            "p: 'recompute' is 'all'; use one of none, layer, after-communication.",
+        ),
+        ('{"pipeline": {}}', "p: 'pipeline': 'stages' is missing."),
+        ('{"pipeline": 2}', "p: 'pipeline' must be an object."),
+        ('{"pipeline": {"stages": [["a"]], "x": 1}}', "p: 'pipeline': unknown keys ['x']; it has "),
+        ('{"pipeline": {"stages": [["a"], []]}}', "p: 'pipeline'.stages must be lists of layer"),
+        ('{"pipeline": {"stages": [["a", 1]]}}', "p: 'pipeline'.stages[0][1] must be a string."),
+        (
+            '{"pipeline": {"stages": [["a"], ["b"]], "devices": ["T4"]}}',
+            "p: 'pipeline'.devices has 1 entries, expected one for each of the 2 stages, or none.",
+        ),
+        ('{"predicted": {"time_s": "1"}}', "p: 'predicted'.time_s must be a number."),
+        ('{"candidates": [{"name": "a"}]}', "p: 'candidates'[0]: 'predicted' is missing."),
+    ],
+)
+def test_parts_of_a_plan_are_read_strictly(text: str, expected: str) -> None:
+    with pytest.raises(PlanError) as error:
+        Plan.from_json(text, "p")
+    assert str(error.value).startswith(expected)
+
+
+def test_difference_of_two_plans_is_told_by_name() -> None:
+    before = Plan({"data": 2}, {"a": "[{}]", "b": "[{}]"})
+    after = Plan({"data": 4}, {"a": '[{"data"}]', "b": "[{}]"}, batch_split=2, schedule="list")
+    assert before.diff(after) == [
+        "- mesh 'data': 2",
+        "+ mesh 'data': 4",
+        "- parameters 'a': [{}]",
+        "+ parameters 'a': [{\"data\"}]",
+        "- batch_split: 1",
+        "+ batch_split: 2",
+        "- schedule: ",
+        "+ schedule: list",
+    ]
+    assert before.diff(before) == []
+    assert "- mesh 'pipeline': 2" in FULL.diff(Plan())
 
 
 def test_plan_written_by_hand_shards_a_model_and_equals_eager() -> None:

@@ -1,0 +1,125 @@
+"""`shardweave plan`: plans that run equal to eager, and what it says, compares and draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardweave.driver.cli import main
+from shardweave.planners.plan import Plan
+from shardweave.tests.zoo import SPECS
+
+Captured = pytest.CaptureFixture[str]
+
+MODEL = "gpt:layers=2,hidden=32,heads=4,vocab=32,seq=8,batch=8"
+CLUSTER = "perlmutter:nodes=1"
+OPTIONS = {
+    "megatron": ["--mesh", "data=2,tensor=2"],
+    "replicated": ["--mesh", "data=2"],
+    "amp": ["-O", "max_stages=1"],
+    "exhaustive": ["--mesh", "data=2,tensor=2", "-O", "simulate=2"],
+}
+
+
+def planned(tmp_path: Path, *options: str, model: str = MODEL, cluster: str = CLUSTER) -> Plan:
+    file = tmp_path / "plan.json"
+    assert main(["plan", model, "--cluster", cluster, *options, "-o", str(file)]) == 0
+    return Plan.load(file)
+
+
+def check_runs(tmp_path: Path, model: str, planner: str, capsys: Captured) -> None:
+    """Plan, then run the file on its own mesh against eager."""
+    planned(tmp_path, "--planner", planner, *OPTIONS[planner], model=model)
+    run = ["run", model, "--plan", str(tmp_path / "plan.json"), "--check"]
+    assert main([*run, "--backend", "reference", "--dtype", "float64"]) == 0
+    assert "equal to eager" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("planner", OPTIONS)
+def test_plan_of_each_planner_runs_equal_to_eager(
+    planner: str, tmp_path: Path, capsys: Captured
+) -> None:
+    check_runs(tmp_path, MODEL, planner, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planner", OPTIONS)
+@pytest.mark.parametrize("name", ["gpt", "llama", "bert", "unet"])
+def test_plan_of_each_planner_for_each_model_runs_equal_to_eager(
+    name: str, planner: str, tmp_path: Path, capsys: Captured
+) -> None:
+    check_runs(tmp_path, SPECS[name], planner, capsys)
+
+
+def test_plan_of_stages_explains_itself_and_is_refused_by_run(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    picture = tmp_path / "plans.png"
+    options = ["--planner", "amp", "--mesh", "pipeline=2,data=2", "--explain", "--plot"]
+    plan = planned(tmp_path, *options, str(picture))
+    out = capsys.readouterr().out
+    for word in (
+        "compute",
+        "data",
+        "exposed",
+        "bubble",
+        "workspace",
+        "chosen",
+        "next best",
+        "slower",
+    ):
+        assert word in out
+    assert plan.num_stages == 2
+    assert "no backend can run yet" in out
+    assert picture.stat().st_size > 1000
+    assert main(["run", MODEL, "--plan", str(tmp_path / "plan.json"), "--check"]) == 1
+    error = capsys.readouterr().err
+    assert "2 pipeline stages, which no backend can run yet" in error
+    assert "max_stages=1" in error
+
+
+def test_two_planners_and_a_plans_file_stand_side_by_side(tmp_path: Path, capsys: Captured) -> None:
+    planned(tmp_path, "--planner", "replicated", "--mesh", "data=2")
+    other = str(tmp_path / "plan.json")
+    capsys.readouterr()
+    options = ["--cluster", CLUSTER, "--mesh", "data=2,tensor=2", "--compare", f"megatron,{other}"]
+    assert main(["plan", MODEL, *options]) == 0
+    out = capsys.readouterr().out
+    assert "data=2,tensor=2" in out
+    assert "simulated" in out
+    assert "communication: tensor" in out
+    assert "- parameters 'wte.weight': [{\"tensor\"}, {}]" in out
+
+
+def test_program_from_a_file_plans_like_its_model_and_prints_json(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    file = tmp_path / "step.mlir"
+    assert main(["capture", MODEL, "-o", str(file)]) == 0
+    capsys.readouterr()
+    assert main(["plan", str(file), "--cluster", CLUSTER, "-o", "-"]) == 0
+    found = Plan.from_json(capsys.readouterr().out)
+    assert found.mesh == {"data": 1, "tensor": 4}
+    assert found.predicted is not None
+    assert found.predicted.source == "simulated"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--planner", "none"], "there is no planner 'none'; use one of amp"),
+        (["--cluster", "moon"], "cluster 'moon' is neither a preset nor a file"),
+        (["-O", "x=1"], "planner 'megatron' has no option 'x'"),
+        (["-O", "x"], "option 'x' in 'x' is not of the form key=value"),
+        (["--compare", "amp"], "must name two planners or plan files"),
+        (["--compare", "amp,none.json"], "'none.json' is neither a planner"),
+    ],
+)
+def test_bad_input_is_one_line_that_says_what_to_do(
+    options: list[str], expected: str, capsys: Captured
+) -> None:
+    assert main(["plan", MODEL, "--cluster", CLUSTER, *options]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert expected in error

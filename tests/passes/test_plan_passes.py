@@ -1,0 +1,58 @@
+"""What a plan says beside shardings is really carried out, and stays equal to eager."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardweave.ir.syntax import phase_of
+from shardweave.passes.overlap_communication import SCHEDULES
+from shardweave.passes.plan_passes import localize, plan_passes
+from shardweave.passes.rematerialize import POLICIES
+from shardweave.planners import plan_parts
+from shardweave.planners.plan import Plan, PlanError
+from shardweave.planners.plan_parts import Pipeline
+from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron
+
+
+def test_policies_and_schedules_of_a_plan_are_those_of_the_passes() -> None:
+    assert set(plan_parts.RECOMPUTE) == set(POLICIES) - {"budget"}
+    assert set(plan_parts.SCHEDULES) == {"", *SCHEDULES}
+
+
+@pytest.mark.parametrize(
+    ("split", "policy", "schedule"),
+    [(2, "none", ""), (1, "layer", "list"), (2, "after-communication", "cross-pass")],
+)
+def test_sub_batches_recomputation_and_schedule_of_a_plan_equal_eager(
+    split: int, policy: str, schedule: str
+) -> None:
+    plan = megatron(SPECS["gpt"], "data=2,tensor=2")
+    plan = replace(
+        plan, batch_split=split, recompute=policy, schedule=schedule, cluster="perlmutter"
+    )
+    program = localize(captured(SPECS["gpt"]).program, plan)
+    ops = list(program.ops)
+    assert any("copy" in op.properties for op in ops) is (split > 1)
+    assert any(phase_of(op) == "recompute" for op in ops) is (policy != "none")
+    assert any(op.name == "dist.wait" for op in ops) is bool(schedule)
+    assert_equals_eager(program, captured(SPECS["gpt"]))
+
+
+def test_schedule_list_needs_the_cluster_that_it_orders_for() -> None:
+    with pytest.raises(PlanError, match="'list' orders ops for a cluster, and the plan names none"):
+        plan_passes(Plan(schedule="list"))
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        (Plan(pipeline=Pipeline((("a",), ("b",)))), "2 pipeline stages, which no backend can run"),
+        (Plan(pipeline=Pipeline((("a",),), micro_batches=2)), "give them as batch_split instead"),
+        (Plan(zero=1), "ZeRO stage 1, which no backend can run yet"),
+    ],
+)
+def test_plan_that_no_backend_runs_says_so_and_what_to_do(plan: Plan, expected: str) -> None:
+    with pytest.raises(PlanError, match=expected):
+        localize(captured(SPECS["gpt"]).program, plan)

@@ -1,0 +1,35 @@
+"""Calling planners: what each asks for, and what is said where it lacks."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardweave.ir.mesh import Mesh
+from shardweave.passes.plan_passes import localize
+from shardweave.planners.call import call_planner, chooses_mesh, planner_options
+from shardweave.tests.zoo import SPECS, captured
+
+PROGRAM = captured(SPECS["gpt"]).program
+
+
+def test_options_are_what_a_user_may_set() -> None:
+    assert list(planner_options("megatron")) == ["tensor", "data", "sequence_parallel"]
+    assert "localize" not in planner_options("amp")
+    assert chooses_mesh("amp")
+    assert not chooses_mesh("replicated")
+
+
+def test_plan_keeps_the_cluster_that_it_was_made_for() -> None:
+    plan = call_planner("megatron", PROGRAM, None, cluster="testbed", localize=localize)
+    assert plan.cluster == "testbed"
+
+
+def test_missing_mesh_cluster_planner_and_option_are_told_in_one_line() -> None:
+    with pytest.raises(ValueError, match="'replicated' does not choose a mesh; give one, as data="):
+        call_planner("replicated", PROGRAM, None)
+    with pytest.raises(ValueError, match="'megatron' needs a cluster; give"):
+        call_planner("megatron", PROGRAM, None)
+    with pytest.raises(ValueError, match="no planner 'x'; use one of amp"):
+        call_planner("x", PROGRAM, None)
+    with pytest.raises(ValueError, match="no option 'x'; its options are data"):
+        call_planner("replicated", PROGRAM, Mesh(data=2), options={"x": 1})
