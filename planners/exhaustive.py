@@ -13,7 +13,15 @@ from shardweave.planners.cluster import Cluster
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
-from shardweave.planners.predict import check_some_fit, fits, simulate_plan, with_candidates
+from shardweave.planners.predict import (
+    ADAM_STATE,
+    check_some_fit,
+    fits,
+    predicted_of,
+    with_candidates,
+)
+from shardweave.planners.simulate import Simulation
+from shardweave.planners.simulate import simulate as simulate_step
 from shardweave.planners.workload import Localize, Workload, workload_of
 
 SPLITS = (1, 2, 4)
@@ -70,16 +78,17 @@ def plan_exhaustive(
             f"no mesh of data x tensor has {cluster.num_devices} devices and divides the batch of "
             "this program; change the batch, or give a mesh."
         )
+    space = _Space(program, cluster, localize)
     chosen, reason = list(plans), f"all {len(plans)} plans were partitioned and simulated"
     if len(plans) > simulate:
-        chosen = _best_estimates(program, plans, cluster, localize)[:simulate]
+        chosen = _best_estimates(plans, space)[:simulate]
         reason = f"{len(plans)} plans were estimated by block; the best {simulate} were simulated"
     found = [
-        Candidate(str(one), predicted)
+        Candidate(str(one), predicted_of(space.simulate(local)))
         for one in chosen
-        if (predicted := _simulated(program, plans[one], cluster, localize)) is not None
+        if (local := space.local(plans[one])) is not None
     ]
-    check_some_fit(found, cluster)
+    check_some_fit(found, cluster, space.problem)
     # A sort is stable: of plans that take as long, the simpler comes first.
     found.sort(key=lambda row: (not fits(row.predicted), row.predicted.time_s))
     plan = next(plan for one, plan in plans.items() if str(one) == found[0].name)
@@ -128,31 +137,38 @@ def _degrees(mesh: Mesh | None, cluster: Cluster) -> list[tuple[int, int]]:
     return [(data, tensor)]
 
 
-def _simulated(
-    program: Program, plan: Plan, cluster: Cluster, localize: Localize
-) -> Predicted | None:
-    """None for what cannot be partitioned, such as a batch that does not divide further."""
-    try:
-        return simulate_plan(program, plan, cluster, localize)
-    except ValueError:
-        return None
+@dataclass(eq=False)
+class _Space:
+    """Partitions and simulates. problem: why the first plan that could not be partitioned could
+    not, for those to know whose plans all cannot."""
+
+    program: Program
+    cluster: Cluster
+    localize: Localize
+    problem: str = ""
+
+    def local(self, plan: Plan) -> Program | None:
+        """None for what cannot be partitioned, such as a batch that does not divide further."""
+        try:
+            return self.localize(self.program, plan)
+        except ValueError as error:
+            self.problem = self.problem or str(error)
+            return None
+
+    def simulate(self, local: Program) -> Simulation:
+        return simulate_step(local, self.cluster, optimizer_multiplier=ADAM_STATE)
 
 
-def _best_estimates(
-    program: Program, plans: Mapping[Choice, Plan], cluster: Cluster, localize: Localize
-) -> list[Choice]:
+def _best_estimates(plans: Mapping[Choice, Plan], space: _Space) -> list[Choice]:
     """All choices, those that fit into memory by their estimate first, then by its seconds."""
     works: dict[Choice, tuple[Predicted, Workload]] = {}
     for one in dict.fromkeys(choice.base for choice in plans):
-        local = localize(program, plans[one])
-        predicted = _simulated(program, plans[one], cluster, localize)
-        if predicted is not None:
-            works[one] = predicted, workload_of(local, cluster)
-    found = {
-        one: estimated(*works[one.base], one, _slowest(cluster))
-        for one in plans
-        if one.base in works
-    }
+        local = space.local(plans[one])
+        if local is not None:
+            predicted = predicted_of(space.simulate(local))
+            works[one] = predicted, workload_of(local, space.cluster)
+    device = _slowest(space.cluster)
+    found = {one: estimated(*works[one.base], one, device) for one in plans if one.base in works}
     return sorted(found, key=lambda one: (not fits(found[one]), found[one].time_s))
 
 

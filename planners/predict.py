@@ -99,12 +99,17 @@ def fits(predicted: Predicted) -> bool:
     return predicted.peak_bytes <= predicted.capacity_bytes
 
 
-def check_some_fit(candidates: Sequence[Candidate], cluster: Cluster) -> None:
-    """Raises PlanError, with the smallest shortfall in GiB by part, if no candidate fits."""
+def check_some_fit(candidates: Sequence[Candidate], cluster: Cluster, problem: str = "") -> None:
+    """Raises PlanError, with the smallest shortfall in GiB by part, if no candidate fits.
+
+    problem: why there is no candidate at all, if so.
+    """
     if any(fits(one.predicted) for one in candidates):
         return
     if not candidates:
-        raise PlanError("no plan of the space can be partitioned; change the batch or the mesh.")
+        raise PlanError(
+            f"no plan of the space can be partitioned; change the batch or the mesh. {problem}"
+        )
     nearest = min(
         candidates, key=lambda one: one.predicted.peak_bytes - one.predicted.capacity_bytes
     )

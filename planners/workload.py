@@ -40,8 +40,9 @@ class BlockWork:
     compute, by device type (recomputation is part of the backward pass). parameter_bytes: of
     parameters that are first used here. kept_bytes: results that wait for the backward pass.
     crossing_bytes: what this and earlier blocks hand to later ones. workspace_bytes: of the
-    largest op, what it reads and writes. sent_bytes: what a rank sends, by mesh axes and phase.
-    communication_s: of those collectives, one after another, by mesh axes and phase.
+    largest op, what it reads and writes beside parameters and inputs. sent_bytes: what a
+    rank sends, by mesh axes and phase. communication_s: of those collectives, one after another,
+    by mesh axes and phase.
     """
 
     name: str
@@ -162,7 +163,8 @@ class _Tally:
         self.flops[is_forward] += flops_of(op)
         for name, cost in costs.items():
             self.seconds[name, is_forward] += cost.op_time_s(op)
-        touched = sum(num_bytes(tensor_type_of(v)) for v in (*op.operands, *op.results))
+        read = [value for value in op.operands if isinstance(value.owner, Operation)]
+        touched = sum(num_bytes(tensor_type_of(v)) for v in (*read, *op.results))
         self.workspace = max(self.workspace, touched)
 
     def communicate(self, op: Operation, links: CostModel) -> None:

@@ -133,8 +133,7 @@ def _model(program: Program, batch: int, more: int, one: Read, many: Read) -> La
         },
         state_bytes={"parameters": size, "gradients": size, "optimizer": ADAM_STATE * size},
         workspace_bytes={
-            n: tuple(float(b.workspace_bytes - b.parameter_bytes) for b in first[n].blocks)
-            for n in degrees
+            n: tuple(float(b.workspace_bytes) for b in first[n].blocks) for n in degrees
         },
         keeps_all=True,
     )
