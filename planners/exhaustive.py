@@ -22,7 +22,7 @@ from shardweave.planners.predict import (
 )
 from shardweave.planners.simulate import Simulation
 from shardweave.planners.simulate import simulate as simulate_step
-from shardweave.planners.workload import Localize, Workload, workload_of
+from shardweave.planners.workload import Localize, Workload, batch_of, workload_of
 
 SPLITS = (1, 2, 4)
 SPLIT_SCHEDULE = "cross-pass"
@@ -96,8 +96,9 @@ def plan_exhaustive(
 
 
 def _plans(program: Program, mesh: Mesh | None, cluster: Cluster) -> Iterator[tuple[Choice, Plan]]:
-    """The space. A sharding that another one equals is left out, and so are split batches that
-    do not divide."""
+    """The space. Shardings that equal another one are left out, and sub-batches that do not
+    divide a device's samples."""
+    batch = batch_of(program)
     seen: list[Plan] = []
     for data, tensor in _degrees(mesh, cluster):
         for sequence_parallel in (False, True):
@@ -108,7 +109,8 @@ def _plans(program: Program, mesh: Mesh | None, cluster: Cluster) -> Iterator[tu
             if is_idle or whole in seen:
                 continue
             seen.append(whole)
-            for policy, split in product(RECOMPUTE, SPLITS):
+            splits = [n for n in SPLITS if batch // data % n == 0]
+            for policy, split in product(RECOMPUTE, splits):
                 choice = Choice(data, tensor, sequence_parallel, policy, split)
                 schedule = SPLIT_SCHEDULE if split > 1 else ""
                 yield (

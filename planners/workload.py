@@ -7,6 +7,7 @@ rank, so that any degree of parallelism is read off the program that would reall
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,10 +21,11 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.regions import block_name, kept_values, split_at_backward, storage_of
 from shardweave.ir.syntax import layer_of, phase_of
-from shardweave.ir.types import num_bytes, tensor_type_of
+from shardweave.ir.types import num_bytes, shape_of, tensor_type_of
 from shardweave.planners.cluster import Cluster, NodeType
 from shardweave.planners.cost import CostModel
 from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import PlanError
 
 Localize = Callable[[Program, Plan], Program]
 """From a global program and a plan to the program of each rank. ValueError: it cannot run."""
@@ -131,6 +133,21 @@ def workload_of(program: Program, cluster: Cluster, mesh: Mesh | None = None) ->
         ),
         shared,
     )
+
+
+def batch_of(program: Program) -> int:
+    """The samples of a step: what the first dims of all inputs have in common.
+
+    Raises PlanError if no input has any.
+    """
+    sizes = [
+        shape[0]
+        for slot in program.arguments
+        if slot.kind == "input" and (shape := shape_of(slot.value))
+    ]
+    if not sizes:
+        raise PlanError("the program has no input with a batch to divide; plan it with 'megatron'.")
+    return math.gcd(*sizes)
 
 
 def alone(cluster: Cluster, device: str) -> Cluster:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.types import num_bytes, shape_of, tensor_type_of
+from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.planners.amp.estimate import BACKWARD
 from shardweave.planners.amp.model import AmpError, LayeredModel, Tied
 from shardweave.planners.cluster import Cluster
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.predict import ADAM_STATE
-from shardweave.planners.workload import BlockWork, Localize, Workload, workload_of
+from shardweave.planners.workload import BlockWork, Localize, Workload, batch_of, workload_of
 
 _MORE = 4
 """Samples of the second, larger micro-batch that is read, or fewer if the batch has fewer."""
@@ -44,7 +44,7 @@ def profile_program(
 ) -> ProgramProfile:
     """Read a global program at some tensor degrees.
 
-    Raises AmpError if its inputs have no batch to divide.
+    Raises PlanError if its inputs have no batch to divide.
     """
     batch = batch_of(program)
     more = math.gcd(batch, _MORE)
@@ -63,18 +63,6 @@ def profile_program(
     }
     dtype, _ = _parameter_type(program)
     return ProgramProfile(model, next(iter(one.values())).blocks, dtype, tensor_s)
-
-
-def batch_of(program: Program) -> int:
-    """The samples of a step: what the first dims of all inputs have in common."""
-    sizes = [
-        shape[0]
-        for slot in program.arguments
-        if slot.kind == "input" and (shape := shape_of(slot.value))
-    ]
-    if not sizes:
-        raise AmpError("the program has no input with a batch to divide; plan it with 'megatron'.")
-    return math.gcd(*sizes)
 
 
 def _local(program: Program, localize: Localize, data: int, degree: int) -> Program:
