@@ -87,7 +87,7 @@ def resolve_plan(
     that input's; other inputs are cut along dim 0 over the axis "data", if the mesh has it.
     """
     if isinstance(given, str) and given in PLANNERS:
-        options = {"sequence_parallel": True} if sequence_parallel else {}
+        options: dict[str, Any] = {"sequence_parallel": True} if sequence_parallel else {}
         return plan(program, mesh, given, **options)
     if sequence_parallel:
         raise ValueError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from xdsl.passes import ModulePass
 
 from shardweave.ir.mesh import Mesh
@@ -50,8 +52,9 @@ def _later(plan: Plan) -> list[ModulePass | str]:
                 "the plan's schedule 'list' orders ops for a cluster, and the plan names none; "
                 "give 'cluster', a preset's name or a file, or another schedule."
             )
-        cluster = {"cluster": plan.cluster} if plan.cluster else {}
-        found += ["start-collectives", OverlapCommunicationPass(plan.schedule, **cluster)]
+        overlap = OverlapCommunicationPass(plan.schedule)
+        overlap = replace(overlap, cluster=plan.cluster) if plan.cluster else overlap
+        found += ["start-collectives", overlap]
     return found
 
 

@@ -159,7 +159,9 @@ def _json(value: Any) -> Any:
     """A field's value as JSON data."""
     if is_dataclass(value):
         return parts.without_defaults(value)
-    return [_json(one) for one in value] if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [_json(one) for one in cast("tuple[Any, ...]", value)]
+    return value
 
 
 def _changed(old: Any, new: Any) -> list[tuple[str, Any]]:

@@ -8,7 +8,7 @@ rank, so that any degree of parallelism is read off the program that would reall
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -29,6 +29,8 @@ from shardweave.planners.plan_parts import PlanError
 
 Localize = Callable[[Program, Plan], Program]
 """From a global program and a plan to the program of each rank. ValueError: it cannot run."""
+
+AxesAndPhase = tuple[tuple[str, ...], str]
 
 _COLLECTIVES = tuple(COLLECTIVES)
 
@@ -57,8 +59,8 @@ class BlockWork:
     kept_bytes: int
     crossing_bytes: int
     workspace_bytes: int
-    sent_bytes: Mapping[tuple[tuple[str, ...], str], float]
-    communication_s: Mapping[tuple[tuple[str, ...], str], float]
+    sent_bytes: Mapping[AxesAndPhase, float]
+    communication_s: Mapping[AxesAndPhase, float]
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Workload:
 
     def communication_s(self, *, phase: str | None = None) -> dict[tuple[str, ...], float]:
         """Seconds of all communication by mesh axes, in one phase or all."""
-        found: Counter[tuple[str, ...]] = Counter()
+        found: defaultdict[tuple[str, ...], float] = defaultdict(float)
         for block in self.blocks:
             for (axes, when), seconds in block.communication_s.items():
                 if phase in (None, when):
@@ -160,13 +162,11 @@ class _Tally:
     """What is counted of one block."""
 
     flops: Counter[bool] = field(default_factory=Counter[bool])
-    seconds: Counter[tuple[str, bool]] = field(default_factory=Counter[tuple[str, bool]])
-    sent: Counter[tuple[tuple[str, ...], str]] = field(
-        default_factory=Counter[tuple[tuple[str, ...], str]]
+    seconds: defaultdict[tuple[str, bool], float] = field(
+        default_factory=lambda: defaultdict(float)
     )
-    waited: Counter[tuple[tuple[str, ...], str]] = field(
-        default_factory=Counter[tuple[tuple[str, ...], str]]
-    )
+    sent: defaultdict[AxesAndPhase, float] = field(default_factory=lambda: defaultdict(float))
+    waited: defaultdict[AxesAndPhase, float] = field(default_factory=lambda: defaultdict(float))
     parameters: int = 0
     kept: int = 0
     workspace: int = 0

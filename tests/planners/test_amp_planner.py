@@ -123,7 +123,9 @@ def test_candidates_are_listed_the_fastest_first_with_why_each_lost() -> None:
 
 
 def test_estimate_without_stages_is_near_the_simulation_without_latency() -> None:
-    cluster = replace(with_dtype(find_cluster("amp-homogeneous")), network_latency_s=0.0)
+    cluster = with_dtype(find_cluster("amp-homogeneous"))
+    nodes = tuple(replace(node, latency_s=0.0) for node in cluster.nodes)
+    cluster = replace(cluster, nodes=nodes, network_latency_s=0.0)
     spec = "gpt:layers=4,hidden=128,heads=4,vocab=64,seq=64,batch=16"
     for mesh in ("data=16", "data=4,tensor=4"):
         plan = planned(spec, cluster, mesh)
