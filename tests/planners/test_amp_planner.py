@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
 from shardweave.ir.regions import block_name
-from shardweave.passes.plan_passes import localize
+from shardweave.passes import plan_passes
 from shardweave.planners.amp import plan_amp
 from shardweave.planners.amp.model import AmpError
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
@@ -26,6 +27,17 @@ from shardweave.tests.zoo import assert_equals_eager, captured
 
 HET = find_cluster("amp-het-cluster")  # 12 V100 and 4 T4, three link speeds
 SPEC = "gpt:layers=4,hidden=32,heads=4,vocab=32,seq=8,batch=16"
+
+
+_LOCAL: dict[tuple[int, str], Program] = {}
+
+
+def localize(program: Program, plan: Plan) -> Program:
+    """As the real one, once for each captured program and plan: most tests ask for the same."""
+    key = id(program), plan.to_json()
+    if key not in _LOCAL:
+        _LOCAL[key] = plan_passes.localize(program, plan)
+    return _LOCAL[key]
 
 
 def planned(spec: str = SPEC, cluster: Cluster = HET, mesh: str = "", **options: Any) -> Plan:

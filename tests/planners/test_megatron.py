@@ -7,6 +7,7 @@ import pytest
 from shardweave.passes.pipeline import as_mesh
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
+from shardweave.planners.presets import find_cluster
 from shardweave.tests.zoo import SPECS, TEXT_SPECS, captured, megatron
 
 COLUMN, ROW, VECTOR = '[{"tensor"}, {}]', '[{}, {"tensor"}]', '[{"tensor"}]'
@@ -225,3 +226,26 @@ def test_sequence_that_does_not_divide_is_not_cut_and_noted() -> None:
 def test_plan_says_its_mesh_and_planner() -> None:
     plan = megatron(SPECS["gpt"], MESH)
     assert (plan.planner, plan.mesh) == ("megatron", {"data": 2, "tensor": 2})
+
+
+@pytest.mark.parametrize(
+    ("cluster", "expected"),
+    [
+        ("perlmutter:nodes=2", {"data": 2, "tensor": 4}),
+        ("amp-het-cluster", {"data": 4, "tensor": 4}),
+        ("testbed", {"data": 2, "tensor": 1}),
+    ],
+)
+def test_without_a_mesh_tensor_parallelism_stays_inside_the_nodes(
+    cluster: str, expected: dict[str, int]
+) -> None:
+    program = captured(SPECS["gpt"]).program
+    assert plan_megatron(program, None, cluster=find_cluster(cluster)).mesh == expected
+
+
+def test_without_a_mesh_tensor_takes_the_largest_degree_over_which_anything_divides() -> None:
+    program = captured("gpt:layers=1,hidden=6,heads=2,vocab=6,seq=8,batch=8").program
+    plan = plan_megatron(program, None, cluster=find_cluster("perlmutter:nodes=1"))
+    # The MLP has 24 features; but for it, 4 would divide nothing.
+    assert plan.mesh == {"data": 1, "tensor": 4}
+    assert "h.0.mlp.fc_in.weight" in plan.parameters
