@@ -245,7 +245,7 @@ def test_bad_argument_is_an_error_that_says_what_is_expected(
 
 def test_unknown_planner_is_an_error_that_lists_those_there_are() -> None:
     program = sw.capture(nn.Linear(2, 2), (torch.ones(2, 2),), train=False)
-    with pytest.raises(ValueError, match="no planner 'nobody'; use one of .*megatron.*replicated"):
+    with pytest.raises(ValueError, match=r"no planner 'nobody'; use one of .*megatron.*replicated"):
         sw.plan(program, "tensor=2", "nobody")
 
 
