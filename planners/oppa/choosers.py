@@ -1,0 +1,242 @@
+"""What to try next: OPPA, and the four that it is compared with.
+
+Each is asked for a row of the table, given the trials so far. Rows that were tried are never
+chosen again, so that a search ends at the latest when the space does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from shardweave.planners.oppa.acquisition import constrained_improvement
+from shardweave.planners.oppa.formula import Formula, Samples, fit_formula, predict
+from shardweave.planners.oppa.gp import Belief, Kernel, fit
+from shardweave.planners.oppa.prior import Form, MemoryPrior, ThroughputPrior
+from shardweave.planners.oppa.space import Floats, Table
+from shardweave.planners.oppa.trials import Record
+
+STREAK = 3
+"""Trials in a row without memory after which one is picked at random (the released code's)."""
+
+FAILED_MEMORY = 1.2
+"""Share of the memory that a trial counts as that ran out of it (the released code's)."""
+
+NOISE = 0.01
+"""Least deviation of a throughput, in shares of it: two runs differ more than a run's steps."""
+
+MEMORY_NOISE = 0.01
+"""Deviation of a measured peak, in shares of the memory."""
+
+
+@dataclass(frozen=True)
+class History:
+    """The trials so far, and the rows of the table that they are; all by number of the trial.
+
+    memory_bytes: of a device; None if nothing is known of it, then only what ran out is too large.
+    """
+
+    table: Table
+    rows: Sequence[int]
+    records: Sequence[Record]
+    memory_bytes: float | None
+
+    @property
+    def open_rows(self) -> list[int]:
+        """Rows that were not tried, of which there is at least one."""
+        tried = set(self.rows)
+        return [row for row in range(len(self.table.configurations)) if row not in tried]
+
+    def fits(self, record: Record) -> bool:
+        """Whether a trial ran, within the memory."""
+        peak, limit = record.outcome.peak_bytes, self.memory_bytes
+        is_within = peak is None or limit is None or peak <= limit
+        return record.outcome.status == "ok" and is_within
+
+    @property
+    def scale(self) -> float:
+        """The largest throughput of all that ran; 0 if none did."""
+        return max((r.outcome.throughput for r in self.records if r.outcome.status == "ok"), default=0.0)
+
+    def throughputs(self) -> Samples | None:
+        """Of what ran, over `scale`; None if nothing did.
+
+        What was stopped for its time, or crashed, counts as the slowest seen: like it is not to be
+        tried. What ran out of memory says nothing.
+        """
+        scale = self.scale
+        if scale == 0:
+            return None
+        ran = [one.outcome for one in self.records if one.outcome.status == "ok"]
+        slowest = min(one.throughput for one in ran)
+        rows: list[int] = []
+        values: list[tuple[float, float]] = []
+        for row, record in zip(self.rows, self.records, strict=True):
+            one = record.outcome
+            if one.status == "out_of_memory":
+                continue
+            mean = one.throughput if one.status == "ok" else slowest
+            variance = one.variance if one.status == "ok" else 0.0
+            rows.append(row)
+            values.append((np.log(mean / scale), variance / mean**2 + NOISE**2))
+        stacked = np.array(values)
+        return Samples(self.table.rows(rows), stacked[:, 0], stacked[:, 1])
+
+    def memories(self) -> Samples | None:
+        """Peaks over the memory; None if none is known."""
+        if self.memory_bytes is None:
+            return None
+        rows: list[int] = []
+        values: list[float] = []
+        for row, record in zip(self.rows, self.records, strict=True):
+            one = record.outcome
+            if one.status == "out_of_memory":
+                values.append(FAILED_MEMORY)
+            elif one.peak_bytes is not None:
+                values.append(min(one.peak_bytes / self.memory_bytes, FAILED_MEMORY))
+            else:
+                continue
+            rows.append(row)
+        if not rows:
+            return None
+        return Samples(
+            self.table.rows(rows), np.array(values), np.full(len(rows), MEMORY_NOISE**2)
+        )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A row to try, and why."""
+
+    row: int
+    reason: str
+
+
+class Chooser(Protocol):
+    """A way to search."""
+
+    def choose(self, history: History, rng: np.random.Generator) -> Choice:
+        """The next row; at least one is open."""
+        ...
+
+
+@dataclass(frozen=True)
+class RandomChooser:
+    """Any row, all equally likely."""
+
+    def choose(self, history: History, rng: np.random.Generator) -> Choice:
+        """One of the open rows."""
+        return Choice(int(rng.choice(history.open_rows)), "random")
+
+
+def first_choice(history: History, rng: np.random.Generator) -> Choice:
+    """A random row of degrees that were tried least, so that the first trials have all kinds."""
+    counts: dict[tuple[int, int, int], list[int]] = {}
+    for row in history.open_rows:
+        counts.setdefault(history.table.configurations[row].degrees, []).append(row)
+    tried = [record.configuration.degrees for record in history.records]
+    fewest = min(tried.count(degrees) for degrees in counts)
+    degrees = [one for one in counts if tried.count(one) == fewest]
+    chosen = degrees[int(rng.integers(len(degrees)))]
+    return Choice(int(rng.choice(counts[chosen])), "random: one of the first")
+
+
+def random_instead(history: History, first: int, rng: np.random.Generator) -> Choice | None:
+    """A random choice for the first trials, and after trials in a row that ran out of memory.
+
+    Also if nothing ran so far, from which nothing can be learned.
+    """
+    if len(history.records) < first or history.scale == 0:
+        return first_choice(history, rng)
+    last = [record.outcome.status for record in history.records[-STREAK:]]
+    if len(last) == STREAK and set(last) == {"out_of_memory"}:
+        row = int(rng.choice(history.open_rows))
+        return Choice(row, f"random: the last {STREAK} ran out of memory")
+    return None
+
+
+@dataclass(frozen=True)
+class BayesianChooser:
+    """Constrained expected improvement over Gaussian processes of throughput and memory.
+
+    form: of OPPA's formulas, around which the processes are; None is around a constant, which is
+    standard Bayesian optimisation. first: random trials at the start.
+    """
+
+    form: Form | None = "extended"
+    kernel: Kernel = "ard"
+    first: int = 5
+
+    def choose(self, history: History, rng: np.random.Generator) -> Choice:
+        """The open row of the largest improvement that is to be expected."""
+        instead = random_instead(history, self.first, rng)
+        seen = history.throughputs()
+        if instead is not None or seen is None:
+            return instead or first_choice(history, rng)
+        rows = history.open_rows
+        there = history.table.rows(rows)
+        throughput, memory = self.beliefs(history, seen, there)
+        kept = [r.outcome.throughput for r in history.records if history.fits(r)]
+        best = np.log(max(kept, default=1e-9) / history.scale)
+        gain = constrained_improvement(throughput, memory, best, 1.0)
+        if not gain.any():
+            return Choice(int(rng.choice(rows)), "random: nothing promises to improve")
+        index = int(np.argmax(gain))
+        return Choice(rows[index], _expectation(history, throughput, memory, index))
+
+    def beliefs(
+        self, history: History, seen: Samples, there: Table
+    ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
+        """Mean and variance of the throughput (over `scale`) and memory (over a device's)."""
+        throughput = self._fit(seen, ThroughputPrior).at(there)
+        used = history.memories()
+        if used is None:
+            nothing = np.zeros(len(there.configurations))
+            return throughput, (nothing, nothing)
+        return throughput, self._fit(used, MemoryPrior).at(there)
+
+    def _fit(self, samples: Samples, prior: type[ThroughputPrior | MemoryPrior]) -> Belief:
+        formula = prior(self.form) if self.form else None
+        return fit(samples, formula, self.kernel)
+
+
+def _expectation(
+    history: History,
+    throughput: tuple[Floats, Floats],
+    memory: tuple[Floats, Floats],
+    index: int,
+) -> str:
+    mean = np.exp(throughput[0][index]); deviation = mean*throughput[1][index] ** 0.5
+    text = f"expected {mean * history.scale:.4g} +- {deviation * history.scale:.2g} steps/s"
+    if history.memory_bytes is None:
+        return text
+    return f"{text}, {memory[0][index]:.0%} of the memory"
+
+
+@dataclass(frozen=True)
+class CostModelChooser:
+    """The formulas alone: fitted to the trials, and the best that they predict to fit is tried."""
+
+    form: Form = "extended"
+    first: int = 5
+
+    def choose(self, history: History, rng: np.random.Generator) -> Choice:
+        """The open row of the largest predicted throughput, among those predicted to fit."""
+        instead = random_instead(history, self.first, rng)
+        seen = history.throughputs()
+        if instead is not None or seen is None:
+            return instead or first_choice(history, rng)
+        rows = history.open_rows
+        there = history.table.rows(rows)
+        prior, cap = ThroughputPrior(self.form), MemoryPrior(self.form)
+        throughput = predict(there, prior, fit_formula(seen, prior))
+        memory, used = np.zeros(len(rows)), history.memories()
+        if used is not None:
+            memory = predict(there, cap, fit_formula(used, cap))
+        fitting = np.where(memory <= 1.0, throughput, -1e3 * memory)
+        # Many configurations look the same to the formulas.
+        index = int(rng.choice(np.flatnonzero(fitting == fitting.max())))
+        return Choice(rows[index], f"predicted {np.exp(throughput[index]) * history.scale:.4g} steps/s")

@@ -1,0 +1,193 @@
+"""Gaussian processes for throughput and memory, on botorch; which is imported when first used.
+
+Matern-5/2, either one product over all features (ARD) or a sum of one-dimensional kernels (the
+paper's (23)), around a mean that is a constant or a formula (`prior`). Its numbers and the
+kernel's are fitted together, by their posterior mode: they are believed log-normal.
+"""
+# gpytorch has no types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUntypedBaseClass=false, reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from types import ModuleType
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from shardweave.planners.oppa.formula import (
+    NUMBERS_DEVIATION,
+    Formula,
+    Samples,
+    columns_of,
+    first_guess,
+    fit_formula,
+)
+from shardweave.planners.oppa.prior import Columns, Values
+from shardweave.planners.oppa.space import Floats, Table
+
+Kernel = Literal["ard", "additive"]
+
+
+@cache
+def botorch() -> ModuleType:
+    """botorch. Raises ValueError saying how to get it."""
+    try:
+        with warnings.catch_warnings():
+            # linear_operator compiles a function as it is imported.
+            warnings.filterwarnings("ignore", message="`torch.jit", category=DeprecationWarning)
+            import botorch as found
+            import botorch.fit
+            import botorch.models
+            import gpytorch  # noqa: F401
+    except ImportError as error:
+        raise ValueError(
+            f"planner 'oppa' needs botorch, which cannot be imported ({error}); install it with "
+            "pip install 'shardweave[oppa]'."
+        ) from error
+    return found
+
+
+@dataclass(frozen=True)
+class Belief:
+    """A fitted process. `numbers`: of its formula, by name."""
+
+    model: Any = field(repr=False)
+    formula: Formula | None
+    samples: Samples = field(repr=False)
+    numbers: Mapping[str, float]
+
+    def at(self, table: Table) -> tuple[Floats, Floats]:
+        """Mean and variance of the value itself, without noise, of each row.
+
+        Time: rows x samples x features. The process's own call would make rows x rows.
+        """
+        with torch.no_grad():
+            model, seen = self.model, _inputs(self.samples.table)
+            there = _inputs(table)
+            residual = torch.tensor(self.samples.values) - _mean(model, self.samples.table)
+            noise = torch.diag(torch.tensor(self.samples.variances))
+            root = torch.linalg.cholesky(model.covar_module(seen).to_dense() + noise)
+            cross = model.covar_module(there, seen).to_dense()
+            solved = torch.linalg.solve_triangular(root, cross.T, upper=False)
+            weights = torch.cholesky_solve(residual[:, None], root)[:, 0]
+            mean = _mean(model, table) + cross @ weights
+            variance = model.covar_module(there, diag=True) - solved.square().sum(0)
+        return mean.numpy(), variance.clamp_min(0.0).numpy()
+
+
+def fit(samples: Samples, formula: Formula | None, kernel: Kernel) -> Belief:
+    """Fit a process to some samples (at least one); values are best of the order of 1.
+
+    formula: the mean; None is a constant.
+    """
+    library = botorch()
+    features = _inputs(samples.table)
+    mean = _formula_mean(samples, formula) if formula else None
+    with _quiet():
+        model = library.models.SingleTaskGP(
+            features,
+            torch.tensor(samples.values)[:, None],
+            torch.tensor(samples.variances)[:, None],
+            covar_module=_kernel(kernel, features.shape[1], mean is not None),
+            mean_module=mean,
+            outcome_transform=None,
+        )
+        from gpytorch.mlls import ExactMarginalLogLikelihood
+
+        likelihood = ExactMarginalLogLikelihood(model.likelihood, model)
+        options = {"options": {"maxiter": 60}}
+        library.fit.fit_gpytorch_mll(likelihood, optimizer_kwargs=options, max_attempts=2)
+    model.eval()
+    found = {} if mean is None else {k: v.item() for k, v in mean.numbers().items()}
+    return Belief(model, formula, samples, found)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """An optimiser that stops early, or a matrix that needs jitter, still gives a usable fit."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _inputs(table: Table) -> Tensor:
+    return torch.tensor(table.features, dtype=torch.float64)
+
+
+def _kernel(kind: Kernel, features: int, has_formula: bool) -> Any:
+    """The residual of a good formula is smaller than the values themselves."""
+    from gpytorch.kernels import AdditiveKernel, MaternKernel, ScaleKernel
+    from gpytorch.priors import LogNormalPrior
+
+    def matern(dims: tuple[int, ...]) -> Any:
+        # Grows with the root of the dims, as distances do (Hvarfner et al. 2024).
+        centre = math.log(len(dims)) / 2 - 0.5
+        kernel = MaternKernel(
+            nu=2.5,
+            ard_num_dims=len(dims),
+            active_dims=dims,
+            lengthscale_prior=LogNormalPrior(centre, 1.0),
+        )
+        kernel.lengthscale = math.exp(centre)
+        return kernel
+
+    def scaled(dims: tuple[int, ...], size: float) -> Any:
+        kernel = ScaleKernel(matern(dims), outputscale_prior=LogNormalPrior(math.log(size), 1.0))
+        kernel.outputscale = size
+        return kernel
+
+    size = 0.05 if has_formula else 1.0
+    if kind == "ard":
+        return scaled(tuple(range(features)), size)
+    return AdditiveKernel(*(scaled((dim,), size / features) for dim in range(features)))
+
+
+def _formula_mean(samples: Samples, formula: Formula) -> Any:
+    """The formula as a mean of gpytorch's.
+
+    A process hands its mean features, not sizes. The samples' sizes are kept beside, for the
+    likelihood only ever asks for the mean of all samples; other rows go through `_mean`.
+    """
+    from gpytorch.means import Mean
+    from gpytorch.priors import NormalPrior
+
+    guess = first_guess(samples, formula)
+    start = fit_formula(samples, formula)
+
+    class FormulaMean(Mean):  # a class of a library that is imported late
+        def __init__(self) -> None:
+            super().__init__()
+            self.columns = columns_of(samples.table)
+            for name in guess:
+                key, double = f"log_{name}", torch.float64
+                value = torch.tensor(math.log(start[name]), dtype=double)
+                self.register_parameter(key, torch.nn.Parameter(value))
+                centre = torch.tensor(math.log(guess[name]), dtype=double)
+                prior = NormalPrior(centre, torch.tensor(NUMBERS_DEVIATION, dtype=double))
+                self.register_prior(f"{key}_prior", prior, key)
+
+        def numbers(self) -> Values:
+            return {name: getattr(self, f"log_{name}").exp() for name in guess}
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert x.shape[-2] == len(samples.values), "only the samples' own mean is asked for"
+            return self.of(self.columns)
+
+        def of(self, columns: Columns) -> Tensor:
+            return formula(columns, self.numbers())
+
+    return FormulaMean()
+
+
+def _mean(model: Any, table: Table) -> Tensor:
+    mean = model.mean_module
+    return cast(Tensor, mean.of(columns_of(table)) if hasattr(mean, "of") else mean(_inputs(table)))
+

@@ -1,0 +1,161 @@
+"""What OPPA believes before any trial: throughput (11)-(18) and memory (19)-(20) by formula.
+
+Each formula has a few unknown numbers, which are fitted together with the Gaussian process around
+it. Notation of the paper: n devices, dp, tp, pp degrees, mb micro-batches, mc chunks.
+
+    compute      tc / n (mb + (pp - 1) / mc)                                (11)
+    p2p          a + b size                                                 (12)
+    all-reduce   a log2 p + (p - 1) / p b size                              (13)
+    data         all-reduce of the gradients g among dp                     (14)
+    tensor       D mb all-reduce of c / mb among tp                         (15)
+    pipeline     mc mb p2p of c / mb                                        (16)
+    throughput   1 / (compute + data + tensor + pipeline)                   (18)
+    memory       m1 / (pp tp) + m2 / (n mb) + m3, at most the cap           (19), (20)
+
+The size of a message and the seconds per byte are one number to a fit: `*_transfer` is b g or
+D b c, `*_latency` is a or D a.
+
+Three forms. "literal" is the above. "corrected" mends what is wrong: in (11) tc is the work of a
+micro-batch, so that the whole step's is divided by mb; (14) sends the gradients of a device,
+g / (tp pp); (15) and (16) send the activations of a replica, c / dp, and a stage of (15) has D / pp
+layers; (16) is 0 for one stage. "extended" also says what the space has and the formulas do not:
+recomputation does part of the work again and keeps less; ZeRO shares out optimizer state (12 of 16
+bytes of a parameter), gradients (2) and weights (2) over dp; a stage keeps pp micro-batches at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Columns = Mapping[str, Tensor]
+"""Sizes of configurations by name, as in `space.Table.columns`."""
+
+Values = Mapping[str, Tensor]
+"""The formula's numbers by name, all above 0."""
+
+Form = Literal["literal", "corrected", "extended"]
+
+STATES = (12 / 16, 2 / 16, 2 / 16)
+"""Shares of a parameter's bytes: optimizer, gradient, weight (Rajbhandari et al. 2020, Sec. 3.1)."""
+
+FIRST_GUESS: Mapping[str, float] = {
+    "work": 1.0,
+    "recomputed": 0.3,
+    "data_latency": 0.003,
+    "data_transfer": 0.1,
+    "tensor_latency": 0.0003,
+    "tensor_transfer": 0.1,
+    "pipeline_latency": 0.0003,
+    "pipeline_transfer": 0.003,
+    "weights": 1.0,
+    "activations": 1.0,
+    "constant": 0.1,
+    "kept": 0.2,
+}
+"""Before any trial, in shares of the work of a step on one device (or of a device's memory)."""
+
+
+@dataclass(frozen=True)
+class ThroughputPrior:
+    """The logarithm of steps per second, of configurations; see the module for the formula."""
+
+    form: Form = "extended"
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Names of the numbers that are fitted."""
+        ends = ("data", "tensor", "pipeline")
+        found = ("work", *(f"{end}_{what}" for end in ends for what in ("latency", "transfer")))
+        return (*found, "recomputed") if self.form == "extended" else found
+
+    def __call__(self, x: Columns, of: Values) -> Tensor:
+        """-log seconds; the shape of the columns."""
+        return -torch.log(self.compute_s(x, of) + self.communication_s(x, of))
+
+    def compute_s(self, x: Columns, of: Values) -> Tensor:
+        """(11)."""
+        micro_batches = x["micro_batches"]
+        work = of["work"] if self.form == "literal" else of["work"] / micro_batches
+        if self.form == "extended":
+            work = work * (1 + of["recomputed"] * x["is_recomputing"])
+        bubble = (x["pipeline"] - 1) / x["chunks"]
+        return work / _devices(x) * (micro_batches + bubble)
+
+    def communication_s(self, x: Columns, of: Values) -> Tensor:
+        """(17): the sum of (14), (15) and (16)."""
+        return self.data_s(x, of) + self.tensor_s(x, of) + self.pipeline_s(x, of)
+
+    def data_s(self, x: Columns, of: Values) -> Tensor:
+        """(14)."""
+        share = 1.0 if self.form == "literal" else 1 / (x["tensor"] * x["pipeline"])
+        return _all_reduce(x["data"], of["data_latency"], of["data_transfer"] * share)
+
+    def tensor_s(self, x: Columns, of: Values) -> Tensor:
+        """(15)."""
+        micro_batches = x["micro_batches"]
+        size = of["tensor_transfer"] / micro_batches
+        if self.form == "literal":
+            return micro_batches * _all_reduce(x["tensor"], of["tensor_latency"], size)
+        one = _all_reduce(x["tensor"], of["tensor_latency"], size / x["data"])
+        return micro_batches * one / x["pipeline"]
+
+    def pipeline_s(self, x: Columns, of: Values) -> Tensor:
+        """(16)."""
+        repeats = x["chunks"] * x["micro_batches"]
+        size = of["pipeline_transfer"] / x["micro_batches"]
+        if self.form == "literal":
+            return repeats * (of["pipeline_latency"] + size)
+        one = of["pipeline_latency"] + size / x["data"]
+        return torch.where(x["pipeline"] > 1, repeats * one, 0.0)
+
+
+@dataclass(frozen=True)
+class MemoryPrior:
+    """Peak memory as a share of a device's, of configurations; (19) and (20).
+
+    cap: what a trial that ran out of memory counts as, and the most that is believed; it is
+    approached smoothly.
+    """
+
+    form: Form = "extended"
+    cap: float = 1.2
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Names of the numbers that are fitted."""
+        found = ("weights", "activations", "constant")
+        return (*found, "kept") if self.form == "extended" else found
+
+    def __call__(self, x: Columns, of: Values) -> Tensor:
+        """A share; the shape of the columns."""
+        weights = of["weights"] / (x["pipeline"] * x["tensor"])
+        activations = of["activations"] / (_devices(x) * x["micro_batches"])
+        if self.form == "extended":
+            weights = weights * _share_of_states(x)
+            kept = torch.where(x["is_recomputing"] > 0, of["kept"], 1.0)
+            activations = activations * kept * x["pipeline"]
+        share = weights + activations + of["constant"]
+        return self.cap - torch.nn.functional.softplus(self.cap - share, beta=20.0)
+
+
+def _share_of_states(x: Columns) -> Tensor:
+    """What a device has of its stage's states."""
+    parts = (
+        torch.where(x["zero"] >= stage, size / x["data"], size)
+        for stage, size in enumerate(STATES, start=1)
+    )
+    return torch.stack(list(parts)).sum(0)
+
+
+def _devices(x: Columns) -> Tensor:
+    return x["data"] * x["tensor"] * x["pipeline"]
+
+
+def _all_reduce(ranks: Tensor, latency: Tensor, transfer: Tensor) -> Tensor:
+    """(13)."""
+    return latency * torch.log2(ranks) + (ranks - 1) / ranks * transfer

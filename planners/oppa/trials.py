@@ -1,0 +1,232 @@
+"""Trials: what one says, and the file that keeps them, so that a search can go on later.
+
+The file has JSON lines. The first names the problem, each other is a trial. A line is written at
+once and forced to disk; of a line that was cut off by the end of a process nothing is used.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Protocol, cast, get_args
+
+from shardweave.planners.oppa.space import Configuration
+
+FORMAT = "shardweave.trials/1"
+
+Status = Literal["ok", "out_of_memory", "crashed", "timed_out"]
+
+
+class TrialsError(ValueError):
+    """A file of trials that cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a trial.
+
+    times_s: of its steps, if it is ok. peak_bytes: of the fullest device; None if it is not known.
+    message: what went wrong, or what else is to be known.
+    """
+
+    status: Status
+    times_s: tuple[float, ...] = ()
+    peak_bytes: float | None = None
+    message: str = ""
+
+    def __post_init__(self) -> None:
+        is_measured = bool(self.times_s) and all(0 < t < float("inf") for t in self.times_s)
+        if (self.status == "ok") != is_measured:
+            raise ValueError(
+                f"a trial that is {self.status} has step times {self.times_s}; give one that is ok "
+                "at least one time above 0, and others none."
+            )
+
+    @property
+    def throughput(self) -> float:
+        """Steps per second: the mean of 1 / t."""
+        return statistics.fmean(1 / t for t in self.times_s)
+
+    @property
+    def variance(self) -> float:
+        """Of the throughput: that of the samples over their number; 0 for a single one."""
+        if len(self.times_s) < 2:
+            return 0.0
+        return statistics.variance(1 / t for t in self.times_s) / len(self.times_s)
+
+
+class Trial(Protocol):
+    """Something that can be tried."""
+
+    def run(self, configuration: Configuration) -> Outcome:
+        """Train for a few steps. What goes wrong in the training is an outcome, not an error."""
+        ...
+
+
+@dataclass(frozen=True)
+class Record:
+    """A trial that was made. reason: why it was chosen. seconds: that it took."""
+
+    configuration: Configuration
+    outcome: Outcome
+    reason: str = ""
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON data."""
+        one = self.outcome
+        return {
+            "configuration": self.configuration.to_dict(),
+            "status": one.status,
+            "times_s": list(one.times_s),
+            "peak_bytes": one.peak_bytes,
+            "message": one.message,
+            "reason": self.reason,
+            "seconds": self.seconds,
+        }
+
+    @staticmethod
+    def from_dict(data: object, where: str) -> Record:
+        """Raises ValueError naming `where` for what is no trial."""
+        found = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+        missing = {"configuration", "status", "times_s", "peak_bytes"} - set(found)
+        if missing or found["status"] not in get_args(Status):
+            raise TrialsError(
+                f"{where}: not a trial (missing {sorted(missing) or 'a known status'}); use a file "
+                "that a search has written."
+            )
+        outcome = Outcome(
+            found["status"],
+            tuple(float(t) for t in found["times_s"]),
+            found["peak_bytes"],
+            str(found.get("message", "")),
+        )
+        return Record(
+            Configuration.from_dict(found["configuration"], where),
+            outcome,
+            str(found.get("reason", "")),
+            float(found.get("seconds", 0.0)),
+        )
+
+
+@dataclass(eq=False)
+class TrialFile:
+    """A file of trials, open for one search: `with TrialFile.open(path, problem) as file`.
+
+    records: the trials in it. notes: what was found on opening that a user should know.
+    """
+
+    path: Path
+    records: list[Record] = field(default_factory=list[Record])
+    notes: list[str] = field(default_factory=list[str])
+    _descriptor: int = -1
+
+    @staticmethod
+    def open(path: str | Path, problem: Mapping[str, Any]) -> TrialFile:
+        """Make the file, or read the one that is there and go on with it.
+
+        problem: JSON data that says what is searched; trials of another problem say nothing about
+        it. Raises TrialsError for a file of another problem, one that is no file of trials, or
+        one that another search has open.
+        """
+        file = TrialFile(Path(path))
+        try:
+            file._descriptor = os.open(file.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise TrialsError(
+                f"trials '{path}' cannot be written: {error.strerror}; give the path of a file."
+            ) from error
+        try:
+            file._lock()
+            file._read(json.loads(json.dumps(problem)))
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise TrialsError(
+                f"trials '{self.path}' are in use by another search; wait for it, or give another "
+                "file."
+            ) from error
+
+    def _read(self, problem: dict[str, Any]) -> None:
+        text = self.path.read_bytes()
+        whole = text[: text.rfind(b"\n") + 1]
+        if whole != text:
+            # The next line must not be joined to what is left of this one.
+            os.ftruncate(self._descriptor, len(whole))
+            self.notes.append(
+                f"the last line of '{self.path}' was cut off, and is left out: that trial is "
+                "made again if it is chosen again"
+            )
+        lines = whole.decode(errors="replace").splitlines()
+        if not lines:
+            self._append({"format": FORMAT, "problem": problem})
+            return
+        self._check(self._json(lines[0], 1), problem)
+        for number, line in enumerate(lines[1:], start=2):
+            place = f"{self.path}:{number}"
+            self.records.append(Record.from_dict(self._json(line, number), place))
+
+    def _json(self, line: str, number: int) -> Any:
+        try:
+            return json.loads(line)
+        except json.JSONDecodeError as error:
+            raise TrialsError(
+                f"{self.path}:{number}: not JSON: {error.msg}; give a file that a search has "
+                "written, or a new one."
+            ) from error
+
+    def _check(self, header: Any, problem: dict[str, Any]) -> None:
+        found = cast("dict[str, Any]", header) if isinstance(header, dict) else {}
+        if found.get("format") != FORMAT or not isinstance(found.get("problem"), dict):
+            raise TrialsError(
+                f"{self.path}:1: not a file of trials, whose first line has the format "
+                f"'{FORMAT}' and a problem; give another file."
+            )
+        own = cast("dict[str, Any]", found["problem"])
+        for key in dict.fromkeys([*problem, *own]):
+            if own.get(key) != problem.get(key):
+                raise TrialsError(
+                    f"trials '{self.path}' are of another problem: its {key} is {own.get(key)!r}, "
+                    f"this one's is {problem.get(key)!r}; give another file."
+                )
+
+    def add(self, record: Record) -> None:
+        """Keep a trial."""
+        self._append(record.to_dict())
+        self.records.append(record)
+
+    def _append(self, data: Mapping[str, Any]) -> None:
+        line = (json.dumps(data) + "\n").encode()
+        written = os.write(self._descriptor, line)
+        if written != len(line):
+            raise OSError(f"only {written} of {len(line)} bytes could be written to '{self.path}'")
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Let others use the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> TrialFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
