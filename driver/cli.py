@@ -233,6 +233,7 @@ def _add_run(commands: Commands) -> None:
         metavar="N",
         help="train for N steps with AdamW, and the eager model too, and time both",
     )
+    command.add_argument("--no-eager", action="store_true", help="do not train the eager model")
     command.add_argument("--json", metavar="FILE", help="write the results there as well")
     command.add_argument(
         "--time-limit",

@@ -59,7 +59,7 @@ def launch(
     failure (see `report_failure`), WorkerError for any other.
     """
     sys.stdout.flush()  # what we said comes before what rank 0 says
-    with tempfile.TemporaryDirectory(prefix="shardweave-") as folder, _terminated_as_exit():
+    with tempfile.TemporaryDirectory(prefix="shardweave-") as folder, terminated_as_exit():
         workers: list[Worker] = []
         try:
             for rank in range(num_processes):
@@ -240,7 +240,7 @@ def _stop(workers: Sequence[Worker]) -> None:
 
 
 @contextmanager
-def _terminated_as_exit() -> Iterator[None]:
+def terminated_as_exit() -> Iterator[None]:
     """Let SIGTERM raise SystemExit, so that our processes end with us."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,6 +83,7 @@ def run(options: RunOptions) -> RunReport:
         check=check,
         training=training,
         eager_training=eager,
+        peak_bytes=_peak_bytes(device),
         notes=notes,
     )
 
@@ -101,11 +104,19 @@ def _measure(
             eager = example.module.to(device)
             if found is not None:
                 check = compare(found, run_eager(eager, batch), getattr(torch, options.dtype))
-            if options.steps:
+            if options.steps and options.eager:
                 eager_training = train(
                     lambda: _eager_step(eager, batch), eager.parameters(), options.steps
                 )
     return loss.double().item(), check, training, eager_training
+
+
+def _peak_bytes(device: torch.device) -> int:
+    """The most memory that this rank had: of the GPU, or of the whole process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def gather(step: nn.Module, loss: Tensor) -> Expected:
@@ -147,7 +158,7 @@ def _alone_on_rank_0() -> Iterator[bool]:
 
 
 def _notes_on_time(options: RunOptions, device: torch.device) -> tuple[str, ...]:
-    if not options.steps:
+    if not options.steps or not options.eager:
         return ()
     if options.backend == "reference":
         return ("times of a virtual mesh say nothing about a real one: its ranks run in turn",)

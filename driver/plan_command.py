@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from shardweave.driver.plan_report import comparison_table, print_candidates, pr
 from shardweave.driver.plans import plan, simulated
 from shardweave.driver.report import status
 from shardweave.driver.text_commands import messages, read
+from shardweave.driver.trials import host_of
 from shardweave.ir.capture import capture
 from shardweave.ir.program import Program
 from shardweave.ir.verify import check
@@ -42,8 +43,8 @@ def plan_command(options: argparse.Namespace) -> int:
     out = messages(options.output or "")
     if options.compare:
         return _compare(options, given, program)
-    with status(f"planning with {options.planner}"):
-        found = _planned(options, options.planner, given, program)
+    with status(f"planning with {options.planner}") as shown:
+        found = _planned(options, options.planner, given, program, tell=shown.update)
     if options.explain:
         print_candidates(found.candidates or _only(found), out)
     print_plan(found, out)
@@ -62,7 +63,7 @@ def _read_options(texts: Sequence[str]) -> dict[str, Any]:
 def _program(options: argparse.Namespace) -> Program:
     """The program in a file, or that of a model."""
     name = options.file
-    if name == "-" or name.endswith(".mlir") or Path(name).is_file():
+    if _is_text(name):
         program = read(name)
         check(program)
         if program.is_local:
@@ -76,11 +77,22 @@ def _program(options: argparse.Namespace) -> Program:
         return capture(example.module, kwargs=example.kwargs)
 
 
+def _is_text(name: str) -> bool:
+    """Whether a program's text is meant, and not a model."""
+    return name == "-" or name.endswith(".mlir") or Path(name).is_file()
+
+
 def _planned(
-    options: argparse.Namespace, planner: str, given: dict[str, Any], program: Program
+    options: argparse.Namespace,
+    planner: str,
+    given: dict[str, Any],
+    program: Program,
+    *,
+    tell: Callable[[str], None] | None = None,
 ) -> Plan:
-    mesh = options.mesh or None
-    return plan(program, mesh, planner, cluster=options.cluster, **given)
+    model = None if _is_text(options.file) else options.file
+    host = host_of(model, dtype=options.dtype, tell=tell)
+    return plan(program, options.mesh or None, planner, cluster=options.cluster, host=host, **given)
 
 
 def _compare(options: argparse.Namespace, given: dict[str, Any], program: Program) -> int:

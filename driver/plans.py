@@ -15,6 +15,7 @@ from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import PassPipeline, as_mesh
 from shardweave.passes.plan_passes import localize, plan_passes
 from shardweave.planners.call import ClusterLike, call_planner
+from shardweave.planners.oppa.host import Host
 from shardweave.planners.plan import Lookup, Plan
 from shardweave.planners.plan_check import check_runnable, is_runnable
 from shardweave.planners.predict import simulate_plan
@@ -39,20 +40,22 @@ def plan(
     planner: str = "megatron",
     *,
     cluster: ClusterLike | None = None,
+    host: Host | None = None,
     **options: Any,
 ) -> Plan:
     """Let a planner choose how to train a global program.
 
     mesh: None lets a planner choose it that can, from the devices of the cluster. cluster: what
     to plan for: a Cluster, a preset's name or a YAML file; with one, the plan says what a step is
-    predicted to take. options: the planner's own.
+    predicted to take. host: lets planners try plans out (`driver.trials.host_of`). options: the
+    planner's own.
 
     Raises ValueError for an unknown planner, or an option that it does not have, or if it needs
     a mesh or a cluster that is not given.
     """
     goal = None if mesh is None else as_mesh(mesh)
     found = call_planner(
-        planner, program, goal, cluster=cluster, localize=localize, options=options
+        planner, program, goal, cluster=cluster, localize=localize, host=host, options=options
     )
     return found if cluster is None else simulated(program, found, cluster)
 

@@ -41,6 +41,7 @@ class RunReport:
     check: CheckResult | None
     training: Training | None
     eager_training: Training | None
+    peak_bytes: int
     notes: tuple[str, ...]
 
     @property
@@ -95,7 +96,9 @@ class RunReport:
             "small_gradients": list(check.at_floor) if check else None,
             "buffer_error": check.buffer_error if check else None,
             "step_s": training.step_s if training else None,
+            "step_times_s": list(training.times_s) if training else None,
             "eager_step_s": eager.step_s if eager else None,
+            "peak_bytes": self.peak_bytes,
             "losses": list(training.losses) if training else None,
             "eager_losses": list(eager.losses) if eager else None,
             "work_per_step": {"count": self.work.count, "unit": self.work.unit},

@@ -31,6 +31,7 @@ class RunOptions:
     passes: str
     check: bool
     steps: int
+    eager: bool
     json: str | None
 
     @staticmethod
@@ -59,6 +60,7 @@ class RunOptions:
             passes=given.passes,
             check=given.check,
             steps=given.steps,
+            eager=not given.no_eager,
             json=given.json,
         )
 

@@ -15,10 +15,19 @@ LEARNING_RATE = 1e-3
 
 @dataclass(frozen=True)
 class Training:
-    """The loss before each update, and the seconds of a typical step, optimizer included."""
+    """The loss before each update, and the seconds of the steps, optimizer included.
+
+    times_s: without the first step, unless it is the only one, for it pays for allocations and for
+    the optimizer's state.
+    """
 
     losses: tuple[float, ...]
-    step_s: float
+    times_s: tuple[float, ...]
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a typical step."""
+        return statistics.median(self.times_s)
 
 
 @dataclass(frozen=True)
@@ -54,5 +63,4 @@ def train(
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         times_s.append(time.perf_counter() - start_s)
-    # The first step pays for allocations and for the optimizer's state.
-    return Training(tuple(losses), statistics.median(times_s[1:] or times_s))
+    return Training(tuple(losses), tuple(times_s[1:] or times_s))

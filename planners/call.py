@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
@@ -18,7 +18,10 @@ from shardweave.planners.presets import find_cluster
 from shardweave.planners.registry import PLANNERS
 from shardweave.planners.workload import Localize
 
-GIVEN = ("program", "mesh", "cluster", "localize")
+if TYPE_CHECKING:
+    from shardweave.planners.oppa.host import Host
+
+GIVEN = ("program", "mesh", "cluster", "localize", "host")
 """Parameters of planners that are no options of their user's."""
 
 ClusterLike = Cluster | str | Path
@@ -58,6 +61,7 @@ def call_planner(
     *,
     cluster: ClusterLike | None = None,
     localize: Localize | None = None,
+    host: Host | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Plan:
     """The plan of a planner.
@@ -83,6 +87,8 @@ def call_planner(
             extra["cluster"] = find_cluster(cluster)
     if "localize" in known:
         extra["localize"] = localize
+    if "host" in known:
+        extra["host"] = host
     plan = function(program, mesh, **extra, **(options or {}))
     if not plan.cluster and isinstance(cluster, str | Path):
         plan = replace(plan, cluster=str(cluster))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 PLANNERS: dict[str, str] = {
     "amp": "shardweave.planners.amp:plan_amp",
+    "boosted-trees": "shardweave.planners.boosted_trees:plan_boosted_trees",
     "exhaustive": "shardweave.planners.exhaustive:plan_exhaustive",
     "megatron": "shardweave.planners.megatron:plan_megatron",
+    "oppa": "shardweave.planners.oppa:plan_oppa",
+    "random": "shardweave.planners.random:plan_random",
     "replicated": "shardweave.planners.replicated:plan_replicated",
 }
 """`name` -> `module:function`; a planner takes a program and a mesh and returns a Plan."""

@@ -1,0 +1,3 @@
+"""OPPA: Bayesian optimisation over parallelism configurations."""
+
+from shardweave.planners.oppa.planner import plan_oppa as plan_oppa

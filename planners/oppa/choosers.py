@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from shardweave.planners.oppa.acquisition import constrained_improvement
-from shardweave.planners.oppa.formula import Formula, Samples, fit_formula, predict
+from shardweave.planners.oppa.formula import Samples, fit_formula, predict
 from shardweave.planners.oppa.gp import Belief, Kernel, fit
 from shardweave.planners.oppa.prior import Form, MemoryPrior, ThroughputPrior
 from shardweave.planners.oppa.space import Floats, Table
@@ -59,7 +59,9 @@ class History:
     @property
     def scale(self) -> float:
         """The largest throughput of all that ran; 0 if none did."""
-        return max((r.outcome.throughput for r in self.records if r.outcome.status == "ok"), default=0.0)
+        return max(
+            (r.outcome.throughput for r in self.records if r.outcome.status == "ok"), default=0.0
+        )
 
     def throughputs(self) -> Samples | None:
         """Of what ran, over `scale`; None if nothing did.
@@ -102,9 +104,7 @@ class History:
             rows.append(row)
         if not rows:
             return None
-        return Samples(
-            self.table.rows(rows), np.array(values), np.full(len(rows), MEMORY_NOISE**2)
-        )
+        return Samples(self.table.rows(rows), np.array(values), np.full(len(rows), MEMORY_NOISE**2))
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,8 @@ def _expectation(
     memory: tuple[Floats, Floats],
     index: int,
 ) -> str:
-    mean = np.exp(throughput[0][index]); deviation = mean*throughput[1][index] ** 0.5
+    mean = np.exp(throughput[0][index])
+    deviation = mean * throughput[1][index] ** 0.5
     text = f"expected {mean * history.scale:.4g} +- {deviation * history.scale:.2g} steps/s"
     if history.memory_bytes is None:
         return text
@@ -239,4 +240,6 @@ class CostModelChooser:
         fitting = np.where(memory <= 1.0, throughput, -1e3 * memory)
         # Many configurations look the same to the formulas.
         index = int(rng.choice(np.flatnonzero(fitting == fitting.max())))
-        return Choice(rows[index], f"predicted {np.exp(throughput[index]) * history.scale:.4g} steps/s")
+        return Choice(
+            rows[index], f"predicted {np.exp(throughput[index]) * history.scale:.4g} steps/s"
+        )

@@ -10,9 +10,10 @@ kernel's are fitted together, by their posterior mode: they are believed log-nor
 
 from __future__ import annotations
 
+import importlib
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -44,9 +45,8 @@ def botorch() -> ModuleType:
             # linear_operator compiles a function as it is imported.
             warnings.filterwarnings("ignore", message="`torch.jit", category=DeprecationWarning)
             import botorch as found
-            import botorch.fit
-            import botorch.models
-            import gpytorch  # noqa: F401
+
+            importlib.import_module("botorch.fit")
     except ImportError as error:
         raise ValueError(
             f"planner 'oppa' needs botorch, which cannot be imported ({error}); install it with "
@@ -103,7 +103,7 @@ def fit(samples: Samples, formula: Formula | None, kernel: Kernel) -> Belief:
         from gpytorch.mlls import ExactMarginalLogLikelihood
 
         likelihood = ExactMarginalLogLikelihood(model.likelihood, model)
-        options = {"options": {"maxiter": 60}}
+        options = {"options": {"maxiter": 30}}
         library.fit.fit_gpytorch_mll(likelihood, optimizer_kwargs=options, max_attempts=2)
     model.eval()
     found = {} if mean is None else {k: v.item() for k, v in mean.numbers().items()}
@@ -111,7 +111,7 @@ def fit(samples: Samples, formula: Formula | None, kernel: Kernel) -> Belief:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> Generator[None]:
     """An optimiser that stops early, or a matrix that needs jitter, still gives a usable fit."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -130,7 +130,7 @@ def _kernel(kind: Kernel, features: int, has_formula: bool) -> Any:
     def matern(dims: tuple[int, ...]) -> Any:
         # Grows with the root of the dims, as distances do (Hvarfner et al. 2024).
         centre = math.log(len(dims)) / 2 - 0.5
-        kernel = MaternKernel(
+        kernel: Any = MaternKernel(
             nu=2.5,
             ard_num_dims=len(dims),
             active_dims=dims,
@@ -190,4 +190,3 @@ def _formula_mean(samples: Samples, formula: Formula) -> Any:
 def _mean(model: Any, table: Table) -> Tensor:
     mean = model.mean_module
     return cast(Tensor, mean.of(columns_of(table)) if hasattr(mean, "of") else mean(_inputs(table)))
-

@@ -18,9 +18,11 @@ D b c, `*_latency` is a or D a.
 Three forms. "literal" is the above. "corrected" mends what is wrong: in (11) tc is the work of a
 micro-batch, so that the whole step's is divided by mb; (14) sends the gradients of a device,
 g / (tp pp); (15) and (16) send the activations of a replica, c / dp, and a stage of (15) has D / pp
-layers; (16) is 0 for one stage. "extended" also says what the space has and the formulas do not:
-recomputation does part of the work again and keeps less; ZeRO shares out optimizer state (12 of 16
-bytes of a parameter), gradients (2) and weights (2) over dp; a stage keeps pp micro-batches at once.
+layers; (16) is 0 for one stage. "extended" also says what the formulas leave out of the space:
+recomputation does part of the work again and keeps less; ZeRO shares out optimizer state (12 of
+16 bytes of a parameter), gradients (2) and weights (2) over dp; a stage keeps pp micro-batches at
+once; (14) has a latency for each bucket, and stages 2 and 3 of ZeRO reduce every micro-batch's
+gradients (half an all-reduce), stage 3 also gathers the weights twice (another one).
 """
 
 from __future__ import annotations
@@ -41,12 +43,12 @@ Values = Mapping[str, Tensor]
 Form = Literal["literal", "corrected", "extended"]
 
 STATES = (12 / 16, 2 / 16, 2 / 16)
-"""Shares of a parameter's bytes: optimizer, gradient, weight (Rajbhandari et al. 2020, Sec. 3.1)."""
+"""Of a parameter's bytes: optimizer, gradient, weight (Rajbhandari et al. 2020, Sec. 3.1)."""
 
 FIRST_GUESS: Mapping[str, float] = {
     "work": 1.0,
     "recomputed": 0.3,
-    "data_latency": 0.003,
+    "data_latency": 0.01,
     "data_transfer": 0.1,
     "tensor_latency": 0.0003,
     "tensor_transfer": 0.1,
@@ -93,7 +95,12 @@ class ThroughputPrior:
     def data_s(self, x: Columns, of: Values) -> Tensor:
         """(14)."""
         share = 1.0 if self.form == "literal" else 1 / (x["tensor"] * x["pipeline"])
-        return _all_reduce(x["data"], of["data_latency"], of["data_transfer"] * share)
+        transfer = of["data_transfer"] * share
+        if self.form != "extended":
+            return _all_reduce(x["data"], of["data_latency"], transfer)
+        bucket = torch.maximum(x["data_bucket_mib"], x["zero_bucket_mib"])
+        messages = of["data_latency"] * share / bucket
+        return _passes(x) * _all_reduce(x["data"], messages, transfer)
 
     def tensor_s(self, x: Columns, of: Values) -> Tensor:
         """(15)."""
@@ -150,6 +157,13 @@ def _share_of_states(x: Columns) -> Tensor:
         for stage, size in enumerate(STATES, start=1)
     )
     return torch.stack(list(parts)).sum(0)
+
+
+def _passes(x: Columns) -> Tensor:
+    """Reductions of the gradients that a step sends as much as."""
+    micro_batches = x["micro_batches"]
+    sharded = torch.where(x["zero"] == 2, (micro_batches + 1) / 2, 1.5 * micro_batches)
+    return torch.where(x["zero"] < 2, 1.0, sharded)
 
 
 def _devices(x: Columns) -> Tensor:

@@ -75,7 +75,7 @@ class Configuration:
     @staticmethod
     def from_dict(data: object, where: str) -> Configuration:
         """Raises SpaceError naming `where` unless the data has exactly a configuration's keys."""
-        known = {one.name: type(one.default) for one in fields(Configuration)}
+        known: dict[str, type] = {one.name: type(one.default) for one in fields(Configuration)}
         found = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
         wrong = [name for name, kind in known.items() if type(found.get(name)) is not kind]
         wrong += [name for name in found if name not in known]
@@ -157,9 +157,7 @@ class Space:
         if pipeline == 1:
             return [(n, 1) for n in counts]
         return [
-            (n, chunks)
-            for n in counts
-            for chunks in range(1, min(n, self.layers) // pipeline + 1)
+            (n, chunks) for n in counts for chunks in range(1, min(n, self.layers) // pipeline + 1)
         ]
 
     def reductions(self, data: int) -> list[tuple[int, int, int]]:
@@ -213,7 +211,7 @@ class Table:
 
     columns: sizes as they are, for formulas. features: each in [0, 1], for models: logarithms of
     sizes over their largest one (log2 x / log2 max, as in the released code), and of what is no
-    size, ZeRO stages too, one column for each value but the first. What never varies has no feature.
+    size, ZeRO stages too, a column for each value but the first. What never varies has none.
     """
 
     configurations: Sequence[Configuration]

@@ -149,9 +149,7 @@ class _Step:
         h, f = model.hidden, model.feed_forward
         widths = [(h, 3 * h / tensor), (h / tensor, h)]
         widths += [(h, f / tensor)] * (model.mlp_matrices - 1) + [(f / tensor, h)]
-        found = sum(
-            self.product_s(2 * tokens * k * n, tokens * (k + n) + k * n) for k, n in widths
-        )
+        found = sum(self.product_s(2 * tokens * k * n, tokens * (k + n) + k * n) for k, n in widths)
         found += 2 * self.product_s(2 * tokens * model.seq * h / tensor, 2 * tokens * h / tensor)
         elements = tokens * (10 * h + 4 * f / tensor)
         found += ELEMENT * elements / self.device.memory_bandwidth_bytes_s
@@ -162,14 +160,17 @@ class _Step:
         """The output projection and the loss, forward."""
         model, tokens, share = self.model, self.tokens, self.model.vocab / self.one.tensor
         product = self.product_s(
-            2 * tokens * model.hidden * share, tokens * (model.hidden + share) + model.hidden * share
+            2 * tokens * model.hidden * share,
+            tokens * (model.hidden + share) + model.hidden * share,
         )
         return product + 4 * 2 * tokens * share / self.device.memory_bandwidth_bytes_s
 
     @property
     def forward_s(self) -> float:
         """A layer's forward pass, with its two all-reduces."""
-        return self.layer_s + 2 * self.all_reduce_s("tensor", self.tokens * self.model.hidden * ELEMENT)
+        return self.layer_s + 2 * self.all_reduce_s(
+            "tensor", self.tokens * self.model.hidden * ELEMENT
+        )
 
     @property
     def backward_s(self) -> float:

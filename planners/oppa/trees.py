@@ -1,4 +1,4 @@
-"""Boosted trees in the place of a Gaussian process: what DeepSpeed's autotuner does with XGBoost."""
+"""Boosted trees in the place of a Gaussian process, as DeepSpeed's autotuner has XGBoost."""
 # scikit-learn has no types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportMissingTypeStubs=false

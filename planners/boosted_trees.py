@@ -1,0 +1,39 @@
+"""The planner `boosted-trees`, a baseline of `oppa`."""
+
+from __future__ import annotations
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.planners.cluster import Cluster
+from shardweave.planners.oppa.host import Host
+from shardweave.planners.oppa.planner import TrialOptions, plan_by_trials
+from shardweave.planners.oppa.trees import TreeChooser
+from shardweave.planners.plan import Plan
+from shardweave.planners.workload import Localize
+
+
+def plan_boosted_trees(
+    program: Program,
+    mesh: Mesh | None,
+    *,
+    cluster: Cluster,
+    localize: Localize,
+    host: Host | None = None,
+    trials: int = 20,
+    file: str = "",
+    real: bool = False,
+    steps: int = 5,
+    time_limit_s: float = 120.0,
+    seed: int = 0,
+    top: int = 5,
+) -> Plan:
+    """Try the plans that gradient-boosted trees, fitted to the trials, predict to be fastest.
+
+    One trial in five is random, as in DeepSpeed's autotuner. Needs scikit-learn.
+
+    Objective, space, options and errors: those of `plan_oppa`. Not exact. Time: a trial each.
+    """
+    options = TrialOptions(trials, file, real, steps, time_limit_s, seed, top)
+    return plan_by_trials(
+        "boosted-trees", program, mesh, cluster, localize, TreeChooser(), options, host
+    )

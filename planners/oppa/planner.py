@@ -1,0 +1,294 @@
+"""Planners that try plans out: OPPA, and its baselines `random` and `boosted-trees`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.types import shape_of
+from shardweave.planners.cluster import Cluster
+from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.oppa.choosers import BayesianChooser, Chooser
+from shardweave.planners.oppa.gp import Kernel
+from shardweave.planners.oppa.host import Host, Launch
+from shardweave.planners.oppa.prior import Form
+from shardweave.planners.oppa.search import Budget, Found, search
+from shardweave.planners.oppa.space import Configuration, Space
+from shardweave.planners.oppa.trials import Outcome, Record, Trial, TrialFile
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
+from shardweave.planners.predict import simulate_plan, with_candidates
+from shardweave.planners.workload import Localize
+
+AXES = ("data", "tensor")
+SCHEDULES = ("none", "sub-batch", "cross-pass")
+MAX_SUB_BATCHES = 4
+
+
+@dataclass(frozen=True)
+class TrialOptions:
+    """How to try; see `plan_oppa`."""
+
+    trials: int = 20
+    file: str = ""
+    real: bool = False
+    steps: int = 5
+    time_limit_s: float = 120.0
+    seed: int = 0
+    top: int = 5
+
+
+def plan_oppa(
+    program: Program,
+    mesh: Mesh | None,
+    *,
+    cluster: Cluster,
+    localize: Localize,
+    host: Host | None = None,
+    trials: int = 20,
+    file: str = "",
+    real: bool = False,
+    steps: int = 5,
+    time_limit_s: float = 120.0,
+    seed: int = 0,
+    first: int = 5,
+    form: str = "extended",
+    kernel: str = "ard",
+    top: int = 5,
+) -> Plan:
+    """Try plans, and learn which to try next: constrained Bayesian optimisation.
+
+    Objective: steps per second of a trial, of plans that fit into memory, over data x tensor
+    degrees x sequence parallelism x recomputation x sub-batches x schedule on all devices of the
+    cluster, or those of `mesh`. Not exact. Source: Hemachandra et al., OPPA, 2025; departures are
+    in docs/planners.md. Needs botorch.
+
+    trials: how many, those in `file` included; `file` keeps them, and a search goes on from it.
+    real: train for `steps` steps on local processes, each trial within `time_limit_s` seconds,
+    instead of simulating. first: random trials before anything is learned. form: of the formulas,
+    `literal`, `corrected` or `extended`. kernel: `ard` or `additive`. top: candidates that the plan
+    lists. Time: a trial each, and about a second to choose.
+
+    Raises PlanError if no trial ran within the memory, TrialsError for a file that cannot be used.
+    """
+    forms: Mapping[str, Form] = {name: name for name in ("literal", "corrected", "extended")}
+    kernels: Mapping[str, Kernel] = {name: name for name in ("ard", "additive")}
+    for what, given, known in (("form", form, forms), ("kernel", kernel, kernels)):
+        if given not in known:
+            raise PlanError(f"oppa's {what} is '{given}'; use one of {', '.join(known)}.")
+    chooser = BayesianChooser(forms[form], kernels[kernel], first)
+    options = TrialOptions(trials, file, real, steps, time_limit_s, seed, top)
+    return plan_by_trials("oppa", program, mesh, cluster, localize, chooser, options, host)
+
+
+def plan_by_trials(
+    name: str,
+    program: Program,
+    mesh: Mesh | None,
+    cluster: Cluster,
+    localize: Localize,
+    chooser: Chooser,
+    options: TrialOptions,
+    host: Host | None,
+) -> Plan:
+    """The fastest plan that a search finds; see `plan_oppa`."""
+    plans = Plans(name, program)
+    space = _space(program, mesh, cluster)
+    configurations = [one for one in space.enumerate() if _is_wanted(one, mesh, plans)]
+    if not configurations:
+        raise PlanError(
+            f"no plan of data x tensor uses the {space.devices} devices of "
+            f"{mesh or cluster.name} for this program; change the batch, or give a mesh."
+        )
+    problem = {
+        "program": hashlib.sha256(str(program).encode()).hexdigest()[:16],
+        "cluster": cluster.name,
+        "mesh": "" if mesh is None else str(mesh),
+        "trials": f"real, {options.steps} steps" if options.real else "simulated",
+        "space": space.to_dict(),
+    }
+    trial: Trial = PlanTrial(plans, cluster, localize)
+    if options.real:
+        trial = RealTrial(plans, _launch_of(host), options.steps, options.time_limit_s)
+    memory_bytes = min(one.memory_bytes for one in cluster.device_types(space.devices))
+    opened = TrialFile.open(options.file, problem) if options.file else nullcontext()
+    with opened as file:
+        notes = tuple(file.notes) if file else ()
+        found = search(
+            configurations,
+            trial,
+            chooser,
+            Budget(options.trials),
+            memory_bytes=memory_bytes,
+            seed=options.seed,
+            file=file,
+            progress=_progress(options.trials, host),
+        )
+    plan = _plan_of(found, plans, memory_bytes, options, len(configurations))
+    return replace(plan, notes=(*plan.notes, *notes))
+
+
+@dataclass(eq=False)
+class Plans:
+    """The plan of a configuration: Megatron's shardings, and what the configuration adds."""
+
+    planner: str
+    program: Program
+    _bases: dict[tuple[int, int, bool], Plan] = field(
+        default_factory=dict[tuple[int, int, bool], Plan]
+    )
+
+    def base(self, data: int, tensor: int, sequence_parallel: bool) -> Plan:
+        """The shardings alone."""
+        key = (data, tensor, sequence_parallel)
+        if key not in self._bases:
+            mesh = Mesh(data=data, tensor=tensor)
+            found = plan_megatron(self.program, mesh, sequence_parallel=sequence_parallel)
+            self._bases[key] = replace(found, planner=self.planner)
+        return self._bases[key]
+
+    def is_useful(self, one: Configuration) -> bool:
+        """Whether every axis cuts something."""
+        base = self.base(one.data, one.tensor, one.sequence_parallel)
+        is_cut = (one.data == 1 or base.inputs) and (one.tensor == 1 or base.parameters)
+        return bool(is_cut and (not one.sequence_parallel or base.activations))
+
+    def plan(self, one: Configuration) -> Plan:
+        """All of it."""
+        return replace(
+            self.base(one.data, one.tensor, one.sequence_parallel),
+            recompute=one.recompute,
+            batch_split=one.micro_batches,
+            schedule="" if one.schedule == "none" else one.schedule,
+        )
+
+
+@dataclass(frozen=True)
+class PlanTrial:
+    """A trial in the simulator: the program is partitioned by the plan, and its step simulated."""
+
+    plans: Plans
+    cluster: Cluster
+    localize: Localize
+
+    def run(self, configuration: Configuration) -> Outcome:
+        """One time, for the simulator has no noise. What cannot be partitioned has crashed."""
+        plan = self.plans.plan(configuration)
+        try:
+            found = simulate_plan(self.plans.program, plan, self.cluster, self.localize)
+        except ValueError as error:
+            return Outcome("crashed", message=str(error))
+        if found.peak_bytes > found.capacity_bytes:
+            return Outcome("out_of_memory", peak_bytes=found.peak_bytes)
+        return Outcome("ok", (found.time_s,), found.peak_bytes)
+
+
+@dataclass(frozen=True)
+class RealTrial:
+    """A trial on real processes."""
+
+    plans: Plans
+    launch: Launch
+    steps: int
+    time_limit_s: float
+
+    def run(self, configuration: Configuration) -> Outcome:
+        """What the launch says."""
+        return self.launch(self.plans.plan(configuration), self.steps, self.time_limit_s)
+
+
+def _launch_of(host: Host | None) -> Launch:
+    if host is None or host.launch is None:
+        raise PlanError(
+            "real trials train a model, and here is only a program; name a model, as in "
+            "`shardweave plan gpt:layers=2,hidden=64 --planner oppa -O real=true`."
+        )
+    return host.launch
+
+
+def _space(program: Program, mesh: Mesh | None, cluster: Cluster) -> Space:
+    inputs = [shape_of(slot.value) for slot in program.arguments if slot.kind == "input"]
+    devices = cluster.num_devices if mesh is None else mesh.num_devices
+    return Space(
+        devices=devices,
+        heads=devices & -devices,  # what does not divide is left out by the rule itself
+        layers=1,
+        batch=max((shape[0] for shape in inputs if shape), default=1),
+        zero_stages=(0,),
+        data_buckets_mib=(1,),
+        recompute=RECOMPUTE,
+        schedules=SCHEDULES,
+        sequence_parallel=(False, True),
+        max_micro_batches=MAX_SUB_BATCHES,
+    )
+
+
+def _is_wanted(one: Configuration, mesh: Mesh | None, plans: Plans) -> bool:
+    if mesh is not None:
+        sizes = {axis.name: axis.size for axis in mesh.space_axes if axis.size > 1}
+        if set(sizes) - set(AXES):
+            raise PlanError(
+                f"the mesh {mesh} has axes that are neither data nor tensor; name the axes so, or "
+                "give no mesh."
+            )
+        if (one.data, one.tensor) != (sizes.get("data", 1), sizes.get("tensor", 1)):
+            return False
+    return plans.is_useful(one)
+
+
+def _progress(trials: int, host: Host | None) -> Callable[[Sequence[Record]], None] | None:
+    if host is None or host.tell is None:
+        return None
+    tell = host.tell
+
+    def say(records: Sequence[Record]) -> None:
+        rates = [one.outcome.throughput for one in records if one.outcome.status == "ok"]
+        best = f"best {max(rates):.4g} steps/s" if rates else "none ran so far"
+        last = records[-1]
+        tell(
+            f"trial {len(records)} of {trials}: {last.configuration}: "
+            f"{last.outcome.status.replace('_', ' ')}; {best}"
+        )
+
+    return say
+
+
+def _plan_of(found: Found, plans: Plans, capacity: float, options: TrialOptions, size: int) -> Plan:
+    counts: dict[str, int] = {}
+    for one in found.records:
+        counts[one.outcome.status] = counts.get(one.outcome.status, 0) + 1
+    told = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in counts.items())
+    if found.best is None:
+        last = next((r.outcome.message for r in reversed(found.records) if r.outcome.message), "")
+        raise PlanError(
+            f"none of {len(found.records)} trials ran within {capacity / 2**30:.2f} GiB ({told}); "
+            f"make more trials, or use more devices. {last}".rstrip()
+        )
+    ran = [one for one in found.records if one.outcome.status == "ok" and one != found.best]
+    ran.sort(key=lambda one: -one.outcome.throughput)
+    best = [found.best, *ran]
+    source = "measured" if options.real else "simulated"
+    rows = [
+        Candidate(str(one.configuration), _predicted(one.outcome, capacity, source)) for one in best
+    ]
+    reason = f"the fastest of {len(found.records)} trials ({told}) of {size} configurations"
+    plan = replace(plans.plan(found.best.configuration), reasons=(reason,))
+    return with_candidates(plan, rows[: max(1, options.top)])
+
+
+def _predicted(one: Outcome, capacity: float, source: str) -> Predicted:
+    memory: dict[str, Any] = {} if one.peak_bytes is None else {"peak": one.peak_bytes}
+    seconds = fmean(one.times_s)
+    return Predicted(
+        time_s=seconds,
+        compute_s=seconds,
+        memory_bytes=memory,
+        capacity_bytes=capacity,
+        source=source,
+    )

@@ -1,0 +1,282 @@
+"""plan_oppa and what it is made of: space, formulas, expected improvement, processes, search."""
+
+import math
+import time
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from shardweave.driver.models import build_example
+from shardweave.driver.plans import plan
+from shardweave.ir.capture import capture
+from shardweave.ir.program import Program
+from shardweave.planners.oppa.acquisition import chance_below, expected_improvement
+from shardweave.planners.oppa.choosers import BayesianChooser, History, RandomChooser
+from shardweave.planners.oppa.formula import Samples, columns_of, fit_formula, predict
+from shardweave.planners.oppa.gp import fit
+from shardweave.planners.oppa.prior import MemoryPrior, ThroughputPrior
+from shardweave.planners.oppa.search import Budget, search
+from shardweave.planners.oppa.simulated import SimulatedTrial
+from shardweave.planners.oppa.space import BUCKETS_MIB, Configuration, Space, SpaceError, Table
+from shardweave.planners.oppa.step_model import StepModel, Transformer
+from shardweave.planners.oppa.trials import Outcome, Record, TrialFile, TrialsError
+from shardweave.planners.presets import find_cluster
+
+SMALL = Space(8, 4, 4, 16, data_buckets_mib=(1, 16), zero_buckets_mib=(1, 16))
+MODEL = Transformer("small", 4, 512, 4, 2048, 1000, 128, 16)
+
+
+def naive(space: Space) -> set[Configuration]:
+    """Every combination, those that break a rule left out, the meaningless made equal."""
+    found: set[Configuration] = set()
+    for tensor, pipeline, zero, data_mib, zero_mib, count, chunks, recompute in product(
+        (1, 2, 4, 8, 16), range(1, 9), range(4), space.data_buckets_mib, space.zero_buckets_mib,
+        range(1, space.batch + 1), range(1, space.layers + 1), space.recompute,
+    ):  # fmt: skip
+        data = space.devices // (tensor * pipeline)
+        if data * tensor * pipeline != space.devices or space.heads % tensor:
+            continue
+        if space.layers % pipeline or space.batch % data or (space.batch // data) % count:
+            continue
+        if count < pipeline or chunks * pipeline > min(space.layers, max(count, pipeline)):
+            continue
+        if pipeline == 1 and chunks > 1:
+            continue
+        stage = zero if data > 1 else 0
+        found.add(
+            Configuration(
+                data, tensor, pipeline, stage,
+                data_mib if data > 1 and stage == 0 else 1,
+                zero_mib if stage else 1,
+                count, chunks, recompute,
+            )
+        )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        SMALL,
+        replace(SMALL, devices=6, heads=6, layers=6, batch=12),
+        replace(SMALL, layers=6, batch=12),
+    ],
+)
+def test_space_equals_naive_enumeration(space: Space) -> None:
+    listed = space.enumerate()
+    assert len(listed) == len(set(listed))
+    assert set(listed) == naive(space)
+
+
+def test_space_of_sixteen_devices_has_ten_thousand_and_is_made_at_once() -> None:
+    start_s = time.process_time()
+    listed = Space(16, 32, 32, 256).enumerate()
+    assert time.process_time() - start_s < 1.0
+    assert len(listed) > 10_000
+    assert BUCKETS_MIB == (1, 4, 16, 64, 256, 1024, 4096)
+
+
+def test_space_without_a_configuration_says_so() -> None:
+    with pytest.raises(SpaceError, match="no configuration uses all 8 devices"):
+        Space(8, 1, 1, 3).enumerate()
+
+
+def test_configuration_survives_json_and_a_wrong_one_is_named() -> None:
+    one = SMALL.enumerate()[-1]
+    assert Configuration.from_dict(one.to_dict(), "here") == one
+    with pytest.raises(SpaceError, match="here: 'data' of the configuration is 'x'"):
+        Configuration.from_dict({**one.to_dict(), "data": "x"}, "here")
+
+
+ONE = Configuration(2, 4, 2, 1, 1, 16, 8, 2, "layer")
+NUMBERS = {
+    "work": 32.0, "recomputed": 0.5, "data_latency": 0.1, "data_transfer": 8.0,
+    "tensor_latency": 0.01, "tensor_transfer": 4.0, "pipeline_latency": 0.02,
+    "pipeline_transfer": 1.6,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("form", "parts"),
+    [
+        # 32 / 16 x (8 + 1 / 2); 0.1 + 4; 8 (0.02 + 3/4 x 4/8); 16 (0.02 + 0.2)
+        ("literal", (17.0, 4.1, 3.16, 3.52)),
+        # over 8; 0.1 + 1/2 x 8/8; 8 (0.02 + 3/4 x 4/16) / 2; 16 (0.02 + 0.1)
+        ("corrected", (2.125, 0.6, 0.83, 1.92)),
+        # half of the work again; a latency of 0.1 / (8 x 16 MiB)
+        ("extended", (3.1875, 0.5 + 0.1 / 128, 0.83, 1.92)),
+    ],
+)
+def test_formulas_of_throughput_equal_hand_worked_numbers(
+    form: str, parts: tuple[float, ...]
+) -> None:
+    prior = ThroughputPrior(form)  # pyright: ignore[reportArgumentType]
+    x = columns_of(Table.of([ONE]))
+    of = {name: torch.tensor(value, dtype=torch.float64) for name, value in NUMBERS.items()}
+    found = (prior.compute_s, prior.data_s, prior.tensor_s, prior.pipeline_s)
+    assert [part(x, of).item() for part in found] == pytest.approx(parts)
+    assert prior(x, of).exp().item() == pytest.approx(1 / sum(parts))
+
+
+def test_formula_of_messages_between_stages_is_zero_for_one_stage() -> None:
+    x = columns_of(Table.of([Configuration(4, 4)]))
+    of = {name: torch.tensor(value, dtype=torch.float64) for name, value in NUMBERS.items()}
+    assert ThroughputPrior("corrected").pipeline_s(x, of).item() == 0
+    assert ThroughputPrior("literal").pipeline_s(x, of).item() > 0
+
+
+@pytest.mark.parametrize(
+    ("form", "share"),
+    [
+        ("corrected", 3.2 / 8 + 12.8 / 128 + 0.1),
+        # optimizer state over 2 replicas: 10 / 16; recomputation keeps 1/4, of 2 micro-batches
+        ("extended", 3.2 / 8 * 10 / 16 + 12.8 / 128 * 0.5 + 0.1),
+    ],
+)
+def test_formula_of_memory_equals_hand_worked_numbers_and_is_capped(
+    form: str, share: float
+) -> None:
+    prior = MemoryPrior(form)  # pyright: ignore[reportArgumentType]
+    values = {"weights": 3.2, "activations": 12.8, "constant": 0.1, "kept": 0.25}
+    of = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+    x = columns_of(Table.of([ONE]))
+    assert prior(x, of).item() == pytest.approx(share, abs=1e-4)
+    assert prior(x, {**of, "constant": torch.tensor(9.0)}).item() == pytest.approx(1.2, abs=1e-6)
+
+
+def test_expected_improvement_equals_monte_carlo() -> None:
+    rng = np.random.default_rng(0)
+    mean, variance = np.array([0.0, 0.5, -1.0, 2.0]), np.array([1.0, 0.25, 4.0, 0.0])
+    draws = mean + np.sqrt(variance) * rng.standard_normal((400_000, 4))
+    sampled = np.maximum(draws - 0.7, 0).mean(0)
+    assert expected_improvement(mean, variance, 0.7) == pytest.approx(sampled, abs=5e-3)
+    assert chance_below(mean, variance, 0.7) == pytest.approx((draws <= 0.7).mean(0), abs=5e-3)
+
+
+def test_fit_of_a_formula_finds_the_numbers_that_made_the_samples() -> None:
+    table = Table.of(SMALL.enumerate()[::7])
+    prior = ThroughputPrior("corrected")
+    made = {name: NUMBERS[name] for name in prior.numbers}
+    values = predict(table, prior, made)
+    found = fit_formula(Samples(table, values, np.full(len(values), 1e-6)), prior)
+    assert predict(table, prior, found) == pytest.approx(values, abs=0.02)
+
+
+@pytest.fixture(scope="module")
+def machine() -> StepModel:
+    return StepModel(MODEL, find_cluster("perlmutter:nodes=2"))
+
+
+@pytest.mark.parametrize("kernel", ["ard", "additive"])
+def test_process_predicts_as_gpytorch_itself_does(kernel: str) -> None:
+    pytest.importorskip("botorch", exc_type=ImportError)
+    table = Table.of(SMALL.enumerate())
+    seen, there = table.rows(range(0, 300, 12)), table.rows(range(5, 300, 31))
+    values = np.sin(3 * seen.features.sum(1))
+    belief = fit(Samples(seen, values, np.full(len(values), 1e-3)), None, kernel)  # pyright: ignore[reportArgumentType]
+    mean, variance = belief.at(there)
+    posterior = belief.model.posterior(torch.tensor(there.features))
+    assert mean == pytest.approx(posterior.mean[:, 0].detach().numpy(), abs=1e-5)
+    assert variance == pytest.approx(posterior.variance[:, 0].detach().numpy(), abs=1e-5)
+
+
+def test_search_goes_on_from_its_file_as_if_it_had_not_been_stopped(
+    machine: StepModel, tmp_path: Path
+) -> None:
+    space, trial, chooser = SMALL.enumerate(), SimulatedTrial(machine), RandomChooser()
+    whole = search(space, trial, chooser, Budget(12))
+    for count in (5, 9, 12):
+        with TrialFile.open(tmp_path / "t.jsonl", {"a": 1}) as file:
+            part = search(space, trial, chooser, Budget(count), file=file)
+            assert len(part.records) == count
+    assert [r.configuration for r in part.records] == [r.configuration for r in whole.records]
+    assert [r.outcome for r in part.records] == [r.outcome for r in whole.records]
+
+
+def test_half_a_last_line_is_left_out_and_not_joined_to_the_next(tmp_path: Path) -> None:
+    path, record = tmp_path / "t.jsonl", Record(ONE, Outcome("ok", (1.0, 2.0), 5.0))
+    for _ in range(2):
+        with TrialFile.open(path, {}) as file:
+            file.add(record)
+    path.write_bytes(path.read_bytes()[:-20])
+    with TrialFile.open(path, {}) as file:
+        assert "cut off" in file.notes[0]
+        assert file.records == [record]
+        file.add(record)
+    with TrialFile.open(path, {}) as file:
+        assert (file.records, file.notes) == ([record, record], [])
+
+
+def test_trials_of_another_problem_or_search_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    with TrialFile.open(path, {"cluster": "a"}), pytest.raises(TrialsError, match="in use"):
+        TrialFile.open(path, {"cluster": "a"})
+    with pytest.raises(TrialsError, match="another problem: its cluster is 'a', this one's is 'b'"):
+        TrialFile.open(path, {"cluster": "b"})
+    path.write_text('{"no": 1}\n')
+    with pytest.raises(TrialsError, match="not a file of trials"):
+        TrialFile.open(path, {})
+
+
+def test_variance_of_an_outcome_is_that_of_its_mean() -> None:
+    one = Outcome("ok", (1.0, 0.5))
+    assert one.throughput == 1.5
+    assert one.variance == pytest.approx(0.5 / 2)
+    with pytest.raises(ValueError, match="a trial that is ok has step times"):
+        Outcome("ok")
+
+
+def test_random_follows_three_trials_without_memory() -> None:
+    table = Table.of(SMALL.enumerate())
+    ran = [Record(table.configurations[0], Outcome("ok", (1.0,)))]
+    failed = [Record(table.configurations[i], Outcome("out_of_memory")) for i in (1, 2, 3)]
+    history = History(table, range(4), [*ran, *failed], 1.0)
+    choice = BayesianChooser(first=1).choose(history, np.random.default_rng(0))
+    assert choice.reason == "random: the last 3 ran out of memory"
+
+
+def test_oppa_finds_the_best_of_a_small_space_sooner_than_it_is_spent(machine: StepModel) -> None:
+    pytest.importorskip("botorch", exc_type=ImportError)
+    space = SMALL.enumerate()
+    best = min(machine.cost(one).seconds for one in space)
+    found = search(space, SimulatedTrial(machine), BayesianChooser(), Budget(25))
+    assert found.best is not None
+    assert machine.cost(found.best.configuration).seconds < 1.02 * best
+
+
+def test_step_model_counts_no_communication_on_one_device() -> None:
+    one = StepModel(MODEL, find_cluster("perlmutter:nodes=1")).cost(Configuration())
+    assert one.messages_s == one.reduction_s == 0
+    assert one.pipeline_s > 0
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    example = build_example("gpt:layers=1,hidden=16,heads=4,vocab=32,seq=8,batch=4")
+    return capture(example.module, kwargs=example.kwargs)
+
+
+@pytest.mark.parametrize("planner", ["oppa", "random", "boosted-trees"])
+def test_planner_returns_a_plan_that_runs_with_what_it_tried(
+    program: Program, planner: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("botorch", exc_type=ImportError)
+    file = tmp_path / "t.jsonl"
+    options = {"trials": 7, "file": str(file)}
+    found = plan(program, None, planner, cluster="perlmutter:nodes=1", **options)
+    assert found.planner == planner
+    assert math.prod(found.mesh.values()) == 4
+    assert found.predicted is not None
+    assert "the fastest of 7 trials" in found.reasons[0]
+    assert len(file.read_text().splitlines()) == 8
+    again = plan(program, None, planner, cluster="perlmutter:nodes=1", **options)
+    assert again.to_json() == found.to_json()
+
+
+def test_real_trials_need_a_model(program: Program) -> None:
+    with pytest.raises(ValueError, match="real trials train a model"):
+        plan(program, None, "random", cluster="perlmutter:nodes=1", real=True)
