@@ -62,7 +62,7 @@ def plan(
 
 def simulated(program: Program, plan: Plan, cluster: ClusterLike) -> Plan:
     """The plan with what it takes in the simulator, where a backend can run it."""
-    is_done = plan.predicted is not None and plan.predicted.source == "simulated"
+    is_done = plan.predicted is not None and plan.predicted.source in ("simulated", "measured")
     if is_done or not is_runnable(plan):
         return plan
     return replace(plan, predicted=simulate_plan(program, plan, find_cluster(cluster), localize))

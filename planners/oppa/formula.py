@@ -87,7 +87,9 @@ def fit_formula(samples: Samples, formula: Formula) -> dict[str, float]:
         return torch.cat([misfit, (logs - torch.tensor(centre)) / NUMBERS_DEVIATION])
 
     def jacobian(logs: Floats) -> Floats:
-        found = torch.autograd.functional.jacobian(residuals, torch.tensor(logs))
+        found: object = torch.autograd.functional.jacobian(  # pyright: ignore[reportUnknownMemberType]
+            residuals, torch.tensor(logs)
+        )
         assert isinstance(found, Tensor)
         return found.numpy()
 
