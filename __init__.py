@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardweave.driver.compile import compile
+    from shardweave.driver.diff import diff
     from shardweave.driver.plans import plan
     from shardweave.ir.capture import CaptureError, capture
     from shardweave.ir.mesh import Axis, Mesh
@@ -41,6 +42,7 @@ __all__ = [
     "capture",
     "check",
     "compile",
+    "diff",
     "load",
     "parse",
     "plan",
@@ -65,6 +67,7 @@ _HOMES = {
     "capture": "ir.capture:capture",
     "check": "ir.verify:check",
     "compile": "driver.compile:compile",
+    "diff": "driver.diff:diff",
     "load": "ir.program:Program.load",
     "parse": "ir.program:Program.parse",
     "plan": "driver.plans:plan",

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from shardweave import __version__
 from shardweave.driver import launch
+from shardweave.driver.diff_command import add_diff_options, diff_command
 
 PLAIN = (ValueError, OSError)
 """What bad input causes and one line explains; all else is a defect and shows its traceback."""
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("stopped", file=sys.stderr)
         return 130
     except Exception as error:  # noqa: BLE001  the last place that can tell the user
-        return _report(error, options.debug)
+        return report_error(error, options.debug)
 
 
 def _run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -58,6 +59,8 @@ def _run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         from shardweave.driver.profile_command import profile_command
 
         return profile_command(options)
+    if options.command == "diff":
+        return diff_command(options)
     from shardweave.driver import text_commands
 
     if options.command == "capture":
@@ -65,7 +68,7 @@ def _run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     return text_commands.opt_command(options)
 
 
-def _report(error: Exception, debug: bool) -> int:
+def report_error(error: Exception, debug: bool) -> int:
     """Say what went wrong: one line for bad input, everything else with its traceback."""
     is_plain = isinstance(error, PLAIN)
     if launch.is_launched():
@@ -98,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_simulate(commands)
     _add_profile(commands)
+    add_diff_options(_add_command(commands, "diff", "Say what changed between two programs."))
     return parser
 
 
