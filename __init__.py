@@ -10,13 +10,15 @@ if TYPE_CHECKING:
     from shardweave.driver.compile import compile
     from shardweave.driver.diff import diff
     from shardweave.driver.plans import plan
+    from shardweave.driver.validate import ValidationError
+    from shardweave.driver.validated import run_passes
     from shardweave.ir.capture import CaptureError, capture
     from shardweave.ir.mesh import Axis, Mesh
     from shardweave.ir.program import Program
     from shardweave.ir.sharding import Sharding
     from shardweave.ir.text import ProgramTextError
     from shardweave.ir.verify import VerifyError, check, verify
-    from shardweave.passes.pipeline import PassError, PassPipeline, run_passes
+    from shardweave.passes.pipeline import PassError, PassPipeline
     from shardweave.planners.cluster import Cluster
     from shardweave.planners.plan import Plan
     from shardweave.planners.simulate import Simulation, simulate
@@ -38,6 +40,7 @@ __all__ = [
     "ProgramTextError",
     "Sharding",
     "Simulation",
+    "ValidationError",
     "VerifyError",
     "capture",
     "check",
@@ -63,6 +66,7 @@ _HOMES = {
     "ProgramTextError": "ir.text:ProgramTextError",
     "Sharding": "ir.sharding:Sharding",
     "Simulation": "planners.simulate:Simulation",
+    "ValidationError": "driver.validate:ValidationError",
     "VerifyError": "ir.verify:VerifyError",
     "capture": "ir.capture:capture",
     "check": "ir.verify:check",
@@ -71,7 +75,7 @@ _HOMES = {
     "load": "ir.program:Program.load",
     "parse": "ir.program:Program.parse",
     "plan": "driver.plans:plan",
-    "run_passes": "passes.pipeline:run_passes",
+    "run_passes": "driver.validated:run_passes",
     "simulate": "planners.simulate:simulate",
     "verify": "ir.verify:verify",
 }

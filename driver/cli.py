@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from shardweave import __version__
 from shardweave.driver import launch
 from shardweave.driver.diff_command import add_diff_options, diff_command
+from shardweave.driver.validate_options import add_validate_options
 
 PLAIN = (ValueError, OSError)
 """What bad input causes and one line explains; all else is a defect and shows its traceback."""
@@ -154,6 +155,7 @@ def _add_opt(commands: Commands) -> None:
         "--time-passes", action="store_true", help="print the seconds of each pass"
     )
     command.add_argument("--list-passes", action="store_true", help="list the passes and end")
+    add_validate_options(command)
 
 
 def _add_plan(commands: Commands) -> None:
@@ -239,6 +241,7 @@ def _add_run(commands: Commands) -> None:
     )
     command.add_argument("--no-eager", action="store_true", help="do not train the eager model")
     command.add_argument("--json", metavar="FILE", help="write the results there as well")
+    add_validate_options(command)
     command.add_argument(
         "--time-limit",
         type=_seconds,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,12 +13,13 @@ from torch import nn
 from shardweave.backends.distributed import Step
 from shardweave.backends.runtime import Runtime
 from shardweave.driver import world
+from shardweave.driver.models import Example
 from shardweave.driver.plans import Passes, PlanLike, mesh_of_plan, partition, resolve_plan
 from shardweave.driver.virtual_step import VirtualStep
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.text import print_module
-from shardweave.passes.pipeline import as_mesh
+from shardweave.passes.pipeline import Observer, as_mesh
 from shardweave.planners.plan import Plan
 
 DEFAULT_PLAN = "megatron"
@@ -38,6 +39,7 @@ def compile(
     train: bool = True,
     sequence_parallel: bool = False,
     device: torch.device | str | None = None,
+    validate: bool = False,
 ) -> Step | VirtualStep:
     """Capture a training step of `model`, shard it over `mesh`, and make it ready to run.
 
@@ -56,6 +58,8 @@ def compile(
     torch.distributed if nobody has; "reference" runs all ranks in this process, on the CPU.
     train: False compiles the forward pass in evaluation mode. device: of this rank; by default
     the model's own, and for "cuda" the GPU of the rank's number on this machine.
+    validate: run the program before and after each pass, in float64 on a virtual mesh, and
+    compare (driver.validate); for models that take a few seconds at most.
 
     Raises ValueError if the processes are not as many as the mesh's devices, CaptureError,
     PlanError or PassError (all ValueErrors) for what cannot be captured or sharded.
@@ -76,6 +80,7 @@ def compile(
         train=train,
         sequence_parallel=sequence_parallel,
         backend=backend,
+        validate=validate,
     )
     program, _ = compile_program(request)
     return bind(program, request, place)
@@ -94,6 +99,10 @@ class Request:
     train: bool = True
     sequence_parallel: bool = False
     backend: str = "distributed"
+    validate: bool = False
+    validate_limit: float | None = None
+    twin: Callable[[], tuple[str, Example]] | None = None
+    """Names and makes the model that passes are validated on where `model` is too large for it."""
 
 
 @dataclass(frozen=True)
@@ -127,21 +136,47 @@ def compile_program(request: Request) -> tuple[Program, Making]:
 
 
 def _compile_program(request: Request) -> tuple[Program, Making]:
-    # Takes a second to import, which the ranks other than 0 need not spend.
-    from shardweave.ir.capture import capture
-
     start_s = time.perf_counter()
-    program = capture(request.model, request.args, request.kwargs, train=request.train)
+    program = capture_request(request)
     captured_s = time.perf_counter()
     plan = choose_plan(program, request)
-    local = partition(program, request.mesh, plan, request.passes)
+    observer, notes = None, () if plan is None else plan.notes
+    if request.validate:
+        observer, note = _validator(program, request)
+        notes = (*notes, note)
+    local = partition(program, request.mesh, plan, request.passes, observer)
     making = Making(
         capture_s=captured_s - start_s,
         passes_s=time.perf_counter() - captured_s,
         num_captured_ops=sum(1 for _ in program.ops),
-        notes=() if plan is None else plan.notes,
+        notes=notes,
     )
     return local, making
+
+
+def _validator(program: Program, request: Request) -> tuple[Observer | None, str]:
+    """What validates the passes of a request, None if a twin did, and a note that says it."""
+    from shardweave.driver.validate import LIMIT, Validator, work_of
+
+    limit = request.validate_limit or LIMIT
+    inputs = {k: v for k, v in request.kwargs.items() if isinstance(v, torch.Tensor)}
+    inputs |= {f"arg{i}": v for i, v in enumerate(request.args) if isinstance(v, torch.Tensor)}
+    if request.twin is None or work_of(program) <= limit:
+        return Validator(inputs=inputs, limit=limit), "every pass was validated on this model"
+    name, example = request.twin()
+    small = replace(request, model=example.module, args=(), kwargs=example.kwargs)
+    twin = capture_request(small)
+    validator = Validator(inputs=example.kwargs, limit=limit)
+    partition(twin, small.mesh, choose_plan(twin, small), small.passes, validator)
+    return None, f"every pass was validated on a smaller model of the same structure, {name}"
+
+
+def capture_request(request: Request) -> Program:
+    """The global program of a request's model."""
+    # Takes a second to import, which the ranks other than 0 need not spend.
+    from shardweave.ir.capture import capture
+
+    return capture(request.model, request.args, request.kwargs, train=request.train)
 
 
 def choose_plan(program: Program, request: Request) -> Plan | None:

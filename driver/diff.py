@@ -154,7 +154,5 @@ def _change_dict(change: Change) -> dict[str, Any]:
         "at": list(change.at),
         "before": change.before,
         "after": change.after,
-        "details": [
-            {"what": d.what, "before": d.before, "after": d.after} for d in change.details
-        ],
+        "details": [{"what": d.what, "before": d.before, "after": d.after} for d in change.details],
     }

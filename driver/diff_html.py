@@ -60,7 +60,9 @@ def _numbers(diff: Diff, names: tuple[str, str]) -> str:
     rows = [f"<tr>{heads}</tr>"]
     for number in diff.numbers():
         values = (number_text(v, number.unit) for v in (number.before, number.after))
-        cells = "".join(f"<td>{escape(c)}</td>" for c in (number.name, *values, change_text(number)))
+        cells = "".join(
+            f"<td>{escape(c)}</td>" for c in (number.name, *values, change_text(number))
+        )
         kind = "same" if number.before == number.after else "differs"
         rows.append(f'<tr class="{kind}">{cells}</tr>')
     return '<table class="numbers">\n' + "\n".join(rows) + "\n</table>"

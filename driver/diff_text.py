@@ -54,7 +54,7 @@ def group_title(group: Group) -> str:
     """`h.0 … h.95: the same 3 changes`."""
     count = len(group.changes)
     what = "change" if count == 1 else f"{count} changes"
-    same = "" if len(group.blocks) == 1 else f"the same "
+    same = "" if len(group.blocks) == 1 else "the same "
     one = "1 " if count == 1 and not same else ""
     return f"{blocks_text(group.blocks)}: {same}{one}{what}"
 

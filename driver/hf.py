@@ -89,6 +89,12 @@ def build_hf(
     return module, head.make_inputs(config, size, dtype), tuple(notes)
 
 
+def default_fields(model_type: str) -> Fields:
+    """The config fields of a model type with their defaults. ValueError for an unknown type."""
+    head_of_type(model_type)
+    return _transformers().CONFIG_MAPPING[model_type]().to_dict()
+
+
 def known_types() -> dict[str, str]:
     """Map every model type that can be built to its task, in alphabetical order."""
     tasks: dict[str, str] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import sys
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,9 @@ from shardweave.driver.models import Example, build_example
 from shardweave.driver.report import RunReport, print_report, status
 from shardweave.driver.run import RunOptions
 from shardweave.driver.training import Training, train, work_of
+from shardweave.driver.twin import twin_spec
 from shardweave.ir.stats import stats
+from shardweave.passes.pipeline import parse_passes
 
 
 def run_and_report(options: RunOptions) -> None:
@@ -57,6 +60,9 @@ def run(options: RunOptions) -> RunReport:
             passes=options.passes,
             sequence_parallel=options.sequence_parallel,
             backend=options.backend,
+            validate=options.validate,
+            validate_limit=options.validate_limit,
+            twin=lambda: _twin(options),
         )
         program, made = compile_program(request)
         step = bind(program, request, device)
@@ -86,6 +92,15 @@ def run(options: RunOptions) -> RunReport:
         peak_bytes=_peak_bytes(device),
         notes=notes,
     )
+
+
+def _twin(options: RunOptions) -> tuple[str, Example]:
+    """A small model of the same structure as that of the options, and its name."""
+    splits = [getattr(one, "n", 1) for one in parse_passes(options.passes)]
+    parts = math.prod([options.mesh.num_devices, *splits])
+    dtype = getattr(torch, options.dtype)
+    spec = twin_spec(options.model, parts)
+    return spec, build_example(spec, dtype=dtype, seed=options.seed)
 
 
 def _measure(

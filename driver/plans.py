@@ -12,7 +12,7 @@ from xdsl.passes import ModulePass
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.apply_plan import ApplyPlanPass
-from shardweave.passes.pipeline import PassPipeline, as_mesh
+from shardweave.passes.pipeline import Observer, PassPipeline, as_mesh
 from shardweave.passes.plan_passes import localize, plan_passes
 from shardweave.planners.call import ClusterLike, call_planner
 from shardweave.planners.oppa.host import Host
@@ -127,19 +127,26 @@ def _plan_by_name(shardings: Mapping[str, str], program: Program, mesh: Mesh) ->
     )
 
 
-def partition(program: Program, mesh: Mesh, plan: Plan | None, passes: Passes = ()) -> Program:
+def partition(
+    program: Program,
+    mesh: Mesh,
+    plan: Plan | None,
+    passes: Passes = (),
+    observer: Observer | None = None,
+) -> Program:
     """The program that every rank of `mesh` runs.
 
     `passes` come after the default ones, or in their place if `insert-collectives` is among
     them: then they are the whole way from the annotated program to the local one, and what the
     plan says beside shardings is theirs to do. Without a plan (for one device alone) the program
-    is only cleaned up. Raises PlanError for a plan that no backend can run yet.
+    is only cleaned up. observer: sees each pass. Raises PlanError for a plan that no backend can
+    run yet.
     """
     given = PassPipeline([passes] if isinstance(passes, str) else passes).passes
     if plan is None:
-        return PassPipeline([ONE_DEVICE_PASSES, *given]).run(program)
+        return PassPipeline([ONE_DEVICE_PASSES, *given]).run(program, observer=observer)
     is_whole = any(one.name == "insert-collectives" for one in given)
     chosen = [ApplyPlanPass.of(plan)] if is_whole else plan_passes(plan)
     program = program.clone()
     program.set_mesh(mesh)
-    return PassPipeline([*chosen, *given]).run(program)
+    return PassPipeline([*chosen, *given]).run(program, observer=observer)

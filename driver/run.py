@@ -33,6 +33,8 @@ class RunOptions:
     steps: int
     eager: bool
     json: str | None
+    validate: bool
+    validate_limit: float | None
 
     @staticmethod
     def of(given: argparse.Namespace) -> RunOptions:
@@ -62,6 +64,8 @@ class RunOptions:
             steps=given.steps,
             eager=not given.no_eager,
             json=given.json,
+            validate=given.validate,
+            validate_limit=given.validate_limit,
         )
 
 

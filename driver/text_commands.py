@@ -16,6 +16,7 @@ from xdsl.passes import ModulePass
 from shardweave.driver.models import build_example
 from shardweave.driver.output import check_output
 from shardweave.driver.report import bytes_text, seconds_text, status
+from shardweave.driver.validate import LIMIT, Observers, Validator
 from shardweave.ir.capture import capture
 from shardweave.ir.program import Program
 from shardweave.ir.syntax import phase_of
@@ -59,7 +60,11 @@ def opt_command(options: argparse.Namespace) -> int:
         program.set_mesh(as_mesh(options.mesh))
     check(program)
     watch = PassWatch(print_after_change=options.print_after_change)
-    result = pipeline.run(program, observer=watch)
+    observer, validator = watch, None
+    if options.validate:
+        validator = Validator(limit=options.validate_limit or LIMIT)
+        observer = Observers((validator, watch))
+    result = pipeline.run(program, observer=observer)
     changed = sum(one.changed for one in watch.seen)
     out = messages(options.output)
     print(
@@ -67,6 +72,9 @@ def opt_command(options: argparse.Namespace) -> int:
         f"{seconds_text(sum(one.seconds for one in watch.seen))}: {describe(result)}",
         file=out,
     )
+    if validator is not None:
+        compared = f"{validator.num_values} values compared in {validator.num_runs} runs"
+        print(f"validated every pass: {compared}", file=out)
     if options.time_passes:
         for one in watch.seen:
             unchanged = "" if one.changed else "  (no change)"

@@ -313,7 +313,9 @@ class _Comparison:
         value, new = self.a.returned[key], self.b.returned[key]
         if not self._is_same_value(value, new):
             names = self._names(0, [value]), self._names(1, [new])
-            yield Detail("value", *names, (_general(self.a, [value])[0], _general(self.b, [new])[0]))
+            yield Detail(
+                "value", *names, (_general(self.a, [value])[0], _general(self.b, [new])[0])
+            )
 
 
 def _in_hunk(change: Change, hunk: int) -> Change:
@@ -354,9 +356,7 @@ def _own_details(old: Operation, new: Operation) -> list[Detail]:
     return details
 
 
-def _attribute_details(
-    old: dict[str, Attribute], new: dict[str, Attribute]
-) -> tuple[Detail, ...]:
+def _attribute_details(old: dict[str, Attribute], new: dict[str, Attribute]) -> tuple[Detail, ...]:
     return tuple(
         _plain(name, _text(old.get(name)), _text(new.get(name)))
         for name in dict.fromkeys([*old, *new])

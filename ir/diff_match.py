@@ -236,9 +236,7 @@ def _gaps(
 def _align_run(found: Matching, left: list[int], right: list[int]) -> None:
     """Pair nodes of equal weak label in order: as many as can be if there are few, else many."""
     if len(left) * len(right) <= MAX_EXACT:
-        for i, j in _common(
-            [found.a.weak[n] for n in left], [found.b.weak[n] for n in right]
-        ):
+        for i, j in _common([found.a.weak[n] for n in left], [found.b.weak[n] for n in right]):
             found.add(left[i], right[j])
         return
     places = _occurrences(found.a.weak, left), _occurrences(found.b.weak, right)

@@ -1,0 +1,176 @@
+"""Random arguments for any program, so that running it says something about it.
+
+Nothing is zero or one that could hide a defect: biases and the tangent are random too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.backends.reference import Key
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.dist import DistOp
+from shardweave.ir.program import Program, Slot
+from shardweave.ir.types import dtype_of_value, shape_of
+
+INDEXED: Mapping[str, tuple[str, str]] = {
+    "aten.embedding": ("weight", "indices"),
+    "aten.gather": ("self", "index"),
+    "aten.scatter_add": ("self", "index"),
+    "aten.scatter.src": ("self", "index"),
+    "aten.scatter.value": ("self", "index"),
+    "aten.index_select": ("self", "index"),
+    "aten.index_add": ("self", "index"),
+}
+"""Ops that look things up: what they look into, and by what."""
+
+ROWS = frozenset({"aten.index.Tensor", "aten.index_put"})
+"""Ops that look up by a list of indices, one for each of the first dims."""
+
+COUNTS = frozenset({"aten.cumsum", "aten.sum.dim_IntList", "aten.mul.Tensor"})
+"""Ops on integers that say of their operand that it counts: it is 0 or 1, not an index."""
+
+IGNORED_SHARE = 0.15
+"""Of integers that a program compares with a negative number (labels to ignore), how many are."""
+
+
+@dataclass
+class _Use:
+    """What the uses of an integer argument say of its values.
+
+    size: all indices are below it. ignored: a negative number that it is compared with.
+    """
+
+    size: int | None = None
+    is_flag: bool = False
+    ignored: int | None = None
+    seen: set[SSAValue] = field(default_factory=set[SSAValue])
+
+
+def sample_values(
+    program: Program, *, seed: int = 0, inputs: Mapping[str, Tensor] | None = None
+) -> dict[Key, Tensor]:
+    """A global tensor for each argument of a program, by kind and name.
+
+    Floating-point ones are normal, scaled so that products keep their size. Integers are
+    indices below the size of what they look up, or 0 and 1 for what is no index (masks, whose
+    first entry is 1 so that no row is masked whole); labels that may be ignored are so here and
+    there. inputs: tensors to use for inputs of these names instead.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    given = inputs or {}
+    found: dict[Key, Tensor] = {}
+    for slot in program.arguments:
+        dtype = dtype_of_value(slot.value)
+        if slot.kind == "input" and slot.name in given:
+            found[slot.kind, slot.name] = given[slot.name].detach().cpu().to(dtype)
+        elif dtype.is_floating_point:
+            found[slot.kind, slot.name] = _numbers(slot, program, generator).to(dtype)
+        else:
+            found[slot.kind, slot.name] = _integers(slot, program, generator).to(dtype)
+    return found
+
+
+def _global_shape(slot: Slot, program: Program) -> tuple[int, ...]:
+    shape = shape_of(slot.value)
+    return program.sharding_of_slot(slot).global_shape(shape) if program.is_local else shape
+
+
+def _numbers(slot: Slot, program: Program, generator: torch.Generator) -> Tensor:
+    shape = _global_shape(slot, program)
+    if slot.kind == "input":
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    if slot.kind == "buffer" or len(shape) < 2:
+        # Running variances, scales of norms and the tangent: near 1, and never 0.
+        return 0.5 + torch.rand(shape, generator=generator, dtype=torch.float64)
+    fan_in = math.prod(shape[1:])
+    return torch.randn(shape, generator=generator, dtype=torch.float64) / math.sqrt(fan_in)
+
+
+def _integers(slot: Slot, program: Program, generator: torch.Generator) -> Tensor:
+    shape = _global_shape(slot, program)
+    use = _Use()
+    _follow(slot.value, use, program)
+    if use.size is None or use.is_flag:
+        flags = (torch.rand(shape, generator=generator) < 0.8).long()
+        if shape:
+            flags[..., 0] = 1
+        return flags
+    indices = torch.randint(0, max(use.size, 1), shape, generator=generator)
+    if use.ignored is not None:
+        is_ignored = torch.rand(shape, generator=generator) < IGNORED_SHARE
+        if shape:
+            is_ignored[..., 0] = False  # a mean over nothing would be no number
+        indices = indices.masked_fill(is_ignored, use.ignored)
+    return indices
+
+
+def _follow(value: SSAValue, use: _Use, program: Program) -> None:
+    """Collect what is done with an integer value and with what is computed from it."""
+    queue = [value]
+    while queue:
+        current = queue.pop()
+        if current in use.seen:
+            continue
+        use.seen.add(current)
+        for one in current.uses:
+            queue += _read(one.operation, current, use, program)
+
+
+def _read(op: Operation, value: SSAValue, use: _Use, program: Program) -> list[SSAValue]:
+    """Note what an op says of a value that it reads; returns results that hold it further."""
+    if isinstance(op, DistOp):
+        return [op.results[op.operands.index(value)]] if op.results else []
+    if not isinstance(op, AtenOp):
+        return []
+    size = _size_looked_up(op, value, program)
+    if size is not None:
+        use.size = size if use.size is None else min(use.size, size)
+    elif op.name in COUNTS and use.size is None:
+        use.is_flag = True
+    elif op.name in ("aten.ne.Scalar", "aten.eq.Scalar"):
+        other = op.value("other")
+        use.ignored = int(other) if other < 0 else use.ignored
+    elif op.name == "aten._to_copy" and not _is_integer(op.results[0]):
+        use.is_flag = True
+    else:
+        return [result for result in op.results if _is_integer(result)]
+    return []
+
+
+def _is_integer(value: SSAValue) -> bool:
+    dtype = dtype_of_value(value)
+    return not dtype.is_floating_point and dtype != torch.bool
+
+
+def _size_looked_up(op: AtenOp, value: SSAValue, program: Program) -> int | None:
+    """How many things an op chooses from by the value; None if it does no such thing."""
+    if op.name == "aten.embedding_dense_backward" and value is op.operands[1]:
+        return shape_of(op.results[0])[0]
+    if op.name in ROWS:
+        indices = op.tensor("indices")
+        assert isinstance(indices, list)
+        dims = [dim for dim, index in enumerate(indices) if index is value]
+        return min((_whole(op.operands[0], dim, program) for dim in dims), default=None)
+    names = INDEXED.get(op.name)
+    if names is None or op.tensor(names[1]) is not value:
+        return None
+    table = op.tensor(names[0])
+    assert isinstance(table, SSAValue)
+    rank = len(shape_of(table))
+    dim = 0 if op.name == "aten.embedding" else op.value("dim") % max(rank, 1)
+    return _whole(table, dim, program)
+
+
+def _whole(value: SSAValue, dim: int, program: Program) -> int:
+    """The size of a dim of a value: of the whole argument, where it is one that is cut."""
+    for slot in program.arguments:
+        if slot.value is value:
+            return _global_shape(slot, program)[dim]
+    return shape_of(value)[dim]

@@ -1,0 +1,259 @@
+"""Proof by execution: a pass must not change what the program computes.
+
+A program runs on random arguments, in float64 and on all ranks of its virtual mesh, before the
+first pass and after each that changed it, and every output, gradient and buffer is compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from xdsl.ir import Operation
+from xdsl.passes import ModulePass
+
+from shardweave.backends.reference import Key, run_reference
+from shardweave.driver.sample import sample_values
+from shardweave.ir.aten import AtenOp, is_random
+from shardweave.ir.precision import in_float64
+from shardweave.ir.program import Program, Slot
+from shardweave.ir.stats import stats
+from shardweave.ir.syntax import layer_of
+from shardweave.ir.types import shape_of
+from shardweave.passes.pipeline import Observer, PassError
+
+BOUND = 1e-9
+"""Largest difference that counts as equal, relative to the largest element of the value. Sums
+taken in another order differ by some 1e-13; a wrong program is wrong by 1e-3 and more."""
+
+FLOOR = 1e-4
+"""Smallest size a value is measured against, as a fraction of the largest element of all values
+of its kind: gradients that are zero but for rounding have no digit that is right."""
+
+LIMIT = 2e10
+"""Work of one run, in FLOPs, up to which a program is validated; a few seconds of one core."""
+
+ELEMENT_FLOPS = 100
+"""What an element of a result costs, in FLOPs: memory and Python, not arithmetic, take time."""
+
+
+class ValidationError(PassError):
+    """A pass changed what the program computes."""
+
+
+class TooLargeError(ValueError):
+    """A program is too large to be validated in reasonable time."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A value that is not what it was. index: of the first element that differs.
+
+    num_different: how many elements differ, of `size`.
+    """
+
+    key: Key
+    layer: str
+    index: tuple[int, ...]
+    expected: float
+    found: float
+    num_different: int
+    size: int
+
+    def __str__(self) -> str:
+        kind, name = self.key
+        layer = f" of layer '{self.layer}'" if self.layer else ""
+        at = f"[{', '.join(map(str, self.index))}]" if self.index else ""
+        return (
+            f"{_WORDS[kind]} '{name}'{layer}: {at + ': ' if at else ''}expected "
+            f"{self.expected:.12g}, found {self.found:.12g}; {self.num_different} of {self.size} "
+            f"elements {'differs' if self.num_different == 1 else 'differ'}"
+        )
+
+
+_WORDS = {"output": "output", "grad": "gradient", "buffer": "buffer"}
+
+
+class Validator(Observer):
+    """Validates each pass of a pipeline. `num_runs` counts the runs of programs.
+
+    inputs: tensors to use for the inputs of these names instead of random ones. limit: the work
+    (FLOPs of one run) above which TooLargeError is raised.
+    """
+
+    def __init__(
+        self,
+        *,
+        inputs: Mapping[str, Tensor] | None = None,
+        seed: int = 0,
+        limit: float = LIMIT,
+    ) -> None:
+        self.num_runs = 0
+        self._inputs = inputs
+        self._seed = seed
+        self._limit = limit
+        self._values: dict[Key, Tensor] = {}
+        self._expected: dict[Key, Tensor] = {}
+        self._last: Program | None = None
+
+    @property
+    def num_values(self) -> int:
+        """How many outputs, gradients and buffers are compared after a pass."""
+        return len(self._expected)
+
+    def before(self, one: ModulePass, program: Program) -> None:
+        if self._last is not None:
+            return
+        _check_size(program, self._limit)
+        _check_not_random(program)
+        exact = in_float64(program)
+        self._values = sample_values(exact, seed=self._seed, inputs=self._inputs)
+        self._expected = self._run(exact)
+        bad = [key for key, value in self._expected.items() if not value.isfinite().all()]
+        if bad:
+            raise ValueError(
+                f"{_WORDS[bad[0][0]]} '{bad[0][1]}' of the program before the passes is not "
+                "finite on random arguments, so that nothing can be compared; validate a program "
+                "that is finite on normal inputs."
+            )
+        self._last = program.clone()
+
+    def after(self, one: ModulePass, program: Program) -> None:
+        if program == self._last:
+            return
+        exact = in_float64(program)
+        try:
+            found = self._run(exact)
+        except ValueError as error:
+            raise ValidationError(f"pass '{one.name}' broke the program: {error}") from error
+        differences = find_differences(program, self._expected, found)
+        if differences:
+            more = f" ({len(differences) - 1} more values differ)" if len(differences) > 1 else ""
+            raise ValidationError(
+                f"pass '{one.name}' changed what the program computes: {differences[0]}{more}."
+            )
+        self._last = program.clone()
+
+    def _run(self, program: Program) -> dict[Key, Tensor]:
+        self.num_runs += 1
+        return run_reference(program, self._values)
+
+
+class Observers(Observer):
+    """Several observers as one, nested: the last is next to the pass, and times it alone."""
+
+    def __init__(self, observers: Iterable[Observer]) -> None:
+        self._observers = tuple(observers)
+
+    def before(self, one: ModulePass, program: Program) -> None:
+        for observer in self._observers:
+            observer.before(one, program)
+
+    def after(self, one: ModulePass, program: Program) -> None:
+        for observer in reversed(self._observers):
+            observer.after(one, program)
+
+
+def work_of(program: Program) -> float:
+    """What running the whole program takes, in FLOPs, all ranks together.
+
+    Elements of values count too, since small ops take time that is not arithmetic.
+    """
+    elements = sum(math.prod(shape_of(r)) for op in program.ops for r in op.results)
+    elements += sum(math.prod(shape_of(slot.value)) for slot in program.arguments)
+    ranks = program.mesh.num_devices if program.is_local and program.mesh else 1
+    return ranks * (sum(stats(program).flops.values()) + ELEMENT_FLOPS * elements)
+
+
+def find_differences(
+    program: Program, expected: Mapping[Key, Tensor], found: Mapping[Key, Tensor]
+) -> list[Difference]:
+    """The values that differ, in the order in which the program makes them.
+
+    A value that is missing or has another shape differs as a whole.
+    """
+    places: dict[Operation, int] = {op: place for place, op in enumerate(program.ops)}
+    slots = {(slot.kind, slot.name): slot for slot in program.results}
+    scales = _scales(expected)
+    differences: list[tuple[int, Difference]] = []
+    for key, wanted in expected.items():
+        slot, value = slots.get(key), found.get(key)
+        if slot is None or value is None:
+            differences.append((-1, _whole(key, "", wanted)))
+            continue
+        owner = slot.value.owner
+        difference = _compare(key, _layer(slot), wanted, value, scales[key[0]])
+        if difference is not None:
+            place = places.get(owner, -1) if isinstance(owner, Operation) else -1
+            differences.append((place, difference))
+    differences.sort(key=lambda item: item[0])
+    return [difference for _, difference in differences]
+
+
+def _scales(expected: Mapping[Key, Tensor]) -> dict[str, float]:
+    """By kind, the size of the largest element of all values."""
+    found: dict[str, float] = {}
+    for (kind, _), value in expected.items():
+        found[kind] = max(found.get(kind, 0.0), _largest(value))
+    return found
+
+
+def _largest(value: Tensor) -> float:
+    return value.double().abs().max().item() if value.numel() else 0.0
+
+
+def _compare(
+    key: Key, layer: str, wanted: Tensor, value: Tensor, scale: float
+) -> Difference | None:
+    if value.shape != wanted.shape:
+        return _whole(key, layer, wanted)
+    bound = BOUND * max(_largest(wanted), FLOOR * scale)
+    # Not "> bound": what is not a number is different, too.
+    differs = ~((value.double() - wanted.double()).abs() <= bound)
+    if not differs.any():
+        return None
+    first = int(differs.flatten().to(torch.uint8).argmax())
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(first), wanted.shape))
+    pair = wanted.flatten()[first].item(), value.flatten()[first].item()
+    return Difference(key, layer, index, *pair, int(differs.sum()), wanted.numel())
+
+
+def _whole(key: Key, layer: str, wanted: Tensor) -> Difference:
+    first = wanted.flatten()[0].item() if wanted.numel() else math.nan
+    return Difference(key, layer, (), first, math.nan, wanted.numel(), wanted.numel())
+
+
+def _layer(slot: Slot) -> str:
+    """The layer of a parameter or buffer, or of the op that makes an output."""
+    if slot.kind != "output":
+        return slot.name.rpartition(".")[0]
+    return layer_of(slot.value.owner) if isinstance(slot.value.owner, Operation) else ""
+
+
+def _check_size(program: Program, limit: float) -> None:
+    work = work_of(program)
+    if work > limit:
+        enough = 10 ** math.ceil(math.log10(work))
+        raise TooLargeError(
+            f"validating the program takes {work:.2g} FLOPs for each run, more than the limit of "
+            f"{limit:.2g}; raise the limit (--validate-limit {enough:.0e}), "
+            "or validate the same passes on a smaller model of the same kind."
+        )
+
+
+def _check_not_random(program: Program) -> None:
+    for op in program.ops:
+        if isinstance(op, AtenOp) and is_random(op.name) and not _drops_nothing(op):
+            raise ValueError(
+                f"{op.name} in layer '{layer_of(op)}' draws random numbers, so that two runs "
+                "cannot be compared; validate the program without it."
+            )
+
+
+def _drops_nothing(op: AtenOp) -> bool:
+    """Whether a random op drops no element; attention ops count as random whatever they drop."""
+    known = op.signature.parameter("dropout_p")
+    return known is not None and op.value("dropout_p") == 0

@@ -1,0 +1,55 @@
+"""A program in another precision."""
+
+from __future__ import annotations
+
+import torch
+from xdsl.dialects import builtin, func
+from xdsl.ir import Attribute, Block, Region, SSAValue
+
+from shardweave.ir.program import Program
+from shardweave.ir.types import dtype_of, dtype_of_value, is_element, shape_of, tensor_type
+
+
+def in_float64(program: Program) -> Program:
+    """The same program with every floating-point value in float64; integers stay.
+
+    Casts between floating-point types become casts from float64 to itself. Linear in the ops.
+    """
+    old = program.function
+    block = Block(arg_types=[_type(value) for value in old.body.block.args])
+    values: dict[SSAValue, SSAValue] = dict(zip(old.body.block.args, block.args, strict=True))
+    for before, after in values.items():
+        after.name_hint = before.name_hint
+    for op in program.ops:
+        copy = type(op).create(
+            operands=[values[value] for value in op.operands],
+            result_types=[_type(value) for value in op.results],
+            properties={name: _property(value) for name, value in op.properties.items()},
+        )
+        copy.location = op.location
+        for before, after in zip(op.results, copy.results, strict=True):
+            after.name_hint = before.name_hint
+            values[before] = after
+        block.add_op(copy)
+    results = [values[value] for value in program.return_op.operands]
+    block.add_op(func.ReturnOp(*results))
+    function = func.FuncOp(
+        old.sym_name.data,
+        builtin.FunctionType.from_lists([a.type for a in block.args], [r.type for r in results]),
+        Region(block),
+        arg_attrs=old.arg_attrs,
+        res_attrs=old.res_attrs,
+    )
+    return Program(builtin.ModuleOp([function], dict(program.module.attributes)))
+
+
+def _type(value: SSAValue) -> Attribute:
+    is_float = dtype_of_value(value).is_floating_point
+    return tensor_type(shape_of(value), torch.float64) if is_float else value.type
+
+
+def _property(attribute: Attribute) -> Attribute:
+    """A dtype among the arguments of an op."""
+    if is_element(attribute) and dtype_of(attribute).is_floating_point:
+        return builtin.f64
+    return attribute
