@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from itertools import combinations
+from itertools import combinations, pairwise
 from random import Random
 
 import pytest
@@ -316,7 +316,7 @@ def test_common_subsequence_is_as_long_as_any(seed: int) -> None:
     left, right = ([random.randrange(3) for _ in range(random.randint(0, 6))] for _ in "ab")
     pairs = _common(left, right)
     assert all(left[i] == right[j] for i, j in pairs)
-    assert all(a < c and b < d for (a, b), (c, d) in zip(pairs, pairs[1:], strict=False))
+    assert all(a < c and b < d for (a, b), (c, d) in pairwise(pairs))
     subsequences = {c for n in range(7) for c in combinations(left, n)}
     others = {c for n in range(7) for c in combinations(right, n)}
     assert len(pairs) == max(map(len, subsequences & others))
