@@ -319,13 +319,10 @@ def accumulation(program: Program) -> Operation:
 
 
 @defect("sub-batches", "unroll-time-axes")
-def sub_batch_starts_one_sample_late(program: Program) -> None:
-    for op in program.ops:
-        start = op.properties.get("start")
-        if op.name == "aten.slice.Tensor" and start is None:
-            op.properties["start"] = to_attribute(1)
-            return
-    raise AssertionError("no slice")
+def sub_batch_starts_one_sample_early(program: Program) -> None:
+    ops = found(program, "aten.slice.Tensor", "forward")
+    op = next(op for op in ops if integer(op, "start") > 0)
+    op.properties["start"] = to_attribute(integer(op, "start") - 1)
 
 
 # Recomputation

@@ -80,7 +80,8 @@ def move(program: Program, random: Random) -> Planted:
     order = list(at)
     while True:
         op = random.choice(order)
-        first = max((at[v.owner] for v in op.operands if v.owner in at), default=-1) + 1
+        made = [v.owner for v in op.operands if isinstance(v.owner, Operation)]
+        first = max((at[owner] for owner in made), default=-1) + 1
         users = [at[use.operation] for r in op.results for use in r.uses if use.operation in at]
         last = min(users, default=len(order)) - 1
         goals = [goal for goal in range(first, last + 1) if abs(goal - at[op]) >= 2]
