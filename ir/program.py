@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MESH = "dist.mesh"
 LOCAL = "dist.local"
+USED = "dist.used"
+"""Of a parameter, before `insert-collectives`: how ops read it, if that is not how it is stored."""
 
 
 @dataclass(frozen=True)
@@ -159,13 +161,23 @@ class Program:
 
         Raises ValueError, naming the slot, if its annotation does not fit it.
         """
-        given = slot.attributes.data.get("dist.sharding")
+        return self._slot_sharding(slot, "dist.sharding")
+
+    def used_sharding_of_slot(self, slot: Slot) -> Sharding:
+        """The sharding in which ops read an argument: `dist.used`, or how it is stored.
+
+        Raises ValueError, naming the slot, if its annotation does not fit it.
+        """
+        return self._slot_sharding(slot, USED if USED in slot.attributes.data else "dist.sharding")
+
+    def _slot_sharding(self, slot: Slot, name: str) -> Sharding:
+        given = slot.attributes.data.get(name)
         if given is not None and not isinstance(given, ShardingAttr):
             raise ValueError(
-                f"{slot.kind} '{slot.name}': dist.sharding is {given}, expected #dist.sharding<..>."
+                f"{slot.kind} '{slot.name}': {name} is {given}, expected #dist.sharding<..>."
             )
         try:
-            return sharding_of(slot.sharding_attr, shape_of(slot.value), self)
+            return sharding_of(given, shape_of(slot.value), self)
         except ValueError as error:
             raise ValueError(f"{slot.kind} '{slot.name}': {error}") from error
 

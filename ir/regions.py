@@ -4,12 +4,30 @@ from __future__ import annotations
 
 from xdsl.ir import Attribute, Operation, SSAValue
 
+from shardweave.ir.dist import AllGatherOp
 from shardweave.ir.program import Program
 from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.types import num_bytes, tensor_type_of
 
 VIEWS = frozenset({"aten.view", "aten.permute", "aten.expand"})
 """Ops whose result shares the memory of their operand."""
+
+
+WEIGHT_VIEWS = VIEWS | {"aten._to_copy"}
+"""Ops whose result is as good as the weight that they are given."""
+
+
+def weight_ops(program: Program) -> list[Operation]:
+    """The ops that bring parameters from their shards as stored to the form that is computed
+    with: all-gathers, views, casts. They read parameters alone."""
+    known = {slot.value for slot in program.arguments if slot.kind == "param"}
+    found: list[Operation] = []
+    for op in program.ops:
+        is_one = op.name in WEIGHT_VIEWS or type(op) is AllGatherOp
+        if is_one and all(value in known for value in op.operands):
+            known.update(op.results)
+            found.append(op)
+    return found
 
 
 def block_name(layer: str) -> str | None:

@@ -88,9 +88,11 @@ def _slice_free_axes(plan: _Plan) -> None:
             plan.push(Step("slice", (placement.axis,), after, 0.0, dim, block))
 
 
-def _scatter_sums(plan: _Plan) -> None:
+def _scatter_sums(plan: _Plan, mesh: Mesh) -> None:
     if plan.now.reduction != "sum":
         return
+    if any(placement.axis in plan.now.unreduced for _, placement in _wanted(plan)):
+        _add_sub_batches(plan, mesh)
     for dim, placement in _wanted(plan):
         if placement.axis in plan.now.unreduced and plan.can_place(dim, placement):
             after, block = plan.place(dim, placement)
@@ -99,6 +101,16 @@ def _scatter_sums(plan: _Plan) -> None:
             sent = plan.local_elements() * (n - 1) / n
             after = replace(after, unreduced=left)
             plan.push(Step("reduce_scatter", (placement.axis,), after, sent, dim, block))
+
+
+def _add_sub_batches(plan: _Plan, mesh: Mesh) -> None:
+    """Sum over time axes first, which is local, so that one message serves all sub-batches."""
+    times = [axis.name for axis in mesh.axes if axis.kind == "time"]
+    unreduced, kept = plan.now.unreduced, plan.goal.unreduced
+    axes = tuple(a for a in unreduced if a in times and a not in kept)
+    if axes:
+        left = tuple(a for a in unreduced if a not in axes)
+        plan.push(Step("all_reduce", axes, replace(plan.now, unreduced=left), 0.0))
 
 
 def _reduce_rest(plan: _Plan, mesh: Mesh) -> None:
@@ -163,7 +175,7 @@ def reshard(
         return ()
     plan = _Plan(shape, goal, source, [])
     _slice_free_axes(plan)
-    _scatter_sums(plan)
+    _scatter_sums(plan, mesh)
     _reduce_rest(plan, mesh)
     _move_and_gather(plan)
     _slice_free_axes(plan)

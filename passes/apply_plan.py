@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -9,8 +10,10 @@ from xdsl.dialects import builtin
 from xdsl.ir import Attribute, Operation
 from xdsl.passes import ModulePass
 
+from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
+from shardweave.ir.program import USED, Program, Slot
+from shardweave.ir.sharding import Sharding
 from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.types import shape_of
 from shardweave.planners.plan import (
@@ -18,6 +21,7 @@ from shardweave.planners.plan import (
     Plan,
     PlanError,
     check_names,
+    is_pattern,
     parse_sharding,
     read_sharding,
 )
@@ -28,10 +32,13 @@ class ApplyPlanPass(ModulePass):
     """Annotate parameters, inputs and layer outputs with the shardings of a plan.
 
     The plan is read from `file`, or given as JSON text in `json`. A program without a mesh
-    takes the plan's.
+    takes the plan's. A parameter's sharding is how it is stored. How ops read it (`dist.used`,
+    where that is another) is what the plan's `used` says; without an entry, axes that cut the
+    batch, dim 0 of an input, are gathered before use, as in FSDP. A pattern is for the
+    parameters with as many dims as its sharding.
 
     Requires: a global program that has what the plan names. Ensures: arguments named by the
-    plan carry `dist.sharding`, layer outputs `sharding`; numerics unchanged.
+    plan carry `dist.sharding` (and `dist.used`), layer outputs `sharding`; numerics unchanged.
     """
 
     name = "apply-plan"
@@ -60,16 +67,86 @@ def annotate(plan: Plan, program: Program) -> None:
     _annotate_layers(plan, program, mesh)
 
 
+class _Table:
+    """A plan's shardings of arguments. A pattern is for tensors of its sharding's rank."""
+
+    def __init__(self, kind: str, table: Mapping[str, str]) -> None:
+        self.kind = kind
+        self.table = table
+        self.ranks = {
+            key: len(read_sharding(text, f"{kind} '{key}'").dims) for key, text in table.items()
+        }
+        self._lookups: dict[int, Lookup] = {}
+
+    def entry(self, slot: Slot, mesh: Mesh) -> ShardingAttr | None:
+        """What the table says of an argument. Raises PlanError if it does not fit."""
+        shape = shape_of(slot.value)
+        text = self._lookup(len(shape)).find(slot.name, *slot.aliases)
+        if text is None:
+            return None
+        return parse_sharding(text, shape, mesh, f"{slot.kind} '{slot.name}'")
+
+    def _lookup(self, rank: int) -> Lookup:
+        if rank not in self._lookups:
+            fitting = {
+                key: text
+                for key, text in self.table.items()
+                if self.ranks[key] == rank or not is_pattern(key)
+            }
+            self._lookups[rank] = Lookup(fitting)
+        return self._lookups[rank]
+
+    def check_patterns(self, slots: Sequence[Slot]) -> None:
+        """Raises PlanError for a pattern that fits names, but no tensor of its rank."""
+        for key in filter(is_pattern, self.table):
+            lookup = Lookup({key: ""})
+            matched = [s for s in slots if lookup.key(s.name, *s.aliases) is not None]
+            if matched and all(len(shape_of(s.value)) != self.ranks[key] for s in matched):
+                raise PlanError(
+                    f"{self.kind} '{matched[0].name}' of shape {list(shape_of(matched[0].value))}: "
+                    f"sharding {self.table[key]} of '{key}' has {self.ranks[key]} dims; give one "
+                    "{...} per dim."
+                )
+
+
 def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:
-    tables = {"param": Lookup(plan.parameters), "input": Lookup(plan.inputs)}
+    slots = program.arguments
     found: dict[int, Attribute | None] = {}
-    for index, slot in enumerate(program.arguments):
-        table = tables.get(slot.kind)
-        text = table.find(slot.name, *slot.aliases) if table is not None else None
-        if text is not None:
-            where = f"{slot.kind} '{slot.name}'"
-            found[index] = parse_sharding(text, shape_of(slot.value), mesh, where)
+    for kind, entries in (("param", plan.parameters), ("input", plan.inputs)):
+        table = _Table(kind, entries)
+        mine = {index: slot for index, slot in enumerate(slots) if slot.kind == kind}
+        table.check_patterns(list(mine.values()))
+        for index, slot in mine.items():
+            given = table.entry(slot, mesh)
+            if given is not None:
+                found[index] = given
     program.set_argument_attributes("dist.sharding", found)
+    _annotate_uses(plan, program, mesh)
+
+
+def _annotate_uses(plan: Plan, program: Program, mesh: Mesh) -> None:
+    """Mark the parameters that ops read in other shards than they are stored in."""
+    slots = program.arguments
+    batch = {
+        placement.axis
+        for slot in slots
+        if slot.kind == "input" and shape_of(slot.value)
+        for placement in program.sharding_of_slot(slot).dims[0]
+    }
+    table = _Table("param", plan.used)
+    table.check_patterns([slot for slot in slots if slot.kind == "param"])
+    found: dict[int, Attribute | None] = {}
+    for index, slot in enumerate(slots):
+        if slot.kind != "param":
+            continue
+        shape, stored = shape_of(slot.value), program.sharding_of_slot(slot)
+        given = table.entry(slot, mesh)
+        if given is None:
+            dims = (tuple(p for p in dim if p.axis not in batch) for dim in stored.dims)
+            given = ShardingAttr.of(Sharding(tuple(dims)), shape)
+        if given.on(shape, mesh) != stored:
+            found[index] = given
+    program.set_argument_attributes(USED, found)
 
 
 def _annotate_layers(plan: Plan, program: Program, mesh: Mesh) -> None:

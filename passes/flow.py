@@ -25,6 +25,7 @@ from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program, sharding_of
+from shardweave.ir.regions import WEIGHT_VIEWS
 from shardweave.ir.reshard import Step, UnreachableSharding, reshard
 from shardweave.ir.rules import Rule, rule_of
 from shardweave.ir.rules.base import Dims
@@ -35,24 +36,29 @@ from shardweave.ir.verify import describe
 MAX_VERSIONS = 4
 """Versions of one value that are remembered; more would only cost time."""
 
-_KEEPS_PIN = frozenset({"aten.view", "aten.permute", "aten._to_copy", "aten.expand"})
 _MOVES = frozenset({"aten.view", "aten.permute"})
 """Ops that cost nothing: done again on another version of their operand, they save a message."""
 
 
 class Flow:
-    """Versions of values, and choices for ops, in program order."""
+    """Versions of values, and choices for ops, in program order.
+
+    A parameter that is stored in finer shards than its uses read (`dist.used`) is known to ops
+    in the version that they read alone; `stored` has the shardings of arguments as stored.
+    """
 
     def __init__(self, program: Program, mesh: Mesh) -> None:
         self.program = program
         self.mesh = mesh
         self.chooser = Chooser(mesh)
         self.versions: dict[SSAValue, list[Sharding]] = {}
+        self.stored: dict[SSAValue, Sharding] = {}
         self.pinned: set[SSAValue] = set()
         for slot in program.arguments:
-            sharding = program.sharding_of_slot(slot)
+            sharding = program.used_sharding_of_slot(slot)
             self.versions[slot.value] = [sharding]
-            if slot.kind == "param" and not sharding.is_replicated:
+            self.stored[slot.value] = program.sharding_of_slot(slot)
+            if slot.kind == "param" and not self.stored[slot.value].is_replicated:
                 self.pinned.add(slot.value)
 
     def operand(self, value: SSAValue) -> Operand:
@@ -109,7 +115,7 @@ class Flow:
 
     def define(self, op: Operation, shardings: Sequence[Sharding]) -> None:
         """Record the shardings of an op's results."""
-        pinned = op.name in _KEEPS_PIN and op.operands[0] in self.pinned
+        pinned = op.name in WEIGHT_VIEWS and op.operands[0] in self.pinned
         for result, sharding in zip(op.results, shardings, strict=True):
             self.versions[result] = [sharding]
             if pinned and not sharding.is_replicated:

@@ -14,15 +14,16 @@ from xdsl.passes import ModulePass
 from shardweave.ir import dist
 from shardweave.ir.assignment import Choice
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.program import Program
-from shardweave.ir.reshard import Step
+from shardweave.ir.attributes import PhaseAttr, ShardingAttr
+from shardweave.ir.program import USED, Program
+from shardweave.ir.reshard import Step, reshard
 from shardweave.ir.rules import rule_of
 from shardweave.ir.sharding import Sharding
-from shardweave.ir.syntax import annotate
+from shardweave.ir.syntax import annotate, phase_of
 from shardweave.ir.types import AnyTensor, shape_of, tensor_type_of, with_shape
 from shardweave.passes.flow import Flow, annotated, aten_ops, sharding_property
 from shardweave.passes.localize import LocalForm
+from shardweave.passes.stored_weights import StoredWeights
 
 _KINDS: dict[str, type[dist.DistOp]] = {
     "all_reduce": dist.AllReduceOp,
@@ -40,7 +41,9 @@ class InsertCollectivesPass(ModulePass):
     Each op is cut as its operands' and results' shardings say; where a use needs another
     sharding than the producer gives, collectives bring it there, once for all uses that need
     the same. A collective on an operand stands before its first use, one on a result (a
-    gradient, say) right after its producer.
+    gradient, say) right after its producer. A parameter that is stored in finer shards than its
+    uses read (`dist.used`) is gathered before its first use, and again, with phase recompute,
+    before its first use in the backward pass, so that the whole need not be kept in between.
 
     Requires: a global program on which `propagate-shardings` ran (or every op annotated).
     Ensures: a local program (`dist.local`), equal to the global one on the whole mesh; ops
@@ -66,6 +69,9 @@ class _Partition:
         self.flow = Flow(program, self.mesh)
         self.block = Block()
         self.local: dict[tuple[SSAValue, Sharding], SSAValue] = {}
+        self.weights = StoredWeights(self.flow)
+        self.is_backward = False
+        self.is_made_again = False
         self.returned: dict[SSAValue, list[Sharding]] = {}
         for slot in program.results:
             wanted = program.sharding_of_slot(slot)
@@ -73,12 +79,17 @@ class _Partition:
 
     def run(self) -> None:
         for slot in self.program.arguments:
-            sharding = self.flow.sharding(slot.value)
+            sharding = self.flow.stored[slot.value]
             index = len(self.block.args)
             argument = self.block.insert_arg(self._local_type(slot.value, sharding), index)
             argument.name_hint = slot.value.name_hint
             self.local[slot.value, sharding] = argument
         for op in aten_ops(self.program):
+            if self.weights.is_view(op):
+                continue
+            if not self.is_backward and phase_of(op) != "forward":
+                self.is_backward = True
+                self._free_weights()
             self._op(op)
         old_return = self.program.return_op
         results = [
@@ -89,6 +100,8 @@ class _Partition:
         self._replace_body([r.type for r in results])
 
     def _op(self, op: AtenOp) -> None:
+        for value in op.operands:
+            self._bring(value, op)
         goals = annotated(op, self.program)
         choice = self.flow.choose(op, goals)
         operands = [
@@ -107,6 +120,60 @@ class _Partition:
                 for wanted in self.returned.get(old, []):
                     self._version(old, wanted, op)
 
+    # Stored weights
+
+    def _bring(self, value: SSAValue, user: Operation) -> None:
+        """Make a stored weight, or a view of one, for a use, unless it is there."""
+        if not self.weights.lacks(value):
+            return
+        outer, self.is_made_again = self.is_made_again, self.weights.is_made_again(value)
+        if value in self.weights.stored:
+            self._gather(value, user)
+        else:
+            assert isinstance(value.owner, AtenOp)
+            self._op(value.owner)
+        self.is_made_again = outer
+
+    def _gather(self, value: SSAValue, user: Operation) -> None:
+        """Bring a weight from its shards as stored to those that ops read."""
+        if isinstance(value.owner, AtenOp):
+            (goal,) = annotated(value.owner, self.program)
+            self.flow.define(value.owner, [goal or Sharding.replicated(len(shape_of(value)))])
+        current, before = self._shards(value), self.weights.stored[value]
+        used = self.flow.sharding(value)
+        for step in reshard(shape_of(value), before, used, self.mesh):
+            current = self._collective(value, current, before, step, user)
+            before = step.after
+        self.local[value, used] = current
+
+    def _shards(self, value: SSAValue) -> SSAValue:
+        """The stored shards of a weight: an argument, or a cast of one."""
+        stored = self.weights.stored[value]
+        found = self.local.get((value, stored))
+        if found is None:
+            cast_ = value.owner
+            assert isinstance(cast_, AtenOp)
+            operands, types = [self._shards(cast_.operands[0])], [self._local_type(value, stored)]
+            found = LocalForm(cast_, operands, (), types, self.mesh, self._add).clone()[0]
+            found.name_hint = value.name_hint
+            self._annotate(found, value, stored)
+            self.local[value, stored] = found
+        return found
+
+    def _free_weights(self) -> None:
+        """Let the backward pass gather weights again, so that memory holds shards in between."""
+        freed = self.weights.free()
+        for value in freed:
+            self.flow.versions[value] = self.flow.versions[value][:1]
+        for value, sharding in list(self.local):
+            if value in freed and sharding != self.weights.stored.get(value):
+                del self.local[value, sharding]
+
+    def _add(self, op: Operation) -> None:
+        if self.is_made_again:
+            op.properties["phase"] = PhaseAttr.of("recompute")
+        self.block.add_op(op)
+
     def _settle(self, value: SSAValue, goal: Sharding, op: Operation) -> None:
         """Bring a result to its annotated sharding at once; later uses start from there."""
         produced = self.flow.sharding(value)
@@ -118,7 +185,7 @@ class _Partition:
 
     def _emit(self, op: AtenOp, choice: Choice, operands: Sequence[SSAValue]) -> list[SSAValue]:
         types = [self._local_type(r, s) for r, s in zip(op.results, choice.results, strict=True)]
-        form = LocalForm(op, operands, choice.factors, types, self.mesh, self.block.add_op)
+        form = LocalForm(op, operands, choice.factors, types, self.mesh, self._add)
         localize = rule_of(op).localize
         if localize is None or not any(choice.factors):
             results = form.clone()
@@ -178,7 +245,7 @@ class _Partition:
         view = value.owner
         assert isinstance(view, AtenOp)
         type_ = self._local_type(value, version)
-        made = LocalForm(view, [operand], (), [type_], self.mesh, self.block.add_op).clone()[0]
+        made = LocalForm(view, [operand], (), [type_], self.mesh, self._add).clone()[0]
         made.name_hint = value.name_hint
         self._annotate(made, value, version)
         self.local[value, version] = made
@@ -199,7 +266,7 @@ class _Partition:
         annotate(op, user if not isinstance(user, func.ReturnOp) else _owner(value, user))
         op.properties["sharding"] = sharding_property([step.after], [shape_of(value)])
         op.results[0].name_hint = step.kind
-        self.block.add_op(op)
+        self._add(op)
         return op.results[0]
 
     def _local_type(self, value: SSAValue, sharding: Sharding) -> AnyTensor:
@@ -217,6 +284,8 @@ class _Partition:
         function.function_type = builtin.FunctionType.from_lists(
             [a.type for a in self.block.args], result_types
         )
+        arguments = range(len(self.block.args))
+        self.program.set_argument_attributes(USED, dict.fromkeys(arguments))
         self.program.set_local()
 
 

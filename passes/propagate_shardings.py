@@ -63,7 +63,9 @@ class _Propagation:
         slots = program.arguments
         self.results = program.results
         self.arguments = {(slot.kind, slot.name): slot.value for slot in slots}
-        self.free = [s.value for s in slots if s.sharding_attr is None and s.kind != "tangent"]
+        self.free = dict.fromkeys(
+            s.value for s in slots if s.sharding_attr is None and s.kind != "tangent"
+        )
 
     def regrouped(self) -> bool:
         """Whether sums had to be regrouped, after which propagation starts anew."""
@@ -147,11 +149,11 @@ class _Propagation:
         return None
 
     def _result_seat(self, index: int, axis: str) -> tuple[int, Placement] | None:
-        """The seat that a gradient's parameter gives an axis."""
+        """The seat that a gradient's parameter, as it is stored, gives an axis."""
         argument = self._argument_of(self.results[index])
         if argument is None:
             return None
-        for dim, placements in enumerate(self.flow.sharding(argument).dims):
+        for dim, placements in enumerate(self._stored(argument).dims):
             for placement in placements:
                 if placement.axis == axis:
                     return dim, placement
@@ -247,6 +249,12 @@ class _Propagation:
 
     # The result
 
+    def _stored(self, argument: SSAValue) -> Sharding:
+        """How an argument is stored: as annotated, or as its uses want it."""
+        if argument in self.free:
+            return self.flow.sharding(argument)
+        return self.flow.stored[argument]
+
     def _argument_of(self, slot: Slot) -> SSAValue | None:
         """The argument whose sharding a result takes: a gradient's parameter, a buffer itself."""
         return self.arguments.get(("buffer" if slot.kind == "buffer" else "param", slot.name))
@@ -257,15 +265,16 @@ class _Propagation:
             shardings = [self.flow.sharding(r) for r in op.results]
             op.properties["sharding"] = sharding_property(shardings, shapes)
         given: dict[int, Attribute | None] = {
-            index: ShardingAttr.of(self.flow.sharding(slot.value), shape_of(slot.value))
+            index: ShardingAttr.of(self._stored(slot.value), shape_of(slot.value))
             for index, slot in enumerate(self.program.arguments)
         }
         self.program.set_argument_attributes("dist.sharding", given)
         results: dict[int, Attribute | None] = {}
         for index, slot in enumerate(self.results):
             if slot.sharding_attr is None:
-                source = self._argument_of(slot) or slot.value
-                whole = self.flow.sharding(source).whole()
+                argument = self._argument_of(slot)
+                found = self._stored(argument) if argument else self.flow.sharding(slot.value)
+                whole = found.whole()
                 results[index] = ShardingAttr.of(whole, shape_of(slot.value))
         self.program.set_result_attributes("dist.sharding", results)
 

@@ -16,11 +16,18 @@ from shardweave.ir.aten import AtenOp, is_random
 from shardweave.ir.attributes import PhaseAttr
 from shardweave.ir.dist import COLLECTIVES
 from shardweave.ir.program import Program
-from shardweave.ir.regions import VIEWS, block_of_op, kept_bytes, split_at_backward
+from shardweave.ir.regions import (
+    VIEWS,
+    block_of_op,
+    kept_bytes,
+    split_at_backward,
+    weight_ops,
+)
 from shardweave.ir.syntax import phase_of
 
 POLICIES = ("none", "layer", "after-communication", "budget")
 _COLLECTIVES = tuple(COLLECTIVES)
+_NOTES = frozenset({"layer", "phase", "sharding", "origin"})
 
 Segment = tuple[str, str, int]
 """Block, sub-batch, and number of the stretch between communications that is recomputed at once."""
@@ -36,7 +43,8 @@ class RematerializePass(ModulePass):
     `after-communication` keeps the results of collectives too, so that recomputation starts
     after each (Oases' fine-grained strategy) and runs segment by segment; `budget` recomputes as
     few blocks as fit the kept bytes of one device into `bytes`, first by segments, then whole.
-    Results of random ops are always kept.
+    Results of random ops are always kept. Gathered parameters are not results of communication:
+    they are gathered once more in the backward pass, for recomputation and gradients alike.
 
     Requires: a program with forward and backward ops; collectives are recomputed only where
     they are in the program, so run it after `insert-collectives` (and `unroll-time-axes`).
@@ -95,9 +103,30 @@ def _fit(program: Program, budget: int) -> None:
 def recompute(program: Program, policy_of: Callable[[str], str]) -> int:
     """Recompute in each block by its policy; returns the number of clones."""
     forward, later = split_at_backward(program)
-    if any(phase_of(op) == "recompute" for op in later):
+    weights = set(weight_ops(program))
+    if any(phase_of(op) == "recompute" and op not in weights for op in later):
         raise ValueError("the program recomputes already; rematerialize it once.")
-    return _Recomputation(forward, later, policy_of).run()
+    messages = {op for op in forward + later if isinstance(op, _COLLECTIVES)} - weights
+    count = _Recomputation(forward, later, policy_of, messages).run()
+    return count - _gather_once(program)
+
+
+def _gather_once(program: Program) -> int:
+    """Let gradients read the weights that recomputation gathers; returns the ops erased."""
+    known: dict[tuple[object, ...], Operation] = {}
+    count = 0
+    for op in weight_ops(program):
+        if phase_of(op) != "recompute":
+            continue
+        arguments = frozenset(item for item in op.properties.items() if item[0] not in _NOTES)
+        first = known.setdefault((op.name, *op.operands, arguments, *op.result_types), op)
+        if first is not op:
+            for old, new in zip(op.results, first.results, strict=True):
+                old.replace_all_uses_with(new)
+            op.detach()
+            op.erase()
+            count += 1
+    return count
 
 
 class _Recomputation:
@@ -106,8 +135,10 @@ class _Recomputation:
         forward: list[Operation],
         later: list[Operation],
         policy_of: Callable[[str], str],
+        messages: set[Operation],
     ) -> None:
         self.forward = forward
+        self.messages = messages
         self.before = set(forward)
         self.later = later
         self.policies: dict[str, str] = {}
@@ -130,7 +161,7 @@ class _Recomputation:
         for op in self.later:
             beginnings.setdefault(block_of_op(op), op)
             self._redirect(op, beginnings)
-            if isinstance(op, _COLLECTIVES) and _is_read(op):
+            if op in self.messages and _is_read(op):
                 beginnings.clear()
         return self.count
 
@@ -148,7 +179,7 @@ class _Recomputation:
             key = (block, str(op.properties.get("copy", "")))
             number = numbers.setdefault(key, 0)
             self.segments[op] = (*key, number)
-            if policy == "after-communication" and isinstance(op, _COLLECTIVES):
+            if policy == "after-communication" and op in self.messages:
                 numbers[key] = number + 1
 
     def _is_kept(self, value: SSAValue) -> bool:
@@ -163,7 +194,7 @@ class _Recomputation:
         if not isinstance(op, Operation) or op not in self.segments:
             return True
         block, _, _ = self.segments[op]
-        if self.policies[block] == "after-communication" and isinstance(op, _COLLECTIVES):
+        if self.policies[block] == "after-communication" and op in self.messages:
             return True
         if op.name in VIEWS and self._is_kept(op.operands[0]):
             # A view costs neither memory nor time.

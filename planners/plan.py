@@ -29,7 +29,9 @@ class Plan:
     """Shardings by name; names may be patterns such as `h.*.mlp.fc_in.weight`.
 
     mesh: axis sizes that the plan was made for. parameters: qualified parameter names to
-    shardings in the text form of `dist.sharding`, `[{"tensor"}, {}]`. inputs: argument names
+    shardings in the text form of `dist.sharding`, `[{"tensor"}, {}]`, as they are stored. used:
+    the same as ops read them, where they are gathered before use; without an entry, axes that
+    cut the batch, dim 0 of an input, store a parameter and are gathered. inputs: argument names
     to shardings. activations: layer names to the sharding of the layer's forward output.
     notes: what the planner decided and why.
 
@@ -44,6 +46,7 @@ class Plan:
 
     mesh: Mapping[str, int] = field(default_factory=dict[str, int])
     parameters: Mapping[str, str] = field(default_factory=dict[str, str])
+    used: Mapping[str, str] = field(default_factory=dict[str, str])
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])
     activations: Mapping[str, str] = field(default_factory=dict[str, str])
     planner: str = "by hand"
@@ -135,10 +138,11 @@ class Plan:
 
 
 _ALWAYS = ("mesh", "parameters", "inputs", "activations", "planner", "notes")
-_TABLES = ("mesh", "parameters", "inputs", "activations")
+_TABLES = ("mesh", "parameters", "used", "inputs", "activations")
 _READERS: dict[str, parts.Reader] = {
     "mesh": parts.table_of(parts.at_least(1), "axis sizes"),
     "parameters": parts.table_of(parts.text, "shardings"),
+    "used": parts.table_of(parts.text, "shardings"),
     "inputs": parts.table_of(parts.text, "shardings"),
     "activations": parts.table_of(parts.text, "shardings"),
     "planner": parts.text,
@@ -183,12 +187,17 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def is_pattern(name: str) -> bool:
+    """Whether a name in a plan stands for several."""
+    return any(c in name for c in "*?[")
+
+
 class Lookup:
     """Entries of a table by name: exact names first, then the first pattern that fits."""
 
     def __init__(self, table: Mapping[str, str]) -> None:
         self._table = table
-        self._patterns = [name for name in table if any(c in name for c in "*?[")]
+        self._patterns = [name for name in table if is_pattern(name)]
 
     def find(self, *names: str) -> str | None:
         """The entry for a thing of several names, or None."""
@@ -223,6 +232,7 @@ def check_names(plan: Plan, program: Program) -> None:
     layers = program.layers()
     for what, table, known in (
         ("parameter", plan.parameters, names),
+        ("parameter", plan.used, names),
         ("input", plan.inputs, inputs),
         ("layer", plan.activations, layers),
     ):
