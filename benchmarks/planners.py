@@ -1,6 +1,7 @@
 """The planners against published and measured data, one subcommand each.
 
 `python benchmarks/planners.py amp --setup homogeneous [--measured FILE] [--json OUT] [--quick]`,
+`python benchmarks/planners.py axonn [--json OUT] [--quick]`,
 `python benchmarks/planners.py oases [--json OUT] [--quick]`,
 `python benchmarks/planners.py oppa [--json OUT] [--plot PNG] [--quick]`.
 A subcommand is a module beside this one with `add_arguments(parser)` and `run(options)`, which
@@ -16,10 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from shardweave.benchmarks import amp_planner, oases_planner, oppa_planner
+from shardweave.benchmarks import amp_planner, axonn_planner, oases_planner, oppa_planner
 
 SUBCOMMANDS: dict[str, ModuleType] = {
     "amp": amp_planner,
+    "axonn": axonn_planner,
     "oases": oases_planner,
     "oppa": oppa_planner,
 }

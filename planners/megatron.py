@@ -68,7 +68,7 @@ def plan_megatron(
         _vocabulary(program, mesh, options, cuts, notes)
         for slot in program.arguments:
             if slot.value in cuts:
-                parameters[slot.name] = _text(cuts[slot.value], shape_of(slot.value))
+                parameters[slot.name] = sharding_text(cuts[slot.value], shape_of(slot.value))
         if not parameters:
             notes.append(f"nothing divides over {tensor}={mesh.size(tensor)}: it is idle")
         if sequence_parallel:
@@ -137,7 +137,7 @@ def _sequence(
     return {layer: text for layer, text in found.items() if layer not in refused}
 
 
-def _text(cut: Cut, shape: tuple[int, ...]) -> str:
+def sharding_text(cut: Cut, shape: tuple[int, ...]) -> str:
     """The text of a cut as plans write it."""
     attribute = str(ShardingAttr.of(Sharding(cut), shape))
     return attribute.removeprefix("#dist.sharding<").removesuffix(">")

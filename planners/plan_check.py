@@ -5,20 +5,25 @@ from __future__ import annotations
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.regions import block_name
-from shardweave.ir.types import shape_of
-from shardweave.planners.plan import Lookup, Plan, check_names, parse_sharding
+from shardweave.planners.plan import Lookup, Plan, check_names
 from shardweave.planners.plan_parts import PlanError
+from shardweave.planners.sharding_table import ShardingTable
 
 
 def check_plan(plan: Plan, program: Program, mesh: Mesh | None = None) -> None:
     """Raises PlanError unless a global program on a mesh (the plan's own) can follow the plan."""
     mesh = mesh or Mesh(**plan.mesh)
     check_names(plan, program)
-    tables = {"param": Lookup(plan.parameters), "input": Lookup(plan.inputs)}
-    for slot in program.arguments:
-        text = tables[slot.kind].find(slot.name, *slot.aliases) if slot.kind in tables else None
-        if text is not None:
-            parse_sharding(text, shape_of(slot.value), mesh, f"{slot.kind} '{slot.name}'")
+    for kind, shardings in (
+        ("param", plan.parameters),
+        ("param", plan.used),
+        ("input", plan.inputs),
+    ):
+        table = ShardingTable(kind, shardings)
+        slots = [slot for slot in program.arguments if slot.kind == kind]
+        table.check_patterns(slots)
+        for slot in slots:
+            table.entry(slot, mesh)
     _check_stages(plan, program)
 
 

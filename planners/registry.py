@@ -4,6 +4,7 @@ from __future__ import annotations
 
 PLANNERS: dict[str, str] = {
     "amp": "shardweave.planners.amp:plan_amp",
+    "axonn": "shardweave.planners.axonn:plan_axonn",
     "boosted-trees": "shardweave.planners.boosted_trees:plan_boosted_trees",
     "exhaustive": "shardweave.planners.exhaustive:plan_exhaustive",
     "megatron": "shardweave.planners.megatron:plan_megatron",

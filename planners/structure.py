@@ -24,7 +24,7 @@ from shardweave.ir.syntax import phase_of
 from shardweave.ir.types import shape_of
 
 _VIEWS = frozenset({"aten.view", "aten.permute", "aten._to_copy", "aten.expand"})
-_LINEAR = {"aten.mm": 1, "aten.addmm": 2, "aten.convolution": 1}
+LINEAR = {"aten.mm": 1, "aten.addmm": 2, "aten.convolution": 1}
 """Ops with a weight, and the index of its operand."""
 
 _ADDITIONS = frozenset({"aten.add.Tensor", "aten.sub.Tensor"})
@@ -143,12 +143,12 @@ class _Analysis:
         labels = [(i, self.labels[v]) for i, v in enumerate(op.operands) if v in self.labels]
         if labels:
             self._follow(op, labels)
-        elif op.name in _LINEAR and op not in self.banned:
+        elif op.name in LINEAR and op not in self.banned:
             self._start(op)
 
     def _start(self, op: AtenOp) -> None:
         """Label the output features of a linear map with a weight of its own."""
-        weight = _LINEAR[op.name]
+        weight = LINEAR[op.name]
         rule = rule_of(op)
         found = parameter_of(op.operands[weight], self.parameters)
         factor = _only_in(rule, weight, present=True)
@@ -159,7 +159,7 @@ class _Analysis:
         if extent % (self.size * parts):
             return
         placement = Placement(self.axis, self.size, extent // (self.size * parts))
-        cuts = _one_cut(rule, factor, placement)
+        cuts = one_cut(rule, factor, placement)
         sources = frozenset({op})
         self.started.add(op)
         self.groups.joined.append(sources)
@@ -179,7 +179,7 @@ class _Analysis:
         if self._meets_whole(op, rule, factor):
             self.groups.dead |= sources
             return
-        cuts = _one_cut(rule, factor, Placement(self.axis, self.size, stride))
+        cuts = one_cut(rule, factor, Placement(self.axis, self.size, stride))
         self._adopt(op, rule, cuts, sources)
         kept = False
         for result, dims in zip(op.results, rule.results, strict=True):
@@ -224,7 +224,7 @@ class _Analysis:
             if found is None or not any(cut):
                 continue
             parameter, views = found
-            back = _back_through(views, cut)
+            back = back_through(views, cut)
             if back is None:
                 continue
             known = self.groups.cuts.get(parameter)
@@ -251,13 +251,13 @@ def _only_in(rule: Rule, weight: int, *, present: bool) -> int | None:
     return None
 
 
-def _one_cut(rule: Rule, factor: int, placement: Placement) -> list[DimSharding]:
+def one_cut(rule: Rule, factor: int, placement: Placement) -> list[DimSharding]:
     cuts: list[DimSharding] = [()] * len(rule.factors)
     cuts[factor] = (placement,)
     return cuts
 
 
-def _back_through(views: list[AtenOp], cut: Cut) -> Cut | None:
+def back_through(views: list[AtenOp], cut: Cut) -> Cut | None:
     """The cut of a parameter, given that of a view of it; None if the view loses it."""
     for view in views:
         rule = rule_of(view)
@@ -272,7 +272,7 @@ def _back_through(views: list[AtenOp], cut: Cut) -> Cut | None:
         if seat is None:
             return None
         factor, stride = seat
-        cuts = _one_cut(rule, factor, Placement(placement.axis, placement.size, stride))
+        cuts = one_cut(rule, factor, Placement(placement.axis, placement.size, stride))
         cut = dims_of(rule, rule.operands[0], cuts)
         if not any(cut):
             return None

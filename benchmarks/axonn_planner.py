@@ -1,0 +1,255 @@
+"""AxoNN's planner on the models of its Table I: grids, and utilisation beside Table III.
+
+`python benchmarks/planners.py axonn [--quick] [--json FILE]`. Each GPT is planned for as many GPUs
+of Perlmutter as in the weak-scaling runs, with 4M tokens a batch, mixed precision and activation
+checkpointing. The best grids by the communication model are then compiled: stacks of 1 and 2
+layers are captured with fake weights, cut, recomputed with gathered weights and reduced outputs
+kept, scheduled by `list` and simulated, and the line through both is followed to the
+whole depth; the best of them in that simulation is the row. Nothing is fitted to the table.
+Utilisation is of hardware: recomputation counts as work. The data's file names its source.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from shardweave.driver.gpt import Block, GPTConfig
+from shardweave.ir.capture import capture
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.passes.pipeline import run_passes
+from shardweave.passes.plan_passes import PARTITIONING
+from shardweave.planners.axonn.model import Layer
+from shardweave.planners.axonn.planner import plan_axonn
+from shardweave.planners.axonn.search import Model, Options, Ranked, rank_grids
+from shardweave.planners.cluster import Cluster
+from shardweave.planners.presets import find_cluster
+from shardweave.planners.simulate import simulate
+
+DATA = Path(__file__).resolve().parent / "data" / "axonn_tables.json"
+SYSTEMS = ("Megatron-LM", "ZeRO-3", "DeepSpeed-3D", "AxoNN")
+STATE_BYTES = 2 + 2 + 12
+"""Mixed precision: 16-bit weights and gradients; 32-bit weights and two moments of Adam."""
+
+ITEMSIZE = 2
+OPTIONS = Options(checkpointing=True, keep_gathered=True)
+PASSES = "cse,dce,rematerialize{policy=layer},delete-redundant-collectives,start-collectives"
+
+
+@cache
+def tables() -> dict[str, Any]:
+    """The paper's tables."""
+    return json.loads(DATA.read_text())
+
+
+def shape_of_model(name: str) -> tuple[int, int, int]:
+    """Layers, hidden size and heads. Raises ValueError if Table I has no such model."""
+    for row in tables()["table1_gpt"]:
+        if row["model"] == name:
+            return row["layers"], row["hidden"], row["heads"]
+    known = ", ".join(row["model"] for row in tables()["table1_gpt"])
+    raise ValueError(f"Table I has no model '{name}'; it has {known}.")
+
+
+def gpt_model(name: str, samples: int) -> Model:
+    """A GPT of Table I, by its layers.
+
+    What a layer keeps without recomputation is 34 s b h bytes in 16 bits (Korthikanti et al.
+    2022; a fused attention keeps no probabilities).
+    """
+    num_layers, hidden, _ = shape_of_model(name)
+    seq = tables()["weak_scaling"]["seq_len"]
+    rows = samples * seq
+
+    def linear(k: int, n: int, *, is_transposed: bool, block: str) -> Layer:
+        return Layer(rows, rows, k, n, is_transposed, block=block)
+
+    layers: list[Layer] = []
+    for index in range(num_layers):
+        block = f"h.{index}"
+        layers += [
+            linear(hidden, 3 * hidden, is_transposed=False, block=block),
+            linear(hidden, hidden, is_transposed=True, block=block),
+            linear(hidden, 4 * hidden, is_transposed=False, block=block),
+            linear(4 * hidden, hidden, is_transposed=True, block=block),
+        ]
+    kept = num_layers * rows * 34 * hidden
+    return Model(tuple(layers), ITEMSIZE, STATE_BYTES, kept_bytes=float(kept))
+
+
+class Layers(nn.Module):
+    """A stack of transformer layers."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.h = nn.ModuleList(Block(config) for _ in range(config.layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.h:
+            x = block(x)
+        return x.square().mean()
+
+
+@cache
+def captured(name: str, num_layers: int, samples: int) -> Program:
+    """The step of a stack of a model's layers, in 16 bits, with fake weights."""
+    _, hidden, heads = shape_of_model(name)
+    seq = tables()["weak_scaling"]["seq_len"]
+    config = GPTConfig(num_layers, hidden, heads, seq=seq, batch=samples)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with FakeTensorMode():
+            module, x = Layers(config), torch.empty(samples, seq, hidden)
+        return capture(module, kwargs={"x": x})
+    finally:
+        torch.set_default_dtype(default)
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A step of the whole depth. flops: of one device, recomputation too."""
+
+    time_s: float
+    flops: float
+
+    def utilisation(self, peak: float) -> float:
+        """Share of a device's peak FLOP/s."""
+        return self.flops / self.time_s / peak
+
+
+def simulated(name: str, grid: Ranked, cluster: Cluster, cluster_text: str) -> Simulated:
+    """Simulate 1 and 2 layers on a grid and follow the line to all of them."""
+    samples = tables()["weak_scaling"]["batch_tokens"] // tables()["weak_scaling"]["seq_len"]
+    mesh = Mesh(**grid.mesh)
+    times, flops = [], []
+    for num_layers in (1, 2):
+        program = captured(name, num_layers, samples)
+        plan = replace(plan_axonn(program, mesh), recompute="none")
+        overlap = f'overlap-communication{{schedule=list cluster="{cluster_text}"}}'
+        local = run_passes(
+            program, [ApplyPlanPass.of(plan), PARTITIONING, PASSES, overlap], mesh=mesh
+        )
+        times.append(simulate(local, cluster).time_s)
+        flops.append(float(sum(local.stats().flops.values())))
+    depth = shape_of_model(name)[0] - 1
+    return Simulated(
+        times[0] + depth * (times[1] - times[0]), flops[0] + depth * (flops[1] - flops[0])
+    )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model. best_rank: which of the grids by estimate was the best simulated. published: of
+    Table III, in percent, as is utilisation_pct."""
+
+    model: str
+    gpus: int
+    num_grids: int
+    rank_ms: float
+    grid: dict[str, int]
+    communication_s: dict[str, float]
+    step_s: float
+    utilisation_pct: float
+    best_rank: int
+    published: dict[str, float]
+
+
+def measure(name: str, gpus: int, published: dict[str, float], tries: int) -> Row:
+    """Rank all grids, and simulate the first few."""
+    scaling = tables()["weak_scaling"]
+    cluster_text = f"perlmutter:nodes={gpus // 4}"
+    cluster = find_cluster(cluster_text)
+    model = gpt_model(name, scaling["batch_tokens"] // scaling["seq_len"])
+    begin = time.perf_counter()
+    ranked = rank_grids(model, cluster, gpus, OPTIONS)
+    rank_ms = (time.perf_counter() - begin) * 1e3
+    peak = cluster.devices["A100-40GB"].flops["bfloat16"]
+    found = [simulated(name, one, cluster, cluster_text) for one in ranked[:tries]]
+    best = min(range(len(found)), key=lambda index: found[index].time_s)
+    return Row(
+        model=name,
+        gpus=gpus,
+        num_grids=len(ranked),
+        rank_ms=rank_ms,
+        grid=ranked[best].mesh,
+        communication_s=dict(ranked[best].communication_s),
+        step_s=found[best].time_s,
+        utilisation_pct=100 * found[best].utilisation(peak),
+        best_rank=best + 1,
+        published=published,
+    )
+
+
+def rank_time_ms(rounds: int) -> tuple[float, list[Ranked]]:
+    """Milliseconds to rank all grids of 32 GPUs for GPT-20B, the fastest of several."""
+    cluster = find_cluster("perlmutter")
+    model, times = gpt_model("GPT-20B", samples=16), []
+    ranked: list[Ranked] = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        ranked = rank_grids(model, cluster, 32, OPTIONS)
+        times.append(time.perf_counter() - begin)
+    return min(times) * 1e3, ranked
+
+
+def table_of(rows: Sequence[Row]) -> Table:
+    """Our grid and utilisation beside the paper's systems."""
+    table = Table(title="AxoNN's weak scaling on Perlmutter: % of peak", show_lines=True)
+    titles = ("model", "GPUs", "grid", "grids that fit", "rank, ms", "step, s", "simulated")
+    for title in (*titles, *SYSTEMS):
+        table.add_column(title)
+    for one in rows:
+        grid = ",".join(f"{axis}={size}" for axis, size in one.grid.items())
+        numbers = (f"{one.rank_ms:.0f}", f"{one.step_s:.1f}", f"{one.utilisation_pct:.0f}")
+        published = (f"{one.published[system]:g}" for system in SYSTEMS)
+        table.add_row(one.model, str(one.gpus), grid, str(one.num_grids), *numbers, *published)
+    return table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """There are none but those of every subcommand."""
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Plan all models, print the table; what `--json` writes."""
+    entries = tables()["table3_hw_flops_util_pct"][: 1 if options.quick else None]
+    rows = [
+        measure(
+            entry["model"],
+            entry["gpus"],
+            {system: entry[system] for system in SYSTEMS},
+            1 if options.quick else 3,
+        )
+        for entry in entries
+    ]
+    rank_ms, ranked = rank_time_ms(1 if options.quick else 10)
+    console = Console(width=None if sys.stdout.isatty() else 170)
+    console.print(table_of(rows))
+    console.print(
+        f"GPT-20B on 32 GPUs: {len(ranked)} grids that fit ranked in {rank_ms:.1f} ms; the best is "
+        f"x,y,z,data = {ranked[0].grid}",
+        highlight=False,
+    )
+    return {
+        "rows": [asdict(one) for one in rows],
+        "gpt20b_32_gpus": {
+            "rank_ms": rank_ms,
+            "top": [{"grid": r.mesh, "communication_s": r.time_s} for r in ranked[:10]],
+        },
+    }

@@ -1,0 +1,160 @@
+"""AxoNN's communication model: Equations 1 to 10, for all grids of devices at once.
+
+A grid is (Gx, Gy, Gz, Gdata), x innermost in the order of ranks. Of a layer O = I W, I is m x k,
+of which a data group has m rows and z cuts them, k is cut by y; W is k x n, k cut by y, n by x,
+and what is left of it stored in shards over z. Every other layer is transposed: there x and y
+change places. Source: Singh et al., arXiv 2305.13525, section 5. All functions take grids as an
+array of shape (grids, 4) and return one number per grid; they are linear in layers x grids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+AXES = ("x", "y", "z", "data")
+"""The axes of a grid, the innermost first."""
+
+Grids = NDArray[np.int64]
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear map, or a convolution, whose k and n are channels.
+
+    rows_in, rows_out: rows of I and O in the whole batch; of a convolution, samples times
+    positions. kernel: positions of a convolution's kernel. is_transposed: x and y change places.
+    block: the repeated part of the model that it belongs to. repeats: equal layers.
+    """
+
+    rows_in: int
+    rows_out: int
+    k: int
+    n: int
+    is_transposed: bool = False
+    kernel: int = 1
+    block: str = ""
+    repeats: int = 1
+
+    @property
+    def weights(self) -> int:
+        """Elements of W."""
+        return self.k * self.n * self.kernel
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of the product in the forward pass."""
+        return 2 * self.rows_out * self.weights
+
+
+@dataclass(frozen=True)
+class Volumes:
+    """What a device sends for one layer, per collective (Equations 1 to 5).
+
+    gather_z: W, before the forward product. reduce_y: O. reduce_x: the gradient of I.
+    scatter_z: the gradient of W. reduce_data: the same, among data groups. In a transposed layer
+    `reduce_y` is over x and `reduce_x` over y.
+    """
+
+    gather_z: Numbers
+    reduce_y: Numbers
+    reduce_x: Numbers
+    scatter_z: Numbers
+    reduce_data: Numbers
+
+
+def grids_of(devices: int) -> Grids:
+    """All (Gx, Gy, Gz, Gdata) with as many devices. There are C(p + 3, 3) for 2^p devices."""
+    divisors = [d for d in range(1, devices + 1) if devices % d == 0]
+    found = [
+        (x, y, z, devices // (x * y * z))
+        for x in divisors
+        for y in divisors
+        if devices % (x * y) == 0
+        for z in divisors
+        if devices % (x * y * z) == 0
+    ]
+    return np.array(found, dtype=np.int64)
+
+
+def volumes(layer: Layer, grids: Grids) -> Volumes:
+    """Equations 1 to 5: elements that a device sends, with ring algorithms."""
+    gx, gy, gz, gdata = _axes_of(layer, grids)
+    weights = layer.weights / (gx * gy)
+    rows_in, rows_out = layer.rows_in / gdata, layer.rows_out / gdata
+    return Volumes(
+        gather_z=(gz - 1) * weights / gz,
+        reduce_y=2 * (gy - 1) / gy * rows_out * layer.n / (gz * gx),
+        reduce_x=2 * (gx - 1) / gx * rows_in * layer.k / (gz * gy),
+        scatter_z=(gz - 1) / gz * weights,
+        reduce_data=2 * (gdata - 1) / gdata * weights / gz,
+    )
+
+
+def _axes_of(layer: Layer, grids: Grids) -> Numbers:
+    """Sizes of the axes in the roles of x, y, z and data, each one per grid."""
+    sizes = grids.astype(np.float64).T
+    return sizes[[1, 0, 2, 3]] if layer.is_transposed else sizes
+
+
+@dataclass(frozen=True)
+class Links:
+    """What each axis' collectives run at, per grid: seconds per element, and per step of a ring.
+
+    Both of shape (4, grids), in the order of `AXES`.
+    """
+
+    element_s: Numbers
+    step_s: Numbers
+
+
+def agnostic_links(grids: Grids, bandwidth: float) -> Links:
+    """One bandwidth for all axes, in elements per second: grids are ranked by volume alone."""
+    return Links(np.full((4, len(grids)), 1 / bandwidth), np.zeros((4, len(grids))))
+
+
+def aware_links(grids: Grids, node: int, intra: float, inter: float) -> Links:
+    """Equation 10, for `node` devices a node: bandwidths, in elements per second, within a node
+    and of a whole node, which the groups that leave it share."""
+    reach = np.cumprod(grids, axis=1).T
+    inner = reach // grids.T
+    bandwidth = np.where(reach <= node, intra, inter / np.minimum(node, inner))
+    return Links(1 / bandwidth, np.zeros_like(bandwidth))
+
+
+@dataclass(frozen=True)
+class Passes:
+    """How often a step does each collective. The paper's model has one of each.
+
+    outputs: reductions of O, 2 with recomputation. gathers: of W, 2 where the backward pass, or
+    recomputation, gathers it again.
+    """
+
+    outputs: float = 1.0
+    gathers: float = 1.0
+
+
+def communication_s(
+    layers: Sequence[Layer], grids: Grids, links: Links, passes: Passes | None = None
+) -> Numbers:
+    """Equation 6 and what follows: seconds of communication by axis, shape (4, grids)."""
+    passes = passes or Passes()
+    total = np.zeros((4, len(grids)))
+    for layer in layers:
+        sent = volumes(layer, grids)
+        steps = _axes_of(layer, grids) - 1
+        row_x, row_y = (1, 0) if layer.is_transposed else (0, 1)
+
+        def spent(row: int, elements: Numbers, hops: Numbers) -> Numbers:
+            return elements * links.element_s[row] + hops * links.step_s[row]
+
+        total[row_x] += layer.repeats * spent(row_x, sent.reduce_x, 2 * steps[0])
+        total[row_y] += layer.repeats * passes.outputs * spent(row_y, sent.reduce_y, 2 * steps[1])
+        gathered = passes.gathers * spent(2, sent.gather_z, steps[2])
+        total[2] += layer.repeats * (gathered + spent(2, sent.scatter_z, steps[2]))
+        total[3] += layer.repeats * spent(3, sent.reduce_data, 2 * steps[3])
+    return total

@@ -1,0 +1,242 @@
+"""plan_axonn: AxoNN's grid of x, y, z and data for a program and a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from math import prod
+
+from xdsl.ir import SSAValue
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.sharding import DimSharding, Placement, ordered
+from shardweave.ir.types import dtype_of_value, num_bytes, shape_of, tensor_type_of
+from shardweave.planners.axonn.layers import Map, layers_of, linear_maps
+from shardweave.planners.axonn.model import AXES
+from shardweave.planners.axonn.search import AxonnError, Model, Options, Ranked, best, rank_grids
+from shardweave.planners.cluster import Cluster
+from shardweave.planners.megatron import sharding_text
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import Candidate, Predicted
+from shardweave.planners.predict import ADAM_STATE, with_candidates
+from shardweave.planners.structure import Cut, input_embeddings, parallel_pairs
+from shardweave.planners.workload import Workload, workload_of
+
+Grid = tuple[int, int, int, int]
+
+
+def plan_axonn(
+    program: Program,
+    mesh: Mesh | None,
+    *,
+    cluster: Cluster | None = None,
+    top: int = 5,
+    literal: bool = False,
+    aware: bool = True,
+    checkpointing: bool = False,
+    keep_gathered: bool = False,
+) -> Plan:
+    """A grid of x, y, z and data, and each weight cut by x and y and stored over z.
+
+    Objective: seconds of communication of one step by AxoNN's model (`axonn.model`), among all
+    grids of the cluster's devices that divide the program and fit into memory; exact for the
+    model. With `mesh` (axes x, y, z, data) the grid is given and nothing is chosen. Source: Singh
+    et al., arXiv 2305.13525; departures are in docs/planners.md.
+
+    top: candidates that the plan lists. literal: the paper's equations, without memory. aware:
+    bandwidth by placement. checkpointing: the forward pass is recomputed. keep_gathered: gathered
+    weights are kept (`delete-redundant-collectives` does it).
+
+    Raises AxonnError if no grid divides the program or fits, with the smallest shortfall in GiB.
+    """
+    if mesh is not None:
+        return _plan(program, _grid_of(mesh), checkpointing)
+    assert cluster is not None
+    devices = cluster.num_devices
+    workload = workload_of(program, cluster, Mesh())
+    options = Options(literal, aware, checkpointing, keep_gathered)
+    model = model_of(program, workload)
+    divides = _divisibility(program)
+    ranked = rank_grids(model, cluster, devices, options, accept=divides)
+    capacity = min(device.memory_bytes for device in cluster.device_types(devices))
+    slowest = max(workload.compute_s(device) for device in cluster.devices) / devices
+    rows = [_candidate(one, slowest, capacity) for one in best(ranked, top)]
+    plan = with_candidates(_plan(program, ranked[0].grid, checkpointing), rows)
+    reason = f"{len(ranked)} grids of {devices} devices divide the program" + (
+        "" if literal else " and fit into memory"
+    )
+    return replace(plan, reasons=(f"{reason}; this one communicates least", *plan.reasons))
+
+
+def _grid_of(mesh: Mesh) -> Grid:
+    unknown = [axis.name for axis in mesh.space_axes if axis.name not in AXES and axis.size > 1]
+    if unknown:
+        raise AxonnError(
+            f"the mesh has an axis '{unknown[0]}', but 'axonn' plans {', '.join(AXES)}; name the "
+            "axes so, or give no mesh."
+        )
+    x, y, z, data = (mesh.size(axis) if axis in mesh.names else 1 for axis in AXES)
+    return x, y, z, data
+
+
+def model_of(program: Program, workload: Workload) -> Model:
+    """The layers and the memory of a program, with Adam's state in the parameters' dtype."""
+    layers = layers_of(program, _widest_pairs(program))
+    if not layers:
+        raise AxonnError("the program has no linear map and no convolution to plan for.")
+    parameters = [slot.value for slot in program.arguments if slot.kind == "param"]
+    itemsize = max(dtype_of_value(value).itemsize for value in parameters)
+    copies = 2 + ADAM_STATE  # the parameter and its gradient
+    of_layers = itemsize * sum(layer.weights for layer in layers)
+    all_bytes = sum(num_bytes(tensor_type_of(value)) for value in parameters)
+    return Model(
+        layers=tuple(layers),
+        itemsize=itemsize,
+        state_bytes=copies * itemsize,
+        other_bytes=copies * max(0, all_bytes - of_layers),
+        kept_bytes=workload.kept_bytes,
+    )
+
+
+def _widest_pairs(program: Program) -> dict[SSAValue, Cut]:
+    """The pairs that the smallest of a few degrees cuts: the most that can be cut at all."""
+    return max((parallel_pairs(program, "x", size) for size in (2, 3)), key=len)
+
+
+def _divisibility(program: Program) -> Callable[[Grid], bool]:
+    """A predicate: whether a grid cuts the batch, all pairs by x, and their other side by y."""
+    most = len(_widest_pairs(program))
+    batches = {
+        shape_of(slot.value)[0]
+        for slot in program.arguments
+        if slot.kind == "input" and shape_of(slot.value)
+    }
+
+    @cache
+    def pairs(size: int) -> dict[SSAValue, Cut]:
+        return parallel_pairs(program, "x", size)
+
+    maps = list(linear_maps(program))
+    widest = _widest_pairs(program)
+    sides = {
+        one.rule.factors[_stream_side(one, widest)].size for one in maps if one.parameter in widest
+    }
+
+    def accept(grid: Grid) -> bool:
+        x, y, z, data = grid
+        if any(batch % (z * data) for batch in batches):
+            return False
+        if x > 1 and (not most or len(pairs(x)) < most):
+            return False
+        return y == 1 or (bool(sides) and all(side % y == 0 for side in sides))
+
+    return accept
+
+
+def _stream_side(one: Map, pairs: dict[SSAValue, Cut]) -> int:
+    """The factor that y cuts: n where x cuts k, else k."""
+    is_transposed = one.is_contracted_in(pairs.get(one.parameter, ()))
+    return one.produced if is_transposed else one.contracted
+
+
+def _candidate(one: Ranked, compute_s: float, capacity: float) -> Candidate:
+    name = ",".join(f"{axis}={size}" for axis, size in one.mesh.items())
+    communication = {axis: seconds for axis, seconds in one.communication_s.items() if seconds}
+    predicted = Predicted(
+        time_s=compute_s + one.time_s,
+        compute_s=compute_s,
+        communication_s=communication,
+        exposed_s=one.time_s,
+        memory_bytes=one.memory_bytes,
+        capacity_bytes=capacity,
+        source="estimated",
+    )
+    return Candidate(name, predicted)
+
+
+def _plan(program: Program, grid: Grid, checkpointing: bool) -> Plan:
+    """The shardings of a grid; what does not divide stays whole, and is noted."""
+    x, y, z, data = grid
+    notes: list[str] = []
+    pairs = parallel_pairs(program, "x", x) if x > 1 else {}
+    structure = pairs or _widest_pairs(program)
+    cuts: dict[SSAValue, Cut] = dict(pairs)
+    maps = {one.parameter: one for one in linear_maps(program)}
+    for parameter, one in maps.items():
+        _add(cuts, parameter, one.cut(_stream_side(one, structure), "y", y), "y", y, notes)
+    tables = {table for _, table in input_embeddings(program)} - set(maps)
+    for table in tables:
+        width = shape_of(table)[1]
+        along = None if width % y or y == 1 else ((), (Placement("y", y, width // y),))
+        _add(cuts, table, along, "y", y, notes)
+    for parameter in [*maps, *tables]:
+        cut = cuts.get(parameter, ((),) * len(shape_of(parameter)))
+        cuts[parameter] = _stored(cut, shape_of(parameter), z)
+    names = {slot.value: slot.name for slot in program.arguments}
+    inputs, more = _inputs(program, z, data)
+    return Plan(
+        mesh={"data": data, "z": z, "y": y, "x": x},
+        parameters={
+            names[value]: sharding_text(cut, shape_of(value))
+            for value, cut in cuts.items()
+            if any(cut)
+        },
+        inputs=inputs,
+        planner="axonn",
+        notes=(*more, *notes),
+        recompute="layer" if checkpointing else "none",
+    )
+
+
+def _add(
+    cuts: dict[SSAValue, Cut],
+    parameter: SSAValue,
+    cut: Cut | None,
+    axis: str,
+    size: int,
+    notes: list[str],
+) -> None:
+    """Cut a parameter by one more axis, unless another axis cuts that dim already."""
+    if size == 1:
+        return
+    known = cuts.get(parameter, ((),) * len(shape_of(parameter)))
+    if cut is None or any(a and b for a, b in zip(known, cut, strict=True)):
+        name = parameter.name_hint or "a parameter"
+        notes.append(f"'{name}' stays whole over {axis}={size}: its features do not divide")
+        return
+    cuts[parameter] = tuple(a or b for a, b in zip(known, cut, strict=True))
+
+
+def _stored(cut: Cut, shape: tuple[int, ...], z: int) -> Cut:
+    """The cut with z inside the shards of the longest dim that divides."""
+    if z == 1:
+        return cut
+    spans = [
+        min((p.stride for p in dim), default=size) for dim, size in zip(cut, shape, strict=True)
+    ]
+    for index in sorted(range(len(shape)), key=lambda i: -spans[i]):
+        if spans[index] % z == 0:
+            inner: DimSharding = ordered((*cut[index], Placement("z", z, spans[index] // z)))
+            return (*cut[:index], inner, *cut[index + 1 :])
+    return cut
+
+
+def _inputs(program: Program, z: int, data: int) -> tuple[dict[str, str], list[str]]:
+    """Rows over data, then z."""
+    found: dict[str, str] = {}
+    notes: list[str] = []
+    axes = ", ".join(f'"{axis}"' for axis, size in (("data", data), ("z", z)) if size > 1)
+    for slot in program.arguments:
+        shape = shape_of(slot.value)
+        if slot.kind != "input" or not shape or not axes:
+            continue
+        if shape[0] % prod((z, data)):
+            notes.append(
+                f"input '{slot.name}' stays whole: its first dim {shape[0]} does not divide by "
+                f"data={data} x z={z}"
+            )
+        else:
+            found[slot.name] = f"[{{{axes}}}" + ", {}" * (len(shape) - 1) + "]"
+    return found, notes

@@ -1,0 +1,282 @@
+"""AxoNN: the equations on worked cases, the ranking of grids, and plans that run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from shardweave.benchmarks.axonn_planner import captured as stack
+from shardweave.benchmarks.axonn_planner import gpt_model
+from shardweave.ir.dist import STARTED, WaitOp
+from shardweave.ir.program import Program
+from shardweave.ir.syntax import phase_of
+from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.passes.pipeline import as_mesh, run_passes
+from shardweave.planners.axonn import plan_axonn
+from shardweave.planners.axonn.layers import layers_of
+from shardweave.planners.axonn.model import (
+    Grids,
+    Layer,
+    Links,
+    Numbers,
+    Passes,
+    agnostic_links,
+    aware_links,
+    communication_s,
+    grids_of,
+    volumes,
+)
+from shardweave.planners.axonn.search import AxonnError, Options, memory_of, rank_grids
+from shardweave.planners.call import call_planner
+from shardweave.planners.presets import find_cluster
+from shardweave.planners.structure import parallel_pairs
+from shardweave.tests.zoo import SHARDING_PASSES, SPECS, assert_equals_eager, captured, partitioned
+
+LAYER = Layer(rows_in=16, rows_out=16, k=4, n=8)
+GRID = "data=2,z=2,y=2,x=2"
+
+
+def grids(*rows: tuple[int, int, int, int]) -> Grids:
+    return np.array(rows, dtype=np.int64)
+
+
+def one(values: Numbers) -> float:
+    (value,) = values
+    return float(value)
+
+
+def test_equations_1_to_5_on_a_worked_case() -> None:
+    # m = 16 / Gdata = 8 rows, k n = 32 weights.
+    sent = volumes(LAYER, grids((2, 2, 2, 2)))
+    assert one(sent.gather_z) == (2 - 1) * 32 / 8
+    assert one(sent.reduce_y) == 2 * 1 / 2 * 8 * 8 / 4
+    assert one(sent.reduce_x) == 2 * 1 / 2 * 8 * 4 / 4
+    assert one(sent.scatter_z) == 1 / 2 * 32 / 4
+    assert one(sent.reduce_data) == 2 * 1 / 2 * 32 / 8
+
+
+def test_transposed_layer_swaps_x_and_y() -> None:
+    grid = grids((4, 2, 1, 1))
+    sent = volumes(LAYER, grid)
+    assert (one(sent.reduce_y), one(sent.reduce_x)) == (32.0, 48.0)
+    turned = volumes(replace(LAYER, is_transposed=True), grid)
+    assert (one(turned.reduce_y), one(turned.reduce_x)) == (96.0, 16.0)
+
+
+def test_convolution_counts_channels_positions_and_kernel() -> None:
+    # 2 samples of 4x4, 3x3 kernel, stride 2: 32 rows in, 8 out.
+    layer = Layer(rows_in=32, rows_out=8, k=4, n=8, kernel=9)
+    sent = volumes(layer, grids((2, 2, 1, 1)))
+    assert one(sent.reduce_y) == 2 * 1 / 2 * 8 * 8 / 2
+    assert one(sent.reduce_x) == 2 * 1 / 2 * 32 * 4 / 2
+    assert layer.weights == 4 * 8 * 9
+    assert layer.flops == 2 * 8 * 288
+
+
+def test_equation_10_shares_the_network_among_groups_that_leave_a_node() -> None:
+    links = aware_links(grids((2, 2, 4, 2), (2, 4, 1, 4)), 4, 200.0, 100.0)
+    assert (1 / links.element_s[:, 0]).tolist() == [200.0, 200.0, 25.0, 25.0]
+    assert (1 / links.element_s[:, 1]).tolist() == [200.0, 50.0, 25.0, 25.0]
+
+
+def test_seconds_of_two_layers_are_the_sum_of_their_collectives() -> None:
+    grid = grids((4, 2, 1, 1))
+    links = Links(np.array([[0.5], [0.25], [1.0], [1.0]]), np.zeros((4, 1)))
+    layers = [LAYER, replace(LAYER, is_transposed=True)]
+    found = communication_s(layers, grid, links)
+    # x carries the gradient of I, then, transposed, O; y the other two.
+    assert found[:, 0].tolist() == [0.5 * (48 + 96), 0.25 * (32 + 16), 0.0, 0.0]
+
+
+def test_recomputation_repeats_the_reductions_of_outputs_and_the_gathers() -> None:
+    grid = grids((1, 2, 2, 1))
+    links = agnostic_links(grid, 1.0)
+    once = communication_s([LAYER], grid, links)
+    twice = communication_s([LAYER], grid, links, Passes(outputs=2, gathers=2))
+    sent = volumes(LAYER, grid)
+    assert one(twice[1] - once[1]) == one(sent.reduce_y)
+    assert one(twice[2] - once[2]) == one(sent.gather_z)
+
+
+@pytest.mark.parametrize(("devices", "count"), [(1, 1), (6, 16), (32, 56), (1024, 286)])
+def test_grids_are_all_ordered_factorisations(devices: int, count: int) -> None:
+    found = grids_of(devices)
+    assert (found.prod(axis=1) == devices).all()
+    assert len({tuple(row) for row in found.tolist()}) == len(found) == count
+
+
+def test_without_memory_the_best_grid_is_data_parallel_and_with_it_is_not() -> None:
+    """The erratum: the model alone degenerates, so memory has to constrain."""
+    model = gpt_model("GPT-20B", samples=64)
+    cluster = find_cluster("perlmutter")
+    literal = rank_grids(model, cluster, 32, Options(literal=True))
+    assert len(literal) == 56
+    assert literal[0].grid == (1, 1, 1, 32)
+    limited = rank_grids(model, cluster, 32, Options(checkpointing=True))
+    assert 0 < len(limited) < 56
+    assert limited[0].grid[3] < 32
+    assert all(sum(r.memory_bytes.values()) <= 40e9 for r in limited)
+    assert [r.time_s for r in limited] == sorted(r.time_s for r in limited)
+
+
+def test_placement_aware_ranking_differs_from_ranking_by_volume() -> None:
+    model = gpt_model("GPT-20B", samples=64)
+    cluster = find_cluster("perlmutter")
+    aware, agnostic = (
+        [r.grid for r in rank_grids(model, cluster, 32, Options(checkpointing=True, aware=a))]
+        for a in (True, False)
+    )
+    assert sorted(aware) == sorted(agnostic)
+    assert aware != agnostic
+
+
+def test_memory_too_small_names_the_smallest_shortfall() -> None:
+    with pytest.raises(AxonnError, match=r"smallest shortfall is [\d.]+ GiB, of x=\d+,y=") as error:
+        rank_grids(gpt_model("GPT-80B", samples=1024), find_cluster("perlmutter"), 8)
+    assert "parameters" in str(error.value)
+
+
+def test_memory_of_one_device_is_that_of_the_whole_model() -> None:
+    model = gpt_model("GPT-5B", samples=4)
+    parts = memory_of(model, grids((1, 1, 1, 1)), Options())
+    weights = sum(layer.repeats * layer.weights for layer in model.layers)
+    assert one(parts["parameters"]) == model.state_bytes * weights + model.other_bytes
+    assert one(parts["activations"]) == pytest.approx(model.kept_bytes)
+    assert one(parts["gathered"]) == 0
+
+
+def test_layers_of_a_gpt_alternate() -> None:
+    program = captured(SPECS["gpt"]).program
+    layers = layers_of(program, parallel_pairs(program, "x", 2))
+    assert [(one_.k, one_.n, one_.is_transposed) for one_ in layers[:6]] == [
+        *[(16, 16, False)] * 3,
+        (16, 16, True),
+        (16, 64, False),
+        (64, 16, True),
+    ]
+    assert {one_.rows_out for one_ in layers} == {8 * 16}
+
+
+def test_layers_of_a_cnn_are_convolutions_and_a_linear_map() -> None:
+    program = captured(SPECS["cnn"]).program
+    layers = layers_of(program, parallel_pairs(program, "x", 2))
+    assert layers[0].k == 3
+    assert {layer.kernel for layer in layers} == {1, 9}
+    assert any(layer.is_transposed for layer in layers)
+    assert layers[-1].kernel == 1
+    assert layers[-1].rows_in == 8
+
+
+@cache
+def step(name: str, mesh: str) -> Program:
+    spec = SPECS[name]
+    return partitioned(spec, mesh, plan_axonn(captured(spec).program, as_mesh(mesh)))
+
+
+@pytest.mark.parametrize("name", ["gpt", "gpt2", "bert", "vit", "unet", "cnn"])
+def test_step_on_all_four_axes_equals_eager(name: str) -> None:
+    program = step(name, GRID)
+    axes = {axis for found in program.stats().collectives for axis in found.axes}
+    assert axes == {"x", "y", "z", "data"}
+    assert_equals_eager(program, captured(SPECS[name]))
+
+
+@pytest.mark.parametrize("mesh", ["data=2,z=4,x=2", "z=2,x=4"])
+def test_llama_equals_eager_where_its_norms_are_whole(mesh: str) -> None:
+    assert_equals_eager(step("llama", mesh), captured(SPECS["llama"]))
+
+
+def test_llama_over_y_equals_eager_to_the_float32_that_its_norms_compute_in() -> None:
+    # y cuts the features that LlamaRMSNorm casts to float32 and sums: another order of additions.
+    assert_equals_eager(
+        step("llama", GRID), captured(SPECS["llama"]), loss_bound=1e-6, gradient_bound=1e-4
+    )
+
+
+def test_step_has_the_messages_of_the_algorithm() -> None:
+    program = step("gpt", GRID)
+    maps = 2 * 6 + 1  # and the tied embedding
+    layers = 2
+    count = program.stats().count
+    assert count("reduce_scatter", ("z",)) == maps
+    assert count("all_gather", ("z",)) == 2 * maps
+    found = {
+        (c.kind, c.axes, c.phase): c.count for c in program.stats().collectives if c.axes != ("z",)
+    }
+    # q, k and v, and fc_in, reduce O over y; proj and fc_out over x.
+    assert found["all_reduce", ("y",), "forward"] == 4 * layers + 1
+    # Backward: dI of proj and fc_out over y; of q, k, v (added first) and fc_in over x.
+    assert found["all_reduce", ("y",), "backward"] == 2 * layers
+    assert found["all_reduce", ("x",), "backward"] == 2 * layers + 1
+    assert not any(kind == "all_to_all" for kind, _, _ in found)
+
+
+OVERLAP = (
+    "rematerialize{policy=layer},delete-redundant-collectives,start-collectives,"
+    "overlap-communication{schedule=list cluster=perlmutter}"
+)
+
+
+def behind(program: Program, kind: str, axes: tuple[str, ...], phase: str) -> list[set[str]]:
+    """For each collective of a sort, the compute between its start and its wait."""
+    ops = list(program.ops)
+    places = {op: index for index, op in enumerate(ops)}
+    found: list[set[str]] = []
+    for op in ops:
+        if isinstance(op, STARTED) and op.name == f"dist.start_{kind}" and op.axes == axes:
+            if phase_of(op) == phase:
+                (use,) = op.results[0].uses
+                assert isinstance(use.operation, WaitOp)
+                between = ops[places[op] + 1 : places[use.operation]]
+                found.append({between_op.name for between_op in between})
+    return found
+
+
+def test_list_schedule_finds_the_overlaps_of_the_paper() -> None:
+    large = stack("GPT-5B", 2, 64)  # at its real size, with fake weights
+    plan = plan_axonn(large, as_mesh("z=4,y=2,x=2"))
+    local = run_passes(large, [ApplyPlanPass.of(plan), SHARDING_PASSES], mesh="z=4,y=2,x=2")
+    program = run_passes(local, OVERLAP)
+    # A: all-reduces of the gradient of I run behind products, of which dW is one.
+    hidden = behind(program, "all_reduce", ("x",), "backward")
+    assert sum("aten.mm" in names for names in hidden) >= len(hidden) / 2
+    # B: reduce-scatters of dW are waited for later, behind the rest of the backward pass.
+    scattered = behind(program, "reduce_scatter", ("z",), "backward")
+    assert sum("aten.mm" in names for names in scattered) >= len(scattered) - 2
+    # C: weights are gathered ahead, behind products of earlier layers.
+    gathered = behind(program, "all_gather", ("z",), "forward")
+    assert sum(bool(names & {"aten.mm", "aten.addmm"}) for names in gathered) >= len(gathered) / 2
+    # D: gathered weights are kept, so that recomputation gathers none.
+    assert behind(program, "all_gather", ("z",), "recompute") == []
+
+
+def test_overlapped_step_equals_eager() -> None:
+    assert_equals_eager(run_passes(step("gpt", GRID), OVERLAP), captured(SPECS["gpt"]))
+
+
+def test_planner_chooses_a_grid_that_divides_and_says_why() -> None:
+    program = captured(SPECS["gpt"]).program
+    plan = call_planner("axonn", program, None, cluster="perlmutter:nodes=2")
+    assert set(plan.mesh) == {"data", "z", "y", "x"}
+    assert np.prod(list(plan.mesh.values())) == 8
+    assert len(plan.candidates) == 5
+    assert plan.candidates[0].reason == "chosen"
+    assert "divide the program and fit into memory" in plan.reasons[0]
+    assert plan.predicted is not None
+    times = [c.predicted.time_s for c in plan.candidates]
+    assert times == sorted(times)
+    mesh = ",".join(f"{axis}={size}" for axis, size in plan.mesh.items())
+    assert_equals_eager(partitioned(SPECS["gpt"], mesh, plan), captured(SPECS["gpt"]))
+
+
+def test_mesh_of_other_axes_is_refused() -> None:
+    with pytest.raises(AxonnError, match=r"axis 'tensor', but 'axonn' plans x, y, z, data"):
+        plan_axonn(captured(SPECS["gpt"]).program, as_mesh("tensor=2"))
+
+
+def test_what_does_not_divide_stays_whole_with_a_note() -> None:
+    plan = plan_axonn(captured(SPECS["cnn"]).program, as_mesh("y=2"))
+    assert any("conv_in.weight' stays whole over y=2" in note for note in plan.notes)
