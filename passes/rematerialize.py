@@ -106,7 +106,8 @@ def recompute(program: Program, policy_of: Callable[[str], str]) -> int:
     weights = set(weight_ops(program))
     if any(phase_of(op) == "recompute" and op not in weights for op in later):
         raise ValueError("the program recomputes already; rematerialize it once.")
-    messages = {op for op in forward + later if isinstance(op, _COLLECTIVES)} - weights
+    messages: set[Operation] = {op for op in forward + later if isinstance(op, _COLLECTIVES)}
+    messages -= weights
     count = _Recomputation(forward, later, policy_of, messages).run()
     return count - _gather_once(program)
 
