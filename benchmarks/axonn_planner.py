@@ -137,11 +137,13 @@ def simulated(name: str, grid: Ranked, cluster: Cluster, cluster_text: str) -> S
     """Simulate 1 and 2 layers on a grid and follow the line to all of them."""
     samples = tables()["weak_scaling"]["batch_tokens"] // tables()["weak_scaling"]["seq_len"]
     mesh = Mesh(**grid.mesh)
-    times, flops = [], []
+    memory = cluster.devices["A100-40GB"].memory_bytes
+    overlap = f'overlap-communication{{schedule=list cluster="{cluster_text}" memory-cap={memory}}}'
+    times: list[float] = []
+    flops: list[float] = []
     for num_layers in (1, 2):
         program = captured(name, num_layers, samples)
         plan = replace(plan_axonn(program, mesh), recompute="none")
-        overlap = f'overlap-communication{{schedule=list cluster="{cluster_text}"}}'
         local = run_passes(
             program, [ApplyPlanPass.of(plan), PARTITIONING, PASSES, overlap], mesh=mesh
         )
