@@ -59,3 +59,18 @@ def test_amp_says_what_is_wrong_with_a_file(
 def test_amp_says_that_a_file_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["amp", "--measured", "no-such-file.csv"]) == 2
     assert "cannot be read: No such file" in capsys.readouterr().err
+
+
+def test_axonn_prints_its_grid_beside_the_published_systems(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    assert main(["axonn", "--quick", "--json", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "GPT-5B" in printed
+    assert "DeepSpeed-3D" in printed
+    report = json.loads(out.read_text())
+    (row,) = report["rows"]
+    assert row["published"] == {"Megatron-LM": 37, "ZeRO-3": 55, "DeepSpeed-3D": 33, "AxoNN": 67}
+    assert 30 < row["utilisation_pct"] < 80  # products reach 80% of the peak at most
+    assert report["gpt20b_32_gpus"]["rank_ms"] < 100
