@@ -9,11 +9,13 @@ from io import StringIO
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Operation
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import ParseError, VerifyException
 
 from shardweave.ir.context import make_context
+from shardweave.ir.source_text import SourceText, excerpt, position
 from shardweave.ir.strings import unclosed_string
 
 
@@ -54,13 +56,30 @@ def print_module(module: ModuleOp, *, locations: bool = False) -> str:
     return stream.getvalue() + "\n"
 
 
-def parse_module(text: str, name: str = "<text>") -> ModuleOp:
-    """Parse the text of a program. Raises ProgramTextError with line and column."""
+class _PlacingParser(Parser):
+    """A parser that remembers where each op begins."""
+
+    def __init__(self, text: str, name: str) -> None:
+        super().__init__(make_context(), text, name)
+        self.offsets: dict[Operation, int] = {}
+
+    def parse_operation(self) -> Operation:
+        start = self._current_token.span.start
+        op = super().parse_operation()
+        self.offsets[op] = start
+        return op
+
+
+def parse_module(text: str, name: str = "<text>") -> tuple[ModuleOp, SourceText]:
+    """Parse the text of a program.
+
+    Raises ProgramTextError with line and column, and as a note that line with a caret.
+    """
     quote = unclosed_string(text)
     if quote is not None:
         raise _error(text, name, quote, "the string is not closed.")
     try:
-        parser = Parser(make_context(), text, name)
+        parser = _PlacingParser(text, name)
         try:
             with without_gc():
                 module = parser.parse_module()
@@ -69,7 +88,7 @@ def parse_module(text: str, name: str = "<text>") -> ModuleOp:
     except ParseError as error:
         raise _error(text, name, error.span.start, error.msg) from error
     _check_form(module, text, name)
-    return module
+    return module, SourceText(text, name, parser.offsets)
 
 
 def _check_form(module: ModuleOp, text: str, name: str) -> None:
@@ -87,12 +106,10 @@ def _check_form(module: ModuleOp, text: str, name: str) -> None:
 
 
 def _error(text: str, name: str, offset: int, message: str) -> ProgramTextError:
-    return ProgramTextError(f"{name}:{_position(text, offset)}: {_one_line(message)}")
-
-
-def _position(text: str, offset: int) -> str:
-    before = text[:offset]
-    return f"{before.count(chr(10)) + 1}:{offset - (before.rfind(chr(10)) + 1) + 1}"
+    line, column = position(text, offset)
+    error = ProgramTextError(f"{name}:{line}:{column}: {_one_line(message)}")
+    error.add_note(excerpt(text, offset))
+    return error
 
 
 def _one_line(message: str) -> str:
