@@ -14,6 +14,7 @@ from shardweave import __version__
 from shardweave.driver import launch
 from shardweave.driver.diff_command import add_diff_options, diff_command
 from shardweave.driver.pass_options import add_pass_options
+from shardweave.driver.report_command import add_report_options, report_command
 from shardweave.driver.show_command import add_show_options, show_command
 from shardweave.driver.validate_options import add_validate_options
 
@@ -64,6 +65,8 @@ def _run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         return profile_command(options)
     if options.command == "diff":
         return diff_command(options)
+    if options.command == "report":
+        return report_command(options)
     if options.command == "show":
         return show_command(options)
     from shardweave.driver import text_commands
@@ -109,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_simulate(commands)
     _add_profile(commands)
     add_diff_options(_add_command(commands, "diff", "Say what changed between two programs."))
+    add_report_options(_add_command(commands, "report", "Write what a step does as an HTML page."))
     add_show_options(_add_command(commands, "show", "Show a program's layers, or some of its ops."))
     return parser
 
@@ -225,6 +229,11 @@ def _add_run(commands: Commands) -> None:
         metavar="SPEC",
         default="",
         help="more passes, after the default ones; in their place if insert-collectives is there",
+    )
+    command.add_argument(
+        "--program",
+        metavar="FILE",
+        help="run this partitioned program of the model, as it is, without a plan",
     )
     command.add_argument(
         "--check",
