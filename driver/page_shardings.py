@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
@@ -37,7 +37,11 @@ class Picture:
 
 
 def pictures_of(program: Program) -> list[Picture]:
-    """The shardings of a program's arguments and results, those most often used first."""
+    """The shardings of a program's arguments and results, those most often used first.
+
+    Gradients are named only where they are not as their parameters.
+    """
+    kept: dict[tuple[tuple[int, ...], str], set[str]] = {}
     found: dict[tuple[tuple[int, ...], str], tuple[Sharding, dict[str, None], int]] = {}
     for slot in (*program.arguments, *program.results):
         sharding = program.sharding_of_slot(slot)
@@ -47,13 +51,18 @@ def pictures_of(program: Program) -> list[Picture]:
         if not shape:
             continue
         key = shape, _text(slot)
+        parameters = kept.setdefault(key, set())
+        if slot.kind == "param":
+            parameters.add(slot.name)
         _, names, count = found.setdefault(key, (sharding, {}, 0))
-        names[_short(slot)] = None
+        if slot.kind != "grad" or slot.name not in parameters:
+            names[_short(slot)] = None
         found[key] = sharding, names, count + 1
     ordered = sorted(found.items(), key=lambda item: -item[1][2])
     return [
         Picture(tuple(names), shape, text, sharding)
         for (shape, text), (sharding, names, _) in ordered
+        if names
     ]
 
 
@@ -174,10 +183,3 @@ def ranks_text(ranks: Sequence[int]) -> str:
             start = index
     return ",".join(parts)
 
-
-def shards_legend(mesh: Mesh) -> Mapping[int, str]:
-    """Where each device is in the mesh, as `data 0, tensor 1`."""
-    return {
-        rank: ", ".join(f"{axis} {index}" for axis, index in mesh.coordinates(rank).items())
-        for rank in range(mesh.num_devices)
-    }

@@ -8,6 +8,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from xdsl.ir import Operation
+
     from shardweave.ir.outline import Fold
     from shardweave.ir.program import Program
 
@@ -76,28 +78,28 @@ def _selected(program: Program, options: argparse.Namespace) -> str:
     return "\n".join([*_lines(program, chosen, folds), said])
 
 
-def _lines(program: Program, chosen: list, folds: list[Fold]) -> list[str]:
+def _lines(program: Program, chosen: list[Operation], folds: list[Fold]) -> list[str]:
     """The lines of ops; those of layers equal to one that is shown are one line."""
     from shardweave.ir.diff_lines import Lines
 
     lines = Lines(program)
-    positions = {op: index for index, op in enumerate(program.ops)}
-    of_layer = {op: one for one in folds for layer in one.layers[1:] for op in layer.members}
-    shown = {op for one in folds for op in one.first.members}
-    chosen_set = set(chosen)
-    found: list[str] = []
-    last = -1
-    folded: dict[str, None] = {}
-    for op in chosen:
-        one = of_layer.get(op)
-        if one is not None and not chosen_set.isdisjoint(set(one.first.members) & shown):
-            folded[f"... {one.layers[1].name} .. {one.layers[-1].name}: as {one.first.name}"] = None
+    wanted = set(chosen)
+    hidden: dict[Operation, str] = {}
+    for one in folds:
+        first, *others = one.layers
+        if not others or wanted.isdisjoint(first.members):
             continue
-        if last >= 0 and positions[op] > last + 1:
-            found.append("...")
-        found.append(lines.line(op))
-        last = positions[op]
-    return [*found, *folded]
+        names = others[0].name + (f" .. {others[-1].name}" if len(others) > 1 else "")
+        hidden |= {op: f"... {names}: as {first.name}" for o in others for op in o.members}
+    found: list[str] = []
+    is_gap = False
+    for op in program.ops:
+        if op not in wanted or op in hidden:
+            is_gap = bool(found)
+            continue
+        found += ["...", lines.line(op)] if is_gap else [lines.line(op)]
+        is_gap = False
+    return [*found, *dict.fromkeys(hidden[op] for op in chosen if op in hidden)]
 
 
 def _nothing(program: Program, options: argparse.Namespace) -> str:
