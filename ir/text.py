@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from io import StringIO
 
 from xdsl.dialects.builtin import ModuleOp
@@ -14,9 +16,14 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import ParseError, VerifyException
 
+from shardweave.ir.aten import aten_dialect
 from shardweave.ir.context import make_context
+from shardweave.ir.dist import dist_dialect
 from shardweave.ir.source_text import SourceText, excerpt, position
 from shardweave.ir.strings import unclosed_string
+
+
+_UNKNOWN_OP = re.compile(r"Operation (\S+) is not registered")
 
 
 class ProgramTextError(ValueError):
@@ -86,7 +93,7 @@ def parse_module(text: str, name: str = "<text>") -> tuple[ModuleOp, SourceText]
         except _WITHOUT_A_PLACE as error:
             raise _error(text, name, parser.pos, str(error)) from error
     except ParseError as error:
-        raise _error(text, name, error.span.start, error.msg) from error
+        raise _error(text, name, *_said(error, text)) from error
     _check_form(module, text, name)
     return module, SourceText(text, name, parser.offsets)
 
@@ -110,6 +117,19 @@ def _error(text: str, name: str, offset: int, message: str) -> ProgramTextError:
     error = ProgramTextError(f"{name}:{line}:{column}: {_one_line(message)}")
     error.add_note(excerpt(text, offset))
     return error
+
+
+def _said(error: ParseError, text: str) -> tuple[int, str]:
+    """Where and what: as xDSL says; of an unknown op its own place, and which one may be meant."""
+    unknown = _UNKNOWN_OP.fullmatch(error.msg)
+    if unknown is None:
+        return error.span.start, error.msg
+    dialects = (aten_dialect(), dist_dialect())
+    names = [op.name for dialect in dialects for op in dialect.operations]
+    near = get_close_matches(unknown[1], names, 1, cutoff=0.7)
+    meant = f"did you mean '{near[0]}'?" if near else "a step has ops of aten and dist."
+    place = text.rfind(unknown[1], 0, error.span.start)
+    return max(place, 0), f"there is no op '{unknown[1]}'; {meant}"
 
 
 def _one_line(message: str) -> str:

@@ -1,45 +1,30 @@
-"""A small GPT for tests of tools: captured, planned, and compared with eager PyTorch."""
+"""One small GPT for tests of tools: captured, annotated, partitioned, compared with eager."""
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
 
-import torch
-
-from shardweave.driver.check import compare, run_eager
-from shardweave.driver.measure import gather
-from shardweave.driver.models import Example, build_example
-from shardweave.driver.virtual_step import VirtualStep
-from shardweave.ir.capture import capture
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.apply_plan import ApplyPlanPass
-from shardweave.passes.pipeline import PassPipeline
-from shardweave.planners.megatron import plan_megatron
+from shardweave.passes.pipeline import PassPipeline, run_passes
+from shardweave.tests import zoo
 
 MODEL = "gpt:layers=2,hidden=16,heads=2,vocab=32,seq=8,batch=4"
 MESH = Mesh(data=2, tensor=2)
 
 
 @cache
-def example() -> Example:
-    """The model and its batch, in float64."""
-    return build_example(MODEL, dtype=torch.float64)
-
-
-@cache
 def captured() -> Program:
     """The global program. Not to be changed; passes work on a copy."""
-    return capture(example().module, kwargs=example().kwargs)
+    return zoo.captured(MODEL).program
 
 
 @cache
 def annotated() -> Program:
     """The global program on a mesh of four devices with the shardings of Megatron's plan."""
-    program = captured().clone()
-    program.set_mesh(MESH)
-    return PassPipeline([ApplyPlanPass.of(plan_megatron(program, MESH))]).run(program)
+    return run_passes(captured(), [ApplyPlanPass.of(zoo.megatron(MODEL, str(MESH)))], mesh=MESH)
 
 
 @cache
@@ -57,8 +42,4 @@ def save(program: Program, folder: Path, name: str = "step.mlir") -> Path:
 
 def assert_equals_eager(program: Program) -> None:
     """Assert that loss and gradients on the virtual mesh are those of eager PyTorch."""
-    model, batch = example().module, example().kwargs
-    step = VirtualStep(program, model)
-    result = compare(gather(step, step(**batch)), run_eager(model, batch), torch.float64)
-    assert result.loss_error <= result.bound
-    assert result.max_rel_grad_error <= result.bound
+    zoo.assert_equals_eager(program, zoo.captured(MODEL))
