@@ -6,6 +6,10 @@ Imports nothing heavy: they are declared for `--help`.
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,6 +18,13 @@ if TYPE_CHECKING:
 
 def add_pass_options(command: argparse.ArgumentParser) -> None:
     """Declare the options, but for the passes themselves."""
+    command.add_argument(
+        "--load",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a Python file that registers passes of one's own (sw.register_pass)",
+    )
     command.add_argument(
         "--stop-after", metavar="PASS", help="run no pass after the first of this name"
     )
@@ -62,6 +73,21 @@ def pipeline_of(options: argparse.Namespace) -> PassPipeline:
     for name in (*options.print_before, *options.print_after):
         pipeline.until(name)  # says what there is, if it is not there
     return pipeline
+
+
+def load_passes(paths: Sequence[str]) -> None:
+    """Run Python files that register passes. Raises ValueError for what is no such file."""
+    for path in paths:
+        file = Path(path)
+        if not file.is_file() or file.suffix != ".py":
+            raise ValueError(f"--load {path}: expected a Python file that registers passes.")
+        # A name of its own: a file may be called as a module that is there already.
+        name = f"shardweave_loaded_{file.stem}"
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
 
 
 def observers_of(options: argparse.Namespace) -> list[Observer]:

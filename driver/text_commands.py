@@ -12,7 +12,12 @@ import torch
 
 from shardweave.driver.models import build_example
 from shardweave.driver.output import check_output
-from shardweave.driver.pass_options import list_of_passes, observers_of, pipeline_of
+from shardweave.driver.pass_options import (
+    list_of_passes,
+    load_passes,
+    observers_of,
+    pipeline_of,
+)
 from shardweave.driver.report import bytes_text, seconds_text, status
 from shardweave.driver.validate import LIMIT, Validator
 from shardweave.ir.capture import capture
@@ -44,6 +49,7 @@ def capture_command(options: argparse.Namespace) -> int:
 
 def opt_command(options: argparse.Namespace) -> int:
     """Run passes over a program and write the result."""
+    load_passes(options.load)
     if options.list_passes:
         print(list_of_passes())
         return 0
