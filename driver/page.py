@@ -89,7 +89,7 @@ def _tiles(program: Program, simulation: Simulation) -> str:
         f"exposed communication ({s.exposed_communication_s / total:.0%})": seconds_text(
             s.exposed_communication_s
         ),
-        "of the lower bound": f"{s.ratio:.2f} ×",
+        "of the lower bound": f"{s.ratio:.2f} x",
         f"peak memory of {bytes_text(s.memory_bytes)}": bytes_text(s.peak_bytes),
         "parameters on one device": bytes_text(stats.parameter_bytes),
         "work of one device": flops_text(sum(stats.flops.values())),
@@ -162,9 +162,7 @@ def _layers(program: Program, simulation: Simulation) -> str:
 def _shardings(program: Program, mesh: Mesh) -> str:
     if mesh.num_devices == 1:
         return "<p>One device holds everything.</p>"
-    figures = "".join(
-        f"<figure>{sharding_svg(one, mesh)}</figure>" for one in pictures_of(program)
-    )
+    figures = "".join(f"<figure>{sharding_svg(one, mesh)}</figure>" for one in pictures_of(program))
     rows = [
         (axis.name, axis.kind, (f"{axis.size}",), _groups(mesh, axis.name))
         for axis in mesh.space_axes

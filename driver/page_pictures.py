@@ -132,4 +132,3 @@ def _area(
             line.append(f"{xs[index]:.1f},{y(sizes[index]):.1f}")
     points = " ".join([*forward, *reversed(back)])
     return f'<polygon class="{part}" points="{points}"><title>{part}</title></polygon>'
-

@@ -13,8 +13,8 @@ import torch
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.regions import block_name
-from shardweave.ir.shards import take_shard
 from shardweave.ir.sharding import DimSharding, Sharding
+from shardweave.ir.shards import take_shard
 from shardweave.ir.types import shape_of
 
 WIDTH, HEIGHT, FLAT_HEIGHT = 240, 120, 36
@@ -130,9 +130,7 @@ def sharding_svg(picture: Picture, mesh: Mesh) -> str:
     )
 
 
-def _cells(
-    rows: Sequence[Run], columns: Sequence[Run], rest: frozenset[int], height: int
-) -> str:
+def _cells(rows: Sequence[Run], columns: Sequence[Run], rest: frozenset[int], height: int) -> str:
     """The rectangles. Cells are drawn as large as their share of what is shown."""
     tall, wide = rows[-1][1], columns[-1][1]
     parts: list[str] = []
@@ -144,7 +142,7 @@ def _cells(
         place = f"[{top}:{bottom}, {left}:{right}]" if len(rows) > 1 else f"[{left}:{right}]"
         colour = f"c{ranks[0] % NUM_COLOURS}" if ranks else "none"
         parts.append(
-            f'<g><title>{place} on {"device" if len(ranks) == 1 else "devices"} {text}</title>'
+            f"<g><title>{place} on {'device' if len(ranks) == 1 else 'devices'} {text}</title>"
             f'<rect class="{colour}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" '
             f'height="{depth:.1f}"/>'
         )
@@ -164,7 +162,7 @@ def _caption(picture: Picture, shown: Sequence[int], num_rows: int, num_columns:
     if picture.sharding.unreduced:
         over = ", ".join(picture.sharding.unreduced)
         notes.append(f"each device along {over} holds one term of a {picture.sharding.reduction}")
-    size = " × ".join(map(str, picture.shape))
+    size = " x ".join(map(str, picture.shape))
     said = f"<br><small>{escape('; '.join(notes))}</small>" if notes else ""
     return (
         f"<figcaption><b>{escape(names)}</b><br>{size} <code>{escape(picture.text)}</code>"
@@ -182,4 +180,3 @@ def ranks_text(ranks: Sequence[int]) -> str:
             parts.append(f"{first}" if first == last else f"{first}-{last}")
             start = index
     return ",".join(parts)
-

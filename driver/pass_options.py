@@ -84,7 +84,8 @@ def load_passes(paths: Sequence[str]) -> None:
         # A name of its own: a file may be called as a module that is there already.
         name = f"shardweave_loaded_{file.stem}"
         spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)

@@ -206,11 +206,9 @@ def flops_text(count: float) -> str:
     """1.5e9 -> `1.5 GFLOP`."""
     for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"):
         if count < 1000:
-            break
+            return f"{count:.3g} {unit}"
         count /= 1000
-    else:
-        unit = "PFLOP"
-    return f"{count:.3g} {unit}"
+    return f"{count:.3g} PFLOP"
 
 
 def seconds_text(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""A plan edited by hand: let a planner begin, change a line of its JSON, run and check the result."""
+"""A plan edited by hand: a planner begins, some lines of its JSON are changed, the result is run."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,9 @@ from shardweave.driver.models import build_example
 
 MESH = "data=2,tensor=2"
 
-example = build_example("gpt:layers=2,hidden=16,heads=2,vocab=32,seq=8,batch=4", dtype=torch.float64)
+example = build_example(
+    "gpt:layers=2,hidden=16,heads=2,vocab=32,seq=8,batch=4", dtype=torch.float64
+)
 step = sw.capture(example.module, kwargs=example.kwargs)
 path = Path("plan.json")
 sw.plan(step, MESH, "megatron").save(path)

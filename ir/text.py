@@ -22,7 +22,6 @@ from shardweave.ir.dist import dist_dialect
 from shardweave.ir.source_text import SourceText, excerpt, position
 from shardweave.ir.strings import unclosed_string
 
-
 _UNKNOWN_OP = re.compile(r"Operation (\S+) is not registered")
 
 

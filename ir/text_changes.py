@@ -24,8 +24,7 @@ def changed_text(before: str, after: str, num_context: int = 1) -> str:
     end = min(_num_equal(old[::-1], new[::-1]), len(old) - start, len(new) - start)
     start, end = max(start - num_context, 0), max(end - num_context, 0)
     return "".join(
-        line + "\n"
-        for line in _hunks(old[start : len(old) - end], new[start : len(new) - end])
+        line + "\n" for line in _hunks(old[start : len(old) - end], new[start : len(new) - end])
     )
 
 
@@ -43,8 +42,13 @@ def _hunks(old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
     for group in matcher.get_grouped_opcodes(1):
         if all(tag == "equal" for tag, *_ in group):
             continue
-        first, last = group[0], group[-1]
-        yield f"@@ {_where(new[first[3] : last[4]] or old[first[1] : last[2]])} @@"
+        changed = [
+            line
+            for tag, i1, i2, j1, j2 in group
+            if tag != "equal"
+            for line in (*old[i1:i2], *new[j1:j2])
+        ]
+        yield f"@@ {_where(changed)} @@"
         for tag, i1, i2, j1, j2 in group:
             if tag == "equal":
                 yield from (f" {line}" for line in old[i1:i2])

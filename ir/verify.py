@@ -26,7 +26,6 @@ from shardweave.ir.source_text import excerpt, position
 from shardweave.ir.syntax import layer_of
 from shardweave.ir.types import shape_of, type_problem
 
-
 Place = Operation | SSAValue | None
 """What a problem is about."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -125,7 +126,7 @@ class PassPipeline:
                     watch.after(one, result)
                 except Exception as error:
                     earlier = PassPipeline(self.passes[:index])
-                    watch.failed(one, error, lambda: earlier.run(program, verify_each=False))
+                    watch.failed(one, error, partial(earlier.run, program, verify_each=False))
                     raise
         return result
 

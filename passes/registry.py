@@ -40,7 +40,8 @@ def register_pass(kind: type[ModulePass]) -> type[ModulePass]:
     known = PASSES.get(kind.name, target)
     if known.rpartition(":")[2] != kind.__qualname__:
         raise ValueError(
-            f"there is a pass '{kind.name}' already, {known}; give {kind.__qualname__} another name."
+            f"there is a pass '{kind.name}' already, {known}; give {kind.__qualname__} another "
+            "name."
         )
     PASSES[kind.name] = target
     return kind

@@ -43,9 +43,7 @@ def test_own_pass_has_thirty_lines_at_most() -> None:
     assert len([line for line in body.splitlines() if line.strip()]) <= 30
 
 
-def test_own_pass_is_loaded_by_the_command_line_and_exact(
-    tmp_path: Path, capsys: Captured
-) -> None:
+def test_own_pass_is_loaded_by_the_command_line_and_exact(tmp_path: Path, capsys: Captured) -> None:
     path, out = save(annotated(), tmp_path), tmp_path / "late.mlir"
     passes = "preset:sub-batches,start-collectives,late-waits"
     own = str(FOLDER / "own_pass.py")
@@ -76,7 +74,9 @@ def test_file_to_load_must_be_one(tmp_path: Path, capsys: Captured) -> None:
 
 def test_plan_edited_by_hand_runs_with_fewer_all_reduces(tmp_path: Path) -> None:
     lines = output_of("edit_plan.py", tmp_path).splitlines()
-    counts = [int(re.findall(r": (\d+) all-reduces over tensor, equal to eager", x)[0]) for x in lines]
+    counts = [
+        int(re.findall(r": (\d+) all-reduces over tensor, equal to eager", x)[0]) for x in lines
+    ]
     assert len(counts) == 2
     assert counts[1] < counts[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ def test_ops_of_a_layer_and_phase_are_shown_as_the_text_has_them(
     assert all('layer = "h.0' in line and "phase = backward" in line for line in shown)
     positions = [text.index(line) for line in shown]
     assert positions == sorted(positions)
-    gaps = sum(second - first > 1 for first, second in zip(positions, positions[1:], strict=False))
+    gaps = sum(second - first > 1 for first, second in pairwise(positions))
     assert lines.count("...") == gaps
 
 
@@ -101,7 +102,9 @@ def test_nothing_found_is_answered_with_what_there_is(
 
 def test_layers_that_differ_are_not_folded(tmp_path: Path, capsys: Captured) -> None:
     text = str(captured())
-    name = next(line for line in text.splitlines() if 'layer = "h.1.mlp"' in line and "gelu" in line)
+    name = next(
+        line for line in text.splitlines() if 'layer = "h.1.mlp"' in line and "gelu" in line
+    )
     changed = name.replace('approximate = "tanh"', 'approximate = "none"')
     assert changed != name
     path = tmp_path / "changed.mlir"
@@ -141,7 +144,7 @@ def test_notebook_shows_layers_folded_with_every_line(file: str) -> None:
     assert {"script", "link", "img"}.isdisjoint(tags.seen)
     text = "".join(tags.text)
     assert "h.0 .. h.1 (2 equal)" in text
-    lines = [line.strip() for line in str(program).splitlines() if ' = aten.' in line]
+    lines = [line.strip() for line in str(program).splitlines() if " = aten." in line]
     outside = [line for line in lines if 'layer = "h.1' not in line]
     assert [line for line in outside if line not in text] == []
     assert "h.1.mlp.fc_in.weight" in text  # of the arguments

@@ -39,7 +39,9 @@ def test_unknown_preset_is_answered_with_those_there_are() -> None:
 
 
 def test_preset_with_options_is_answered_with_its_passes_written_out() -> None:
-    with pytest.raises(ValueError, match="has no options; write its passes out and change them: re"):
+    with pytest.raises(
+        ValueError, match="has no options; write its passes out and change them: re"
+    ):
         parse_passes("preset:recompute{policy=none}")
 
 
