@@ -1,4 +1,4 @@
-"""A plan edited by hand: a planner begins, some lines of its JSON are changed, the result is run."""
+"""A plan edited by hand: a planner begins, some lines of its JSON change, the result is run."""
 
 import json
 from pathlib import Path
