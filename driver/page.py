@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
@@ -20,6 +20,7 @@ from shardweave.ir.outline import fold, layers_of, part_of
 from shardweave.ir.program import Program
 from shardweave.planners.memory import memory_over_time
 from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import Candidate
 from shardweave.planners.simulate import COMPUTE, Simulation
 from shardweave.planners.timeline import seconds_text
 
@@ -182,16 +183,22 @@ def _groups(mesh: Mesh, axis: str, shown: int = 8) -> str:
 
 def _plan(plan: Plan) -> str:
     data: dict[str, Any] = json.loads(plan.to_json())
-    said = [*data.pop("reasons", ()), *data.pop("notes", ())]
-    tables = {key: data.pop(key, {}) for key in ("parameters", "inputs", "activations")}
-    candidates: list[Mapping[str, Any]] = data.pop("candidates", [])
-    data.pop("format", None)
-    rows = [(key.replace("_", " "), _plain(value)) for key, value in data.items()]
-    parts = [_table(("choice", "value"), rows)]
+    tables = {key: data.pop(key) for key in ("parameters", "inputs", "activations")}
+    for key in ("format", "reasons", "notes", "predicted", "candidates"):
+        data.pop(key, None)
+    parts = [
+        _table(("choice", "value"), [(k.replace("_", " "), _plain(v)) for k, v in data.items()])
+    ]
+    said = (*plan.reasons, *plan.notes)
     if said:
         parts.append(f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in said)}</ul>")
-    if candidates:
-        parts.append(_table(("considered", "predicted", "why"), map(_candidate, candidates)))
+    looked_at = plan.candidates
+    if not looked_at and plan.predicted is not None:
+        looked_at = (Candidate("this plan", plan.predicted),)
+    if looked_at:
+        head: list[Cell] = ["considered", ("step",), ("compute",), ("communication",)]
+        head += [("exposed",), ("bubble",), ("memory",), "why"]
+        parts.append(_table(head, map(_candidate, looked_at)))
     for kind, entries in tables.items():
         if entries:
             body = _table((kind, "sharding"), entries.items())
@@ -200,8 +207,15 @@ def _plan(plan: Plan) -> str:
     return "".join(parts)
 
 
-def _candidate(one: Mapping[str, Any]) -> tuple[str, str, str]:
-    return one.get("name", ""), _plain(one.get("predicted", {})), one.get("reason", "")
+def _candidate(one: Candidate) -> tuple[Cell, ...]:
+    p = one.predicted
+    times = (p.time_s, p.compute_s, sum(p.communication_s.values()), p.exposed_s, p.bubble_s)
+    return (
+        one.name,
+        *((seconds_text(time_s),) for time_s in times),
+        (bytes_text(p.peak_bytes),),
+        one.reason,
+    )
 
 
 def _plain(value: Any) -> str:
@@ -210,4 +224,4 @@ def _plain(value: Any) -> str:
         return ", ".join(f"{key} {_plain(one)}" for key, one in value.items()) or "-"
     if isinstance(value, list):
         return ", ".join(map(_plain, value)) or "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return str(value)

@@ -38,7 +38,7 @@ class Observers(Observer):
 
 
 @dataclass(frozen=True)
-class SeenPass:
+class PassRecord:
     """What one pass did. num_ops: before and after it."""
 
     spec: str
@@ -51,7 +51,7 @@ class SeenPass:
 class PassWatch(Observer):
     """Times each pass (with its verification), counts ops, notices whether it changed anything."""
 
-    seen: list[SeenPass] = field(default_factory=list[SeenPass])
+    seen: list[PassRecord] = field(default_factory=list[PassRecord])
     _before: Program | None = None
     _num_ops: int = 0
     _start_s: float = 0.0
@@ -65,7 +65,7 @@ class PassWatch(Observer):
         seconds = time.perf_counter() - self._start_s
         counts = self._num_ops, num_ops(program)
         changed = program != self._before
-        self.seen.append(SeenPass(str(one.spec()), seconds, counts, changed))
+        self.seen.append(PassRecord(str(one.spec()), seconds, counts, changed))
 
     def table(self) -> str:
         """A line for each pass: seconds, share, ops before and after, and its name."""

@@ -36,6 +36,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     plan = json.loads(zoo.megatron(MODEL, str(MESH)).to_json())
     plan["notes"] = ["why <b>this</b> & not that"]
+    plan["candidates"] = [
+        {"name": "this", "predicted": {"time_s": 0.5}, "reason": "chosen"},
+        {"name": "that", "predicted": {"time_s": 0.75}, "reason": "250 ms slower"},
+    ]
     (folder / "plan.json").write_text(json.dumps(plan))
     path = save(local("preset:oases"), folder)
     out = folder / "report.html"
@@ -65,6 +69,8 @@ def test_page_says_what_the_simulation_and_the_plan_say(page: Path) -> None:
     assert "h.0 .. h.1 (2 equal)" in html
     assert "why &lt;b&gt;this&lt;/b&gt; &amp; not that" in html
     assert "h.*.mlp.fc_in.weight" in html
+    assert '<td>that</td><td class="n">750.00 ms</td>' in html
+    assert "<td>250 ms slower</td>" in html
 
 
 def test_page_asks_for_nothing_else(page: Path) -> None:
