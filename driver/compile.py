@@ -186,6 +186,8 @@ def capture_request(request: Request) -> Program:
     from shardweave.ir.capture import capture
 
     return capture(request.model, request.args, request.kwargs, train=request.train)
+
+
 def _given_program(program: Program, request: Request) -> tuple[Program, Making]:
     """A program that is to be run as it is. Raises ValueError for one that cannot be."""
     check(program)

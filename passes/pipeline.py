@@ -178,7 +178,7 @@ def run_passes(
     if dump_dir is not None:
         from shardweave.passes.observers import DumpFiles, Observers
 
-        observer = Observers(filter(None, (observer, DumpFiles(dump_dir))))
+        observer = Observers(filter(None, (DumpFiles(dump_dir), observer)))
     return PassPipeline(passes).run(program, observer=observer)
 
 

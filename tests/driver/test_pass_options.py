@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from xdsl.context import Context
+from xdsl.dialects import builtin
+from xdsl.passes import ModulePass
 
+import shardweave as sw
 from shardweave.driver.cli import main
 from shardweave.ir.program import Program
 from shardweave.passes.pipeline import PassPipeline
 from shardweave.tests.real_step import annotated, local, save
 
 Captured = pytest.CaptureFixture[str]
+
+
+@dataclass(frozen=True)
+class SwapGradientsPass(ModulePass):
+    """Returns the gradients of q and k, which have one shape, in each other's place."""
+
+    name = "swap-gradients"
+
+    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
+        program = Program(op)
+        at = {slot.name: i for i, slot in enumerate(program.results) if slot.kind == "grad"}
+        q, k = at["h.0.attn.q.weight"], at["h.0.attn.k.weight"]
+        operands = program.return_op.operands
+        operands[q], operands[k] = operands[k], operands[q]
 
 
 @pytest.fixture
@@ -86,6 +105,14 @@ def test_failing_pass_leaves_the_program_before_it(
     assert Program.load(note.rpartition(" is in ")[2]) == PassPipeline("cse,preset:partition").run(
         annotated()
     )
+
+
+def test_pass_that_changes_a_result_leaves_the_program_before_it(tmp_path: Path) -> None:
+    with pytest.raises(sw.ValidationError, match="pass 'swap-gradients' changed") as error:
+        sw.run_passes(local(), ["cse", SwapGradientsPass()], validate=True, dump_dir=tmp_path)
+    assert error.value.__notes__ == [
+        f"the program before pass 'swap-gradients' is in {tmp_path / '001-cse.mlir'}"
+    ]
 
 
 @pytest.mark.parametrize(
