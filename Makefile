@@ -15,7 +15,7 @@ PACKAGE_LINK := $(VENV)/src/shardweave
 # The other files there are parts of these.
 BENCHMARKS := $(wildcard benchmarks/compile_time.py benchmarks/overlap.py benchmarks/schedules.py)
 
-.PHONY: help demo test test-slow check format bench clean $(VENV)
+.PHONY: help demo test test-slow check format docs bench clean $(VENV)
 
 help:
 	@echo "make demo       capture, shard, run and check two small transformers"
@@ -23,6 +23,7 @@ help:
 	@echo "make test-slow  the slow tests"
 	@echo "make check      ruff and pyright"
 	@echo "make format     reformat the sources"
+	@echo "make docs       the pages as a site, in build/site"
 	@echo "make bench      the benchmarks, quickly"
 	@echo "make clean      remove .venv, caches and build outputs"
 	@echo "PYTHON=...      the interpreter to build .venv with (>= $(MIN_PYTHON))"
@@ -77,6 +78,9 @@ check: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 bench: $(STAMP)
 	@set -e; for benchmark in $(BENCHMARKS); do \

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shardweave.ir.text import ProgramTextError
     from shardweave.ir.verify import VerifyError, check, verify
     from shardweave.passes.pipeline import PassError, PassPipeline
+    from shardweave.passes.registry import register_pass
     from shardweave.planners.cluster import Cluster
     from shardweave.planners.plan import Plan
     from shardweave.planners.simulate import Simulation, simulate
@@ -49,6 +50,7 @@ __all__ = [
     "load",
     "parse",
     "plan",
+    "register_pass",
     "run_passes",
     "simulate",
     "verify",
@@ -75,6 +77,7 @@ _HOMES = {
     "load": "ir.program:Program.load",
     "parse": "ir.program:Program.parse",
     "plan": "driver.plans:plan",
+    "register_pass": "passes.registry:register_pass",
     "run_passes": "driver.validated:run_passes",
     "simulate": "planners.simulate:simulate",
     "verify": "ir.verify:verify",

@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from shardweave import __version__
 from shardweave.driver import launch
 from shardweave.driver.diff_command import add_diff_options, diff_command
+from shardweave.driver.pass_options import add_pass_options
+from shardweave.driver.report_command import add_report_options, report_command
+from shardweave.driver.show_command import add_show_options, show_command
 from shardweave.driver.validate_options import add_validate_options
 
 PLAIN = (ValueError, OSError)
@@ -62,6 +65,10 @@ def _run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         return profile_command(options)
     if options.command == "diff":
         return diff_command(options)
+    if options.command == "report":
+        return report_command(options)
+    if options.command == "show":
+        return show_command(options)
     from shardweave.driver import text_commands
 
     if options.command == "capture":
@@ -78,6 +85,8 @@ def report_error(error: Exception, debug: bool) -> int:
     if debug or not (is_plain or isinstance(error, launch.WorkerError)):
         traceback.print_exception(error)
     print(f"error: {_one_line(error)}", file=sys.stderr)
+    for note in getattr(error, "__notes__", ()):
+        print(note, file=sys.stderr)
     if isinstance(error, launch.WorkerError) and error.tail:
         print("it said last:", file=sys.stderr)
         print("\n".join(f"  {line}" for line in error.tail.splitlines()), file=sys.stderr)
@@ -103,6 +112,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_simulate(commands)
     _add_profile(commands)
     add_diff_options(_add_command(commands, "diff", "Say what changed between two programs."))
+    add_report_options(_add_command(commands, "report", "Write what a step does as an HTML page."))
+    add_show_options(_add_command(commands, "show", "Show a program's layers, or some of its ops."))
     return parser
 
 
@@ -146,15 +157,7 @@ def _add_opt(commands: Commands) -> None:
     command.add_argument(
         "-o", "--output", metavar="FILE", default="-", help="where to (default: standard output)"
     )
-    command.add_argument(
-        "--print-after-change",
-        action="store_true",
-        help="print the program after each pass that changes it, on standard error",
-    )
-    command.add_argument(
-        "--time-passes", action="store_true", help="print the seconds of each pass"
-    )
-    command.add_argument("--list-passes", action="store_true", help="list the passes and end")
+    add_pass_options(command)
     add_validate_options(command)
 
 
@@ -226,6 +229,11 @@ def _add_run(commands: Commands) -> None:
         metavar="SPEC",
         default="",
         help="more passes, after the default ones; in their place if insert-collectives is there",
+    )
+    command.add_argument(
+        "--program",
+        metavar="FILE",
+        help="run this partitioned program of the model, as it is, without a plan",
     )
     command.add_argument(
         "--check",

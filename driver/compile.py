@@ -19,6 +19,7 @@ from shardweave.driver.virtual_step import VirtualStep
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.text import print_module
+from shardweave.ir.verify import check
 from shardweave.passes.pipeline import Observer, as_mesh
 from shardweave.planners.plan import Plan
 
@@ -40,6 +41,7 @@ def compile(
     sequence_parallel: bool = False,
     device: torch.device | str | None = None,
     validate: bool = False,
+    program: Program | None = None,
 ) -> Step | VirtualStep:
     """Capture a training step of `model`, shard it over `mesh`, and make it ready to run.
 
@@ -60,13 +62,16 @@ def compile(
     the model's own, and for "cuda" the GPU of the rank's number on this machine.
     validate: run the program before and after each pass, in float64 on a virtual mesh, and
     compare (driver.validate); for models that take a few seconds at most.
+    program: a step of this model that is partitioned already, perhaps edited by hand; it is
+    verified and run as it is, on its own mesh, without a plan and passes.
 
     Raises ValueError if the processes are not as many as the mesh's devices, CaptureError,
     PlanError or PassError (all ValueErrors) for what cannot be captured or sharded.
     """
     if backend not in ("distributed", "reference"):
         raise ValueError(f"backend '{backend}' is unknown; use 'distributed' or 'reference'.")
-    goal = mesh_of_plan(plan) or Mesh() if mesh is None else as_mesh(mesh)
+    own = mesh_of_plan(plan) if program is None else program.mesh
+    goal = own or Mesh() if mesh is None else as_mesh(mesh)
     place = world.with_index(torch.device(device or device_of(model)))
     if backend == "distributed":
         world.join(goal, place)
@@ -81,9 +86,10 @@ def compile(
         sequence_parallel=sequence_parallel,
         backend=backend,
         validate=validate,
+        program=program,
     )
-    program, _ = compile_program(request)
-    return bind(program, request, place)
+    made, _ = compile_program(request)
+    return bind(made, request, place)
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,7 @@ class Request:
     validate_limit: float | None = None
     twin: Callable[[], tuple[str, Example]] | None = None
     """Names and makes the model that passes are validated on where `model` is too large for it."""
+    program: Program | None = None
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,8 @@ def compile_program(request: Request) -> tuple[Program, Making]:
 
 
 def _compile_program(request: Request) -> tuple[Program, Making]:
+    if request.program is not None:
+        return _given_program(request.program, request)
     start_s = time.perf_counter()
     program = capture_request(request)
     captured_s = time.perf_counter()
@@ -177,6 +186,25 @@ def capture_request(request: Request) -> Program:
     from shardweave.ir.capture import capture
 
     return capture(request.model, request.args, request.kwargs, train=request.train)
+
+
+def _given_program(program: Program, request: Request) -> tuple[Program, Making]:
+    """A program that is to be run as it is. Raises ValueError for one that cannot be."""
+    check(program)
+    mesh = program.mesh or Mesh()
+    if mesh != request.mesh:
+        raise ValueError(
+            f"the program is for mesh {mesh}, not {request.mesh}; leave the mesh out, or "
+            "partition the program for that one."
+        )
+    if mesh.num_devices > 1 and not program.is_local:
+        raise ValueError(
+            f"the program is not partitioned for its mesh {mesh}; run 'preset:partition' on it "
+            "first, and edit what comes out."
+        )
+    if request.plan is not None or request.passes:
+        raise ValueError("a given program runs as it is; leave plan and passes out.")
+    return program, Making(0.0, 0.0, sum(1 for _ in program.ops), ())
 
 
 def choose_plan(program: Program, request: Request) -> Plan | None:

@@ -24,6 +24,7 @@ from shardweave.driver.report import RunReport, print_report, status
 from shardweave.driver.run import RunOptions
 from shardweave.driver.training import Training, train, work_of
 from shardweave.driver.twin import twin_spec
+from shardweave.ir.program import Program
 from shardweave.ir.stats import stats
 from shardweave.passes.pipeline import parse_passes
 
@@ -51,18 +52,20 @@ def run(options: RunOptions) -> RunReport:
     with status(f"compiling {options.model}", quiet=world.rank() != 0):
         dtype = getattr(torch, options.dtype)
         example = build_example(options.model, dtype=dtype, seed=options.seed)
+        given = Program.load(options.program) if options.program else None
         request = Request(
             model=example.module,
             args=(),
             kwargs=example.kwargs,
             mesh=options.mesh,
-            plan=options.plan,
+            plan=None if given else options.plan,
             passes=options.passes,
             sequence_parallel=options.sequence_parallel,
             backend=options.backend,
             validate=options.validate,
             validate_limit=options.validate_limit,
             twin=lambda: _twin(options),
+            program=given,
         )
         program, made = compile_program(request)
         step = bind(program, request, device)
@@ -72,7 +75,7 @@ def run(options: RunOptions) -> RunReport:
     return RunReport(
         model=options.model,
         mesh="" if not options.mesh.axes else str(options.mesh),
-        plan=options.plan,
+        plan=f"of {options.program}" if given else options.plan,
         dtype=options.dtype,
         backend=options.backend,
         device=device.type,

@@ -202,6 +202,15 @@ def bytes_text(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def flops_text(count: float) -> str:
+    """1.5e9 -> `1.5 GFLOP`."""
+    for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} PFLOP"
+
+
 def seconds_text(seconds: float) -> str:
     """0.0123 -> `12.3 ms`."""
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

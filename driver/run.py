@@ -35,6 +35,7 @@ class RunOptions:
     json: str | None
     validate: bool
     validate_limit: float | None
+    program: str | None = None
 
     @staticmethod
     def of(given: argparse.Namespace) -> RunOptions:
@@ -46,7 +47,9 @@ class RunOptions:
                 "that exists."
             )
         mesh = Mesh.parse(given.mesh)
-        if given.plan not in PLANNERS:
+        if given.program is not None:
+            mesh = _mesh_of_program(given)
+        elif given.plan not in PLANNERS:
             from shardweave.driver.plans import mesh_of_plan
 
             of_plan = mesh_of_plan(given.plan)
@@ -66,7 +69,20 @@ class RunOptions:
             json=given.json,
             validate=given.validate,
             validate_limit=given.validate_limit,
+            program=given.program,
         )
+
+
+def _mesh_of_program(given: argparse.Namespace) -> Mesh:
+    """The mesh of --program, which is run as it is. Raises ValueError for what it rules out."""
+    from shardweave.ir.program import Program
+
+    if given.mesh or given.passes or given.sequence_parallel or given.validate:
+        raise ValueError(
+            "--program runs a program as it is, on its own mesh; leave --mesh, --passes, "
+            "--sequence-parallel and --validate out, or give them to what makes the program."
+        )
+    return Program.load(given.program).mesh or Mesh()
 
 
 def run_command(given: argparse.Namespace, arguments: Sequence[str]) -> int:

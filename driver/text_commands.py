@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
 import torch
-from xdsl.passes import ModulePass
 
 from shardweave.driver.models import build_example
 from shardweave.driver.output import check_output
+from shardweave.driver.pass_options import (
+    list_of_passes,
+    load_passes,
+    observers_of,
+    pipeline_of,
+)
 from shardweave.driver.report import bytes_text, seconds_text, status
-from shardweave.driver.validate import LIMIT, Observers, Validator
+from shardweave.driver.validate import LIMIT, Validator
 from shardweave.ir.capture import capture
 from shardweave.ir.program import Program
 from shardweave.ir.syntax import phase_of
 from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.ir.verify import check
-from shardweave.passes.pipeline import Observer, PassPipeline, as_mesh, pass_class
-from shardweave.passes.registry import PASSES
+from shardweave.passes.observers import Observers, PassWatch
+from shardweave.passes.pipeline import as_mesh
 
 
 def capture_command(options: argparse.Namespace) -> int:
@@ -46,25 +49,28 @@ def capture_command(options: argparse.Namespace) -> int:
 
 def opt_command(options: argparse.Namespace) -> int:
     """Run passes over a program and write the result."""
+    load_passes(options.load)
     if options.list_passes:
-        for name in sorted(PASSES):
-            summary = (inspect.getdoc(pass_class(name)) or "").splitlines()[0]
-            print(f"{name:24} {summary}")
+        print(list_of_passes())
+        return 0
+    pipeline = pipeline_of(options)
+    if options.print_pipeline:
+        print(pipeline)
         return 0
     if options.file is None:
         raise ValueError("opt needs the FILE to read; give its path, or - for standard input.")
     check_output(options.output)
-    pipeline = PassPipeline(options.passes)
     program = read(options.file)
     if options.mesh is not None:
         program.set_mesh(as_mesh(options.mesh))
     check(program)
-    watch = PassWatch(print_after_change=options.print_after_change)
-    observer, validator = watch, None
+    watch, validator = PassWatch(), None
+    observers = observers_of(options)
     if options.validate:
         validator = Validator(limit=options.validate_limit or LIMIT)
-        observer = Observers((validator, watch))
-    result = pipeline.run(program, observer=observer)
+        observers.append(validator)
+    observer = Observers((*observers, watch))
+    result = pipeline.run(program, observer=observer, verify_each=options.verify_each)
     changed = sum(one.changed for one in watch.seen)
     out = messages(options.output)
     print(
@@ -76,9 +82,7 @@ def opt_command(options: argparse.Namespace) -> int:
         compared = f"{validator.num_values} values compared in {validator.num_runs} runs"
         print(f"validated every pass: {compared}", file=out)
     if options.time_passes:
-        for one in watch.seen:
-            unchanged = "" if one.changed else "  (no change)"
-            print(f"{one.seconds:9.3f} s  {one.spec}{unchanged}", file=out)
+        print(watch.table(), file=out)
     write(result, options.output)
     return 0
 
@@ -118,33 +122,3 @@ def write(program: Program, path: str) -> None:
     else:
         program.save(path)
         print(f"wrote {path} ({bytes_text(Path(path).stat().st_size)})")
-
-
-@dataclass(frozen=True)
-class SeenPass:
-    """What one pass did."""
-
-    spec: str
-    seconds: float
-    changed: bool
-
-
-@dataclass
-class PassWatch(Observer):
-    """Times each pass and notices whether it changed the program."""
-
-    print_after_change: bool = False
-    seen: list[SeenPass] = field(default_factory=list)
-    _before: Program | None = None
-    _start_s: float = 0.0
-
-    def before(self, one: ModulePass, program: Program) -> None:
-        self._before = program.clone()
-        self._start_s = time.perf_counter()
-
-    def after(self, one: ModulePass, program: Program) -> None:
-        seconds = time.perf_counter() - self._start_s
-        changed = program != self._before
-        self.seen.append(SeenPass(str(one.spec()), seconds, changed))
-        if changed and self.print_after_change:
-            print(f"// after {one.spec()}\n{program}", end="", file=sys.stderr)

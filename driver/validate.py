@@ -7,7 +7,7 @@ first pass and after each that changed it, and every output, gradient and buffer
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -140,21 +140,6 @@ class Validator(Observer):
     def _run(self, program: Program) -> dict[Key, Tensor]:
         self.num_runs += 1
         return run_reference(program, self._values)
-
-
-class Observers(Observer):
-    """Several observers as one, nested: the last is next to the pass, and times it alone."""
-
-    def __init__(self, observers: Iterable[Observer]) -> None:
-        self._observers = tuple(observers)
-
-    def before(self, one: ModulePass, program: Program) -> None:
-        for observer in self._observers:
-            observer.before(one, program)
-
-    def after(self, one: ModulePass, program: Program) -> None:
-        for observer in reversed(self._observers):
-            observer.after(one, program)
 
 
 def work_of(program: Program) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from torch import Tensor
 from xdsl.passes import ModulePass
@@ -21,21 +22,18 @@ def run_passes(
     validate: bool = False,
     inputs: Mapping[str, Tensor] | None = None,
     validate_limit: float = LIMIT,
+    dump_dir: str | Path | None = None,
 ) -> Program:
     """Run passes over a copy of a program, on `mesh` if one is given.
 
     validate: run the program before and after each pass, in float64 and on all ranks of the
     virtual mesh, and compare outputs, gradients and buffers. inputs: tensors to validate with,
     by the names of inputs; by default all arguments are random. validate_limit: the work, in
-    FLOPs of one run, up to which programs are validated.
+    FLOPs of one run, up to which programs are validated. dump_dir: a folder for the program
+    before the first pass and after each, as numbered files; of a failing pass, what it was given.
 
     Raises PassError if a pass fails, ValidationError (a PassError) if it changes a result, and
     TooLargeError (a ValueError) for a program above the limit.
     """
-    if not validate:
-        return pipeline.run_passes(program, passes, mesh=mesh)
-    if mesh is not None:
-        program = program.clone()
-        program.set_mesh(pipeline.as_mesh(mesh))
-    validator = Validator(inputs=inputs, limit=validate_limit)
-    return pipeline.PassPipeline(passes).run(program, observer=validator)
+    validator = Validator(inputs=inputs, limit=validate_limit) if validate else None
+    return pipeline.run_passes(program, passes, mesh=mesh, dump_dir=dump_dir, observer=validator)

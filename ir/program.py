@@ -13,6 +13,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from shardweave.ir.attributes import MeshAttr, ShardingAttr
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.sharding import Sharding
+from shardweave.ir.source_text import SourceText
 from shardweave.ir.syntax import layer_of
 from shardweave.ir.text import parse_module, print_module
 from shardweave.ir.types import shape_of
@@ -59,15 +60,17 @@ class Program:
     is *local*: what each rank of `mesh` runs.
     """
 
-    def __init__(self, module: builtin.ModuleOp) -> None:
+    def __init__(self, module: builtin.ModuleOp, source: SourceText | None = None) -> None:
         self.module = module
+        self.source = source
+        """The text that the ops were parsed from, if they were; a copy has none."""
 
     # Text
 
     @staticmethod
     def parse(text: str, name: str = "<text>") -> Program:
         """Read a program. Raises ProgramTextError (one line, with line and column)."""
-        return Program(parse_module(text, name))
+        return Program(*parse_module(text, name))
 
     @staticmethod
     def load(path: str | Path) -> Program:
@@ -85,6 +88,12 @@ class Program:
         mesh = f" on mesh {self.mesh}" if self.mesh else ""
         kind = "local" if self.is_local else "global"
         return f"<{kind} program of {sum(1 for _ in self.ops)} ops{mesh}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the layers, folded."""
+        from shardweave.ir.program_html import program_html
+
+        return program_html(self)
 
     def __eq__(self, other: object) -> bool:
         """Whether both have the same structure, types and annotations; names do not count."""

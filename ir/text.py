@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from io import StringIO
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Operation
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import ParseError, VerifyException
 
+from shardweave.ir.aten import aten_dialect
 from shardweave.ir.context import make_context
+from shardweave.ir.dist import dist_dialect
+from shardweave.ir.source_text import SourceText, excerpt, position
 from shardweave.ir.strings import unclosed_string
+
+_UNKNOWN_OP = re.compile(r"Operation (\S+) is not registered")
 
 
 class ProgramTextError(ValueError):
@@ -54,22 +62,39 @@ def print_module(module: ModuleOp, *, locations: bool = False) -> str:
     return stream.getvalue() + "\n"
 
 
-def parse_module(text: str, name: str = "<text>") -> ModuleOp:
-    """Parse the text of a program. Raises ProgramTextError with line and column."""
+class _PlacingParser(Parser):
+    """A parser that remembers where each op begins."""
+
+    def __init__(self, text: str, name: str) -> None:
+        super().__init__(make_context(), text, name)
+        self.offsets: dict[Operation, int] = {}
+
+    def parse_operation(self) -> Operation:
+        start = self._current_token.span.start
+        op = super().parse_operation()
+        self.offsets[op] = start
+        return op
+
+
+def parse_module(text: str, name: str = "<text>") -> tuple[ModuleOp, SourceText]:
+    """Parse the text of a program.
+
+    Raises ProgramTextError with line and column, and as a note that line with a caret.
+    """
     quote = unclosed_string(text)
     if quote is not None:
         raise _error(text, name, quote, "the string is not closed.")
     try:
-        parser = Parser(make_context(), text, name)
+        parser = _PlacingParser(text, name)
         try:
             with without_gc():
                 module = parser.parse_module()
         except _WITHOUT_A_PLACE as error:
             raise _error(text, name, parser.pos, str(error)) from error
     except ParseError as error:
-        raise _error(text, name, error.span.start, error.msg) from error
+        raise _error(text, name, *_said(error, text)) from error
     _check_form(module, text, name)
-    return module
+    return module, SourceText(text, name, parser.offsets)
 
 
 def _check_form(module: ModuleOp, text: str, name: str) -> None:
@@ -87,12 +112,23 @@ def _check_form(module: ModuleOp, text: str, name: str) -> None:
 
 
 def _error(text: str, name: str, offset: int, message: str) -> ProgramTextError:
-    return ProgramTextError(f"{name}:{_position(text, offset)}: {_one_line(message)}")
+    line, column = position(text, offset)
+    error = ProgramTextError(f"{name}:{line}:{column}: {_one_line(message)}")
+    error.add_note(excerpt(text, offset))
+    return error
 
 
-def _position(text: str, offset: int) -> str:
-    before = text[:offset]
-    return f"{before.count(chr(10)) + 1}:{offset - (before.rfind(chr(10)) + 1) + 1}"
+def _said(error: ParseError, text: str) -> tuple[int, str]:
+    """Where and what: as xDSL says; of an unknown op its own place, and which one may be meant."""
+    unknown = _UNKNOWN_OP.fullmatch(error.msg)
+    if unknown is None:
+        return error.span.start, error.msg
+    dialects = (aten_dialect(), dist_dialect())
+    names = [op.name for dialect in dialects for op in dialect.operations]
+    near = get_close_matches(unknown[1], names, 1, cutoff=0.7)
+    meant = f"did you mean '{near[0]}'?" if near else "a step has ops of aten and dist."
+    place = text.rfind(unknown[1], 0, error.span.start)
+    return max(place, 0), f"there is no op '{unknown[1]}'; {meant}"
 
 
 def _one_line(message: str) -> str:

@@ -22,8 +22,12 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program, sharding_of
 from shardweave.ir.rules import rule_of
 from shardweave.ir.sharding import Sharding
+from shardweave.ir.source_text import excerpt, position
 from shardweave.ir.syntax import layer_of
 from shardweave.ir.types import shape_of, type_problem
+
+Place = Operation | SSAValue | None
+"""What a problem is about."""
 
 
 class VerifyError(ValueError):
@@ -31,23 +35,46 @@ class VerifyError(ValueError):
 
 
 def check(program: Program) -> None:
-    """Raises VerifyError with the first problem of the program."""
-    problems = verify(program)
-    if problems:
-        raise VerifyError(problems[0])
+    """Raises VerifyError with the first problem of the program.
+
+    Of a program that was parsed it gives line and column, and as a note the line with a caret.
+    """
+    problems = located_problems(program)
+    if not problems:
+        return
+    message, place = problems[0]
+    source = program.source
+    offset = None if source is None or place is None else source.offset_of(place)
+    if source is None or offset is None:
+        raise VerifyError(message)
+    line, column = position(source.text, offset)
+    error = VerifyError(f"{source.name}:{line}:{column}: {message}")
+    error.add_note(excerpt(source.text, offset))
+    raise error
 
 
 def verify(program: Program) -> list[str]:
     """All problems of the program, in order; empty if it is well formed."""
+    return [message for message, _ in located_problems(program)]
+
+
+def located_problems(program: Program) -> list[tuple[str, Place]]:
+    """All problems, each with the op or value that it is about, if it is about one."""
     return _Verifier(program).problems()
 
 
 def describe(op: Operation) -> str:
-    """How messages name an op: its name, its first result, its layer."""
+    """How messages name an op: its name, first result, layer, and line of the model's source."""
     layer = layer_of(op)
     result = op.results[0].name_hint if op.results else None
     value = f" (%{result})" if result else ""
-    return f"{op.name}{value}" + (f" in layer '{layer}'" if layer else "")
+    place = op.location
+    source = (
+        f" at {place.filename.data}:{place.line.data}"
+        if isinstance(place, builtin.FileLineColLoc)
+        else ""
+    )
+    return f"{op.name}{value}" + (f" in layer '{layer}'" if layer else "") + source
 
 
 class _Verifier:
@@ -58,15 +85,25 @@ class _Verifier:
         self.shardings: dict[SSAValue, Sharding] = {}
         self.untyped: set[SSAValue] = set()  # results of ops whose types are no tensors
         self.found: list[str] = []
+        self.places: list[Place] = []
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[tuple[str, Place]]:
         self._boundary()
         if self.found:  # without its arguments' types nothing can be said of the ops
-            return self.found
+            return self._located()
         self._slots()
         for op in self.program.function.body.block.ops:
             self._op(op)
-        return self.found
+            self._place(op)
+        return self._located()
+
+    def _place(self, place: Place) -> None:
+        """What was found since the last call is about `place`."""
+        self.places += [place] * (len(self.found) - len(self.places))
+
+    def _located(self) -> list[tuple[str, Place]]:
+        self._place(self.program.return_op)
+        return list(zip(self.found, self.places, strict=True))
 
     def _boundary(self) -> None:
         """Arguments are tensors; the one return gives what the function promises."""
@@ -75,6 +112,7 @@ class _Verifier:
             problem = type_problem(argument.type)
             if problem is not None:
                 self.found.append(f"argument %{argument.name_hint}: {problem}.")
+                self._place(argument)
         last = self.program.return_op
         if any(isinstance(op, func.ReturnOp) and op is not last for op in function.body.block.ops):
             self.found.append("func.return stands before the end; keep only the last.")
@@ -87,6 +125,7 @@ class _Verifier:
                 sharding = self.program.sharding_of_slot(slot)
             except ValueError as error:
                 self.found.append(str(error))
+                self._place(slot.value)
                 continue
             if slot.value in self.defined:
                 self.shardings[slot.value] = sharding

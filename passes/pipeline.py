@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, cast
 
 from xdsl.context import Context
@@ -17,6 +19,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.text import without_gc
 from shardweave.ir.verify import verify
+from shardweave.passes.presets import preset_of, readable
 from shardweave.passes.registry import PASSES, PLANNER_PREFIX
 from shardweave.planners.registry import PLANNERS
 
@@ -40,12 +43,12 @@ def pass_class(name: str) -> type[ModulePass]:
 
 
 def parse_passes(spec: str) -> tuple[ModulePass, ...]:
-    """Read `propagate-shardings,insert-collectives,...`; options stand in braces.
+    """Read `propagate-shardings,preset:oases,...`; options stand in braces.
 
     Raises ValueError, in one line, for what does not parse, unknown passes and unknown options.
     """
     try:
-        specs = list(parse_pipeline(spec))
+        specs = list(parse_pipeline(readable(spec)))
     except (ParseError, ArgSpecParseError) as error:  # the latter is no Exception
         found = str(error).strip().splitlines()
         reason, place = found[-1].strip(), found[1].rpartition(":")[2]
@@ -53,14 +56,22 @@ def parse_passes(spec: str) -> tuple[ModulePass, ...]:
             f"the passes '{spec}' do not parse at column {place}: {reason}; write "
             "'pass,pass{option=value}'."
         ) from None
-    return tuple(_made(one) for one in specs)
+    return tuple(one for entry in specs for one in _made(entry))
 
 
-def _made(spec: ArgSpec) -> ModulePass:
-    """The pass that a spec names, with its options."""
+def _made(spec: ArgSpec) -> tuple[ModulePass, ...]:
+    """The pass that a spec names, with its options, or the passes of a preset."""
+    preset = preset_of(spec.name)
+    if preset is not None:
+        if spec.parameters:
+            raise ValueError(
+                f"preset '{spec.name.removeprefix('preset-')}' has no options; write its passes "
+                f"out and change them: {PassPipeline(preset)}"
+            )
+        return parse_passes(preset)
     kind = pass_class(spec.name)
     try:
-        return kind.from_spec(spec)
+        return (kind.from_spec(spec),)
     except (TypeError, AttributeError, ValueError) as error:
         options = ", ".join(f.name.replace("_", "-") for f in fields(cast("Any", kind)) if f.init)
         raise ValueError(
@@ -70,7 +81,7 @@ def _made(spec: ArgSpec) -> ModulePass:
 
 @dataclass(frozen=True, init=False)
 class PassPipeline:
-    """Passes in order. The program is verified after each."""
+    """Passes in order. Its text is a spec that reads back as the pipeline."""
 
     passes: tuple[ModulePass, ...]
 
@@ -85,20 +96,38 @@ class PassPipeline:
     def __str__(self) -> str:
         return ",".join(str(p.spec()) for p in self.passes)
 
-    def run(self, program: Program, *, observer: Observer | None = None) -> Program:
+    def until(self, name: str) -> PassPipeline:
+        """The passes up to and including the first of a name. Raises ValueError without one."""
+        names = [one.name for one in self.passes]
+        if name not in names:
+            raise ValueError(
+                f"pass '{name}' is not in the pipeline; it has {', '.join(names) or 'no passes'}."
+            )
+        return PassPipeline(self.passes[: names.index(name) + 1])
+
+    def run(
+        self, program: Program, *, observer: Observer | None = None, verify_each: bool = True
+    ) -> Program:
         """Run the passes on a copy of the program and return it.
+
+        verify_each: verify after each pass; otherwise once, at the end.
 
         Raises PassError, naming the pass, if one fails or leaves an invalid program.
         """
         result = program.clone()
         context = make_context()
+        watch = observer or Observer()
         with without_gc():
-            for one in self.passes:
-                if observer is not None:
-                    observer.before(one, result)
-                _run_one(one, context, result)
-                if observer is not None:
-                    observer.after(one, result)
+            for index, one in enumerate(self.passes):
+                watch.before(one, result)
+                is_last = index + 1 == len(self.passes)
+                try:
+                    _run_one(one, context, result, verify_each or is_last)
+                    watch.after(one, result)
+                except Exception as error:
+                    earlier = PassPipeline(self.passes[:index])
+                    watch.failed(one, error, partial(earlier.run, program, verify_each=False))
+                    raise
         return result
 
 
@@ -111,13 +140,22 @@ class Observer:
     def after(self, one: ModulePass, program: Program) -> None:
         """Called with the verified result of the pass."""
 
+    def failed(self, one: ModulePass, error: Exception, before: Callable[[], Program]) -> None:
+        """Called before the error of a pass is raised; it may add a note to it.
 
-def _run_one(one: ModulePass, context: Context, program: Program) -> None:
+        before: makes the program that the pass was given, by running the passes before it again.
+        """
+
+
+def _run_one(one: ModulePass, context: Context, program: Program, is_verified: bool) -> None:
     try:
         one.apply(context, program.module)
     except (ValueError, PassFailedException) as error:
         raise PassError(f"pass '{one.name}': {error}") from error
-    problems = verify(program)
+    except Exception as error:
+        error.add_note(f"in pass '{one.name}'")
+        raise
+    problems = verify(program) if is_verified else []
     if problems:
         raise PassError(f"pass '{one.name}' left an invalid program: {problems[0]}")
 
@@ -127,12 +165,21 @@ def run_passes(
     passes: str | Iterable[ModulePass | str],
     *,
     mesh: Mesh | Mapping[str, int] | str | None = None,
+    dump_dir: str | Path | None = None,
+    observer: Observer | None = None,
 ) -> Program:
-    """Run passes over a copy of a program, on `mesh` if one is given."""
+    """Run passes over a copy of a program, on `mesh` if one is given.
+
+    dump_dir: a folder for the program before the first pass and after each, as numbered files.
+    """
     if mesh is not None:
         program = program.clone()
         program.set_mesh(as_mesh(mesh))
-    return PassPipeline(passes).run(program)
+    if dump_dir is not None:
+        from shardweave.passes.observers import DumpFiles, Observers
+
+        observer = Observers(filter(None, (DumpFiles(dump_dir), observer)))
+    return PassPipeline(passes).run(program, observer=observer)
 
 
 def as_mesh(mesh: Mesh | Mapping[str, int] | str) -> Mesh:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from xdsl.passes import ModulePass
+
 PASSES: dict[str, str] = {
     "apply-plan": "shardweave.passes.apply_plan:ApplyPlanPass",
     "bucket-collectives": "shardweave.passes.bucket_collectives:BucketCollectivesPass",
@@ -23,3 +28,20 @@ PASSES: dict[str, str] = {
 
 PLANNER_PREFIX = "plan-"
 """`plan-<name>` is a pass for each planner that there is (`planner_pass`)."""
+
+
+def register_pass(kind: type[ModulePass]) -> type[ModulePass]:
+    """Make a pass of one's own known by its name, in specs and on the command line (`--load`).
+
+    It can stand above the class. Registering it again is allowed, and so is a new version of it.
+    Raises ValueError if another pass has the name.
+    """
+    target = f"{kind.__module__}:{kind.__qualname__}"
+    known = PASSES.get(kind.name, target)
+    if known.rpartition(":")[2] != kind.__qualname__:
+        raise ValueError(
+            f"there is a pass '{kind.name}' already, {known}; give {kind.__qualname__} another "
+            "name."
+        )
+    PASSES[kind.name] = target
+    return kind

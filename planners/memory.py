@@ -71,12 +71,30 @@ def peak_memory(program: Program, *, optimizer_multiplier: float = 0.0) -> Memor
 
     optimizer_multiplier: bytes of optimizer state per byte of parameters (2 for Adam).
     """
+    tally = _Tally()
+    for tally in _walk(program, optimizer_multiplier):
+        tally.look()
+    return Memory(tally.peak, {part: tally.at_peak.get(part, 0) for part in PARTS})
+
+
+def memory_over_time(
+    program: Program, *, optimizer_multiplier: float = 0.0
+) -> list[dict[str, int]]:
+    """Bytes by part before the first op and while each op runs; as for `peak_memory`."""
+    return [
+        {part: tally.parts[part] for part in PARTS}
+        for tally in _walk(program, optimizer_multiplier)
+    ]
+
+
+def _walk(program: Program, optimizer_multiplier: float) -> Iterator[_Tally]:
+    """The tally, always the same, before the first op and while each op runs."""
     storages, created = storages_of(program)
     tally = _Tally()
     for value in program.function.body.block.args:
         tally.add(storages[value].part, storages[value].size)
     tally.add("optimizer", int(optimizer_multiplier * tally.parts["parameters"]))
-    tally.look()
+    yield tally
     dying: dict[int, list[_Storage]] = {}
     for storage in (one for group in created for one in group):
         dying.setdefault(storage.last_use, []).append(storage)
@@ -87,12 +105,11 @@ def peak_memory(program: Program, *, optimizer_multiplier: float = 0.0) -> Memor
             tally.add("communication" if kind == "start" else storage.part, storage.size)
             if kind == "start":
                 in_flight.add(storage)
-        tally.look()
+        yield tally
         if kind == "wait":
             _land(op, storages, in_flight, tally)
         for storage in dying.get(index, ()):
             tally.add(storage.part, -storage.size)
-    return Memory(tally.peak, {part: tally.at_peak.get(part, 0) for part in PARTS})
 
 
 def _land(

@@ -41,7 +41,7 @@ def plot(simulation: Simulation, path: str | Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for row, stream in enumerate(streams):
-        bars = _bars([event for event in simulation.events if event.stream == stream], simulation)
+        bars = bars_of([event for event in simulation.events if event.stream == stream], simulation)
         for (phase, is_odd), spans in bars.items():
             axes.broken_barh(
                 spans,
@@ -79,7 +79,7 @@ def _is_odd(event: Event) -> bool:
     return sum(event.copy) % 2 == 1
 
 
-def _bars(
+def bars_of(
     events: list[Event], simulation: Simulation
 ) -> dict[tuple[str, bool], list[tuple[float, float]]]:
     """(start, length) in milliseconds by phase and copy; neighbours too small to see are joined."""

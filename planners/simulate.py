@@ -65,7 +65,8 @@ class Simulation:
 
     time_s = compute_s + slowdown_s + exposed_communication_s: ops at full speed, what they lose
     to communication beside them, and the time that the compute stream stands still.
-    communication_s, exposed_s: by mesh axes.
+    communication_s, exposed_s: by mesh axes. op_end_s: when the compute stream is past each op of
+    the program.
     """
 
     cluster: Cluster
@@ -78,6 +79,7 @@ class Simulation:
     bound: LowerBound
     memory: Memory
     events: tuple[Event, ...] = field(repr=False)
+    op_end_s: tuple[float, ...] = field(repr=False)
 
     @property
     def exposed_communication_s(self) -> float:
@@ -136,8 +138,10 @@ def simulate(
     found = find_cluster(cluster)
     model = CostModel(found, _mesh_of(program, mesh))
     run = _Run(model, Streams(found.overlap_slowdown, found.link_slowdown))
+    op_end_s: list[float] = []
     for op in program.ops:
         run.step(op)
+        op_end_s.append(run.streams.now_s)
     run.finish()
     time_s = run.streams.now_s
     events = [*run.events, *(run.event_of(op, flight) for op, flight in run.flights)]
@@ -152,6 +156,7 @@ def simulate(
         bound=LowerBound(run.compute_s, dict(run.link_s), run.critical_path_s),
         memory=peak_memory(program, optimizer_multiplier=optimizer_multiplier),
         events=tuple(sorted(events, key=lambda event: event.start_s)),
+        op_end_s=tuple(op_end_s),
     )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
@@ -88,6 +91,24 @@ def test_every_planner_is_in_the_table_of_planners(name: str) -> None:
 @pytest.mark.parametrize("name", [*DERIVED, *(op.name for op in dist_dialect().operations)])
 def test_ops_that_the_page_on_programs_is_to_explain_are_there(name: str) -> None:
     assert f"`{name}`" in (ROOT / "docs" / "ir.md").read_text()
+
+
+def test_pages_build_as_a_site_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for page in (ROOT / "docs").glob("*.md"):
+        html = tmp_path / ("" if page.stem == "index" else page.stem) / "index.html"
+        text = html.read_text()
+        assert 'href="../passes/registry.py"' not in text
+        # Nothing is loaded from elsewhere when the page is opened.
+        assert (
+            re.findall(r"<(?:script|img)[^>]*src=\"?https?:|<link[^>]*stylesheet[^>]*https?:", text)
+            == []
+        )
 
 
 @pytest.mark.parametrize("picture", sorted((ROOT / "docs").glob("*.svg")), ids=name_of)

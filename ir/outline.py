@@ -1,0 +1,143 @@
+"""A program by its layers, for people: what each does, with equal neighbours folded into one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.ir.dist import COLLECTIVES
+from shardweave.ir.flops import flops_of
+from shardweave.ir.program import Program
+from shardweave.ir.regions import block_name
+from shardweave.ir.syntax import layer_of, phase_of
+from shardweave.ir.types import num_bytes, tensor_type_of
+
+OUTSIDE = "(outside layers)"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One repeated block (`h.0`), or another top-level part of the model, with all its ops.
+
+    ops, flops: by phase. collectives: messages by kind and axes. parameter_bytes: of the
+    parameters whose names begin with its own; on one rank, if the program is local.
+    """
+
+    name: str
+    members: tuple[Operation, ...] = field(repr=False)
+    ops: dict[str, int]
+    flops: dict[str, int]
+    collectives: dict[str, int]
+    parameter_bytes: int
+
+    @property
+    def num_collectives(self) -> int:
+        return sum(self.collectives.values())
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Neighbouring layers whose ops are the same but for the layers' names."""
+
+    layers: tuple[Layer, ...]
+
+    @property
+    def first(self) -> Layer:
+        return self.layers[0]
+
+    @property
+    def name(self) -> str:
+        """`h.0`, or `h.0 .. h.11 (12 equal)`."""
+        if len(self.layers) == 1:
+            return self.first.name
+        return f"{self.first.name} .. {self.layers[-1].name} ({len(self.layers)} equal)"
+
+
+def part_of(layer: str) -> str:
+    """The part of a model that a layer is shown under: its block, or the first word of its name."""
+    return block_name(layer) or layer.partition(".")[0] or OUTSIDE
+
+
+def layers_of(program: Program) -> list[Layer]:
+    """The parts of a program in order of first appearance. Linear in its ops."""
+    members: dict[str, list[Operation]] = {}
+    for op in program.ops:
+        members.setdefault(part_of(layer_of(op)), []).append(op)
+    sizes: Counter[str] = Counter()
+    for slot in program.arguments:
+        if slot.kind == "param":
+            sizes[part_of(slot.name.rpartition(".")[0])] += num_bytes(tensor_type_of(slot.value))
+    return [_layer(name, ops, sizes[name]) for name, ops in members.items()]
+
+
+def _layer(name: str, ops: Sequence[Operation], parameter_bytes: int) -> Layer:
+    flops: Counter[str] = Counter()
+    collectives: Counter[str] = Counter()
+    for op in ops:
+        flops[phase_of(op)] += flops_of(op)
+        if isinstance(op, COLLECTIVES):
+            kind = op.name.removeprefix("dist.").removeprefix("start_")
+            collectives[f"{kind} over {', '.join(op.axes)}"] += 1
+    counts = Counter(phase_of(op) for op in ops)
+    return Layer(name, tuple(ops), dict(counts), dict(flops), dict(collectives), parameter_bytes)
+
+
+def fold(layers: Sequence[Layer]) -> list[Fold]:
+    """Layers with neighbours of equal bodies put together. Linear in their ops."""
+    found: list[list[Layer]] = []
+    last: object = None
+    for layer in layers:
+        body = (body_of(layer), layer.parameter_bytes)
+        if found and body == last:
+            found[-1].append(layer)
+        else:
+            found.append([layer])
+        last = body
+    return [Fold(tuple(group)) for group in found]
+
+
+def body_of(layer: Layer) -> tuple[object, ...]:
+    """What a layer does, without its name: equal for equal layers.
+
+    An operand is the result of a given op of the layer, or comes from outside; which value it
+    is there does not count.
+    """
+    inside: dict[SSAValue, tuple[int, int]] = {}
+    return tuple(_form(index, op, layer.name, inside) for index, op in enumerate(layer.members))
+
+
+def _form(
+    index: int, op: Operation, layer: str, inside: dict[SSAValue, tuple[int, int]]
+) -> tuple[object, ...]:
+    for position, result in enumerate(op.results):
+        inside[result] = index, position
+    arguments = {k: v for k, v in op.properties.items() if k not in ("layer", "origin")}
+    return (
+        op.name,
+        layer_of(op).removeprefix(layer),
+        tuple(inside.get(operand) for operand in op.operands),
+        tuple(op.result_types),
+        frozenset(arguments.items()),
+    )
+
+
+def select(
+    program: Program, layer: str | None = None, phase: str | None = None, op: str | None = None
+) -> Iterator[Operation]:
+    """The ops of a layer (and of those within it), of a phase, of a name; None is any.
+
+    layer and op may be patterns, as a shell has them: `h.*.attn`, `dist.*`.
+    """
+    from fnmatch import fnmatchcase
+
+    for one in program.ops:
+        name = layer_of(one)
+        is_in_layer = layer is None or any(
+            fnmatchcase(name, form) for form in (layer, f"{layer}.*")
+        )
+        is_in_phase = phase is None or phase_of(one) == phase
+        if is_in_layer and is_in_phase and (op is None or fnmatchcase(one.name, op)):
+            yield one

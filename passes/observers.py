@@ -1,0 +1,165 @@
+"""What can be seen of a pipeline while it runs: times, changes, programs, files."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TextIO
+
+from xdsl.passes import ModulePass
+
+from shardweave.ir.program import Program
+from shardweave.ir.text_changes import changed_text
+from shardweave.passes.pipeline import Observer
+
+
+class Observers(Observer):
+    """Several observers as one, nested: the last is next to the pass, and times it alone."""
+
+    def __init__(self, observers: Iterable[Observer]) -> None:
+        self._observers = tuple(observers)
+
+    def before(self, one: ModulePass, program: Program) -> None:
+        for observer in self._observers:
+            observer.before(one, program)
+
+    def after(self, one: ModulePass, program: Program) -> None:
+        for observer in reversed(self._observers):
+            observer.after(one, program)
+
+    def failed(self, one: ModulePass, error: Exception, before: Callable[[], Program]) -> None:
+        for observer in self._observers:
+            observer.failed(one, error, before)
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """What one pass did. num_ops: before and after it."""
+
+    spec: str
+    seconds: float
+    num_ops: tuple[int, int]
+    changed: bool
+
+
+@dataclass
+class PassWatch(Observer):
+    """Times each pass (with its verification), counts ops, notices whether it changed anything."""
+
+    seen: list[PassRecord] = field(default_factory=list[PassRecord])
+    _before: Program | None = None
+    _num_ops: int = 0
+    _start_s: float = 0.0
+
+    def before(self, one: ModulePass, program: Program) -> None:
+        self._before = program.clone()
+        self._num_ops = num_ops(program)
+        self._start_s = time.perf_counter()
+
+    def after(self, one: ModulePass, program: Program) -> None:
+        seconds = time.perf_counter() - self._start_s
+        counts = self._num_ops, num_ops(program)
+        changed = program != self._before
+        self.seen.append(PassRecord(str(one.spec()), seconds, counts, changed))
+
+    def table(self) -> str:
+        """A line for each pass: seconds, share, ops before and after, and its name."""
+        total_s = sum(one.seconds for one in self.seen)
+        lines = [f"{'seconds':>9} {'share':>6} {'ops':>8} {'change':>7}  pass"]
+        for one in self.seen:
+            before, after = one.num_ops
+            change = f"{after - before:+d}" if after != before else "0" if one.changed else "-"
+            share = one.seconds / total_s if total_s else 0.0
+            lines.append(f"{one.seconds:9.3f} {share:6.0%} {after:8d} {change:>7}  {one.spec}")
+        return "\n".join([*lines, f"{total_s:9.3f} {'100%':>6}  in all"])
+
+
+@dataclass
+class PrintChanges(Observer):
+    """Prints after each pass the lines of the program that it changed, and nothing else."""
+
+    out: TextIO = field(default_factory=lambda: sys.stderr)
+    _before: str = ""
+
+    def before(self, one: ModulePass, program: Program) -> None:
+        self._before = str(program)
+
+    def after(self, one: ModulePass, program: Program) -> None:
+        changes = changed_text(self._before, str(program))
+        if changes:
+            print(f"// after {one.spec()}\n{changes}", end="", file=self.out)
+
+
+@dataclass
+class PrintPrograms(Observer):
+    """Prints the whole program before and after the passes of some names."""
+
+    names_before: Collection[str] = ()
+    names_after: Collection[str] = ()
+    out: TextIO = field(default_factory=lambda: sys.stderr)
+
+    def before(self, one: ModulePass, program: Program) -> None:
+        if one.name in self.names_before:
+            print(f"// before {one.spec()}\n{program}", end="", file=self.out)
+
+    def after(self, one: ModulePass, program: Program) -> None:
+        if one.name in self.names_after:
+            print(f"// after {one.spec()}\n{program}", end="", file=self.out)
+
+
+class DumpFiles(Observer):
+    """Writes the program as `000-input.mlir`, `001-<pass>.mlir`, ... into a folder.
+
+    The folder is made if it is not there. Files of an earlier dump are replaced, and those with
+    higher numbers removed, so that all that is there belongs together.
+
+    Raises ValueError if the folder cannot be made.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        if self._folder.exists() and not self._folder.is_dir():
+            raise ValueError(
+                f"'{folder}' is a file, expected a folder for the program after each pass; give "
+                "another name."
+            )
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # Without its first file a folder is no dump, and nothing in it is ours to remove.
+        if (self._folder / "000-input.mlir").exists():
+            for path in self._folder.glob("[0-9][0-9][0-9]-*.mlir"):
+                path.unlink()
+        self._count = 0
+
+    def before(self, one: ModulePass, program: Program) -> None:
+        if self._count == 0:
+            program.save(self._folder / "000-input.mlir")
+
+    def after(self, one: ModulePass, program: Program) -> None:
+        self._count += 1
+        program.save(self._path(self._count, one.name))
+
+    def failed(self, one: ModulePass, error: Exception, before: Callable[[], Program]) -> None:
+        files = sorted(self._folder.glob(f"{self._count:03d}-*.mlir"))
+        error.add_note(f"the program before pass '{one.name}' is in {files[0]}")
+
+    def _path(self, number: int, name: str) -> Path:
+        return self._folder / f"{number:03d}-{re.sub(r'[^A-Za-z0-9-]+', '-', name)}.mlir"
+
+
+class KeepFailed(Observer):
+    """Leaves the program that a failing pass was given in a new temporary folder."""
+
+    def failed(self, one: ModulePass, error: Exception, before: Callable[[], Program]) -> None:
+        path = Path(mkdtemp(prefix="shardweave-")) / f"before-{one.name}.mlir"
+        before().save(path)
+        error.add_note(f"the program before pass '{one.name}' is in {path}")
+
+
+def num_ops(program: Program) -> int:
+    """Ops of the step."""
+    return sum(1 for _ in program.ops)

@@ -1,0 +1,65 @@
+"""Pipelines by name: `preset:oases` stands in a spec for the passes below, as data.
+
+Each takes a global program whose arguments are annotated (by `apply-plan`, a planner or hand) to
+the program of one rank. `PassPipeline` writes them out, so that any can be taken and changed.
+"""
+
+from __future__ import annotations
+
+import re
+
+PREFIX = "preset:"
+
+PRESETS: dict[str, str] = {
+    "partition": "propagate-shardings,insert-collectives,cse,dce,merge-collectives",
+    "sub-batches": (
+        "split-batch{n=2},propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,"
+        "merge-collectives"
+    ),
+    "recompute": 'rematerialize{policy="layer"}',
+    "megatron": (
+        "preset:partition,preset:recompute,start-collectives,"
+        'overlap-communication{schedule="blocking"}'
+    ),
+    "merak": (
+        "preset:sub-batches,preset:recompute,start-collectives,"
+        'overlap-communication{schedule="sub-batch"}'
+    ),
+    "oases": (
+        "preset:sub-batches,preset:recompute,delete-redundant-collectives,start-collectives,"
+        'overlap-communication{schedule="cross-pass"}'
+    ),
+}
+"""`name` -> spec, which may name other presets."""
+
+SUMMARIES: dict[str, str] = {
+    "partition": "Shard the program: what sw.compile runs after apply-plan.",
+    "sub-batches": "Shard it in two sub-batches that run one after another.",
+    "recompute": "Keep the inputs of layers only, and compute the rest again (Megatron's default).",
+    "megatron": "Shard, recompute layers, wait for every collective at once.",
+    "merak": "Two sub-batches that hide each other's communication within each pass (Merak).",
+    "oases": "The same across passes, without recomputed collectives (Oases).",
+}
+
+_STRING_OR_PRESET = re.compile(r'"(?:[^"\\]|\\.)*"|\bpreset:')
+_NAME_PREFIX = "preset-"
+
+
+def readable(spec: str) -> str:
+    """The spec with `preset:x` as `preset-x`, which xDSL reads as a name; columns stay."""
+    return _STRING_OR_PRESET.sub(lambda m: _NAME_PREFIX if m[0] == PREFIX else m[0], spec)
+
+
+def preset_of(name: str) -> str | None:
+    """The spec that a name of `readable` stands for; None if it names a pass.
+
+    Raises ValueError, with the names there are, for an unknown preset.
+    """
+    if not name.startswith(_NAME_PREFIX):
+        return None
+    preset = name.removeprefix(_NAME_PREFIX)
+    if preset not in PRESETS:
+        raise ValueError(
+            f"there is no preset '{preset}'; the presets are: {', '.join(sorted(PRESETS))}."
+        )
+    return PRESETS[preset]

@@ -1,0 +1,89 @@
+"""The examples run as a reader would run them, each in a folder of its own, and say what is so."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+import shardweave as sw
+from shardweave.driver.cli import main
+from shardweave.passes.cse import CsePass
+from shardweave.passes.registry import PASSES
+from shardweave.tests.real_step import annotated, assert_equals_eager, save
+
+FOLDER = Path(sw.__file__).parent / "examples"
+Captured = pytest.CaptureFixture[str]
+
+
+def output_of(name: str, folder: Path) -> str:
+    """What an example prints. Fails if it does."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(FOLDER / name)],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_own_pass_hides_communication(tmp_path: Path) -> None:
+    before, after = re.findall(r"([\d.]+) ms of communication", output_of("own_pass.py", tmp_path))
+    assert 0 < float(after) < float(before)
+
+
+def test_own_pass_has_thirty_lines_at_most() -> None:
+    text = (FOLDER / "own_pass.py").read_text()
+    body = text[text.index("from dataclasses") : text.index("if __name__")]
+    assert len([line for line in body.splitlines() if line.strip()]) <= 30
+
+
+def test_own_pass_is_loaded_by_the_command_line_and_exact(tmp_path: Path, capsys: Captured) -> None:
+    path, out = save(annotated(), tmp_path), tmp_path / "late.mlir"
+    passes = "preset:sub-batches,start-collectives,late-waits"
+    own = str(FOLDER / "own_pass.py")
+    with patch.dict(PASSES):
+        assert main(["opt", str(path), "--load", own, "--passes", passes, "-o", str(out)]) == 0
+        assert "3 of which" not in capsys.readouterr().out
+        assert main(["opt", "--load", own, "--list-passes"]) == 0
+    assert "late-waits" in capsys.readouterr().out
+    program = sw.load(out)
+    blocking = sw.run_passes(annotated(), "preset:sub-batches,start-collectives")
+    assert program != blocking
+    assert program.stats() == blocking.stats()
+    assert_equals_eager(program)
+
+
+def test_name_of_a_pass_cannot_be_taken() -> None:
+    class OtherPass(CsePass):
+        pass
+
+    with pytest.raises(ValueError, match="there is a pass 'cse' already"):
+        sw.register_pass(OtherPass)
+
+
+def test_file_to_load_must_be_one(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["opt", "--load", str(tmp_path), "--list-passes"]) == 1
+    assert "expected a Python file that registers passes" in capsys.readouterr().err
+
+
+def test_plan_edited_by_hand_runs_with_fewer_all_reduces(tmp_path: Path) -> None:
+    lines = output_of("edit_plan.py", tmp_path).splitlines()
+    counts = [
+        int(re.findall(r": (\d+) all-reduces over tensor, equal to eager", x)[0]) for x in lines
+    ]
+    assert len(counts) == 2
+    assert counts[1] < counts[0]
+
+
+def test_two_plans_are_compared(tmp_path: Path) -> None:
+    out = output_of("compare_plans.py", tmp_path)
+    assert "0 parameters differ" in out
+    assert re.search(r"^activations '.*': not given -> \[", out, re.M)
+    rows = dict(re.findall(r"^([\w-]+) +([\d.]+) ms", out, re.M))
+    assert set(rows) == {"megatron", "sequence-parallel", "replicated"}
