@@ -62,7 +62,8 @@ class SplitBatchPass(ModulePass):
             for i, slot in inputs.items()
         }
         batch = shape_of(next(iter(inputs.values())).value)[self.dim]
-        self._split_annotated(program, batch)
+        beside = min(self._stride(one) for one in split.values())
+        self._split_annotated(program, batch, beside)
         program.set_mesh(Mesh((*mesh.axes, Axis(self.axis, self.n, "time"))))
         program.set_argument_attributes("dist.sharding", split)
 
