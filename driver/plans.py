@@ -141,5 +141,5 @@ def partition(program: Program, mesh: Mesh, plan: Plan | None, passes: Passes = 
     is_whole = any(one.name == "insert-collectives" for one in given)
     chosen = [ApplyPlanPass.of(plan)] if is_whole else plan_passes(plan)
     program = program.clone()
-    program.set_mesh(mesh.refined(plan.mesh))
+    program.set_mesh(mesh)
     return PassPipeline([*chosen, *given]).run(program)
