@@ -9,6 +9,7 @@ PLANNERS: dict[str, str] = {
     "megatron": "shardweave.planners.megatron:plan_megatron",
     "oppa": "shardweave.planners.oppa:plan_oppa",
     "random": "shardweave.planners.random:plan_random",
+    "oases": "shardweave.planners.oases:plan_oases",
     "replicated": "shardweave.planners.replicated:plan_replicated",
 }
 """`name` -> `module:function`; a planner takes a program and a mesh and returns a Plan."""

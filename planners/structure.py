@@ -24,7 +24,7 @@ from shardweave.ir.syntax import phase_of
 from shardweave.ir.types import shape_of
 
 _VIEWS = frozenset({"aten.view", "aten.permute", "aten._to_copy", "aten.expand"})
-_LINEAR = {"aten.mm": 1, "aten.addmm": 2, "aten.convolution": 1}
+LINEAR = {"aten.mm": 1, "aten.addmm": 2, "aten.convolution": 1}
 """Ops with a weight, and the index of its operand."""
 
 _ADDITIONS = frozenset({"aten.add.Tensor", "aten.sub.Tensor"})
@@ -191,12 +191,12 @@ class _Analysis:
         labels = [(i, self.labels[v]) for i, v in enumerate(op.operands) if v in self.labels]
         if labels:
             self._follow(op, labels)
-        elif op.name in _LINEAR and op not in self.banned:
+        elif op.name in LINEAR and op not in self.banned:
             self._start(op)
 
     def _start(self, op: AtenOp) -> None:
         """Label the output features of a linear map with a weight of its own."""
-        weight = _LINEAR[op.name]
+        weight = LINEAR[op.name]
         rule = rule_of(op)
         found = parameter_of(op.operands[weight], self.parameters)
         factor = _only_in(rule, weight, present=True)
