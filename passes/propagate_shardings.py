@@ -172,11 +172,24 @@ class _Propagation:
                         return self._on_operand(user, index, seat, placement)
         if len(user.results) != 1 or index not in rule.linear:
             return None
-        below = self._wanted_seat(user.results[0], axis, depth - 1)
+        below = (
+            self._annotated_seat(user, axis)
+            if "sharding" in user.properties
+            else self._wanted_seat(user.results[0], axis, depth - 1)
+        )
         if below is None:
             return None
         seat = seat_of(rule, rule.results[0][below[0]], below[1])
         return self._on_operand(user, index, seat, below[1])
+
+    def _annotated_seat(self, user: AtenOp, axis: str) -> tuple[int, Placement] | None:
+        """The seat that a plan gives an axis in a result; nothing below it is wanted then."""
+        goal = annotated(user, self.program)[0]
+        for dim, placements in enumerate(goal.dims if goal is not None else ()):
+            for placement in placements:
+                if placement.axis == axis:
+                    return dim, placement
+        return None
 
     @staticmethod
     def _on_operand(

@@ -69,23 +69,35 @@ def plan_oases(
     devices = cluster.device_types(mesh.num_devices)
     budget = memory_share * min(device.memory_bytes for device in devices)
     solution = _solve(found.chain, budget, solver, max_switches, literal)
-    whole = set(solution.degrees) == {max(axes.degrees)}  # the axis needs no digits
-    parameters = _parameters(program, found, solution, tensor if whole else "")
-    used = mesh if whole else axes.mesh
-    inputs, notes = batch_shardings(program, mesh, data)
     candidates = tuple(_candidates(found.chain, solution, budget, literal))
-    return Plan(
-        mesh={axis.name: axis.size for axis in used.axes},
-        parameters=parameters,
-        inputs=inputs,
-        activations={} if whole else _activations(program, found, solution),
-        planner="oases",
-        notes=(*notes, f"degrees of {len(found.blocks)} blocks: {runs(solution.degrees)}"),
-        batch_split=batch_split,
+    return replace(
+        plan_of_degrees(program, mesh, found, solution.degrees),
         recompute=recompute,
         schedule=schedule,
         reasons=tuple(_reasons(found.chain, solution, candidates)),
         candidates=candidates,
+    )
+
+
+def plan_of_degrees(
+    program: Program, mesh: Mesh, found: ProgramChain, degrees: Sequence[int]
+) -> Plan:
+    """The shardings by which each block has a degree of its own.
+
+    The plan's mesh has the tensor axis in digits, unless all blocks are cut over all of it.
+    """
+    axes = found.axes
+    whole = set(degrees) == {max(axes.degrees)}
+    used = mesh if whole else axes.mesh
+    inputs, notes = batch_shardings(program, mesh, axes.data)
+    return Plan(
+        mesh={axis.name: axis.size for axis in used.axes},
+        parameters=_parameters(program, found, degrees, axes.tensor if whole else ""),
+        inputs=inputs,
+        activations={} if whole else _activations(program, found, degrees),
+        planner="oases",
+        notes=(*notes, f"degrees of {len(found.blocks)} blocks: {runs(degrees)}"),
+        batch_split=axes.batch_split,
     )
 
 
@@ -111,12 +123,12 @@ def _solve(
 
 
 def _parameters(
-    program: Program, found: ProgramChain, solution: Solution, whole: str
+    program: Program, found: ProgramChain, degrees: Sequence[int], whole: str
 ) -> dict[str, str]:
     """Shardings of the parameters over the digits, or over the axis `whole`."""
     names = {slot.value: slot.name for slot in program.arguments}
     parameters: dict[str, str] = {}
-    for degree, cuts in zip(solution.degrees, found.cuts, strict=True):
+    for degree, cuts in zip(degrees, found.cuts, strict=True):
         for value, cut in cuts[degree].items():
             one = tuple(tuple(replace(p, axis=whole) for p in dim) for dim in cut)
             sharding = Sharding(one if whole else found.axes.digits_cut(cut))
@@ -124,11 +136,11 @@ def _parameters(
     return parameters
 
 
-def _activations(program: Program, found: ProgramChain, solution: Solution) -> dict[str, str]:
+def _activations(program: Program, found: ProgramChain, degrees: Sequence[int]) -> dict[str, str]:
     """Shardings of what blocks hand on, in both passes, by the batch of the one that takes it."""
     names = {op: name for name, op in named_ops(program).items()}
     activations: dict[str, str] = {}
-    for degree, block in zip(solution.degrees, found.blocks, strict=True):
+    for degree, block in zip(degrees, found.blocks, strict=True):
         shardings = found.times[degree].shardings
         values: list[SSAValue | None] = [*block.enters, block.gradient]
         for value in values:

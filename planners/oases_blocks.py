@@ -1,10 +1,10 @@
 """Reading Oases' blocks off a program: compute, and the communication that ends it.
 
 A block holds a column- and row-parallel pair found by structure (`structure.find_pairs`). It ends
-at the first value after the pair that everything later follows from, such as a residual stream: there
-alone can the batch be cut anew for the next block. Pairs without such a value between them (the
-layers of a decoder, which all read the encoder's output) share a block, and so a degree. What
-comes before the first pair is part of the first block, what follows the last pair of the last.
+at the first value after the pair that everything later follows from, such as a residual stream:
+there alone can the batch be cut anew for the next block. Pairs without such a value between them
+(the layers of a decoder, which all read the encoder's output) share a block, and so a degree.
+What comes before the first pair is part of the first block, what follows the last of the last.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from shardweave.planners.structure import Pair
 class ProgramBlock:
     """A block of a program.
 
-    pairs: by their column-parallel maps. enters: the activations that come from the block before;
-    of the first block, those that its first pair works on, or their products. gradient: of what it hands on,
-    as the next block's backward pass leaves it; None for the last, or if that is not one value.
+    enters: what comes from the block before; of the first block, what its first pair works on, or
+    that pair's products. gradient: of what it hands on, as the next block's backward pass leaves
+    it; None for the last, or if that is not one value.
     """
 
     name: str

@@ -35,10 +35,10 @@ class Work:
 class Choice:
     """A block at one degree p.
 
-    backward: its compute includes recomputation. sync_s: seconds of reducing the block's gradients
-    over the devices that hold the same shards, which overlap nothing. state_bytes: m_s, parameters, gradients and
+    backward: its compute includes recomputation. state_bytes: m_s, parameters, gradients and
     optimizer state; kept_bytes: m_t, activations kept for the backward; runtime_bytes: m_r, the
-    workspace while the block runs, which only the last block's counts.
+    workspace while the block runs, which only the last block's counts. sync_s: seconds of reducing
+    the block's gradients among the devices that hold the same shards, which overlaps nothing.
     """
 
     degree: int

@@ -52,9 +52,10 @@ def prime_factors(size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Axes:
-    """The axes that a plan uses. mesh: the user's with the tensor axis factored into `digits`."""
+    """The axes that a plan uses. mesh: the user's with the axis `tensor` factored into `digits`."""
 
     mesh: Mesh
+    tensor: str
     data: str
     digits: tuple[str, ...]
     batch_split: int
@@ -69,9 +70,9 @@ class Axes:
             )
         factors = prime_factors(mesh.size(tensor))
         if len(factors) < 2:
-            return Axes(mesh, data, (tensor,) if factors else (), batch_split)
+            return Axes(mesh, tensor, data, (tensor,) if factors else (), batch_split)
         digits = tuple(f"{tensor}.{index}" for index in range(len(factors)))
-        return Axes(mesh.factored(tensor, factors), data, digits, batch_split)
+        return Axes(mesh.factored(tensor, factors), tensor, data, digits, batch_split)
 
     @cached_property
     def degrees(self) -> tuple[int, ...]:
