@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from xdsl.context import Context
 from xdsl.dialects import builtin, func
@@ -250,6 +251,8 @@ class _Propagation:
         choice = self.flow.choose(op, goals)
         if choice.results[index] != wanted:
             return False
+        if self._spoils_larger(op, index, choice):
+            return False
         for operand, needed in zip(op.operands, choice.operands, strict=True):
             price = price_of(self.flow.mesh, self.flow.operand(operand), needed)
             if price is None or price[0] > 0:
@@ -257,6 +260,19 @@ class _Propagation:
         self.choices[op] = choice
         self.flow.versions[op.results[index]][0] = wanted
         return True
+
+    def _spoils_larger(self, op: AtenOp, index: int, choice: Choice) -> bool:
+        """Whether a larger result would come in shards that its uses do not want.
+
+        The statistics of a norm must not bring its output to where it has to be gathered.
+        """
+        size = prod(shape_of(op.results[index]))
+        return any(
+            prod(shape_of(result)) > size
+            and produced != self.flow.sharding(result)
+            and produced != self._wanted_by_uses(result)
+            for result, produced in zip(op.results, choice.results, strict=True)
+        )
 
     # The result
 
