@@ -138,15 +138,15 @@ def _parameters(
 
 def _activations(program: Program, found: ProgramChain, degrees: Sequence[int]) -> dict[str, str]:
     """Shardings of what blocks hand on, in both passes, by the batch of the one that takes it."""
-    names = {op: name for name, op in named_ops(program).items()}
+    names = {op.results[0]: name for name, op in named_ops(program).items()}
     activations: dict[str, str] = {}
     for degree, block in zip(degrees, found.blocks, strict=True):
         shardings = found.times[degree].shardings
         values: list[SSAValue | None] = [*block.enters, block.gradient]
         for value in values:
             # A gradient that an op with other results gives (of a norm) has no name.
-            if value is not None and value.owner in names:
-                activations[names[value.owner]] = _text(shardings[value].whole(), value)
+            if value is not None and value in names:
+                activations[names[value]] = _text(shardings[value].whole(), value)
     return activations
 
 
@@ -163,7 +163,11 @@ def _candidates(
     """The solution, then all blocks at one degree each, by time."""
     costs = linearise(chain, literal=literal)
     yield Candidate(runs(solution.degrees), _predicted(chain, solution.path, budget, literal))
-    common = set.intersection(*({c.degree for c in block.choices} for block in chain.blocks))
+    common = [
+        one.degree
+        for one in chain.blocks[0].choices
+        if all(one.degree in [c.degree for c in block.choices] for block in chain.blocks)
+    ]
     paths = [chain.path([degree] * len(chain.blocks)) for degree in common]
     for path in sorted(paths, key=costs.time_s):
         if path == solution.path:

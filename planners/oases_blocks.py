@@ -201,7 +201,7 @@ def _gradients(
             begins[place - 1] = list(range(numbers[op], lowest))
             lowest = numbers[op]
     found: list[SSAValue | None] = [None] * (len(handed_on) + 1)
-    produced = {value for op in backward for value in op.results}
+    produced: set[SSAValue] = {value for op in backward for value in op.results}
     for place, alive in _crossings(backward, produced):
         for number in begins.get(place, ()):
             shape = shape_of(handed_on[number])

@@ -140,7 +140,9 @@ def _check(
 
 def _owners(program: Program, blocks: Sequence[ProgramBlock]) -> list[list[tuple[str, SSAValue]]]:
     """The parameters of each block; one that several use belongs to the first."""
-    numbers = {op: number for number, block in enumerate(blocks) for op in block.forward}
+    numbers: dict[Operation, int] = {
+        op: number for number, block in enumerate(blocks) for op in block.forward
+    }
     found: list[list[tuple[str, SSAValue]]] = [[] for _ in blocks]
     for slot in program.arguments:
         users = [numbers[u.operation] for u in slot.value.uses if u.operation in numbers]

@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ def mlps() -> Captured:
     eager = run_eager(module, kwargs)
     module.zero_grad()
     program = capture(module, kwargs=kwargs)
-    example = Example("mlps", module, kwargs)
+    example = Example(module, kwargs)
     values = values_of(program, module, kwargs)
     return Captured(example, program, values, eager.loss, eager.gradients, eager.buffers)
 
@@ -297,7 +298,7 @@ def test_too_little_memory_gives_the_smallest_shortfall_by_part() -> None:
         ({"max_switches": -1}, "expected 0 or more"),
     ],
 )
-def test_wrong_option_says_what_to_use(options: dict[str, object], message: str) -> None:
+def test_wrong_option_says_what_to_use(options: dict[str, Any], message: str) -> None:
     program = captured(SPECS["gpt"]).program
     with pytest.raises(ValueError, match=message):
         make_plan(program, "tensor=4", "oases", cluster=CLUSTER, **options)
