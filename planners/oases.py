@@ -138,7 +138,7 @@ def _parameters(
 
 def _activations(program: Program, found: ProgramChain, degrees: Sequence[int]) -> dict[str, str]:
     """Shardings of what blocks hand on, in both passes, by the batch of the one that takes it."""
-    names = {op.results[0]: name for name, op in named_ops(program).items()}
+    names: dict[SSAValue, str] = {op.results[0]: name for name, op in named_ops(program).items()}
     activations: dict[str, str] = {}
     for degree, block in zip(degrees, found.blocks, strict=True):
         shardings = found.times[degree].shardings
