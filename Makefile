@@ -13,7 +13,9 @@ STAMP := $(VENV)/.installed
 # pyright takes the name of a package from its folder, and a clone may be called anything.
 PACKAGE_LINK := $(VENV)/src/shardweave
 # The other files there are parts of these.
-BENCHMARKS := $(wildcard benchmarks/compile_time.py benchmarks/overlap.py benchmarks/schedules.py)
+BENCHMARKS := $(wildcard benchmarks/compile_time.py benchmarks/overlap.py \
+    benchmarks/schedules.py benchmarks/oases_table3.py)
+PLANNERS := oases amp
 
 .PHONY: help demo test test-slow check format docs bench clean $(VENV)
 
@@ -85,6 +87,10 @@ docs: $(STAMP)
 bench: $(STAMP)
 	@set -e; for benchmark in $(BENCHMARKS); do \
 	    echo "$$benchmark --quick"; $(BIN)/python "$$benchmark" --quick; \
+	done; \
+	for planner in $(PLANNERS); do \
+	    echo "benchmarks/planners.py $$planner --quick"; \
+	    $(BIN)/python benchmarks/planners.py "$$planner" --quick; \
 	done
 
 clean:

@@ -155,18 +155,27 @@ def profiled_cluster(name: str) -> Cluster:
 
 
 def degrees_of(model: Model) -> list[int]:
-    """Degrees that leave two sub-batches a sample each, and that the profile has."""
+    """Degrees whose groups have a sample, and that the profile has."""
     return [
         degree
         for degree in (1, 2, 4, 8, 16, 32)
-        if model.group_batch(degree) % 2 == 0
-        and row_of(model.hidden, degree, model.group_batch(degree))
-        and row_of(model.hidden, degree, model.group_batch(degree) // 2)
+        if (batch := model.group_batch(degree))
+        and (batch == 1 or batch % 2 == 0)
+        and row_of(model.hidden, degree, batch)
+        and row_of(model.hidden, degree, sub_batch(batch))
     ]
+
+
+def sub_batch(batch: int) -> int:
+    """Samples of sub-batch 0. A single sample makes one sub-batch, and the other is empty."""
+    return batch // 2 if batch > 1 else batch
 
 
 def chain_of(model: Model, cluster: str, *, literal: bool = False) -> Chain:
     """The chain of a model: attention and MLP of each layer, by the published profile.
+
+    Where a degree leaves a group one sample, its blocks run it unsplit, with nothing beside their
+    communication.
 
     `literal`: all-reduces and gathers as the published planner takes them, the former of all 32
     ranks at any degree. Otherwise both are modelled in their groups (`ring_share`).
@@ -195,7 +204,7 @@ def _row(model: Model, degree: int, batch: int) -> Row:
 
 def _communication_s(model: Model, degree: int, cluster: str, literal: bool) -> float:
     """The all-reduce of a sub-batch."""
-    batch = model.group_batch(degree) // 2
+    batch = sub_batch(model.group_batch(degree))
     if literal:
         return _row(model, degree, batch).comm_ms / 1e3
     return all_reduce_s(4 * batch * SEQ * model.hidden, degree, cluster)
@@ -203,18 +212,19 @@ def _communication_s(model: Model, degree: int, cluster: str, literal: bool) -> 
 
 def _choice(model: Model, part: str, degree: int, cluster: str, literal: bool) -> Choice:
     batch = model.group_batch(degree)
-    row = _row(model, degree, batch // 2)
+    row = _row(model, degree, sub_batch(batch))
     forward_ms, backward_ms = row.attn if part == "attn" else row.mlp
     forward_s = forward_ms / 1e3
     both_s = (forward_ms + backward_ms) / 1e3  # the backward recomputes
     all_reduce = _communication_s(model, degree, cluster, literal)
-    communication = (all_reduce, all_reduce)
+    other = 1.0 if batch > 1 else 0.0
+    communication = (all_reduce, other * all_reduce)
     matrices, vectors = (4, 6) if part == "attn" else (8, 7)
     parameters = matrices * model.hidden**2 // degree + vectors * model.hidden
     return Choice(
         degree,
-        Work((forward_s, forward_s), communication),
-        Work((both_s, both_s), communication),
+        Work((forward_s, other * forward_s), communication),
+        Work((both_s, other * both_s), communication),
         state_bytes=5 * 4 * parameters,
         kept_bytes=12 * batch * SEQ * model.hidden,
         runtime_bytes=int(_row(model, degree, batch).runtime_mb * 2**20),

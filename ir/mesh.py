@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal
@@ -82,6 +82,39 @@ class Mesh:
     def sizes(self, names: Sequence[str]) -> int:
         """Product of the sizes of several axes."""
         return math.prod(self.size(name) for name in names)
+
+    def factored(self, name: str, sizes: Sequence[int]) -> Mesh:
+        """The same devices with axis `name` as the digits `name.0`, `name.1`, .., major to minor.
+
+        `Mesh(data=2, tensor=4).factored("tensor", (2, 2))` is data=2,tensor.0=2,tensor.1=2, and
+        every rank keeps its place. Raises ValueError if the sizes do not multiply to the axis'.
+        """
+        if self.size(name) != math.prod(sizes):
+            raise ValueError(
+                f"mesh axis '{name}' of size {self.size(name)} cannot be factored into "
+                f"{list(sizes)}, which multiply to {math.prod(sizes)}; give factors of its size."
+            )
+        axes: list[Axis] = []
+        for axis in self.axes:
+            if axis.name == name:
+                axes += [Axis(f"{name}.{i}", size, axis.kind) for i, size in enumerate(sizes)]
+            else:
+                axes.append(axis)
+        return Mesh(axes)
+
+    def refined(self, sizes: Mapping[str, int]) -> Mesh:
+        """This mesh with its axes factored as those of `sizes` are, or itself if they are not.
+
+        So a plan made for tensor.0=2,tensor.1=2 runs on tensor=4, whose ranks it numbers alike.
+        """
+        found = self
+        for axis in self.axes:
+            digits: list[int] = []
+            while (digit := f"{axis.name}.{len(digits)}") in sizes:
+                digits.append(sizes[digit])
+            if axis.name not in sizes and math.prod(digits) == axis.size and digits:
+                found = found.factored(axis.name, digits)
+        return found
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Where a rank stands on each space axis."""

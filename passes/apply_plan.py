@@ -15,6 +15,7 @@ from shardweave.ir.program import USED, Program
 from shardweave.ir.sharding import Sharding
 from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.types import shape_of
+from shardweave.planners.op_names import OP_MARK, named_ops
 from shardweave.planners.plan import (
     Lookup,
     Plan,
@@ -35,6 +36,9 @@ class ApplyPlanPass(ModulePass):
     where that is another) is what the plan's `used` says; without an entry, axes that cut the
     batch, dim 0 of an input, are gathered before use, as in FSDP. A pattern is for the
     parameters with as many dims as its sharding.
+
+    A plan whose axes factor those of the program's mesh (tensor.0=2,tensor.1=2 for tensor=4)
+    refines it.
 
     Requires: a global program that has what the plan names. Ensures: arguments named by the
     plan carry `dist.sharding` (and `dist.used`), layer outputs `sharding`; numerics unchanged.
@@ -57,13 +61,14 @@ class ApplyPlanPass(ModulePass):
 
 def annotate(plan: Plan, program: Program) -> None:
     """Attach a plan's shardings. Raises PlanError for what the program or its mesh lacks."""
-    if program.mesh is None:
-        program.set_mesh(Mesh(**plan.mesh))
-    mesh = program.mesh
-    assert mesh is not None
+    given = program.mesh
+    mesh = Mesh(**plan.mesh) if given is None else given.refined(plan.mesh)
+    if mesh != given:
+        program.set_mesh(mesh)
     check_names(plan, program)
     _annotate_arguments(plan, program, mesh)
     _annotate_layers(plan, program, mesh)
+    _annotate_ops(plan, program, mesh)
 
 
 def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:
@@ -108,7 +113,7 @@ def _annotate_uses(plan: Plan, program: Program, mesh: Mesh) -> None:
 
 def _annotate_layers(plan: Plan, program: Program, mesh: Mesh) -> None:
     """Annotate each layer's outputs that have as many dims as the sharding given for it."""
-    table = Lookup(plan.activations)
+    table = Lookup({k: v for k, v in plan.activations.items() if OP_MARK not in k})
     keys = {layer: table.key(layer) for layer in program.layers()}
     wanted = {
         key: read_sharding(plan.activations[key], f"layer '{key}'")
@@ -130,6 +135,15 @@ def _annotate_layers(plan: Plan, program: Program, mesh: Mesh) -> None:
         raise PlanError(
             f"layer '{key}' has no output with as many dims as sharding {plan.activations[key]}."
         )
+
+
+def _annotate_ops(plan: Plan, program: Program, mesh: Mesh) -> None:
+    """Annotate the results of the ops that the plan names one by one."""
+    wanted = {key: text for key, text in plan.activations.items() if OP_MARK in key}
+    ops = named_ops(program) if wanted else {}
+    for key, text in wanted.items():
+        attribute = parse_sharding(text, shape_of(ops[key].results[0]), mesh, f"activation '{key}'")
+        ops[key].properties["sharding"] = builtin.ArrayAttr([attribute])
 
 
 def _is_output(op: Operation) -> bool:

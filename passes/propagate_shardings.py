@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from xdsl.context import Context
 from xdsl.dialects import builtin, func
@@ -174,11 +175,24 @@ class _Propagation:
                         return self._on_operand(user, index, seat, placement)
         if len(user.results) != 1 or index not in rule.linear:
             return None
-        below = self._wanted_seat(user.results[0], axis, depth - 1)
+        below = (
+            self._annotated_seat(user, axis)
+            if "sharding" in user.properties
+            else self._wanted_seat(user.results[0], axis, depth - 1)
+        )
         if below is None:
             return None
         seat = seat_of(rule, rule.results[0][below[0]], below[1])
         return self._on_operand(user, index, seat, below[1])
+
+    def _annotated_seat(self, user: AtenOp, axis: str) -> tuple[int, Placement] | None:
+        """The seat that a plan gives an axis in a result; nothing below it is wanted then."""
+        goal = annotated(user, self.program)[0]
+        for dim, placements in enumerate(goal.dims if goal is not None else ()):
+            for placement in placements:
+                if placement.axis == axis:
+                    return dim, placement
+        return None
 
     @staticmethod
     def _on_operand(
@@ -239,6 +253,8 @@ class _Propagation:
         choice = self.flow.choose(op, goals)
         if choice.results[index] != wanted:
             return False
+        if self._spoils_larger(op, index, choice):
+            return False
         for operand, needed in zip(op.operands, choice.operands, strict=True):
             price = price_of(self.flow.mesh, self.flow.operand(operand), needed)
             if price is None or price[0] > 0:
@@ -246,6 +262,19 @@ class _Propagation:
         self.choices[op] = choice
         self.flow.versions[op.results[index]][0] = wanted
         return True
+
+    def _spoils_larger(self, op: AtenOp, index: int, choice: Choice) -> bool:
+        """Whether a larger result would come in shards that its uses do not want.
+
+        The statistics of a norm must not bring its output to where it has to be gathered.
+        """
+        size = prod(shape_of(op.results[index]))
+        return any(
+            prod(shape_of(result)) > size
+            and produced != self.flow.sharding(result)
+            and produced != self._wanted_by_uses(result)
+            for result, produced in zip(op.results, choice.results, strict=True)
+        )
 
     # The result
 

@@ -57,12 +57,15 @@ class SplitBatchPass(ModulePass):
                 f"the mesh {mesh} has an axis '{self.axis}' already; name another with axis=..."
             )
         inputs = self._batched(program)
-        split = {
-            i: self._split(program.sharding_of_slot(slot), shape_of(slot.value), slot.name)
-            for i, slot in inputs.items()
-        }
+        split: dict[int, Attribute | None] = {}
+        strides: set[int] = set()
+        for index, slot in inputs.items():
+            shape = shape_of(slot.value)
+            placed = self._placed(program.sharding_of_slot(slot), shape, slot.name)
+            strides.update(p.stride for p in placed.dims[self.dim] if p.axis == self.axis)
+            split[index] = ShardingAttr.of(placed, shape)
         batch = shape_of(next(iter(inputs.values())).value)[self.dim]
-        self._split_annotated(program, batch)
+        self._split_annotated(program, batch, min(strides))
         program.set_mesh(Mesh((*mesh.axes, Axis(self.axis, self.n, "time"))))
         program.set_argument_attributes("dist.sharding", split)
 
@@ -79,8 +82,12 @@ class SplitBatchPass(ModulePass):
         batch = sizes.most_common(1)[0][0]
         return {i: s for i, s in found.items() if shape_of(s.value)[self.dim] == batch}
 
-    def _split_annotated(self, program: Program, batch: int) -> None:
-        """Annotations that a plan gave to values with the batch along `dim` are split too."""
+    def _split_annotated(self, program: Program, batch: int, stride: int) -> None:
+        """Annotations that a plan gave to values with the batch along `dim` are split too.
+
+        As the inputs are, if there is room, so that a sub-batch has the same samples everywhere:
+        where a plan cuts the batch of some layers further, that is inside the sub-batches.
+        """
         for one in program.ops:
             entries = one.properties.get("sharding")
             if not isinstance(entries, builtin.ArrayAttr):
@@ -90,24 +97,29 @@ class SplitBatchPass(ModulePass):
                 shape = shape_of(result)
                 assert sharding is not None
                 if len(shape) > self.dim and shape[self.dim] == batch:
-                    new.append(self._split(sharding, shape, one.name))
+                    placed = self._placed(sharding, shape, one.name, stride)
+                    new.append(ShardingAttr.of(placed, shape))
                 else:
                     new.append(ShardingAttr.of(sharding, shape))
             one.properties["sharding"] = builtin.ArrayAttr(new)
 
-    def _split(self, sharding: Sharding, shape: tuple[int, ...], name: str) -> ShardingAttr:
-        """The sharding with the time axis cut inside each device's part of `dim`."""
+    def _placed(
+        self, sharding: Sharding, shape: tuple[int, ...], name: str, stride: int = 0
+    ) -> Sharding:
+        """The sharding with the time axis at `stride` of `dim`, or else inside a device's part."""
         dims = list(sharding.dims)
-        smallest = min((p.stride for p in dims[self.dim]), default=shape[self.dim])
-        placement = Placement(self.axis, self.n, smallest // self.n)
-        dims[self.dim] = ordered((*dims[self.dim], placement))
-        if smallest % self.n or not fits(dims[self.dim], shape[self.dim]):
+        given = dims[self.dim]
+        smallest = min((p.stride for p in given), default=shape[self.dim])
+        aligned = ordered((*given, Placement(self.axis, self.n, stride or 1)))
+        inside = ordered((*given, Placement(self.axis, self.n, max(1, smallest // self.n))))
+        dims[self.dim] = aligned if stride and fits(aligned, shape[self.dim]) else inside
+        if not fits(dims[self.dim], shape[self.dim]):
             divisors = [d for d in range(1, smallest + 1) if smallest % d == 0]
             raise ValueError(
                 f"'{name}' has {smallest} samples per device along dim {self.dim}, which do not "
                 f"divide into {self.n} sub-batches; use n in {divisors}."
             )
-        return ShardingAttr.of(Sharding(tuple(dims)), shape)
+        return Sharding(tuple(dims))
 
 
 def _is_propagated(program: Program) -> bool:

@@ -37,7 +37,8 @@ class Choice:
 
     backward: its compute includes recomputation. state_bytes: m_s, parameters, gradients and
     optimizer state; kept_bytes: m_t, activations kept for the backward; runtime_bytes: m_r, the
-    workspace while the block runs, which only the last block's counts.
+    workspace while the block runs, which only the last block's counts. sync_s: seconds of reducing
+    the block's gradients among the devices that hold the same shards, which overlaps nothing.
     """
 
     degree: int
@@ -46,6 +47,7 @@ class Choice:
     state_bytes: int = 0
     kept_bytes: int = 0
     runtime_bytes: int = 0
+    sync_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -171,8 +173,10 @@ def linearise(chain: Chain, *, literal: bool = False) -> Costs:
 
 
 def _unary(chain: Chain) -> list[list[float]]:
-    """All of (3) that has the degree of one block."""
-    unary = [[_alone_s(choice) for choice in block.choices] for block in chain.blocks]
+    """All of (3) that has the degree of one block, and its gradients' reduction."""
+    unary = [
+        [choice.sync_s + _alone_s(choice) for choice in block.choices] for block in chain.blocks
+    ]
     first, last = chain.blocks[0].choices, chain.blocks[-1].choices
     for a, choice in enumerate(first):
         unary[0][a] += choice.forward.compute_s[0] + choice.backward.communication_s[1]

@@ -19,6 +19,7 @@ from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners import plan_parts as parts
+from shardweave.planners.op_names import OP_MARK, named_ops
 from shardweave.planners.plan_parts import Candidate, Pipeline, PlanError, Predicted
 
 FORMAT = "shardweave.plan/1"
@@ -229,7 +230,8 @@ def check_names(plan: Plan, program: Program) -> None:
     slots = program.arguments
     names = {n: 0 for s in slots if s.kind == "param" for n in (s.name, *s.aliases)}
     inputs = {s.name: 0 for s in slots if s.kind == "input"}
-    layers = program.layers()
+    ops = named_ops(program) if any(OP_MARK in key for key in plan.activations) else {}
+    layers = {**program.layers(), **ops}
     for what, table, known in (
         ("parameter", plan.parameters, names),
         ("parameter", plan.used, names),

@@ -8,6 +8,7 @@ PLANNERS: dict[str, str] = {
     "boosted-trees": "shardweave.planners.boosted_trees:plan_boosted_trees",
     "exhaustive": "shardweave.planners.exhaustive:plan_exhaustive",
     "megatron": "shardweave.planners.megatron:plan_megatron",
+    "oases": "shardweave.planners.oases:plan_oases",
     "oppa": "shardweave.planners.oppa:plan_oppa",
     "random": "shardweave.planners.random:plan_random",
     "replicated": "shardweave.planners.replicated:plan_replicated",

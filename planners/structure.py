@@ -53,12 +53,60 @@ class Groups:
     )
     dead: set[AtenOp] = field(default_factory=set[AtenOp])
     ended: set[AtenOp] = field(default_factory=set[AtenOp])
+    ends: list[tuple[AtenOp, frozenset[AtenOp]]] = field(
+        default_factory=list[tuple[AtenOp, frozenset[AtenOp]]]
+    )
     parts: dict[AtenOp, int] = field(default_factory=dict[AtenOp, int])
     joined: list[frozenset[AtenOp]] = field(default_factory=list[frozenset[AtenOp]])
 
 
+@dataclass(frozen=True)
+class Pair:
+    """Linear maps cut along their outputs together, and what contracts these.
+
+    columns, ends: in program order. cuts: of their parameters, and of those between.
+    """
+
+    columns: tuple[AtenOp, ...]
+    ends: tuple[AtenOp, ...]
+    cuts: dict[SSAValue, Cut]
+
+
 def parallel_pairs(program: Program, axis: str, size: int) -> dict[SSAValue, Cut]:
-    """The cut of each parameter of column- and row-parallel maps over an axis of `size`.
+    """The cut of each parameter of column- and row-parallel maps over an axis of `size`."""
+    return {value: cut for value, (cut, _) in _separable(program, axis, size).cuts.items()}
+
+
+def find_pairs(program: Program, axis: str, size: int) -> list[Pair]:
+    """The maps of `parallel_pairs`, those together that are cut together, in program order."""
+    groups = _separable(program, axis, size)
+    leader = {op: op for group in groups.joined for op in group}
+
+    def root(op: AtenOp) -> AtenOp:
+        while leader[op] is not op:
+            leader[op] = leader[leader[op]]
+            op = leader[op]
+        return op
+
+    for group in groups.joined:
+        first, *others = group
+        for other in others:
+            leader[root(other)] = root(first)
+    found: dict[AtenOp, Pair] = {}
+    for op in program.ops:
+        if isinstance(op, AtenOp) and op in leader:
+            pair = found.setdefault(root(op), Pair((), (), {}))
+            found[root(op)] = Pair((*pair.columns, op), pair.ends, pair.cuts)
+    for op, sources in groups.ends:
+        pair = found[root(next(iter(sources)))]
+        found[root(next(iter(sources)))] = Pair(pair.columns, (*pair.ends, op), pair.cuts)
+    for value, (cut, sources) in groups.cuts.items():
+        found[root(next(iter(sources)))].cuts[value] = cut
+    return list(found.values())
+
+
+def _separable(program: Program, axis: str, size: int) -> Groups:
+    """The groups of maps that can be cut.
 
     Repeats the analysis without the maps that turned out not to be separable, until none is
     left: a handful of walks over the forward ops.
@@ -76,7 +124,7 @@ def parallel_pairs(program: Program, axis: str, size: int) -> dict[SSAValue, Cut
         retry = {op: n for op, n in groups.parts.items() if op not in parts}
         failed = _spread(groups.joined, groups.dead - set(retry)) | analysis.unended()
         if not retry and not failed:
-            return {value: cut for value, (cut, _) in groups.cuts.items()}
+            return groups
         parts |= retry
         if not retry:
             banned |= failed
@@ -189,6 +237,7 @@ class _Analysis:
         if not kept:
             blocked = rule.factors[factor].reduction is None and op.name != "aten.addmm"
             (self.groups.dead if blocked else self.groups.ended).update(sources)
+            self.groups.ends.append((op, sources))
 
     def _meets_whole(self, op: AtenOp, rule: Rule, factor: int) -> bool:
         """Whether the features are added to whole activations of the same features.

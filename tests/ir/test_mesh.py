@@ -88,3 +88,26 @@ def test_meshes_are_equal_as_data() -> None:
     assert hash(Mesh(data=2, tensor=3)) == hash(MESH)
     assert Mesh(tensor=3, data=2) != MESH
     assert TIMED != Mesh(batch=4, data=2, tensor=3)
+
+
+def test_factored_axis_keeps_every_rank_in_its_place() -> None:
+    mesh = Mesh(data=2, tensor=6)
+    digits = mesh.factored("tensor", (3, 2))
+    assert str(digits) == "data=2,tensor.0=3,tensor.1=2"
+    assert digits.groups(("tensor.0", "tensor.1")) == mesh.groups(("tensor",))
+    for rank in range(mesh.num_devices):
+        place = digits.coordinates(rank)
+        assert 2 * place["tensor.0"] + place["tensor.1"] == mesh.coordinates(rank)["tensor"]
+
+
+def test_factors_must_multiply_to_the_size() -> None:
+    with pytest.raises(ValueError, match=r"\[2, 2\], which multiply to 4; give factors"):
+        Mesh(tensor=6).factored("tensor", (2, 2))
+
+
+def test_mesh_is_refined_by_the_digits_of_its_axes_alone() -> None:
+    mesh = Mesh(data=2, tensor=4)
+    refined = mesh.refined({"data": 2, "tensor.0": 2, "tensor.1": 2})
+    assert str(refined) == "data=2,tensor.0=2,tensor.1=2"
+    for other in ({"data": 2, "tensor": 4}, {"tensor.0": 2, "tensor.1": 4}, {"model": 4}, {}):
+        assert mesh.refined(other) == mesh

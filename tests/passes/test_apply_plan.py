@@ -173,3 +173,23 @@ def test_missing_plan_file_is_one_clear_line() -> None:
 )
 def test_plan_that_does_not_fit_is_one_clear_line(tables: dict[str, Any], expected: str) -> None:
     assert expected in error_of(tables)
+
+
+def test_single_op_is_annotated_by_layer_kind_and_number() -> None:
+    after = applied(activations={"fc:addmm:0": '[{"tensor"}, {}]'})
+    annotated = [op.name for op in after.ops if "sharding" in op.properties]
+    assert annotated == ["aten.addmm"]
+
+
+def test_unknown_op_is_one_clear_line() -> None:
+    message = error_of({"activations": {"fc:addmm:1": '[{"tensor"}, {}]'}})
+    assert message.startswith("the plan names layer 'fc:addmm:1', which this program does not have")
+
+
+def test_plan_on_digits_refines_the_axis_of_the_mesh() -> None:
+    after = applied(
+        "tensor=4",
+        mesh={"tensor.0": 2, "tensor.1": 2},
+        parameters={"fc.weight": '[{"tensor.1"}, {}]'},
+    )
+    assert str(after.mesh) == "tensor.0=2,tensor.1=2"

@@ -235,6 +235,29 @@ def test_annotation_of_the_user_on_an_op_wins_over_what_its_operands_say() -> No
     )
 
 
+def test_sum_is_not_scattered_for_what_lies_behind_an_annotation() -> None:
+    text = """
+        param %w : tensor<8x4xf64> [{"a"}, {}]
+        input %x : tensor<4x8xf64> [{}, {"a"}]
+        input %s : tensor<4x4xf64>
+        input %t : tensor<4x4xf64> [{"a"}, {}]
+        %y = aten.mm(%x, %w) : tensor<4x4xf64>
+        %n = aten.relu(%y) : tensor<4x4xf64>
+        %r = aten.add.Tensor(%n, %s) PIN : tensor<4x4xf64>
+        %z = aten.add.Tensor(%r, %t) : tensor<4x4xf64>
+        output %z
+    """
+    whole = "{sharding = [#dist.sharding<[{}, {}]>]}"
+    found = [
+        lines(
+            run_passes(step(text.replace("PIN", pin), "a=2"), "propagate-shardings"), shardings=True
+        )[1]
+        for pin in ("", whole)
+    ]
+    assert found[0].startswith('%n = aten.relu(%y) <[{"a"}, {}]>')
+    assert found[1].startswith("%n = aten.relu(%y) <[{}, {}]>")
+
+
 def test_two_axes_of_a_dim_stay_major_to_minor() -> None:
     after = propagated(
         """

@@ -142,3 +142,20 @@ def test_wrong_input_is_one_line_that_says_what_to_do(passes: str, message: str)
     with pytest.raises(PassError) as error:
         run_passes(step(LINEAR, "data=2"), passes)
     assert str(error.value) == f"pass 'split-batch': {message}"
+
+
+def test_what_a_plan_cuts_further_keeps_the_sub_batches_of_the_inputs() -> None:
+    text = """
+        param %w : tensor<4x4xf64>
+        input %x : tensor<16x4xf64> [{"data"}, {}]
+        %y = aten.mm(%x, %w) {sharding = [#dist.sharding<[{"data":8, "spare":2}, {}]>]} : tensor<16x4xf64>
+        %z = aten.mm(%y, %w) {sharding = [#dist.sharding<[{"data"}, {}]>]} : tensor<16x4xf64>
+        output %z
+    """
+    before = step(text, "data=2,spare=2")
+    after = run_passes(before, "split-batch{n=2}")
+    first, second = (str(op.properties["sharding"]) for op in after.ops)
+    # Samples 0-3 of a device's eight are sub-batch 0, wherever they are.
+    assert '{"data", "batch", "spare"}' in first
+    assert '{"data", "batch"}' in second
+    assert_same_values(before, run_passes(after, f"{LOCAL},unroll-time-axes"))

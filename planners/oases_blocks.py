@@ -1,0 +1,226 @@
+"""Reading Oases' blocks off a program: compute, and the communication that ends it.
+
+A block holds a column- and row-parallel pair found by structure (`structure.find_pairs`). It ends
+at the first value after the pair that everything later follows from, such as a residual stream:
+there alone can the batch be cut anew for the next block. Pairs without such a value between them
+(the layers of a decoder, which all read the encoder's output) share a block, and so a degree.
+What comes before the first pair is part of the first block, what follows the last of the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.program import Program
+from shardweave.ir.regions import split_at_backward, storage_of
+from shardweave.ir.syntax import layer_of
+from shardweave.ir.types import shape_of
+from shardweave.planners.structure import Pair
+
+
+@dataclass(frozen=True)
+class ProgramBlock:
+    """A block of a program.
+
+    enters: what comes from the block before; of the first block, what its first pair works on, or
+    that pair's products. gradient: of what it hands on, as the next block's backward pass leaves
+    it; None for the last, or if that is not one value.
+    """
+
+    name: str
+    forward: tuple[AtenOp, ...]
+    backward: tuple[AtenOp, ...]
+    pairs: tuple[Pair, ...]
+    enters: tuple[SSAValue, ...]
+    gradient: SSAValue | None
+
+
+def read_blocks(program: Program, pairs: Sequence[Pair]) -> list[ProgramBlock]:
+    """The blocks in the order of the forward pass. Linear in the ops.
+
+    pairs: those of the smallest degree that cuts anything. Raises ValueError if there are none.
+    """
+    if not pairs:
+        raise ValueError(
+            "the program has no column- and row-parallel pair of linear maps that divides over "
+            "the tensor axis, so that there is no degree to choose; use planner 'replicated'."
+        )
+    forward, backward = (
+        [op for op in ops if isinstance(op, AtenOp)] for ops in split_at_backward(program)
+    )
+    activations = _activations(program, forward)
+    places = {op: place for place, op in enumerate(forward)}
+    spans = _spans(pairs, places)
+    cuts, first = _boundaries(forward, activations, [(a, b) for a, b, _ in spans])
+    starts = [0, *(place + 1 for place, _ in cuts)]
+    numbers: dict[Operation, int] = {}
+    members: list[list[AtenOp]] = []
+    for number, (start, stop) in enumerate(pairwise([*starts, len(forward)])):
+        members.append(forward[start:stop])
+        numbers.update(dict.fromkeys(forward[start:stop], number))
+    _number_backward(program, backward, activations, numbers)
+    gradients = _gradients(backward, numbers, [value for _, value in cuts])
+    blocks: list[ProgramBlock] = []
+    for number, ops in enumerate(members):
+        own = tuple(pair for _, _, pair in spans if numbers[pair.columns[0]] == number)
+        entering = (cuts[number - 1][1],) if number else first or _results(own[0])
+        blocks.append(
+            ProgramBlock(
+                _name(own, number),
+                tuple(ops),
+                tuple(op for op in backward if numbers[op] == number),
+                own,
+                entering,
+                gradients[number],
+            )
+        )
+    return blocks
+
+
+def _activations(program: Program, forward: Iterable[AtenOp]) -> set[SSAValue]:
+    """What is computed from inputs and parameters: no masks, and no tables of positions."""
+    from_inputs = {slot.value for slot in program.arguments if slot.kind == "input"}
+    from_parameters = {slot.value for slot in program.arguments if slot.kind == "param"}
+    for op in forward:
+        for found in (from_inputs, from_parameters):
+            if not found.isdisjoint(op.operands):
+                found.update(op.results)
+    return from_inputs & from_parameters
+
+
+def _spans(pairs: Sequence[Pair], places: dict[AtenOp, int]) -> list[tuple[int, int, Pair]]:
+    """First and last place of each pair, by the first."""
+    found = [
+        (min(places[op] for op in pair.columns), max(places[op] for op in pair.ends), pair)
+        for pair in pairs
+    ]
+    return sorted(found, key=lambda span: span[0])
+
+
+def _boundaries(
+    forward: Sequence[AtenOp], activations: set[SSAValue], spans: Sequence[tuple[int, int]]
+) -> tuple[list[tuple[int, SSAValue]], tuple[SSAValue, ...]]:
+    """(place, the value that crosses it) between pairs, and what crosses before the first pair."""
+    single = dict(_single_crossings(forward, activations))
+    found: list[tuple[int, SSAValue]] = []
+    end = spans[0][1]
+    for (_, stop), (start, _) in pairwise(spans):
+        end = max(end, stop)
+        place = next((t for t in range(end, start) if t in single), None)
+        if place is not None:
+            found.append((place, single[place]))
+    before = [single[t] for t in range(spans[0][0]) if t in single]
+    return found, tuple(before[-1:])
+
+
+def _single_crossings(
+    ops: Sequence[AtenOp], tracked: set[SSAValue]
+) -> Iterator[tuple[int, SSAValue]]:
+    """The places after which a single one of the tracked values is still used, and that value."""
+    for place, alive in _crossings(ops, tracked):
+        if len(alive) == 1:
+            yield place, next(iter(alive))
+
+
+def _crossings(
+    ops: Sequence[AtenOp], tracked: set[SSAValue]
+) -> Iterator[tuple[int, dict[SSAValue, None]]]:
+    """After each place the tracked values that are still used; views count as what they view.
+
+    The same dict each time.
+    """
+    last = {
+        storage_of(value): place
+        for place, op in enumerate(ops)
+        for value in op.operands
+        if value in tracked
+    }
+    alive: dict[SSAValue, None] = {}
+    for place, op in enumerate(ops):
+        for value in op.results:
+            if value in tracked and last.get(storage_of(value), -1) > place:
+                alive[storage_of(value)] = None
+        for value in op.operands:
+            if last.get(storage_of(value)) == place:
+                alive.pop(storage_of(value), None)
+        yield place, alive
+
+
+def _number_backward(
+    program: Program,
+    backward: Sequence[AtenOp],
+    activations: set[SSAValue],
+    numbers: dict[Operation, int],
+) -> None:
+    """Give each backward op the block whose values it reads; else that of its gradients.
+
+    What block i hands on is read by the backward passes of both its neighbours, so that the last
+    of the blocks counts; and a sum of gradients belongs to the earlier one.
+    """
+    owners: dict[SSAValue, set[int]] = {}
+    for slot in program.arguments:
+        if slot.kind == "param":
+            owners[slot.value] = {
+                numbers[use.operation] for use in slot.value.uses if use.operation in numbers
+            }
+    last = max(numbers.values())
+    forward = set(numbers)
+    for op in backward:
+        evidence: list[int] = []
+        gradients: list[int] = []
+        for value in map(storage_of, op.operands):
+            if value in owners:
+                evidence += owners[value] if len(owners[value]) == 1 else ()
+            elif isinstance(value.owner, Operation) and value.owner in numbers:
+                if value.owner not in forward:
+                    gradients.append(numbers[value.owner])
+                elif value in activations:
+                    evidence.append(numbers[value.owner])
+        numbers[op] = max(evidence) if evidence else min(gradients, default=last)
+
+
+def _gradients(
+    backward: Sequence[AtenOp],
+    numbers: dict[Operation, int],
+    handed_on: Sequence[SSAValue],
+) -> list[SSAValue | None]:
+    """Of what each block hands on, the gradient as the backward passes after it leave it.
+
+    That is the one value of its shape that crosses the place where the block's own backward
+    pass begins.
+    """
+    begins: dict[int, list[int]] = {}
+    lowest = len(handed_on)
+    for place, op in enumerate(backward):
+        if numbers[op] < lowest:
+            begins[place - 1] = list(range(numbers[op], lowest))
+            lowest = numbers[op]
+    found: list[SSAValue | None] = [None] * (len(handed_on) + 1)
+    produced: set[SSAValue] = {value for op in backward for value in op.results}
+    for place, alive in _crossings(backward, produced):
+        for number in begins.get(place, ()):
+            shape = shape_of(handed_on[number])
+            same = [value for value in alive if shape_of(value) == shape]
+            found[number] = same[0] if len(same) == 1 else None
+    return found
+
+
+def _results(pair: Pair) -> tuple[SSAValue, ...]:
+    return tuple(op.results[0] for op in pair.columns)
+
+
+def _name(pairs: Sequence[Pair], number: int) -> str:
+    """The part of the module names that a block's linear maps share."""
+    layers = [layer_of(op).split(".") for pair in pairs for op in pair.columns]
+    layers += [layer_of(op).split(".") for pair in pairs for op in pair.ends if layer_of(op)]
+    shared: list[str] = []
+    for parts in zip(*layers, strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return ".".join(filter(None, shared)) or f"block {number}"
