@@ -241,12 +241,15 @@ class _Step:
             return scatter + self._bucketed_s(size, bucket, 1)
         if one.zero == 2:
             return one.micro_batches * scatter + self._bucketed_s(size, bucket, 1)
+        # Forward gathers weights; backward gathers them again and scatters gradients.
         ahead = self.stage_layers[0] * self.forward_s
-        gathers = sum(self._exposed_s(size, bucket, compute, 1) for compute in (ahead, behind))
-        return one.micro_batches * (scatter + gathers)
+        forward = self._exposed_s(size, bucket, ahead, 1)
+        return one.micro_batches * (forward + self._exposed_s(size, bucket, behind, 2))
 
     def _messages(self, size: float, bucket_mib: int) -> int:
-        return max(1, math.ceil(size / (bucket_mib * MIB)))
+        """At most one for each weight: buckets hold whole ones (DistributedDataParallel, ZeRO)."""
+        weights = 1 + self.stage_layers[0] * (4 + self.model.mlp_matrices)
+        return min(weights, math.ceil(size / (bucket_mib * MIB)))
 
     def _bucketed_s(self, size: float, bucket_mib: int, passes: int) -> float:
         count = self._messages(size, bucket_mib)
