@@ -260,6 +260,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             runs[name].append(one.result())
     Console().print(table_of(runs, trials))
     print(f"{len(shares)} configurations, {fitting} fit, {near} are within {1 - NEAR:.0%}")
+    print(f"random orders need {(len(shares) + 1) / (near + 1):.0f} trials on average")
     if options.plot:
         plot(runs, trials, options.plot)
         print(f"wrote {options.plot}")
