@@ -7,7 +7,7 @@ chosen again, so that a search ends at the latest when the space does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -28,8 +28,15 @@ FAILED_MEMORY = 1.2
 NOISE = 0.01
 """Least deviation of a throughput, in shares of it: two runs differ more than a run's steps."""
 
+FITTED_EACH = 30
+FITTED_EVERY = 5
+
 MEMORY_NOISE = 0.01
 """Deviation of a measured peak, in shares of the memory."""
+
+
+Target = type[ThroughputPrior] | type[MemoryPrior]
+"""What a process is of."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +65,13 @@ class History:
 
     @property
     def scale(self) -> float:
-        """The largest throughput of all that ran; 0 if none did."""
-        return max(
-            (r.outcome.throughput for r in self.records if r.outcome.status == "ok"), default=0.0
-        )
+        """The throughput of the first trial that ran, by which all are counted; 0 if none did."""
+        ran = (one.outcome.throughput for one in self.records if one.outcome.status == "ok")
+        return next(ran, 0.0)
+
+    def first(self, count: int) -> History:
+        """As it was after that many trials."""
+        return replace(self, rows=self.rows[:count], records=self.records[:count])
 
     def throughputs(self) -> Samples | None:
         """Of what ran, over `scale`; None if nothing did.
@@ -163,12 +173,20 @@ class BayesianChooser:
     """Constrained expected improvement over Gaussian processes of throughput and memory.
 
     form: of OPPA's formulas, around which the processes are; None is around a constant, which is
-    standard Bayesian optimisation. first: random trials at the start.
+    standard Bayesian optimisation. first: random trials at the start. The processes always know
+    all trials; the numbers of kernels and formulas are fitted anew after each of the first
+    `FITTED_EACH` trials, and after every `FITTED_EVERY`th from there on.
     """
 
     form: Form | None = "extended"
     kernel: Kernel = "ard"
     first: int = 5
+    _last: dict[Target, tuple[Sequence[Record], Belief]] = field(
+        default_factory=dict[Target, tuple[Sequence[Record], Belief]],
+        init=False,
+        compare=False,
+        repr=False,
+    )
 
     def choose(self, history: History, rng: np.random.Generator) -> Choice:
         """The open row of the largest improvement that is to be expected."""
@@ -191,16 +209,31 @@ class BayesianChooser:
         self, history: History, seen: Samples, there: Table
     ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
         """Mean and variance of the throughput (over `scale`) and memory (over a device's)."""
-        throughput = self._fit(seen, ThroughputPrior).at(there)
+        throughput = self._fit(history, seen, ThroughputPrior).at(there)
         used = history.memories()
         if used is None:
             nothing = np.zeros(len(there.configurations))
             return throughput, (nothing, nothing)
-        return throughput, self._fit(used, MemoryPrior).at(there)
+        return throughput, self._fit(history, used, MemoryPrior).at(there)
 
-    def _fit(self, samples: Samples, prior: type[ThroughputPrior | MemoryPrior]) -> Belief:
-        formula = prior(self.form) if self.form else None
-        return fit(samples, formula, self.kernel)
+    def _fit(self, history: History, samples: Samples, target: Target) -> Belief:
+        """What is believed of all samples, with the numbers of the last trial that has a fit.
+
+        They follow from the trials alone, so that a search that was stopped goes on the same.
+        """
+        known = history.first(_fitted_trials(len(history.records)))
+        of_known = known.throughputs() if target is ThroughputPrior else known.memories()
+        if of_known is None:
+            return fit(samples, target(self.form) if self.form else None, self.kernel)
+        trials, belief = self._last.get(target, ((), None))
+        if belief is None or trials != known.records:
+            belief = fit(of_known, target(self.form) if self.form else None, self.kernel)
+            self._last[target] = (known.records, belief)
+        return replace(belief, samples=samples)
+
+
+def _fitted_trials(count: int) -> int:
+    return count if count <= FITTED_EACH else count - count % FITTED_EVERY
 
 
 def _expectation(

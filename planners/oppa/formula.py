@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -87,9 +88,11 @@ def fit_formula(samples: Samples, formula: Formula) -> dict[str, float]:
         return torch.cat([misfit, (logs - torch.tensor(centre)) / NUMBERS_DEVIATION])
 
     def jacobian(logs: Floats) -> Floats:
-        found: object = torch.autograd.functional.jacobian(  # pyright: ignore[reportUnknownMemberType]
-            residuals, torch.tensor(logs)
-        )
+        with warnings.catch_warnings():
+            # torch compiles a few functions when it first differentiates forwards.
+            warnings.filterwarnings("ignore", message="`torch.jit", category=DeprecationWarning)
+            # Forwards: there are fewer numbers than samples.
+            found = torch.func.jacfwd(residuals)(torch.tensor(logs))
         assert isinstance(found, Tensor)
         return found.numpy()
 

@@ -1,10 +1,12 @@
 """What a step of a transformer takes under any configuration: the machine of simulated trials.
 
-It shares nothing with OPPA's formulas (`prior`): matrix products reach a share of the peak that
+It knows more than OPPA's formulas (`prior`): matrix products reach a share of the peak that
 depends on their size, ops cost a launch and memory traffic, rings have the latency and the slowest
 link of their placement with the NICs shared, gradients go in buckets that overlap with the backward
-pass and slow it down, chunks cost messages and unequal stages, ZeRO trades messages for memory. Nor
-does it run any program: it is a closed form, so that whole spaces can be evaluated.
+pass and slow it down, chunks cost messages and unequal stages, ZeRO trades messages for memory. What
+both have is common knowledge: a ring's (p - 1) / p, the pipeline's bubble over its chunks, and (the
+extended form) what ZeRO divides and how often it reduces. It runs no program: it is a closed form,
+so that whole spaces can be evaluated.
 """
 
 from __future__ import annotations
@@ -241,12 +243,15 @@ class _Step:
             return scatter + self._bucketed_s(size, bucket, 1)
         if one.zero == 2:
             return one.micro_batches * scatter + self._bucketed_s(size, bucket, 1)
+        # Forward gathers weights; backward gathers them again and scatters gradients.
         ahead = self.stage_layers[0] * self.forward_s
-        gathers = sum(self._exposed_s(size, bucket, compute, 1) for compute in (ahead, behind))
-        return one.micro_batches * (scatter + gathers)
+        forward = self._exposed_s(size, bucket, ahead, 1)
+        return one.micro_batches * (forward + self._exposed_s(size, bucket, behind, 2))
 
     def _messages(self, size: float, bucket_mib: int) -> int:
-        return max(1, math.ceil(size / (bucket_mib * MIB)))
+        """At most one for each weight: buckets hold whole ones (DistributedDataParallel, ZeRO)."""
+        weights = 1 + self.stage_layers[0] * (4 + self.model.mlp_matrices)
+        return min(weights, math.ceil(size / (bucket_mib * MIB)))
 
     def _bucketed_s(self, size: float, bucket_mib: int, passes: int) -> float:
         count = self._messages(size, bucket_mib)

@@ -19,6 +19,9 @@ OPTIONS = {
     "replicated": ["--mesh", "data=2"],
     "amp": ["-O", "max_stages=1"],
     "exhaustive": ["--mesh", "data=2,tensor=2", "-O", "simulate=2"],
+    "oppa": ["--mesh", "data=2,tensor=2", "-O", "trials=7"],
+    "random": ["--mesh", "data=2,tensor=2", "-O", "trials=4"],
+    "boosted-trees": ["--mesh", "data=2,tensor=2", "-O", "trials=7"],
 }
 
 
