@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardweave.driver.compile import compile
-    from shardweave.driver.plans import plan
+    from shardweave.driver.plans import plan, simulate_plan
     from shardweave.ir.capture import CaptureError, capture
     from shardweave.ir.mesh import Axis, Mesh
     from shardweave.ir.program import Program
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shardweave.ir.verify import VerifyError, check, verify
     from shardweave.passes.pipeline import PassError, PassPipeline, run_passes
     from shardweave.planners.cluster import Cluster
+    from shardweave.planners.pipeline import PipelineSimulation
     from shardweave.planners.plan import Plan
     from shardweave.planners.simulate import Simulation, simulate
 
@@ -32,6 +33,7 @@ __all__ = [
     "Mesh",
     "PassError",
     "PassPipeline",
+    "PipelineSimulation",
     "Plan",
     "Program",
     "ProgramTextError",
@@ -46,6 +48,7 @@ __all__ = [
     "plan",
     "run_passes",
     "simulate",
+    "simulate_plan",
     "verify",
 ]
 
@@ -56,6 +59,7 @@ _HOMES = {
     "Mesh": "ir.mesh:Mesh",
     "PassError": "passes.pipeline:PassError",
     "PassPipeline": "passes.pipeline:PassPipeline",
+    "PipelineSimulation": "planners.pipeline:PipelineSimulation",
     "Plan": "planners.plan:Plan",
     "Program": "ir.program:Program",
     "ProgramTextError": "ir.text:ProgramTextError",
@@ -70,6 +74,7 @@ _HOMES = {
     "plan": "driver.plans:plan",
     "run_passes": "passes.pipeline:run_passes",
     "simulate": "planners.simulate:simulate",
+    "simulate_plan": "driver.plans:simulate_plan",
     "verify": "ir.verify:verify",
 }
 

@@ -166,9 +166,7 @@ def _with_messages(cluster: Cluster, stages: list[Stage]) -> list[StageTimes]:
 
 def lower_bound(times: list[StageTimes], micro_batches: int) -> float:
     """A stage runs all micro-batches, after the first reached it and before the last went back."""
-    each = [
-        sum(part.seconds for part in (*stage.forward, *stage.last_backward)) for stage in times
-    ]
+    each = [sum(part.seconds for part in (*stage.forward, *stage.last_backward)) for stage in times]
     before = [sum(each[:number]) for number in range(len(each))]
     return max(micro_batches * own + first for own, first in zip(each, before, strict=True))
 
@@ -184,7 +182,9 @@ def _result(stage: Stage, waits: Waits, optimizer_multiplier: float) -> StageRes
     )
     total = sum(inside.values())
     for axes, seconds in inside.items():
-        exposed[axes] = exposed.get(axes, 0.0) + count * alone_s * (seconds / total if total else 0.0)
+        exposed[axes] = exposed.get(axes, 0.0) + count * alone_s * (
+            seconds / total if total else 0.0
+        )
     compute_s = stage.compute_s(is_forward=True) + stage.compute_s(is_forward=False)
     sent = {axes: seconds for axes, seconds in waits.sent_s.items() if seconds}
     return StageResult(
