@@ -66,8 +66,8 @@ def plan_exhaustive(
     into memory. Exact in its space if that has at most `simulate` plans: each is partitioned and
     simulated. Of a larger one every sharding is partitioned, the rest of the space is estimated
     from its blocks (`estimated`), and the best `simulate` are simulated; a reason says so. `top`:
-    candidates that the plan lists. `zero`: the ZeRO stage of plans with replicas, which are simulated
-    by block. Time: a partition for each plan simulated.
+    candidates that the plan lists. `zero`: the ZeRO stage of plans with replicas, which are
+    simulated by block. Time: a partition for each plan simulated.
 
     Raises PlanError if none can be made or none fits, with the smallest shortfall of memory.
     """

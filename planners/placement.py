@@ -30,7 +30,7 @@ class PlacedCluster(Cluster):
 
 
 def on_devices(cluster: Cluster, devices: Sequence[int]) -> PlacedCluster:
-    """A cluster of these devices, by number, in this order. Raises ClusterError for one too many."""
+    """These devices, by number, in this order. Raises ClusterError for one that is not there."""
     cluster.check_fits(max(devices) + 1, f"a plan that uses device {max(devices)}")
     known = {one.name: getattr(cluster, one.name) for one in fields(Cluster)}
     return PlacedCluster(**known, order=tuple(devices))

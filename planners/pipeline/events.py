@@ -71,7 +71,7 @@ class Waits:
 
 @dataclass(frozen=True)
 class Played:
-    """time_s: of the step. waits: by stage; sent_s counts what a stage takes part in or receives."""
+    """time_s: of the step. waits: by stage; sent_s counts what it takes part in or receives."""
 
     time_s: float
     waits: tuple[Waits, ...]
@@ -148,7 +148,7 @@ class _Run:
                 if part.gather is not None:
                     yield from self._wait(("gather", stage, place), stage)
                 # Nobody else uses a stage's device, so that its compute has no queue.
-                self._begin(("work", stage, place), part.seconds, (COMPUTE, stage))
+                self._begin(("work", stage, place), part.seconds, ((COMPUTE, stage),))
                 if times.overlaps:
                     self._gather(stage, parts, follows.get(place))
                 yield from self._until(("work", stage, place))

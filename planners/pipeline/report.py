@@ -30,9 +30,9 @@ def _line(number: int, stage: StageResult) -> str:
     over = " - MORE THAN THE DEVICE HAS" if stage.peak_bytes > stage.memory_bytes else ""
     return (
         f"stage {number:<9}compute {seconds_text(stage.compute_s)}, exposed "
-        f"{seconds_text(stage.exposed_communication_s)}{f' ({exposed})' if exposed else ''}, bubble "
-        f"{seconds_text(stage.bubble_s)}; memory {bytes_text(stage.peak_bytes)} of "
-        f"{bytes_text(stage.memory_bytes)}{over}, {stage.in_flight} micro-batches in flight"
+        f"{seconds_text(stage.exposed_communication_s)}{f' ({exposed})' if exposed else ''}, "
+        f"bubble {seconds_text(stage.bubble_s)}; memory {bytes_text(stage.peak_bytes)} of "
+        f"{bytes_text(stage.memory_bytes)}{over}, {stage.in_flight} in flight"
     )
 
 

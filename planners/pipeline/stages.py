@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
@@ -194,7 +195,7 @@ def between(cluster: Cluster, stages: Sequence[Stage]) -> list[tuple[Message, Me
     ranks there have whole (Narayanan et al. 2021, Sec. 4.1; gathering it is not counted).
     """
     found: list[tuple[Message, Message]] = []
-    for stage, other in zip(stages, stages[1:], strict=False):
+    for stage, other in pairwise(stages):
         pieces = stage.mesh.num_devices * pipeline_of(stage.plan).micro_batches
         size = stage.crossing_bytes / pieces
         left, right = stage.cluster.order, other.cluster.order
