@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardweave.driver.compile import compile
     from shardweave.driver.diff import diff
-    from shardweave.driver.plans import plan
+    from shardweave.driver.plans import plan, simulate_plan
     from shardweave.driver.validate import ValidationError
     from shardweave.driver.validated import run_passes
     from shardweave.ir.capture import CaptureError, capture
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shardweave.passes.pipeline import PassError, PassPipeline
     from shardweave.passes.registry import register_pass
     from shardweave.planners.cluster import Cluster
+    from shardweave.planners.pipeline import PipelineSimulation
     from shardweave.planners.plan import Plan
     from shardweave.planners.simulate import Simulation, simulate
 
@@ -36,6 +37,7 @@ __all__ = [
     "Mesh",
     "PassError",
     "PassPipeline",
+    "PipelineSimulation",
     "Plan",
     "Program",
     "ProgramTextError",
@@ -53,6 +55,7 @@ __all__ = [
     "register_pass",
     "run_passes",
     "simulate",
+    "simulate_plan",
     "verify",
 ]
 
@@ -63,6 +66,7 @@ _HOMES = {
     "Mesh": "ir.mesh:Mesh",
     "PassError": "passes.pipeline:PassError",
     "PassPipeline": "passes.pipeline:PassPipeline",
+    "PipelineSimulation": "planners.pipeline:PipelineSimulation",
     "Plan": "planners.plan:Plan",
     "Program": "ir.program:Program",
     "ProgramTextError": "ir.text:ProgramTextError",
@@ -80,6 +84,7 @@ _HOMES = {
     "register_pass": "passes.registry:register_pass",
     "run_passes": "driver.validated:run_passes",
     "simulate": "planners.simulate:simulate",
+    "simulate_plan": "driver.plans:simulate_plan",
     "verify": "ir.verify:verify",
 }
 

@@ -263,12 +263,17 @@ def _add_simulate(commands: Commands) -> None:
         commands, "simulate", "Say what a program's schedule takes on a cluster."
     )
     command.add_argument(
-        "file", metavar="FILE", help="a local program's text; - reads standard input"
+        "file",
+        metavar="FILE",
+        help="a local program's text, or with --plan a captured one's; - reads standard input",
     )
     command.add_argument(
         "--cluster",
         required=True,
         help="a preset's name, as h100-pod or testbed:rate=250mbit, or a file",
+    )
+    command.add_argument(
+        "--plan", metavar="FILE", help="simulate the program under this plan, stages and ZeRO too"
     )
     command.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev there")
     command.add_argument("--plot", metavar="FILE", help="write a picture of the streams there")
@@ -276,9 +281,8 @@ def _add_simulate(commands: Commands) -> None:
     command.add_argument(
         "--optimizer",
         type=float,
-        default=0.0,
         metavar="X",
-        help="bytes of optimizer state per byte of parameters, such as 2 for Adam (default: 0)",
+        help="bytes of optimizer state per byte of parameters (default: 0; with --plan 2, Adam's)",
     )
 
 

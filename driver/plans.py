@@ -16,12 +16,15 @@ from shardweave.passes.pipeline import Observer, PassPipeline, as_mesh
 from shardweave.passes.plan_passes import localize, plan_passes
 from shardweave.planners.call import ClusterLike, call_planner
 from shardweave.planners.oppa.host import Host
+from shardweave.planners.pipeline import PipelineSimulation
 from shardweave.planners.plan import Lookup, Plan
-from shardweave.planners.plan_check import check_runnable, is_runnable
-from shardweave.planners.predict import simulate_plan
+from shardweave.planners.plan_check import check_plan, check_runnable
+from shardweave.planners.predict import ADAM_STATE, predicted_of, simulation_of
 from shardweave.planners.presets import find_cluster
 from shardweave.planners.registry import PLANNERS
 from shardweave.planners.replicated import batch_shardings
+from shardweave.planners.simulate import Simulation
+from shardweave.planners.zero import DATA_AXIS
 
 MeshLike = Mesh | Mapping[str, int] | str
 
@@ -31,7 +34,6 @@ PlanLike = Plan | str | Path | Mapping[str, str]
 Passes = str | Iterable[ModulePass | str]
 
 ONE_DEVICE_PASSES = "cse,dce"
-DATA_AXIS = "data"
 
 
 def plan(
@@ -60,12 +62,32 @@ def plan(
     return found if cluster is None else simulated(program, found, cluster)
 
 
+def simulate_plan(
+    program: Program,
+    plan: Plan | str | Path,
+    cluster: ClusterLike,
+    *,
+    optimizer_multiplier: float = ADAM_STATE,
+) -> Simulation | PipelineSimulation:
+    """What a step of a global program takes under a plan, or a plan's file, in the simulator.
+
+    Of plans that a backend can run, it is the program of a rank that is simulated; of plans with
+    stages or ZeRO, blocks and micro-batches. optimizer_multiplier: bytes of optimizer state per
+    byte of parameters (2 for Adam). Raises ValueError if the plan does not fit.
+    """
+    found = plan if isinstance(plan, Plan) else Plan.load(plan)
+    check_plan(found, program)
+    goal = find_cluster(cluster)
+    return simulation_of(program, found, goal, localize, optimizer_multiplier=optimizer_multiplier)
+
+
 def simulated(program: Program, plan: Plan, cluster: ClusterLike) -> Plan:
-    """The plan with what it takes in the simulator, where a backend can run it."""
-    is_done = plan.predicted is not None and plan.predicted.source in ("simulated", "measured")
-    if is_done or not is_runnable(plan):
+    """The plan with what it takes in the simulator, unless it has been simulated or measured, or
+    its planner was told to leave stages at an estimate."""
+    found = plan.predicted
+    if found is not None and (found.source in ("simulated", "measured") or plan.num_stages > 1):
         return plan
-    return replace(plan, predicted=simulate_plan(program, plan, find_cluster(cluster), localize))
+    return replace(plan, predicted=predicted_of(simulate_plan(program, plan, cluster)))
 
 
 def mesh_of_plan(given: PlanLike | None) -> Mesh | None:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 
+from shardweave.driver.plans import simulate_plan
 from shardweave.driver.text_commands import read
+from shardweave.ir.program import Program
 from shardweave.ir.verify import check
-from shardweave.planners.simulate import simulate
-from shardweave.planners.timeline import record
+from shardweave.planners.pipeline import PipelineSimulation
+from shardweave.planners.predict import ADAM_STATE
+from shardweave.planners.simulate import Simulation, simulate
 
 
 def simulate_command(options: argparse.Namespace) -> int:
-    """Simulate a program; print its summary, or its numbers as JSON."""
+    """Simulate a program, or one under a plan; print a summary, or the numbers as JSON."""
     program = read(options.file)
     check(program)
-    found = simulate(program, options.cluster, optimizer_multiplier=options.optimizer)
+    found = _simulated(program, options)
     written = f"{len(found.events)} events"
     if options.json:
-        print(json.dumps(record(found), indent=2))
+        print(json.dumps(found.record(), indent=2))
     else:
         print(found.summary())
     if options.trace:
@@ -29,3 +32,16 @@ def simulate_command(options: argparse.Namespace) -> int:
         if path and not options.json:
             print(f"wrote {path} ({what})")
     return 0
+
+
+def _simulated(program: Program, options: argparse.Namespace) -> Simulation | PipelineSimulation:
+    given: float | None = options.optimizer
+    if options.plan is None:
+        return simulate(program, options.cluster, optimizer_multiplier=given or 0.0)
+    if program.is_local:
+        raise ValueError(
+            f"'{options.file}' is the program of one rank already; with --plan give the captured "
+            "one, which `shardweave capture` writes."
+        )
+    state = ADAM_STATE if given is None else given
+    return simulate_plan(program, options.plan, options.cluster, optimizer_multiplier=state)

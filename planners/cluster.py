@@ -166,8 +166,11 @@ class Cluster:
                 f"cluster '{self.name}' has {self.num_devices} devices and no rank {rank}; use a "
                 "smaller mesh or add nodes."
             )
-        node = bisect_right(self._first_ranks, rank) - 1
-        return node, rank - self._first_ranks[node]
+        return self._place_of_device(rank)
+
+    def _place_of_device(self, device: int) -> tuple[int, int]:
+        node = bisect_right(self._first_ranks, device) - 1
+        return node, device - self._first_ranks[node]
 
     def device_types(self, num_ranks: int) -> list[DeviceType]:
         """The distinct types among the devices of the first `num_ranks` ranks."""

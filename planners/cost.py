@@ -225,15 +225,19 @@ class CostModel:
         return found
 
     def _collective_time(self, op: DistOp) -> float:
-        kind = collective_kind(op)
-        ring = self.ring(op)
+        return self.ring_time_s(
+            collective_kind(op), self.ring(op), self._operand_bytes(op), sent_bytes(op, self.mesh)
+        )
+
+    def ring_time_s(self, kind: str, ring: Ring, operand_bytes: float, sent: float) -> float:
+        """Seconds of a collective of some kind on a ring, of which each rank sends `sent` bytes."""
         table = self._table(kind, ring)
         if table is not None:
-            return time_at(table.points, max(1, self._operand_bytes(op) * ring.flows))
+            return time_at(table.points, max(1, operand_bytes * ring.flows))
         steps = (2 if kind == "all_reduce" else 1) * (ring.ranks - 1)
         if ring.bandwidth_bytes_s == 0:
             return math.inf
-        return steps * ring.latency_s + sent_bytes(op, self.mesh) / ring.bandwidth_bytes_s
+        return steps * ring.latency_s + sent / ring.bandwidth_bytes_s
 
     def _table(self, kind: str, ring: Ring) -> CollectiveTimes | None:
         for table in self.cluster.collectives:

@@ -14,14 +14,11 @@ from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
 from shardweave.planners.predict import (
-    ADAM_STATE,
     check_some_fit,
     fits,
-    predicted_of,
+    simulate_plan,
     with_candidates,
 )
-from shardweave.planners.simulate import Simulation
-from shardweave.planners.simulate import simulate as simulate_step
 from shardweave.planners.workload import Localize, Workload, batch_of, workload_of
 
 SPLITS = (1, 2, 4)
@@ -58,6 +55,7 @@ def plan_exhaustive(
     *,
     cluster: Cluster,
     localize: Localize,
+    zero: int = 0,
     simulate: int = 24,
     top: int = 5,
 ) -> Plan:
@@ -68,11 +66,15 @@ def plan_exhaustive(
     into memory. Exact in its space if that has at most `simulate` plans: each is partitioned and
     simulated. Of a larger one every sharding is partitioned, the rest of the space is estimated
     from its blocks (`estimated`), and the best `simulate` are simulated; a reason says so. `top`:
-    candidates that the plan lists. Time: a partition for each plan simulated.
+    candidates that the plan lists. `zero`: the ZeRO stage of plans with replicas, which are
+    simulated by block. Time: a partition for each plan simulated.
 
     Raises PlanError if none can be made or none fits, with the smallest shortfall of memory.
     """
-    plans = dict(_plans(program, mesh, cluster))
+    plans = {
+        one: replace(plan, zero=zero if one.data > 1 else 0)
+        for one, plan in _plans(program, mesh, cluster)
+    }
     if not plans:
         raise PlanError(
             f"no mesh of data x tensor has {cluster.num_devices} devices and divides the batch of "
@@ -84,9 +86,9 @@ def plan_exhaustive(
         chosen = _best_estimates(plans, space)[:simulate]
         reason = f"{len(plans)} plans were estimated by block; the best {simulate} were simulated"
     found = [
-        Candidate(str(one), predicted_of(space.simulate(local)))
+        Candidate(str(one), predicted)
         for one in chosen
-        if (local := space.local(plans[one])) is not None
+        if (predicted := space.predict(plans[one])) is not None
     ]
     check_some_fit(found, cluster, space.problem)
     # A sort is stable: of plans that take as long, the simpler comes first.
@@ -149,26 +151,26 @@ class _Space:
     localize: Localize
     problem: str = ""
 
-    def local(self, plan: Plan) -> Program | None:
+    def predict(self, plan: Plan) -> Predicted | None:
         """None for what cannot be partitioned, such as a batch that does not divide further."""
         try:
-            return self.localize(self.program, plan)
+            return simulate_plan(self.program, plan, self.cluster, self.localize)
         except ValueError as error:
             self.problem = self.problem or str(error)
             return None
 
-    def simulate(self, local: Program) -> Simulation:
-        return simulate_step(local, self.cluster, optimizer_multiplier=ADAM_STATE)
+    def work(self, plan: Plan) -> Workload:
+        """The blocks of a plan that can be partitioned."""
+        return workload_of(self.localize(self.program, replace(plan, zero=0)), self.cluster)
 
 
 def _best_estimates(plans: Mapping[Choice, Plan], space: _Space) -> list[Choice]:
     """All choices, those that fit into memory by their estimate first, then by its seconds."""
     works: dict[Choice, tuple[Predicted, Workload]] = {}
     for one in dict.fromkeys(choice.base for choice in plans):
-        local = space.local(plans[one])
-        if local is not None:
-            predicted = predicted_of(space.simulate(local))
-            works[one] = predicted, workload_of(local, space.cluster)
+        predicted = space.predict(plans[one])
+        if predicted is not None:
+            works[one] = predicted, space.work(plans[one])
     device = _slowest(space.cluster)
     found = {one: estimated(*works[one.base], one, device) for one in plans if one.base in works}
     return sorted(found, key=lambda one: (not fits(found[one]), found[one].time_s))

@@ -12,6 +12,9 @@ RECOMPUTE = ("none", "layer", "after-communication")
 SCHEDULES = ("", "blocking", "sub-batch", "cross-pass", "list")
 """Schedules of `overlap-communication`; empty: collectives block where they stand."""
 
+PIPELINE_SCHEDULES = ("1f1b", "gpipe")
+"""Orders of micro-batches in a pipeline: one forward, one backward; or all forward passes first."""
+
 SOURCES = ("", "estimated", "simulated", "measured")
 """Where predicted numbers come from: a closed form, the simulator, or runs."""
 
@@ -27,13 +30,14 @@ class Pipeline:
     stages: names or patterns of the layers of each stage, in order, as `h.0`. micro_batches: of a
     step, on each replica. devices: the device type of each stage, where they differ; of several
     types in one stage, joined by `+`. ranks: the devices of each stage by number, replica by
-    replica; empty takes them in order.
+    replica; empty takes them in order. schedule: one of `PIPELINE_SCHEDULES`.
     """
 
     stages: tuple[tuple[str, ...], ...]
     micro_batches: int = 1
     devices: tuple[str, ...] = ()
     ranks: tuple[tuple[int, ...], ...] = ()
+    schedule: str = PIPELINE_SCHEDULES[0]
 
 
 @dataclass(frozen=True)
@@ -192,6 +196,7 @@ _pipeline = record_of(
         "micro_batches": at_least(1),
         "devices": list_of(text, "device types"),
         "ranks": list_of(list_of(at_least(0), "ranks"), "stages"),
+        "schedule": one_of(PIPELINE_SCHEDULES),
     },
 )
 predicted: Reader = record_of(

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardweave.ir.attributes import PHASES
-from shardweave.planners.timeline import seconds_text, stream_names
+from shardweave.planners.timeline import Timeline, seconds_text, stream_names
 
 if TYPE_CHECKING:
-    from shardweave.planners.simulate import Event, Simulation
+    from shardweave.planners.simulate import Event
 
 PHASE_COLOURS = {
     "forward": "#4c78a8",
@@ -27,7 +27,7 @@ _RESOLUTION = 1000
 _MANY_BARS = 300
 
 
-def plot(simulation: Simulation, path: str | Path) -> None:
+def plot(simulation: Timeline, path: str | Path) -> None:
     """Draw one row per stream over time, coloured by phase, to a file that matplotlib knows.
 
     Ops of every second copy (sub-batch) are hatched.
@@ -79,8 +79,13 @@ def _is_odd(event: Event) -> bool:
     return sum(event.copy) % 2 == 1
 
 
+<<<<<<< HEAD
 def bars_of(
     events: list[Event], simulation: Simulation
+=======
+def _bars(
+    events: list[Event], simulation: Timeline
+>>>>>>> w-i
 ) -> dict[tuple[str, bool], list[tuple[float, float]]]:
     """(start, length) in milliseconds by phase and copy; neighbours too small to see are joined."""
     least_s = simulation.time_s / _RESOLUTION

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from shardweave.ir.program import Program
 from shardweave.planners.cluster import Cluster
+from shardweave.planners.pipeline import PipelineSimulation, simulate_stages
 from shardweave.planners.plan import Plan
+from shardweave.planners.plan_check import is_runnable
 from shardweave.planners.plan_parts import Candidate, PlanError, Predicted
 from shardweave.planners.simulate import Simulation, simulate
 from shardweave.planners.timeline import seconds_text
@@ -21,8 +23,23 @@ _TOLD = 0.05
 """Share of the gap between two plans from which on a part is named as its cause."""
 
 
-def predicted_of(simulation: Simulation) -> Predicted:
-    """The numbers of a simulation as a plan keeps them."""
+def predicted_of(simulation: Simulation | PipelineSimulation) -> Predicted:
+    """The numbers of a simulation as a plan keeps them.
+
+    Of a pipeline: of the busiest stage in time, of the fullest in memory.
+    """
+    if isinstance(simulation, PipelineSimulation):
+        busiest, fullest = simulation.busiest, simulation.fullest
+        return Predicted(
+            time_s=simulation.time_s,
+            compute_s=busiest.compute_s,
+            communication_s=dict(busiest.communication_s),
+            exposed_s=busiest.exposed_communication_s,
+            bubble_s=busiest.bubble_s,
+            memory_bytes=dict(fullest.memory_parts),
+            capacity_bytes=fullest.memory_bytes,
+            source="simulated",
+        )
     return Predicted(
         time_s=simulation.time_s,
         compute_s=simulation.compute_s + simulation.slowdown_s,
@@ -34,6 +51,28 @@ def predicted_of(simulation: Simulation) -> Predicted:
     )
 
 
+def simulation_of(
+    program: Program,
+    plan: Plan,
+    cluster: Cluster,
+    localize: Localize,
+    *,
+    optimizer_multiplier: float = ADAM_STATE,
+) -> Simulation | PipelineSimulation:
+    """Partition a global program by a plan, and simulate a step of it on a cluster.
+
+    The rank's program itself, op by op; by block and micro-batch for a plan with stages or ZeRO,
+    whose programs no backend has. Raises ValueError (PlanError, PassError, ClusterError) if it
+    cannot be partitioned or placed.
+    """
+    if not is_runnable(plan):
+        return simulate_stages(
+            program, plan, cluster, localize, optimizer_multiplier=optimizer_multiplier
+        )
+    local = localize(program, plan)
+    return simulate(local, cluster, optimizer_multiplier=optimizer_multiplier)
+
+
 def simulate_plan(
     program: Program,
     plan: Plan,
@@ -42,12 +81,11 @@ def simulate_plan(
     *,
     optimizer_multiplier: float = ADAM_STATE,
 ) -> Predicted:
-    """Partition a global program by a plan, and simulate a step of it on a cluster.
-
-    Raises ValueError (PlanError, PassError, ClusterError) if it cannot be partitioned or placed.
-    """
-    local = localize(program, plan)
-    return predicted_of(simulate(local, cluster, optimizer_multiplier=optimizer_multiplier))
+    """What a step under a plan takes in the simulator. Raises as `simulation_of` does."""
+    found = simulation_of(
+        program, plan, cluster, localize, optimizer_multiplier=optimizer_multiplier
+    )
+    return predicted_of(found)
 
 
 def with_candidates(plan: Plan, candidates: Sequence[Candidate]) -> Plan:

@@ -1,4 +1,4 @@
-"""The rings that the collectives over some mesh axes form on a cluster, all groups at once."""
+"""The rings that collectives form on a cluster, all groups at once, and transfers by pairs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.cluster import Cluster
@@ -46,7 +47,7 @@ def ring_of(cluster: Cluster, mesh: Mesh, axes: Sequence[str], *, all_pairs: boo
     bandwidths, latencies, links = [float("inf")], [0.0], dict[str, None]()
     measured = {} if all_pairs else _measured(cluster, groups)
     for left, right in hops:
-        bandwidth, latency, link = _hop(cluster, left, right, crossing)
+        bandwidth, latency, link = _hop(cluster, left, right, crossing, crossing)
         bandwidths.append(measured.get(left, bandwidth))
         latencies.append(latency)
         links[link] = None
@@ -59,6 +60,44 @@ def ring_of(cluster: Cluster, mesh: Mesh, axes: Sequence[str], *, all_pairs: boo
         max(crossing.values(), default=1),
         tuple(sorted(links)),
     )
+
+
+Nic = tuple[Literal["out", "in"], int]
+"""One direction of a node's network adapters."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Messages that go from ranks to others at once.
+
+    bandwidth_bytes_s, latency_s: of the slowest. nics: what of the nodes' adapters they occupy.
+    """
+
+    bandwidth_bytes_s: float
+    latency_s: float
+    nics: tuple[Nic, ...]
+
+
+def transfer_of(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> Transfer:
+    """Messages from the first rank of each pair to the second; those of one NIC share it."""
+    nodes = [(cluster.place(left)[0], cluster.place(right)[0]) for left, right in pairs]
+    crossing = [(left, right) for left, right in nodes if left != right]
+    leaving, entering = Counter(left for left, _ in crossing), Counter(r for _, r in crossing)
+    hops = [_hop(cluster, left, right, leaving, entering) for left, right in pairs]
+    out: list[Nic] = [("out", node) for node in leaving]
+    return Transfer(
+        min(bandwidth for bandwidth, _, _ in hops),
+        max(latency for _, latency, _ in hops),
+        (*out, *(("in", node) for node in entering)),
+    )
+
+
+def nics_of(cluster: Cluster, ranks: Sequence[int]) -> tuple[Nic, ...]:
+    """The NICs that rings of some ranks occupy, both ways; none within a node."""
+    nodes = sorted({cluster.place(rank)[0] for rank in ranks})
+    if len(nodes) == 1:
+        return ()
+    return (*(("out", node) for node in nodes), *(("in", node) for node in nodes))
 
 
 def _hops(group: Sequence[int], all_pairs: bool) -> Iterable[tuple[int, int]]:
@@ -82,15 +121,15 @@ def _flows(cluster: Cluster, groups: Iterable[Sequence[int]], all_pairs: bool) -
 
 
 def _hop(
-    cluster: Cluster, left: int, right: int, crossing: Counter[int]
+    cluster: Cluster, left: int, right: int, leaving: Counter[int], entering: Counter[int]
 ) -> tuple[float, float, str]:
-    """Bandwidth, latency and link between two ranks."""
+    """Bandwidth, latency and link from one rank to another, among so many flows by node."""
     (node, place), (other, other_place) = cluster.place(left), cluster.place(right)
     if node == other:
         return (*cluster.node_type(node).link(place, other_place), NODE_LINK)
     shares = [
-        cluster.node_type(one).network_bandwidth_bytes_s / max(1, crossing[one])
-        for one in (node, other)
+        cluster.node_type(one).network_bandwidth_bytes_s / max(1, flows[one])
+        for one, flows in ((node, leaving), (other, entering))
     ]
     return min(shares), cluster.network_latency_s, NETWORK_LINK
 

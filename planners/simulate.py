@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from xdsl.ir import Operation, SSAValue
 
@@ -108,6 +108,12 @@ class Simulation:
         from shardweave.planners.timeline import summary
 
         return summary(self)
+
+    def record(self) -> dict[str, Any]:
+        """The numbers as JSON data."""
+        from shardweave.planners.timeline import record
+
+        return record(self)
 
     def save_trace(self, path: str | Path) -> None:
         """Write the events for chrome://tracing or ui.perfetto.dev (JSON)."""

@@ -32,13 +32,14 @@ class Streams:
 
     slowdown: how many times longer compute takes while a collective moves data; link_slowdown:
     and collectives while the device computes. now_s: the time of the compute stream. lost_s: what
-    compute has lost to collectives beside it.
+    compute has lost to collectives beside it. landed: what arrived since this was last emptied.
     """
 
     slowdown: float = 1.0
     link_slowdown: float = 1.0
     now_s: float = 0.0
     lost_s: float = 0.0
+    landed: list[Flight] = field(default_factory=list[Flight])
     _active: list[Flight] = field(default_factory=list[Flight])
     _queues: dict[Hashable, deque[Flight]] = field(default_factory=dict[Hashable, "deque[Flight]"])
 
@@ -74,6 +75,17 @@ class Streams:
         self.now_s = max(self.now_s, flight.end_s)
         return self.now_s
 
+    def advance(self) -> list[Flight]:
+        """Let time pass until something arrives, if nothing has; returns and forgets all that did.
+
+        For simulations of several devices, whose compute takes flights too.
+        """
+        if not self.landed:
+            first_s = min(one.left_s for one in self._active)
+            self._advance(first_s, first_s, True)
+        landed, self.landed = self.landed, []
+        return landed
+
     def _begin(self, flight: Flight) -> None:
         flight.start_s = self.now_s
         if flight.left_s <= 0:
@@ -97,6 +109,7 @@ class Streams:
         """Free what arrived flights occupied, and begin those that waited for it."""
         for flight in done:
             flight.end_s = self.now_s
+        self.landed += done
         waiting: dict[Flight, None] = {}
         for flight in done:
             for resource in flight.resources:

@@ -5,10 +5,35 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shardweave.ir.mesh import Mesh
+from shardweave.planners.cluster import Cluster
 
 if TYPE_CHECKING:
     from shardweave.planners.simulate import Event, Simulation
+
+
+class Timeline(Protocol):
+    """What a trace and a picture are made from: a simulated step, of one rank or of all stages."""
+
+    @property
+    def cluster(self) -> Cluster: ...
+
+    @property
+    def mesh(self) -> Mesh: ...
+
+    @property
+    def time_s(self) -> float: ...
+
+    @property
+    def lower_bound_s(self) -> float: ...
+
+    @property
+    def ratio(self) -> float: ...
+
+    @property
+    def events(self) -> tuple[Event, ...]: ...
 
 
 def summary(simulation: Simulation) -> str:
@@ -34,10 +59,10 @@ def summary(simulation: Simulation) -> str:
         f"lower bound    {seconds_text(bound.seconds)} (the largest of {', '.join(parts)})"
     )
     lines.append(f"ratio          {s.ratio:.3f} of the lower bound")
-    kinds = [f"{part} {_bytes(size)}" for part, size in s.memory.parts.items() if size]
+    kinds = [f"{part} {bytes_text(size)}" for part, size in s.memory.parts.items() if size]
     over = " - MORE THAN THE DEVICE HAS" if s.peak_bytes > s.memory_bytes else ""
     lines.append(
-        f"peak memory    {_bytes(s.peak_bytes)} of {_bytes(s.memory_bytes)}{over} "
+        f"peak memory    {bytes_text(s.peak_bytes)} of {bytes_text(s.memory_bytes)}{over} "
         f"({', '.join(kinds)})"
     )
     return "\n".join(lines)
@@ -73,7 +98,7 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.3f} s"
 
 
-def _bytes(count: float) -> str:
+def bytes_text(count: float) -> str:
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
@@ -87,7 +112,7 @@ def stream_names(events: Iterable[Event]) -> list[str]:
     return sorted(names, key=lambda name: (name != "compute", name))
 
 
-def save_trace(simulation: Simulation, path: str | Path) -> None:
+def save_trace(simulation: Timeline, path: str | Path) -> None:
     """Write Chrome's trace format (JSON), which ui.perfetto.dev reads; times in microseconds."""
     rows = {name: index for index, name in enumerate(stream_names(simulation.events))}
     records: list[dict[str, Any]] = [

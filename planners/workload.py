@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from xdsl.ir import Operation, SSAValue
@@ -154,7 +154,7 @@ def batch_of(program: Program) -> int:
 
 def alone(cluster: Cluster, device: str) -> Cluster:
     """A cluster of one device of a type."""
-    return replace(cluster, nodes=(NodeType(device, 1),))
+    return Cluster(cluster.name, cluster.devices, (NodeType(device, 1),))
 
 
 @dataclass(eq=False)

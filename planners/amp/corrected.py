@@ -21,6 +21,7 @@ from shardweave.planners.amp.microbatch import element_bytes, fixed_shares, reac
 from shardweave.planners.amp.model import LayeredModel, Strategy
 from shardweave.planners.amp.network import Grid, Links, boundary_bandwidths, ring_bandwidths
 from shardweave.planners.amp.partition import Floats, Problem
+from shardweave.planners.zero import passes
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,9 @@ class CorrectedCosts:
             repeats=repeats,
             first=first,
         )
-        return StageCosts(problem, 2 * (data - 1) / data * size / ring_bandwidths(self.links, grid))
+        rounds = passes(self.model.zero, micro_batches(self.model, strategy))
+        ring_s = rounds * (data - 1) / data * size / ring_bandwidths(self.links, grid)
+        return StageCosts(problem, ring_s)
 
     def _times(self, mix: Sequence[int], strategy: Strategy) -> Floats:
         """Seconds of a micro-batch, forward and backward, by layer, on devices of some kinds."""

@@ -10,6 +10,7 @@ import numpy as np
 from shardweave.planners.amp.model import LayeredModel, Strategy
 from shardweave.planners.amp.network import Grid, Links
 from shardweave.planners.amp.partition import Floats, Ints, Problem, earliest, partition
+from shardweave.planners.zero import whole_for_a_while
 
 _GIB = 2**30
 
@@ -55,7 +56,7 @@ def layer_bytes(model: LayeredModel, strategy: Strategy) -> Floats:
     Stage s of S holds the activations of S - s micro-batches at once, or all of a step if they
     are fewer (the schedule 1F1B; Narayanan et al. 2021, Sec. 2.2).
     """
-    states = sum(model.state_bytes.values()) * np.array(model.parameters[strategy.tensor])
+    states = sum(model.state_of(strategy).values()) * np.array(model.parameters[strategy.tensor])
     kept = strategy.micro_batch * np.array(model.kept_bytes[strategy.tensor])
     return states + np.multiply.outer(_in_flight(model, strategy), kept)
 
@@ -65,6 +66,14 @@ def workspace(model: LayeredModel, strategy: Strategy) -> float:
     if model.workspace_bytes is None:
         return 0.0
     return strategy.micro_batch * max(model.workspace_bytes[strategy.tensor])
+
+
+def whole_bytes(model: LayeredModel, strategy: Strategy) -> float:
+    """Bytes of the largest layer's gradients and parameters that ZeRO has whole for a while."""
+    if strategy.data == 1:
+        return 0.0
+    largest = max(model.parameters[strategy.tensor])
+    return whole_for_a_while(model.zero) * largest * model.state_bytes["gradients"]
 
 
 def _in_flight(model: LayeredModel, strategy: Strategy) -> Floats:
@@ -83,11 +92,12 @@ def first_layers(model: LayeredModel, links: Links, strategy: Strategy, grid: Gr
     sizes = layer_bytes(model, strategy)
     if strategy.pipeline == 1:
         for one in model.tied:
-            states = sum(model.state_bytes.values()) * one.counts[strategy.tensor]
+            states = sum(model.state_of(strategy).values()) * one.counts[strategy.tensor]
             sizes[0, one.second] -= states
     prefix = np.zeros((strategy.pipeline, model.num_layers + 1))
     np.cumsum(sizes, axis=1, out=prefix[:, 1:])
-    limits = (capacities(links, grid) - workspace(model, strategy)).tolist()
+    reserved = workspace(model, strategy) + whole_bytes(model, strategy)
+    limits = (capacities(links, grid) - reserved).tolist()
     return np.stack([earliest(row, limit) for row, limit in zip(prefix, limits, strict=True)])
 
 
@@ -115,7 +125,9 @@ def stage_bytes(
     found: list[dict[str, float]] = []
     for stage, in_flight in enumerate(_in_flight(model, strategy).tolist()):
         activations = in_flight * float(kept[cuts[stage] : cuts[stage + 1]].sum())
-        parts = {name: size * parameters[stage] for name, size in model.state_bytes.items()}
+        parts = {name: size * parameters[stage] for name, size in model.state_of(strategy).items()}
         parts |= {"activations": activations, "workspace": workspace(model, strategy)}
+        if whole := whole_bytes(model, strategy):
+            parts["communication"] = whole
         found.append(parts)
     return found

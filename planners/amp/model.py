@@ -10,6 +10,7 @@ import numpy as np
 
 from shardweave.planners.amp.partition import Floats
 from shardweave.planners.cluster import Cluster
+from shardweave.planners.zero import divided
 
 
 class AmpError(ValueError):
@@ -82,6 +83,7 @@ class LayeredModel:
     state_bytes: Mapping[str, float] = field(default_factory=lambda: STATE_BYTES)
     workspace_bytes: ByDegree | None = None
     keeps_all: bool = False
+    zero: int = 0
 
     @property
     def num_layers(self) -> int:
@@ -100,6 +102,10 @@ class LayeredModel:
                 f"{tensor}; it has {', '.join(self.profile)} at {self.degrees}."
             )
         return np.array(self.profile[device][tensor])
+
+    def state_of(self, strategy: Strategy) -> dict[str, float]:
+        """Bytes of a parameter by part, on one of a strategy's replicas."""
+        return divided(self.state_bytes, self.zero, strategy.data)
 
     def uniform_cuts(self, stages: int) -> tuple[int, ...]:
         """The cuts that deal the repeated layers evenly, the first stages taking one more."""

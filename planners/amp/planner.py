@@ -17,13 +17,15 @@ from shardweave.planners.amp.memory import capacities, stage_bytes
 from shardweave.planners.amp.model import AmpError, Strategy
 from shardweave.planners.amp.network import Grid, Links
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
+from shardweave.planners.amp.ranking import Choice, Ranking, Remembered
 from shardweave.planners.amp.search import Placed, search
 from shardweave.planners.cluster import Cluster
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, Pipeline, Predicted
-from shardweave.planners.predict import with_candidates
+from shardweave.planners.predict import simulate_plan, with_candidates
 from shardweave.planners.workload import BlockWork, Localize
+from shardweave.planners.zero import DIVIDED
 
 AXES = ("pipeline", "data", "tensor")
 
@@ -38,6 +40,8 @@ def plan_amp(
     max_tensor: int | None = None,
     anneal: int = 0,
     literal: bool = False,
+    zero: int = 0,
+    simulate: int = 3,
     top: int = 5,
 ) -> Plan:
     """Degrees of pipeline, data and tensor parallelism, micro-batches, stages and placement.
@@ -49,13 +53,18 @@ def plan_amp(
 
     max_stages: 1 gives plans that run. max_tensor: the largest tensor degree. anneal: swaps of
     tensor groups that are tried on each of the best strategies; not exact. literal: costs as
-    the released code has them. top: candidates that the plan lists.
+    the released code has them. zero: the ZeRO stage, in memory and in what replicas send. simulate:
+    how many of the best estimates are simulated; the fastest of those is the plan, and what it is
+    predicted to take; 0, and `literal`, leave it at the estimate. top: candidates that the plan
+    lists.
 
     Raises AmpError if no strategy fits, with the smallest shortfall of memory in GiB by part.
     """
+    _check_zero(zero, literal)
     wanted = _Wanted.of(mesh, max_stages, max_tensor)
     degrees = _tensor_degrees(cluster, wanted)
     profile = profile_program(program, cluster, localize, degrees)
+    profile = replace(profile, model=replace(profile.model, zero=zero))
     found = search(
         profile.model,
         cluster,
@@ -65,19 +74,36 @@ def plan_amp(
         accept=wanted.accepts,
     )
     links = Links.of(cluster)
-    rows = [
-        Candidate(_name(one.estimate.strategy, profile), _predicted(one, profile, links))
-        for one in found[: max(1, top)]
+    choices = [
+        Choice(_name(one.estimate.strategy, profile), one, _predicted(one, profile, links))
+        for one in found[: max(1, top, 0 if literal else simulate)]
     ]
-    plan = with_candidates(_plan(program, found[0], profile, links), rows)
-    return replace(
-        plan,
-        reasons=(
-            f"{len(found)} strategies fit into memory, of {plan.cluster or cluster.name}'s "
-            f"{cluster.num_devices} devices; the estimate of this one is the least",
-            *plan.reasons,
-        ),
+    reason = (
+        f"{len(found)} strategies fit into memory, of {cluster.name}'s {cluster.num_devices} "
+        "devices; "
     )
+    if literal or simulate < 1:
+        plan = _plan(program, found[0], profile, links)
+        rows = [Candidate(one.name, one.estimated) for one in choices[: max(1, top)]]
+        plan = with_candidates(plan, rows)
+        return replace(
+            plan, reasons=(f"{reason}the estimate of this one is the least", *plan.reasons)
+        )
+    remembered = Remembered(localize)
+    ranking = Ranking(
+        choices,
+        [_plan(program, one.placed, profile, links) for one in choices[:simulate]],
+        lambda plan: simulate_plan(program, plan, cluster, remembered.localize),
+    )
+    plan = ranking.best(max(1, top))
+    return replace(plan, reasons=(reason + ranking.reason, *plan.reasons))
+
+
+def _check_zero(zero: int, literal: bool) -> None:
+    if zero not in range(len(DIVIDED)):
+        raise AmpError(f"zero is {zero}; use 0, 1, 2 or 3.")
+    if zero and literal:
+        raise AmpError("the released planner knows no ZeRO; leave out 'zero' or 'literal'.")
 
 
 @dataclass(frozen=True)
@@ -130,7 +156,9 @@ def _plan(program: Program, placed: Placed, profile: ProgramProfile, links: Link
     strategy = placed.estimate.strategy
     micro_batches = strategy.num_micro_batches(profile.model.batch)
     mesh = Mesh(data=strategy.data, tensor=strategy.tensor)
-    plan = replace(plan_megatron(program, mesh), planner="amp")
+    # Without replicas there is nothing to divide.
+    zero = profile.model.zero if strategy.data > 1 else 0
+    plan = replace(plan_megatron(program, mesh), planner="amp", zero=zero)
     in_order = np.arange(placed.grid.size).reshape(placed.grid.shape)
     moved = not np.array_equal(placed.grid, in_order)
     if strategy.pipeline == 1:

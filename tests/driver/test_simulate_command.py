@@ -74,3 +74,36 @@ def test_cluster_file_with_a_missing_field_says_what_to_write(
     assert main(["simulate", file, "--cluster", str(path)]) == 1
     err = capsys.readouterr().err
     assert f"{path}: nodes[0]: field 'devices' is missing; write" in err
+
+
+def test_plan_with_stages_is_simulated_on_the_captured_program(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    model = "gpt:layers=2,hidden=16,heads=4,vocab=32,seq=8,batch=8"
+    program, plan = str(tmp_path / "step.mlir"), str(tmp_path / "plan.json")
+    assert main(["capture", model, "-o", program]) == 0
+    stages = [["wte", "wpe", "h.0"], ["h.1", "ln_f", "head"]]
+    pipeline = {"stages": stages, "micro_batches": 4, "schedule": "gpipe"}
+    mesh = {"pipeline": 2, "data": 2}
+    Path(plan).write_text(json.dumps({"mesh": mesh, "pipeline": pipeline, "zero": 1}))
+    trace, picture = tmp_path / "t.json", tmp_path / "t.png"
+    options = ["--cluster", "perlmutter:nodes=1", "--plan", plan]
+    outputs = ["--trace", str(trace), "--plot", str(picture)]
+    assert main(["simulate", program, *options, *outputs]) == 0
+    out = capsys.readouterr().out
+    assert "2 stages, 4 micro-batches, gpipe" in out
+    assert "stage 1" in out
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert picture.stat().st_size > 1000
+    assert main(["simulate", program, *options, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    first, _ = found["stages"]
+    assert first["memory_parts"]["optimizer"] == first["memory_parts"]["parameters"]
+    assert found["time_s"] >= found["lower_bound_s"]
+
+
+def test_plan_is_for_a_captured_program(file: str, tmp_path: Path, capsys: Captured) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text("{}")
+    assert main(["simulate", file, "--cluster", "testbed", "--plan", str(plan)]) == 1
+    assert "program of one rank already; with --plan give" in capsys.readouterr().err

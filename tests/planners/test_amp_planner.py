@@ -117,7 +117,7 @@ def test_stages_are_all_layers_in_order_each_with_its_device_type() -> None:
 
 
 def test_prediction_adds_up_to_the_step() -> None:
-    for plan in (planned(), planned(max_stages=1)):
+    for plan in (planned(simulate=0), planned(max_stages=1, simulate=0)):
         found = plan.predicted
         assert found is not None
         parts = found.compute_s + found.exposed_s + found.bubble_s
@@ -126,7 +126,7 @@ def test_prediction_adds_up_to_the_step() -> None:
 
 
 def test_candidates_are_listed_the_fastest_first_with_why_each_lost() -> None:
-    plan = planned(top=4)
+    plan = planned(top=4, simulate=0)
     times = [one.predicted.time_s for one in plan.candidates]
     assert times == sorted(times)
     assert len(times) == 4
@@ -140,14 +140,14 @@ def test_estimate_without_stages_is_near_the_simulation_without_latency() -> Non
     cluster = replace(cluster, nodes=nodes, network_latency_s=0.0)
     spec = "gpt:layers=4,hidden=128,heads=4,vocab=64,seq=64,batch=16"
     for mesh in ("data=16", "data=4,tensor=4"):
-        plan = planned(spec, cluster, mesh)
+        plan = planned(spec, cluster, mesh, simulate=0)
         assert plan.predicted is not None
         simulated = simulate_plan(captured(spec).program, plan, cluster, localize)
         assert plan.predicted.time_s == pytest.approx(simulated.time_s, rel=0.05)
 
 
 def test_annealing_is_never_slower() -> None:
-    plain, annealed = planned(), planned(anneal=20)
+    plain, annealed = planned(simulate=0), planned(anneal=20, simulate=0)
     assert plain.predicted is not None
     assert annealed.predicted is not None
     assert annealed.predicted.time_s <= plain.predicted.time_s

@@ -85,3 +85,18 @@ def test_cluster_too_small_in_memory_tells_the_shortfall_in_gib_by_part() -> Non
 def test_mesh_with_other_axes_is_refused() -> None:
     with pytest.raises(PlanError, match="axis 'x', but 'exhaustive' plans data and tensor"):
         plan_exhaustive(captured(SPEC).program, Mesh(x=4), cluster=CLUSTER, localize=localize)
+
+
+def test_zero_divides_what_replicas_keep() -> None:
+    program, mesh = captured(SPEC).program, Mesh(data=2, tensor=2)
+    plans = [
+        plan_exhaustive(program, mesh, cluster=CLUSTER, localize=localize, zero=zero, simulate=2)
+        for zero in (0, 3)
+    ]
+    assert [plan.zero for plan in plans] == [0, 3]
+    before, after = (plan.predicted for plan in plans)
+    assert before is not None
+    assert after is not None
+    for part in ("parameters", "optimizer"):
+        assert after.memory_bytes[part] == before.memory_bytes[part] / 2
+    assert after.source == "simulated"

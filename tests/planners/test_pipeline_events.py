@@ -1,0 +1,195 @@
+"""The events of a pipeline: orders, dependencies, closed forms, and what messages cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardweave.planners.pipeline.events import Message, Part, Played, StageTimes, play
+from shardweave.planners.pipeline.order import Task, most_in_flight, order_of
+from shardweave.planners.plan_parts import PIPELINE_SCHEDULES
+
+schedules = st.sampled_from(PIPELINE_SCHEDULES)
+seconds = st.sampled_from([0.0, 0.5, 1.0, 3.0])
+sizes = st.integers(1, 4)
+
+
+def orders(schedule: str, stages: int, count: int) -> list[list[Task]]:
+    return [order_of(schedule, stage, stages, count) for stage in range(stages)]
+
+
+def stage(forward: float, backward: float, message: float = 0.0, *links: str) -> StageTimes:
+    one = (Part(backward),)
+    sent = Message(message, links)
+    return StageTimes((Part(forward),), one, one, sent, sent)
+
+
+def chain(*stages: StageTimes) -> list[StageTimes]:
+    """Without messages at the ends."""
+    found = list(stages)
+    found[0] = replace(found[0], to_previous=None)
+    found[-1] = replace(found[-1], to_next=None)
+    return found
+
+
+def played(schedule: str, stages: Sequence[StageTimes], count: int) -> Played:
+    return play(stages, orders(schedule, len(stages), count))
+
+
+@pytest.mark.parametrize("schedule", PIPELINE_SCHEDULES)
+@pytest.mark.parametrize("stages", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("count", [1, 2, 4, 7, 16])
+def test_equal_stages_with_free_messages_take_the_closed_form(
+    schedule: str, stages: int, count: int
+) -> None:
+    found = played(schedule, chain(*[stage(2.0, 3.0)] * stages), count)
+    assert found.time_s == pytest.approx((count + stages - 1) * (2.0 + 3.0))
+    for waits in found.waits:
+        assert waits.bubble_s == pytest.approx((stages - 1) * (2.0 + 3.0))
+
+
+@pytest.mark.parametrize("stages", range(1, 7))
+@pytest.mark.parametrize("count", range(1, 9))
+def test_micro_batches_in_flight_are_those_of_the_schedules(stages: int, count: int) -> None:
+    for number, tasks in enumerate(orders("1f1b", stages, count)):
+        assert most_in_flight(tasks) == min(stages - number, count)
+    for tasks in orders("gpipe", stages, count):
+        assert most_in_flight(tasks) == count
+    for schedule in PIPELINE_SCHEDULES:
+        for tasks in orders(schedule, stages, count):
+            assert sorted(tasks) == sorted(Task(f, n) for f in (True, False) for n in range(count))
+
+
+def longest_paths(
+    stages: Sequence[StageTimes], tasks: Sequence[Sequence[Task]]
+) -> dict[tuple[int, Task], float]:
+    """Ends of all tasks by relaxing every dependency until nothing changes; messages have no
+    links in common."""
+    needs: list[tuple[tuple[int, Task], tuple[int, Task], float]] = []
+    length: dict[tuple[int, Task], float] = {}
+    for number, (times, found) in enumerate(zip(stages, tasks, strict=True)):
+        for task in found:
+            part = times.forward if task.is_forward else times.backward
+            length[number, task] = part[0].seconds
+            source = number - 1 if task.is_forward else number + 1
+            if 0 <= source < len(stages):
+                other = stages[source]
+                message = other.to_next if task.is_forward else other.to_previous
+                assert message is not None
+                needs.append(((source, task), (number, task), message.seconds))
+        needs += (((number, one), (number, other), 0.0) for one, other in pairwise(found))
+    ends = dict(length)
+    for _ in length:
+        for before, after, delay in needs:
+            ends[after] = max(ends[after], ends[before] + delay + length[after])
+    return ends
+
+
+@given(schedules, st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=4), sizes)
+def test_every_task_starts_as_soon_as_what_it_needs_is_there(
+    schedule: str, costs: list[tuple[float, float, float]], count: int
+) -> None:
+    stages = chain(*(stage(f, b, m) for f, b, m in costs))
+    # Messages of one boundary run in turn, which a longest path does not say.
+    if any(m > min(f, b) for f, b, m in costs):
+        stages = [
+            replace(
+                one,
+                to_next=one.to_next and Message(0.0),
+                to_previous=one.to_previous and Message(0.0),
+            )
+            for one in stages
+        ]
+    tasks = orders(schedule, len(stages), count)
+    ends = longest_paths(stages, tasks)
+    found = play(stages, tasks)
+    assert found.time_s == pytest.approx(max(ends.values()))
+    for event in found.events:
+        if event.name in ("forward", "backward"):
+            place = int(event.layer.split()[1]), Task(event.name == "forward", event.copy[0])
+            assert event.end_s == pytest.approx(ends[place])
+
+
+@given(schedules, st.lists(st.tuples(seconds, seconds, seconds), min_size=2, max_size=4), sizes)
+def test_one_task_at_a_time_and_none_before_what_it_needs(
+    schedule: str, costs: list[tuple[float, float, float]], count: int
+) -> None:
+    stages = chain(*(stage(f, b, m, "nic") for f, b, m in costs))
+    found = played(schedule, stages, count)
+    tasks = [event for event in found.events if event.name in ("forward", "backward")]
+    ends = {(event.layer, event.name, event.copy): event.end_s for event in tasks}
+    for number in range(len(stages)):
+        own = [event for event in tasks if event.layer == f"stage {number:02}"]
+        own.sort(key=lambda event: (event.start_s, event.end_s))
+        for before, after in pairwise(own):
+            assert after.start_s >= before.end_s - 1e-12
+        for event in own:
+            source = number - 1 if event.name == "forward" else number + 1
+            if 0 <= source < len(stages):
+                way = stages[source].to_next or stages[source].to_previous
+                assert way is not None
+                sent_s = ends[f"stage {source:02}", event.name, event.copy]
+                assert event.start_s >= sent_s + way.seconds - 1e-9
+
+
+@given(schedules, st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=4), sizes)
+def test_time_of_each_stage_is_work_and_waits(
+    schedule: str, costs: list[tuple[float, float, float]], count: int
+) -> None:
+    stages = chain(*(stage(f, b, m, "nic") for f, b, m in costs))
+    found = played(schedule, stages, count)
+    for (forward, backward, _), waits in zip(costs, found.waits, strict=True):
+        parts = count * (forward + backward) + sum(waits.exposed_s.values()) + waits.bubble_s
+        assert found.time_s == pytest.approx(parts)
+
+
+@given(
+    schedules,
+    st.lists(st.tuples(seconds, seconds, seconds), min_size=2, max_size=4),
+    sizes,
+    st.sampled_from([0.0, 0.3, 0.9]),
+)
+def test_faster_messages_with_links_of_their_own_never_take_longer(
+    schedule: str, costs: list[tuple[float, float, float]], count: int, share: float
+) -> None:
+    slow = played(schedule, chain(*(stage(f, b, m) for f, b, m in costs)), count)
+    fast = played(schedule, chain(*(stage(f, b, share * m) for f, b, m in costs)), count)
+    free = played(schedule, chain(*(stage(f, b) for f, b, _ in costs)), count)
+    shared = played(schedule, chain(*(stage(f, b, m, "nic") for f, b, m in costs)), count)
+    assert free.time_s <= fast.time_s + 1e-9
+    assert fast.time_s <= slow.time_s + 1e-9
+    assert free.time_s <= shared.time_s + 1e-9
+
+
+def test_messages_over_one_nic_run_in_turn() -> None:
+    stages = chain(stage(1.0, 1.0, 4.0, "nic"), stage(0.0, 0.0, 4.0, "nic"))
+    # 1 + 4 + 4: two forward messages, of which the second waits for the first; then back.
+    assert played("gpipe", stages, 2).time_s == pytest.approx(1.0 + 4 * 4.0 + 1.0)
+    apart = chain(stage(1.0, 1.0, 4.0, "out"), stage(0.0, 0.0, 4.0, "in"))
+    assert played("1f1b", apart, 2).time_s == pytest.approx(1.0 + 4.0 + 4.0 + 4.0 + 1.0)
+
+
+def test_gradients_of_a_later_stage_synchronise_beside_earlier_backward_passes() -> None:
+    plain = chain(stage(1.0, 2.0), stage(1.0, 2.0))
+    synced = [replace(one, finish=(Message(2.0),)) for one in plain]
+    before, after = played("1f1b", plain, 4), played("1f1b", synced, 4)
+    # The last stage is done while the first still runs its last backward pass, of 2 seconds.
+    assert after.time_s == pytest.approx(before.time_s + 2.0)
+    assert [waits.exposed_s["data"] for waits in after.waits] == pytest.approx([2.0, 2.0])
+    assert after.waits[1].bubble_s == pytest.approx(before.waits[1].bubble_s)
+
+
+def test_parameters_are_gathered_beside_the_block_before_where_the_schedule_overlaps() -> None:
+    part = Part(3.0, gather=Message(2.0), scatter=Message(1.0))
+    times = StageTimes((replace(part, scatter=None),) * 3, (part,) * 3, (part,) * 3)
+    blocking = played("1f1b", [times], 1)
+    assert blocking.time_s == pytest.approx(6 * (2.0 + 3.0) + 3 * 1.0)
+    overlapped = played("1f1b", [replace(times, overlaps=True)], 1)
+    # Only the first gather and the last scatter have nothing to hide behind.
+    assert overlapped.time_s == pytest.approx(2.0 + 6 * 3.0 + 1.0)
+    assert overlapped.waits[0].exposed_s["data"] == pytest.approx(3.0)
