@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -19,6 +20,7 @@ from shardweave.backends.triton.tune import ATEN, choose
 from shardweave.backends.triton.writer import UnfitError
 from shardweave.ir.aten_args import arguments
 from shardweave.ir.kernel import FusedOp
+from shardweave.ir.program import Program
 from shardweave.ir.types import dtype_of_value, shape_of
 
 Run = Callable[[Config], "tuple[Tensor, ...]"]
@@ -63,8 +65,21 @@ class FusedCall:
         """The kernels made so far, with their configurations."""
         return list(self._kernels.values())
 
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def explain(self, device: torch.device) -> str:
+        """What computes the region on a device, in one line."""
+        names = ", ".join(op.name.removeprefix("aten.") for op in self.op.fused_ops)
         if self.region is None:
+            return f"ATen, op by op, since {self.reason}: {names}"
+        if not _runs_kernels(device):
+            return f"ATen, op by op, since kernels need a GPU: {names}"
+        space = self.region.space
+        text = f"Triton, {space.family}, {space.rows} x {space.columns}: {names}"
+        for kernel, config in self.kernels:
+            text += f"; {kernel.name} " + ("is slower than ATen" if config == ATEN else f"{config}")
+        return text
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        if self.region is None or not _runs_kernels(tensors[0].device):
             return run_on_aten(self.op, tensors)
         precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
         key = (precision, *(tensor.stride() for tensor in tensors))
@@ -92,6 +107,16 @@ class FusedCall:
                 launch(kernel, config, tensors)
 
         return choose(kernel, tensors[0].device, run)
+
+
+def fused_calls(program: Program) -> list[FusedCall]:
+    """What runs each fused region of a program, in order."""
+    return [FusedCall(op) for op in program.ops if isinstance(op, FusedOp)]
+
+
+def _runs_kernels(device: torch.device) -> bool:
+    """Whether Triton runs on tensors of a device: on a GPU, or in its interpreter."""
+    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def launch(kernel: Kernel, config: Config, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
