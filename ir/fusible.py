@@ -22,6 +22,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.literals import to_python
+from shardweave.ir.regions import VIEWS
 from shardweave.ir.types import dtype_of_value, shape_of
 
 Family = Literal["pointwise", "rows", "columns", "matmul"]
@@ -40,7 +41,6 @@ POINTWISE = frozenset(
         "tanh", "tanh_backward", "threshold_backward", "where.self", "full",
     )
 )  # fmt: skip
-VIEWS = frozenset({"aten.view", "aten.permute", "aten.expand"})
 MOVES = frozenset(
     f"aten.{name}"
     for name in (
@@ -204,10 +204,7 @@ def column_results(op: AtenOp) -> list[SSAValue]:
 
 @dataclass(frozen=True)
 class Space:
-    """What a kernel's programs share out among them: `rows` times `columns` elements.
-
-    shape: of the value whose dims the space has; its trailing dims make the columns.
-    """
+    """What a kernel's programs share out among them: `rows` times `columns` elements."""
 
     family: Family
     rows: int

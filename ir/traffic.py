@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 
 from xdsl.ir import Operation, SSAValue
 
+from shardweave.ir.dist import DistOp
 from shardweave.ir.kernel import FusedOp
+from shardweave.ir.regions import VIEWS, block_of_op, storage_of
 from shardweave.ir.types import num_bytes, tensor_type_of
-
-_FREE = frozenset({"aten.view", "aten.permute", "aten.expand"})
-"""Ops whose result shares the memory of their operand."""
 
 _PARTIAL = {"aten.embedding": 0, "aten.gather": 0, "aten.slice.Tensor": 0, "aten.select.int": 0}
 """Ops that read of this operand only what they return."""
-
-
-def storage_of(value: SSAValue) -> SSAValue:
-    """The value whose memory a view shares."""
-    while isinstance(value.owner, Operation) and value.owner.name in _FREE:
-        value = value.owner.operands[0]
-    return value
 
 
 def traffic(ops: Collection[Operation]) -> int:
@@ -33,7 +26,7 @@ def traffic(ops: Collection[Operation]) -> int:
     read: dict[SSAValue, int] = {}
     written: dict[SSAValue, int] = {}
     for op in ops:
-        if op.name in _FREE:
+        if op.name in VIEWS:
             continue
         for index, operand in enumerate(op.operands):
             source = storage_of(operand)
@@ -52,7 +45,7 @@ def _is_read_outside(value: SSAValue, members: set[Operation]) -> bool:
     """Whether an op that is not a member reads the value or a view of it."""
     return any(
         use.operation not in members
-        or (use.operation.name in _FREE and _is_read_outside(use.operation.results[0], members))
+        or (use.operation.name in VIEWS and _is_read_outside(use.operation.results[0], members))
         for use in value.uses
     )
 
@@ -62,5 +55,25 @@ def _bytes(value: SSAValue) -> int:
 
 
 def bytes_moved(op: Operation) -> int:
-    """`traffic` of one op, or of all ops of a fused region."""
+    """`traffic` of one op, or of all ops of a fused region; collectives are not counted."""
+    if isinstance(op, DistOp):
+        return 0
     return traffic(op.fused_ops) if isinstance(op, FusedOp) else traffic([op])
+
+
+def bytes_by_block(ops: Iterable[Operation]) -> dict[str, int]:
+    """`bytes_moved` by repeated block (`h.3`); "" has what lies in none.
+
+    A region counts for the block that most of its ops are in.
+    """
+    found: Counter[str] = Counter()
+    for op in ops:
+        found[_block_of(op) or ""] += bytes_moved(op)
+    return dict(found)
+
+
+def _block_of(op: Operation) -> str | None:
+    if not isinstance(op, FusedOp):
+        return block_of_op(op)
+    blocks = Counter(filter(None, map(block_of_op, op.fused_ops)))
+    return blocks.most_common(1)[0][0] if blocks else None

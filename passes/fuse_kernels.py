@@ -16,9 +16,9 @@ from shardweave.ir.dist import COLLECTIVES, WaitOp
 from shardweave.ir.fusible import MATMULS, MAX_OPS, MAX_VALUES, role_of, space_of
 from shardweave.ir.kernel import FusedOp, fuse
 from shardweave.ir.program import Program
-from shardweave.ir.regions import block_of_op
+from shardweave.ir.regions import block_of_op, storage_of
 from shardweave.ir.syntax import layer_of, phase_of
-from shardweave.ir.traffic import storage_of, traffic
+from shardweave.ir.traffic import traffic
 
 NEAR = 64
 """Ops between two kernels that read the same value, beyond which they stay apart: one would

@@ -13,8 +13,8 @@ from shardweave.backends.triton.region import Region, region_of
 from shardweave.backends.triton.source import Kernel
 from shardweave.backends.triton.writer import UnfitError, dense_strides
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.fusible import VIEWS
 from shardweave.ir.kernel import FusedOp
+from shardweave.ir.regions import VIEWS
 from shardweave.ir.types import shape_of
 
 __all__ = ["UnfitError", "expected_strides", "generate"]

@@ -169,9 +169,7 @@ def _merged(parts: list[Part], total: int) -> Index:
 
 def _continues(low: Part, high: Part) -> bool:
     """Whether `high` is the next digits above `low`."""
-    return (
-        high.divisor == low.divisor * low.size and high.coefficient == low.coefficient * low.size
-    )
+    return high.divisor == low.divisor * low.size and high.coefficient == low.coefficient * low.size
 
 
 def _scaled(coefficient: int, symbols: Symbols) -> str:

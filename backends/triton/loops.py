@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from xdsl.ir import SSAValue
 
 from shardweave.backends.triton.formulas import computed_in, type_text
-from shardweave.backends.triton.index import Base, Index, of_base, unraveled
+from shardweave.backends.triton.index import Base, of_base, unraveled
 from shardweave.backends.triton.reductions import Reducer, Step
 from shardweave.backends.triton.region import Region
 from shardweave.backends.triton.source import Config, Kernel, Signature, render
@@ -35,10 +35,10 @@ def pointwise_kernel(region: Region, strides: Strides = None) -> Kernel:
         own = unraveled(x, shape_of(value), writer.name_index)
         writer.store(pointer, value, x, values.at(value, own), frozenset({"x"}))
     name, source = render(signature, writer, "pointwise", ["n"], ["BLOCK"])
-    configs: list[Config] = [
-        {"BLOCK": block, "num_warps": warps}
-        for block, warps in ((1024, 4), (512, 4), (2048, 8), (4096, 8), (256, 2))
-    ]
+    blocks = [(1024, 4), (512, 4), (2048, 8), (4096, 8), (256, 2)]
+    if any(op.name in ("aten.sin", "aten.cos") for op in region.ops):
+        blocks.insert(0, (256, 8))  # their argument reduction takes many registers
+    configs: list[Config] = [{"BLOCK": block, "num_warps": warps} for block, warps in blocks]
     sizes = {"n": region.space.columns}
     return Kernel(
         name, source, "pointwise", region, signature.types(()), sizes, (), {}, tuple(configs)
@@ -221,9 +221,7 @@ class _ReductionTemplate:
         sizes = {"n_rows": space.rows} | ({} if whole else {"n_cols": space.columns})
         configs = _configs(self.region, in_parts=self.in_parts)
         constants = [*fixed, *(k for k in configs[0] if k.startswith("BLOCK"))]
-        name, source = render(
-            self.signature, self.writer, space.family, list(sizes), constants
-        )
+        name, source = render(self.signature, self.writer, space.family, list(sizes), constants)
         types = self.signature.types(self.partial)
         return Kernel(
             name, source, space.family, self.region, types, sizes, tuple(self.partial), fixed,
@@ -264,4 +262,3 @@ def _configs(region: Region, *, in_parts: bool) -> list[Config]:
         found = [{**config, "programs": 256} for config in found]
     unique = {tuple(config.items()): config for config in found}
     return list(unique.values())
-

@@ -14,7 +14,8 @@ from shardweave.backends.triton.source import Config, Kernel, Signature, render
 from shardweave.backends.triton.values import Values
 from shardweave.backends.triton.writer import Guards, Indices, Term, UnfitError
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.fusible import MATMULS, VIEWS
+from shardweave.ir.fusible import MATMULS
+from shardweave.ir.regions import VIEWS
 from shardweave.ir.types import dtype_of_value, shape_of
 
 _BLOCK_OF = """\
@@ -73,12 +74,15 @@ def matmul_kernel(
     orders = {left: ("k_size", "m_size"), right: ("n_size", "k_size")}
     if writer.strides.get(right, (0,))[0] == 1:
         orders[right] = ("k_size", "n_size")
-    factors: list[str] = []
+    factors: list[Term] = []
     for value, own in ((left, (row, k_a)), (right, (k_b, col))):
         writer.symbols = [symbols[name] for name in orders[value] if name in symbols]
         factors.append(_factor(values, value, own))
     writer.symbols = [symbols["n_size"]] if "n_size" in symbols else []
-    a, b = (_block(f, shape) for f, shape in zip(factors, _BLOCKS, strict=True))
+    a = _block(factors[0], "[BLOCK_M, BLOCK_K]")
+    b = _block(factors[1], "[BLOCK_K, BLOCK_N]")
+    if "k_a" not in factors[0].axes:  # read without k's mask, it would count for every k
+        a = f"tl.where(in_k_a, {a}, 0)"
     writer.line(f'total = tl.dot({a}, {b}, total, input_precision="{precision}")')
     writer.indent = writer.indent[4:]
     writer.restore(state, erase=False)
@@ -106,16 +110,16 @@ def matmul_kernel(
     return Kernel(name, source, "matmul", region, types, sizes, (), {}, configs)
 
 
-_BLOCKS = ("[BLOCK_M, BLOCK_K]", "[BLOCK_K, BLOCK_N]")
-
-
-def _factor(values: Values, value: SSAValue, indices: Indices) -> str:
+def _factor(values: Values, value: SSAValue, indices: Indices) -> Term:
     """A block of a factor, in the factor's own dtype: a product of halves wants halves."""
     dtype = dtype_of_value(value)
-    values.writer.widens = _is_loaded(value) is False
+    values.writer.widens = not _is_loaded(value)
     term = values.at(value, indices)
     values.writer.widens = True
-    return term.name if term.dtype == dtype else f"{term.name}.to({type_text(dtype)})"
+    if term.dtype == dtype:
+        return term
+    text = f"{term.name}.to({type_text(dtype)})"
+    return values.writer.assign("factor", text, dtype, term.axes)
 
 
 def _is_loaded(value: SSAValue) -> bool:
@@ -125,9 +129,9 @@ def _is_loaded(value: SSAValue) -> bool:
     return not isinstance(value.owner, AtenOp)
 
 
-def _block(text: str, shape: str) -> str:
-    """A factor that is one row, one column or one number still fills its block."""
-    return f"tl.broadcast_to({text}, {shape})"
+def _block(term: Term, shape: str) -> str:
+    """The factor's block; one that is a row, a column or a number fills it too."""
+    return term.name if len(term.axes) == 2 else f"tl.broadcast_to({term.name}, {shape})"
 
 
 def _configs(itemsize: int) -> tuple[Config, ...]:

@@ -260,5 +260,3 @@ class Reducer:
 
 def _type(dtype: torch.dtype) -> str:
     return f"tl.{str(dtype).removeprefix('torch.')}".replace("tl.bool", "tl.int1")
-
-

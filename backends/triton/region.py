@@ -10,8 +10,9 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.backends.triton.writer import UnfitError
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.fusible import VIEWS, Space, space_of
+from shardweave.ir.fusible import Space, space_of
 from shardweave.ir.kernel import FusedOp
+from shardweave.ir.regions import VIEWS
 from shardweave.ir.types import dtype_of_value, shape_of
 
 

@@ -18,7 +18,15 @@ from shardweave.backends.triton.formulas import (
     converted,
     literal,
 )
-from shardweave.backends.triton.index import ZERO, Base, Index, constant, of_base, raveled, unraveled
+from shardweave.backends.triton.index import (
+    ZERO,
+    Base,
+    Index,
+    constant,
+    of_base,
+    raveled,
+    unraveled,
+)
 from shardweave.backends.triton.writer import Guards, Indices, Term, UnfitError, Writer
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.types import dtype_of_value, shape_of
@@ -244,4 +252,3 @@ _HANDLERS: dict[str, _Handler] = {
     "aten.scatter_add": Values.scatter_add,
 }
 """Ops whose elements are those of their operands."""
-
