@@ -40,8 +40,8 @@ class Step(nn.Module):
     program: a local program, or a global one to run on one device. kernels: whether fused regions
     run as generated Triton kernels; on the CPU, and where no template fits, they run on ATen, as
     `explain()` says. cuda_graph: whether the whole step is captured on the GPU at its first call,
-    and replayed then. source: the Python module that runs. Making a step is collective. Raises ValueError if model, program and mesh do not
-    fit together.
+    and replayed then. source: the Python module that runs. Making a step is collective. Raises
+    ValueError if model, program and mesh do not fit together.
     """
 
     def __init__(

@@ -33,7 +33,8 @@ def load_function(source: str, name: str, key: str) -> Any:
     if not path.exists() or path.read_text() != source:
         write_file(path, source)
     spec = importlib.util.spec_from_file_location(f"shardweave_kernel_{key}", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return getattr(module, name)

@@ -153,8 +153,9 @@ class _ReductionTemplate:
             ready.append((step, total, term))
         assert ready, "reductions of a region wait for each other in a circle"
         self._close_loop(state)
+        block = "    {} = tl.full([BLOCK_R, BLOCK_C], {}, {})"
         starts = [
-            f"    {total} = tl.full([BLOCK_R, BLOCK_C], {_START[step.kind]}, {type_text(term.dtype)})"
+            block.format(total, _START[step.kind], type_text(term.dtype))
             for step, total, term in ready
         ]
         self.writer.lines[first:first] = starts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from xdsl.ir import SSAValue
 
 from shardweave.backends.triton.formulas import computed_in, type_text
@@ -50,64 +49,80 @@ def matmul_kernel(
 
     precision: of float32 products, "ieee" or "tf32".
     """
-    product = next(op for op in region.ops if op.name in MATMULS)
-    left, right = product.operands[-2:]
-    (m, k), n = shape_of(left), shape_of(right)[1]
-    signature = Signature(region)
-    writer = signature.writer(strides)
-    writer.masks = {"row": "in_row", "col": "in_col", "k_a": "in_k_a", "k_b": "in_k_b"}
-    sizes = {"m_size": m, "n_size": n, "k_size": k}
-    symbols = {name: (size, name) for name, size in sizes.items() if size >= SYMBOLIC}
-    values = Values(writer)
-    for line in _BLOCK_OF.splitlines():
-        writer.line(line)
-    accumulator = torch.float64 if dtype_of_value(left) == torch.float64 else torch.float32
-    writer.line(f"total = tl.zeros([BLOCK_M, BLOCK_N], {type_text(accumulator)})")
-    row, col = (of_base(Base(b, s, frozenset({b}))) for b, s in (("row", m), ("col", n)))
-    k_a, k_b = (of_base(Base(b, k, frozenset({b}))) for b in ("k_a", "k_b"))
-    writer.line("for start in range(0, k_size, BLOCK_K):")
-    writer.indent += "    "
-    for line in _STEP.splitlines():
-        writer.line(line)
-    state = writer.state()
-    # Of equal sizes each factor names its own, so that products of other sizes share the source.
-    orders = {left: ("k_size", "m_size"), right: ("n_size", "k_size")}
-    if writer.strides.get(right, (0,))[0] == 1:
-        orders[right] = ("k_size", "n_size")
-    factors: list[Term] = []
-    for value, own in ((left, (row, k_a)), (right, (k_b, col))):
-        writer.symbols = [symbols[name] for name in orders[value] if name in symbols]
-        factors.append(_factor(values, value, own))
-    writer.symbols = [symbols["n_size"]] if "n_size" in symbols else []
-    a = _block(factors[0], "[BLOCK_M, BLOCK_K]")
-    b = _block(factors[1], "[BLOCK_K, BLOCK_N]")
-    if "k_a" not in factors[0].axes:  # read without k's mask, it would count for every k
-        a = f"tl.where(in_k_a, {a}, 0)"
-    writer.line(f'total = tl.dot({a}, {b}, total, input_precision="{precision}")')
-    writer.indent = writer.indent[4:]
-    writer.restore(state, erase=False)
+    return _MatmulTemplate(region, strides, precision).kernel()
 
-    def result(op: AtenOp, value: SSAValue, indices: Indices, guards: Guards) -> Term:
-        if indices != (row, col):
+
+class _MatmulTemplate:
+    def __init__(
+        self, region: Region, strides: Sequence[Sequence[int]] | None, precision: str
+    ) -> None:
+        self.region, self.precision = region, precision
+        self.product = next(op for op in region.ops if op.name in MATMULS)
+        self.left, self.right = self.product.operands[-2:]
+        (m, k), n = shape_of(self.left), shape_of(self.right)[1]
+        self.sizes = {"m_size": m, "n_size": n, "k_size": k}
+        self.signature = Signature(region)
+        self.writer = self.signature.writer(strides)
+        self.writer.masks = {axis: f"in_{axis}" for axis in ("row", "col", "k_a", "k_b")}
+        self.values = Values(self.writer)
+        extents = {"row": m, "col": n, "k_a": k, "k_b": k}
+        self.bases = {b: of_base(Base(b, size, frozenset({b}))) for b, size in extents.items()}
+
+    def kernel(self) -> Kernel:
+        for line in _BLOCK_OF.splitlines():
+            self.writer.line(line)
+        self._multiply()
+        self._use_symbols("n_size")
+        self.values.special = dict.fromkeys(MATMULS, self._result)
+        place = self.bases["row"] * self.sizes["n_size"] + self.bases["col"]
+        for value, pointer in zip(self.region.stored, self.signature.outputs, strict=True):
+            own = unraveled(place, shape_of(value), self.writer.name_index)
+            term = self.values.at(value, own)
+            self.writer.store(pointer, value, place, term, frozenset({"row", "col"}))
+        constants = ["BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M"]
+        name, source = render(self.signature, self.writer, "matmul", list(self.sizes), constants)
+        configs = _configs(dtype_of_value(self.left).itemsize)
+        types = self.signature.types(())
+        return Kernel(name, source, "matmul", self.region, types, self.sizes, (), {}, configs)
+
+    def _use_symbols(self, *names: str) -> None:
+        """Sizes that are written as arguments where they are strides, in order of preference."""
+        given = [(self.sizes[name], name) for name in names]
+        self.writer.symbols = [(size, name) for size, name in given if size >= SYMBOLIC]
+
+    def _multiply(self) -> None:
+        """The loop over the inner dim."""
+        writer = self.writer
+        writer.line("total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)")
+        writer.line("for start in range(0, k_size, BLOCK_K):")
+        writer.indent += "    "
+        for line in _STEP.splitlines():
+            writer.line(line)
+        state = writer.state()
+        # Of equal sizes each factor names its own: products of other sizes share the source.
+        self._use_symbols("k_size", "m_size")
+        left = _factor(self.values, self.left, (self.bases["row"], self.bases["k_a"]))
+        is_transposed = writer.strides.get(self.right, (0,))[0] == 1
+        order = ("k_size", "n_size") if is_transposed else ("n_size", "k_size")
+        self._use_symbols(*order)
+        right = _factor(self.values, self.right, (self.bases["k_b"], self.bases["col"]))
+        a, b = _block(left, "[BLOCK_M, BLOCK_K]"), _block(right, "[BLOCK_K, BLOCK_N]")
+        if "k_a" not in left.axes:  # read without k's mask, it would count for every k
+            a = f"tl.where(in_k_a, {a}, 0)"
+        writer.line(f'total = tl.dot({a}, {b}, total, input_precision="{self.precision}")')
+        writer.indent = writer.indent[4:]
+        writer.restore(state, erase=False)
+
+    def _result(self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards) -> Term:
+        if indices != (self.bases["row"], self.bases["col"]):
             raise UnfitError("the result of a matrix product is read out of order")
         both = frozenset({"row", "col"})
         dtype = computed_in(dtype_of_value(value))
         if op.name == "aten.mm":
             return Term("total", dtype, both)
         bias = op.operands[0]
-        term = values.at(bias, values.broadcast(bias, indices), guards)
-        return writer.assign("product", f"total + {term.name}", dtype, both, op.name)
-
-    values.special = dict.fromkeys(MATMULS, result)
-    for value, pointer in zip(region.stored, signature.outputs, strict=True):
-        place = row * n + col
-        own = unraveled(place, shape_of(value), writer.name_index)
-        writer.store(pointer, value, place, values.at(value, own), frozenset({"row", "col"}))
-    configs = _configs(dtype_of_value(left).itemsize)
-    constants = ["BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M"]
-    name, source = render(signature, writer, "matmul", list(sizes), constants)
-    types = signature.types(())
-    return Kernel(name, source, "matmul", region, types, sizes, (), {}, configs)
+        term = self.values.at(bias, self.values.broadcast(bias, indices), guards)
+        return self.writer.assign("product", f"total + {term.name}", dtype, both, op.name)
 
 
 def _factor(values: Values, value: SSAValue, indices: Indices) -> Term:

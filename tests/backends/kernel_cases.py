@@ -268,7 +268,8 @@ def run_both(text: str, sizes: tuple[int, int, int], dtype: torch.dtype, seed: i
     given = inputs_of(op, seed)
     call = FusedCall(op, tunes=False)
     found = call(*given)
-    assert call.reason is None and call.kernels, f"runs on ATen: {call.reason}"
+    assert call.reason is None, f"runs on ATen: {call.reason}"
+    assert call.kernels
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     reference = region(text, *sizes, wide)
     wanted = run_on_aten(reference, [t.to(wide) if t.is_floating_point() else t for t in given])
