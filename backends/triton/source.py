@@ -12,6 +12,8 @@ from shardweave.backends.triton.formulas import type_text
 from shardweave.backends.triton.region import Region
 from shardweave.backends.triton.writer import Writer, dense_strides, short_name
 from shardweave.ir.fusible import Family
+from shardweave.ir.literals import to_python
+from shardweave.ir.syntax import ANNOTATIONS, STRUCTURE
 from shardweave.ir.types import dtype_of_value, shape_of
 
 Config = dict[str, int]
@@ -29,7 +31,9 @@ import triton.language as tl
 
 
 @triton.jit
-def {name}({parameters}):
+def {name}(
+    {parameters},
+):
 '''
 
 
@@ -124,7 +128,7 @@ def render(
         summary=f"A kernel of the family '{family}'.",
         ops="\n".join(f"    {line}" for line in _op_lines(region)),
         name=name,
-        parameters=", ".join(parameters),
+        parameters=",\n    ".join(parameters),
     )
     return name, text + "\n".join(writer.lines) + "\n"
 
@@ -134,7 +138,13 @@ def _op_lines(region: Region) -> list[str]:
     numbers: dict[SSAValue, str] = {v: f"%{short_name(v)}" for v in region.inputs}
     lines: list[str] = []
     for op in region.ops:
-        given = ", ".join(numbers.get(value, "%?") for value in op.operands)
+        words = [numbers[value] for value in op.operands]
+        words += [
+            f"{name} = {to_python(value)}"
+            for name, value in op.properties.items()
+            if name not in ANNOTATIONS and name != STRUCTURE
+        ]
+        given = ", ".join(words)
         for result in op.results:
             numbers[result] = f"%{len(numbers)}"
         made = ", ".join(numbers[result] for result in op.results)
