@@ -22,7 +22,7 @@ def softmax(x: Tensor) -> Tensor:
     """Of the rows of a matrix, each in one program (tutorial 02)."""
     out = torch.empty_like(x)
     block = triton.next_power_of_2(x.shape[1])
-    _softmax[(x.shape[0],)](x, out, x.shape[1], BLOCK=block, num_warps=8)
+    _softmax[(x.shape[0],)](x, out, x.shape[1], BLOCK=block, num_warps=8)  # pyright: ignore[reportCallIssue]
     return out
 
 
@@ -54,5 +54,9 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     out = torch.empty_like(x)
     block = min(65536 // x.element_size(), triton.next_power_of_2(x.shape[1]))
     warps = min(max(block // 256, 1), 8)
-    _layer_norm[(x.shape[0],)](x, weight, bias, out, x.shape[1], 1e-5, BLOCK=block, num_warps=warps)
+    grid = (x.shape[0],)
+    _layer_norm[grid](
+        x, weight, bias, out, x.shape[1], 1e-5, BLOCK=block,
+        num_warps=warps,  # pyright: ignore[reportCallIssue]
+    )  # fmt: skip
     return out

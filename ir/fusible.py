@@ -13,7 +13,7 @@ A kernel computes every element of a *space*, which is seen as rows by columns:
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, cast
@@ -123,16 +123,20 @@ def _is_plain_addmm(op: AtenOp) -> bool:
     return op.value("beta") == 1 and op.value("alpha") == 1
 
 
-_SPECIAL = {
+def _reduces_an_end(op: AtenOp) -> bool:
+    return bool(reductions_of(op))
+
+
+_SPECIAL: dict[str, Callable[[AtenOp], bool]] = {
     "aten.pow.Tensor_Scalar": _is_known_power,
     "aten.gather": _picks_one,
     "aten.scatter_add": _picks_one,
     "aten.slice.Tensor": _is_steady,
     "aten.slice_backward": _is_steady,
     "aten.addmm": _is_plain_addmm,
-    "aten.sum.dim_IntList": lambda op: bool(reductions_of(op)),
-    "aten.amax": lambda op: bool(reductions_of(op)),
-    "aten.amin": lambda op: bool(reductions_of(op)),
+    "aten.sum.dim_IntList": _reduces_an_end,
+    "aten.amax": _reduces_an_end,
+    "aten.amin": _reduces_an_end,
     **dict.fromkeys(_TRAILING, _is_last_dim),
 }
 

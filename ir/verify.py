@@ -133,7 +133,8 @@ class _Verifier:
 
     def _fused(self, op: FusedOp) -> None:
         """The ops of a region are checked like any others; they see the operands only."""
-        outside, self.defined = self.defined, set(op.block.args)
+        outside = self.defined
+        self.defined = set[SSAValue](op.block.args)
         for argument, operand in zip(op.block.args, op.operands, strict=True):
             if operand in self.shardings:
                 self.shardings[argument] = self.shardings[operand]

@@ -167,7 +167,7 @@ class _Fusion:
         members = first.ops | second.ops
         for op in list(members):
             self._take_views(op, members, first.key)
-        escaping = [r for op in members for r in op.results if _escapes(r, members)]
+        escaping: list[SSAValue] = [r for op in members for r in op.results if _escapes(r, members)]
         inputs = {v for op in members for v in op.operands if v.owner not in members}
         if len(escaping) + len(inputs) > MAX_VALUES:
             return None
