@@ -1,8 +1,9 @@
 """Fused attention as programs have it, on any device.
 
 A program captured on the CPU calls the CPU's flash attention, which has no kernel elsewhere.
-On the CPU these functions call it; on other devices they compute the same with plain torch ops,
-keeping logsumexp as the one thing that the backward pass needs of the softmax.
+On the CPU these functions call it, on a GPU PyTorch's fused kernels there; what these do not take
+is computed with plain torch ops. All keep logsumexp as the one thing that the backward pass needs
+of the softmax.
 
 Shapes: query B x H x L x E, key and value B x K x S x E, where K divides H and query heads
 h * H/K .. share key head h; mask broadcastable to B x H x L x S, added to the scores;
@@ -16,6 +17,8 @@ import math
 
 import torch
 from torch import Tensor
+
+from shardweave.backends import fused_attention
 
 _KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _KERNEL_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -32,8 +35,15 @@ def flash_attention(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(output, logsumexp) of `aten._scaled_dot_product_flash_attention_for_cpu`."""
-    run = _KERNEL if query.device.type == "cpu" else attention
     query, key, value = _dense_rows(query), _dense_rows(key), _dense_rows(value)
+    kind = fused_attention.kernel_for(query, key, value, is_causal, attn_mask)
+    if kind != "none":
+        _check_no_dropout(dropout_p)
+    if kind == "flash":
+        return fused_attention.flash(query, key, value, is_causal, scale)
+    if kind == "efficient":
+        return fused_attention.efficient(query, key, value, is_causal, attn_mask, scale)
+    run = _KERNEL if query.device.type == "cpu" else attention
     return run(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
 
 
@@ -51,8 +61,16 @@ def flash_attention_backward(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value, as the op's `_backward` gives them."""
-    run = _KERNEL_BACKWARD if query.device.type == "cpu" else attention_backward
     query, key, value, out = (_dense_rows(x) for x in (query, key, value, out))
+    kind = fused_attention.kernel_for(query, key, value, is_causal, attn_mask)
+    operands, saved = (query, key, value), (out, logsumexp)
+    if kind == "flash":
+        return fused_attention.flash_backward(grad_out, operands, saved, is_causal, scale)
+    if kind == "efficient":
+        return fused_attention.efficient_backward(
+            grad_out, operands, saved, is_causal, attn_mask, scale
+        )
+    run = _KERNEL_BACKWARD if query.device.type == "cpu" else attention_backward
     return run(
         grad_out, query, key, value, out, logsumexp, dropout_p, is_causal,
         attn_mask=attn_mask, scale=scale,

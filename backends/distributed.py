@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardweave.backends.checkpoint import checkpointable
-from shardweave.backends.emit import Key, emit, load_step
+from shardweave.backends.cuda_graph import GraphedStep
+from shardweave.backends.emit import Key, StepFunction, emit, load_step
 from shardweave.backends.layout import as_dtensor, like, local_of, placements_of, whole
 from shardweave.backends.mirror import mirror
 from shardweave.backends.ownership import owned
 from shardweave.backends.runtime import Runtime
+from shardweave.backends.triton.launch import fused_calls
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.sharding import Sharding
 from shardweave.ir.shards import take_shard
@@ -35,12 +37,22 @@ class Step(nn.Module):
     work on them; on one device they are plain tensors. What the program does not use is kept
     whole and gets no gradient.
 
-    program: a local program, or a global one to run on one device. source: the Python module
-    that runs. Making a step is collective. Raises ValueError if model, program and mesh do not
-    fit together.
+    program: a local program, or a global one to run on one device. kernels: whether fused regions
+    run as generated Triton kernels; on the CPU, and where no template fits, they run on ATen, as
+    `explain()` says. cuda_graph: whether the whole step is captured on the GPU at its first call,
+    and replayed then. source: the Python module that runs. Making a step is collective. Raises
+    ValueError if model, program and mesh do not fit together.
     """
 
-    def __init__(self, program: Program, model: nn.Module, runtime: Runtime | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        model: nn.Module,
+        runtime: Runtime | None = None,
+        *,
+        kernels: bool = False,
+        cuda_graph: bool = False,
+    ) -> None:
         super().__init__()
         self.program = program
         self.runtime = runtime or _runtime_for(program, model)
@@ -52,8 +64,10 @@ class Step(nn.Module):
         self._keys = {id(tensor): key for key, tensor in self._stored.items()}
         self._results = [(slot, _sharding(program, slot)) for slot in program.results]
         self._check_results()
-        self.source = emit(program)
-        self._run = load_step(self.source)
+        self.kernels = fused_calls(program) if kernels else []
+        self.source = emit(program, kernels=kernels)
+        run = load_step(self.source, self.kernels)
+        self._run: StepFunction = GraphedStep(run) if cuda_graph else run
         self.runtime.prepare(program)
 
     @torch.no_grad()
@@ -73,6 +87,13 @@ class Step(nn.Module):
             else:
                 outputs.append(whole(local, sharding, self.runtime))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def explain(self) -> str:
+        """What runs each fused region: its kernel, or ATen and why. A line for each."""
+        if not self.kernels:
+            return "no fused regions: every op runs on ATen"
+        lines = [call.explain(self.runtime.device) for call in self.kernels]
+        return "\n".join(f"kernels[{number}]: {line}" for number, line in enumerate(lines))
 
     # State
 

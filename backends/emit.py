@@ -12,7 +12,7 @@ import json
 import keyword
 import linecache
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import StringIO
 from typing import Any
 
@@ -26,9 +26,11 @@ from shardweave.backends.liveness import last_uses
 from shardweave.ir import dist
 from shardweave.ir.aten import AtenOp, overload_named
 from shardweave.ir.aten_args import arguments
+from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.types import dtype_of_value, shape_of
+from shardweave.ir.unfuse import without_regions
 
 Key = tuple[str, str]
 """Kind and name of an argument or result: `("param", "wte.weight")`, `("output", "0")`."""
@@ -54,7 +56,7 @@ aten = torch.ops.aten
 '''
 
 _RESERVED = {
-    "rt", "given", "step", "torch", "aten", "inf", "nan", "_",
+    "rt", "given", "step", "kernels", "torch", "aten", "inf", "nan", "_",
     *(function.__name__ for function in FUNCTIONS.values()),
 }  # fmt: skip
 
@@ -63,20 +65,28 @@ class _Code(str):
     """Text that is code already, such as a variable's name."""
 
 
-def emit(program: Program) -> str:
+def emit(program: Program, *, kernels: bool = False) -> str:
     """The source of a module that runs a program on one rank.
 
-    Raises ValueError for an op that has no Python form.
+    kernels: fused regions are called as `kernels[0]`, `kernels[1]`, .. in their order, which
+    `load_step` is to be given; else their ops run one by one. Raises ValueError for an op that
+    has no Python form.
     """
+    program = program if kernels else without_regions(program)
     names = _names(program)
     lines = [_header(program), "", "def step(rt, given):"]
     lines += _argument_lines(program, names)
     dying = last_uses(program)
-    place = None
+    place, num_fused = None, 0
     for op in program.ops:
         if place != (place := (layer_of(op), phase_of(op))):
             lines += ["", f"    # {_one_line(place[0] or 'model')}, {place[1]}"]
-        lines.append(f"    {_statement(op, names)}{_type_comment(op)}")
+        if isinstance(op, FusedOp):
+            lines.append(f"    # {', '.join(inner.name for inner in op.fused_ops)}")
+            lines.append(f"    {_fused_statement(op, names, num_fused)}{_type_comment(op)}")
+            num_fused += 1
+        else:
+            lines.append(f"    {_statement(op, names)}{_type_comment(op)}")
         if op in dying:
             lines.append(f"    del {', '.join(names[value] for value in dying[op])}")
     lines += ["", "    return {"]
@@ -84,11 +94,11 @@ def emit(program: Program) -> str:
     return "\n".join([*lines, "    }", ""])
 
 
-def load_step(source: str) -> StepFunction:
+def load_step(source: str, kernels: Sequence[Callable[..., Any]] = ()) -> StepFunction:
     """The `step` of an emitted module. Tracebacks show its lines."""
     name = f"<shardweave step {hashlib.sha256(source.encode()).hexdigest()[:12]}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    module: dict[str, Any] = {"__name__": name}
+    module: dict[str, Any] = {"__name__": name, "kernels": kernels}
     exec(compile(source, name, "exec"), module)
     return module["step"]
 
@@ -176,6 +186,12 @@ def _statement(op: Operation, names: Mapping[SSAValue, _Code]) -> str:
     if isinstance(op, dist.DistOp):
         return _dist_statement(op, names)
     raise ValueError(f"the distributed backend has no Python form for '{op.name}'; lower it first.")
+
+
+def _fused_statement(op: FusedOp, names: Mapping[SSAValue, _Code], number: int) -> str:
+    operands = ", ".join(names[operand] for operand in op.operands)
+    comma = "," if len(op.results) == 1 else ""
+    return f"{_targets(op, names)}{comma} = kernels[{number}]({operands})"
 
 
 def _targets(op: Operation, names: Mapping[SSAValue, _Code]) -> str:

@@ -25,6 +25,7 @@ from shardweave.ir.program import Program, Slot
 from shardweave.ir.sharding import Sharding
 from shardweave.ir.shards import assemble, take_shard
 from shardweave.ir.types import dtype_of_value, shape_of
+from shardweave.ir.unfuse import without_regions
 
 Key = tuple[str, str]
 """Kind and name of an argument or result: `("param", "wte.weight")`, `("output", "0")`."""
@@ -48,12 +49,13 @@ def run_reference(program: Program, values: Mapping[Key, Tensor]) -> dict[Key, T
 
     `values` holds the global tensor of each argument by kind and name, on the CPU (`values_of`
     takes them from a model); the tangent, d(loss)/d(loss), is 1 unless given. Each rank gets
-    its shard. A program that is not local runs on one device.
+    its shard. A program that is not local runs on one device; fused regions run op by op.
 
     Raises ValueError for a missing tensor or one of another shape or dtype, and
     ReplicaMismatchError (a ValueError) if ranks that should hold the same part of a result
     differ, which means that the program was partitioned wrongly.
     """
+    program = without_regions(program)
     mesh = _virtual_mesh(program)
     environment = {
         slot.value: _spread(_argument(program, slot, values), _placement(program, slot), mesh)

@@ -22,7 +22,7 @@ PLAIN = (ValueError, OSError)
 """What bad input causes and one line explains; all else is a defect and shows its traceback."""
 
 DTYPES = ("float32", "float64", "bfloat16")
-BACKENDS = ("distributed", "reference")
+BACKENDS = ("distributed", "reference", "triton")
 
 MODEL_HELP = (
     "gpt:layers=2,hidden=64,..., unet:..., cnn:..., hf:TYPE:field=value,... (Hugging Face, random "
@@ -69,6 +69,10 @@ def _run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         return report_command(options)
     if options.command == "show":
         return show_command(options)
+    if options.command == "kernels":
+        from shardweave.driver.kernels_command import kernels_command
+
+        return kernels_command(options)
     from shardweave.driver import text_commands
 
     if options.command == "capture":
@@ -114,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     add_diff_options(_add_command(commands, "diff", "Say what changed between two programs."))
     add_report_options(_add_command(commands, "report", "Write what a step does as an HTML page."))
     add_show_options(_add_command(commands, "show", "Show a program's layers, or some of its ops."))
+    _add_kernels(commands)
     return parser
 
 
@@ -314,6 +319,19 @@ def _add_profile(commands: Commands) -> None:
         type=_seconds,
         metavar="SECONDS",
         help="stop after this long (default: no limit)",
+    )
+
+
+def _add_kernels(commands: Commands) -> None:
+    command = _add_command(commands, "kernels", "Write and compile the kernels of a program.")
+    command.add_argument("file", metavar="FILE", help="a program's text; - reads standard input")
+    command.add_argument(
+        "-o", "--output", metavar="DIR", required=True, help="the folder to write to"
+    )
+    command.add_argument(
+        "--target",
+        default="sm_80,sm_90,gfx942",
+        help="chips to compile for; '' writes sources alone (default: sm_80,sm_90,gfx942)",
     )
 
 

@@ -16,14 +16,17 @@ from shardweave.driver import world
 from shardweave.driver.models import Example
 from shardweave.driver.plans import Passes, PlanLike, mesh_of_plan, partition, resolve_plan
 from shardweave.driver.virtual_step import VirtualStep
+from shardweave.ir.kernel import FusedOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.text import print_module
 from shardweave.ir.verify import check
-from shardweave.passes.pipeline import Observer, as_mesh
+from shardweave.passes.pipeline import Observer, as_mesh, run_passes
 from shardweave.planners.plan import Plan
 
 DEFAULT_PLAN = "megatron"
+
+BACKENDS = ("distributed", "reference", "triton")
 
 MeshLike = Mesh | Mapping[str, int] | str
 
@@ -42,6 +45,7 @@ def compile(
     device: torch.device | str | None = None,
     validate: bool = False,
     program: Program | None = None,
+    cuda_graph: bool = False,
 ) -> Step | VirtualStep:
     """Capture a training step of `model`, shard it over `mesh`, and make it ready to run.
 
@@ -57,7 +61,8 @@ def compile(
     sequence_parallel: an option for the planner. passes: more passes, run after the default
     ones, or in their place if `insert-collectives` is among them.
     backend: "distributed" runs one process per device, started by torchrun, and initialises
-    torch.distributed if nobody has; "reference" runs all ranks in this process, on the CPU.
+    torch.distributed if nobody has; "triton" does so with fused kernels; "reference" runs all
+    ranks in this process, on the CPU. cuda_graph: capture the step on the GPU and replay it.
     train: False compiles the forward pass in evaluation mode. device: of this rank; by default
     the model's own, and for "cuda" the GPU of the rank's number on this machine.
     validate: run the program before and after each pass, in float64 on a virtual mesh, and
@@ -68,12 +73,12 @@ def compile(
     Raises ValueError if the processes are not as many as the mesh's devices, CaptureError,
     PlanError or PassError (all ValueErrors) for what cannot be captured or sharded.
     """
-    if backend not in ("distributed", "reference"):
-        raise ValueError(f"backend '{backend}' is unknown; use 'distributed' or 'reference'.")
+    if backend not in BACKENDS:
+        raise ValueError(f"backend '{backend}' is unknown; use one of {', '.join(BACKENDS)}.")
     own = mesh_of_plan(plan) if program is None else program.mesh
     goal = own or Mesh() if mesh is None else as_mesh(mesh)
     place = world.with_index(torch.device(device or device_of(model)))
-    if backend == "distributed":
+    if backend != "reference":
         world.join(goal, place)
     request = Request(
         model=model,
@@ -87,6 +92,7 @@ def compile(
         backend=backend,
         validate=validate,
         program=program,
+        cuda_graph=cuda_graph,
     )
     made, _ = compile_program(request)
     return bind(made, request, place)
@@ -110,6 +116,7 @@ class Request:
     twin: Callable[[], tuple[str, Example]] | None = None
     """Names and makes the model that passes are validated on where `model` is too large for it."""
     program: Program | None = None
+    cuda_graph: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,6 +161,8 @@ def _compile_program(request: Request) -> tuple[Program, Making]:
         observer, note = _validator(program, request)
         notes = (*notes, note)
     local = partition(program, request.mesh, plan, request.passes, observer)
+    if request.backend == "triton" and not any(isinstance(op, FusedOp) for op in local.ops):
+        local = run_passes(local, "fuse-kernels")
     making = Making(
         capture_s=captured_s - start_s,
         passes_s=time.perf_counter() - captured_s,
@@ -221,7 +230,13 @@ def bind(program: Program, request: Request, device: torch.device) -> Step | Vir
     if request.backend == "reference":
         return VirtualStep(program, request.model)
     mesh = program.mesh if program.is_local else None
-    return Step(program, request.model, Runtime(mesh, device))
+    return Step(
+        program,
+        request.model,
+        Runtime(mesh, device),
+        kernels=request.backend == "triton",
+        cuda_graph=request.cuda_graph,
+    )
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -44,7 +44,7 @@ def run_and_report(options: RunOptions) -> None:
 
 def run(options: RunOptions) -> RunReport:
     """Run a step on this rank, and on rank 0 what it is compared with. Collective."""
-    is_distributed = options.backend == "distributed"
+    is_distributed = options.backend != "reference"
     device = torch.device("cpu")
     if is_distributed:
         device = world.local_device(options.mesh.num_devices)

@@ -88,7 +88,7 @@ def _mesh_of_program(given: argparse.Namespace) -> Mesh:
 def run_command(given: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Start a process for each device, or run as one of those that torchrun or we started."""
     options = RunOptions.of(given)
-    num_processes = options.mesh.num_devices if options.backend == "distributed" else 1
+    num_processes = options.mesh.num_devices if options.backend != "reference" else 1
     if num_processes > 1 and not is_worker():
         command = [sys.executable, "-m", "shardweave", *arguments]
         launch(command, num_processes, time_limit_s=given.time_limit)

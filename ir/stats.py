@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardweave.ir.dist import COLLECTIVES, DistOp, sent_bytes
 from shardweave.ir.flops import flops_of
+from shardweave.ir.kernel import FusedOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.regions import kept_bytes
 from shardweave.ir.syntax import phase_of
+from shardweave.ir.traffic import bytes_by_block
 from shardweave.ir.types import num_bytes, tensor_type_of
 
 
@@ -37,6 +39,8 @@ class ProgramStats:
     ops: ops by phase. flops: of matrix products, convolutions and attention, by phase.
     parameter_bytes: of the parameters. collectives: by kind, axes and phase. kept_bytes: of the
     forward pass's results that the backward pass reads; None without a backward pass.
+    moved_bytes: that ops read from memory and write to it, by repeated block ("h.0"; "" has the
+    rest); a fused region moves its inputs and outputs once.
     """
 
     ops: dict[str, int]
@@ -44,6 +48,7 @@ class ProgramStats:
     parameter_bytes: int
     collectives: tuple[CollectiveStats, ...]
     kept_bytes: int | None = None
+    moved_bytes: dict[str, int] = field(default_factory=lambda: dict[str, int]())
 
     def count(self, kind: str | None = None, axes: tuple[str, ...] | None = None) -> int:
         """How many collectives of a kind, over exactly these axes (None: any)."""
@@ -57,6 +62,7 @@ class ProgramStats:
             "flops: " + ", ".join(f"{n:.3e} {phase}" for phase, n in self.flops.items() if n),
             f"parameters: {self.parameter_bytes / 2**20:.2f} MiB",
         ]
+        lines.append(f"moved in memory: {sum(self.moved_bytes.values()) / 2**20:.2f} MiB")
         if self.kept_bytes is not None:
             lines.append(f"kept for the backward pass: {self.kept_bytes / 2**20:.3f} MiB")
         lines += [
@@ -77,7 +83,9 @@ def stats(program: Program) -> ProgramStats:
     for op in program.ops:
         phase = phase_of(op)
         ops[phase] += 1
-        flops[phase] += flops_of(op)
+        flops[phase] += (
+            sum(map(flops_of, op.fused_ops)) if isinstance(op, FusedOp) else flops_of(op)
+        )
         if isinstance(op, COLLECTIVES):  # started ones are subclasses
             assert isinstance(op, DistOp)
             group = groups[op.name.removeprefix("dist.").removeprefix("start_"), op.axes, phase]
@@ -92,4 +100,5 @@ def stats(program: Program) -> ProgramStats:
         for key, (count, size, sent) in groups.items()
     )
     kept = kept_bytes(program) if ops["backward"] else None
-    return ProgramStats(dict(ops), dict(flops), parameters, collectives, kept)
+    moved = bytes_by_block(program.ops)
+    return ProgramStats(dict(ops), dict(flops), parameters, collectives, kept, moved)

@@ -18,6 +18,7 @@ from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.dist import STARTED, AllReduceOp, DistOp, ReduceScatterOp, WaitOp
 from shardweave.ir.infer import infer_types
+from shardweave.ir.kernel import FusedOp, YieldOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program, sharding_of
 from shardweave.ir.rules import rule_of
@@ -142,12 +143,15 @@ class _Verifier:
         self.found += [f"{describe(op)}: {problem}." for problem in problems]
         self.untyped.update(op.results if problems else ())
         is_typed = self.untyped.isdisjoint((*op.operands, *op.results))
-        if isinstance(op, func.ReturnOp) or not is_typed:
+        if isinstance(op, (func.ReturnOp, YieldOp)) or not is_typed:
             return
         problem = self._problem_of(op)
         if problem is not None:
             self.found.append(f"{describe(op)}{problem}.")
             return  # what follows relies on its types
+        if isinstance(op, FusedOp):
+            self._fused(op)
+            return
         if isinstance(op, WaitOp):
             self._wait(op)
         self._in_flight(op)
@@ -164,7 +168,21 @@ class _Verifier:
         if isinstance(op, DistOp):
             problem = op.problem_on(self.mesh)
             return None if problem is None else f": {problem}"
-        return " is not an op of the aten or dist dialect"
+        return None if isinstance(op, FusedOp) else " is not an op of a known dialect"
+
+    def _fused(self, op: FusedOp) -> None:
+        """The ops of a region are checked like any others; they see the operands only."""
+        outside = self.defined
+        self.defined = set[SSAValue](op.block.args)
+        for argument, operand in zip(op.block.args, op.operands, strict=True):
+            if operand in self.shardings:
+                self.shardings[argument] = self.shardings[operand]
+        for inner in op.block.ops:
+            self._op(inner)
+        self.defined = outside
+        for result, value in zip(op.results, op.yielded, strict=True):
+            if value in self.shardings:
+                self.shardings[result] = self.shardings[value]
 
     def _in_flight(self, op: Operation) -> None:
         """Results of a started collective go, all of them, to exactly one wait."""

@@ -15,6 +15,7 @@ PASSES: dict[str, str] = {
     "delete-redundant-collectives": (
         "shardweave.passes.delete_redundant_collectives:DeleteRedundantCollectivesPass"
     ),
+    "fuse-kernels": "shardweave.passes.fuse_kernels:FuseKernelsPass",
     "insert-collectives": "shardweave.passes.insert_collectives:InsertCollectivesPass",
     "merge-collectives": "shardweave.passes.merge_collectives:MergeCollectivesPass",
     "overlap-communication": "shardweave.passes.overlap_communication:OverlapCommunicationPass",
@@ -22,6 +23,7 @@ PASSES: dict[str, str] = {
     "rematerialize": "shardweave.passes.rematerialize:RematerializePass",
     "split-batch": "shardweave.passes.split_batch:SplitBatchPass",
     "start-collectives": "shardweave.passes.start_collectives:StartCollectivesPass",
+    "unfuse-kernels": "shardweave.passes.unfuse_kernels:UnfuseKernelsPass",
     "unroll-time-axes": "shardweave.passes.unroll_time_axes:UnrollTimeAxesPass",
 }
 """`name` -> `module:class`."""

@@ -25,7 +25,9 @@ from shardweave.ir.dist import (
     sent_bytes,
 )
 from shardweave.ir.flops import flops_of
+from shardweave.ir.kernel import FusedOp
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.traffic import traffic
 from shardweave.ir.types import dtype_of_value, num_bytes, shape_of, tensor_type_of
 from shardweave.planners.cluster import Cluster, CollectiveTimes, DeviceType
 from shardweave.planners.curves import interpolate, time_at
@@ -109,6 +111,8 @@ def bytes_moved(op: Operation) -> int:
     """Bytes that an op reads and writes at least, from its types."""
     if kind_of(op) in ("view", "wait"):
         return 0
+    if isinstance(op, FusedOp):
+        return traffic(op.fused_ops)
     written = sum(num_bytes(tensor_type_of(value)) for value in op.results)
     if op.name == "dist.slice":
         return 2 * written

@@ -79,13 +79,8 @@ def _is_odd(event: Event) -> bool:
     return sum(event.copy) % 2 == 1
 
 
-<<<<<<< HEAD
 def bars_of(
-    events: list[Event], simulation: Simulation
-=======
-def _bars(
     events: list[Event], simulation: Timeline
->>>>>>> w-i
 ) -> dict[tuple[str, bool], list[tuple[float, float]]]:
     """(start, length) in milliseconds by phase and copy; neighbours too small to see are joined."""
     least_s = simulation.time_s / _RESOLUTION

@@ -16,6 +16,12 @@ settings.register_profile("shardweave", deadline=None, derandomize=True)
 settings.load_profile("shardweave")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep what tests generate out of the user's cache; a folder that is given is used."""
+    os.environ.setdefault("SHARDWEAVE_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     """Make the random tensors of every test the same, in whatever order the tests run."""

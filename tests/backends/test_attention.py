@@ -94,3 +94,23 @@ def test_attention_on_a_gpu_equals_the_cpu(case: str) -> None:
     on_gpu = {k: v.cuda() if isinstance(v, Tensor) else v for k, v in given.items()}
     found = flash_attention(query.cuda(), key.cuda(), value.cuda(), **on_gpu)  # pyright: ignore[reportArgumentType]
     torch.testing.assert_close(tuple(part.cpu() for part in found), wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("key_heads", [4, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", CASES)
+def test_fused_attention_on_a_gpu_equals_plain_ops_there(
+    case: str, dtype: torch.dtype, key_heads: int
+) -> None:
+    given = {k: v.cuda() if isinstance(v, Tensor) else v for k, v in options(case, dtype).items()}
+    query, key, value = (
+        torch.nn.functional.pad(x, (0, -x.shape[-1] % 8)).cuda() for x in operands(dtype, key_heads)
+    )
+    saved = flash_attention(query, key, value, **given)  # pyright: ignore[reportArgumentType]
+    wanted = attention(query, key, value, **given)  # pyright: ignore[reportArgumentType]
+    assert_near(saved, wanted, dtype)
+    is_causal = bool(given.pop("is_causal", False))
+    args = (torch.randn_like(saved[0]), query, key, value, *saved, 0.0, is_causal)
+    found = flash_attention_backward(*args, **given)  # pyright: ignore[reportArgumentType]
+    assert_near(found, attention_backward(*args, **given), dtype)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,1 @@
+"""The Triton backend: one generated kernel for each distinct fused region."""

@@ -1,0 +1,46 @@
+"""Files that outlive a process: sources of kernels and tuned configurations.
+
+Any number of processes may use one folder: a file appears whole or not at all, and one that does
+not read is made again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "SHARDWEAVE_CACHE"
+
+
+def cache_folder() -> Path:
+    """The folder that SHARDWEAVE_CACHE names; by default below the user's own cache."""
+    given = os.environ.get(VARIABLE)
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "shardweave"
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file so that other processes see the old one, the new one, or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def read_entry(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None if there is none or it does not read."""
+    try:
+        found: Any = json.loads(path.read_text())
+    except (OSError, ValueError):  # a corrupt entry is no entry
+        return None
+    return found if isinstance(found, dict) else None

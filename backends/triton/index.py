@@ -1,0 +1,182 @@
+"""Where an element lies: indices as sums of parts of the variables that a program loops over.
+
+An index is `constant + sum(coefficient * ((base // divisor) % size))`. Views split and merge such
+sums exactly: (x // 16) * 16 + x % 16 becomes x again, so that a chain of views costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Base:
+    """A variable of the kernel whose elements are in [0, size). axes: what it varies along."""
+
+    name: str
+    size: int
+    axes: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Part:
+    """(base // divisor) % size, times a coefficient."""
+
+    base: Base
+    divisor: int
+    size: int
+    coefficient: int
+
+    @property
+    def text(self) -> str:
+        """The part without its coefficient."""
+        name = self.base.name
+        if self.divisor > 1:
+            name = f"{name} // {self.divisor}"
+        if self.divisor * self.size < self.base.size:
+            name = f"{name} % {self.size}"
+        return name if name == self.base.name else f"({name})"
+
+
+@dataclass(frozen=True)
+class Index:
+    """A sum of parts and a constant, with parts of one base merged where they meet."""
+
+    parts: tuple[Part, ...] = ()
+    constant: int = 0
+
+    @property
+    def axes(self) -> frozenset[str]:
+        return frozenset[str]().union(*(part.base.axes for part in self.parts))
+
+    @property
+    def highest(self) -> int:
+        return self.constant + sum(part.coefficient * (part.size - 1) for part in self.parts)
+
+    def __add__(self, other: Index) -> Index:
+        return _merged([*self.parts, *other.parts], self.constant + other.constant)
+
+    def __mul__(self, factor: int) -> Index:
+        if factor == 0:
+            return ZERO
+        parts = [Part(p.base, p.divisor, p.size, p.coefficient * factor) for p in self.parts]
+        return Index(tuple(parts), self.constant * factor)
+
+    def text(self, symbols: Symbols = ()) -> str:
+        """As Triton: `row * n_cols + col`. symbols: (value, name) of sizes that are arguments."""
+        words: list[str] = []
+        for part in self.parts:
+            scale = _scaled(part.coefficient, symbols)
+            words.append(f"{part.text}{scale}")
+        if self.constant or not words:
+            words.append(str(self.constant))
+        return " + ".join(words).replace("+ -", "- ")
+
+
+Symbols = Sequence[tuple[int, str]]
+Namer = Callable[[Index], Base]
+
+ZERO = Index()
+
+
+def of_base(base: Base) -> Index:
+    """The variable itself; 0 if it has one element."""
+    return ZERO if base.size == 1 else Index((Part(base, 1, base.size, 1),))
+
+
+def constant(value: int) -> Index:
+    return Index((), value)
+
+
+def divided(index: Index, divisor: int, namer: Namer) -> tuple[Index, Index]:
+    """Quotient and remainder of an index that is not negative.
+
+    namer: makes a variable of an index that does not divide part by part.
+    """
+    if divisor == 1:
+        return index, ZERO
+    high: list[Part] = []
+    low: list[Part] = []
+    for part in index.parts:
+        for piece in _split(part, divisor):
+            (high if piece.coefficient % divisor == 0 else low).append(piece)
+    quotient, rest = divmod(index.constant, divisor)
+    remainder = Index(tuple(low), rest)
+    if index.constant >= 0 and remainder.highest < divisor:
+        parts = [Part(p.base, p.divisor, p.size, p.coefficient // divisor) for p in high]
+        return _merged(parts, quotient), _merged(low, rest)
+    base = namer(index)
+    return (
+        Index((Part(base, divisor, max(1, math.ceil(base.size / divisor)), 1),)),
+        Index((Part(base, 1, divisor, 1),)),
+    )
+
+
+def raveled(indices: Sequence[Index], shape: Sequence[int]) -> Index:
+    """The place of an element among all elements of a dense value."""
+    flat = ZERO
+    for index, size in zip(indices, shape, strict=True):
+        flat = flat * size + index
+    return flat
+
+
+def unraveled(flat: Index, shape: Sequence[int], namer: Namer) -> tuple[Index, ...]:
+    """The indices along each dim of the element at a place; inverse of `raveled`."""
+    found: list[Index] = []
+    for position, size in enumerate(reversed(shape)):
+        if position == len(shape) - 1:
+            found.append(flat if size > 1 else ZERO)
+        else:
+            flat, index = divided(flat, size, namer)
+            found.append(index if size > 1 else ZERO)
+    return tuple(reversed(found))
+
+
+def _split(part: Part, divisor: int) -> list[Part]:
+    """A part that reaches across the divisor, cut there if it can be."""
+    if divisor % part.coefficient or part.coefficient * part.size <= divisor:
+        return [part]
+    inner = divisor // part.coefficient
+    if inner == 1 or part.size % inner:
+        return [part]
+    return [
+        Part(part.base, part.divisor, inner, part.coefficient),
+        Part(part.base, part.divisor * inner, part.size // inner, divisor),
+    ]
+
+
+def _merged(parts: list[Part], total: int) -> Index:
+    """Parts with neighbouring digits of one base joined, and equal parts added."""
+    found: list[Part] = []
+    for part in sorted(parts, key=lambda p: (p.base.name, p.divisor, p.size)):
+        last = found[-1] if found else None
+        if last is not None and last.base == part.base:
+            if (last.divisor, last.size) == (part.divisor, part.size):
+                found[-1] = Part(
+                    last.base, last.divisor, last.size, last.coefficient + part.coefficient
+                )
+                continue
+            if _continues(last, part):
+                size = last.size * part.size
+                found[-1] = Part(last.base, last.divisor, size, last.coefficient)
+                continue
+        found.append(part)
+    kept = [part for part in found if part.size > 1 and part.coefficient]
+    return Index(tuple(sorted(kept, key=lambda p: -p.coefficient)), total)
+
+
+def _continues(low: Part, high: Part) -> bool:
+    """Whether `high` is the next digits above `low`."""
+    return high.divisor == low.divisor * low.size and high.coefficient == low.coefficient * low.size
+
+
+def _scaled(coefficient: int, symbols: Symbols) -> str:
+    if coefficient == 1:
+        return ""
+    for value, name in symbols:
+        if value > 1 and coefficient % value == 0:
+            rest = coefficient // value
+            return f" * {name}" + (f" * {rest}" if rest > 1 else "")
+    return f" * {coefficient}"

@@ -1,0 +1,265 @@
+"""Kernels over a space of elements: pointwise, and reductions of rows and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.ir import SSAValue
+
+from shardweave.backends.triton.formulas import computed_in, type_text
+from shardweave.backends.triton.index import Base, of_base, unraveled
+from shardweave.backends.triton.reductions import Reducer, Step
+from shardweave.backends.triton.region import Region
+from shardweave.backends.triton.source import Config, Kernel, Signature, render
+from shardweave.backends.triton.values import Values
+from shardweave.backends.triton.writer import NotReadyError, Term
+from shardweave.ir.fusible import WHOLE_ROW, column_results, role_of
+from shardweave.ir.types import dtype_of_value, shape_of
+
+Strides = Sequence[Sequence[int]] | None
+
+_START = {"sum": "0", "max": 'float("-inf")', "min": 'float("inf")'}
+_JOIN = {"sum": "{a} + {b}", "max": "tl.maximum({a}, {b})", "min": "tl.minimum({a}, {b})"}
+
+
+def pointwise_kernel(region: Region, strides: Strides = None) -> Kernel:
+    """One element of each stored value for each of `n` places."""
+    signature = Signature(region)
+    writer = signature.writer(strides)
+    writer.masks = {"x": "in_x"}
+    values = Values(writer)
+    writer.line("x = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)")
+    writer.line("in_x = x < n")
+    x = of_base(Base("x", region.space.columns, frozenset({"x"})))
+    for value, pointer in zip(region.stored, signature.outputs, strict=True):
+        own = unraveled(x, shape_of(value), writer.name_index)
+        writer.store(pointer, value, x, values.at(value, own), frozenset({"x"}))
+    name, source = render(signature, writer, "pointwise", ["n"], ["BLOCK"])
+    blocks = [(1024, 4), (512, 4), (2048, 8), (4096, 8), (256, 2)]
+    if any(op.name in ("aten.sin", "aten.cos") for op in region.ops):
+        blocks.insert(0, (256, 8))  # their argument reduction takes many registers
+    configs: list[Config] = [{"BLOCK": block, "num_warps": warps} for block, warps in blocks]
+    sizes = {"n": region.space.columns}
+    return Kernel(
+        name, source, "pointwise", region, signature.types(()), sizes, (), {}, tuple(configs)
+    )
+
+
+def reduction_kernel(region: Region, strides: Strides = None, whole_row: int = WHOLE_ROW) -> Kernel:
+    """Rows are reduced by the programs that hold them, columns in parts by all programs.
+
+    Rows of more than `whole_row` elements are read in parts.
+    """
+    return _ReductionTemplate(region, strides, whole_row).kernel()
+
+
+class _ReductionTemplate:
+    def __init__(self, region: Region, strides: Strides, whole_row: int) -> None:
+        self.region, self.space = region, region.space
+        self.signature = Signature(region)
+        self.writer = self.signature.writer(strides)
+        self.writer.masks = {"row": "in_row", "col": "in_col"}
+        self.writer.symbols = [(self.space.columns, "n_cols")]
+        self.values = Values(self.writer)
+        row = Base("row", self.space.rows, frozenset({"row"}))
+        col = Base("col", self.space.columns, frozenset({"col"}))
+        self.row, self.col = of_base(row), of_base(col)
+        self.reducer = Reducer(self.values, self.row, self.col, self.space.columns)
+        self.in_parts = self.space.reduces_rows and self.space.columns > whole_row
+        self.column_values = {v for op in region.ops for v in column_results(op)}
+        self.partial = [n for n, v in enumerate(region.stored) if v in self.column_values]
+
+    def kernel(self) -> Kernel:
+        steps = [s for op in self.region.ops if role_of(op) == "reduce" for s in self._steps(op)]
+        rows = [step for step in steps if step.result is None]
+        columns = [step for step in steps if step.result is not None]
+        if columns:
+            self._all_rows(rows, columns)
+        else:
+            self._one_block(rows)
+        return self._kernel()
+
+    def _steps(self, op: object) -> list[Step]:
+        """The steps of an op, without those for columns that nobody reads."""
+        stored = set(self.region.stored)
+        return [s for s in self.reducer.steps(op) if s.result is None or s.result in stored]  # type: ignore[arg-type]
+
+    # Loops
+
+    def _one_block(self, rows: list[Step]) -> None:
+        """Each program computes a block of rows."""
+        self.writer.line("row = (tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]")
+        self.writer.line("in_row = row < n_rows")
+        if self.in_parts:
+            self._rows_in_parts(rows)
+            return
+        self._define_columns("tl.arange(0, BLOCK_C)")
+        self._reduce_rows(rows)
+        self._store(self.region.stored)
+
+    def _define_columns(self, text: str) -> None:
+        self.writer.line(f"col = ({text})[None, :]")
+        self.writer.line("in_col = col < n_cols")
+
+    def _reduce_rows(self, rows: list[Step]) -> None:
+        for step in rows:
+            term = step.term()
+            text = f"tl.where(in_col, {term.name}, {_START[step.kind]})"
+            self._finish(step, f"tl.{step.kind}({text}, axis=1)[:, None]", term)
+
+    def _finish(self, step: Step, text: str, term: Term) -> None:
+        axes = frozenset({"row"})
+        hint = f"row_{step.kind}"
+        made = self.writer.assign(hint, text, term.dtype, axes, step.key[0].name)
+        self.reducer.finished[step.key] = made
+
+    def _rows_in_parts(self, rows: list[Step]) -> None:
+        """A loop over the columns for each reduction that waits for another, and one to store."""
+        pending = list(rows)
+        while pending:
+            pending = self._round(pending)
+        per_row = [v for v in self.region.stored if self._is_per_row(v)]
+        self._store(per_row)
+        full = [v for v in self.region.stored if v not in per_row]
+        if full:
+            state = self._open_loop()
+            self._store(full)
+            self._close_loop(state)
+
+    def _is_per_row(self, value: SSAValue) -> bool:
+        numel = self.space.rows * self.space.columns
+        count = 1
+        for size in shape_of(value):
+            count *= size
+        return count != numel
+
+    def _round(self, pending: list[Step]) -> list[Step]:
+        """Accumulate what can be in one loop over the columns; returns the steps that wait."""
+        first = len(self.writer.lines)
+        state = self._open_loop()
+        ready: list[tuple[Step, str, Term]] = []
+        waiting: list[Step] = []
+        for step in pending:
+            before = self.writer.state()
+            try:
+                term = step.term()
+            except NotReadyError:
+                self.writer.restore(before, erase=True)
+                waiting.append(step)
+                continue
+            total = self.writer.fresh("total")
+            part = f"tl.where(in_col, {term.name}, {_START[step.kind]})"
+            self.writer.line(f"{total} = {_JOIN[step.kind].format(a=total, b=part)}")
+            ready.append((step, total, term))
+        assert ready, "reductions of a region wait for each other in a circle"
+        self._close_loop(state)
+        block = "    {} = tl.full([BLOCK_R, BLOCK_C], {}, {})"
+        starts = [
+            block.format(total, _START[step.kind], type_text(term.dtype))
+            for step, total, term in ready
+        ]
+        self.writer.lines[first:first] = starts
+        for step, total, term in ready:
+            self._finish(step, f"tl.{step.kind}({total}, axis=1)[:, None]", term)
+        return waiting
+
+    def _open_loop(self) -> tuple[int, dict[object, Term]]:
+        self.writer.line("for start in range(0, n_cols, BLOCK_C):")
+        self.writer.indent += "    "
+        state = self.writer.state()
+        self._define_columns("start + tl.arange(0, BLOCK_C)")
+        return state
+
+    def _close_loop(self, state: tuple[int, dict[object, Term]]) -> None:
+        self.writer.indent = self.writer.indent[4:]
+        self.writer.restore(state, erase=False)
+
+    def _all_rows(self, rows: list[Step], columns: list[Step]) -> None:
+        """Each program walks over blocks of rows, and keeps sums of columns."""
+        line = self.writer.line
+        block = "tl.program_id(1) * BLOCK_C + " if not rows else ""
+        self._define_columns(f"{block}tl.arange(0, BLOCK_C)")
+        height = "1" if rows else "BLOCK_R"
+        totals = [self.writer.fresh("total") for _ in columns]
+        dtypes = [computed_in(dtype_of_value(step.result)) for step in columns if step.result]
+        for total, dtype in zip(totals, dtypes, strict=True):
+            line(f"{total} = tl.zeros([{height}, BLOCK_C], {type_text(dtype)})")
+        line("step = tl.num_programs(0) * BLOCK_R")
+        line("for start in range(tl.program_id(0) * BLOCK_R, n_rows, step):")
+        self.writer.indent += "    "
+        line("row = (start + tl.arange(0, BLOCK_R))[:, None]")
+        line("in_row = row < n_rows")
+        self._reduce_rows(rows)
+        for step, total in zip(columns, totals, strict=True):
+            part = f"tl.where(in_row & in_col, {step.term().name}, 0)"
+            line(f"{total} += " + (f"tl.sum({part}, axis=0)[None, :]" if rows else part))
+        self._store([v for v in self.region.stored if v not in self.column_values])
+        self.writer.indent = self.writer.indent[4:]
+        for step, total in zip(columns, totals, strict=True):
+            assert step.result is not None
+            pointer = self.signature.outputs[self.region.stored.index(step.result)]
+            text = total if rows else f"tl.sum({total}, axis=0)[None, :]"
+            line(f"tl.store({pointer} + tl.program_id(0) * n_cols + col, {text}, mask=in_col)")
+
+    def _store(self, stored: Sequence[SSAValue]) -> None:
+        for value in stored:
+            pointer = self.signature.outputs[self.region.stored.index(value)]
+            if self._is_per_row(value):
+                place, axes = self.row, frozenset({"row"})
+            else:
+                place, axes = self.row * self.space.columns + self.col, frozenset({"row", "col"})
+            own = unraveled(place, shape_of(value), self.writer.name_index)
+            self.writer.store(pointer, value, place, self.values.at(value, own), axes)
+
+    # The result
+
+    def _kernel(self) -> Kernel:
+        space = self.space
+        whole = space.reduces_rows and not self.in_parts
+        fixed: dict[str, int] = {"n_cols": space.columns} if whole else {}
+        if whole:
+            fixed["BLOCK_C"] = power_of_2(space.columns)
+        sizes = {"n_rows": space.rows} | ({} if whole else {"n_cols": space.columns})
+        configs = _configs(self.region, in_parts=self.in_parts)
+        constants = [*fixed, *(k for k in configs[0] if k.startswith("BLOCK"))]
+        name, source = render(self.signature, self.writer, space.family, list(sizes), constants)
+        types = self.signature.types(self.partial)
+        return Kernel(
+            name, source, space.family, self.region, types, sizes, tuple(self.partial), fixed,
+            tuple(configs),
+        )  # fmt: skip
+
+
+def power_of_2(count: int) -> int:
+    """The least power of 2 that is not less."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+def _configs(region: Region, *, in_parts: bool) -> list[Config]:
+    """What to try; the first is the default. programs: that share the rows of column sums."""
+    space = region.space
+    columns, rows = power_of_2(space.columns), power_of_2(space.rows)
+    live = len(region.inputs) + len(region.stored)
+    if in_parts:
+        return [
+            {"BLOCK_R": 1, "BLOCK_C": block, "num_warps": warps}
+            for block, warps in ((2048, 8), (1024, 4), (4096, 16))
+        ]
+    if not space.reduces_rows:
+        wide = min(64, columns)
+        return [
+            {"BLOCK_R": min(tall, rows), "BLOCK_C": min(wide * w, columns), "num_warps": warps,
+             "programs": programs}
+            for tall, w, warps, programs in ((16, 1, 4, 64), (32, 1, 4, 64), (16, 2, 8, 32),
+                                             (8, 2, 4, 128))
+        ]  # fmt: skip
+    budget = 4096 if live <= 8 else 2048
+    warps = 4 if columns <= 2048 else 8 if columns <= 4096 else 16
+    tall = max(1, min(rows, budget // columns, 16))
+    base: Config = {"BLOCK_R": tall, "num_warps": warps}
+    found = [base, {"BLOCK_R": 1, "num_warps": warps}, {"BLOCK_R": 1, "num_warps": warps * 2},
+             {"BLOCK_R": min(rows, 2 * tall), "num_warps": min(16, warps * 2)}]  # fmt: skip
+    if space.reduces_columns:
+        found = [{**config, "programs": 256} for config in found]
+    unique = {tuple(config.items()): config for config in found}
+    return list(unique.values())

@@ -1,0 +1,262 @@
+"""Reductions of rows and columns: what each reducing op accumulates, and what it gives then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from xdsl.ir import SSAValue
+
+from shardweave.backends.triton.formulas import computed_in, number
+from shardweave.backends.triton.index import Index, divided, raveled, unraveled
+from shardweave.backends.triton.values import Special, Values
+from shardweave.backends.triton.writer import Guards, Indices, NotReadyError, Term, UnfitError
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.fusible import LAYER_NORM, LAYER_NORM_BACKWARD, reductions_of
+from shardweave.ir.types import dtype_of_value, shape_of
+
+Kind = Literal["sum", "max", "min"]
+Key = tuple[AtenOp, str]
+
+
+class Step(NamedTuple):
+    """One accumulation. result: of the op, that column reductions write; None for rows."""
+
+    key: Key
+    kind: Kind
+    term: Callable[[], Term]
+    result: SSAValue | None = None
+
+
+@dataclass
+class Reducer:
+    """The reductions of a region whose space is `row` times `col`."""
+
+    values: Values
+    row: Index
+    col: Index
+    columns: int
+
+    def __post_init__(self) -> None:
+        self.finished: dict[Key, Term] = {}
+        special: dict[str, Special] = {
+            "aten.sum.dim_IntList": self._total,
+            "aten.amax": self._total,
+            "aten.amin": self._total,
+            "aten._softmax": self._softmax,
+            "aten._safe_softmax": self._softmax,
+            "aten._softmax_backward_data": self._softmax_backward,
+            LAYER_NORM: self._layer_norm,
+            LAYER_NORM_BACKWARD: self._layer_norm_backward,
+        }
+        self.values.special.update(special)
+
+    def steps(self, op: AtenOp) -> list[Step]:
+        """What an op accumulates over rows, and over columns."""
+        makers = {
+            "aten._softmax": self._softmax_steps,
+            "aten._safe_softmax": self._softmax_steps,
+            "aten._softmax_backward_data": self._softmax_backward_steps,
+            LAYER_NORM: self._layer_norm_steps,
+            LAYER_NORM_BACKWARD: self._layer_norm_backward_steps,
+        }
+        return makers.get(op.name, self._total_steps)(op)
+
+    # Pieces
+
+    def space(self, value: SSAValue) -> Indices:
+        """The indices of the value's element at this row and column."""
+        flat = self.row * self.columns + self.col
+        return unraveled(flat, shape_of(value), self.values.writer.name_index)
+
+    def each(self, value: SSAValue) -> Term:
+        return self.values.at(value, self.space(value))
+
+    def of_row(self, value: SSAValue) -> Term:
+        """An element of a value that has one for each row."""
+        own = unraveled(self.row, shape_of(value), self.values.writer.name_index)
+        return self.values.at(value, own)
+
+    def done(self, key: Key) -> Term:
+        if key not in self.finished:
+            raise NotReadyError
+        return self.finished[key]
+
+    def write(
+        self, hint: str, text: str, like: Term, axes: frozenset[str], comment: str = ""
+    ) -> Term:
+        return self.values.writer.assign(hint, text, like.dtype, axes, comment)
+
+    def _position(self, indices: Indices, value: SSAValue) -> Index:
+        """The column of an element of a value of the space. Raises UnfitError off the row."""
+        flat = raveled(indices, shape_of(value))
+        row, col = divided(flat, self.columns, self.values.writer.name_index)
+        if row != self.row:
+            raise UnfitError("a reduced row is read by an element of another row")
+        return col
+
+    def _check_row(self, indices: Indices, value: SSAValue) -> None:
+        if raveled(indices, shape_of(value)) != self.row:
+            raise UnfitError("the result of one row is read by another")
+
+    # sum, amax, amin
+
+    def _total_steps(self, op: AtenOp) -> list[Step]:
+        source = op.operands[0]
+        kind: Kind = {"aten.amax": "max", "aten.amin": "min"}.get(op.name, "sum")  # type: ignore[assignment]
+        dtype = computed_in(dtype_of_value(op.results[0]))
+
+        def term() -> Term:
+            found = self.each(source)
+            if found.dtype == dtype or found.is_literal:
+                return found
+            text = f"{found.name}.to({_type(dtype)})"
+            return self.values.writer.assign("wide", text, dtype, found.axes)
+
+        over = reductions_of(op)[0].over
+        return [Step((op, "total"), kind, term, op.results[0] if over == "column" else None)]
+
+    def _total(self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards) -> Term:
+        self._check_row(indices, value)
+        return self.done((op, "total"))
+
+    # softmax
+
+    def _softmax_steps(self, op: AtenOp) -> list[Step]:
+        source = op.operands[0]
+        highest: Key = (op, "max")
+        return [
+            Step(highest, "max", lambda: self.each(source)),
+            Step((op, "sum"), "sum", lambda: self._exponential(op, self.each(source))),
+        ]
+
+    def _exponential(self, op: AtenOp, x: Term) -> Term:
+        highest = self.done((op, "max"))
+        text = f"tl.exp({x.name} - {highest.name})"
+        return self.write("exp", text, x, x.axes | highest.axes, op.name)
+
+    def _softmax(self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards) -> Term:
+        self._position(indices, value)
+        power = self._exponential(op, self.values.at(op.operands[0], indices, guards))
+        total = self.done((op, "sum"))
+        text = f"{power.name} / {total.name}"
+        if op.name == "aten._safe_softmax":  # a row of -inf is a row of 0
+            highest = self.done((op, "max"))
+            text = f'tl.where({highest.name} == float("-inf"), 0.0, {text})'
+        return self.write("softmax", text, power, power.axes | total.axes, op.name)
+
+    def _softmax_backward_steps(self, op: AtenOp) -> list[Step]:
+        grad, output = op.operands
+
+        def term() -> Term:
+            g, y = self.each(grad), self.each(output)
+            return self.write("product", f"{g.name} * {y.name}", g, g.axes | y.axes, op.name)
+
+        return [Step((op, "sum"), "sum", term)]
+
+    def _softmax_backward(
+        self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards
+    ) -> Term:
+        self._position(indices, value)
+        g, y = (self.values.at(operand, indices, guards) for operand in op.operands)
+        total = self.done((op, "sum"))
+        axes = g.axes | y.axes | total.axes
+        text = f"{y.name} * ({g.name} - {total.name})"
+        return self.write("softmax_grad", text, g, axes, op.name)
+
+    # layer norm
+
+    def _layer_norm_steps(self, op: AtenOp) -> list[Step]:
+        source = op.operands[0]
+
+        def square() -> Term:
+            x, mean = self.each(source), self._mean(op)
+            center = self.write("center", f"{x.name} - {mean.name}", x, x.axes | mean.axes)
+            return self.write("square", f"{center.name} * {center.name}", x, center.axes)
+
+        return [
+            Step((op, "sum"), "sum", lambda: self.each(source)),
+            Step((op, "squares"), "sum", square),
+        ]
+
+    def _mean(self, op: AtenOp) -> Term:
+        total = self.done((op, "sum"))
+        return self.write("mean", f"{total.name} / n_cols", total, total.axes, op.name)
+
+    def _rstd(self, op: AtenOp) -> Term:
+        squares = self.done((op, "squares"))
+        inner = f"{squares.name} / n_cols + {number(op.value('eps'))}"
+        return self.write("rstd", f"1.0 / tl.sqrt({inner})", squares, squares.axes, op.name)
+
+    def _layer_norm(self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards) -> Term:
+        if value is not op.results[0]:
+            self._check_row(indices, value)
+            return self._mean(op) if value is op.results[1] else self._rstd(op)
+        col = self._position(indices, value)
+        x = self.values.at(op.operands[0], indices, guards)
+        mean, rstd = self._mean(op), self._rstd(op)
+        text, axes = f"({x.name} - {mean.name}) * {rstd.name}", x.axes | mean.axes
+        for name, symbol in (("weight", "*"), ("bias", "+")):
+            given = op.tensor(name)
+            if isinstance(given, SSAValue):
+                term = self._of_column(given, col)
+                text, axes = f"{text} {symbol} {term.name}", axes | term.axes
+        return self.write("layer_norm", text, x, axes, op.name)
+
+    def _of_column(self, value: SSAValue, col: Index) -> Term:
+        own = unraveled(col, shape_of(value), self.values.writer.name_index)
+        return self.values.at(value, own)
+
+    def _layer_norm_backward_steps(self, op: AtenOp) -> list[Step]:
+        dx, dweight, dbias = op.value("output_mask")
+        given = iter(op.results)
+        steps: list[Step] = []
+        if dx:
+            next(given)
+            steps += [
+                Step((op, "tilt"), "sum", lambda: self._product(op, weighted=True)),
+                Step((op, "shift"), "sum", lambda: self._weighted(op)),
+            ]
+        if dweight:
+            term = lambda: self._product(op, weighted=False)  # noqa: E731
+            steps.append(Step((op, "weight"), "sum", term, next(given)))
+        if dbias:
+            grad = op.operands[0]
+            steps.append(Step((op, "bias"), "sum", lambda: self.each(grad), next(given)))
+        return steps
+
+    def _normal(self, op: AtenOp) -> Term:
+        x, mean, rstd = self.each(op.operands[1]), *map(self.of_row, op.operands[2:4])
+        text = f"({x.name} - {mean.name}) * {rstd.name}"
+        return self.write("normal", text, x, x.axes | mean.axes | rstd.axes, op.name)
+
+    def _weighted(self, op: AtenOp) -> Term:
+        grad, weight = self.each(op.operands[0]), op.tensor("weight")
+        if not isinstance(weight, SSAValue):
+            return grad
+        w = self._of_column(weight, self.col)
+        return self.write("weighted", f"{grad.name} * {w.name}", grad, grad.axes | w.axes, op.name)
+
+    def _product(self, op: AtenOp, *, weighted: bool) -> Term:
+        grad = self._weighted(op) if weighted else self.each(op.operands[0])
+        normal = self._normal(op)
+        text = f"{grad.name} * {normal.name}"
+        return self.write("product", text, grad, grad.axes | normal.axes, op.name)
+
+    def _layer_norm_backward(
+        self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards
+    ) -> Term:
+        if self._position(indices, value) != self.col:
+            raise UnfitError("the gradient of a layer norm is read out of order")
+        tilt, shift = self.done((op, "tilt")), self.done((op, "shift"))
+        grad, normal, rstd = self._weighted(op), self._normal(op), self.of_row(op.operands[3])
+        inner = f"({normal.name} * {tilt.name} + {shift.name}) / n_cols"
+        axes = grad.axes | normal.axes | tilt.axes
+        text = f"({grad.name} - {inner}) * {rstd.name}"
+        return self.write("layer_norm_grad", text, grad, axes, op.name)
+
+
+def _type(dtype: torch.dtype) -> str:
+    return f"tl.{str(dtype).removeprefix('torch.')}".replace("tl.bool", "tl.int1")

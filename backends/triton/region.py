@@ -1,0 +1,86 @@
+"""A fused region as the templates see it: inputs with their strides, ops, and what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.backends.triton.writer import UnfitError
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.fusible import Space, space_of
+from shardweave.ir.kernel import FusedOp
+from shardweave.ir.regions import VIEWS
+from shardweave.ir.types import dtype_of_value, shape_of
+
+
+@dataclass(frozen=True)
+class Output:
+    """A result of a region: a stored value or an input, seen through views.
+
+    stored: number among the stored values, or None; then `given` is the number of the input.
+    """
+
+    stored: int | None
+    given: int
+    views: tuple[AtenOp, ...]
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The result, from the tensor that it is a view of."""
+        for op in self.views:
+            shape = shape_of(op.results[0])
+            if op.name == "aten.permute":
+                tensor = tensor.permute(op.value("dims"))
+            else:
+                tensor = tensor.expand(shape) if op.name == "aten.expand" else tensor.reshape(shape)
+        return tensor
+
+
+@dataclass(frozen=True)
+class Region:
+    """The parts of a `kernel.fused`. stored: the values that its kernel writes, dense."""
+
+    op: FusedOp
+    inputs: tuple[SSAValue, ...]
+    ops: tuple[AtenOp, ...]
+    stored: tuple[SSAValue, ...]
+    outputs: tuple[Output, ...]
+    space: Space
+
+    @property
+    def text(self) -> list[str]:
+        """The lines of the program that the region stands for."""
+        return [f"{op}  {_layer(op)}" for op in self.ops]
+
+
+def region_of(op: FusedOp) -> Region:
+    """Raises UnfitError if no family of kernels has this region."""
+    inputs = tuple(op.block.args)
+    stored: dict[SSAValue, int] = {}
+    outputs: list[Output] = []
+    for value in op.yielded:
+        views: list[AtenOp] = []
+        while isinstance(value.owner, AtenOp) and value.owner.name in VIEWS:
+            views.insert(0, value.owner)
+            value = value.owner.operands[0]
+        if isinstance(value.owner, Operation):
+            outputs.append(Output(stored.setdefault(value, len(stored)), 0, tuple(views)))
+        else:
+            outputs.append(Output(None, inputs.index(value), tuple(views)))
+    space = space_of(op.fused_ops, list(stored))
+    if isinstance(space, str):
+        raise UnfitError(space)
+    for value in (*inputs, *stored):
+        if dtype_of_value(value).is_complex:
+            raise UnfitError("complex numbers have no kernel")
+    return Region(op, inputs, tuple(op.fused_ops), tuple(stored), tuple(outputs), space)
+
+
+def _layer(op: AtenOp) -> str:
+    return str(op.properties.get("layer", ""))
+
+
+def shapes_of(values: Sequence[SSAValue]) -> list[tuple[int, ...]]:
+    return [shape_of(value) for value in values]

@@ -1,0 +1,254 @@
+"""The values of a region at an index: one handler for each kind of op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from xdsl.ir import SSAValue
+
+from shardweave.backends.triton.formulas import (
+    ARITHMETIC,
+    COMPARISONS,
+    FORMULAS,
+    MASK_POSITION,
+    common_dtype,
+    computed_in,
+    converted,
+    literal,
+)
+from shardweave.backends.triton.index import (
+    ZERO,
+    Base,
+    Index,
+    constant,
+    of_base,
+    raveled,
+    unraveled,
+)
+from shardweave.backends.triton.writer import Guards, Indices, Term, UnfitError, Writer
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.types import dtype_of_value, shape_of
+
+Special = Callable[[AtenOp, SSAValue, Indices, Guards], Term]
+
+
+@dataclass
+class Values:
+    """Answers what a value of a region is at an index, and writes what that takes.
+
+    special: handlers of ops that a template computes itself (reductions, matrix products).
+    """
+
+    writer: Writer
+    special: dict[str, Special] = field(default_factory=lambda: dict[str, Special]())
+
+    def at(self, value: SSAValue, indices: Indices, guards: Guards = ()) -> Term:
+        """The variable that holds the element of `value` at `indices`."""
+        key = (value, indices, guards)
+        found = self.writer.recall(key)
+        if found is None:
+            found = self.writer.remember(key, self._compute(value, indices, guards))
+        return found
+
+    def _compute(self, value: SSAValue, indices: Indices, guards: Guards) -> Term:
+        op = value.owner
+        if not isinstance(op, AtenOp):
+            return self.writer.load(value, indices, guards)
+        if op.name in self.special:
+            return self.special[op.name](op, value, indices, guards)
+        if op.name in FORMULAS or op.name == "aten.full":
+            return self._pointwise(op, indices, guards)
+        handler = _HANDLERS.get(op.name)
+        if handler is None:
+            raise UnfitError(f"{op.name} has no form in a kernel")
+        return handler(self, op, indices, guards)
+
+    def broadcast(self, value: SSAValue, indices: Indices) -> Indices:
+        """The indices of an operand that is broadcast to the dims of `indices`."""
+        shape = shape_of(value)
+        own = indices[len(indices) - len(shape) :]
+        return tuple(i if size > 1 else ZERO for i, size in zip(own, shape, strict=True))
+
+    def _pointwise(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
+        dtype = computed_in(dtype_of_value(op.results[0]))
+        hint, comment = op.name.split(".")[1], op.name
+        if op.name == "aten.full":
+            return Term(literal(op.value("fill_value"), dtype), dtype, frozenset())
+        given = [self.at(v, self.broadcast(v, indices), guards) for v in op.operands]
+        axes = frozenset[str]().union(*(term.axes for term in given))
+        words = self._converted(op, given, dtype)
+        return self.writer.assign(hint, FORMULAS[op.name](op, *words), dtype, axes, comment)
+
+    def _converted(self, op: AtenOp, given: list[Term], dtype: torch.dtype) -> list[str]:
+        """The operands in the dtype that the op computes in."""
+        if op.name in ARITHMETIC:
+            return [_as(term, dtype) for term in given]
+        if op.name in COMPARISONS:
+            common = common_dtype([term.dtype for term in given])
+            is_fraction = len(given) == 1 and isinstance(op.value("other"), float)
+            if is_fraction and not common.is_floating_point:
+                common = torch.float32
+            return [_as(term, common) for term in given]
+        mask = MASK_POSITION.get(op.name)
+        return [_as(t, torch.bool if mask in (None, i) else dtype) for i, t in enumerate(given)]
+
+    # Views
+
+    def view(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
+        flat = raveled(indices, shape_of(op.results[0]))
+        source = op.operands[0]
+        return self.at(source, unraveled(flat, shape_of(source), self.writer.name_index), guards)
+
+    def permute(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
+        own: list[Index] = [ZERO] * len(indices)
+        for position, dim in enumerate(op.value("dims")):
+            own[dim] = indices[position]
+        return self.at(op.operands[0], tuple(own), guards)
+
+    def expand(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
+        return self.at(op.operands[0], self.broadcast(op.operands[0], indices), guards)
+
+    # Elements of an operand, found by an index
+
+    def slice(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
+        source = op.operands[0]
+        dim = op.value("dim") % len(indices)
+        start = _wrapped(op.value("start") or 0, shape_of(source)[dim])
+        return self.at(source, _shifted(indices, dim, start), guards)
+
+    def select(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
+        source = op.operands[0]
+        shape = shape_of(source)
+        dim = op.value("dim") % len(shape)
+        chosen = constant(_wrapped(op.value("index"), shape[dim]))
+        return self.at(source, (*indices[:dim], chosen, *indices[dim:]), guards)
+
+    def slice_backward(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
+        grad = op.operands[0]
+        dim = op.value("dim") % len(indices)
+        start = _wrapped(op.value("start") or 0, shape_of(op.results[0])[dim])
+        stop = start + shape_of(grad)[dim]
+        tests = self._between(indices[dim], start, stop, shape_of(op.results[0])[dim])
+        return self._where(op, tests, grad, _shifted(indices, dim, -start), indices[dim], guards)
+
+    def select_backward(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
+        dim = op.value("dim") % len(indices)
+        chosen = _wrapped(op.value("index"), shape_of(op.results[0])[dim])
+        tests = [f"{self._text(indices[dim])} == {chosen}"]
+        own = (*indices[:dim], *indices[dim + 1 :])
+        return self._where(op, tests, op.operands[0], own, indices[dim], guards)
+
+    def _where(
+        self,
+        op: AtenOp,
+        tests: list[str],
+        source: SSAValue,
+        own: Indices,
+        index: Index,
+        guards: Guards,
+    ) -> Term:
+        """The element of `source` where all tests of `index` hold, else 0."""
+        found = self.at(source, own, (*guards, *self._guard(tests, index)))
+        if not tests:
+            return found
+        text = f"tl.where({_both(tests)}, {found.name}, {_zero(found.dtype)})"
+        hint = op.name.split(".")[1]
+        return self.writer.assign(hint, text, found.dtype, index.axes | found.axes, op.name)
+
+    def _guard(self, tests: list[str], index: Index) -> Guards:
+        """The condition that an index lies where it may be read."""
+        if not tests:
+            return ()
+        if not index.axes:
+            raise UnfitError("one fixed element of a cut value is read")
+        return (self.writer.condition(_both(tests), index.axes),)
+
+    def _between(self, index: Index, start: int, stop: int, size: int) -> list[str]:
+        text = self._text(index)
+        above = [f"{text} >= {start}"] if start > 0 else []
+        return above + ([f"{text} < {stop}"] if stop < size else [])
+
+    def cat(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
+        dim = op.value("dim") % len(indices)
+        index, size = indices[dim], shape_of(op.results[0])[dim]
+        dtype = computed_in(dtype_of_value(op.results[0]))
+        axes, end, word = index.axes, size, ""
+        for piece in reversed(op.operands):
+            begin = end - shape_of(piece)[dim]
+            tests = self._between(index, begin, end, size)
+            shifted = _shifted(indices, dim, -begin)
+            own = self.at(piece, shifted, (*guards, *self._guard(tests, index)))
+            name = _as(own, dtype)
+            word = f"tl.where({self._text(index)} < {end}, {name}, {word})" if word else name
+            axes, end = axes | own.axes, begin
+        return self.writer.assign("cat", word, dtype, axes, op.name)
+
+    def embedding(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
+        table, places = op.operands
+        place = self.at(places, indices[:-1], guards)
+        row = of_base(Base(place.name, shape_of(table)[0], place.axes))
+        return self.at(table, (row, indices[-1]), guards)
+
+    def gather(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
+        source, places = op.operands
+        place = self.at(places, (*indices[:-1], ZERO), guards)
+        chosen = of_base(Base(place.name, shape_of(source)[-1], place.axes))
+        return self.at(source, (*indices[:-1], chosen), guards)
+
+    def scatter_add(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
+        into, places, source = op.operands
+        own = (*indices[:-1], ZERO)
+        place, added = self.at(places, own, guards), self.at(source, own, guards)
+        before = self.at(into, indices, guards)
+        axes = place.axes | added.axes | before.axes | indices[-1].axes
+        text = f"tl.where({self._text(indices[-1])} == {place.name}, {added.name}, 0)"
+        if before.name not in ("0.0", "0"):
+            text = f"{before.name} + {text}"
+        return self.writer.assign("scatter_add", text, before.dtype, axes, op.name)
+
+    def _text(self, index: Index) -> str:
+        return index.text(self.writer.symbols)
+
+
+def _both(tests: list[str]) -> str:
+    return " & ".join(f"({test})" for test in tests)
+
+
+def _zero(dtype: torch.dtype) -> str:
+    return "False" if dtype == torch.bool else "0"
+
+
+def _as(term: Term, dtype: torch.dtype) -> str:
+    if term.is_literal:
+        return term.name
+    if dtype == torch.bool and term.dtype != torch.bool:
+        return f"({term.name} != 0)"
+    return converted(term.name, term.dtype, dtype)
+
+
+def _wrapped(position: int, size: int) -> int:
+    return position + size if position < 0 else min(position, size)
+
+
+def _shifted(indices: Indices, dim: int, offset: int) -> Indices:
+    return (*indices[:dim], indices[dim] + constant(offset), *indices[dim + 1 :])
+
+
+_Handler = Callable[[Values, AtenOp, Indices, Guards], Term]
+
+_HANDLERS: dict[str, _Handler] = {
+    "aten.view": Values.view,
+    "aten.permute": Values.permute,
+    "aten.expand": Values.expand,
+    "aten.slice.Tensor": Values.slice,
+    "aten.select.int": Values.select,
+    "aten.slice_backward": Values.slice_backward,
+    "aten.select_backward": Values.select_backward,
+    "aten.cat": Values.cat,
+    "aten.embedding": Values.embedding,
+    "aten.gather": Values.gather,
+    "aten.scatter_add": Values.scatter_add,
+}
+"""Ops whose elements are those of their operands."""

@@ -1,0 +1,296 @@
+"""Which ATen ops a generated kernel can hold, and which of them fit in one kernel together.
+
+A kernel computes every element of a *space*, which is seen as rows by columns:
+
+- pointwise: all that leaves the kernel has the same number of elements.
+- rows: each row of C elements is reduced (softmax, layer norm); what leaves has the elements of
+  the space, or one for each row.
+- columns: each column is reduced over all rows (gradients of biases). With row reductions the
+  columns are the C of a row (gradients of a norm's weight).
+- matmul: the space is a matrix product; pointwise ops follow it, or precede one operand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, cast
+
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.literals import to_python
+from shardweave.ir.regions import VIEWS
+from shardweave.ir.types import dtype_of_value, shape_of
+
+Family = Literal["pointwise", "rows", "columns", "matmul"]
+Role = Literal["pointwise", "view", "move", "reduce", "matmul"]
+
+POINTWISE = frozenset(
+    f"aten.{name}"
+    for name in (
+        "_to_copy", "abs", "add.Scalar", "add.Tensor", "bitwise_and.Tensor", "bitwise_not",
+        "bitwise_or.Tensor", "cos", "div.Scalar", "div.Tensor", "eq.Scalar", "eq.Tensor", "exp",
+        "ge.Scalar", "ge.Tensor", "gelu", "gelu_backward", "gt.Scalar", "gt.Tensor", "le.Scalar",
+        "le.Tensor", "log", "logical_and", "logical_not", "logical_or", "lt.Scalar", "lt.Tensor",
+        "masked_fill.Scalar", "maximum", "minimum", "mul.Scalar", "mul.Tensor", "ne.Scalar",
+        "ne.Tensor", "neg", "pow.Tensor_Scalar", "reciprocal", "relu", "rsqrt", "sigmoid",
+        "sigmoid_backward", "silu", "silu_backward", "sin", "sqrt", "sub.Scalar", "sub.Tensor",
+        "tanh", "tanh_backward", "threshold_backward", "where.self", "full",
+    )
+)  # fmt: skip
+MOVES = frozenset(
+    f"aten.{name}"
+    for name in (
+        "slice.Tensor", "select.int", "slice_backward", "select_backward", "cat", "embedding",
+        "gather", "scatter_add",
+    )
+)  # fmt: skip
+"""Ops whose elements are those of an operand, found by an index."""
+
+MATMULS = frozenset({"aten.mm", "aten.addmm"})
+LAYER_NORM, LAYER_NORM_BACKWARD = "aten.native_layer_norm", "aten.native_layer_norm_backward"
+_TRAILING = frozenset({"aten._softmax", "aten._safe_softmax", "aten._softmax_backward_data"})
+_REDUCTIONS = frozenset(
+    {"aten.sum.dim_IntList", "aten.amax", "aten.amin", LAYER_NORM, LAYER_NORM_BACKWARD}
+) | _TRAILING  # fmt: skip
+
+_ROLES: dict[str, Role] = {
+    **dict.fromkeys(POINTWISE, "pointwise"),
+    **dict.fromkeys(VIEWS, "view"),
+    **dict.fromkeys(MOVES, "move"),
+    **dict.fromkeys(_REDUCTIONS, "reduce"),
+    **dict.fromkeys(MATMULS, "matmul"),
+}  # type: ignore[dict-item]
+
+MAX_OPS = 96
+MAX_VALUES = 32
+"""Inputs and outputs of one kernel."""
+
+WHOLE_ROW = 16384
+"""Elements of a row that one program holds at once; longer rows are read in parts, once for each
+reduction. A kernel that reduces rows and columns needs whole rows."""
+
+_UNARY_POWERS = frozenset({-3, -2, -1, -0.5, 0.5, 1, 2, 3, 4})
+
+
+def role_of(op: Operation) -> Role | None:
+    """What an op is to a kernel; None if no kernel can hold it."""
+    role = _ROLES.get(op.name)
+    if role is None or not isinstance(op, AtenOp):
+        return None
+    if not _has_plain_types(op):
+        return None
+    special = _SPECIAL.get(op.name)
+    return role if special is None or special(op) else None
+
+
+def _has_plain_types(op: AtenOp) -> bool:
+    values = (*op.operands, *op.results)
+    return all(0 < _numel(value) < 2**31 for value in values)
+
+
+def _numel(value: SSAValue) -> int:
+    return math.prod(shape_of(value))
+
+
+def _is_known_power(op: AtenOp) -> bool:
+    return op.value("exponent") in _UNARY_POWERS
+
+
+def _picks_one(op: AtenOp) -> bool:
+    """gather and scatter_add of one element for each row."""
+    dim, rank = op.value("dim"), len(shape_of(op.operands[0]))
+    index = op.operands[1]
+    return dim % rank == rank - 1 and shape_of(index)[-1:] == (1,) and _others_equal(op, index)
+
+
+def _others_equal(op: AtenOp, index: SSAValue) -> bool:
+    return shape_of(op.operands[0])[:-1] == shape_of(index)[:-1]
+
+
+def _is_last_dim(op: AtenOp) -> bool:
+    return op.value("dim") % len(shape_of(op.results[0])) == len(shape_of(op.results[0])) - 1
+
+
+def _is_steady(op: AtenOp) -> bool:
+    return op.value("step") == 1
+
+
+def _is_plain_addmm(op: AtenOp) -> bool:
+    return op.value("beta") == 1 and op.value("alpha") == 1
+
+
+def _reduces_an_end(op: AtenOp) -> bool:
+    return bool(reductions_of(op))
+
+
+_SPECIAL: dict[str, Callable[[AtenOp], bool]] = {
+    "aten.pow.Tensor_Scalar": _is_known_power,
+    "aten.gather": _picks_one,
+    "aten.scatter_add": _picks_one,
+    "aten.slice.Tensor": _is_steady,
+    "aten.slice_backward": _is_steady,
+    "aten.addmm": _is_plain_addmm,
+    "aten.sum.dim_IntList": _reduces_an_end,
+    "aten.amax": _reduces_an_end,
+    "aten.amin": _reduces_an_end,
+    **dict.fromkeys(_TRAILING, _is_last_dim),
+}
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A reduction of a space of `numel` elements: of its rows or its columns, `size` long rows."""
+
+    over: Literal["row", "column"]
+    numel: int
+    size: int
+
+
+def reductions_of(op: AtenOp) -> tuple[Reduction, ...]:
+    """The reductions that an op makes; none if it reduces neither trailing nor leading dims."""
+    attributes = tuple(op.properties.get(name) for name in ("dim", "output_mask"))
+    return _reductions(
+        op.name,
+        tuple(shape_of(value) for value in op.operands),
+        tuple(shape_of(value) for value in op.results),
+        attributes,
+    )
+
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@cache
+def _reductions(
+    name: str, operands: Shapes, results: Shapes, attributes: tuple[Attribute | None, ...]
+) -> tuple[Reduction, ...]:
+    numel = math.prod(operands[0])
+    if name in _TRAILING:
+        return (Reduction("row", numel, operands[0][-1]),)
+    if name == LAYER_NORM:
+        return (Reduction("row", numel, numel // math.prod(results[1])),)
+    if name == LAYER_NORM_BACKWARD:
+        size = numel // math.prod(operands[2])
+        mask = cast("list[bool]", to_python(cast(Attribute, attributes[1])))
+        found = [Reduction("row", numel, size)] if mask[0] else []
+        return (*found, *([Reduction("column", numel, size)] if mask[1] or mask[2] else []))
+    return _reductions_of_dims(operands[0], attributes[0])
+
+
+def _reductions_of_dims(shape: tuple[int, ...], dim: Attribute | None) -> tuple[Reduction, ...]:
+    given = cast("list[int]", to_python(dim)) if dim is not None else []
+    dims = sorted(d % len(shape) for d in given) if shape else []
+    kept = [d for d in range(len(shape)) if d not in dims and shape[d] != 1]
+    cut = [d for d in dims if shape[d] != 1]
+    numel = math.prod(shape)
+    size = math.prod(shape[d] for d in cut)
+    if not cut or not kept:
+        return ()
+    if min(cut) > max(kept):
+        return (Reduction("row", numel, size),)
+    if max(cut) < min(kept):
+        return (Reduction("column", numel, numel // size),)
+    return ()
+
+
+def column_results(op: AtenOp) -> list[SSAValue]:
+    """The results of an op that are reductions of columns."""
+    if op.name == LAYER_NORM_BACKWARD:
+        first = int(bool(op.value("output_mask")[0]))
+        return list(op.results[first:])
+    found = reductions_of(op) if role_of(op) == "reduce" else ()
+    return list(op.results) if any(r.over == "column" for r in found) else []
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a kernel's programs share out among them: `rows` times `columns` elements."""
+
+    family: Family
+    rows: int
+    columns: int
+    reduces_columns: bool = False
+    reduces_rows: bool = False
+
+
+def space_of(ops: Collection[Operation], escaping: Iterable[SSAValue]) -> Space | str:
+    """The space of a kernel that computes `ops` and writes `escaping`, or why there is none."""
+    members = [op for op in ops if isinstance(op, AtenOp)]
+    matmuls = [op for op in members if op.name in MATMULS]
+    reductions = [r for op in members if role_of(op) == "reduce" for r in reductions_of(op)]
+    if matmuls:
+        return _matmul_space(members, matmuls, reductions, list(escaping))
+    written = list(escaping)
+    if not written:
+        return "nothing leaves it"
+    if reductions:
+        return _reduction_space(members, reductions, written)
+    numel = _numel(written[0])
+    if any(_numel(value) != numel for value in written):
+        return "what leaves it differs in size"
+    return Space("pointwise", 1, numel)
+
+
+def _matmul_space(
+    members: list[AtenOp],
+    matmuls: list[AtenOp],
+    reductions: list[Reduction],
+    written: list[SSAValue],
+) -> Space | str:
+    if len(matmuls) > 1 or reductions:
+        return "a matrix product shares its kernel with pointwise ops only"
+    product = matmuls[0]
+    if dtype_of_value(product.results[0]).itemsize == 8:
+        return "tensor cores do not multiply float64"
+    rows, columns = shape_of(product.results[0])
+    if any(_numel(value) != rows * columns for value in written):
+        return "what leaves a matrix product's kernel has the product's elements"
+    before = _before(product, members)
+    after = [op for op in members if op not in before and op is not product]
+    if any(role_of(op) not in ("pointwise", "view") or op.name == "aten.permute" for op in after):
+        return "only pointwise ops follow a matrix product"
+    if any(len(op.operands) != 1 or role_of(op) not in ("pointwise", "view") for op in before):
+        return "only pointwise ops of one operand precede a matrix product"
+    if any(r in written for op in before for r in op.results):
+        return "what precedes a matrix product is computed more than once"
+    return Space("matmul", rows, columns)
+
+
+def _before(product: AtenOp, members: list[AtenOp]) -> set[AtenOp]:
+    """The members that the product's factors are computed from."""
+    inside = set(members)
+    found: set[AtenOp] = set()
+    factors = product.operands[1:] if product.name == "aten.addmm" else product.operands
+    pending = [value.owner for value in factors]
+    while pending:
+        owner = pending.pop()
+        if isinstance(owner, AtenOp) and owner in inside and owner not in found:
+            found.add(owner)
+            pending += [value.owner for value in owner.operands]
+    return found
+
+
+def _reduction_space(
+    members: list[AtenOp], reductions: list[Reduction], written: list[SSAValue]
+) -> Space | str:
+    if len({(r.numel, r.size) for r in reductions}) != 1:
+        return "its reductions are of different shapes"
+    numel, size = reductions[0].numel, reductions[0].size
+    over = {r.over for r in reductions}
+    if len(over) == 2 and size > WHOLE_ROW:
+        return f"its rows are longer than {WHOLE_ROW} and it reduces columns too"
+    if any(op.name == "aten.permute" for op in members):
+        return "a kernel that reduces reads its dims in order"
+    columns = {value for op in members for value in column_results(op)}
+    inside = set(members)
+    if any(use.operation in inside for value in columns for use in value.uses):
+        return "a sum over all rows is known only when the kernel ends"
+    allowed = {numel, numel // size} if "row" in over else {numel}
+    if any(_numel(value) not in allowed and value not in columns for value in written):
+        return "what leaves it is neither of its space nor one for each row"
+    family: Family = "rows" if "row" in over else "columns"
+    return Space(family, numel // size, size, "column" in over, "row" in over)

@@ -1,0 +1,183 @@
+"""The `kernel` dialect: regions of `aten` ops that one generated kernel computes.
+
+    %y, %mean = kernel.fused(%x, %w, at = [3, 4, 6]) {layer = "h.0"} : tensor<..>, tensor<..> {
+    ^bb0(%x : tensor<..>, %w : tensor<..>):
+      ...
+      kernel.yield(%5, %4)
+    }
+
+A region means what its ops mean one after another, so a backend that has no kernel for it runs
+the ops. `at` remembers where the ops stood, so that `unfuse` gives back the program as it was.
+"""
+
+from __future__ import annotations
+
+from typing import Self, cast
+
+from xdsl.ir import Block, Dialect, Operation, Region, SSAValue
+from xdsl.irdl import traits_def
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+from xdsl.traits import IsolatedFromAbove, IsTerminator, Pure
+from xdsl.utils.exceptions import VerifyException
+
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.literals import to_attribute, to_python
+from shardweave.ir.syntax import ANNOTATIONS, CallOp
+
+AT = "at"
+
+
+class YieldOp(CallOp):
+    """Ends a region: its operands are the results of the fused op."""
+
+    name = "kernel.yield"
+    traits = traits_def(IsTerminator())
+
+    def verify_(self) -> None:
+        if self.results:
+            raise VerifyException("kernel.yield has no results")
+
+
+class FusedOp(CallOp):
+    """A region of `aten` ops to compute in one kernel.
+
+    Shapes: the region's arguments are the operands, what it yields are the results. `at`: for
+    each op of the region its place among the ops of the step before they were fused.
+    """
+
+    name = "kernel.fused"
+    traits = traits_def(Pure(), IsolatedFromAbove())
+
+    @property
+    def block(self) -> Block:
+        return self.regions[0].block
+
+    @property
+    def fused_ops(self) -> list[AtenOp]:
+        """The ops of the region in order."""
+        return [op for op in self.block.ops if isinstance(op, AtenOp)]
+
+    @property
+    def yielded(self) -> tuple[SSAValue, ...]:
+        """Per result of the op the value of the region that it is."""
+        last = self.block.last_op
+        assert isinstance(last, YieldOp)
+        return tuple(last.operands)
+
+    @property
+    def places(self) -> list[int]:
+        """Where the ops stood in the step before they were fused; empty if that is not known."""
+        attribute = self.properties.get(AT)
+        return [] if attribute is None else cast("list[int]", to_python(attribute))
+
+    def print(self, printer: Printer) -> None:
+        super().print(printer)
+        printer.print_string(" ")
+        printer.print_region(self.regions[0])
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        op = super().parse(parser)
+        op.add_region(parser.parse_region())
+        return op
+
+    def verify_(self) -> None:
+        unknown = [name for name in self.properties if name != AT and name not in ANNOTATIONS]
+        if unknown:
+            raise VerifyException(f"kernel.fused has no argument {unknown}; it takes at = [..]")
+        if len(self.regions) != 1 or len(self.regions[0].blocks) != 1:
+            raise VerifyException("kernel.fused has one region of one block")
+        last = self.block.last_op
+        if not isinstance(last, YieldOp):
+            raise VerifyException("the region of kernel.fused ends in kernel.yield(..)")
+        odd = [op.name for op in self.block.ops if not isinstance(op, AtenOp) and op is not last]
+        if odd:
+            raise VerifyException(f"kernel.fused holds aten ops only, found {odd[0]}")
+        _check_types("takes", self.operands, self.block.args)
+        _check_types("gives", self.results, last.operands)
+        self._verify_places()
+
+    def _verify_places(self) -> None:
+        if AT not in self.properties:
+            return
+        places: object = to_python(self.properties[AT])
+        count = sum(1 for _ in self.block.ops) - 1
+        whole = isinstance(places, list) and all(
+            type(place) is int and place >= 0 for place in cast("list[object]", places)
+        )
+        if not whole or len(cast("list[int]", places)) != count:
+            raise VerifyException(
+                f"kernel.fused: at must list {count} places, one for each op of the region"
+            )
+
+
+def _check_types(verb: str, outside: object, inside: object) -> None:
+    wanted = [value.type for value in cast("tuple[SSAValue, ...]", outside)]
+    found = [value.type for value in cast("tuple[SSAValue, ...]", inside)]
+    if wanted != found:
+        words = ", ".join(map(str, found))
+        raise VerifyException(
+            f"kernel.fused {verb} {', '.join(map(str, wanted))}, but its region {words}"
+        )
+
+
+def kernel_dialect() -> Dialect:
+    return Dialect("kernel", [FusedOp, YieldOp])
+
+
+def fuse(ops: list[Operation], before: Operation, places: list[int]) -> FusedOp:
+    """Move ops, in this order, into a fused op that is put before `before`, one of them or not.
+
+    The caller has checked that every operand is defined before `before`, and that no result is
+    used from outside before it. Annotations are the caller's to set.
+    """
+    members = set(ops)
+    inputs = dict.fromkeys(v for op in ops for v in op.operands if v.owner not in members)
+    outputs = [r for op in ops for r in op.results if _escapes(r, members)]
+    block = Block(arg_types=[value.type for value in inputs])
+    fused = FusedOp.create(
+        operands=list(inputs),
+        result_types=[value.type for value in outputs],
+        properties={AT: to_attribute(places)},
+        regions=[Region(block)],
+    )
+    parent = before.parent_block()
+    assert parent is not None
+    parent.insert_op_before(fused, before)
+    for result, value in zip(fused.results, outputs, strict=True):
+        value.replace_uses_with_if(result, lambda use: use.operation not in members)
+        result.name_hint = value.name_hint
+    arguments = dict(zip(inputs, block.args, strict=True))
+    for value, argument in arguments.items():
+        argument.name_hint = value.name_hint
+    for op in ops:
+        op.detach()
+        for index, operand in enumerate(op.operands):
+            if operand in arguments:
+                op.operands[index] = arguments[operand]
+        block.add_op(op)
+    block.add_op(YieldOp.create(operands=outputs))
+    fused.location = ops[-1].location
+    return fused
+
+
+def _escapes(value: SSAValue, members: set[Operation]) -> bool:
+    return any(use.operation not in members for use in value.uses)
+
+
+def inline(fused: FusedOp) -> list[Operation]:
+    """Put the ops of a region in the place of the fused op; returns them."""
+    parent = fused.parent_block()
+    assert parent is not None
+    for argument, operand in zip(fused.block.args, fused.operands, strict=True):
+        argument.replace_all_uses_with(operand)
+    ops: list[Operation] = list(fused.fused_ops)
+    for value, result in zip(fused.yielded, fused.results, strict=True):
+        result.replace_all_uses_with(value)
+    for op in ops:
+        op.detach()
+        parent.insert_op_before(op, fused)
+    fused.detach()
+    fused.erase()
+    return ops

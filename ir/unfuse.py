@@ -1,0 +1,68 @@
+"""Programs with fused regions, and the same programs without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.ir.kernel import FusedOp, inline
+from shardweave.ir.program import Program
+
+
+def unfuse(program: Program) -> int:
+    """Inline every fused op, and put the ops back where they stood; returns how many.
+
+    Where other passes have changed the program since, so that the places are no longer those of
+    a program in order, each region's ops stay together. Linear in the ops.
+    """
+    fused = [op for op in program.ops if isinstance(op, FusedOp)]
+    places: dict[Operation, int] = {}
+    is_known = True
+    for op in fused:
+        is_known &= bool(op.places)
+        given = op.places
+        inlined = inline(op)
+        places.update(zip(inlined, given, strict=bool(given)))
+    if fused and is_known:
+        _put_back(program, places)
+    return len(fused)
+
+
+def _put_back(program: Program, places: dict[Operation, int]) -> None:
+    order = _original_order(list(program.ops), places)
+    if order is None or not _is_in_order(order, program):
+        return
+    block, last = program.function.body.block, program.return_op
+    for op in order:
+        op.detach()
+        block.insert_op_before(op, last)
+
+
+def _original_order(ops: list[Operation], places: dict[Operation, int]) -> list[Operation] | None:
+    """The ops with each of `places` at its place, the others in turn; None if it has none."""
+    slots: list[Operation | None] = [None] * len(ops)
+    for op, place in places.items():
+        if place >= len(ops) or slots[place] is not None:
+            return None
+        slots[place] = op
+    others: Iterator[Operation] = (op for op in ops if op not in places)
+    return [next(others) if slot is None else slot for slot in slots]
+
+
+def _is_in_order(ops: list[Operation], program: Program) -> bool:
+    defined: set[SSAValue] = set(program.function.body.block.args)
+    for op in ops:
+        if any(operand not in defined for operand in op.operands):
+            return False
+        defined.update(op.results)
+    return True
+
+
+def without_regions(program: Program) -> Program:
+    """The program itself, or if it has fused ops a copy in which they are inlined."""
+    if not any(isinstance(op, FusedOp) for op in program.ops):
+        return program
+    copy = program.clone()
+    unfuse(copy)
+    return copy

@@ -1,0 +1,102 @@
+"""Generated kernels compile for chips that are not here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from shardweave.backends.triton import cache
+from shardweave.backends.triton.ahead import SHARED_LIMIT_BYTES, build, parse_target
+from shardweave.backends.triton.generate import generate
+from shardweave.backends.triton.source import Kernel
+from shardweave.driver.kernels_command import distinct_kernels
+from shardweave.driver.models import build_example
+from shardweave.ir.capture import capture
+from shardweave.passes.pipeline import run_passes
+from shardweave.tests.backends.kernel_cases import (
+    COLUMNS,
+    MATMUL,
+    POINTWISE,
+    ROWS,
+    ROWS_AND_COLUMNS,
+    region,
+)
+
+TARGETS = ("sm_80", "sm_90", "gfx942")
+
+ONE_OF_EACH = {
+    "pointwise": POINTWISE["bias, gelu and residual"],
+    "rows": ROWS["residual and layer norm"],
+    "rows and columns": ROWS_AND_COLUMNS["gradient of layer norm, and of the residual's bias"],
+    "columns": COLUMNS["gradient of a bias"],
+    "matmul": MATMUL["bias and gelu after"],
+}
+
+MODELS = {
+    "gpt": "gpt:layers=1,hidden=768,heads=12,vocab=50304,seq=256,batch=2",
+    "llama": (
+        "hf:llama:num_hidden_layers=1,hidden_size=1024,num_attention_heads=16,"
+        "num_key_value_heads=4,intermediate_size=2816,vocab_size=32000,batch=2,seq=256"
+    ),
+    "bert": (
+        "hf:bert:num_hidden_layers=1,hidden_size=768,num_attention_heads=12,"
+        "intermediate_size=3072,vocab_size=30522,max_position_embeddings=128,batch=2,seq=128"
+    ),
+    "vit": (
+        "hf:vit:num_hidden_layers=1,hidden_size=768,num_attention_heads=12,"
+        "intermediate_size=3072,image_size=64,patch_size=16,num_labels=1000,batch=2"
+    ),
+    "unet": "unet:channels=64,size=16,batch=2,levels=2,groups=8,heads=4",
+}
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+
+
+def assert_builds(kernel: Kernel, target: str) -> None:
+    built = build(kernel, target)
+    assert built.problem is None, f"{kernel.name}: {built.problem}"
+    assert built.registers > 0
+    binary = "cubin" if target.startswith("sm_") else "hsaco"
+    assert len(built.files[binary]) > 0
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("text", ONE_OF_EACH.values(), ids=ONE_OF_EACH.keys())
+def test_each_family_compiles_without_spills(text: str, target: str) -> None:
+    assert_builds(generate(region(text, 512, 256, 128, torch.float16)), target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
+def test_every_kernel_of_a_step_compiles_without_spills(model: str, dtype: torch.dtype) -> None:
+    example = build_example(model, dtype=dtype)
+    program = run_passes(capture(example.module, kwargs=example.kwargs), "cse,dce,fuse-kernels")
+    kernels, _, unfit = distinct_kernels(program)
+    assert unfit == []
+    assert kernels
+    for kernel in kernels.values():
+        for target in TARGETS:
+            assert_builds(kernel, target)
+
+
+def test_too_much_shared_memory_is_said() -> None:
+    kernel = generate(region(MATMUL["bias and gelu after"], 512, 512, 512, torch.float16))
+    wide = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 8}
+    built = build(kernel, "sm_89", {**wide, "num_stages": 4})
+    assert built.shared_bytes > SHARED_LIMIT_BYTES["sm_89"]
+    assert built.problem is not None
+    assert "bytes of shared memory, sm_89 has" in built.problem
+
+
+def test_unknown_target_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"target 'sm_1' is unknown; use some of sm_75"):
+        parse_target("sm_1")

@@ -1,0 +1,73 @@
+"""The generated kernels compute what ATen computes, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
+)
+
+
+def run_interpreted(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Python in a process where Triton interprets kernels."""
+    environment = os.environ | {
+        "TRITON_INTERPRET": "1",
+        "OPENBLAS_NUM_THREADS": "1",  # or a small product takes tens of milliseconds
+        "SHARDWEAVE_CACHE": str(folder),
+        "PYTHONPATH": str(ROOT.parent),
+    }
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=environment,
+        cwd=ROOT,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@needs_triton
+def test_every_family_of_kernels_equals_aten(tmp_path: Path) -> None:
+    file = str(ROOT / "tests" / "backends" / "interpreted_kernels.py")
+    done = run_interpreted(["-m", "pytest", "-q", "-p", "no:cacheprovider", file], tmp_path)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+@needs_triton
+def test_kernels_of_one_size_equal_aten(tmp_path: Path) -> None:
+    file = str(ROOT / "tests" / "backends" / "interpreted_kernels.py")
+    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "half or strided", file]
+    done = run_interpreted(arguments, tmp_path)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param("gpt:layers=2,hidden=16,heads=4,vocab=32,seq=16,batch=4", id="gpt"),
+        pytest.param(
+            "unet:channels=8,size=8,batch=2,levels=2,groups=4,heads=2",
+            id="unet",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_step_of_interpreted_kernels_equals_eager(model: str, tmp_path: Path) -> None:
+    done = run_interpreted(
+        ["-m", "shardweave", "run", model, "--backend", "triton", "--check"], tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "equal to eager" in done.stdout

@@ -1,0 +1,163 @@
+"""fuse-kernels: which regions it makes, what it never crosses, and that nothing changes."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from shardweave.backends.triton.generate import generate
+from shardweave.ir.kernel import FusedOp
+from shardweave.ir.program import Program
+from shardweave.ir.syntax import phase_of
+from shardweave.ir.verify import verify
+from shardweave.passes.pipeline import PassError, run_passes
+from shardweave.tests.ir_text import step
+from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron, partitioned
+
+KINDS = ("gpt", "gpt2", "llama", "bert", "t5", "vit", "unet", "cnn")
+
+
+def regions(program: Program) -> list[list[str]]:
+    """The ops of each region."""
+    return [
+        [inner.name.removeprefix("aten.") for inner in op.fused_ops]
+        for op in program.ops
+        if isinstance(op, FusedOp)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fused_step_equals_eager_and_unfuses_to_the_same_program(kind: str) -> None:
+    case = captured(SPECS[kind])
+    fused = run_passes(case.program, "fuse-kernels")
+    assert regions(fused)
+    assert_equals_eager(fused, case)
+    again = run_passes(fused, "unfuse-kernels")
+    assert again == case.program
+    assert str(again) == str(case.program)
+    assert_equals_eager(again, case)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "llama"])
+def test_fused_local_program_equals_eager(kind: str) -> None:
+    plan = megatron(SPECS[kind], "data=2,tensor=2", sequence_parallel=True)
+    program = partitioned(SPECS[kind], "data=2,tensor=2", plan)
+    fused = run_passes(program, "fuse-kernels")
+    assert_equals_eager(fused, captured(SPECS[kind]))
+    assert run_passes(fused, "unfuse-kernels") == program
+
+
+def test_started_collectives_keep_what_is_before_and_after_them() -> None:
+    plan = megatron(SPECS["gpt"], "data=2,tensor=2")
+    program = run_passes(partitioned(SPECS["gpt"], "data=2,tensor=2", plan), "start-collectives")
+    order = [op.name for op in program.ops]
+    fused = run_passes(program, "fuse-kernels")
+    places = {op: place for place, op in enumerate(program.ops)}
+    barriers = [place for op, place in places.items() if op.name.startswith("dist.")]
+    assert barriers
+    for op in fused.ops:
+        if isinstance(op, FusedOp):
+            low, high = min(op.places), max(op.places)
+            waits = [b for b in barriers if low < b < high and "shard" not in order[b]]
+            assert [order[b] for b in waits if order[b] != "dist.slice"] == []
+    assert_equals_eager(fused, captured(SPECS["gpt"]))
+
+
+def test_no_region_reaches_from_one_phase_into_another() -> None:
+    case = captured(SPECS["gpt"])
+    fused = run_passes(case.program, "fuse-kernels")
+    for op in fused.ops:
+        if isinstance(op, FusedOp) and phase_of(op) == "forward":
+            assert {phase_of(inner) for inner in op.fused_ops} == {"forward"}
+
+
+def test_ops_outside_regions_keep_their_order() -> None:
+    program = captured(SPECS["llama"]).program
+    fused = run_passes(program, "fuse-kernels")
+    inside = {place for op in fused.ops if isinstance(op, FusedOp) for place in op.places}
+    outside = [op.name for place, op in enumerate(program.ops) if place not in inside]
+    assert [op.name for op in fused.ops if not isinstance(op, FusedOp)] == outside
+
+
+def test_residual_joins_the_product_before_it() -> None:
+    program = captured(SPECS["gpt"]).program
+    assert ["addmm", "view", "add.Tensor"] in regions(run_passes(program, "fuse-kernels"))
+
+
+def test_products_stay_outside_if_asked() -> None:
+    program = captured(SPECS["gpt"]).program
+    found = regions(run_passes(program, "fuse-kernels{matmul=false}"))
+    assert not any("mm" in name for region in found for name in region)
+    assert any(
+        region[:2] == ["view", "add.Tensor"] and "native_layer_norm" in region for region in found
+    )
+
+
+def test_a_chain_through_an_op_that_does_not_fit_is_no_region() -> None:
+    program = step("""
+        input %x : tensor<8x8xf32>
+        %a = aten.exp(%x) : tensor<8x8xf32>
+        %c = aten.cumsum(%a, dim = 0) : tensor<8x8xf32>
+        %m = aten.mul.Tensor(%a, %c) : tensor<8x8xf32>
+        output %m
+    """)
+    assert regions(run_passes(program, "fuse-kernels")) == []
+
+
+def test_no_region_forms_a_cycle_with_the_op_between() -> None:
+    program = step("""
+        input %x : tensor<8x8xf32>
+        %a = aten.exp(%x) : tensor<8x8xf32>
+        %b = aten.neg(%a) : tensor<8x8xf32>
+        %c = aten.cumsum(%b, dim = 0) : tensor<8x8xf32>
+        %m = aten.mul.Tensor(%a, %c) : tensor<8x8xf32>
+        %n = aten.sin(%m) : tensor<8x8xf32>
+        output %n
+    """)
+    fused = run_passes(program, "fuse-kernels")
+    assert regions(fused) == [["exp", "neg"], ["mul.Tensor", "sin"]]
+    assert verify(fused) == []
+
+
+def test_fusing_twice_is_refused() -> None:
+    program = captured(SPECS["gpt"]).program
+    with pytest.raises(PassError, match="run unfuse-kernels first"):
+        run_passes(program, "fuse-kernels,fuse-kernels")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_region_has_a_kernel(kind: str) -> None:
+    fused = run_passes(captured(SPECS[kind]).program, "fuse-kernels")
+    sources = {generate(op).source for op in fused.ops if isinstance(op, FusedOp)}
+    assert sources
+
+
+def test_equal_layers_share_their_kernels() -> None:
+    specs = [f"gpt:layers={n},hidden=16,heads=4,vocab=32,seq=8,batch=2" for n in (3, 5)]
+    counts = [
+        len({generate(op).source for op in run_passes(captured(spec).program, "fuse-kernels").ops
+             if isinstance(op, FusedOp)})
+        for spec in specs
+    ]  # fmt: skip
+    assert counts[0] == counts[1]
+
+
+def test_fused_layer_moves_fewer_bytes() -> None:
+    for kind, bound in (("gpt", 0.9), ("llama", 0.6)):
+        program = captured(SPECS[kind]).program
+        before = sum(program.stats().moved_bytes.values())
+        after = sum(run_passes(program, "fuse-kernels").stats().moved_bytes.values())
+        assert after < bound * before
+
+
+@pytest.mark.slow
+def test_time_grows_no_faster_than_the_program() -> None:
+    seconds: list[float] = []
+    for layers in (24, 96):
+        spec = f"gpt:layers={layers},hidden=16,heads=4,vocab=32,seq=8,batch=2"
+        program = captured(spec).program
+        start = time.perf_counter()
+        run_passes(program, "fuse-kernels")
+        seconds.append(time.perf_counter() - start)
+    assert seconds[1] < 10 * seconds[0]
