@@ -81,16 +81,18 @@ class PassWatch(Observer):
 
 @dataclass
 class PrintChanges(Observer):
-    """Prints after each pass the lines of the program that it changed, and nothing else."""
+    """Prints after each pass the lines of the program that it changed; for one run."""
 
     out: TextIO = field(default_factory=lambda: sys.stderr)
     _before: str = ""
 
     def before(self, one: ModulePass, program: Program) -> None:
-        self._before = str(program)
+        # What the last pass left is printed already, which takes longer than most passes.
+        self._before = self._before or str(program)
 
     def after(self, one: ModulePass, program: Program) -> None:
-        changes = changed_text(self._before, str(program))
+        before, self._before = self._before, str(program)
+        changes = changed_text(before, self._before)
         if changes:
             print(f"// after {one.spec()}\n{changes}", end="", file=self.out)
 
