@@ -3,10 +3,10 @@
 It knows more than OPPA's formulas (`prior`): matrix products reach a share of the peak that
 depends on their size, ops cost a launch and memory traffic, rings have the latency and the slowest
 link of their placement with the NICs shared, gradients go in buckets that overlap with the backward
-pass and slow it down, chunks cost messages and unequal stages, ZeRO trades messages for memory. What
-both have is common knowledge: a ring's (p - 1) / p, the pipeline's bubble over its chunks, and (the
-extended form) what ZeRO divides and how often it reduces. It runs no program: it is a closed form,
-so that whole spaces can be evaluated.
+pass and slow it down, chunks cost messages and unequal stages, ZeRO trades messages for memory.
+What both have is common knowledge: a ring's (p - 1) / p, the pipeline's bubble over its chunks, and
+(the extended form) what ZeRO divides and how often it reduces. It runs no program: it is a closed
+form, so that whole spaces can be evaluated.
 """
 
 from __future__ import annotations
