@@ -28,6 +28,7 @@ def test_search_ends_with_the_first_trial_that_is_near_the_best() -> None:
     shares = true_shares(space, machine)
     assert max(shares.values()) == 1.0
     run = one_search(RandomChooser(), 0, len(space), machine, shares)
+    assert run.trials is not None
     assert run.trials == len(run.shares) == len(run.hours)
     assert run.shares[-1] >= NEAR > max(run.shares[:-1])
     assert list(run.shares) == sorted(run.shares)
