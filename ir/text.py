@@ -9,12 +9,11 @@ from io import StringIO
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import ParseError, VerifyException
 
 from shardweave.ir.context import make_context
-from shardweave.ir.strings import unclosed_string
+from shardweave.ir.strings import TextParser
 
 
 class ProgramTextError(ValueError):
@@ -56,11 +55,8 @@ def print_module(module: ModuleOp, *, locations: bool = False) -> str:
 
 def parse_module(text: str, name: str = "<text>") -> ModuleOp:
     """Parse the text of a program. Raises ProgramTextError with line and column."""
-    quote = unclosed_string(text)
-    if quote is not None:
-        raise _error(text, name, quote, "the string is not closed.")
     try:
-        parser = Parser(make_context(), text, name)
+        parser = TextParser(make_context(), text, name)
         try:
             with without_gc():
                 module = parser.parse_module()

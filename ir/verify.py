@@ -19,7 +19,7 @@ from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.dist import STARTED, AllReduceOp, DistOp, ReduceScatterOp, WaitOp
 from shardweave.ir.infer import infer_types
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program, sharding_of
+from shardweave.ir.program import Program, Slot, sharding_of
 from shardweave.ir.rules import rule_of
 from shardweave.ir.sharding import Sharding
 from shardweave.ir.syntax import layer_of
@@ -66,6 +66,8 @@ class _Verifier:
         self._slots()
         for op in self.program.function.body.block.ops:
             self._op(op)
+        for slot in self.program.results:
+            self._result(slot)
         return self.found
 
     def _boundary(self) -> None:
@@ -82,14 +84,45 @@ class _Verifier:
             self.found.append("func.return: its operands are not of the function's result types.")
 
     def _slots(self) -> None:
-        for slot in (*self.program.arguments, *self.program.results):
+        arguments, results = self.program.arguments, self.program.results
+        for slots, what, kinds in (
+            (arguments, "argument", ("param", "buffer", "input", "tangent")),
+            (results, "result", ("output", "grad", "buffer")),
+        ):
+            for index, slot in enumerate(slots):
+                if slot.kind not in kinds:
+                    self.found.append(
+                        f"{what} {index} ('{slot.name}'): dist.kind is '{slot.kind}', expected one "
+                        f"of {', '.join(kinds)}."
+                    )
+        for slot in arguments:
             try:
-                sharding = self.program.sharding_of_slot(slot)
+                self.shardings[slot.value] = self.program.sharding_of_slot(slot)
             except ValueError as error:
                 self.found.append(str(error))
-                continue
-            if slot.value in self.defined:
-                self.shardings[slot.value] = sharding
+
+    def _result(self, slot: Slot) -> None:
+        """In a local program a result is where it says to be, and nothing is left to reduce."""
+        try:
+            promised = self.program.sharding_of_slot(slot)
+        except ValueError as error:
+            self.found.append(str(error))
+            return
+        given = self.shardings.get(slot.value)
+        if not self.program.is_local or given is None or given == promised:
+            return
+        what = f"{slot.kind} '{slot.name}' (%{slot.value.name_hint})"
+        shape = given.global_shape(shape_of(slot.value))
+        if given.unreduced != promised.unreduced:
+            self.found.append(
+                f"{what} is an unreduced sum over {list(given.unreduced)}; reduce it before it is "
+                "returned, with dist.all_reduce."
+            )
+        else:
+            self.found.append(
+                f"{what} is returned as {ShardingAttr.of(given, shape)}, but dist.sharding of the "
+                f"result says {slot.sharding_attr}; make them equal."
+            )
 
     def _op(self, op: Operation) -> None:
         for operand in op.operands:
