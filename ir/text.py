@@ -9,11 +9,10 @@ from io import StringIO
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.printer import Printer
 from xdsl.utils.exceptions import ParseError, VerifyException
 
 from shardweave.ir.context import make_context
-from shardweave.ir.strings import TextParser
+from shardweave.ir.strings import TextParser, TextPrinter
 
 
 class ProgramTextError(ValueError):
@@ -49,7 +48,7 @@ def without_gc() -> Generator[None]:
 def print_module(module: ModuleOp, *, locations: bool = False) -> str:
     """The text of a module. `locations` adds the user's source line to each op."""
     stream = StringIO()
-    Printer(stream=stream, print_debuginfo=locations).print_op(module)
+    TextPrinter(stream, print_debuginfo=locations).print_op(module)
     return stream.getvalue() + "\n"
 
 

@@ -1,13 +1,17 @@
 """Is a program well formed? Every check beyond xDSL's own, in one walk.
 
-Names are defined before use; types are those torch infers; collectives fit the mesh;
-shardings fit shapes and mesh; pending sums reach only ops that are linear in them. A program
-is one text that every rank runs, so all ranks issue the same collectives in the same order on
-every group, which rules out deadlock between them.
+Names are defined before use; types are those torch infers; collectives fit the mesh and the
+shardings of what they move; shardings fit shapes and mesh; pending sums reach only ops that are
+linear in them, and no result. Linear in the number of ops.
+
+A program is one block without branches that every rank runs, and its ops have no regions, so all
+ranks issue the same collectives in the same order on every group: a program in which they do not
+cannot be written, and none can deadlock on it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from xdsl.dialects import builtin, func
@@ -16,7 +20,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.dist import STARTED, AllReduceOp, DistOp, ReduceScatterOp, WaitOp
+from shardweave.ir.dist import STARTED, DistOp, WaitOp
 from shardweave.ir.infer import infer_types
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program, Slot, sharding_of
@@ -24,6 +28,7 @@ from shardweave.ir.rules import rule_of
 from shardweave.ir.sharding import Sharding
 from shardweave.ir.syntax import layer_of
 from shardweave.ir.types import shape_of, type_problem
+from shardweave.ir.verify_collectives import problem_of_move, reduced
 
 
 class VerifyError(ValueError):
@@ -39,6 +44,12 @@ def check(program: Program) -> None:
 
 def verify(program: Program) -> list[str]:
     """All problems of the program, in order; empty if it is well formed."""
+    blocks = len(program.function.body.blocks)
+    if blocks != 1:
+        return [
+            f"func.func has {blocks} blocks, expected 1; a step has no branches, so that all ranks "
+            "issue the same collectives."
+        ]
     return _Verifier(program).problems()
 
 
@@ -55,7 +66,9 @@ class _Verifier:
         self.program = program
         self.mesh = program.mesh or Mesh()
         self.defined: set[SSAValue] = set(program.function.body.block.args)
+        self.is_local = program.is_local
         self.shardings: dict[SSAValue, Sharding] = {}
+        self.pending: dict[SSAValue, Sharding] = {}  # unreduced values, annotated or not
         self.untyped: set[SSAValue] = set()  # results of ops whose types are no tensors
         self.found: list[str] = []
 
@@ -97,9 +110,14 @@ class _Verifier:
                     )
         for slot in arguments:
             try:
-                self.shardings[slot.value] = self.program.sharding_of_slot(slot)
+                self._know(slot.value, self.program.sharding_of_slot(slot))
             except ValueError as error:
                 self.found.append(str(error))
+
+    def _know(self, value: SSAValue, sharding: Sharding) -> None:
+        self.shardings[value] = sharding
+        if sharding.unreduced:
+            self.pending[value] = sharding
 
     def _result(self, slot: Slot) -> None:
         """In a local program a result is where it says to be, and nothing is left to reduce."""
@@ -108,17 +126,16 @@ class _Verifier:
         except ValueError as error:
             self.found.append(str(error))
             return
-        given = self.shardings.get(slot.value)
-        if not self.program.is_local or given is None or given == promised:
+        if not self.is_local:
             return
-        what = f"{slot.kind} '{slot.name}' (%{slot.value.name_hint})"
-        shape = given.global_shape(shape_of(slot.value))
-        if given.unreduced != promised.unreduced:
-            self.found.append(
-                f"{what} is an unreduced sum over {list(given.unreduced)}; reduce it before it is "
-                "returned, with dist.all_reduce."
-            )
-        else:
+        what = f"{slot.kind} '{slot.name}', {_origin(slot.value)},"
+        pending = self.pending.get(slot.value, NOTHING)
+        if pending.unreduced != promised.unreduced:
+            self.found.append(f"{what} {_unreduced_problem(pending, promised)}.")
+            return
+        given = self.shardings.get(slot.value)
+        if given is not None and given != promised:
+            shape = given.global_shape(shape_of(slot.value))
             self.found.append(
                 f"{what} is returned as {ShardingAttr.of(given, shape)}, but dist.sharding of the "
                 f"result says {slot.sharding_attr}; make them equal."
@@ -132,6 +149,12 @@ class _Verifier:
                     "definition up."
                 )
         self.defined.update(op.results)
+        if not isinstance(op, (AtenOp, DistOp, func.ReturnOp)):
+            self.found.append(
+                f"{describe(op)} is not an op of the aten or dist dialect; write the step in these."
+            )
+            self.untyped.update(op.results)
+            return
         problems = list(filter(None, (type_problem(result.type) for result in op.results)))
         self.found += [f"{describe(op)}: {problem}." for problem in problems]
         self.untyped.update(op.results if problems else ())
@@ -155,10 +178,9 @@ class _Verifier:
             return f": {str(error).splitlines()[-1]}"
         if isinstance(op, AtenOp):
             return self._problem_of_types(op)
-        if isinstance(op, DistOp):
-            problem = op.problem_on(self.mesh)
-            return None if problem is None else f": {problem}"
-        return " is not an op of the aten or dist dialect"
+        assert isinstance(op, DistOp)
+        problem = op.problem_on(self.mesh)
+        return None if problem is None else f": {problem}"
 
     def _in_flight(self, op: Operation) -> None:
         """Results of a started collective go, all of them, to exactly one wait."""
@@ -175,9 +197,16 @@ class _Verifier:
 
     def _wait(self, op: WaitOp) -> None:
         starts = {operand.owner for operand in op.operands}
-        if len(starts) != 1 or not isinstance(next(iter(starts)), STARTED):
+        start = next(iter(starts), None)
+        if len(starts) != 1 or not isinstance(start, STARTED):
             self.found.append(
-                f"{describe(op)}: its operands must be the results of one started collective."
+                f"{describe(op)}: its operands must be the results of one started collective; "
+                "give it those of the dist.start_* that it waits for."
+            )
+        elif tuple(op.operands) != tuple(start.results):
+            self.found.append(
+                f"{describe(op)}: it must take all results of {describe(start)}, each once and in "
+                "their order."
             )
 
     def _problem_of_types(self, op: AtenOp) -> str | None:
@@ -205,32 +234,93 @@ class _Verifier:
             return
         for result, one in zip(op.results, attributes, strict=True):
             try:
-                self.shardings[result] = sharding_of(one, shape_of(result), self.program)
+                self._know(result, sharding_of(one, shape_of(result), self.program))
             except ValueError as error:
                 self.found.append(f"{describe(op)}: {error}")
         self._leaks(op)
 
     def _leaks(self, op: Operation) -> None:
         """In a local program a pending sum may only meet what is linear in it, or be reduced."""
-        if not self.program.is_local or isinstance(op, (AllReduceOp, ReduceScatterOp)):
+        if not self.is_local:
             return
-        pending = {
-            index: sharding.unreduced
-            for index, operand in enumerate(op.operands)
-            if (sharding := self.shardings.get(operand)) is not None and sharding.unreduced
-        }
-        if not pending or isinstance(op, DistOp):
+        if isinstance(op, DistOp):
+            self._move(op)
+            return
+        pending = [i for i, operand in enumerate(op.operands) if operand in self.pending]
+        if not pending:
             return
         assert isinstance(op, AtenOp)
+        problem = self._problem_of_linearity(op, pending)
+        if problem is None:
+            self._carry(op, self.pending[op.operands[pending[0]]])
+        else:
+            self.found.append(f"{describe(op)}: {problem}; reduce it first with dist.all_reduce.")
+
+    def _problem_of_linearity(self, op: AtenOp, pending: Sequence[int]) -> str | None:
         linear = rule_of(op).linear
-        if set(pending) <= linear and all(i in pending for i in linear):
-            return
-        index = min(pending)
-        self.found.append(
-            f"{describe(op)}: operand {index} (%{op.operands[index].name_hint}) is an unreduced "
-            f"sum over {list(pending[index])}, and the op is not linear in it; reduce it first "
-            "with dist.all_reduce."
+        first, sharding = pending[0], self.pending[op.operands[pending[0]]]
+        what = (
+            f"operand {first} (%{op.operands[first].name_hint}) is an unreduced "
+            f"{sharding.reduction} over {list(sharding.unreduced)}"
         )
+        if not linear.issuperset(pending) or sharding.reduction != "sum":
+            return f"{what}, and the op is not linear in it"
+        for index in sorted(linear):
+            other = self.pending.get(op.operands[index], NOTHING)
+            if (other.unreduced, other.reduction) != (sharding.unreduced, "sum"):
+                return (
+                    f"{what}, but operand {index} (%{op.operands[index].name_hint}), to which the "
+                    "op is linear together with it, is not"
+                )
+        return None
+
+    def _carry(self, op: Operation, pending: Sharding) -> None:
+        """Results of a linear op are unreduced where its operands are."""
+        for result in op.results:
+            given = self.shardings.get(result)
+            if given is None:
+                self.pending[result] = pending
+            elif not set(pending.unreduced) <= set(given.unreduced):
+                self.found.append(
+                    f"{describe(op)}: its operands are unreduced sums over "
+                    f"{list(pending.unreduced)} and so is %{result.name_hint}, but its sharding "
+                    "does not say so; reduce the operands or write unreduced."
+                )
+
+    def _move(self, op: DistOp) -> None:
+        for operand, result in zip(op.operands, op.results, strict=False):
+            before, after = self.shardings.get(operand), self.shardings.get(result)
+            pending = self.pending.get(operand, NOTHING)
+            if after is None and (left := reduced(op, pending)).unreduced:
+                self.pending[result] = left
+            if before is None or after is None:
+                continue
+            problem = problem_of_move(op, before, after, self.mesh)
+            if problem is not None:
+                self.found.append(f"{describe(op)}: {problem}.")
+
+
+NOTHING = Sharding(())
+"""What is pending in a whole value."""
+
+
+def _unreduced_problem(given: Sharding, promised: Sharding) -> str:
+    if not given.unreduced:
+        return (
+            "is whole, but dist.sharding of the result says that it is unreduced over "
+            f"{list(promised.unreduced)}; make them equal"
+        )
+    return (
+        f"is an unreduced {given.reduction} over {list(given.unreduced)}; reduce it before it is "
+        "returned, with dist.all_reduce"
+    )
+
+
+def _origin(value: SSAValue) -> str:
+    """Where a value is from, as messages name it."""
+    if isinstance(value.owner, Operation):
+        return f"the result of {describe(value.owner)}"
+    return f"argument %{value.name_hint}"
 
 
 def _is_sharding_list(attribute: object) -> bool:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from xdsl.dialects import arith, builtin, func, scf
+from xdsl.ir import Block
 
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.dist import AllReduceOp
 from shardweave.ir.program import Program
+from shardweave.ir.text import ProgramTextError
 from shardweave.ir.verify import VerifyError, check, verify
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.ir_text import step
@@ -25,7 +28,7 @@ def problems(text: str, mesh: str = "data=2,tensor=2", *, local: bool = False) -
     return verify(step(text, mesh, local=local))
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", ["gpt", "cnn"])
 def test_captured_and_partitioned_programs_are_well_formed(name: str) -> None:
     assert verify(captured(SPECS[name]).program) == []
     plan = megatron(SPECS[name], "data=2,tensor=2", sequence_parallel=True)
@@ -155,7 +158,19 @@ def test_return_that_does_not_give_what_the_function_promises() -> None:
     [
         (
             'dist.all_gather(%x, axes = ["data"], dim = 0, block = 2) : tensor<2x8xf64>',
-            "dist.all_gather (%y): result shapes are [(2, 8)], expected [(4, 8)].",
+            "dist.all_gather (%y): result shapes are [(2, 8)], expected [(4, 8)]; correct the types.",
+        ),
+        (
+            'dist.all_reduce(%x, axes = ["data"]) : tensor<2x8xf32>',
+            "dist.all_reduce (%y): a result has elements f32, expected f64; correct its type.",
+        ),
+        (
+            'dist.all_reduce(%x, axes = ["data", "data"]) : tensor<2x8xf64>',
+            "dist.all_reduce (%y): axes ['data', 'data'] name an axis twice; name each once.",
+        ),
+        (
+            'dist.all_reduce(%x, axes = ["data"], op = "mean") : tensor<2x8xf64>',
+            'dist.all_reduce: op must be "sum" or "max"',
         ),
         (
             'dist.all_reduce(%x, axes = ["pipe"]) : tensor<2x8xf64>',
@@ -218,18 +233,92 @@ def test_unreduced_sum_does_not_leak_into_an_op_that_is_not_linear_in_it(op: str
     )
 
 
+LINEAR = [
+    "%z = aten.mul.Scalar(%y, other = 2.0) : tensor<2x4xf64>",
+    "%z = aten.neg(%y) : tensor<2x4xf64>",
+    "%z = aten.add.Tensor(%y, %y) : tensor<2x4xf64>",
+]
+REDUCED = '%r = dist.all_reduce(%z, axes = ["tensor"]) {layer = "fc"} : tensor<2x4xf64>'
+
+
+@pytest.mark.parametrize("op", LINEAR)
+def test_unreduced_sum_goes_through_linear_ops_to_its_reduction(op: str) -> None:
+    assert problems(f"{PENDING}    {op}\n    {REDUCED}\n    output %r", local=True) == []
+
+
+@pytest.mark.parametrize("op", LINEAR)
+def test_what_is_linear_in_an_unreduced_sum_cannot_be_returned(op: str) -> None:
+    name = op.split(" = ")[1].split("(")[0]
+    assert problems(f"{PENDING}    {op}\n    output %z", local=True) == [
+        f"output '0', the result of {name} (%z), is an unreduced sum over ['tensor']; reduce it "
+        "before it is returned, with dist.all_reduce."
+    ]
+
+
 @pytest.mark.parametrize(
     "op",
     [
-        "%z = aten.mul.Scalar(%y, other = 2.0) : tensor<2x4xf64>",
-        "%z = aten.neg(%y) : tensor<2x4xf64>",
-        "%z = aten.add.Tensor(%y, %y) : tensor<2x4xf64>",
         '%z = dist.all_reduce(%y, axes = ["tensor"]) : tensor<2x4xf64>',
         '%z = dist.reduce_scatter(%y, axes = ["tensor"], dim = 0, block = 1) : tensor<1x4xf64>',
     ],
 )
-def test_linear_ops_and_reductions_take_an_unreduced_sum(op: str) -> None:
+def test_reductions_take_an_unreduced_sum(op: str) -> None:
     assert problems(f"{PENDING}    {op}\n    output %z", local=True) == []
+
+
+@pytest.mark.parametrize("op", LINEAR)
+def test_linear_op_that_is_said_to_reduce_is_noticed(op: str) -> None:
+    told = op.replace(" : ", ' {layer = "fc", sharding = [#dist.sharding<[{}, {}]>]} : ')
+    (problem,) = problems(f"{PENDING}    {told}\n    output %z", local=True)
+    assert "in layer 'fc': its operands are unreduced sums over ['tensor'] and so is %z" in problem
+
+
+ANNOTATED = ' {layer = "fc", sharding = [#dist.sharding<[{}, {}]>]}'
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        (
+            '%z = dist.all_reduce(%y, axes = ["data", "tensor"])A : tensor<2x4xf64>',
+            "its operand is no unreduced sum over ['data'], so that reducing over these axes counts "
+            "it several times; leave them out.",
+        ),
+        (
+            '%z = dist.all_reduce(%y, axes = ["tensor"], op = "max")A : tensor<2x4xf64>',
+            'it reduces by op = "max", but its operand is an unreduced sum; write op = "sum".',
+        ),
+        (
+            '%z = dist.all_gather(%y, axes = ["data"], dim = 0, block = 2)A : tensor<4x4xf64>',
+            "its result is an unreduced sum over ['tensor'], but its sharding says []; correct the "
+            "one or the other.",
+        ),
+        (
+            '%z = dist.all_gather(%x, axes = ["tensor"], dim = 0, block = 2)A : tensor<4x8xf64>',
+            "its operand is not cut over ['tensor'] along dim 0 in blocks of 2; gather what is cut, "
+            "as it is cut.",
+        ),
+        (
+            '%z = dist.all_gather(%x, axes = ["tensor"], dim = 1, block = 4)A : tensor<2x16xf64>',
+            "its operand is not cut over ['tensor'] along dim 1 in blocks of 4; gather what is cut, "
+            "as it is cut.",
+        ),
+        (
+            '%z = dist.slice(%x, axes = ["data"], dim = 0, block = 1)A : tensor<1x8xf64>',
+            "its sharding does not cut the result over ['data'] along dim 0 in blocks of 1; write "
+            "the sharding that the op leaves.",
+        ),
+        (
+            '%z = dist.slice(%x, axes = ["tensor"], dim = 0, block = 1)A : tensor<1x8xf64>',
+            "its operand is not whole over ['tensor']; slice a whole value.",
+        ),
+    ],
+)
+def test_collective_that_does_not_fit_what_its_operand_holds(op: str, expected: str) -> None:
+    text = f"{PENDING}    {op.replace('A', ANNOTATED, 1)}\n    output %z"
+    found = problems(text, local=True)
+    name = op.split(" = ")[1].split("(")[0]
+    assert f"{name} (%z) in layer 'fc': {expected}" in found
 
 
 def test_sum_of_a_whole_and_an_unreduced_value_would_add_the_whole_several_times() -> None:
@@ -259,6 +348,103 @@ def test_deleted_all_reduce_is_noticed(mesh: str) -> None:
         assert "is an unreduced" in problems_found[0]
 
 
+STARTED = """
+    input %x : tensor<2x8xf64> [{}, {"tensor"}]
+    param %w : tensor<8x4xf64> [{"tensor"}, {}]
+    %y = aten.mm(%x, %w) {sharding = [#dist.sharding<[{}, {}], unreduced = ["tensor"]>]} : tensor<2x4xf64>
+    %s, %t = dist.start_all_reduce(%y, %y, axes = ["tensor"]) {layer = "fc"} : tensor<2x4xf64>, tensor<2x4xf64>
+    %d, %e = dist.wait(%s, %t) {layer = "fc"} : tensor<2x4xf64>, tensor<2x4xf64>
+    %z = aten.relu(%d) {layer = "act"} : tensor<2x4xf64>
+    output %z
+"""
+
+
+def test_started_collective_with_its_wait_has_no_problems() -> None:
+    assert problems(STARTED, local=True) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (
+            '    %d, %e = dist.wait(%s, %t) {layer = "fc"} : tensor<2x4xf64>, tensor<2x4xf64>\n'
+            "    %z = aten.relu(%d)",
+            "    %z = aten.relu(%s)",
+            "dist.start_all_reduce (%s) in layer 'fc': found 0 dist.wait among 1 users, expected one "
+            "wait that reads all its results and nothing else that reads them; add "
+            "%done = dist.wait(%started) and use %done.",
+        ),
+        (
+            "    %z = aten.relu",
+            "    %f, %g = dist.wait(%s, %t) : tensor<2x4xf64>, tensor<2x4xf64>\n    %z = aten.relu",
+            "dist.start_all_reduce (%s) in layer 'fc': found 2 dist.wait among 2 users",
+        ),
+        (
+            "aten.relu(%d)",
+            "aten.relu(%s)",
+            "dist.start_all_reduce (%s) in layer 'fc': found 1 dist.wait among 2 users",
+        ),
+        ("output %z", "output %t", "dist.start_all_reduce (%s) in layer 'fc': found 1 dist.wait"),
+        (
+            "dist.wait(%s, %t)",
+            "dist.wait(%t, %s)",
+            "dist.wait (%d) in layer 'fc': it must take all results of dist.start_all_reduce (%s) in "
+            "layer 'fc', each once and in their order.",
+        ),
+        ("dist.wait(%s, %t)", "dist.wait(%s, %s)", "each once and in their order."),
+        (
+            "dist.wait(%s, %t)",
+            "dist.wait(%y, %y)",
+            "dist.wait (%d) in layer 'fc': its operands must be the results of one started "
+            "collective; give it those of the dist.start_* that it waits for.",
+        ),
+    ],
+    ids=["deleted", "twice", "passed-by", "returned", "order", "same-twice", "not-started"],
+)
+def test_started_collective_without_exactly_one_wait(old: str, new: str, expected: str) -> None:
+    assert old in STARTED
+    found = problems(STARTED.replace(old, new), local=True)
+    assert any(expected in problem for problem in found), found
+    assert all("\n" not in problem for problem in found)
+
+
+BRANCH = """
+    %c = arith.constant true
+    scf.if %c {
+      %r = dist.all_reduce(%x, axes = ["data"]) : tensor<4x8xf64>
+    }
+"""
+
+
+@pytest.mark.parametrize("branch", [BRANCH, "    cf.br ^bb1\n  ^bb1:\n"])
+def test_text_in_which_ranks_could_issue_collectives_in_different_orders_is_refused(
+    branch: str,
+) -> None:
+    text = str(step(GOOD, "data=2,tensor=2"))
+    with pytest.raises(ProgramTextError, match=r"^<text>:\d+:\d+: "):
+        Program.parse(text.replace("    %h", f"{branch}    %h", 1))
+
+
+def test_op_with_a_branch_that_is_put_into_a_program_is_noticed() -> None:
+    program = step(GOOD, "data=2,tensor=2")
+    block = program.function.body.block
+    first = next(program.ops)
+    condition = arith.ConstantOp(builtin.BoolAttr.from_bool(True))
+    block.insert_ops_before([condition, scf.IfOp(condition, [], [scf.YieldOp()])], first)
+    assert "scf.if is not an op of the aten or dist dialect; write the step in these." in verify(
+        program
+    )
+
+
+def test_function_of_several_blocks_is_noticed() -> None:
+    program = step(GOOD, "data=2,tensor=2")
+    program.function.body.add_block(Block([func.ReturnOp(*program.return_op.operands)]))
+    assert verify(program) == [
+        "func.func has 2 blocks, expected 1; a step has no branches, so that all ranks issue the "
+        "same collectives."
+    ]
+
+
 def test_check_raises_the_first_problem() -> None:
     program = step(GOOD.replace('{"data"}, {}]>]', "{}]>]"), "data=2,tensor=2")
     with pytest.raises(VerifyError, match=r"^aten\.relu \(%y\) in layer 'act': sharding .* 1 dims"):
@@ -270,6 +456,6 @@ def test_result_that_is_not_in_the_shards_it_promises() -> None:
     assert verify(after) == []
     after.set_result_attributes("dist.sharding", {0: ShardingAttr.parse_text('[{}, {"data"}]')})
     assert verify(after) == [
-        "output '0' (%all_gather) is returned as #dist.sharding<[{\"data\"}, {}]>, but dist.sharding "
+        "output '0', the result of dist.all_gather (%all_gather) in layer 'act', is returned as #dist.sharding<[{\"data\"}, {}]>, but dist.sharding "
         'of the result says #dist.sharding<[{}, {"data"}]>; make them equal.'
     ]
