@@ -16,8 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from shardweave.driver.gpt import GPTConfig, build_gpt
-from shardweave.driver.hf import build_hf
+from shardweave.driver.hf import build_hf, count_parameters
 from shardweave.driver.vision import CNNConfig, UNetConfig, build_cnn, build_unet
+from shardweave.ir.suggest import did_you_mean
+
+LARGE = 300_000_000
+"""Parameters from which on making the weights takes tens of seconds."""
 
 Option = int | float | bool | str | None
 
@@ -74,9 +78,32 @@ def build_example(spec: str, *, dtype: torch.dtype = torch.float32, seed: int = 
         elif colon and all(part.isidentifier() for part in scheme.split(".")):
             example = _factory_example(scheme, rest, dtype)
         else:
-            raise ValueError(f"model '{spec}' is unknown; {_what_exists()}")
+            meant = did_you_mean(scheme, [*FAMILIES, "hf"])
+            raise ValueError(f"model '{spec}' is unknown; {meant}{_what_exists()}")
     example.module.train()
     return example
+
+
+def announce(spec: str, dtype: torch.dtype) -> None:
+    """Say on standard error how large a model is that takes so long to build that it seems to hang.
+
+    Of Hugging Face models, whose sizes are full ones unless given. Raises ValueError as
+    `build_example` does.
+    """
+    scheme, _, rest = spec.partition(":")
+    model_type, _, options = rest.partition(":")
+    if scheme != "hf" or not model_type:
+        return
+    count = count_parameters(model_type, parse_options(options))
+    if count < LARGE:
+        return
+    print(
+        f"{spec} has {count:,} parameters ({count * dtype.itemsize / 2**30:.1f} GiB), which take "
+        f"a while to make; for a small model give its sizes, as in "
+        f"{spec}{',' if options else ':'}num_hidden_layers=2,hidden_size=64,...",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def parse_options(text: str) -> dict[str, Option]:

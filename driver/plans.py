@@ -20,7 +20,7 @@ from shardweave.planners.plan import Lookup, Plan
 from shardweave.planners.plan_check import check_runnable, is_runnable
 from shardweave.planners.predict import simulate_plan
 from shardweave.planners.presets import find_cluster
-from shardweave.planners.registry import PLANNERS
+from shardweave.planners.registry import PLANNERS, no_such_plan
 from shardweave.planners.replicated import batch_shardings
 
 MeshLike = Mesh | Mapping[str, int] | str
@@ -102,9 +102,7 @@ def resolve_plan(
     if isinstance(given, Mapping):
         return _plan_by_name(given, program, mesh)
     if not Path(given).is_file():
-        raise ValueError(
-            f"plan '{given}' is neither a planner ({', '.join(PLANNERS)}) nor a file that exists."
-        )
+        raise ValueError(no_such_plan(str(given)))
     return Plan.load(given)
 
 

@@ -388,10 +388,10 @@ def test_started_collective_with_its_wait_has_no_problems() -> None:
         (
             "dist.wait(%s, %t)",
             "dist.wait(%t, %s)",
-            "dist.wait (%d) in layer 'fc': it must take all results of dist.start_all_reduce (%s) in "
-            "layer 'fc', each once and in their order.",
+            "dist.wait (%d) in layer 'fc': it must take the results of dist.start_all_reduce (%s) in "
+            "layer 'fc' each once and in their order.",
         ),
-        ("dist.wait(%s, %t)", "dist.wait(%s, %s)", "each once and in their order."),
+        ("dist.wait(%s, %t)", "dist.wait(%s, %s)", "expected one wait that reads all its results"),
         (
             "dist.wait(%s, %t)",
             "dist.wait(%y, %y)",
