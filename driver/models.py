@@ -78,8 +78,7 @@ def build_example(spec: str, *, dtype: torch.dtype = torch.float32, seed: int = 
         elif colon and all(part.isidentifier() for part in scheme.split(".")):
             example = _factory_example(scheme, rest, dtype)
         else:
-            meant = did_you_mean(scheme, [*FAMILIES, "hf"])
-            raise ValueError(f"model '{spec}' is unknown; {meant}{_what_exists()}")
+            raise ValueError(f"model '{spec}' is unknown; {_what_exists(scheme)}")
     example.module.train()
     return example
 
@@ -132,8 +131,10 @@ def parse_value(text: str) -> Option:
     return text
 
 
-def _what_exists() -> str:
+def _what_exists(word: str) -> str:
+    """What models there are, for a user who wrote `word` for one."""
     return (
+        f"{did_you_mean(word, [*FAMILIES, 'hf'])}"
         f"a model is {', '.join(f'{name}:key=value,...' for name in FAMILIES)}, "
         f"hf:TYPE:field=value,... or package.module:factory."
     )
@@ -239,7 +240,7 @@ def _import_factory(module_name: str, attribute: str) -> Callable[[], Any]:
             ) from error
         raise ValueError(
             f"model '{module_name}:{attribute}': no module '{error.name}' found from "
-            f"{os.getcwd()}; {_what_exists()}"
+            f"{os.getcwd()}; {_what_exists(module_name)}"
         ) from error
     except (ImportError, SyntaxError) as error:
         raise ValueError(f"importing {module_name} failed: {error}") from error

@@ -27,6 +27,7 @@ from shardweave.ir.program import Program, Slot, sharding_of
 from shardweave.ir.rules import rule_of
 from shardweave.ir.sharding import Sharding
 from shardweave.ir.syntax import layer_of
+from shardweave.ir.text import without_gc
 from shardweave.ir.types import shape_of, type_problem
 from shardweave.ir.verify_collectives import problem_of_move, reduced
 
@@ -50,7 +51,8 @@ def verify(program: Program) -> list[str]:
             f"func.func has {blocks} blocks, expected 1; a step has no branches, so that all ranks "
             "issue the same collectives."
         ]
-    return _Verifier(program).problems()
+    with without_gc():
+        return _Verifier(program).problems()
 
 
 def describe(op: Operation) -> str:
@@ -67,6 +69,8 @@ class _Verifier:
         self.mesh = program.mesh or Mesh()
         self.defined: set[SSAValue] = set(program.function.body.block.args)
         self.is_local = program.is_local
+        # By ids, as hashing contents takes longer; the program keeps its attributes alive.
+        self.read: dict[tuple[int, int], Sharding] = {}
         self.shardings: dict[SSAValue, Sharding] = {}
         self.pending: dict[SSAValue, Sharding] = {}  # unreduced values, annotated or not
         self.untyped: set[SSAValue] = set()  # results of ops whose types are no tensors
@@ -113,6 +117,14 @@ class _Verifier:
                 self._know(slot.value, self.program.sharding_of_slot(slot))
             except ValueError as error:
                 self.found.append(str(error))
+
+    def _read(self, attribute: ShardingAttr, value: SSAValue) -> Sharding:
+        key = id(attribute), id(value.type)
+        found = self.read.get(key)
+        if found is None:
+            found = sharding_of(attribute, shape_of(value), self.program)
+            self.read[key] = found
+        return found
 
     def _know(self, value: SSAValue, sharding: Sharding) -> None:
         self.shardings[value] = sharding
@@ -234,7 +246,7 @@ class _Verifier:
             return
         for result, one in zip(op.results, attributes, strict=True):
             try:
-                self._know(result, sharding_of(one, shape_of(result), self.program))
+                self._know(result, self._read(one, result))
             except ValueError as error:
                 self.found.append(f"{describe(op)}: {error}")
         self._leaks(op)

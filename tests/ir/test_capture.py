@@ -46,6 +46,30 @@ def slots(program: Program, kind: str) -> list[str]:
     return [slot.name for slot in program.results if slot.kind == kind]
 
 
+@pytest.mark.parametrize(
+    "modules",
+    [[("0", "0.weight")], [("Größe", "Größe.weight")], [("a b", "a b.weight"), ("a_b", "")]],
+    ids=["number", "letters", "blank"],
+)
+def test_modules_of_any_name_are_captured_and_read_back(modules: list[tuple[str, str]]) -> None:
+    model = nn.Sequential()
+    for name, _ in modules:
+        model.add_module(name, nn.Linear(4, 4, dtype=torch.float64))
+    program = capture(model, [x()], train=False)
+    assert modules[0][1] in [slot.name for slot in program.arguments]
+    assert Program.parse(str(program)) == program
+    value = x()
+    results = run_reference(program, values_of(program, model, {"arg0": value}))
+    torch.testing.assert_close(results["output", "0"], model(value).detach())
+
+
+def test_bare_sequential_is_captured_with_names_that_begin_with_a_letter() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.ReLU())
+    program = capture(model, [x()], train=False)
+    hints = {slot.name: slot.value.name_hint for slot in program.arguments}
+    assert hints["0.weight"] == "param.0.weight"
+
+
 # Where ops come from. (That programs equal eager is in tests/test_models.py.)
 
 

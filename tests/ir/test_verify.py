@@ -65,6 +65,12 @@ def test_value_used_before_it_is_defined() -> None:
             "aten.mm(%w, %x)",
             "aten.mm (%h) in layer 'fc': torch refuses these operands: ",
         ),
+        (
+            "aten.relu(%h) {",
+            "aten.slice.Tensor(%h, dim = 0, start = -4) {",
+            "aten.slice.Tensor: start is -4, expected a whole number that counts from the front; "
+            "write the index of the first element.",
+        ),
         ("aten.mm(%x, %w)", "aten.mm(%x)", "aten.mm lacks its tensor argument 'mat2'."),
         ("aten.mm(%x, %w)", "aten.mm(%x, %w, %w)", "aten.mm takes 2 tensor arguments, found 3."),
         ("aten.mm(%x, %w)", "aten.mm(%x, %w, k = 1)", "aten.mm has no argument 'k' to store."),
