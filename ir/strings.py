@@ -10,8 +10,8 @@ import re
 from io import StringIO
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import BuiltinAttribute, TensorType
-from xdsl.ir import Attribute, TypeAttribute
+from xdsl.dialects.builtin import TensorType
+from xdsl.ir import Attribute, BuiltinAttribute, TypeAttribute
 from xdsl.parser import Parser, ParserState
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import ParseError
@@ -119,7 +119,7 @@ class TextPrinter(Printer):
         self._texts: dict[int, tuple[Attribute, str]] = {}
 
     def print_attribute(self, attribute: Attribute) -> None:
-        if isinstance(attribute, BuiltinAttribute) and not isinstance(attribute, TensorType):
+        if isinstance(attribute, BuiltinAttribute) and attribute.name != TensorType.name:
             super().print_attribute(attribute)
             return
         known = self._texts.get(id(attribute))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from xdsl.dialects.builtin import FileLineColLoc
 
 from shardweave.backends.reference import run_reference, values_of
@@ -301,9 +302,7 @@ class Doubled(torch.autograd.Function):
     "function",
     [
         lambda self, a: Doubled.apply(self.linear(a)).square().sum(),
-        lambda self, a: (
-            torch.utils.checkpoint.checkpoint(self.linear, a, use_reentrant=False).square().sum()
-        ),
+        lambda self, a: checkpoint(self.linear, a, use_reentrant=False).square().sum(),
         lambda self, a: self.linear(a.detach()).square().sum() + self.linear(a).detach().sum(),
         lambda self, a: self.linear(self.linear(a)).square().sum(),
     ],
