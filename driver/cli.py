@@ -145,6 +145,7 @@ def _add_capture(commands: Commands) -> None:
     command.add_argument(
         "-o", "--output", metavar="FILE", default="-", help="where to (default: standard output)"
     )
+    command.add_argument("--mesh", help=argparse.SUPPRESS)  # to say where it belongs
     command.add_argument(
         "--eval", action="store_true", help="the forward pass in evaluation mode alone"
     )

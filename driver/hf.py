@@ -6,7 +6,6 @@ nothing is downloaded.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
+
+from shardweave.ir.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -28,6 +29,8 @@ MASKED, CAUSAL = "masked language model", "causal language model"
 DEFAULT_BATCH = 8
 DEFAULT_SEQ = 32
 DEFAULT_IMAGE_SIZE = 224
+
+CAPTURED_EXPERTS = "batched_mm"
 
 # Config fields that this module decides, or that say where a checkpoint came from.
 RESERVED_FIELDS = frozenset(
@@ -82,8 +85,7 @@ def build_hf(
         module = _build_module(head, config, dtype)
     except ValueError as error:
         raise ValueError(f"hf:{model_type}: {error}") from error
-    _check_experts(module)
-    notes += size_notes
+    notes += _choose_experts(module, "experts_implementation" in fields) + size_notes
     if head.task == CAUSAL:
         notes += _choose_causal_loss(module, dtype)
     return module, head.make_inputs(config, size, dtype), tuple(notes)
@@ -93,6 +95,23 @@ def default_fields(model_type: str) -> Fields:
     """The config fields of a model type with their defaults. ValueError for an unknown type."""
     head_of_type(model_type)
     return _transformers().CONFIG_MAPPING[model_type]().to_dict()
+
+
+def count_parameters(model_type: str, options: Mapping[str, Any]) -> int:
+    """Parameters of the model that `build_hf` would build, which takes no memory to say.
+
+    Raises ValueError as `build_hf` does.
+    """
+    head = head_of_type(model_type)
+    defaults = _transformers().CONFIG_MAPPING[model_type]()
+    fields, _ = _split_options(model_type, options, defaults)
+    config, _ = _make_config(model_type, fields, defaults)
+    try:
+        with torch.device("meta"):
+            module = _build_module(head, config, torch.float32)
+    except ValueError as error:
+        raise ValueError(f"hf:{model_type}: {error}") from error
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def known_types() -> dict[str, str]:
@@ -110,11 +129,11 @@ def head_of_type(model_type: str) -> Head:
         if model_type in _table(head):
             return head
     known = known_types()
-    close = difflib.get_close_matches(model_type, known, n=3)
-    suggestion = f"did you mean {' or '.join(close)}? " if close else ""
+    meant = did_you_mean(model_type, known, 3)
     raise ValueError(
-        f"hf: no model type '{model_type}' with a training head; {suggestion}"
-        f"the types are {', '.join(known)}."
+        f"hf: no model type '{model_type}' with a training head; "
+        f"{meant or 'name one as Hugging Face does, such as bert, gpt2, llama, t5 or vit. '}"
+        f"There are {len(known)}."
     )
 
 
@@ -263,17 +282,28 @@ def _build_module(head: Head, config: PreTrainedConfig, dtype: torch.dtype) -> n
     return module
 
 
-def _check_experts(module: nn.Module) -> None:
-    """Refuse experts that loop over the tokens they got: no fixed program can say that."""
+def _choose_experts(module: nn.Module, is_given: bool) -> list[str]:
+    """Run experts in a form that can be captured, unless the user named one; say so.
+
+    Experts that loop over the tokens they got are refused: no fixed program can say that.
+    """
+    changed: list[str] = []
     for name, part in module.named_modules():
         # The two marks that transformers' `use_experts_implementation` leaves on a module.
-        is_experts = hasattr(part, "is_transposed") and hasattr(part, "_apply_gate")
-        if is_experts and getattr(part.config, "_experts_implementation", None) == "eager":
+        if not (hasattr(part, "is_transposed") and hasattr(part, "_apply_gate")):
+            continue
+        config: Any = part.config
+        chosen = getattr(config, "_experts_implementation", None)
+        if chosen == "eager" and is_given:
             raise ValueError(
                 f"module '{name}' ({type(part).__name__}) runs its experts in a loop that depends "
                 f"on the data and cannot be captured; set experts_implementation=batched_mm "
                 f'(in Python: experts_implementation="batched_mm").'
             )
+        if chosen != CAPTURED_EXPERTS and not is_given:
+            config._experts_implementation = CAPTURED_EXPERTS
+            changed = [f"experts run as {CAPTURED_EXPERTS}: {chosen}, the default, has no ATen ops"]
+    return changed
 
 
 def _give_decoder_a_start(config: PreTrainedConfig) -> None:

@@ -19,7 +19,7 @@ from shardweave.driver import world
 from shardweave.driver.check import CheckResult, Expected, compare, loss_of, run_eager
 from shardweave.driver.compile import Request, bind, compile_program
 from shardweave.driver.launch import num_cores
-from shardweave.driver.models import Example, build_example
+from shardweave.driver.models import Example, announce, build_example
 from shardweave.driver.report import RunReport, print_report, status
 from shardweave.driver.run import RunOptions
 from shardweave.driver.training import Training, train, work_of
@@ -49,8 +49,10 @@ def run(options: RunOptions) -> RunReport:
     if is_distributed:
         device = world.local_device(options.mesh.num_devices)
         world.join(options.mesh, device)
+    dtype = getattr(torch, options.dtype)
+    if world.rank() == 0:
+        announce(options.model, dtype)
     with status(f"compiling {options.model}", quiet=world.rank() != 0):
-        dtype = getattr(torch, options.dtype)
         example = build_example(options.model, dtype=dtype, seed=options.seed)
         given = Program.load(options.program) if options.program else None
         request = Request(

@@ -16,8 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from shardweave.driver.gpt import GPTConfig, build_gpt
-from shardweave.driver.hf import build_hf
+from shardweave.driver.hf import build_hf, count_parameters
 from shardweave.driver.vision import CNNConfig, UNetConfig, build_cnn, build_unet
+from shardweave.ir.suggest import did_you_mean
+
+LARGE = 300_000_000
+"""Parameters from which on making the weights takes tens of seconds."""
 
 Option = int | float | bool | str | None
 
@@ -74,9 +78,31 @@ def build_example(spec: str, *, dtype: torch.dtype = torch.float32, seed: int = 
         elif colon and all(part.isidentifier() for part in scheme.split(".")):
             example = _factory_example(scheme, rest, dtype)
         else:
-            raise ValueError(f"model '{spec}' is unknown; {_what_exists()}")
+            raise ValueError(f"model '{spec}' is unknown; {_what_exists(scheme)}")
     example.module.train()
     return example
+
+
+def announce(spec: str, dtype: torch.dtype) -> None:
+    """Say on standard error how large a model is that takes so long to build that it seems to hang.
+
+    Of Hugging Face models, whose sizes are full ones unless given. Raises ValueError as
+    `build_example` does.
+    """
+    scheme, _, rest = spec.partition(":")
+    model_type, _, options = rest.partition(":")
+    if scheme != "hf" or not model_type:
+        return
+    count = count_parameters(model_type, parse_options(options))
+    if count < LARGE:
+        return
+    print(
+        f"{spec} has {count:,} parameters ({count * dtype.itemsize / 2**30:.1f} GiB), which take "
+        f"a while to make; for a small model give its sizes, as in "
+        f"{spec}{',' if options else ':'}num_hidden_layers=2,hidden_size=64,...",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def parse_options(text: str) -> dict[str, Option]:
@@ -105,8 +131,10 @@ def parse_value(text: str) -> Option:
     return text
 
 
-def _what_exists() -> str:
+def _what_exists(word: str) -> str:
+    """What models there are, for a user who wrote `word` for one."""
     return (
+        f"{did_you_mean(word, [*FAMILIES, 'hf'])}"
         f"a model is {', '.join(f'{name}:key=value,...' for name in FAMILIES)}, "
         f"hf:TYPE:field=value,... or package.module:factory."
     )
@@ -212,7 +240,7 @@ def _import_factory(module_name: str, attribute: str) -> Callable[[], Any]:
             ) from error
         raise ValueError(
             f"model '{module_name}:{attribute}': no module '{error.name}' found from "
-            f"{os.getcwd()}; {_what_exists()}"
+            f"{os.getcwd()}; {_what_exists(module_name)}"
         ) from error
     except (ImportError, SyntaxError) as error:
         raise ValueError(f"importing {module_name} failed: {error}") from error

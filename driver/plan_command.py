@@ -26,7 +26,7 @@ from shardweave.planners.plan_check import check_plan
 from shardweave.planners.plan_parts import Candidate
 from shardweave.planners.plan_plot import plot_candidates
 from shardweave.planners.presets import find_cluster
-from shardweave.planners.registry import PLANNERS
+from shardweave.planners.registry import PLANNERS, no_such_plan
 
 COMPARED = 2
 DIFFERENCES = 20
@@ -130,9 +130,7 @@ def _plan_named(
     if name in PLANNERS:
         return _planned(options, name, given, program)
     if not Path(name).is_file():
-        raise ValueError(
-            f"'{name}' is neither a planner ({', '.join(PLANNERS)}) nor a plan's file that exists."
-        )
+        raise ValueError(no_such_plan(name))
     found = Plan.load(name)
     check_plan(found, program)
     return simulated(program, found, options.cluster)

@@ -21,7 +21,7 @@ from shardweave.planners.plan import Lookup, Plan
 from shardweave.planners.plan_check import check_plan, check_runnable
 from shardweave.planners.predict import ADAM_STATE, predicted_of, simulation_of
 from shardweave.planners.presets import find_cluster
-from shardweave.planners.registry import PLANNERS
+from shardweave.planners.registry import PLANNERS, no_such_plan
 from shardweave.planners.replicated import batch_shardings
 from shardweave.planners.simulate import Simulation
 from shardweave.planners.zero import DATA_AXIS
@@ -124,9 +124,7 @@ def resolve_plan(
     if isinstance(given, Mapping):
         return _plan_by_name(given, program, mesh)
     if not Path(given).is_file():
-        raise ValueError(
-            f"plan '{given}' is neither a planner ({', '.join(PLANNERS)}) nor a file that exists."
-        )
+        raise ValueError(no_such_plan(str(given)))
     return Plan.load(given)
 
 

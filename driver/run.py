@@ -14,7 +14,7 @@ from pathlib import Path
 from shardweave.driver.launch import end_process, is_worker, launch
 from shardweave.driver.output import check_output
 from shardweave.ir.mesh import Mesh
-from shardweave.planners.registry import PLANNERS
+from shardweave.planners.registry import PLANNERS, no_such_plan
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,7 @@ class RunOptions:
         """Check the options that can be checked before any process is started."""
         check_output(given.json)
         if given.plan not in PLANNERS and not Path(given.plan).is_file():
-            raise ValueError(
-                f"plan '{given.plan}' is neither a planner ({', '.join(PLANNERS)}) nor a file "
-                "that exists."
-            )
+            raise ValueError(no_such_plan(given.plan))
         mesh = Mesh.parse(given.mesh)
         if given.program is not None:
             mesh = _mesh_of_program(given)

@@ -10,7 +10,7 @@ from typing import TextIO
 
 import torch
 
-from shardweave.driver.models import build_example
+from shardweave.driver.models import announce, build_example
 from shardweave.driver.output import check_output
 from shardweave.driver.pass_options import (
     list_of_passes,
@@ -31,9 +31,16 @@ from shardweave.passes.pipeline import as_mesh
 
 def capture_command(options: argparse.Namespace) -> int:
     """Capture a named model and write its program."""
+    if options.mesh is not None:
+        raise ValueError(
+            "capture writes the global program, which is for any mesh; give --mesh to what "
+            f"shards it: 'shardweave opt FILE --mesh {options.mesh} --passes ...', or 'shardweave "
+            f"run {options.model} --mesh {options.mesh}'."
+        )
     check_output(options.output)
+    dtype = getattr(torch, options.dtype)
+    announce(options.model, dtype)
     with status(f"building {options.model}"):
-        dtype = getattr(torch, options.dtype)
         example = build_example(options.model, dtype=dtype, seed=options.seed)
     start_s = time.perf_counter()
     with status(f"capturing {options.model}"):

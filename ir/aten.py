@@ -136,8 +136,22 @@ class AtenOp(CallOp):
                 to_python(attribute)
             except ValueError as error:
                 raise VerifyException(f"{self.name}: {name} cannot be {attribute}") from error
+        if self.name in _SLICES and "start" in self.properties:
+            _check_start(self.name, self.value("start"))
         if not self.results:
             raise VerifyException(f"{self.name} has no result; give its type after ':'")
+
+
+_SLICES = ("aten.slice.Tensor", "aten.slice_backward")
+
+
+def _check_start(name: str, start: object) -> None:
+    """The end of a slice follows from its start and its result type."""
+    if start is not None and not (type(start) is int and start >= 0):
+        raise VerifyException(
+            f"{name}: start is {start}, expected a whole number that counts from the front; write "
+            "the index of the first element"
+        )
 
 
 def _check_operand(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Self
 
+from xdsl.context import Context
 from xdsl.dialects.builtin import ArrayAttr, IntAttr, StringAttr
 from xdsl.ir import Attribute, ParametrizedAttribute
 from xdsl.irdl import irdl_attr_definition
@@ -14,7 +15,7 @@ from xdsl.printer import Printer
 
 from shardweave.ir.mesh import Axis, Mesh
 from shardweave.ir.sharding import Placement, Sharding, contiguous, is_contiguous, ordered
-from shardweave.ir.strings import unclosed_string
+from shardweave.ir.strings import TextParser
 
 PHASES = ("forward", "recompute", "backward", "optimizer")
 
@@ -200,13 +201,7 @@ class ShardingAttr(ParametrizedAttribute):
 
         Raises xDSL's ParseError.
         """
-        from xdsl.context import Context
-        from xdsl.parser import Parser
-
-        parser = Parser(Context(), f"<{text}>")
-        if unclosed_string(text) is not None:
-            parser.raise_error("a string is not closed")
-        return cls.new(cls.parse_parameters(parser))
+        return cls.new(cls.parse_parameters(TextParser(Context(), f"<{text}>")))
 
 
 @lru_cache(maxsize=16384)

@@ -54,6 +54,8 @@ class DistOp(CallOp):
         for name in ("dim", "block", "from_dim", "from_block"):
             if name in given and type(self.argument(name)) is not int:
                 raise VerifyException(f"{self.name}: {name} must be a whole number")
+        if self.argument("op") not in (None, "sum", "max"):
+            raise VerifyException(f'{self.name}: op must be "sum" or "max"')
         if "dim" in given:
             rank = len(shape_of(self.operands[0])) if self.operands else 0
             if not 0 <= self.integer("dim") < rank:
@@ -64,10 +66,19 @@ class DistOp(CallOp):
         unknown = [axis for axis in self.axes if axis not in mesh.names]
         if unknown:
             return f"axes {unknown} are not in the mesh {mesh}"
+        if len(set(self.axes)) != len(self.axes):
+            return f"axes {list(self.axes)} name an axis twice; name each once"
         expected = self.expected_shapes(mesh)
         found = [shape_of(result) for result in self.results]
         if found != expected:
-            return f"result shapes are {found}, expected {expected}"
+            return f"result shapes are {found}, expected {expected}; correct the types"
+        return self._problem_of_elements()
+
+    def _problem_of_elements(self) -> str | None:
+        for operand, result in zip(self.operands, self.results, strict=False):
+            found, expected = (tensor_type_of(v).element_type for v in (result, operand))
+            if found != expected:
+                return f"a result has elements {found}, expected {expected}; correct its type"
         return None
 
     def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:

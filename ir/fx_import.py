@@ -25,6 +25,7 @@ from shardweave.ir.syntax import layer_of
 from shardweave.ir.trace import CaptureError, Traced, module_path
 from shardweave.ir.types import AnyTensor, element_of, tensor_type
 
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_$.-]")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -43,6 +44,13 @@ def readable(name: str) -> str:
     """An fx name as a value name: `mm_3` is `mm.3`, which xDSL keeps as it is."""
     head, _, digits = name.rpartition("_")
     return f"{head}.{digits}" if head and digits.isdigit() else name
+
+
+def argument_name(kind: str, name: str) -> str:
+    """A qualified name as a value name: `0.weight` is `param.0.weight`, since names of values
+    begin with a letter; letters beyond ASCII become `_`."""
+    plain = _NOT_IN_NAMES.sub("_", name)
+    return plain if plain[:1].isalpha() or plain[:1] == "_" else f"{kind}.{plain}"
 
 
 class _Importer:
@@ -82,7 +90,7 @@ class _Importer:
         value = node.meta["val"]
         index = len(self.block.args)
         argument = self.block.insert_arg(tensor_type(value.shape, value.dtype), index)
-        argument.name_hint = "tangent" if kind == "tangent" else name
+        argument.name_hint = "tangent" if kind == "tangent" else argument_name(kind, name)
         if kind == "tangent":
             self.backward.add(argument)
         attributes: dict[str, Attribute] = {
@@ -115,6 +123,12 @@ class _Importer:
         target: Any = node.target
         if not isinstance(target, OpOverload):  # pyright: ignore[reportUnknownMemberType]
             raise CaptureError(f"the traced graph calls {node.target}, which is not an ATen op.")
+        if target.namespace != "aten":
+            raise CaptureError(
+                f"the model calls {target}, which torch does not express in ATen ops; replace it "
+                "by plain torch operators (for Hugging Face experts: "
+                'experts_implementation="batched_mm" in the config).'
+            )
         name = op_name(cast("OpOverload[..., Any]", target))
         call = Call(name, self._bind(node, name), _result_types(node), self.builder)
         form = lookup(name)

@@ -12,15 +12,13 @@ from io import StringIO
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation
-from xdsl.parser import Parser
-from xdsl.printer import Printer
 from xdsl.utils.exceptions import ParseError, VerifyException
 
 from shardweave.ir.aten import aten_dialect
 from shardweave.ir.context import make_context
 from shardweave.ir.dist import dist_dialect
 from shardweave.ir.source_text import SourceText, excerpt, position
-from shardweave.ir.strings import unclosed_string
+from shardweave.ir.strings import TextParser, TextPrinter
 
 _UNKNOWN_OP = re.compile(r"Operation (\S+) is not registered")
 
@@ -58,11 +56,11 @@ def without_gc() -> Generator[None]:
 def print_module(module: ModuleOp, *, locations: bool = False) -> str:
     """The text of a module. `locations` adds the user's source line to each op."""
     stream = StringIO()
-    Printer(stream=stream, print_debuginfo=locations).print_op(module)
+    TextPrinter(stream, print_debuginfo=locations).print_op(module)
     return stream.getvalue() + "\n"
 
 
-class _PlacingParser(Parser):
+class _PlacingParser(TextParser):
     """A parser that remembers where each op begins."""
 
     def __init__(self, text: str, name: str) -> None:
@@ -81,9 +79,6 @@ def parse_module(text: str, name: str = "<text>") -> tuple[ModuleOp, SourceText]
 
     Raises ProgramTextError with line and column, and as a note that line with a caret.
     """
-    quote = unclosed_string(text)
-    if quote is not None:
-        raise _error(text, name, quote, "the string is not closed.")
     try:
         parser = _PlacingParser(text, name)
         try:

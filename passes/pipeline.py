@@ -17,6 +17,7 @@ from xdsl.utils.exceptions import ArgSpecParseError, ParseError, PassFailedExcep
 from shardweave.ir.context import make_context
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
+from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.text import without_gc
 from shardweave.ir.verify import verify
 from shardweave.passes.presets import preset_of, readable
@@ -37,7 +38,10 @@ def pass_class(name: str) -> type[ModulePass]:
     target = PASSES.get(name)
     if target is None:
         known = sorted([*PASSES, *(PLANNER_PREFIX + one for one in PLANNERS)])
-        raise ValueError(f"there is no pass '{name}'; the passes are: {', '.join(known)}.")
+        raise ValueError(
+            f"there is no pass '{name}'; {did_you_mean(name, known)}the passes are: "
+            f"{', '.join(known)}."
+        )
     module, _, attribute = target.partition(":")
     return cast("type[ModulePass]", getattr(import_module(module), attribute))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
+from shardweave.ir.suggest import did_you_mean
 from shardweave.planners.cluster import Cluster
 from shardweave.planners.plan import Plan
 from shardweave.planners.presets import find_cluster
@@ -31,7 +32,10 @@ def planner_function(name: str) -> Callable[..., Plan]:
     """The function of a registered planner. Raises ValueError if there is none."""
     target = PLANNERS.get(name)
     if target is None:
-        raise ValueError(f"there is no planner '{name}'; use one of {', '.join(PLANNERS)}.")
+        raise ValueError(
+            f"there is no planner '{name}'; {did_you_mean(name, PLANNERS)}use one of "
+            f"{', '.join(PLANNERS)}."
+        )
     module, _, function = target.partition(":")
     return getattr(import_module(module), function)
 
@@ -100,6 +104,7 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
     for option in options:
         if option not in known:
             raise ValueError(
-                f"planner '{name}' has no option '{option}'; its options are "
+                f"planner '{name}' has no option '{option}'; "
+                f"{did_you_mean(option, known)}its options are "
                 f"{', '.join(known) or 'none'}."
             )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
 
+from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
@@ -64,13 +66,18 @@ def plan_megatron(
     parameters: dict[str, str] = {}
     activations: dict[str, str] = {}
     if tensor in mesh.names and mesh.size(tensor) > 1:
-        cuts = parallel_pairs(program, tensor, mesh.size(tensor))
+        uneven: dict[AtenOp, str] = {}
+        cuts = parallel_pairs(program, tensor, mesh.size(tensor), uneven)
+        notes += _uneven_notes(uneven, f"{tensor}={mesh.size(tensor)}")
         _vocabulary(program, mesh, options, cuts, notes)
         for slot in program.arguments:
             if slot.value in cuts:
                 parameters[slot.name] = sharding_text(cuts[slot.value], shape_of(slot.value))
         if not parameters:
-            notes.append(f"nothing divides over {tensor}={mesh.size(tensor)}: it is idle")
+            notes.append(
+                f"axis '{tensor}' of the mesh is idle: no parameter can be cut over "
+                f"{tensor}={mesh.size(tensor)}, and its ranks all compute the same"
+            )
         if sequence_parallel:
             activations = _sequence(program, mesh, options, notes)
     return Plan(
@@ -90,6 +97,20 @@ def _node_mesh(program: Program, cluster: Cluster, options: MegatronOptions) -> 
     divides = (n for n in degrees if parallel_pairs(program, options.tensor, n))
     degree = next(divides, 1)
     return Mesh(**{options.data: cluster.num_devices // degree, options.tensor: degree})
+
+
+def _uneven_notes(uneven: Mapping[AtenOp, str], axis: str) -> list[str]:
+    """One note for each reason why linear maps stay whole."""
+    layers: dict[str, list[str]] = {}
+    for op, what in uneven.items():
+        layers.setdefault(what, []).append(f"'{layer_of(op)}'")
+    return [
+        f"{named[0]} stays whole: its {what} do not divide by {axis}"
+        if len(named) == 1
+        else f"{named[0]} and {len(named) - 1} more linear maps, to {named[-1]}, stay whole: "
+        f"their {what} do not divide by {axis}"
+        for what, named in layers.items()
+    ]
 
 
 def _vocabulary(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 
+from shardweave.ir.suggest import did_you_mean
 from shardweave.planners.cluster import Cluster, ClusterError
 from shardweave.planners.cluster_file import load_cluster
 from shardweave.planners.quantity import quantity
@@ -34,11 +34,9 @@ def find_cluster(cluster: Cluster | str | Path) -> Cluster:
     if name not in preset_names():
         if Path(cluster).is_file():
             return load_cluster(cluster)
-        close = get_close_matches(name, preset_names(), 1)
-        meant = f"did you mean '{close[0]}'? The" if close else "the"
         raise ClusterError(
-            f"cluster '{name}' is neither a preset nor a file; {meant} presets are "
-            f"{', '.join(preset_names())}."
+            f"cluster '{name}' is neither a preset nor a file; "
+            f"{did_you_mean(name, preset_names())}the presets are {', '.join(preset_names())}."
         )
     found = load_cluster(FOLDER / f"{name}.yaml")
     for option in filter(None, options.split(",")):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shardweave.ir.suggest import did_you_mean
+
 PLANNERS: dict[str, str] = {
     "amp": "shardweave.planners.amp:plan_amp",
     "axonn": "shardweave.planners.axonn:plan_axonn",
@@ -14,3 +16,11 @@ PLANNERS: dict[str, str] = {
     "replicated": "shardweave.planners.replicated:plan_replicated",
 }
 """`name` -> `module:function`; a planner takes a program and a mesh and returns a Plan."""
+
+
+def no_such_plan(given: str) -> str:
+    """What to say of a plan that is neither a planner's name nor a file."""
+    return (
+        f"plan '{given}' is neither a planner ({', '.join(PLANNERS)}) nor a file that exists; "
+        f"{did_you_mean(given, PLANNERS)}give one of these."
+    )

@@ -10,8 +10,9 @@ the pairs of transformers, of gated and plain MLPs and of convolutional blocks a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from xdsl.ir import SSAValue
 
@@ -46,6 +47,7 @@ class Groups:
     """What follows from cutting a set of linear maps along their outputs together.
 
     cuts: per parameter its cut. dead: maps whose features end where they cannot stay apart.
+    uneven: maps whose features do not divide, and which number does not.
     """
 
     cuts: dict[SSAValue, tuple[Cut, frozenset[AtenOp]]] = field(
@@ -57,6 +59,7 @@ class Groups:
         default_factory=list[tuple[AtenOp, frozenset[AtenOp]]]
     )
     parts: dict[AtenOp, int] = field(default_factory=dict[AtenOp, int])
+    uneven: dict[AtenOp, str] = field(default_factory=dict[AtenOp, str])
     joined: list[frozenset[AtenOp]] = field(default_factory=list[frozenset[AtenOp]])
 
 
@@ -72,9 +75,16 @@ class Pair:
     cuts: dict[SSAValue, Cut]
 
 
-def parallel_pairs(program: Program, axis: str, size: int) -> dict[SSAValue, Cut]:
-    """The cut of each parameter of column- and row-parallel maps over an axis of `size`."""
-    return {value: cut for value, (cut, _) in _separable(program, axis, size).cuts.items()}
+def parallel_pairs(
+    program: Program, axis: str, size: int, uneven: dict[AtenOp, str] | None = None
+) -> dict[SSAValue, Cut]:
+    """The cut of each parameter of column- and row-parallel maps over an axis of `size`.
+
+    uneven: is filled with the maps that stay whole because their features do not divide by
+    `size`, and what it is that does not ("4 groups of 6 features (such as heads)").
+    """
+    groups = _separable(program, axis, size, uneven)
+    return {value: cut for value, (cut, _) in groups.cuts.items()}
 
 
 def find_pairs(program: Program, axis: str, size: int) -> list[Pair]:
@@ -105,8 +115,13 @@ def find_pairs(program: Program, axis: str, size: int) -> list[Pair]:
     return list(found.values())
 
 
-def _separable(program: Program, axis: str, size: int) -> Groups:
+def _separable(
+    program: Program, axis: str, size: int, uneven: dict[AtenOp, str] | None = None
+) -> Groups:
     """The groups of maps that can be cut.
+
+    uneven: is filled with the maps that stay whole because their features do not divide by
+    `size`, and what it is that does not ("4 groups of 6 features (such as heads)").
 
     Repeats the analysis without the maps that turned out not to be separable, until none is
     left: a handful of walks over the forward ops.
@@ -121,6 +136,8 @@ def _separable(program: Program, axis: str, size: int) -> Groups:
         for op in forward:
             analysis.visit(op)
         groups = analysis.groups
+        if uneven is not None:
+            uneven |= groups.uneven
         retry = {op: n for op, n in groups.parts.items() if op not in parts}
         failed = _spread(groups.joined, groups.dead - set(retry)) | analysis.unended()
         if not retry and not failed:
@@ -205,6 +222,8 @@ class _Analysis:
         extent = rule.factors[factor].size
         parts = self.parts.get(op, 1)
         if extent % (self.size * parts):
+            each = f"{parts} parts of {extent // parts}" if parts > 1 else str(extent)
+            self.groups.uneven[op] = f"{each} output features"
             return
         placement = Placement(self.axis, self.size, extent // (self.size * parts))
         cuts = one_cut(rule, factor, placement)
@@ -257,11 +276,20 @@ class _Analysis:
             for placement in placements:
                 seat = seat_of(rule, names, placement)
                 if seat is None:
+                    self._note_uneven(rule, names, label)
                     wholes = [rule.factors[f].size for f in names if rule.factors[f].whole]
                     for source in label.sources if wholes else ():
                         self.groups.parts[source] = wholes[0]
                 return seat
         return None
+
+    def _note_uneven(self, rule: Rule, names: Sequence[int], label: Label) -> None:
+        """Where features are viewed as groups, such as heads, it is these that must divide."""
+        sizes = [rule.factors[factor].size for factor in names]
+        is_whole = any(rule.factors[factor].whole for factor in names)
+        if len(sizes) > 1 and sizes[0] % self.size and not is_whole:
+            what = f"{sizes[0]} groups of {prod(sizes[1:])} features (such as heads)"
+            self.groups.uneven |= dict.fromkeys(label.sources, what)
 
     def _adopt(
         self, op: AtenOp, rule: Rule, cuts: list[DimSharding], sources: frozenset[AtenOp]

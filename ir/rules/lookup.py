@@ -9,7 +9,7 @@ from importlib import import_module
 from xdsl.ir import Attribute
 
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.rules.base import RULES, Rule, replicated_rule
+from shardweave.ir.rules.base import RULES, Rule, RuleFunction, replicated_rule
 from shardweave.ir.syntax import ANNOTATIONS
 from shardweave.ir.types import shape_of
 
@@ -35,7 +35,9 @@ def _load_families() -> None:
 
 
 Signature = tuple[str, tuple[Attribute, ...], tuple[Attribute, ...], tuple[object, ...]]
-_known: dict[Signature, Rule] = {}
+_known: dict[tuple[RuleFunction, Signature], Rule] = {}
+"""By function too, so that a rule registered later takes the place of replication."""
+
 _warned: set[str] = set()
 
 
@@ -56,24 +58,28 @@ def rule_of(op: AtenOp) -> Rule:
 
     An op without a rule is replicated, with one warning that names it.
     """
-    signature = signature_of_op(op)
-    found = _known.get(signature)
+    _load_families()
+    function = RULES.get(op.name)
+    if function is None:
+        _warn(op.name)
+        function = replicated_rule
+    key = function, signature_of_op(op)
+    found = _known.get(key)
     if found is None:
-        _load_families()
-        function = RULES.get(op.name)
-        if function is None:
-            if op.name not in _warned:
-                _warned.add(op.name)
-                logger.warning(
-                    "%s has no factor rule: it runs replicated on every device. "
-                    "Add a rule in ir/rules (docs/rules.md).",
-                    op.name,
-                )
-            function = replicated_rule
         found = function(op)
         problem = found.problem(
             [shape_of(v) for v in op.operands], [shape_of(v) for v in op.results]
         )
         assert problem is None, f"rule of {op.name} is wrong: {problem}"
-        _known[signature] = found
+        _known[key] = found
     return found
+
+
+def _warn(name: str) -> None:
+    if name not in _warned:
+        _warned.add(name)
+        logger.warning(
+            "%s has no factor rule: it runs replicated on every device. "
+            "Add a rule in ir/rules (docs/rules.md).",
+            name,
+        )

@@ -167,7 +167,13 @@ def test_bad_input_in_a_process_is_said_once_in_one_line(capfd: Captured) -> Non
         (["opt", "no-such-file"], "'no-such-file': No such file"),
         (["opt", __file__], "test_cli.py:1:"),
         (["run", GPT, "--mesh", "4"], "found '4', expected NAME=SIZE"),
+        (["capture", GPT, "--mesh", "data=2"], f"or 'shardweave run {GPT} --mesh data=2'."),
         (["run", GPT, "--plan", "nobody"], "plan 'nobody' is neither a planner"),
+        (["run", GPT, "--plan", "megatorn"], "did you mean 'megatron'? "),
+        (
+            ["run", GPT, "--passes", "split-btach"],
+            "'split-btach'; did you mean 'split-batch'? the passes",
+        ),
         (["run", GPT, "--passes", "nothing"], "there is no pass 'nothing'"),
     ],
 )

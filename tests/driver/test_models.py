@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers.utils import logging as transformers_logging
 
-from shardweave.driver.models import Example, build_example, parse_options
+from shardweave.backends.reference import run_reference, values_of
+from shardweave.driver.hf import count_parameters
+from shardweave.driver.models import Example, announce, build_example, parse_options
+from shardweave.ir.capture import CaptureError, capture
 
 OWN_SPECS = {
     "gpt": "gpt:layers=2,hidden=16,heads=2,vocab=32,seq=8,batch=2",
@@ -235,6 +238,54 @@ def test_batched_experts_train() -> None:
     loss_of(build_example(MIXTRAL + ",experts_implementation=batched_mm")).backward()
 
 
+def test_experts_run_in_a_form_that_can_be_captured_and_equals_eager() -> None:
+    example = build_example(MIXTRAL, dtype=torch.float64)
+    assert "experts run as batched_mm: grouped_mm, the default, has no ATen ops" in example.notes
+    program = capture(example.module, kwargs=example.kwargs)
+    values = values_of(program, example.module, example.kwargs)
+    results = run_reference(program, values)
+    loss = loss_of(example)
+    loss.backward()
+    torch.testing.assert_close(results["output", "0"], loss.detach())
+    for name, parameter in example.module.named_parameters():
+        torch.testing.assert_close(results["grad", name], parameter.grad, msg=name)
+
+
+def test_experts_that_torch_does_not_express_in_aten_are_refused_with_the_remedy() -> None:
+    example = build_example(MIXTRAL + ",experts_implementation=grouped_mm")
+    with pytest.raises(CaptureError) as error:
+        capture(example.module, kwargs=example.kwargs)
+    message = str(error.value)
+    assert "the model calls transformers.grouped_mm_fallback.default, which torch does" in message
+    assert 'experts_implementation="batched_mm" in the config' in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("spec", HF_SPECS.values(), ids=HF_SPECS.keys())
+def test_parameters_are_counted_without_the_model(spec: str) -> None:
+    model_type, _, options = spec.removeprefix("hf:").partition(":")
+    built = sum(parameter.numel() for parameter in build_example(spec).module.parameters())
+    assert count_parameters(model_type, parse_options(options)) == built
+
+
+def test_model_of_full_size_is_announced_before_it_is_built(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    announce("hf:llama", torch.float32)
+    assert capsys.readouterr().err == (
+        "hf:llama has 6,738,415,616 parameters (25.1 GiB), which take a while to make; for a small "
+        "model give its sizes, as in hf:llama:num_hidden_layers=2,hidden_size=64,...\n"
+    )
+
+
+@pytest.mark.parametrize("spec", [HF_SPECS["llama"], "gpt:layers=1", "hf", "package.module:make"])
+def test_small_models_and_those_of_other_kinds_are_not_announced(
+    spec: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    announce(spec, torch.float32)
+    assert capsys.readouterr().err == ""
+
+
 def test_values_are_read_as_numbers_words_or_text() -> None:
     options = parse_options("a=3,b=1e-5,c=true,d=False,e=none,f=gelu_new")
     assert options == {"a": 3, "b": 1e-5, "c": True, "d": False, "e": None, "f": "gelu_new"}
@@ -257,7 +308,12 @@ def test_values_are_read_as_numbers_words_or_text() -> None:
         ("unet:channels=9,groups=3,heads=3", r"channels=9 is odd"),
         ("cnn:depth=50", r"depth=50 .*\[10, 18, 34\]"),
         ("hf", r"write hf:TYPE"),
-        ("hf:gpt3", r"no model type 'gpt3'.*did you mean .*gpt2.*albert"),
+        (
+            "hf:gpt3",
+            r"^hf: no model type 'gpt3' with a training head; did you mean .{,60}There are \d+\.$",
+        ),
+        ("hf:zzzz", r"with a training head; name one .*such as bert, .{,60}There are \d+\.$"),
+        ("gtp:layers=2", r"no module 'gtp' found from .*; did you mean 'gpt'\? a model is gpt:"),
         ("hf:gpt2:layers=2", r"hf:gpt2 has no field layers; its fields are .*n_layer.*batch"),
         ("hf:gpt2:n_layer=two", r"hf:gpt2: the config refuses .*n_layer.*expected int"),
         ("hf:gpt2:n_embd=16,n_head=3", r"hf:gpt2: .*divisible by num_heads"),

@@ -10,26 +10,11 @@ import pytest
 from shardweave.ir.program import Program
 from shardweave.ir.text import ProgramTextError
 from shardweave.ir.verify import verify
+from shardweave.passes.pipeline import run_passes
+from shardweave.tests.mutations import mutated
 from shardweave.tests.zoo import SPECS, captured, megatron, partitioned
 
 PLACE = re.compile(r"^<text>:\d+:\d+: .+")
-CHARACTERS = "%{}[]()<>:=,\"'@#-.x0129 abcf\n"
-
-
-def mutated(text: str, rng: random.Random) -> str:
-    """The text with one slip of the pen: a character or a word gone, doubled or changed."""
-    kind = rng.randrange(4)
-    if kind == 0:
-        at = rng.randrange(len(text))
-        return text[:at] + text[at + 1 :]
-    if kind == 1:
-        at = rng.randrange(len(text))
-        return text[:at] + rng.choice(CHARACTERS) + text[at + 1 :]
-    words = list(re.finditer(r"[\w.%]+", text))
-    one, other = rng.choice(words), rng.choice(words)
-    if kind == 2:
-        return text[: one.start()] + text[one.end() :]
-    return text[: one.start()] + other.group() + text[one.end() :]
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
@@ -45,18 +30,29 @@ def test_text_of_every_model_parses_back_to_an_equal_program(spec: str) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_mutated_text_is_a_program_or_one_line_with_line_and_column(seed: int) -> None:
     text = str(captured(SPECS["gpt"]).program)
+    assert refusals(text, seed, 25) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_thousand_mutated_texts_of_what_ranks_run_never_fail_otherwise(seed: int) -> None:
+    mesh, spec = "data=2,tensor=2", SPECS[("gpt", "gpt2", "cnn", "t5")[seed % 4]]
+    program = run_passes(partitioned(spec, mesh, megatron(spec, mesh)), "start-collectives")
+    assert refusals(str(program), seed, 50) > 0
+
+
+def refusals(text: str, seed: int, count: int) -> int:
+    """How many of `count` mutations of a text are refused, each in one line that says where."""
     rng = random.Random(seed)
     refused = 0
-    for _ in range(25):
-        changed = mutated(text, rng)
-        outcome = problems_of(changed)
+    for _ in range(count):
+        outcome = problems_of(mutated(text, rng))
         refused += isinstance(outcome, str)
         if isinstance(outcome, str):
             assert PLACE.match(outcome), outcome
-        assert all(
-            "\n" not in line for line in ([outcome] if isinstance(outcome, str) else outcome)
-        )
-    assert refused
+        lines = [outcome] if isinstance(outcome, str) else outcome
+        assert all("\n" not in line for line in lines)
+    return refused
 
 
 def problems_of(text: str) -> str | list[str]:

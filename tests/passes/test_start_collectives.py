@@ -51,7 +51,7 @@ def test_each_message_is_started_and_waited_for() -> None:
 
 def test_start_and_wait_have_the_annotations_of_the_message() -> None:
     text = """
-        input %x : tensor<4xf64>
+        input %x : tensor<4xf64> [{}], unreduced = ["tensor"]
         %a = dist.all_reduce(%x, axes = ["tensor"]) {layer = "h.0", phase = recompute, origin = "b", sharding = [#dist.sharding<[{}]>]} : tensor<4xf64>
         output %a
     """

@@ -161,13 +161,34 @@ def test_odd_vocabulary_stays_whole_with_a_note() -> None:
     plan = megatron("gpt:layers=1,hidden=16,heads=4,vocab=33,seq=8,batch=4", "tensor=2")
     assert "wte.weight" not in plan.parameters
     assert "h.0.attn.q.weight" in plan.parameters
-    assert plan.notes == ("embedding 'wte' stays whole: 33 rows do not divide by tensor=2",)
+    assert plan.notes == (
+        "'head' stays whole: its 33 output features do not divide by tensor=2",
+        "embedding 'wte' stays whole: 33 rows do not divide by tensor=2",
+    )
+
+
+def test_heads_that_do_not_divide_leave_attention_whole_with_a_note() -> None:
+    plan = megatron("gpt:layers=2,hidden=24,heads=4,vocab=33,seq=8,batch=4", "tensor=3")
+    assert "h.0.attn.q.weight" not in plan.parameters
+    assert "h.0.mlp.fc_in.weight" in plan.parameters
+    assert plan.notes == (
+        "'h.0.attn.q' and 5 more linear maps, to 'h.1.attn.v', stay whole: their 4 groups of 6 "
+        "features (such as heads) do not divide by tensor=3",
+    )
 
 
 def test_nothing_that_divides_is_noted() -> None:
     plan = megatron("gpt:layers=1,hidden=16,heads=4,vocab=32,seq=8,batch=4", "tensor=7")
     assert plan.parameters == {}
-    assert plan.notes[-1] == "nothing divides over tensor=7: it is idle"
+    assert plan.notes == (
+        "'h.0.attn.q' and 4 more linear maps, to 'h.0.mlp.fc_out', stay whole: their 16 output "
+        "features do not divide by tensor=7",
+        "'h.0.mlp.fc_in' stays whole: its 64 output features do not divide by tensor=7",
+        "'head' stays whole: its 32 output features do not divide by tensor=7",
+        "embedding 'wte' stays whole: 32 rows do not divide by tensor=7",
+        "axis 'tensor' of the mesh is idle: no parameter can be cut over tensor=7, and its ranks "
+        "all compute the same",
+    )
 
 
 def test_axis_that_the_rule_does_not_use_is_noted() -> None:

@@ -1,8 +1,11 @@
 """All rules together."""
 
-from shardweave.ir.aten import aten_dialect
-from shardweave.ir.rules import has_rule
-from shardweave.ir.rules.base import RULES
+from unittest.mock import patch
+
+from shardweave.ir.aten import AtenOp, aten_dialect
+from shardweave.ir.rules import has_rule, lookup, rule_of
+from shardweave.ir.rules.base import RULES, Notation, Rule, rule
+from shardweave.tests.ir_text import step
 
 has_rule("")  # Loads the families.
 
@@ -13,3 +16,23 @@ def test_rules_are_of_ops_that_torch_has() -> None:
 
 def test_rules_give_their_einsum_as_a_docstring() -> None:
     assert [name for name, function in RULES.items() if not function.__doc__] == []
+
+
+def test_rule_that_is_registered_after_an_op_was_replicated_is_used() -> None:
+    program = step("""
+        input %x : tensor<4x4xf64>
+        %y = aten.matrix_exp(%x) : tensor<4x4xf64>
+        output %y
+    """)
+    (op,) = program.ops
+    assert isinstance(op, AtenOp)
+
+    def rows(op: AtenOp) -> Rule:
+        """`i ., -> i .`"""
+        return Notation(op, "i . -> i .").rule()
+
+    with patch.dict(RULES), patch.dict(lookup._known):
+        assert rule_of(op).factors == ()
+        rule(op.name)(rows)
+        assert [factor.size for factor in rule_of(op).factors] == [4]
+    assert rule_of(op).factors == ()
