@@ -96,24 +96,18 @@ def partitioned(spec: str, mesh: str, plan: Plan) -> Program:
     return run_passes(captured(spec).program, [ApplyPlanPass.of(plan), SHARDING_PASSES], mesh=mesh)
 
 
-def assert_equals_eager(
-    program: Program,
-    case: Captured,
-    *,
-    loss_bound: float = LOSS_BOUND,
-    gradient_bound: float = GRADIENT_BOUND,
-) -> None:
+def assert_equals_eager(program: Program, case: Captured) -> None:
     """Run a program on all ranks of its mesh and compare loss, gradients and buffers with eager."""
     results = run_reference(program, case.values)
     found = {kind: {n: v for (k, n), v in results.items() if k == kind} for kind, _ in results}
     loss = found["output"]["0"].item()
-    assert abs(loss - case.loss) <= loss_bound * abs(case.loss)
+    assert abs(loss - case.loss) <= LOSS_BOUND * abs(case.loss)
     errors = gradient_errors(found["grad"], case.gradients)
-    assert {name: error for name, error in errors.items() if error > gradient_bound} == {}
+    assert {name: error for name, error in errors.items() if error > GRADIENT_BOUND} == {}
     changed = {n: b for n, b in case.buffers.items() if not torch.equal(b, _before(case, n))}
     assert set(changed) <= set(found.get("buffer", {}))
     for name, buffer in found.get("buffer", {}).items():
-        torch.testing.assert_close(buffer, case.buffers[name], rtol=loss_bound, atol=loss_bound)
+        torch.testing.assert_close(buffer, case.buffers[name], rtol=LOSS_BOUND, atol=LOSS_BOUND)
 
 
 def _before(case: Captured, name: str) -> Tensor:

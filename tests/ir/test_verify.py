@@ -453,7 +453,9 @@ def test_function_of_several_blocks_is_noticed() -> None:
 
 def test_check_raises_the_first_problem() -> None:
     program = step(GOOD.replace('{"data"}, {}]>]', "{}]>]"), "data=2,tensor=2")
-    with pytest.raises(VerifyError, match=r"^<text>:4:5: aten\.relu \(%y\) in layer 'act': sharding .* 1 dims"):
+    with pytest.raises(
+        VerifyError, match=r"^<text>:4:5: aten\.relu \(%y\) in layer 'act': sharding .* 1 dims"
+    ):
         check(program)
 
 
