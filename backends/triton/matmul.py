@@ -81,7 +81,8 @@ class _MatmulTemplate:
             self.writer.store(pointer, value, place, term, frozenset({"row", "col"}))
         constants = ["BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M"]
         name, source = render(self.signature, self.writer, "matmul", list(self.sizes), constants)
-        configs = _configs(dtype_of_value(self.left).itemsize)
+        is_plain = len(self.region.ops) == 1
+        configs = _configs(dtype_of_value(self.left).itemsize, is_plain)
         types = self.signature.types(())
         return Kernel(name, source, "matmul", self.region, types, self.sizes, (), {}, configs)
 
@@ -149,8 +150,15 @@ def _block(term: Term, shape: str) -> str:
     return term.name if len(term.axes) == 2 else f"tl.broadcast_to({term.name}, {shape})"
 
 
-def _configs(itemsize: int) -> tuple[Config, ...]:
-    if itemsize == 2:
+def _configs(itemsize: int, is_plain: bool) -> tuple[Config, ...]:
+    """What to try, and first what to compile without trying.
+
+    What is computed around a product takes registers beside it, so that needs smaller blocks.
+    """
+    if itemsize == 2 and not is_plain:
+        table = ((64, 64, 32, 8, 3), (128, 64, 32, 8, 3), (64, 128, 32, 8, 3), (64, 64, 64, 8, 3),
+                 (128, 128, 32, 8, 3), (128, 128, 64, 8, 3), (64, 32, 64, 4, 3))  # fmt: skip
+    elif itemsize == 2:
         table = ((128, 128, 64, 8, 3), (128, 64, 64, 4, 3), (64, 128, 64, 4, 3),
                  (128, 256, 64, 8, 3), (256, 128, 64, 8, 3), (64, 64, 64, 4, 3),
                  (128, 128, 32, 4, 4), (64, 32, 64, 4, 3))  # fmt: skip
