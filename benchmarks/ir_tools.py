@@ -33,7 +33,7 @@ MODEL = "gpt:layers=12,hidden=16,heads=4,vocab=32,seq=8,batch=4"
 MESH = "data=2,tensor=2"
 NUM_OPS = 50_000
 QUICK_NUM_OPS = 5_000
-BOUNDS_S = {"verify": 3.0, "print": 3.0, "parse": 15.0}
+BOUNDS_S = {"verify": 3.0, "print": 3.0, "parse": 15.0, "diff": 10.0}
 """Seconds that each tool may take on NUM_OPS ops; a tenth of the ops has a tenth, and a second."""
 
 _LAYER = re.compile(r"^h\.(\d+)")
@@ -78,6 +78,7 @@ def repeat_step(program: Program, num_ops: int) -> None:
 
 def measure(path: str) -> dict[str, float]:
     """Seconds of each tool on the program in a file."""
+    from shardweave.ir.diff import structural_diff
     from shardweave.ir.program import Program
     from shardweave.ir.verify import verify
 
@@ -95,7 +96,19 @@ def measure(path: str) -> dict[str, float]:
     printed = timed("print", lambda: str(program))
     if problems or printed != text:
         raise AssertionError(f"the program did not come back as it was: {problems[:1]}")
+    changed = program.clone()
+    plant_op(changed)
+    found = timed("diff", lambda: structural_diff(program, changed))
+    if found.num_hunks != 1 or found.count("added") != 1:
+        raise AssertionError(f"one op was added, and the diff has {found.num_hunks} hunks")
     return {name: seconds[name] for name in BOUNDS_S}
+
+
+def plant_op(program: Program) -> None:
+    """Repeat one op in the middle of a program."""
+    ops = list(program.ops)
+    op = next(op for op in ops[len(ops) // 2 :] if op.name == "aten.gelu")
+    program.function.body.block.insert_op_after(op.clone(), op)
 
 
 def measure_apart(path: str) -> dict[str, float]:

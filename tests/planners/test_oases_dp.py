@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from shardweave.benchmarks.oases_data import BUDGET_BYTES, chain_of, degrees_of, model_of
+from shardweave.benchmarks.oases_data import BUDGET_BYTES, chain_of, model_of
 from shardweave.planners.oases_chain import GIB, Block, Chain, ChainError, linearise
 from shardweave.planners.oases_dp import solve_chain
 from shardweave.tests.planners.small_chains import (
@@ -95,8 +95,3 @@ def test_released_planner_loses_three_quarters_of_a_percent_on_its_own_profile()
     best = solve_chain(chain, BUDGET_BYTES)
     assert best.degrees.count(2) == 3
     assert exact.time_s(literal.path) / best.time_s - 1 == pytest.approx(0.0075, abs=5e-5)
-
-
-def test_degree_that_leaves_a_group_one_sample_is_not_offered() -> None:
-    assert model_of(8192).group_batch(4) == 1
-    assert degrees_of(model_of(8192)) == [8, 16, 32]
