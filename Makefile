@@ -59,7 +59,7 @@ $(STAMP): pyproject.toml
 	fi; \
 	echo "building $(VENV) with $$("$$python" --version) ($$python)"; \
 	"$$python" -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[hf,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[hf,oppa,dev]'
 	@mkdir -p $(dir $(PACKAGE_LINK)) && ln -sfn ../.. $(PACKAGE_LINK)
 	@touch $@
 
