@@ -26,6 +26,7 @@ from shardweave.planners.oases_program import ChainOptions, ProgramChain, chain_
 from shardweave.planners.op_names import named_ops
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, Predicted
+from shardweave.planners.quantity import gib
 from shardweave.planners.replicated import batch_shardings
 
 SOLVERS = ("dp", "highs", "cbc")
@@ -175,7 +176,7 @@ def _candidates(
         predicted = _predicted(chain, path, budget, literal)
         needed = sum(predicted.memory_bytes.values())
         reason = (
-            f"{needed / 2**30:.2f} GiB of {budget / 2**30:.2f} GiB"
+            f"{gib(needed)} GiB of {gib(budget)} GiB"
             if needed > budget
             else f"{predicted.time_s / solution.time_s - 1:.1%} slower"
         )
@@ -204,7 +205,7 @@ def _reasons(chain: Chain, solution: Solution, candidates: Sequence[Candidate]) 
     shown = ", ".join(f"{count} of degree {degree}" for degree, count in sorted(counts.items()))
     yield (
         f"{len(chain.blocks)} blocks, {shown}: {solution.time_s * 1e3:.3f} ms and "
-        f"{solution.memory_bytes / 2**30:.2f} GiB by the chain model"
+        f"{gib(solution.memory_bytes)} GiB by the chain model"
     )
     for one in candidates[1:]:
         yield f"all blocks {one.name}: {one.reason}"

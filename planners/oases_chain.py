@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from shardweave.planners.quantity import gib
+
 GIB = 2**30
 
 Matrix = tuple[tuple[float, ...], ...]
@@ -297,13 +299,11 @@ def check_budget(budget_bytes: float) -> None:
 def no_fit(chain: Chain, path: Sequence[int], budget_bytes: float) -> ChainError:
     """The error that no path fits, given one of least memory: how much is missing, per part."""
     parts = chain.memory_parts(path)
-    shown = ", ".join(
-        f"{name} {size / GIB:.2f}" for name, size in zip(MEMORY_PARTS, parts, strict=True)
-    )
+    shown = ", ".join(f"{name} {gib(size)}" for name, size in zip(MEMORY_PARTS, parts, strict=True))
     short = sum(parts) - budget_bytes
     return ChainError(
-        f"no degrees fit into {budget_bytes / GIB:.2f} GiB: the least memory, with blocks by "
+        f"no degrees fit into {gib(budget_bytes)} GiB: the least memory, with blocks by "
         f"degree {dict(sorted(Counter(chain.degrees(path)).items()))}, is "
-        f"{sum(parts) / GIB:.2f} GiB ({shown}), {short / GIB:.2f} GiB too much; use more devices, "
+        f"{gib(sum(parts))} GiB ({shown}), {gib(short)} GiB too much; use more devices, "
         "larger degrees or a smaller batch."
     )

@@ -11,6 +11,7 @@ from shardweave.planners.pipeline import PipelineSimulation, simulate_stages
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_check import is_runnable
 from shardweave.planners.plan_parts import Candidate, PlanError, Predicted
+from shardweave.planners.quantity import gib
 from shardweave.planners.simulate import Simulation, simulate
 from shardweave.planners.timeline import seconds_text
 from shardweave.planners.workload import Localize
@@ -152,11 +153,11 @@ def check_some_fit(candidates: Sequence[Candidate], cluster: Cluster, problem: s
         candidates, key=lambda one: one.predicted.peak_bytes - one.predicted.capacity_bytes
     )
     found = nearest.predicted
-    parts = ", ".join(f"{part} {size / _GIB:.2f}" for part, size in found.memory_bytes.items())
+    parts = ", ".join(f"{part} {gib(size)}" for part, size in found.memory_bytes.items())
     raise PlanError(
         f"no plan fits into the memory of cluster '{cluster.name}'; nearest is {nearest.name}: it "
-        f"needs {found.peak_bytes / _GIB:.2f} GiB ({parts}) of {found.capacity_bytes / _GIB:.2f} "
-        f"GiB, {(found.peak_bytes - found.capacity_bytes) / _GIB:.2f} GiB too many; use more "
+        f"needs {gib(found.peak_bytes)} GiB ({parts}) of {gib(found.capacity_bytes)} "
+        f"GiB, {gib(found.peak_bytes - found.capacity_bytes)} GiB too many; use more "
         "devices, devices with more memory, a smaller batch, or pipeline stages (planner 'amp')."
     )
 

@@ -43,3 +43,9 @@ def _scale(word: str, unit: str) -> float | None:
             word = word.removesuffix(ending)
     found = (_SCALES | _BINARY).get(word)
     return None if found is None else found / divisor
+
+
+def gib(size_bytes: float) -> str:
+    """A number of GiB, to two decimals or, if it is small, to two digits."""
+    size = size_bytes / 2**30
+    return f"{size:.2f}" if abs(size) >= 0.1 or size == 0 else f"{size:.2g}"

@@ -10,9 +10,8 @@ import numpy as np
 from shardweave.planners.amp.model import LayeredModel, Strategy
 from shardweave.planners.amp.network import Grid, Links
 from shardweave.planners.amp.partition import Floats, Ints, Problem, earliest, partition
+from shardweave.planners.quantity import gib
 from shardweave.planners.zero import whole_for_a_while
-
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -35,12 +34,12 @@ class Shortfall:
         return sum(self.parts.values()) - self.capacity_bytes
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in self.parts.items())
+        parts = ", ".join(f"{name} {gib(size)}" for name, size in self.parts.items())
         return (
             f"pipeline {self.strategy.pipeline}, data {self.strategy.data}, tensor "
             f"{self.strategy.tensor}, micro-batch {self.strategy.micro_batch}: stage {self.stage} "
-            f"needs {sum(self.parts.values()) / _GIB:.2f} GiB ({parts}) of "
-            f"{self.capacity_bytes / _GIB:.2f} GiB, {self.missing_bytes / _GIB:.2f} GiB too many"
+            f"needs {gib(sum(self.parts.values()))} GiB ({parts}) of "
+            f"{gib(self.capacity_bytes)} GiB, {gib(self.missing_bytes)} GiB too many"
         )
 
 

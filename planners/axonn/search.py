@@ -26,6 +26,7 @@ from shardweave.planners.axonn.model import (
     grids_of,
 )
 from shardweave.planners.cluster import Cluster
+from shardweave.planners.quantity import gib
 from shardweave.planners.rings import ring_of
 
 GIB = 2**30
@@ -193,12 +194,12 @@ def _fitting(
     fits = total <= capacity
     if not fits.any():
         least = int(np.argmin(total))
-        parts = ", ".join(f"{part} {size[least] / GIB:.2f}" for part, size in memory.items())
+        parts = ", ".join(f"{part} {gib(size[least])}" for part, size in memory.items())
         x, y, z, data = grids[least]
         raise AxonnError(
             f"no grid of {devices} devices fits: the smallest shortfall is "
-            f"{(total[least] - capacity) / GIB:.2f} GiB, of x={x},y={y},z={z},data={data}, whose "
-            f"GiB on a device of {capacity / GIB:.2f} are {parts}; use more devices, "
+            f"{gib(total[least] - capacity)} GiB, of x={x},y={y},z={z},data={data}, whose "
+            f"GiB on a device of {gib(capacity)} are {parts}; use more devices, "
             "checkpointing, or a smaller batch."
         )
     return fits

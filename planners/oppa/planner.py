@@ -24,6 +24,7 @@ from shardweave.planners.oppa.trials import Outcome, Record, Trial, TrialFile
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
 from shardweave.planners.predict import simulate_plan, with_candidates
+from shardweave.planners.quantity import gib
 from shardweave.planners.workload import Localize
 
 AXES = ("data", "tensor")
@@ -267,7 +268,7 @@ def _plan_of(found: Found, plans: Plans, capacity: float, options: TrialOptions,
     if found.best is None:
         last = next((r.outcome.message for r in reversed(found.records) if r.outcome.message), "")
         raise PlanError(
-            f"none of {len(found.records)} trials ran within {capacity / 2**30:.2f} GiB ({told}); "
+            f"none of {len(found.records)} trials ran within {gib(capacity)} GiB ({told}); "
             f"make more trials, or use more devices. {last}".rstrip()
         )
     ran = [one for one in found.records if one.outcome.status == "ok" and one != found.best]
