@@ -17,6 +17,7 @@ from shardweave.driver.pass_options import add_pass_options
 from shardweave.driver.report_command import add_report_options, report_command
 from shardweave.driver.show_command import add_show_options, show_command
 from shardweave.driver.validate_options import add_validate_options
+from shardweave.planners.registry import PLANNERS
 
 PLAIN = (ValueError, OSError)
 """What bad input causes and one line explains; all else is a defect and shows its traceback."""
@@ -177,7 +178,10 @@ def _add_plan(commands: Commands) -> None:
         required=True,
         help="a preset's name, as h100-pod or testbed:rate=250mbit, or a file",
     )
-    command.add_argument("--planner", default="megatron", metavar="NAME", help="default: megatron")
+    command.add_argument(
+        "--planner", default="megatron", metavar="NAME",
+        help=f"{', '.join(PLANNERS)} (default: megatron)",
+    )  # fmt: skip
     command.add_argument(
         "--mesh", default="", help="as in data=2,tensor=2; default: the planner chooses"
     )

@@ -187,7 +187,8 @@ class Cluster:
         if num_ranks > self.num_devices:
             raise ClusterError(
                 f"{what} has {num_ranks} devices, but cluster '{self.name}' has only "
-                f"{self.num_devices}; use a smaller mesh, or a larger 'count' of nodes."
+                f"{self.num_devices}; use a smaller mesh, or more nodes (a larger "
+                "'count' in a cluster's file, or NAME:nodes=N of a preset)."
             )
 
     def graph(self) -> networkx.Graph[str]:

@@ -19,7 +19,6 @@ from shardweave.planners.workload import Localize
 ADAM_STATE = 2.0
 """Bytes of optimizer state per byte of parameters: two moments in the parameters' dtype."""
 
-_GIB = 2**30
 _TOLD = 0.05
 """Share of the gap between two plans from which on a part is named as its cause."""
 
@@ -112,8 +111,7 @@ def with_candidates(plan: Plan, candidates: Sequence[Candidate]) -> Plan:
 def why_slower(best: Predicted, other: Predicted) -> str:
     """What makes a step slower than the best, by the parts that differ most."""
     if other.capacity_bytes and not fits(other):
-        missing = (other.peak_bytes - other.capacity_bytes) / _GIB
-        return f"does not fit, by {missing:.2f} GiB"
+        return f"does not fit, by {gib(other.peak_bytes - other.capacity_bytes)} GiB"
     gap = other.time_s - best.time_s
     before, after = time_parts(best), time_parts(other)
     changes = {part: after.get(part, 0.0) - before.get(part, 0.0) for part in before | after}
@@ -130,7 +128,8 @@ def why_slower(best: Predicted, other: Predicted) -> str:
     ]
     if not gap:
         return "takes as long"
-    return f"{seconds_text(gap)} slower ({', '.join([*worse, *better])})"
+    parts = f" ({', '.join([*worse, *better])})" if worse or better else ""
+    return f"{seconds_text(gap)} slower{parts}"
 
 
 def fits(predicted: Predicted) -> bool:

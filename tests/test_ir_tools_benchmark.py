@@ -29,7 +29,9 @@ def test_bounds_are_those_of_the_full_size_and_shrink_with_it() -> None:
 
 
 @pytest.mark.slow
-def test_report_has_the_time_of_each_tool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_has_the_time_of_each_tool(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "out.json"
     status = main(["--quick", "--json", str(path)])
     report = json.loads(path.read_text())

@@ -76,10 +76,21 @@ def parse_target(text: str) -> GPUTarget:
 def build(kernel: Kernel, target: str, config: Config | None = None) -> Built:
     """Compile a kernel for a target, at its default configuration unless one is given.
 
-    Pointers and sizes are taken to be as aligned as they are: pointers to 16 bytes.
+    The default there is the first of its configurations that has no problem, or, where all have
+    one, the first. Pointers and sizes are taken to be as aligned as they are: pointers to 16 bytes.
     """
+    if config is not None:
+        return _build(kernel, target, config)
+    first = _build(kernel, target, kernel.configs[0])
+    if first.problem is None:
+        return first
+    others = (_build(kernel, target, other) for other in kernel.configs[1:])
+    return next((other for other in others if other.problem is None), first)
+
+
+def _build(kernel: Kernel, target: str, config: Config) -> Built:
     goal = parse_target(target)
-    chosen = _fitting(kernel.configs[0] if config is None else config, goal)
+    chosen = _fitting(config, goal)
     function = load_function(kernel.source, kernel.name, kernel.key)
     names: Sequence[str] = function.arg_names
     signature: dict[str, str] = {}

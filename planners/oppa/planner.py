@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
@@ -131,7 +130,8 @@ def plan_by_trials(
             file=file,
             progress=_progress(options.trials, host),
         )
-    plan = _plan_of(found, plans, memory_bytes, options, len(configurations))
+    predict = _measured if options.real else PlanTrial(plans, cluster, localize).predict
+    plan = _plan_of(found, plans, memory_bytes, options, len(configurations), predict)
     return replace(plan, notes=(*plan.notes, *notes))
 
 
@@ -188,6 +188,11 @@ class PlanTrial:
         if found.peak_bytes > found.capacity_bytes:
             return Outcome("out_of_memory", peak_bytes=found.peak_bytes)
         return Outcome("ok", (found.time_s,), found.peak_bytes)
+
+    def predict(self, one: Record) -> Predicted:
+        """The step of a trial once more, by part."""
+        plan = self.plans.plan(one.configuration)
+        return simulate_plan(self.plans.program, plan, self.cluster, self.localize)
 
 
 @dataclass(frozen=True)
@@ -260,7 +265,14 @@ def _progress(trials: int, host: Host | None) -> Callable[[Sequence[Record]], No
     return say
 
 
-def _plan_of(found: Found, plans: Plans, capacity: float, options: TrialOptions, size: int) -> Plan:
+def _plan_of(
+    found: Found,
+    plans: Plans,
+    capacity: float,
+    options: TrialOptions,
+    size: int,
+    predict: Callable[[Record], Predicted],
+) -> Plan:
     counts: dict[str, int] = {}
     for one in found.records:
         counts[one.outcome.status] = counts.get(one.outcome.status, 0) + 1
@@ -273,23 +285,18 @@ def _plan_of(found: Found, plans: Plans, capacity: float, options: TrialOptions,
         )
     ran = [one for one in found.records if one.outcome.status == "ok" and one != found.best]
     ran.sort(key=lambda one: -one.outcome.throughput)
-    best = [found.best, *ran]
-    source = "measured" if options.real else "simulated"
+    best = [found.best, *ran][: max(1, options.top)]
     rows = [
-        Candidate(str(one.configuration), _predicted(one.outcome, capacity, source)) for one in best
+        Candidate(str(one.configuration), replace(predict(one), capacity_bytes=capacity))
+        for one in best
     ]
     reason = f"the fastest of {len(found.records)} trials ({told}) of {size} configurations"
     plan = replace(plans.plan(found.best.configuration), reasons=(reason,))
-    return with_candidates(plan, rows[: max(1, options.top)])
+    return with_candidates(plan, rows)
 
 
-def _predicted(one: Outcome, capacity: float, source: str) -> Predicted:
-    memory: dict[str, Any] = {} if one.peak_bytes is None else {"peak": one.peak_bytes}
-    seconds = fmean(one.times_s)
-    return Predicted(
-        time_s=seconds,
-        compute_s=seconds,
-        memory_bytes=memory,
-        capacity_bytes=capacity,
-        source=source,
-    )
+def _measured(one: Record) -> Predicted:
+    """What a real trial took; how long of it was compute is not measured."""
+    outcome = one.outcome
+    memory = {} if outcome.peak_bytes is None else {"peak": outcome.peak_bytes}
+    return Predicted(fmean(outcome.times_s), memory_bytes=memory, source="measured")
