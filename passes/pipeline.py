@@ -74,10 +74,17 @@ def _made(spec: ArgSpec) -> tuple[ModulePass, ...]:
             )
         return parse_passes(preset)
     kind = pass_class(spec.name)
+    known = [f.name.replace("_", "-") for f in fields(cast("Any", kind)) if f.init]
+    options = ", ".join(known)
+    for option in spec.parameters:
+        if option.replace("_", "-") not in known:
+            raise ValueError(
+                f"pass '{spec.name}' has no option '{option}'; {did_you_mean(option, known)}its "
+                f"options are {options or 'none'}."
+            )
     try:
         return (kind.from_spec(spec),)
     except (TypeError, AttributeError, ValueError) as error:
-        options = ", ".join(f.name.replace("_", "-") for f in fields(cast("Any", kind)) if f.init)
         raise ValueError(
             f"pass '{spec.name}': {error}; its options are {options or 'none'}."
         ) from error
