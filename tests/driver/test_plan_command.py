@@ -18,6 +18,8 @@ OPTIONS = {
     "megatron": ["--mesh", "data=2,tensor=2"],
     "replicated": ["--mesh", "data=2"],
     "amp": ["-O", "max_stages=1"],
+    "oases": ["--mesh", "data=2,tensor=2"],
+    "axonn": [],
     "exhaustive": ["--mesh", "data=2,tensor=2", "-O", "simulate=2"],
     "oppa": ["--mesh", "data=2,tensor=2", "-O", "trials=7"],
     "random": ["--mesh", "data=2,tensor=2", "-O", "trials=4"],
