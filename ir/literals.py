@@ -12,7 +12,6 @@ from xdsl.dialects import builtin
 from xdsl.ir import Attribute, TypeAttribute
 from xdsl.parser import Parser
 from xdsl.printer import Printer
-from xdsl.utils.mlir_lexer import MLIRTokenKind
 
 from shardweave.ir.types import dtype_of, element_of, is_element
 
@@ -131,8 +130,3 @@ def _parse_number_or_type(parser: Parser, negative: bool) -> Attribute:
                 parser.raise_error(f"{element} is not a dtype", start, parser.pos)
             return element
     parser.raise_error("expected a number, string, boolean, dtype, none or a list of them")
-
-
-def is_bare_name(parser: Parser) -> bool:
-    """Whether the next token could start `name = value`."""
-    return parser._current_token.kind == MLIRTokenKind.BARE_IDENT  # pyright: ignore[reportPrivateUsage]

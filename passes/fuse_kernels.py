@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import builtin
@@ -64,7 +64,6 @@ class Unit:
     block: str | None
     traffic: int
     place: int
-    neighbours: set[Unit] = field(default_factory=lambda: set[Unit]())
 
 
 class _Fusion:

@@ -162,12 +162,13 @@ def _list_orders(program: Program, graph: Graph, cap_bytes: int) -> Iterator[lis
     total = max(graph.tail_s, default=0.0)
     # An op that frees what it takes is admitted at the cap, and for a moment needs both.
     room = cap_bytes - max(live.created_bytes, default=0)
-    for ahead, lead, cap in product(AHEAD, LEADS, (cap_bytes, room)):
+    all_gates = [recompute_gates(graph, ahead) for ahead in AHEAD]
+    for gates, lead, cap in product(all_gates, LEADS, (cap_bytes, room)):
 
         def priority(i: int, lead: float = lead) -> tuple[float, ...]:
             return (graph.tail_s[i] - lead * total * copies[i], -float(i))
 
-        yield list_schedule(graph, priority, Budget(live, cap), recompute_gates(graph, ahead))
+        yield list_schedule(graph, priority, Budget(live, cap), gates)
 
 
 def reorder(program: Program, order: Sequence[Operation]) -> None:

@@ -23,7 +23,6 @@ from shardweave.passes.flow import annotated
 from shardweave.passes.time_collectives import Step, TimeOps, steps_of
 
 Coordinate = tuple[int, ...]
-Merge = Callable[[list[SSAValue]], SSAValue]
 Copies = dict[Coordinate, SSAValue]
 """The value of each sub-batch; sub-batches between which it does not vary have the same one."""
 

@@ -22,7 +22,6 @@ from shardweave.ir.program import Program
 from shardweave.ir.rules import Rule, rule_of
 from shardweave.ir.sharding import DimSharding, Placement, ordered
 from shardweave.ir.syntax import phase_of
-from shardweave.ir.types import shape_of
 
 _VIEWS = frozenset({"aten.view", "aten.permute", "aten._to_copy", "aten.expand"})
 LINEAR = {"aten.mm": 1, "aten.addmm": 2, "aten.convolution": 1}
@@ -379,8 +378,3 @@ def _comes_from(value: SSAValue, inputs: set[SSAValue]) -> bool:
             seen.add(current)
             stack.extend(current.owner.operands)
     return False
-
-
-def rank_of(value: SSAValue) -> int:
-    """Number of dims of a value."""
-    return len(shape_of(value))

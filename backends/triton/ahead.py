@@ -29,9 +29,6 @@ SHARED_LIMIT_BYTES = {
 }
 """Shared memory that one program may have (CUDA C++ programming guide; LDS on AMD)."""
 
-MAX_REGISTERS = 255
-"""Of one thread, on NVIDIA."""
-
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 ALIGNED = [["tt.divisibility", 16]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -80,7 +79,3 @@ def region_of(op: FusedOp) -> Region:
 
 def _layer(op: AtenOp) -> str:
     return str(op.properties.get("layer", ""))
-
-
-def shapes_of(values: Sequence[SSAValue]) -> list[tuple[int, ...]]:
-    return [shape_of(value) for value in values]

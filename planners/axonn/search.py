@@ -29,8 +29,6 @@ from shardweave.planners.cluster import Cluster
 from shardweave.planners.quantity import gib
 from shardweave.planners.rings import ring_of
 
-GIB = 2**30
-
 
 class AxonnError(ValueError):
     """No grid fits; the message says what is missing."""
