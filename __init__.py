@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from shardweave.driver.plans import plan, simulate_plan
     from shardweave.driver.validate import ValidationError
     from shardweave.driver.validated import run_passes
-    from shardweave.ir.capture import CaptureError, capture
+    from shardweave.ir.capture.capture import CaptureError, capture
     from shardweave.ir.mesh import Axis, Mesh
+    from shardweave.ir.placement import Sharding
     from shardweave.ir.program import Program
-    from shardweave.ir.sharding import Sharding
     from shardweave.ir.text import ProgramTextError
-    from shardweave.ir.verify import VerifyError, check, verify
+    from shardweave.ir.verify.program import VerifyError, check, verify
     from shardweave.passes.pipeline import PassError, PassPipeline
     from shardweave.passes.registry import register_pass
-    from shardweave.planners.cluster import Cluster
-    from shardweave.planners.pipeline import PipelineSimulation
+    from shardweave.planners.cost.cluster import Cluster
+    from shardweave.planners.cost.pipeline import PipelineSimulation
+    from shardweave.planners.cost.simulate import Simulation, simulate
     from shardweave.planners.plan import Plan
-    from shardweave.planners.simulate import Simulation, simulate
 
     parse = Program.parse
     load = Program.load
@@ -61,21 +61,21 @@ __all__ = [
 
 _HOMES = {
     "Axis": "ir.mesh:Axis",
-    "CaptureError": "ir.capture:CaptureError",
-    "Cluster": "planners.cluster:Cluster",
+    "CaptureError": "ir.capture.capture:CaptureError",
+    "Cluster": "planners.cost.cluster:Cluster",
     "Mesh": "ir.mesh:Mesh",
     "PassError": "passes.pipeline:PassError",
     "PassPipeline": "passes.pipeline:PassPipeline",
-    "PipelineSimulation": "planners.pipeline:PipelineSimulation",
+    "PipelineSimulation": "planners.cost.pipeline:PipelineSimulation",
     "Plan": "planners.plan:Plan",
     "Program": "ir.program:Program",
     "ProgramTextError": "ir.text:ProgramTextError",
-    "Sharding": "ir.sharding:Sharding",
-    "Simulation": "planners.simulate:Simulation",
+    "Sharding": "ir.placement:Sharding",
+    "Simulation": "planners.cost.simulate:Simulation",
     "ValidationError": "driver.validate:ValidationError",
-    "VerifyError": "ir.verify:VerifyError",
-    "capture": "ir.capture:capture",
-    "check": "ir.verify:check",
+    "VerifyError": "ir.verify.program:VerifyError",
+    "capture": "ir.capture.capture:capture",
+    "check": "ir.verify.program:check",
     "compile": "driver.compile:compile",
     "diff": "driver.diff:diff",
     "load": "ir.program:Program.load",
@@ -83,9 +83,9 @@ _HOMES = {
     "plan": "driver.plans:plan",
     "register_pass": "passes.registry:register_pass",
     "run_passes": "driver.validated:run_passes",
-    "simulate": "planners.simulate:simulate",
+    "simulate": "planners.cost.simulate:simulate",
     "simulate_plan": "driver.plans:simulate_plan",
-    "verify": "ir.verify:verify",
+    "verify": "ir.verify.program:verify",
 }
 
 

@@ -17,9 +17,9 @@ from shardweave.backends.mirror import mirror
 from shardweave.backends.ownership import owned
 from shardweave.backends.runtime import Runtime
 from shardweave.backends.triton.launch import fused_calls
+from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, Slot
-from shardweave.ir.sharding import Sharding
-from shardweave.ir.shards import take_shard
+from shardweave.ir.sharding.shards import take_shard
 from shardweave.ir.types import dtype_of_value, shape_of
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardweave.backends.group import Group
-from shardweave.ir.shards import undeal
+from shardweave.ir.sharding.shards import undeal
 
 # torch 2.13 deprecates the older names, which are all that 2.11 has.
 _all_gather_single: Callable[..., Any] = getattr(

@@ -13,7 +13,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from shardweave.backends.runtime import Runtime
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.sharding import Sharding, block_of
+from shardweave.ir.placement import Sharding, block_of
 
 
 def placements_of(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> tuple[Placement, ...]:

@@ -21,9 +21,9 @@ from shardweave.ir.aten import AtenOp
 from shardweave.ir.aten_args import arguments
 from shardweave.ir.dist import DistOp
 from shardweave.ir.mesh import Axis, Mesh
+from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, Slot
-from shardweave.ir.sharding import Sharding
-from shardweave.ir.shards import assemble, take_shard
+from shardweave.ir.sharding.shards import assemble, take_shard
 from shardweave.ir.types import dtype_of_value, shape_of
 from shardweave.ir.unfuse import without_regions
 

@@ -26,7 +26,7 @@ from shardweave.backends.in_flight import (
 from shardweave.ir.dist import COLLECTIVES
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.shards import deal
+from shardweave.ir.sharding.shards import deal
 
 
 class Runtime:

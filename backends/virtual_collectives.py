@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shardweave.ir import dist
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.shards import deal, undeal
+from shardweave.ir.sharding.shards import deal, undeal
 
 Group = Sequence[Tensor]
 """One tensor per member of a group, in the order of the axes."""

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from shardweave.planners.amp.microbatch import reached_share
 from shardweave.planners.amp.model import ByDegree, LayeredModel, LayerWork, Strategy, Tied
-from shardweave.planners.cluster import Cluster
-from shardweave.planners.presets import find_cluster
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.presets import find_cluster
 
 DATA = Path(__file__).resolve().parent / "data"
 DEGREES = (1, 2, 4)

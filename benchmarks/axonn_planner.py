@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardweave.driver.gpt import Block, GPTConfig
-from shardweave.ir.capture import capture
+from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.apply_plan import ApplyPlanPass
@@ -37,9 +37,9 @@ from shardweave.passes.plan_passes import PARTITIONING
 from shardweave.planners.axonn.model import Layer
 from shardweave.planners.axonn.planner import plan_axonn
 from shardweave.planners.axonn.search import Model, Options, Ranked, rank_grids
-from shardweave.planners.cluster import Cluster
-from shardweave.planners.presets import find_cluster
-from shardweave.planners.simulate import simulate
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.cost.simulate import simulate
 
 DATA = Path(__file__).resolve().parent / "data" / "axonn_tables.json"
 SYSTEMS = ("Megatron-LM", "ZeRO-3", "DeepSpeed-3D", "AxoNN")

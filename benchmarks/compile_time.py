@@ -134,7 +134,7 @@ def measure(layers: int, model: str = MODEL) -> Run:
         from xdsl.passes import ModulePass
 
         from shardweave.driver.models import build_example
-        from shardweave.ir.capture import capture
+        from shardweave.ir.capture.capture import capture
         from shardweave.ir.program import Program
         from shardweave.passes.apply_plan import ApplyPlanPass
         from shardweave.passes.pipeline import Observer, PassPipeline, as_mesh

@@ -43,7 +43,7 @@ _Result = TypeVar("_Result")
 def large_program(num_ops: int, model: str = MODEL) -> Program:
     """A local program of at least `num_ops` ops."""
     from shardweave.driver.models import build_example
-    from shardweave.ir.capture import capture
+    from shardweave.ir.capture.capture import capture
     from shardweave.passes.apply_plan import ApplyPlanPass
     from shardweave.passes.pipeline import as_mesh, run_passes
     from shardweave.planners.megatron import plan_megatron
@@ -78,9 +78,9 @@ def repeat_step(program: Program, num_ops: int) -> None:
 
 def measure(path: str) -> dict[str, float]:
     """Seconds of each tool on the program in a file."""
-    from shardweave.ir.diff import structural_diff
+    from shardweave.ir.inspect.diff import structural_diff
     from shardweave.ir.program import Program
-    from shardweave.ir.verify import verify
+    from shardweave.ir.verify.program import verify
 
     text = Path(path).read_text()
     seconds: dict[str, float] = {}

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shardweave.driver.models import build_example
-from shardweave.ir.capture import capture
+from shardweave.ir.capture.capture import capture
 from shardweave.passes.pipeline import run_passes
 
 MODELS = {

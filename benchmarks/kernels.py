@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import gpu_timing
 
 from shardweave.backends.triton.launch import FusedCall
-from shardweave.ir.capture import capture
+from shardweave.ir.capture.capture import capture
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.traffic import bytes_moved
 from shardweave.passes.pipeline import run_passes

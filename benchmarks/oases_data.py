@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from shardweave.planners.cluster import Cluster, CollectiveTimes
-from shardweave.planners.curves import time_at
-from shardweave.planners.oases_chain import GIB, Block, Chain, Choice, Matrix, Work
-from shardweave.planners.presets import find_cluster
+from shardweave.planners.cost.cluster import Cluster, CollectiveTimes
+from shardweave.planners.cost.curves import time_at
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.oases.chain import GIB, Block, Chain, Choice, Matrix, Work
 
 DATA = Path(__file__).resolve().parent / "data"
 NUM_DEVICES = 32

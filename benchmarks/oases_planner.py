@@ -27,9 +27,9 @@ from shardweave.benchmarks.oases_data import (
     model_of,
     tables,
 )
-from shardweave.planners.oases_chain import GIB, Chain, linearise, runs
-from shardweave.planners.oases_dp import Solution, solve_chain
-from shardweave.planners.oases_ilp import solve_chain_ilp
+from shardweave.planners.oases.chain import GIB, Chain, linearise, runs
+from shardweave.planners.oases.dp import Solution, solve_chain
+from shardweave.planners.oases.ilp import solve_chain_ilp
 
 PROFILED = (1024, 2048, 3072, 4096)
 DEEP = 96

@@ -50,20 +50,20 @@ from shardweave.benchmarks.oases_data import (
     tables,
 )
 from shardweave.driver.gpt import Block, GPTConfig
-from shardweave.ir.capture import capture
+from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import PassPipeline
-from shardweave.planners.cluster import Cluster
-from shardweave.planners.cost import CostModel, kind_of, signature_text
-from shardweave.planners.curves import time_at
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.curves import time_at
+from shardweave.planners.cost.model import CostModel, kind_of, signature_text
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.oases_chain import linearise
-from shardweave.planners.oases_dp import solve_chain
-from shardweave.planners.presets import find_cluster
-from shardweave.planners.simulate import simulate
+from shardweave.planners.oases.chain import linearise
+from shardweave.planners.oases.dp import solve_chain
 
 PARTITION = "propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
 SPLIT = "split-batch{n=2}"

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.oppa.choosers import (
     BayesianChooser,
     Chooser,
@@ -38,7 +39,6 @@ from shardweave.planners.oppa.space import Configuration, Space
 from shardweave.planners.oppa.step_model import StepModel, Transformer
 from shardweave.planners.oppa.trees import TreeChooser
 from shardweave.planners.oppa.trials import Record
-from shardweave.planners.presets import find_cluster
 
 
 @dataclass(frozen=True)

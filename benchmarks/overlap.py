@@ -32,9 +32,9 @@ import shaped_link
 
 from shardweave.driver.models import build_example
 from shardweave.driver.profile import profile_machine
-from shardweave.ir.capture import capture
+from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh import Mesh
-from shardweave.planners.cluster_file import save_cluster
+from shardweave.planners.cost.cluster_file import save_cluster
 
 WORKER = Path(__file__).with_name("overlap_worker.py")
 NUM_RANKS = 2

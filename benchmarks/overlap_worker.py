@@ -25,10 +25,10 @@ from shardweave.backends.distributed import Step
 from shardweave.backends.runtime import Runtime
 from shardweave.driver.models import build_example
 from shardweave.driver.steady import awake, hasten_network_threads
-from shardweave.ir.capture import capture
+from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.planners.simulate import simulate
+from shardweave.planners.cost.simulate import simulate
 
 TORCH = "torch-tensor-parallel"
 

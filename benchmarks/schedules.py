@@ -25,13 +25,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from shardweave.benchmarks.compile_time import machine
 from shardweave.benchmarks.oases_data import CLUSTERS, SEQ, tables
 from shardweave.driver.models import build_example
-from shardweave.ir.capture import capture
+from shardweave.ir.capture.capture import capture
 from shardweave.ir.program import Program
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.overlap_communication import SCHEDULES
 from shardweave.passes.pipeline import PassPipeline, as_mesh
+from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.simulate import simulate
 
 STEP = (
     "split-batch{n=2},propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,"

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 from shardweave import __version__
 from shardweave.driver import launch
-from shardweave.driver.diff_command import add_diff_options, diff_command
-from shardweave.driver.pass_options import add_pass_options
-from shardweave.driver.report_command import add_report_options, report_command
-from shardweave.driver.show_command import add_show_options, show_command
-from shardweave.driver.validate_options import add_validate_options
+from shardweave.driver.commands.diff import add_diff_options, diff_command
+from shardweave.driver.commands.pass_options import add_pass_options
+from shardweave.driver.commands.report import add_report_options, report_command
+from shardweave.driver.commands.show import add_show_options, show_command
+from shardweave.driver.commands.validate_options import add_validate_options
 from shardweave.planners.registry import PLANNERS
 
 PLAIN = (ValueError, OSError)
@@ -49,19 +49,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     if options.command == "run":
-        from shardweave.driver.run import run_command
+        from shardweave.driver.commands.run import run_command
 
         return run_command(options, arguments)
     if options.command == "simulate":
-        from shardweave.driver.simulate_command import simulate_command
+        from shardweave.driver.commands.simulate import simulate_command
 
         return simulate_command(options)
     if options.command == "plan":
-        from shardweave.driver.plan_command import plan_command
+        from shardweave.driver.commands.plan import plan_command
 
         return plan_command(options)
     if options.command == "profile":
-        from shardweave.driver.profile_command import profile_command
+        from shardweave.driver.commands.profile import profile_command
 
         return profile_command(options)
     if options.command == "diff":
@@ -71,10 +71,10 @@ def _run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     if options.command == "show":
         return show_command(options)
     if options.command == "kernels":
-        from shardweave.driver.kernels_command import kernels_command
+        from shardweave.driver.commands.kernels import kernels_command
 
         return kernels_command(options)
-    from shardweave.driver import text_commands
+    from shardweave.driver.commands import text as text_commands
 
     if options.command == "capture":
         return text_commands.capture_command(options)

@@ -20,7 +20,7 @@ from shardweave.ir.kernel import FusedOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.text import print_module
-from shardweave.ir.verify import check
+from shardweave.ir.verify.program import check
 from shardweave.passes.pipeline import Observer, as_mesh, run_passes
 from shardweave.planners.plan import Plan
 
@@ -192,7 +192,7 @@ def _validator(program: Program, request: Request) -> tuple[Observer | None, str
 def capture_request(request: Request) -> Program:
     """The global program of a request's model."""
     # Takes a second to import, which the ranks other than 0 need not spend.
-    from shardweave.ir.capture import capture
+    from shardweave.ir.capture.capture import capture
 
     return capture(request.model, request.args, request.kwargs, train=request.train)
 

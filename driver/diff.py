@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardweave.ir.diff import Change, Group, StructuralDiff, count_by_kind, structural_diff
+from shardweave.ir.inspect.diff import Change, Group, StructuralDiff, count_by_kind, structural_diff
+from shardweave.ir.inspect.stats import ProgramStats
 from shardweave.ir.program import Program
-from shardweave.ir.stats import ProgramStats
-from shardweave.ir.verify import check
-from shardweave.planners.cluster import Cluster
-from shardweave.planners.presets import find_cluster
-from shardweave.planners.simulate import Simulation, simulate
+from shardweave.ir.verify.program import check
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.cost.simulate import Simulation, simulate
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class Diff:
 
     def save_html(self, path: str | Path, names: tuple[str, str] = ("before", "after")) -> None:
         """Write a page that needs no other file. names: how to call the two programs."""
-        from shardweave.driver.diff_html import page
+        from shardweave.driver.report.diff_html import page
 
         Path(path).write_text(page(self, names), encoding="utf-8")
 
     def __str__(self) -> str:
-        from shardweave.driver.diff_text import plain_text
+        from shardweave.driver.report.diff_text import plain_text
 
         return plain_text(self)
 

@@ -17,15 +17,15 @@ from torch.distributed.tensor import DTensor
 
 from shardweave.driver import world
 from shardweave.driver.check import CheckResult, Expected, compare, loss_of, run_eager
+from shardweave.driver.commands.run import RunOptions
 from shardweave.driver.compile import Request, bind, compile_program
 from shardweave.driver.launch import num_cores
 from shardweave.driver.models import Example, announce, build_example
-from shardweave.driver.report import RunReport, print_report, status
-from shardweave.driver.run import RunOptions
+from shardweave.driver.report.text import RunReport, print_report, status
 from shardweave.driver.training import Training, train, work_of
 from shardweave.driver.twin import twin_spec
+from shardweave.ir.inspect.stats import stats
 from shardweave.ir.program import Program
-from shardweave.ir.stats import stats
 from shardweave.passes.pipeline import parse_passes
 
 

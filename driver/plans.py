@@ -15,16 +15,16 @@ from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import Observer, PassPipeline, as_mesh
 from shardweave.passes.plan_passes import localize, plan_passes
 from shardweave.planners.call import ClusterLike, call_planner
+from shardweave.planners.cost.pipeline import PipelineSimulation
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.cost.simulate import Simulation
+from shardweave.planners.cost.zero import DATA_AXIS
 from shardweave.planners.oppa.host import Host
-from shardweave.planners.pipeline import PipelineSimulation
 from shardweave.planners.plan import Lookup, Plan
 from shardweave.planners.plan_check import check_plan, check_runnable
 from shardweave.planners.predict import ADAM_STATE, predicted_of, simulation_of
-from shardweave.planners.presets import find_cluster
 from shardweave.planners.registry import PLANNERS, no_such_plan
 from shardweave.planners.replicated import batch_shardings
-from shardweave.planners.simulate import Simulation
-from shardweave.planners.zero import DATA_AXIS
 
 MeshLike = Mesh | Mapping[str, int] | str
 

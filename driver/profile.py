@@ -13,7 +13,7 @@ from typing import Any
 
 from shardweave.driver.launch import launch
 from shardweave.ir.program import Program
-from shardweave.planners.cluster import Cluster, CollectiveTimes, DeviceType, NodeType, Points
+from shardweave.planners.cost.cluster import Cluster, CollectiveTimes, DeviceType, NodeType, Points
 
 WORKER = "shardweave.driver.profile_worker"
 

@@ -18,9 +18,9 @@ from shardweave.ir.aten import AtenOp
 from shardweave.ir.aten_args import arguments
 from shardweave.ir.dist import DistOp, ShardIndexOp, SliceOp, WaitOp
 from shardweave.ir.program import Program
-from shardweave.ir.shards import deal
+from shardweave.ir.sharding.shards import deal
 from shardweave.ir.types import dtype_of_value, shape_of
-from shardweave.planners.cost import DEFAULT_OP, kind_of, signature_text
+from shardweave.planners.cost.model import DEFAULT_OP, kind_of, signature_text
 
 SECONDS = 0.04
 """How long one op of one size is repeated."""

@@ -165,6 +165,16 @@ def _check_operand(
         raise VerifyException(f"{name} expects {wanted} for '{parameter.name}'")
 
 
+OpKey = tuple[str, tuple[Attribute, ...], tuple[Attribute, ...], tuple[object, ...]]
+
+
+def key_of_op(op: AtenOp) -> OpKey:
+    """Equal for ops of equal name, types and arguments, whatever their layer."""
+    values = tuple(item for item in op.properties.items() if item[0] not in ANNOTATIONS)
+    operand_types = tuple(operand.type for operand in op.operands)
+    return op.name, operand_types, tuple(r.type for r in op.results), values
+
+
 @cache
 def aten_class(name: str) -> type[AtenOp]:
     """The op class of an op name such as `aten.add.Tensor`.

@@ -14,7 +14,7 @@ from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 
 from shardweave.ir.mesh import Axis, Mesh
-from shardweave.ir.sharding import Placement, Sharding, contiguous, is_contiguous, ordered
+from shardweave.ir.placement import Placement, Sharding, contiguous, is_contiguous, ordered
 from shardweave.ir.strings import TextParser
 
 PHASES = ("forward", "recompute", "backward", "optimizer")

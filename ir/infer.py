@@ -15,12 +15,11 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from shardweave.ir.aten import AtenOp, overload_named
+from shardweave.ir.aten import AtenOp, OpKey, key_of_op, overload_named
 from shardweave.ir.aten_args import CALLEE, arguments
-from shardweave.ir.rules.lookup import Signature, signature_of_op
 from shardweave.ir.types import AnyTensor, dtype_of_value, shape_of, tensor_type
 
-_inferred: dict[Signature, tuple[AnyTensor, ...] | str] = {}
+_inferred: dict[OpKey, tuple[AnyTensor, ...] | str] = {}
 
 
 # Fake tensors on the CPU, as in capture: a tensor on the meta device takes the types that GPU
@@ -55,7 +54,7 @@ def infer_types(op: AtenOp) -> tuple[AnyTensor, ...] | str:
 
     Computed once per distinct name, types and arguments. Masked-off results are left out.
     """
-    signature = signature_of_op(op)
+    signature = key_of_op(op)
     found = _inferred.get(signature)
     if found is None:
         found = _run_on_fake(op)

@@ -12,14 +12,14 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardweave.ir.attributes import MeshAttr, ShardingAttr
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.sharding import Sharding
+from shardweave.ir.placement import Sharding
 from shardweave.ir.source_text import SourceText
 from shardweave.ir.syntax import layer_of
 from shardweave.ir.text import parse_module, print_module
 from shardweave.ir.types import shape_of
 
 if TYPE_CHECKING:
-    from shardweave.ir.stats import ProgramStats
+    from shardweave.ir.inspect.stats import ProgramStats
 
 MESH = "dist.mesh"
 LOCAL = "dist.local"
@@ -91,7 +91,7 @@ class Program:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the layers, folded."""
-        from shardweave.ir.program_html import program_html
+        from shardweave.ir.inspect.html import program_html
 
         return program_html(self)
 
@@ -194,7 +194,7 @@ class Program:
 
     def stats(self) -> ProgramStats:
         """Ops and FLOPs by phase, parameter bytes, collectives by kind, axes and phase."""
-        from shardweave.ir.stats import stats
+        from shardweave.ir.inspect.stats import stats
 
         return stats(self)
 

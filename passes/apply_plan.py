@@ -11,8 +11,8 @@ from xdsl.passes import ModulePass
 
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import Sharding
 from shardweave.ir.program import USED, Program
-from shardweave.ir.sharding import Sharding
 from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.types import shape_of
 from shardweave.planners.op_names import OP_MARK, named_ops

@@ -12,18 +12,18 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from shardweave.ir import dist
-from shardweave.ir.assignment import Choice
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import PhaseAttr, ShardingAttr
+from shardweave.ir.placement import Sharding
 from shardweave.ir.program import USED, Program
-from shardweave.ir.reshard import Step, reshard
-from shardweave.ir.rules import rule_of
-from shardweave.ir.sharding import Sharding
+from shardweave.ir.sharding.assignment import Choice
+from shardweave.ir.sharding.flow import Flow, annotated, aten_ops, sharding_property
+from shardweave.ir.sharding.local_form import LocalForm
+from shardweave.ir.sharding.reshard import Step, reshard
+from shardweave.ir.sharding.rules import rule_of
+from shardweave.ir.sharding.stored_weights import StoredWeights
 from shardweave.ir.syntax import annotate, phase_of
 from shardweave.ir.types import AnyTensor, shape_of, tensor_type_of, with_shape
-from shardweave.passes.flow import Flow, annotated, aten_ops, sharding_property
-from shardweave.passes.localize import LocalForm
-from shardweave.passes.stored_weights import StoredWeights
 
 _KINDS: dict[str, type[dist.DistOp]] = {
     "all_reduce": dist.AllReduceOp,

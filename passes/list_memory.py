@@ -18,7 +18,7 @@ from shardweave.ir.dist import WaitOp
 from shardweave.ir.program import Program
 from shardweave.ir.syntax import phase_of
 from shardweave.passes.interleave import thread_of
-from shardweave.planners.memory import held_by, storages_of
+from shardweave.planners.cost.memory import held_by, storages_of
 
 if TYPE_CHECKING:
     from shardweave.passes.list_schedule import Graph

@@ -18,7 +18,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dist import STARTED, DistOp, WaitOp
 from shardweave.passes.list_memory import Budget
-from shardweave.planners.cost import CostModel
+from shardweave.planners.cost.model import CostModel
 
 Priority = Callable[[int], tuple[float, ...]]
 """Of the index of an op; higher goes first."""

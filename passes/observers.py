@@ -13,8 +13,8 @@ from typing import TextIO
 
 from xdsl.passes import ModulePass
 
+from shardweave.ir.inspect.text_changes import changed_text
 from shardweave.ir.program import Program
-from shardweave.ir.text_changes import changed_text
 from shardweave.passes.pipeline import Observer
 
 

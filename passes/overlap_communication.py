@@ -16,15 +16,15 @@ from shardweave.ir.dist import STARTED, STARTS
 from shardweave.ir.literals import to_python
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.verify import describe
+from shardweave.ir.verify.program import describe
 from shardweave.passes.interleave import interleave, pass_regions, whole_regions
 from shardweave.passes.list_memory import Budget, liveness, recompute_gates
 from shardweave.passes.list_schedule import Graph, build_graph, list_schedule
-from shardweave.planners.cluster import Cluster
-from shardweave.planners.cost import CostModel
-from shardweave.planners.memory import peak_memory
-from shardweave.planners.presets import find_cluster, preset_names
-from shardweave.planners.simulate import simulate
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.memory import peak_memory
+from shardweave.planners.cost.model import CostModel
+from shardweave.planners.cost.presets import find_cluster, preset_names
+from shardweave.planners.cost.simulate import simulate
 
 SCHEDULES = ("blocking", "sub-batch", "cross-pass", "list")
 

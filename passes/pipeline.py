@@ -19,7 +19,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.text import without_gc
-from shardweave.ir.verify import verify
+from shardweave.ir.verify.program import verify
 from shardweave.passes.presets import preset_of, readable
 from shardweave.passes.registry import PASSES, PLANNER_PREFIX
 from shardweave.planners.registry import PLANNERS

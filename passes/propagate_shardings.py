@@ -11,15 +11,15 @@ from xdsl.dialects import builtin, func
 from xdsl.ir import Attribute, SSAValue
 from xdsl.passes import ModulePass
 
-from shardweave.ir.assignment import Choice, dims_of, price_of, seat_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.placement import DimSharding, Placement, Sharding, fits, ordered
 from shardweave.ir.program import Program, Slot
-from shardweave.ir.rules import Rule, rule_of
-from shardweave.ir.sharding import DimSharding, Placement, Sharding, fits, ordered
+from shardweave.ir.sharding.assignment import Choice, dims_of, price_of, seat_of
+from shardweave.ir.sharding.flow import Flow, annotated, aten_ops, sharding_property
+from shardweave.ir.sharding.pending_sums import add_pending_first
+from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.ir.types import shape_of
-from shardweave.passes.flow import Flow, annotated, aten_ops, sharding_property
-from shardweave.passes.pending_sums import add_pending_first
 from shardweave.passes.split_addmm import split_addmms
 
 _LOOKAHEAD = 6

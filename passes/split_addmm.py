@@ -11,8 +11,8 @@ from __future__ import annotations
 from xdsl.ir import SSAValue
 
 from shardweave.ir.aten import AtenOp, create
+from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
-from shardweave.ir.sharding import Sharding
 from shardweave.ir.syntax import annotate
 from shardweave.ir.types import shape_of
 

@@ -12,10 +12,10 @@ from xdsl.passes import ModulePass
 
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Axis, Mesh
+from shardweave.ir.placement import Placement, Sharding, fits, ordered
 from shardweave.ir.program import Program, Slot
-from shardweave.ir.sharding import Placement, Sharding, fits, ordered
+from shardweave.ir.sharding.flow import annotated
 from shardweave.ir.types import shape_of
-from shardweave.passes.flow import annotated
 
 
 @dataclass(frozen=True)

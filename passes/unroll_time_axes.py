@@ -16,10 +16,10 @@ from shardweave.ir import dist
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.literals import to_attribute
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import DimSharding, Placement, Sharding, block_of, ordered
 from shardweave.ir.program import Program, Slot
-from shardweave.ir.sharding import DimSharding, Placement, Sharding, block_of, ordered
+from shardweave.ir.sharding.flow import annotated
 from shardweave.ir.types import shape_of, tensor_type_of, with_shape
-from shardweave.passes.flow import annotated
 from shardweave.passes.time_collectives import Step, TimeOps, steps_of
 
 Coordinate = tuple[int, ...]

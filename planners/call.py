@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.suggest import did_you_mean
-from shardweave.planners.cluster import Cluster
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.cost.workload import Localize
 from shardweave.planners.plan import Plan
-from shardweave.planners.presets import find_cluster
 from shardweave.planners.registry import PLANNERS
-from shardweave.planners.workload import Localize
 
 if TYPE_CHECKING:
     from shardweave.planners.oppa.host import Host

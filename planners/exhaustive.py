@@ -9,7 +9,8 @@ from itertools import product
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.regions import block_name
-from shardweave.planners.cluster import Cluster
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.workload import Localize, Workload, batch_of, workload_of
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
@@ -19,7 +20,6 @@ from shardweave.planners.predict import (
     simulate_plan,
     with_candidates,
 )
-from shardweave.planners.workload import Localize, Workload, batch_of, workload_of
 
 SPLITS = (1, 2, 4)
 SPLIT_SCHEDULE = "cross-pass"

@@ -11,11 +11,11 @@ from xdsl.ir import SSAValue
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import Placement, Sharding
 from shardweave.ir.program import Program
-from shardweave.ir.sharding import Placement, Sharding
 from shardweave.ir.syntax import layer_of
 from shardweave.ir.types import shape_of
-from shardweave.planners.cluster import Cluster
+from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.plan import Plan
 from shardweave.planners.replicated import batch_shardings
 from shardweave.planners.structure import Cut, input_embeddings, parallel_pairs

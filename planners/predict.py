@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardweave.ir.program import Program
-from shardweave.planners.cluster import Cluster
-from shardweave.planners.pipeline import PipelineSimulation, simulate_stages
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.pipeline import PipelineSimulation, simulate_stages
+from shardweave.planners.cost.quantity import gib
+from shardweave.planners.cost.simulate import Simulation, simulate
+from shardweave.planners.cost.timeline import seconds_text
+from shardweave.planners.cost.workload import Localize
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_check import is_runnable
 from shardweave.planners.plan_parts import Candidate, PlanError, Predicted
-from shardweave.planners.quantity import gib
-from shardweave.planners.simulate import Simulation, simulate
-from shardweave.planners.timeline import seconds_text
-from shardweave.planners.workload import Localize
 
 ADAM_STATE = 2.0
 """Bytes of optimizer state per byte of parameters: two moments in the parameters' dtype."""

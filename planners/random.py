@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.planners.cluster import Cluster
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.workload import Localize
 from shardweave.planners.oppa.choosers import RandomChooser
 from shardweave.planners.oppa.host import Host
 from shardweave.planners.oppa.planner import TrialOptions, plan_by_trials
 from shardweave.planners.plan import Plan
-from shardweave.planners.workload import Localize
 
 
 def plan_random(

@@ -22,7 +22,7 @@ from typing import Any
 
 from shardweave.driver.cli import main
 from shardweave.ir.program import Program
-from shardweave.ir.verify import check
+from shardweave.ir.verify.program import check
 from shardweave.passes.pipeline import run_passes
 
 _BLOCK = re.compile(

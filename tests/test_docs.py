@@ -16,8 +16,8 @@ import torch
 
 from shardweave.ir.aten_args import DERIVED
 from shardweave.ir.dist import dist_dialect
-from shardweave.ir.rules import has_rule, lookup
-from shardweave.ir.rules.base import RULES
+from shardweave.ir.sharding.rules import has_rule, lookup
+from shardweave.ir.sharding.rules.base import RULES
 from shardweave.passes.registry import PASSES
 from shardweave.planners.registry import PLANNERS
 from shardweave.tests.pages import PageRun, blocks_of

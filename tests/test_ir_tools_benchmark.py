@@ -9,7 +9,7 @@ import pytest
 
 from shardweave.benchmarks.ir_tools import BOUNDS_S, NUM_OPS, bound_s, large_program, main
 from shardweave.ir.program import Program
-from shardweave.ir.verify import verify
+from shardweave.ir.verify.program import verify
 
 
 def test_repeated_step_is_a_valid_program_with_layers_of_its_own() -> None:

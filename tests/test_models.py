@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.verify import verify
+from shardweave.ir.verify.program import verify
 from shardweave.passes.pipeline import as_mesh, run_passes
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.replicated import plan_replicated

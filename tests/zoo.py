@@ -16,7 +16,7 @@ from torch import Tensor
 from shardweave.backends.reference import Key, run_reference, values_of
 from shardweave.driver.check import run_eager
 from shardweave.driver.models import Example, build_example
-from shardweave.ir.capture import capture
+from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of

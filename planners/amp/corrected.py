@@ -21,7 +21,7 @@ from shardweave.planners.amp.microbatch import element_bytes, fixed_shares, reac
 from shardweave.planners.amp.model import LayeredModel, Strategy
 from shardweave.planners.amp.network import Grid, Links, boundary_bandwidths, ring_bandwidths
 from shardweave.planners.amp.partition import Floats, Problem
-from shardweave.planners.zero import passes
+from shardweave.planners.cost.zero import passes
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import numpy as np
 from shardweave.planners.amp.model import LayeredModel, Strategy
 from shardweave.planners.amp.network import Grid, Links
 from shardweave.planners.amp.partition import Floats, Ints, Problem, earliest, partition
-from shardweave.planners.quantity import gib
-from shardweave.planners.zero import whole_for_a_while
+from shardweave.planners.cost.quantity import gib
+from shardweave.planners.cost.zero import whole_for_a_while
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ import numpy as np
 
 from shardweave.planners.amp.model import LayeredModel, LayerWork
 from shardweave.planners.amp.partition import Floats
-from shardweave.planners.cluster import Cluster, DeviceType
-from shardweave.planners.curves import interpolate
+from shardweave.planners.cost.cluster import Cluster, DeviceType
+from shardweave.planners.cost.curves import interpolate
 
 
 def roofline_s(work: LayerWork, device: DeviceType, dtype: str) -> float:

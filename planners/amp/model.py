@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 
 from shardweave.planners.amp.partition import Floats
-from shardweave.planners.cluster import Cluster
-from shardweave.planners.zero import divided
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.zero import divided
 
 
 class AmpError(ValueError):

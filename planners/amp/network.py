@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shardweave.planners.amp.model import Strategy
 from shardweave.planners.amp.partition import Floats, Ints
-from shardweave.planners.cluster import Cluster
+from shardweave.planners.cost.cluster import Cluster
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from shardweave.planners.amp.network import Grid, Links
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
 from shardweave.planners.amp.ranking import Choice, Ranking, Remembered
 from shardweave.planners.amp.search import Placed, search
-from shardweave.planners.cluster import Cluster
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.workload import BlockWork, Localize
+from shardweave.planners.cost.zero import DIVIDED
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, Pipeline, Predicted
 from shardweave.planners.predict import simulate_plan, with_candidates
-from shardweave.planners.workload import BlockWork, Localize
-from shardweave.planners.zero import DIVIDED
 
 AXES = ("pipeline", "data", "tensor")
 

@@ -16,10 +16,10 @@ from shardweave.ir.program import Program
 from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.planners.amp.estimate import BACKWARD
 from shardweave.planners.amp.model import AmpError, LayeredModel, Tied
-from shardweave.planners.cluster import Cluster
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.workload import BlockWork, Localize, Workload, batch_of, workload_of
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.predict import ADAM_STATE
-from shardweave.planners.workload import BlockWork, Localize, Workload, batch_of, workload_of
 
 _MORE = 4
 """Samples of the second, larger micro-batch that is read, or fewer if the batch has fewer."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from shardweave.ir.program import Program
 from shardweave.planners.amp.search import Placed
+from shardweave.planners.cost.timeline import seconds_text
+from shardweave.planners.cost.workload import Localize
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, Predicted
 from shardweave.planners.predict import fits, why_slower, with_candidates
-from shardweave.planners.timeline import seconds_text
-from shardweave.planners.workload import Localize
 
 
 @dataclass(frozen=True)

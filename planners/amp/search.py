@@ -16,7 +16,7 @@ from shardweave.planners.amp.memory import Shortfall, shortfall
 from shardweave.planners.amp.model import AmpError, LayeredModel, Strategy, strategies
 from shardweave.planners.amp.network import Grid, Links, megatron_grid
 from shardweave.planners.amp.partition import Ints, Problem, earliest, partition
-from shardweave.planners.cluster import Cluster
+from shardweave.planners.cost.cluster import Cluster
 
 
 @dataclass(frozen=True)

@@ -10,19 +10,19 @@ from math import prod
 from xdsl.ir import SSAValue
 
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import DimSharding, Placement, ordered
 from shardweave.ir.program import Program
-from shardweave.ir.sharding import DimSharding, Placement, ordered
 from shardweave.ir.types import dtype_of_value, num_bytes, shape_of, tensor_type_of
 from shardweave.planners.axonn.layers import Map, layers_of, linear_maps
 from shardweave.planners.axonn.model import AXES
 from shardweave.planners.axonn.search import AxonnError, Model, Options, Ranked, best, rank_grids
-from shardweave.planners.cluster import Cluster
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.workload import Workload, workload_of
 from shardweave.planners.megatron import sharding_text
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, Predicted
 from shardweave.planners.predict import ADAM_STATE, with_candidates
 from shardweave.planners.structure import Cut, input_embeddings, parallel_pairs
-from shardweave.planners.workload import Workload, workload_of
 
 Grid = tuple[int, int, int, int]
 

@@ -25,9 +25,9 @@ from shardweave.planners.axonn.model import (
     communication_s,
     grids_of,
 )
-from shardweave.planners.cluster import Cluster
-from shardweave.planners.quantity import gib
-from shardweave.planners.rings import ring_of
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.quantity import gib
+from shardweave.planners.cost.rings import ring_of
 
 
 class AxonnError(ValueError):

@@ -11,7 +11,9 @@ from statistics import fmean
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
-from shardweave.planners.cluster import Cluster
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.quantity import gib
+from shardweave.planners.cost.workload import Localize
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.oppa.choosers import BayesianChooser, Chooser
 from shardweave.planners.oppa.gp import Kernel
@@ -23,8 +25,6 @@ from shardweave.planners.oppa.trials import Outcome, Record, Trial, TrialFile
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
 from shardweave.planners.predict import simulate_plan, with_candidates
-from shardweave.planners.quantity import gib
-from shardweave.planners.workload import Localize
 
 AXES = ("data", "tensor")
 SCHEDULES = ("none", "sub-batch", "cross-pass")

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from shardweave.ir.mesh import Mesh
-from shardweave.planners.cluster import Cluster, DeviceType
-from shardweave.planners.curves import interpolate
+from shardweave.planners.cost.cluster import Cluster, DeviceType
+from shardweave.planners.cost.curves import interpolate
+from shardweave.planners.cost.rings import Ring, ring_of
 from shardweave.planners.oppa.space import Configuration
-from shardweave.planners.rings import Ring, ring_of
 
 MIB = 2**20
 ELEMENT = 2

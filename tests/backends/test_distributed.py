@@ -28,7 +28,7 @@ from shardweave.backends.distributed import Step
 from shardweave.backends.emit import emit
 from shardweave.driver.models import build_example
 from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.capture import capture
+from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.pipeline import run_passes

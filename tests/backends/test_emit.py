@@ -14,7 +14,7 @@ from shardweave.backends.emit import emit, load_step
 from shardweave.backends.reference import run_reference, values_of
 from shardweave.backends.runtime import Runtime
 from shardweave.driver.models import build_example
-from shardweave.ir.capture import capture
+from shardweave.ir.capture.capture import capture
 from shardweave.ir.program import Program
 from shardweave.tests.backends.programs import mlp_program, one_op_program
 

@@ -14,9 +14,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from shardweave.backends.layout import placements_of
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.sharding import Placement as Digit
-from shardweave.ir.sharding import Sharding, ordered
-from shardweave.ir.shards import take_shard
+from shardweave.ir.placement import Placement as Digit
+from shardweave.ir.placement import Sharding, ordered
+from shardweave.ir.sharding.shards import take_shard
 
 MESH = Mesh(a=2, b=3, c=2)
 

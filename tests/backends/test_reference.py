@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shardweave.backends.reference import ReplicaMismatchError, run_reference, values_of
 from shardweave.driver.models import build_example
-from shardweave.ir.capture import capture
+from shardweave.ir.capture.capture import capture
 from shardweave.ir.program import Program
 from shardweave.tests.backends.programs import MLPModel, mlp_program, one_op_program
 

@@ -11,7 +11,7 @@ import pytest
 from shardweave.driver.cli import main
 from shardweave.driver.compile import compile as compile_step
 from shardweave.ir.program import Program
-from shardweave.ir.verify import check
+from shardweave.ir.verify.program import check
 from shardweave.tests import zoo
 from shardweave.tests.real_step import MODEL, annotated, assert_equals_eager, local, save
 

@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 from shardweave.backends.reference import run_reference, values_of
 from shardweave.driver.hf import count_parameters
 from shardweave.driver.models import Example, announce, build_example, parse_options
-from shardweave.ir.capture import CaptureError, capture
+from shardweave.ir.capture.capture import CaptureError, capture
 
 OWN_SPECS = {
     "gpt": "gpt:layers=2,hidden=16,heads=2,vocab=32,seq=8,batch=2",

@@ -9,9 +9,9 @@ import pytest
 from shardweave.driver import profile, profile_ops
 from shardweave.driver.cli import main
 from shardweave.driver.profile import cluster_of, profile_machine
-from shardweave.planners.cluster_file import cluster_text, load_cluster, parse_cluster
-from shardweave.planners.cost import kind_of, signature_text
-from shardweave.planners.simulate import simulate
+from shardweave.planners.cost.cluster_file import cluster_text, load_cluster, parse_cluster
+from shardweave.planners.cost.model import kind_of, signature_text
+from shardweave.planners.cost.simulate import simulate
 from shardweave.tests.planners.small_clusters import local
 
 TEXT = """

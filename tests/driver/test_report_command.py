@@ -13,11 +13,11 @@ import matplotlib.image
 import pytest
 
 from shardweave.driver.cli import main
-from shardweave.driver.page_shardings import Picture, ranks_text, runs_of, sharding_svg
+from shardweave.driver.report.shardings import Picture, ranks_text, runs_of, sharding_svg
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
-from shardweave.planners.memory import memory_over_time
-from shardweave.planners.simulate import simulate
+from shardweave.planners.cost.memory import memory_over_time
+from shardweave.planners.cost.simulate import simulate
 from shardweave.tests import zoo
 from shardweave.tests.real_step import MESH, MODEL, annotated, captured, local, save
 

@@ -73,7 +73,7 @@ import sys
 from shardweave.driver import trials
 from shardweave.driver.models import build_example
 from shardweave.driver.plans import plan
-from shardweave.ir.capture import capture
+from shardweave.ir.capture.capture import capture
 
 class Crashing(trials.LocalTrials):
     count = 0

@@ -8,7 +8,7 @@ import pytest
 
 from shardweave.driver.gpt import GPTConfig, build_gpt
 from shardweave.driver.universe import SHARDWEAVE_UNIVERSE, name_in_xdsl
-from shardweave.ir.capture import capture
+from shardweave.ir.capture.capture import capture
 from shardweave.ir.program import Program
 from shardweave.passes.registry import PASSES
 

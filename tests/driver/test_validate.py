@@ -21,7 +21,7 @@ from shardweave.driver.validate import (
     Validator,
     find_differences,
 )
-from shardweave.ir.precision import in_float64
+from shardweave.ir.capture.precision import in_float64
 from shardweave.ir.program import Program
 from shardweave.ir.types import dtype_of_value
 from shardweave.passes.pipeline import PassPipeline

@@ -10,7 +10,9 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 
-from shardweave.ir.assignment import (
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import DimSharding, Placement, Sharding, contiguous, fits, ordered
+from shardweave.ir.sharding.assignment import (
     Chooser,
     Operand,
     cheapest_version,
@@ -18,10 +20,8 @@ from shardweave.ir.assignment import (
     price_of,
     seat_of,
 )
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.reshard import UnreachableSharding
-from shardweave.ir.rules.base import Factor, Rule
-from shardweave.ir.sharding import DimSharding, Placement, Sharding, contiguous, fits, ordered
+from shardweave.ir.sharding.reshard import UnreachableSharding
+from shardweave.ir.sharding.rules.base import Factor, Rule
 from shardweave.tests.ir.strategies import meshes, random_sharding, randoms
 
 MESH = Mesh(a=2, b=3)

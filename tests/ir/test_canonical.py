@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from shardweave.backends.reference import run_reference, values_of
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.capture import capture
+from shardweave.ir.capture.capture import capture
 from shardweave.ir.program import Program
 
 Function = Callable[..., Tensor]

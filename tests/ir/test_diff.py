@@ -12,8 +12,8 @@ from xdsl.dialects import builtin
 from xdsl.ir import Operation
 
 from shardweave.ir.aten import create
-from shardweave.ir.diff import Change, blocks_text, structural_diff
-from shardweave.ir.diff_match import _common, longest_increasing
+from shardweave.ir.inspect.diff import Change, blocks_text, structural_diff
+from shardweave.ir.inspect.diff_match import _common, longest_increasing
 from shardweave.ir.literals import to_attribute
 from shardweave.ir.program import Program
 from shardweave.ir.syntax import annotate, layer_of

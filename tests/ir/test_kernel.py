@@ -10,7 +10,7 @@ from shardweave.ir.kernel import fuse
 from shardweave.ir.program import Program
 from shardweave.ir.text import ProgramTextError
 from shardweave.ir.unfuse import unfuse, without_regions
-from shardweave.ir.verify import verify
+from shardweave.ir.verify.program import verify
 from shardweave.tests.ir_text import step
 
 TEXT = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardweave.ir.flops import flops_of
-from shardweave.ir.outline import fold, layers_of, part_of, select
+from shardweave.ir.inspect.outline import fold, layers_of, part_of, select
 from shardweave.ir.program import Program
 from shardweave.tests import zoo
 from shardweave.tests.real_step import captured, local

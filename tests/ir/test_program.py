@@ -6,8 +6,8 @@ import pytest
 
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
-from shardweave.ir.sharding import Sharding
 from shardweave.ir.syntax import layer_of
 from shardweave.tests.ir_text import shardings, step
 from shardweave.tests.zoo import SPECS, captured

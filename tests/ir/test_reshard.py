@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.reshard import Step, UnreachableSharding, reshard, sent_elements
-from shardweave.ir.sharding import Placement, Sharding, contiguous
-from shardweave.ir.shards import assemble, deal, take_shard, undeal
+from shardweave.ir.placement import Placement, Sharding, contiguous
+from shardweave.ir.sharding.reshard import Step, UnreachableSharding, reshard, sent_elements
+from shardweave.ir.sharding.shards import assemble, deal, take_shard, undeal
 from shardweave.tests.ir.strategies import (
     all_coordinates,
     meshes,

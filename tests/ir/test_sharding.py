@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.sharding import (
+from shardweave.ir.placement import (
     DimSharding,
     Placement,
     Sharding,

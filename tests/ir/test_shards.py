@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.sharding import Placement, Sharding
-from shardweave.ir.shards import assemble, deal, take_shard, undeal
+from shardweave.ir.placement import Placement, Sharding
+from shardweave.ir.sharding.shards import assemble, deal, take_shard, undeal
 from shardweave.tests.ir.strategies import (
     all_coordinates,
     indices_of,

@@ -12,7 +12,7 @@ from xdsl.dialects.builtin import FileLineColLoc, IntAttr, StringAttr
 from shardweave.ir.program import Program
 from shardweave.ir.syntax import layer_of
 from shardweave.ir.text import ProgramTextError
-from shardweave.ir.verify import verify
+from shardweave.ir.verify.program import verify
 from shardweave.tests.ir_text import step
 from shardweave.tests.zoo import SPECS, captured, megatron, partitioned
 

@@ -9,7 +9,7 @@ import pytest
 
 from shardweave.ir.program import Program
 from shardweave.ir.text import ProgramTextError
-from shardweave.ir.verify import verify
+from shardweave.ir.verify.program import verify
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.mutations import mutated
 from shardweave.tests.zoo import SPECS, captured, megatron, partitioned

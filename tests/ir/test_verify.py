@@ -10,7 +10,7 @@ from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.dist import AllReduceOp
 from shardweave.ir.program import Program
 from shardweave.ir.text import ProgramTextError
-from shardweave.ir.verify import VerifyError, check, verify
+from shardweave.ir.verify.program import VerifyError, check, verify
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.ir_text import step
 from shardweave.tests.zoo import SPECS, captured, megatron, partitioned

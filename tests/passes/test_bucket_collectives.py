@@ -10,8 +10,8 @@ from shardweave.ir.program import Program
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.buckets import operand_bytes
 from shardweave.passes.pipeline import PassError, run_passes
+from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.plan import Plan
-from shardweave.planners.simulate import simulate
 from shardweave.tests.ir_text import assert_passes_to, assert_same_values, lines, step
 from shardweave.tests.planners.small_clusters import cluster, local
 from shardweave.tests.zoo import SHARDING_PASSES, SPECS, assert_equals_eager, captured

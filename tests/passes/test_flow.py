@@ -7,10 +7,9 @@ import pytest
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
-from shardweave.ir.sharding import Sharding
-from shardweave.ir.types import shape_of
-from shardweave.passes.flow import (
+from shardweave.ir.sharding.flow import (
     MAX_VERSIONS,
     Flow,
     annotated,
@@ -19,6 +18,7 @@ from shardweave.passes.flow import (
     moved_through,
     sharding_property,
 )
+from shardweave.ir.types import shape_of
 from shardweave.tests.ir_text import step
 
 MESH = Mesh(data=2, tensor=2)

@@ -17,9 +17,9 @@ from shardweave.passes.list_memory import Budget, liveness, recompute_gates
 from shardweave.passes.list_schedule import Graph, build_graph, list_schedule
 from shardweave.passes.overlap_communication import reorder
 from shardweave.passes.pipeline import run_passes
-from shardweave.planners.cost import CostModel
-from shardweave.planners.memory import peak_memory
-from shardweave.planners.simulate import simulate
+from shardweave.planners.cost.memory import peak_memory
+from shardweave.planners.cost.model import CostModel
+from shardweave.planners.cost.simulate import simulate
 from shardweave.tests.ir_text import assert_same_values
 from shardweave.tests.passes.steps import order, random_step
 from shardweave.tests.planners.small_clusters import SQUARE, cluster, local

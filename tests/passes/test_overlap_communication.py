@@ -13,10 +13,10 @@ from shardweave.ir.dist import STARTED, WaitOp
 from shardweave.ir.program import Program
 from shardweave.passes.overlap_communication import SCHEDULES
 from shardweave.passes.pipeline import PassError, run_passes
-from shardweave.planners.cluster_file import save_cluster
-from shardweave.planners.memory import peak_memory
-from shardweave.planners.presets import FOLDER
-from shardweave.planners.simulate import simulate
+from shardweave.planners.cost.cluster_file import save_cluster
+from shardweave.planners.cost.memory import peak_memory
+from shardweave.planners.cost.presets import FOLDER
+from shardweave.planners.cost.simulate import simulate
 from shardweave.tests.ir_text import assert_same_values
 from shardweave.tests.passes.steps import blocks, order, random_step
 from shardweave.tests.planners.small_clusters import cluster

@@ -10,7 +10,7 @@ from shardweave.ir.program import Program
 from shardweave.ir.regions import block_of_op, kept_bytes
 from shardweave.ir.syntax import phase_of
 from shardweave.passes.pipeline import PassError, run_passes
-from shardweave.planners.memory import peak_memory
+from shardweave.planners.cost.memory import peak_memory
 from shardweave.tests.ir_text import assert_lines, lines, random_values, step
 from shardweave.tests.passes.steps import blocks, order
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.ir.verify import verify
+from shardweave.ir.verify.program import verify
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.tests.ir_text import assert_passes_to, step
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from itertools import pairwise, product
 
-from shardweave.planners.oases_chain import GIB, Block, Chain, Choice, Work, linearise
+from shardweave.planners.oases.chain import GIB, Block, Chain, Choice, Work, linearise
 
 
 def random_chain(seed: int, *, longest: int = 5, most_degrees: int = 3) -> Chain:

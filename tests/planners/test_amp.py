@@ -28,7 +28,7 @@ from shardweave.planners.amp.network import (
     ring_bandwidths,
 )
 from shardweave.planners.amp.search import best_cuts, literal_cuts, search
-from shardweave.planners.cluster import Cluster, DeviceType, NodeType
+from shardweave.planners.cost.cluster import Cluster, DeviceType, NodeType
 
 FAST = DeviceType("fast", {"float16": 1e12}, 10**9, 1e12)
 SLOW = replace(FAST, name="slow")

@@ -14,14 +14,14 @@ from shardweave.passes import plan_passes
 from shardweave.planners.amp import plan_amp
 from shardweave.planners.amp.model import AmpError
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
-from shardweave.planners.cluster import Cluster
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.cost.workload import batch_of, workload_of
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_check import check_plan, is_runnable
 from shardweave.planners.plan_parts import PlanError
 from shardweave.planners.predict import simulate_plan
-from shardweave.planners.presets import find_cluster
-from shardweave.planners.workload import batch_of, workload_of
 from shardweave.tests.ir_text import step
 from shardweave.tests.zoo import assert_equals_eager, captured
 

@@ -11,8 +11,8 @@ import pytest
 from shardweave.backends.reference import run_reference
 from shardweave.benchmarks.axonn_planner import captured as stack
 from shardweave.benchmarks.axonn_planner import gpt_model
+from shardweave.ir.capture.precision import in_float64
 from shardweave.ir.dist import STARTED, WaitOp
-from shardweave.ir.precision import in_float64
 from shardweave.ir.program import Program
 from shardweave.ir.syntax import phase_of
 from shardweave.passes.apply_plan import ApplyPlanPass
@@ -33,7 +33,7 @@ from shardweave.planners.axonn.model import (
 )
 from shardweave.planners.axonn.search import AxonnError, Options, memory_of, rank_grids
 from shardweave.planners.call import call_planner
-from shardweave.planners.presets import find_cluster
+from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.structure import parallel_pairs
 from shardweave.tests.zoo import SHARDING_PASSES, SPECS, assert_equals_eager, captured, partitioned
 

@@ -6,7 +6,7 @@ import pytest
 
 from shardweave.driver.models import build_example
 from shardweave.driver.plans import plan
-from shardweave.ir.capture import capture
+from shardweave.ir.capture.capture import capture
 
 
 def test_plan_is_the_fastest_of_its_trials_and_follows_from_the_seed(tmp_path: Path) -> None:

@@ -5,10 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from shardweave.planners.cluster import Cluster, ClusterError, NodeType
-from shardweave.planners.cluster_file import cluster_text, load_cluster, parse_cluster, save_cluster
-from shardweave.planners.presets import find_cluster, preset_names
-from shardweave.planners.quantity import quantity
+from shardweave.planners.cost.cluster import Cluster, ClusterError, NodeType
+from shardweave.planners.cost.cluster_file import (
+    cluster_text,
+    load_cluster,
+    parse_cluster,
+    save_cluster,
+)
+from shardweave.planners.cost.presets import find_cluster, preset_names
+from shardweave.planners.cost.quantity import quantity
 from shardweave.tests.planners.small_clusters import DEVICE, cluster
 
 GOOD = """

@@ -11,11 +11,11 @@ from shardweave.ir.mesh import Mesh
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import PassPipeline
 from shardweave.passes.plan_passes import localize
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.exhaustive import plan_exhaustive
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan_parts import PlanError
-from shardweave.planners.presets import find_cluster
-from shardweave.planners.simulate import simulate
 from shardweave.tests.zoo import assert_equals_eager, captured
 
 CLUSTER = find_cluster("perlmutter:nodes=1")  # 4 devices

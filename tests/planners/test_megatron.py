@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shardweave.passes.pipeline import as_mesh
+from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
-from shardweave.planners.presets import find_cluster
 from shardweave.tests.zoo import SPECS, TEXT_SPECS, captured, megatron
 
 COLUMN, ROW, VECTOR = '[{"tensor"}, {}]', '[{}, {"tensor"}]', '[{"tensor"}]'

@@ -16,20 +16,20 @@ from shardweave.backends.reference import values_of
 from shardweave.driver.check import run_eager
 from shardweave.driver.models import Example
 from shardweave.driver.plans import plan as make_plan
-from shardweave.ir.capture import capture
+from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.pipeline import PassPipeline
 from shardweave.passes.plan_passes import plan_passes
-from shardweave.planners.cluster import Cluster
-from shardweave.planners.oases import plan_oases, plan_of_degrees
-from shardweave.planners.oases_blocks import read_blocks
-from shardweave.planners.oases_chain import ChainError, linearise
-from shardweave.planners.oases_degree import Axes, prime_factors
-from shardweave.planners.oases_dp import solve_chain
-from shardweave.planners.oases_program import ChainOptions, ProgramChain, chain_of_program
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.oases.blocks import read_blocks
+from shardweave.planners.oases.chain import ChainError, linearise
+from shardweave.planners.oases.degree import Axes, prime_factors
+from shardweave.planners.oases.dp import solve_chain
+from shardweave.planners.oases.planner import plan_oases, plan_of_degrees
+from shardweave.planners.oases.program import ChainOptions, ProgramChain, chain_of_program
 from shardweave.planners.plan import Plan
-from shardweave.planners.presets import find_cluster
 from shardweave.planners.structure import find_pairs
 from shardweave.tests.zoo import SPECS, Captured, assert_equals_eager, captured
 

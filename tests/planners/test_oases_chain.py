@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from shardweave.planners.oases_chain import GIB, Block, Chain, ChainError, Choice, Work, linearise
-from shardweave.planners.oases_chain import runs as runs_of
+from shardweave.planners.oases.chain import GIB, Block, Chain, ChainError, Choice, Work, linearise
+from shardweave.planners.oases.chain import runs as runs_of
 from shardweave.tests.planners.small_chains import three_blocks
 
 

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from shardweave.benchmarks.oases_data import BUDGET_BYTES, chain_of, model_of
-from shardweave.planners.oases_chain import GIB, Block, Chain, ChainError, linearise
-from shardweave.planners.oases_dp import solve_chain
+from shardweave.planners.oases.chain import GIB, Block, Chain, ChainError, linearise
+from shardweave.planners.oases.dp import solve_chain
 from shardweave.tests.planners.small_chains import (
     least_time,
     random_budget,

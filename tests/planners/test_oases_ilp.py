@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from shardweave.planners.oases_chain import GIB, ChainError
-from shardweave.planners.oases_dp import Solution, solve_chain
-from shardweave.planners.oases_ilp import SolverName, solve_chain_ilp
+from shardweave.planners.oases.chain import GIB, ChainError
+from shardweave.planners.oases.dp import Solution, solve_chain
+from shardweave.planners.oases.ilp import SolverName, solve_chain_ilp
 from shardweave.tests.planners.small_chains import random_budget, random_chain, three_blocks
 
 SOLVERS: tuple[SolverName, ...] = ("highs", "cbc")

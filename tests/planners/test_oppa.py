@@ -14,8 +14,9 @@ import torch
 
 from shardweave.driver.models import build_example
 from shardweave.driver.plans import plan
-from shardweave.ir.capture import capture
+from shardweave.ir.capture.capture import capture
 from shardweave.ir.program import Program
+from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.oppa import choosers
 from shardweave.planners.oppa.acquisition import chance_below, expected_improvement
 from shardweave.planners.oppa.choosers import BayesianChooser, History, RandomChooser
@@ -27,7 +28,6 @@ from shardweave.planners.oppa.simulated import SimulatedTrial
 from shardweave.planners.oppa.space import BUCKETS_MIB, Configuration, Space, SpaceError, Table
 from shardweave.planners.oppa.step_model import StepModel, Transformer
 from shardweave.planners.oppa.trials import Outcome, Record, TrialFile, TrialsError
-from shardweave.planners.presets import find_cluster
 
 SMALL = Space(8, 4, 4, 16, data_buckets_mib=(1, 16), zero_buckets_mib=(1, 16))
 MODEL = Transformer("small", 4, 512, 4, 2048, 1000, 128, 16)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardweave.planners.pipeline.events import Message, Part, Played, StageTimes, play
-from shardweave.planners.pipeline.order import Task, most_in_flight, order_of
+from shardweave.planners.cost.pipeline.events import Message, Part, Played, StageTimes, play
+from shardweave.planners.cost.pipeline.order import Task, most_in_flight, order_of
 from shardweave.planners.plan_parts import PIPELINE_SCHEDULES
 
 schedules = st.sampled_from(PIPELINE_SCHEDULES)

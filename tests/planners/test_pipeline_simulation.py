@@ -14,17 +14,17 @@ from shardweave.ir.program import Program
 from shardweave.passes import plan_passes
 from shardweave.planners.amp import plan_amp
 from shardweave.planners.amp.model import AmpError
-from shardweave.planners.cluster import Cluster, NodeType
+from shardweave.planners.cost.cluster import Cluster, NodeType
+from shardweave.planners.cost.pipeline import PipelineSimulation, simulate_stages
+from shardweave.planners.cost.pipeline.micro_batch import micro_batch_plan
+from shardweave.planners.cost.placement import on_devices
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.cost.rings import nics_of, transfer_of
+from shardweave.planners.cost.simulate import Simulation
 from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.pipeline import PipelineSimulation, simulate_stages
-from shardweave.planners.pipeline.micro_batch import micro_batch_plan
-from shardweave.planners.placement import on_devices
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Pipeline, PlanError
 from shardweave.planners.predict import simulation_of
-from shardweave.planners.presets import find_cluster
-from shardweave.planners.rings import nics_of, transfer_of
-from shardweave.planners.simulate import Simulation
 from shardweave.tests.planners.small_clusters import cluster
 from shardweave.tests.zoo import captured
 

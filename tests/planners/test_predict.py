@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from shardweave.passes.plan_passes import localize
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, Predicted
 from shardweave.planners.predict import simulate_plan, time_parts, why_slower, with_candidates
-from shardweave.planners.presets import find_cluster
-from shardweave.planners.simulate import simulate
 from shardweave.tests.zoo import SPECS, captured, megatron
 
 BEST = Predicted(1e-3, 8e-4, {"data": 1e-4, "tensor": 3e-4}, 2e-4, memory_bytes={"a": 5})

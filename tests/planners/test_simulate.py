@@ -17,10 +17,10 @@ from shardweave.ir.dist import STARTED
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.types import num_bytes, tensor_type_of
-from shardweave.planners.cluster import Cluster
-from shardweave.planners.cost import kind_of
-from shardweave.planners.memory import peak_memory
-from shardweave.planners.simulate import Simulation, simulate
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.memory import peak_memory
+from shardweave.planners.cost.model import kind_of
+from shardweave.planners.cost.simulate import Simulation, simulate
 from shardweave.tests.ir_text import step
 from shardweave.tests.planners.small_clusters import (
     DEVICE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.sharding import Sharding
+from shardweave.ir.placement import Sharding
 from shardweave.ir.types import shape_of
 from shardweave.planners.structure import input_embeddings, parallel_pairs, parameter_of
 from shardweave.tests.ir_text import step

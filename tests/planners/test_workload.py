@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from shardweave.ir.inspect.stats import stats
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.stats import stats
 from shardweave.passes.plan_passes import localize
-from shardweave.planners.cost import CostModel, kind_of
+from shardweave.planners.cost.model import CostModel, kind_of
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.cost.workload import Workload, workload_of
 from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.presets import find_cluster
-from shardweave.planners.workload import Workload, workload_of
 from shardweave.tests.ir_text import step
 from shardweave.tests.planners.small_clusters import cluster
 from shardweave.tests.zoo import SPECS, captured

@@ -9,8 +9,8 @@ import torch
 from xdsl.ir import Block
 
 from shardweave.ir.aten import AtenOp, create
-from shardweave.ir.rules import Rule, rule_of
-from shardweave.ir.rules.base import Dims
+from shardweave.ir.sharding.rules import Rule, rule_of
+from shardweave.ir.sharding.rules.base import Dims
 from shardweave.ir.types import tensor_type
 
 

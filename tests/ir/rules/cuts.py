@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from random import Random
 
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.rules import Rule
-from shardweave.ir.sharding import DimSharding, Placement
+from shardweave.ir.placement import DimSharding, Placement
+from shardweave.ir.sharding.rules import Rule
 from shardweave.tests.ir.rules.sharded_op import Cut
 from shardweave.tests.ir.strategies import random_placements
 

@@ -22,19 +22,19 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from shardweave.backends.calls import FUNCTIONS
 from shardweave.backends.reference import run_reference
-from shardweave.ir.assignment import dims_of
 from shardweave.ir.aten import NOT_STORED, AtenOp, create, overload_named, signature_of
 from shardweave.ir.aten_args import DERIVED
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.dist import DistOp, ShardIndexOp
 from shardweave.ir.infer import infer_types
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import DimSharding, Sharding, contiguous, fits, is_contiguous
 from shardweave.ir.program import Program
-from shardweave.ir.rules import Rule, rule_of
-from shardweave.ir.sharding import DimSharding, Sharding, contiguous, fits, is_contiguous
+from shardweave.ir.sharding.assignment import dims_of
+from shardweave.ir.sharding.flow import sharding_property
+from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.ir.syntax import ANNOTATIONS
 from shardweave.ir.types import shape_of, shape_of_type, tensor_type
-from shardweave.passes.flow import sharding_property
 from shardweave.passes.pipeline import PassPipeline
 
 PARTITION = PassPipeline("insert-collectives")

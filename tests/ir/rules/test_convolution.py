@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from shardweave.ir.rules import Rule
+from shardweave.ir.sharding.rules import Rule
 
 Einsum = Callable[..., str]
 MakeRule = Callable[..., Rule]

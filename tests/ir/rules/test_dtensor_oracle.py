@@ -26,8 +26,8 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.sharding import Sharding, is_contiguous
-from shardweave.ir.shards import assemble, take_shard
+from shardweave.ir.placement import Sharding, is_contiguous
+from shardweave.ir.sharding.shards import assemble, take_shard
 from shardweave.tests.ir.rules.cuts import single_cuts
 from shardweave.tests.ir.rules.sharded_op import Instance, Sample, instance_of, kernel_of
 from shardweave.tests.ir.rules.test_property import OPS, SAMPLES

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from shardweave.ir.rules import Rule
+from shardweave.ir.sharding.rules import Rule
 
 
 def test_full_is_free_in_all_dims(einsum: Callable[..., str]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shardweave.ir.rules import Rule
+from shardweave.ir.sharding.rules import Rule
 
 
 def test_contracted_dims_reduce(einsum: Callable[..., str], make_rule: Callable[..., Rule]) -> None:

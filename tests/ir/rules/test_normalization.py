@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shardweave.ir.rules import Rule
+from shardweave.ir.sharding.rules import Rule
 
 Einsum = Callable[..., str]
 X, STATISTICS, WEIGHT = (2, 4, 6), (2, 4, 1), (6,)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from shardweave.ir.rules import Rule
+from shardweave.ir.sharding.rules import Rule
 
 Einsum = Callable[..., str]
 MakeRule = Callable[..., Rule]

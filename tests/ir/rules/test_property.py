@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from shardweave.ir.mesh import Axis, Mesh
-from shardweave.ir.rules import has_rule
-from shardweave.ir.rules.base import RULES
-from shardweave.ir.sharding import Sharding
+from shardweave.ir.placement import Sharding
+from shardweave.ir.sharding.rules import has_rule
+from shardweave.ir.sharding.rules.base import RULES
 from shardweave.tests.ir.rules.cuts import PAIRS, random_cut, single_cuts
 from shardweave.tests.ir.rules.samples_compute import COMPUTE
 from shardweave.tests.ir.rules.samples_layout import LAYOUT

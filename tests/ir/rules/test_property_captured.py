@@ -15,12 +15,12 @@ from shardweave.backends.reference import values_of
 from shardweave.driver.models import build_example
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.aten_args import arguments
-from shardweave.ir.capture import capture
+from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import DimSharding, Placement
 from shardweave.ir.program import Program
-from shardweave.ir.rules import Rule, has_rule
-from shardweave.ir.rules.lookup import Signature, signature_of_op
-from shardweave.ir.sharding import DimSharding, Placement
+from shardweave.ir.sharding.rules import Rule, has_rule
+from shardweave.ir.sharding.rules.lookup import Signature, signature_of_op
 from shardweave.tests.ir.rules.sharded_op import Cut, Instance, check_cut
 
 MODELS = {

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from shardweave.ir.rules import Rule
+from shardweave.ir.sharding.rules import Rule
 
 Einsum = Callable[..., str]
 MakeRule = Callable[..., Rule]

@@ -3,8 +3,8 @@
 from unittest.mock import patch
 
 from shardweave.ir.aten import AtenOp, aten_dialect
-from shardweave.ir.rules import has_rule, lookup, rule_of
-from shardweave.ir.rules.base import RULES, Notation, Rule, rule
+from shardweave.ir.sharding.rules import has_rule, lookup, rule_of
+from shardweave.ir.sharding.rules.base import RULES, Notation, Rule, rule
 from shardweave.tests.ir_text import step
 
 has_rule("")  # Loads the families.

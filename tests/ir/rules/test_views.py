@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardweave.ir.rules import Rule
-from shardweave.ir.rules.base import Dims
+from shardweave.ir.sharding.rules import Rule
+from shardweave.ir.sharding.rules.base import Dims
 
 Einsum = Callable[..., str]
 MakeRule = Callable[..., Rule]

@@ -1,0 +1,61 @@
+"""The `report` command: a step on a cluster as one HTML page."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_report_options(command: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    command.add_argument("file", metavar="FILE", help="a program's text; - reads standard input")
+    command.add_argument(
+        "--cluster",
+        required=True,
+        help="a preset's name, as h100-pod or testbed:rate=250mbit, or a file",
+    )
+    command.add_argument(
+        "--plan",
+        metavar="FILE",
+        help="the plan, to be shown; a program that is still global is partitioned by it",
+    )
+    command.add_argument("-o", "--output", metavar="FILE", required=True, help="the page")
+    command.add_argument(
+        "--optimizer",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="bytes of optimizer state per byte of parameters, such as 2 for Adam (default: 0)",
+    )
+
+
+def report_command(options: argparse.Namespace) -> int:
+    """Simulate a program and write the page."""
+    from shardweave.driver.commands.output import check_output
+    from shardweave.driver.commands.text import read
+    from shardweave.driver.plans import partition
+    from shardweave.driver.report.page import report_page
+    from shardweave.driver.report.text import bytes_text
+    from shardweave.ir.mesh import Mesh
+    from shardweave.ir.verify.program import check
+    from shardweave.planners.cost.simulate import simulate
+    from shardweave.planners.plan import Plan
+
+    check_output(options.output)
+    program = read(options.file)
+    check(program)
+    plan = Plan.load(options.plan) if options.plan else None
+    if plan is not None and not program.is_local:
+        program = partition(program, program.mesh or Mesh(**plan.mesh), plan)
+    found = simulate(program, options.cluster, optimizer_multiplier=options.optimizer)
+    page = report_page(
+        program,
+        found,
+        title=Path(options.file).name,
+        plan=plan,
+        optimizer_multiplier=options.optimizer,
+    )
+    Path(options.output).write_text(page)
+    print(found.summary())
+    print(f"wrote {options.output} ({bytes_text(len(page.encode()))})")
+    return 0

@@ -1,0 +1,121 @@
+"""A diff as text for a terminal, with colour where it has some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from io import StringIO
+from itertools import groupby
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from shardweave.driver.diff import Diff, Number
+from shardweave.driver.report.text import bytes_text, seconds_text
+from shardweave.ir.inspect.diff import Change, Group, blocks_text, count_by_kind
+
+SHOWN = 20
+"""Changes of one group that are shown unless all are asked for."""
+
+SIGNS = {"added": "+", "removed": "-", "moved": ">", "changed": "~"}
+STYLES = {"added": "green", "removed": "red", "moved": "blue", "changed": "yellow"}
+
+
+def plain_text(diff: Diff) -> str:
+    """The diff without colour, in lines of any length."""
+    stream = StringIO()
+    print_diff(diff, Console(file=stream, color_system=None, width=1000, legacy_windows=False))
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def print_diff(diff: Diff, console: Console, *, shown: int | None = SHOWN) -> None:
+    """Print what changed, `shown` changes a group (None: all), and the numbers of both."""
+    console.print(Text(headline(diff)), soft_wrap=True)
+    for group in diff.structure.groups():
+        console.print()
+        console.print(Text(group_title(group), style="bold"), soft_wrap=True)
+        for line in _group_lines(group, shown):
+            console.print(line, soft_wrap=True)
+    console.print()
+    console.print(_numbers_table(diff.numbers()))
+
+
+def headline(diff: Diff) -> str:
+    """How many ops both programs have, and how many changes of which kind there are."""
+    before, after = diff.structure.num_ops
+    if diff.is_empty:
+        return f"the programs are the same: {before} ops"
+    counts = ", ".join(f"{n} {kind}" for kind, n in count_by_kind(diff.structure).items())
+    hunks = diff.structure.num_hunks
+    return f"{before} ops -> {after} ops: {counts}; {hunks} {'hunk' if hunks == 1 else 'hunks'}"
+
+
+def group_title(group: Group) -> str:
+    """`h.0 … h.95: the same 3 changes`."""
+    count = len(group.changes)
+    what = "change" if count == 1 else f"{count} changes"
+    same = "" if len(group.blocks) == 1 else "the same "
+    one = "1 " if count == 1 and not same else ""
+    return f"{blocks_text(group.blocks)}: {same}{one}{what}"
+
+
+def where(change: Change) -> str:
+    """Layer and phase, as the title of the changes in them."""
+    return ", ".join(filter(None, (change.layer, change.phase)))
+
+
+def detail_lines(change: Change) -> Iterator[str]:
+    """What changed of an op: `dim: 0 -> 1`."""
+    for detail in change.details:
+        yield f"{detail.what}: {detail.before or '(none)'} -> {detail.after or '(none)'}"
+    if change.kind == "moved":
+        yield f"place: {change.at[0]} -> {change.at[1]}"
+
+
+def number_text(value: float | None, unit: str) -> str:
+    """A number with its unit; "-" for None."""
+    if value is None:
+        return "-"
+    if unit == "bytes":
+        return bytes_text(value)
+    if unit == "s":
+        return seconds_text(value)
+    return f"{value:.4g}" if unit == "flops" else f"{value:.0f}"
+
+
+def change_text(number: Number) -> str:
+    """By how much a number changed; "" if it did not."""
+    before, after = number.before, number.after
+    if before == after or before is None or after is None:
+        return ""
+    return f"{(after - before) / before:+.1%}" if before else "new"
+
+
+def _group_lines(group: Group, shown: int | None) -> Iterator[Text]:
+    changes = group.changes[:shown]
+    for title, rows in groupby(changes, key=where):
+        yield Text(f"  {title}", style="dim")
+        for change in rows:
+            yield from _change_lines(change)
+    left = len(group.changes) - len(changes)
+    if left:
+        yield Text(f"  ... {left} more (--all shows them)", style="dim")
+
+
+def _change_lines(change: Change) -> Iterable[Text]:
+    style = STYLES[change.kind]
+    line = change.after or change.before or change.op
+    yield Text(f"  {SIGNS[change.kind]} {line}", style=style)
+    for detail in detail_lines(change):
+        yield Text(f"      {detail}", style=style)
+
+
+def _numbers_table(numbers: list[Number]) -> Table:
+    table = Table("numbers", box=None, pad_edge=False)
+    for name in ("before", "after", "change"):
+        table.add_column(name, justify="right")
+    for number in numbers:
+        values = (number_text(v, number.unit) for v in (number.before, number.after))
+        style = "bold" if number.before != number.after else "dim"
+        table.add_row(number.name, *values, change_text(number), style=style)
+    return table

@@ -1,0 +1,227 @@
+"""The report: one HTML page that says what a step is, where its time and memory go, and why.
+
+The page has no scripts and asks for no other file, so that it can be mailed and kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from shardweave.driver.report.pictures import memory_html, timeline_html
+from shardweave.driver.report.shardings import pictures_of, ranks_text, sharding_svg
+from shardweave.driver.report.style import STYLE
+from shardweave.driver.report.text import bytes_text, flops_text
+from shardweave.ir.inspect.outline import fold, layers_of, part_of
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.planners.cost.memory import memory_over_time
+from shardweave.planners.cost.simulate import COMPUTE, Simulation
+from shardweave.planners.cost.timeline import seconds_text
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import Candidate
+
+Cell = str | tuple[str]
+"""A word, or (in a tuple) a number, which stands on the right."""
+
+
+def report_page(
+    program: Program,
+    simulation: Simulation,
+    *,
+    title: str,
+    plan: Plan | None = None,
+    optimizer_multiplier: float = 0.0,
+) -> str:
+    """The page for a local program (or one without a mesh) and its simulation on a cluster.
+
+    optimizer_multiplier: that of the simulation, for the memory over time.
+    """
+    series = memory_over_time(program, optimizer_multiplier=optimizer_multiplier)
+    sections = [
+        _tiles(program, simulation),
+        _section("Streams over time", timeline_html(simulation)),
+        _section("Communication", _communication(program, simulation)),
+        _section("Memory over time", memory_html(simulation, series) + _memory(simulation)),
+        _section("Layers", _layers(program, simulation)),
+        _section("Shardings", _shardings(program, simulation.mesh)),
+        _section("Plan", _plan(plan)) if plan is not None else "",
+    ]
+    where = f"mesh {simulation.mesh}" if simulation.mesh.axes else "one device"
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>"
+        f"<h1>{escape(title)}</h1><p class='soft'>One training step on {escape(where)} of "
+        f"{escape(simulation.cluster.name)}; times are simulated, for one device.</p>"
+        + "\n".join(filter(None, sections))
+        + "</body></html>\n"
+    )
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{body}</section>"
+
+
+def _table(head: Sequence[Cell], rows: Iterable[Sequence[Cell]]) -> str:
+    """A table that scrolls by itself where the page is narrow. Cells are text, not HTML."""
+
+    def line(cells: Sequence[Cell], tag: str) -> str:
+        return "".join(
+            f'<{tag} class="n">{escape(cell[0])}</{tag}>'
+            if isinstance(cell, tuple)
+            else f"<{tag}>{escape(cell)}</{tag}>"
+            for cell in cells
+        )
+
+    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
+    return f'<div class="wide"><table><tr>{line(head, "th")}</tr>{body}</table></div>'
+
+
+def _tiles(program: Program, simulation: Simulation) -> str:
+    s, total = simulation, simulation.time_s or 1.0
+    stats = program.stats()
+    numbers = {
+        "step": seconds_text(s.time_s),
+        f"compute ({s.compute_s / total:.0%})": seconds_text(s.compute_s),
+        f"exposed communication ({s.exposed_communication_s / total:.0%})": seconds_text(
+            s.exposed_communication_s
+        ),
+        "of the lower bound": f"{s.ratio:.2f} x",
+        f"peak memory of {bytes_text(s.memory_bytes)}": bytes_text(s.peak_bytes),
+        "parameters on one device": bytes_text(stats.parameter_bytes),
+        "work of one device": flops_text(sum(stats.flops.values())),
+        "ops": f"{sum(stats.ops.values()):,}",
+    }
+    tiles = "".join(
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
+        for name, value in numbers.items()
+    )
+    warning = ""
+    if s.peak_bytes > s.memory_bytes:
+        warning = '<p class="warn">This needs more memory than the device has.</p>'
+    return f'<section><div class="tiles">{tiles}</div>{warning}</section>'
+
+
+def _communication(program: Program, simulation: Simulation) -> str:
+    rows = [
+        (
+            one.kind,
+            ", ".join(one.axes),
+            one.phase,
+            (f"{one.count}",),
+            (bytes_text(one.bytes),),
+            (bytes_text(one.sent_bytes),),
+        )
+        for one in program.stats().collectives
+    ]
+    if not rows:
+        return "<p>No collectives.</p>"
+    head = ("collective", "axes", "phase", ("count",), ("bytes",), ("sent by one device",))
+    times = "".join(
+        f"<p>Over {escape(', '.join(axes))}: {seconds_text(seconds)}, of which "
+        f"{seconds_text(simulation.exposed_s.get(axes, 0.0))} exposed.</p>"
+        for axes, seconds in sorted(simulation.communication_s.items())
+    )
+    return times + _table(head, rows)
+
+
+def _memory(simulation: Simulation) -> str:
+    parts = {part: size for part, size in simulation.memory.parts.items() if size}
+    rows = [(part, (bytes_text(size),)) for part, size in parts.items()]
+    return _table(("at the peak", ("bytes",)), rows)
+
+
+def _layers(program: Program, simulation: Simulation) -> str:
+    compute_s: defaultdict[str, float] = defaultdict(float)
+    communication_s: defaultdict[str, float] = defaultdict(float)
+    for event in simulation.events:
+        times = compute_s if event.stream == COMPUTE else communication_s
+        times[part_of(event.layer)] += event.end_s - event.start_s
+    rows: list[Sequence[Cell]] = []
+    for one in fold(layers_of(program)):
+        first = one.first
+        rows.append(
+            (
+                one.name,
+                *((f"{first.ops.get(p, 0) or '-'}",) for p in ("forward", "recompute", "backward")),
+                (flops_text(sum(first.flops.values())),),
+                (bytes_text(first.parameter_bytes) if first.parameter_bytes else "-",),
+                (seconds_text(compute_s[first.name]),),
+                (seconds_text(communication_s[first.name]),),
+                ", ".join(f"{n} {what}" for what, n in first.collectives.items()) or "-",
+            )
+        )
+    head: list[Cell] = ["layer", ("forward",), ("recompute",), ("backward",), ("work",)]
+    head += [("parameters",), ("compute",), ("communication",), "collectives"]
+    return "<p class='soft'>Of equal layers, the first.</p>" + _table(head, rows)
+
+
+def _shardings(program: Program, mesh: Mesh) -> str:
+    if mesh.num_devices == 1:
+        return "<p>One device holds everything.</p>"
+    figures = "".join(f"<figure>{sharding_svg(one, mesh)}</figure>" for one in pictures_of(program))
+    rows = [
+        (axis.name, axis.kind, (f"{axis.size}",), _groups(mesh, axis.name))
+        for axis in mesh.space_axes
+    ]
+    axes = _table(("axis", "kind", ("size",), "devices of each group"), rows)
+    return (
+        "<p class='soft'>Each rectangle is a tensor; its cells name the devices that hold them. "
+        "A device named in every cell holds the whole.</p>"
+        f'{axes}<div class="pictures">{figures}</div>'
+    )
+
+
+def _groups(mesh: Mesh, axis: str, shown: int = 8) -> str:
+    groups = [ranks_text(sorted(group)) for group in mesh.groups((axis,))]
+    return "; ".join(groups[:shown]) + ("; ..." if len(groups) > shown else "")
+
+
+def _plan(plan: Plan) -> str:
+    data: dict[str, Any] = json.loads(plan.to_json())
+    tables = {key: data.pop(key) for key in ("parameters", "inputs", "activations")}
+    for key in ("format", "reasons", "notes", "predicted", "candidates"):
+        data.pop(key, None)
+    parts = [
+        _table(("choice", "value"), [(k.replace("_", " "), _plain(v)) for k, v in data.items()])
+    ]
+    said = (*plan.reasons, *plan.notes)
+    if said:
+        parts.append(f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in said)}</ul>")
+    looked_at = plan.candidates
+    if not looked_at and plan.predicted is not None:
+        looked_at = (Candidate("this plan", plan.predicted),)
+    if looked_at:
+        head: list[Cell] = ["considered", ("step",), ("compute",), ("communication",)]
+        head += [("exposed",), ("bubble",), ("memory",), "why"]
+        parts.append(_table(head, map(_candidate, looked_at)))
+    for kind, entries in tables.items():
+        if entries:
+            body = _table((kind, "sharding"), entries.items())
+            count = f"{len(entries)} {kind}"
+            parts.append(f"<details><summary>{count}</summary>{body}</details>")
+    return "".join(parts)
+
+
+def _candidate(one: Candidate) -> tuple[Cell, ...]:
+    p = one.predicted
+    times = (p.time_s, p.compute_s, sum(p.communication_s.values()), p.exposed_s, p.bubble_s)
+    return (
+        one.name,
+        *((seconds_text(time_s),) for time_s in times),
+        (bytes_text(p.peak_bytes),),
+        one.reason,
+    )
+
+
+def _plain(value: Any) -> str:
+    """JSON data as a person writes it."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_plain(one)}" for key, one in value.items()) or "-"
+    if isinstance(value, list):
+        return ", ".join(map(_plain, value)) or "-"
+    return str(value)

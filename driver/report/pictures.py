@@ -1,0 +1,134 @@
+"""The streams of a simulated step over time, and its memory, as SVG that grows with the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from shardweave.driver.report.text import bytes_text
+from shardweave.ir.attributes import PHASES
+from shardweave.planners.cost.memory import PARTS
+from shardweave.planners.cost.plot import bars_of
+from shardweave.planners.cost.simulate import Event, Simulation
+from shardweave.planners.cost.timeline import seconds_text, stream_names
+
+WIDTH = 1000
+_ROW, _AREA = 26, 180
+_NUM_POINTS = 500
+"""Points in time that are drawn of the memory; between two of them the most is shown."""
+
+
+def timeline_html(simulation: Simulation) -> str:
+    """One row for each stream, coloured by phase; every second sub-batch hatched."""
+    rows = [
+        f'<div class="row"><span>{escape(stream)}</span>{_stream_svg(simulation, stream)}</div>'
+        for stream in stream_names(simulation.events)
+    ]
+    phases = [phase for phase in PHASES if any(e.phase == phase for e in simulation.events)]
+    legend = [f'<span><i class="{phase}"></i>{phase}</span>' for phase in phases]
+    if any(_is_odd(event.copy) for event in simulation.events):
+        legend.append('<span><i class="hatch"></i>every second sub-batch</span>')
+    return (
+        _HATCH
+        + "".join(rows)
+        + _axis(simulation.time_s)
+        + f'<p class="legend">{"".join(legend)}</p>'
+    )
+
+
+_HATCH = (
+    '<svg width="0" height="0" class="defs" aria-hidden="true"><defs><pattern id="hatch" width="6" '
+    'height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<rect width="2" height="6" class="stripe"/></pattern></defs></svg>'
+)
+
+
+def _is_odd(copy: Sequence[int]) -> bool:
+    return sum(copy) % 2 == 1
+
+
+def _stream_svg(simulation: Simulation, stream: str) -> str:
+    total_ms = simulation.time_s * 1e3 or 1.0
+    events = [event for event in simulation.events if event.stream == stream]
+    parts: list[str] = []
+    for (phase, is_odd), spans in bars_of(events, simulation).items():
+        for start_ms, length_ms in spans:
+            x, width = start_ms / total_ms * WIDTH, max(length_ms / total_ms * WIDTH, 0.4)
+            box = f'x="{x:.2f}" y="1" width="{width:.2f}" height="{_ROW - 2}"'
+            said = f"{phase}, {seconds_text(length_ms / 1e3)} from {seconds_text(start_ms / 1e3)}"
+            parts.append(f'<rect class="{phase}" {box}><title>{said}</title></rect>')
+            if is_odd:
+                parts.append(f'<rect class="hatch" {box}/>')
+    return (
+        f'<svg role="img" aria-label="stream {escape(stream, quote=True)}: {_busy(events)}" '
+        f'viewBox="0 0 {WIDTH} {_ROW}" preserveAspectRatio="none" height="{_ROW}">'
+        + "".join(parts)
+        + "</svg>"
+    )
+
+
+def _busy(events: Sequence[Event]) -> str:
+    return f"busy for {seconds_text(sum(event.end_s - event.start_s for event in events))}"
+
+
+def _axis(total_s: float) -> str:
+    marks = "".join(f"<span>{seconds_text(total_s * part / 4)}</span>" for part in range(5))
+    return f'<div class="axis">{marks}</div>'
+
+
+def memory_html(simulation: Simulation, series: Sequence[Mapping[str, int]]) -> str:
+    """Memory by part over the time of the step, stacked.
+
+    series: bytes by part before the first op and during each, as `memory_over_time` gives them.
+    """
+    times = [0.0, *simulation.op_end_s]
+    points = _thinned(times, series, simulation.time_s)
+    peak = max((sum(parts.values()) for _, parts in points), default=0) or 1
+    used = [part for part in PARTS if any(parts[part] for _, parts in points)]
+    below = [0] * len(points)
+    areas: list[str] = []
+    for part in used:
+        above = [base + parts[part] for base, (_, parts) in zip(below, points, strict=True)]
+        areas.append(_area(part, [x for x, _ in points], below, above, peak))
+        below = above
+    legend = "".join(f'<span><i class="{part}"></i>{part}</span>' for part in used)
+    return (
+        f'<div class="area"><span class="top">{bytes_text(peak)}</span>'
+        f'<svg role="img" aria-label="memory over time, at most {bytes_text(peak)}" '
+        f'viewBox="0 0 {WIDTH} {_AREA}" preserveAspectRatio="none" height="{_AREA}">'
+        + "".join(areas)
+        + f"</svg></div>{_axis(simulation.time_s)}"
+        + f'<p class="legend">{legend}</p>'
+    )
+
+
+def _thinned(
+    times: Sequence[float], series: Sequence[Mapping[str, int]], total_s: float
+) -> list[tuple[float, Mapping[str, int]]]:
+    """(x, bytes by part): of the ops that fall on one point, the one with the most memory."""
+    found: dict[int, Mapping[str, int]] = {}
+    for time_s, parts in zip(times, series, strict=True):
+        slot = min(int(time_s / total_s * _NUM_POINTS), _NUM_POINTS - 1) if total_s else 0
+        known = found.get(slot)
+        if known is None or sum(parts.values()) > sum(known.values()):
+            found[slot] = parts
+    points = [(slot / _NUM_POINTS * WIDTH, parts) for slot, parts in sorted(found.items())]
+    return [*points, (float(WIDTH), series[-1])]
+
+
+def _area(
+    part: str, xs: Sequence[float], below: Sequence[int], above: Sequence[int], peak: int
+) -> str:
+    """Steps: a value lasts until the next point."""
+
+    def y(size: int) -> float:
+        return _AREA * (1 - size / peak)
+
+    forward = [f"{xs[0]:.1f},{y(above[0]):.1f}"]
+    back = [f"{xs[0]:.1f},{y(below[0]):.1f}"]
+    for index in range(1, len(xs)):
+        for sizes, line in ((above, forward), (below, back)):
+            line.append(f"{xs[index]:.1f},{y(sizes[index - 1]):.1f}")
+            line.append(f"{xs[index]:.1f},{y(sizes[index]):.1f}")
+    points = " ".join([*forward, *reversed(back)])
+    return f'<polygon class="{part}" points="{points}"><title>{part}</title></polygon>'

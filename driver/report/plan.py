@@ -1,0 +1,143 @@
+"""What `shardweave plan` says: a plan in lines, candidates and comparisons as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+from shardweave.driver.report.text import bytes_text
+from shardweave.planners.cost.timeline import seconds_text
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_check import why_not_runnable
+from shardweave.planners.plan_parts import Candidate, Predicted
+
+WIDTH = 120
+
+
+def print_candidates(rows: Sequence[Candidate], out: TextIO) -> None:
+    """Say which plans were the best, why each lost, and their time and memory by part."""
+    for number, one in enumerate(rows, start=1):
+        print(f"{number}  {one.name}" + (f": {one.reason}" if one.reason else ""), file=out)
+    # Tables that are cut to a terminal's width lose their numbers.
+    console = Console(file=out, width=max(WIDTH, Console().width))
+    console.print(_time_table(rows))
+    console.print(_memory_table(rows))
+
+
+def _time_table(rows: Sequence[Candidate]) -> Table:
+    axes = _names(one.predicted.communication_s for one in rows)
+    table = _table(["step", "compute", *axes, "exposed", "bubble"], "source")
+    for number, one in enumerate(rows, start=1):
+        found = one.predicted
+        parts = [found.compute_s, *(found.communication_s.get(axis, 0.0) for axis in axes)]
+        cells = [found.time_s, *parts, found.exposed_s, found.bubble_s]
+        table.add_row(str(number), *map(_seconds, cells), found.source)
+    return table
+
+
+def _memory_table(rows: Sequence[Candidate]) -> Table:
+    kinds = _names(one.predicted.memory_bytes for one in rows)
+    table = _table(["memory", *kinds], "of")
+    for number, one in enumerate(rows, start=1):
+        found = one.predicted
+        cells = [found.peak_bytes, *(found.memory_bytes.get(kind, 0.0) for kind in kinds)]
+        table.add_row(str(number), *map(bytes_text, cells), bytes_text(found.capacity_bytes))
+    return table
+
+
+def comparison_table(names: Sequence[str], plans: Sequence[Plan]) -> Table:
+    """Plans side by side: what they choose, and what they are predicted to take."""
+    table = Table("", *names, box=None, pad_edge=False)
+    for what, cells in _choices(plans).items():
+        table.add_row(what, *cells)
+    found = [one.predicted for one in plans]
+    for what, values in _times(found).items():
+        table.add_row(what, *values)
+    for kind in _names(one.memory_bytes for one in found if one):
+        cells = [bytes_text(one.memory_bytes.get(kind, 0.0)) if one else "?" for one in found]
+        table.add_row(f"memory: {kind}", *cells)
+    table.add_row("memory", *(bytes_text(one.peak_bytes) if one else "?" for one in found))
+    return table
+
+
+def _choices(plans: Sequence[Plan]) -> dict[str, list[str]]:
+    return {
+        "mesh": [_mesh(one) for one in plans],
+        "sharded parameters": [str(len(one.parameters)) for one in plans],
+        "sub-batches": [str(one.batch_split) for one in plans],
+        "recompute": [one.recompute for one in plans],
+        "schedule": [one.schedule or "blocking" for one in plans],
+        "stages": [str(one.num_stages) for one in plans],
+        "runs": ["not yet" if why_not_runnable(one) else "yes" for one in plans],
+    }
+
+
+def _times(found: Sequence[Predicted | None]) -> dict[str, list[str]]:
+    axes = _names(one.communication_s for one in found if one)
+    rows = {"step": [_seconds(one.time_s) if one else "?" for one in found]}
+    rows["source"] = [one.source if one else "?" for one in found]
+    rows["compute"] = [_seconds(one.compute_s) if one else "?" for one in found]
+    for axis in axes:
+        rows[f"communication: {axis}"] = [
+            _seconds(one.communication_s.get(axis, 0.0)) if one else "?" for one in found
+        ]
+    rows["exposed"] = [_seconds(one.exposed_s) if one else "?" for one in found]
+    rows["bubble"] = [_seconds(one.bubble_s) if one else "?" for one in found]
+    return rows
+
+
+def print_plan(plan: Plan, out: TextIO) -> None:
+    """Say what a plan chooses, what it takes, and why."""
+    words = [f"{len(plan.parameters)} parameters sharded"]
+    words += [f"{plan.batch_split} sub-batches"] if plan.batch_split > 1 else []
+    words += [f"recompute {plan.recompute}"] if plan.recompute != "none" else []
+    words += [f"schedule {plan.schedule}"] if plan.schedule else []
+    print(f"{plan.planner} on mesh {_mesh(plan)}: {', '.join(words)}", file=out)
+    if plan.pipeline is not None:
+        devices = plan.pipeline.devices or ("",) * plan.num_stages
+        for index, (stage, device) in enumerate(zip(plan.pipeline.stages, devices, strict=True)):
+            where = f" on {device}" if device else ""
+            print(f"stage {index}{where}: {stage[0]} .. {stage[-1]}", file=out)
+        print(f"micro-batches of a step: {plan.pipeline.micro_batches}", file=out)
+    if plan.predicted is not None:
+        _print_predicted(plan.predicted, out)
+    for reason in plan.reasons:
+        print(f"why: {reason}", file=out)
+    for note in plan.notes:
+        print(f"note: {note}", file=out)
+    problem = why_not_runnable(plan)
+    if problem is not None:
+        print(f"note: {problem}", file=out)
+
+
+def _print_predicted(found: Predicted, out: TextIO) -> None:
+    over = " - MORE THAN THE DEVICE HAS" if found.peak_bytes > found.capacity_bytes else ""
+    print(
+        f"{found.source} step {_seconds(found.time_s)}: compute {_seconds(found.compute_s)}, "
+        f"exposed communication {_seconds(found.exposed_s)}, bubble {_seconds(found.bubble_s)}; "
+        f"memory {bytes_text(found.peak_bytes)} of {bytes_text(found.capacity_bytes)}{over}",
+        file=out,
+    )
+
+
+def _table(columns: Iterable[str], last: str) -> Table:
+    table = Table("", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right")
+    table.add_column(last)
+    return table
+
+
+def _names(tables: Iterable[Iterable[str]]) -> list[str]:
+    return list(dict.fromkeys(name for table in tables for name in table))
+
+
+def _mesh(plan: Plan) -> str:
+    return ",".join(f"{axis}={size}" for axis, size in plan.mesh.items()) or "one device"
+
+
+def _seconds(seconds: float) -> str:
+    return seconds_text(seconds) if seconds else "0"

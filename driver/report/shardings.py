@@ -1,0 +1,182 @@
+"""Shardings as pictures: which devices hold which part of a tensor, as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from html import escape
+from itertools import product
+
+import torch
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import DimSharding, Sharding
+from shardweave.ir.program import Program, Slot
+from shardweave.ir.regions import block_name
+from shardweave.ir.sharding.shards import take_shard
+from shardweave.ir.types import shape_of
+
+WIDTH, HEIGHT, FLAT_HEIGHT = 240, 120, 36
+NUM_COLOURS = 8
+_MAX_RUNS = 12
+"""Cells that are drawn along a dim; strided shards may have thousands."""
+
+Run = tuple[int, int, frozenset[int]]
+"""Indices `start` to `end` of a dim, and the devices that hold them."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Tensors of one shape and sharding. names: those of equal layers as one, `h.*.attn.q`."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    text: str
+    sharding: Sharding
+
+
+def pictures_of(program: Program) -> list[Picture]:
+    """The shardings of a program's arguments and results, those most often used first.
+
+    Gradients are named only where they are not as their parameters.
+    """
+    kept: dict[tuple[tuple[int, ...], str], set[str]] = {}
+    found: dict[tuple[tuple[int, ...], str], tuple[Sharding, dict[str, None], int]] = {}
+    for slot in (*program.arguments, *program.results):
+        sharding = program.sharding_of_slot(slot)
+        shape = shape_of(slot.value)
+        if program.is_local:
+            shape = sharding.global_shape(shape)
+        if not shape:
+            continue
+        key = shape, _text(slot)
+        parameters = kept.setdefault(key, set())
+        if slot.kind == "param":
+            parameters.add(slot.name)
+        _, names, count = found.setdefault(key, (sharding, {}, 0))
+        if slot.kind != "grad" or slot.name not in parameters:
+            names[_short(slot)] = None
+        found[key] = sharding, names, count + 1
+    ordered = sorted(found.items(), key=lambda item: -item[1][2])
+    return [
+        Picture(tuple(names), shape, text, sharding)
+        for (shape, text), (sharding, names, _) in ordered
+        if names
+    ]
+
+
+def _text(slot: Slot) -> str:
+    given = slot.sharding_attr
+    return "whole" if given is None else str(given).removeprefix("#dist.sharding")[1:-1]
+
+
+def _short(slot: Slot) -> str:
+    """The name, with the number of its block left open."""
+    block = block_name(slot.name)
+    name = slot.name
+    if block is not None:
+        path, _, _ = block.rpartition(".")
+        name = f"{path}.*{name.removeprefix(block)}" if path else f"*{name.removeprefix(block)}"
+    return name if slot.kind == "param" else f"{slot.kind} {name or '-'}"
+
+
+def runs_of(dim: DimSharding, size: int, mesh: Mesh) -> list[Run]:
+    """A dim from its first index to its last, cut where other devices begin to hold it."""
+    return list(_runs(dim, size, mesh))
+
+
+@lru_cache(maxsize=4096)
+def _runs(dim: DimSharding, size: int, mesh: Mesh) -> tuple[Run, ...]:
+    axes = {placement.axis for placement in dim}
+    holders = torch.zeros(size, dtype=torch.int64)
+    groups: dict[tuple[tuple[str, int], ...], set[int]] = {}
+    for rank in range(mesh.num_devices):
+        at = mesh.coordinates(rank)
+        groups.setdefault(tuple((axis, at[axis]) for axis in sorted(axes)), set()).add(rank)
+    indices = torch.arange(size)
+    for number, coordinates in enumerate(groups):
+        holders[take_shard(indices, Sharding((dim,)), dict(coordinates))] = number
+    ranks = [frozenset(group) for group in groups.values()]
+    values, counts = torch.unique_consecutive(holders, return_counts=True)
+    found: list[Run] = []
+    start = 0
+    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+        found.append((start, start + count, ranks[value]))
+        start += count
+    return tuple(found)
+
+
+def sharding_svg(picture: Picture, mesh: Mesh) -> str:
+    """A tensor as a rectangle of cells; a cell is what the devices named in it hold.
+
+    Of more than two dims those are drawn that are cut, at most two.
+    """
+    sharding, shape = picture.sharding, picture.shape
+    cut = [index for index, dim in enumerate(sharding.dims) if dim]
+    shown = sorted([*cut, *(i for i in range(len(shape)) if i not in cut)][:2])
+    rows: Sequence[Run] = [(0, 1, frozenset(range(mesh.num_devices)))]
+    if len(shown) == 2:
+        rows = runs_of(sharding.dims[shown[0]], shape[shown[0]], mesh)
+    columns = runs_of(sharding.dims[shown[-1]], shape[shown[-1]], mesh)
+    rest = frozenset(range(mesh.num_devices))
+    height = HEIGHT if len(shown) == 2 else FLAT_HEIGHT
+    cells = _cells(rows[:_MAX_RUNS], columns[:_MAX_RUNS], rest, height)
+    label = f"{picture.names[0]}: {picture.text}"
+    return (
+        f'<svg class="sharding" role="img" aria-label="{escape(label, quote=True)}" '
+        f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">{cells}</svg>'
+        + _caption(picture, shown, len(rows), len(columns))
+    )
+
+
+def _cells(rows: Sequence[Run], columns: Sequence[Run], rest: frozenset[int], height: int) -> str:
+    """The rectangles. Cells are drawn as large as their share of what is shown."""
+    tall, wide = rows[-1][1], columns[-1][1]
+    parts: list[str] = []
+    for (top, bottom, of_row), (left, right, of_column) in product(rows, columns):
+        ranks = sorted(of_row & of_column & rest)
+        x, y = left / wide * WIDTH, top / tall * height
+        width, depth = (right - left) / wide * WIDTH, (bottom - top) / tall * height
+        text = ranks_text(ranks)
+        place = f"[{top}:{bottom}, {left}:{right}]" if len(rows) > 1 else f"[{left}:{right}]"
+        colour = f"c{ranks[0] % NUM_COLOURS}" if ranks else "none"
+        parts.append(
+            f"<g><title>{place} on {'device' if len(ranks) == 1 else 'devices'} {text}</title>"
+            f'<rect class="{colour}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" '
+            f'height="{depth:.1f}"/>'
+        )
+        if width > 7 * len(text) and depth > 14:
+            parts.append(f'<text x="{x + width / 2:.1f}" y="{y + depth / 2:.1f}">{text}</text>')
+        parts.append("</g>")
+    return "".join(parts)
+
+
+def _caption(picture: Picture, shown: Sequence[int], num_rows: int, num_columns: int) -> str:
+    names = ", ".join(picture.names[:6]) + (", ..." if len(picture.names) > 6 else "")
+    notes = []
+    if len(picture.shape) > 2:
+        notes.append(f"dims {' and '.join(map(str, shown))} drawn")
+    if max(num_rows, num_columns) > _MAX_RUNS:
+        notes.append(f"the first {_MAX_RUNS} of {max(num_rows, num_columns)} parts drawn")
+    if picture.sharding.unreduced:
+        over = ", ".join(picture.sharding.unreduced)
+        notes.append(f"each device along {over} holds one term of a {picture.sharding.reduction}")
+    size = " x ".join(map(str, picture.shape))
+    said = f"<br><small>{escape('; '.join(notes))}</small>" if notes else ""
+    return (
+        f"<figcaption><b>{escape(names)}</b><br>{size} <code>{escape(picture.text)}</code>"
+        f"{said}</figcaption>"
+    )
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`0-3,8` of 0, 1, 2, 3, 8."""
+    parts: list[str] = []
+    start = 0
+    for index in range(1, len(ranks) + 1):
+        if index == len(ranks) or ranks[index] != ranks[index - 1] + 1:
+            first, last = ranks[start], ranks[index - 1]
+            parts.append(f"{first}" if first == last else f"{first}-{last}")
+            start = index
+    return ",".join(parts)

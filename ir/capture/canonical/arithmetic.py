@@ -1,0 +1,83 @@
+"""Scalars as scalars, and means as sums times a constant."""
+
+from __future__ import annotations
+
+import math
+
+from xdsl.ir import SSAValue
+
+from shardweave.ir.capture.canonical.base import (
+    Call,
+    Result,
+    dtype_of_value,
+    form,
+    normalized,
+    shape_of_value,
+    typed,
+)
+
+_WITH_SCALAR = ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "remainder",
+                "fmod", "bitwise_and", "bitwise_or", "bitwise_xor")  # fmt: skip
+_NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}
+
+
+@form(*(f"aten.{name}.{o}" for name in _WITH_SCALAR for o in ("Tensor", "Scalar")))
+def binary(call: Call) -> Result:
+    """Python numbers go to the `.Scalar` overload; x + 0 and x * 1 are x."""
+    base = call.name.rsplit(".", 1)[0]
+    source: SSAValue = call["self"]
+    other: SSAValue | float = call["other"]
+    values = {"alpha": call["alpha"]} if "alpha" in call.arguments else {}
+    result = typed(call.shape, call.dtype)
+    if isinstance(other, SSAValue):
+        return call.builder.add(f"{base}.Tensor", [source, other], [result], values).results[0]
+    same = source.type == result
+    if same and _NEUTRAL.get(base.split(".")[1]) == other:
+        return source
+    values["other"] = other
+    return call.builder.add(f"{base}.Scalar", [source], [result], values).results[0]
+
+
+@form("aten.mean", "aten.mean.dim")
+def mean(call: Call) -> Result:
+    """The sum over the global extent, divided by that extent."""
+    source = call["self"]
+    shape = shape_of_value(source)
+    dims = [normalized(d, len(shape)) for d in call.arguments.get("dim") or range(len(shape))]
+    count = math.prod(shape[d] for d in dims)
+    b = call.builder
+    source = b.cast(source, call.dtype)
+    total = b.sum(source, dims, call.arguments.get("keepdim", False))
+    return b.call("aten.div.Scalar", total, other=count)
+
+
+@form("aten.sum", "aten.sum.dim_IntList")
+def sum_(call: Call) -> Result:
+    source = call["self"]
+    rank = len(shape_of_value(source))
+    dims = sorted(normalized(d, rank) for d in call.arguments.get("dim") or range(rank))
+    values = {"dim": dims, "keepdim": call.arguments.get("keepdim", False)}
+    if call.arguments.get("dtype") not in (None, dtype_of_value(source)):
+        values["dtype"] = call["dtype"]
+    result = typed(call.shape, call.dtype)
+    return call.builder.add("aten.sum.dim_IntList", [source], [result], values).results[0]
+
+
+@form("aten.var.correction", "aten.var_mean.correction")
+def variance(call: Call) -> Result:
+    """The mean square distance from the global mean."""
+    source = call["self"]
+    shape = shape_of_value(source)
+    dims = [normalized(d, len(shape)) for d in call.arguments.get("dim") or range(len(shape))]
+    count = math.prod(shape[d] for d in dims)
+    correction = call.arguments.get("correction")
+    b = call.builder
+    center = b.call("aten.div.Scalar", b.sum(source, dims, True), other=count)
+    distance = b.call("aten.sub.Tensor", source, center)
+    square = b.call("aten.mul.Tensor", distance, distance)
+    total = b.sum(square, dims, call.arguments.get("keepdim", False))
+    freedom = count - (1 if correction is None else correction)
+    result = b.call("aten.div.Scalar", total, other=freedom)
+    if call.name == "aten.var.correction":
+        return result
+    return [result, b.view(center, shape_of_value(result))]

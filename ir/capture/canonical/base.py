@@ -1,0 +1,94 @@
+"""Registry of canonical forms, and what each is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, cast
+
+import torch
+from xdsl.ir import SSAValue
+
+from shardweave.ir.capture.builder import Builder
+from shardweave.ir.types import AnyTensor, dtype_of, tensor_type
+
+
+class CanonicalError(ValueError):
+    """A traced call has no exact form in the program; the message says what to change."""
+
+
+@dataclass
+class Call:
+    """One traced call: its overload's name, its arguments by schema name, and its results.
+
+    Tensor arguments are SSA values. types: the types of the results, None where masked off.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    types: list[AnyTensor | None]
+    builder: Builder
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the first result."""
+        return self._first.get_shape()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return dtype_of(self._first.element_type)
+
+    @property
+    def _first(self) -> AnyTensor:
+        return next(t for t in self.types if t is not None)
+
+
+Result = SSAValue | list[SSAValue | None]
+Form = Callable[[Call], Result]
+FORMS: dict[str, Form] = {}
+
+
+def form(*names: str) -> Callable[[Form], Form]:
+    """Register a function as the canonical form of the named overloads."""
+
+    def register(function: Form) -> Form:
+        for name in names:
+            assert name not in FORMS, f"two canonical forms of {name}"
+            FORMS[name] = function
+        return function
+
+    return register
+
+
+@cache
+def _load() -> None:
+    for module in ("layout", "creation", "arithmetic", "losses", "batch_norm", "refused"):
+        import_module(f"shardweave.ir.capture.canonical.{module}")
+
+
+def lookup(name: str) -> Form | None:
+    """The canonical form of an overload, or None if it enters the program as it is."""
+    _load()
+    return FORMS.get(name)
+
+
+def normalized(dim: int, rank: int) -> int:
+    """A dim counted from the front."""
+    return dim % rank if rank else 0
+
+
+def shape_of_value(value: SSAValue) -> tuple[int, ...]:
+    return cast(AnyTensor, value.type).get_shape()
+
+
+def dtype_of_value(value: SSAValue) -> torch.dtype:
+    return dtype_of(cast(AnyTensor, value.type).element_type)
+
+
+def typed(shape: tuple[int, ...] | list[int], dtype: torch.dtype) -> AnyTensor:
+    return tensor_type(shape, dtype)

@@ -1,0 +1,127 @@
+"""Batch norm over the global batch, written as sums."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from xdsl.ir import SSAValue
+
+from shardweave.ir.capture.canonical.base import Call, Result, form, shape_of_value
+
+
+@dataclass
+class _Channels:
+    """Helpers for values with a channel dim 1: what is summed, and how channels broadcast."""
+
+    call: Call
+    shape: tuple[int, ...]
+
+    @property
+    def dims(self) -> list[int]:
+        return [d for d in range(len(self.shape)) if d != 1]
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape[d] for d in self.dims)
+
+    def total(self, value: SSAValue) -> SSAValue:
+        return self.call.builder.sum(value, self.dims)
+
+    def mean(self, value: SSAValue) -> SSAValue:
+        return self.call.builder.call("aten.div.Scalar", self.total(value), other=self.count)
+
+    def wide(self, channels: SSAValue) -> SSAValue:
+        """Per-channel values shaped to broadcast against the input."""
+        ones = (1,) * (len(self.shape) - 2)
+        return self.call.builder.view(channels, (1, self.shape[1], *ones))
+
+
+@form("aten._native_batch_norm_legit_functional", "aten._batch_norm_with_update_functional")
+def batch_norm(call: Call) -> Result:
+    """Output, batch mean, 1 / standard deviation, and the new running mean and variance."""
+    b = call.builder
+    source = call["input"]
+    channels = _Channels(call, shape_of_value(source))
+    running_mean, running_var = call["running_mean"], call["running_var"]
+    if not call.arguments.get("training", True):
+        output = _normalize(call, channels, running_mean, _rstd(call, running_var))
+        return [output, running_mean, running_var, running_mean, running_var]
+    mean = channels.mean(source)
+    centered = b.call("aten.sub.Tensor", source, channels.wide(mean))
+    variance = channels.mean(b.call("aten.mul.Tensor", centered, centered))
+    rstd = _rstd(call, variance)
+    output = _normalize(call, channels, mean, rstd)
+    momentum = call["momentum"]
+    unbiased = b.call(
+        "aten.mul.Scalar", variance, other=channels.count / max(channels.count - 1, 1)
+    )
+    return [
+        output,
+        mean,
+        rstd,
+        _updated(call, running_mean, mean, momentum),
+        _updated(call, running_var, unbiased, momentum),
+    ]
+
+
+@form("aten._native_batch_norm_legit_no_training", "aten.native_batch_norm")
+def batch_norm_inference(call: Call) -> Result:
+    """The affine map of the running statistics."""
+    channels = _Channels(call, shape_of_value(call["input"]))
+    assert not call.arguments.get("training", False)
+    mean, rstd = call["running_mean"], _rstd(call, call["running_var"])
+    return [_normalize(call, channels, mean, rstd), mean, rstd]
+
+
+def _rstd(call: Call, variance: SSAValue) -> SSAValue:
+    b = call.builder
+    return b.call("aten.rsqrt", b.call("aten.add.Scalar", variance, other=call["eps"]))
+
+
+def _updated(call: Call, running: SSAValue, new: SSAValue, momentum: float) -> SSAValue:
+    b = call.builder
+    kept = b.call("aten.mul.Scalar", running, other=1 - momentum)
+    return b.call("aten.add.Tensor", kept, b.call("aten.mul.Scalar", new, other=momentum))
+
+
+def _normalize(call: Call, channels: _Channels, mean: SSAValue, rstd: SSAValue) -> SSAValue:
+    b = call.builder
+    centered = b.call("aten.sub.Tensor", call["input"], channels.wide(mean))
+    output = b.call("aten.mul.Tensor", centered, channels.wide(rstd))
+    if call["weight"] is not None:
+        output = b.call("aten.mul.Tensor", output, channels.wide(call["weight"]))
+    if call["bias"] is not None:
+        output = b.call("aten.add.Tensor", output, channels.wide(call["bias"]))
+    return output
+
+
+@form("aten.native_batch_norm_backward")
+def batch_norm_backward(call: Call) -> Result:
+    """Gradients of input, weight and bias.
+
+    With x^ = (x - mean) rstd and g the output's gradient: dbias = sum g, dweight = sum g x^,
+    dx = weight rstd (g - dbias / N - x^ dweight / N), N the global count per channel.
+    """
+    b = call.builder
+    grad, source = call["grad_out"], call["input"]
+    channels = _Channels(call, shape_of_value(source))
+    training = call["train"]
+    mean = call["save_mean"] if training else call["running_mean"]
+    rstd = call["save_invstd"] if training else _rstd(call, call["running_var"])
+    centered = b.call("aten.sub.Tensor", source, channels.wide(mean))
+    normal = b.call("aten.mul.Tensor", centered, channels.wide(rstd))
+    bias_grad = channels.total(grad)
+    weight_grad = channels.total(b.call("aten.mul.Tensor", grad, normal))
+    inner = grad
+    if training:
+        shift = b.call("aten.div.Scalar", bias_grad, other=channels.count)
+        tilt = b.call("aten.div.Scalar", weight_grad, other=channels.count)
+        inner = b.call("aten.sub.Tensor", grad, channels.wide(shift))
+        slope = b.call("aten.mul.Tensor", normal, channels.wide(tilt))
+        inner = b.call("aten.sub.Tensor", inner, slope)
+    scale = rstd if call["weight"] is None else b.call("aten.mul.Tensor", rstd, call["weight"])
+    input_grad = b.call("aten.mul.Tensor", inner, channels.wide(scale))
+    wanted = call["output_mask"]
+    grads = (input_grad, weight_grad, bias_grad)
+    return [g if w else None for g, w in zip(grads, wanted, strict=True)]

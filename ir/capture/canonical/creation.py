@@ -1,0 +1,54 @@
+"""Tensors that a program makes itself: constants and ranges."""
+
+from __future__ import annotations
+
+from shardweave.ir.capture.canonical.base import Call, CanonicalError, Result, form, typed
+
+_FILL: dict[str, float | None] = {
+    "zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1,
+    "full": None, "full_like": None, "new_full": None, "scalar_tensor": None,
+}  # fmt: skip
+
+
+@form(*(f"aten.{name}" for name in _FILL))
+def fill(call: Call) -> Result:
+    """One op for all tensors of a single value."""
+    constant = _FILL[call.name.split(".")[1]]
+    if constant is None:
+        constant = call["s"] if call.name == "aten.scalar_tensor" else call["fill_value"]
+    kind = float if call.dtype.is_floating_point else int
+    value = (
+        bool(constant)
+        if call.dtype.itemsize == 1 and str(call.dtype) == "torch.bool"
+        else kind(constant)
+    )
+    return call.builder.full(call.shape, value, call.dtype)
+
+
+@form("aten.fill.Scalar")
+def fill_scalar(call: Call) -> Result:
+    return call.builder.full(call.shape, call["value"], call.dtype)
+
+
+@form("aten.fill.Tensor")
+def fill_tensor(call: Call) -> Result:
+    """A scalar tensor broadcast to the shape."""
+    return call.builder.expand(call.builder.cast(call["value"], call.dtype), call.shape)
+
+
+@form("aten.arange", "aten.arange.start", "aten.arange.start_step")
+def arange(call: Call) -> Result:
+    """start, start + step, ..; the length is the result's."""
+    start = call.arguments.get("start") or 0
+    step = call.arguments.get("step") or 1
+    values = {"start": start, "step": step}
+    result = typed(call.shape, call.dtype)
+    return call.builder.add("aten.arange.start_step", [], [result], values).results[0]
+
+
+@form("aten.empty.memory_format", "aten.new_empty", "aten.empty_like", "aten.new_empty_strided")
+def empty(call: Call) -> Result:
+    raise CanonicalError(
+        f"{call.name} makes a tensor without values, so the step has no defined result; "
+        "use zeros in the model."
+    )

@@ -1,0 +1,248 @@
+"""Views, copies and slices in one form each."""
+
+from __future__ import annotations
+
+from xdsl.ir import SSAValue
+
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.capture.canonical.base import (
+    Call,
+    Result,
+    dtype_of_value,
+    form,
+    normalized,
+    shape_of_value,
+    typed,
+)
+
+
+@form(
+    "aten.detach", "aten.alias", "aten.clone", "aten.contiguous", "aten.lift_fresh_copy",
+    "aten.lift_fresh", "aten.lift",
+)  # fmt: skip
+def identity(call: Call) -> Result:
+    """A copy or an alias: the value itself."""
+    return call["self"]
+
+
+@form("aten._to_copy", "aten.to.dtype")
+def to_copy(call: Call) -> Result:
+    """A change of dtype, or nothing."""
+    return call.builder.cast(call["self"], call.dtype)
+
+
+@form("aten.copy")
+def copy(call: Call) -> Result:
+    """`src` in the dtype and shape of `self`."""
+    source = call.builder.cast(call["src"], call.dtype)
+    return call.builder.expand(source, call.shape)
+
+
+@form(
+    "aten.view", "aten._unsafe_view", "aten.reshape", "aten._reshape_alias", "aten.unsqueeze",
+    "aten.squeeze", "aten.squeeze.dim", "aten.squeeze.dims", "aten.flatten.using_ints",
+)  # fmt: skip
+def view(call: Call) -> Result:
+    """Any change of shape that keeps the order of elements."""
+    return call.builder.view(call["self"], call.shape)
+
+
+@form("aten.t", "aten.transpose.int", "aten.permute", "aten.numpy_T")
+def permute(call: Call) -> Result:
+    """Any permutation of dims."""
+    source = call["self"]
+    rank = len(shape_of_value(source))
+    order = list(range(rank))
+    if call.name == "aten.permute":
+        order = [normalized(d, rank) for d in call["dims"]]
+    elif call.name == "aten.transpose.int":
+        a, b = normalized(call["dim0"], rank), normalized(call["dim1"], rank)
+        if rank:
+            order[a], order[b] = order[b], order[a]
+    else:
+        order.reverse()
+    return call.builder.permute(source, order)
+
+
+@form("aten.expand", "aten.expand_as", "aten.broadcast_to")
+def expand(call: Call) -> Result:
+    return call.builder.expand(call["self"], call.shape)
+
+
+@form("aten.repeat")
+def repeat(call: Call) -> Result:
+    """Expand in front of each dim, then merge: the repeats become a factor of their own."""
+    repeats = list(call["repeats"])
+    shape = shape_of_value(call["self"])
+    shape = (1,) * (len(repeats) - len(shape)) + shape
+    b = call.builder
+    cut = b.view(call["self"], [n for size in shape for n in (1, size)])
+    wide = b.expand(cut, [n for r, size in zip(repeats, shape, strict=True) for n in (r, size)])
+    return b.view(wide, call.shape)
+
+
+@form("aten.slice.Tensor")
+def slice_(call: Call) -> Result:
+    """A slice with an explicit start; one that takes the whole dim is nothing."""
+    start = call["start"] or 0
+    return sliced(call, call["self"], call["dim"], start, call["step"], call.shape)
+
+
+def sliced(
+    call: Call, source: SSAValue, dim: int, start: int, step: int, shape: tuple[int, ...]
+) -> SSAValue:
+    """Slice `source` along `dim` to `shape`."""
+    size = shape_of_value(source)
+    dim = normalized(dim, len(size))
+    if size == shape:
+        return source
+    start = max(start + size[dim], 0) if start < 0 else min(start, size[dim])
+    values = {"dim": dim, "start": start, "step": step}
+    result = typed(shape, dtype_of_value(source))
+    return call.builder.add("aten.slice.Tensor", [source], [result], values).results[0]
+
+
+@form(
+    "aten.split.Tensor", "aten.split_with_sizes", "aten.split.sizes", "aten.chunk",
+    "aten.unsafe_split.Tensor", "aten.unsafe_chunk",
+)  # fmt: skip
+def split(call: Call) -> Result:
+    """One slice per part."""
+    source = call["self"]
+    dim = normalized(call["dim"], len(shape_of_value(source)))
+    start = 0
+    parts: list[SSAValue | None] = []
+    for type_ in call.types:
+        assert type_ is not None
+        shape = type_.get_shape()
+        parts.append(sliced(call, source, dim, start, 1, shape))
+        start += shape[dim]
+    return parts
+
+
+@form("aten.unbind.int")
+def unbind(call: Call) -> Result:
+    """One select per index."""
+    source = call["self"]
+    dim = normalized(call["dim"], len(shape_of_value(source)))
+    b = call.builder
+    return [
+        b.add("aten.select.int", [source], [type_], {"dim": dim, "index": index}).results[0]
+        for index, type_ in enumerate(call.types)
+        if type_ is not None
+    ]
+
+
+@form("aten.slice_backward")
+def slice_backward(call: Call) -> Result:
+    grad = call["grad_output"]
+    if shape_of_value(grad) == call.shape:
+        return grad
+    dim = normalized(call["dim"], len(call.shape))
+    start = call["start"]
+    start = max(start + call.shape[dim], 0) if start < 0 else start
+    values = {"dim": dim, "start": start, "step": call["step"]}
+    result = typed(call.shape, call.dtype)
+    return call.builder.add("aten.slice_backward", [grad], [result], values).results[0]
+
+
+@form("aten.select.int")
+def select(call: Call) -> Result:
+    shape = shape_of_value(call["self"])
+    dim = normalized(call["dim"], len(shape))
+    values = {"dim": dim, "index": normalized(call["index"], shape[dim])}
+    result = typed(call.shape, call.dtype)
+    return call.builder.add("aten.select.int", [call["self"]], [result], values).results[0]
+
+
+@form("aten.select_backward")
+def select_backward(call: Call) -> Result:
+    dim = normalized(call["dim"], len(call.shape))
+    values = {"dim": dim, "index": normalized(call["index"], call.shape[dim])}
+    result = typed(call.shape, call.dtype)
+    grad = call["grad_output"]
+    return call.builder.add("aten.select_backward", [grad], [result], values).results[0]
+
+
+@form("aten.cat")
+def cat(call: Call) -> Result:
+    """A concatenation of what is not empty."""
+    parts = [p for p in call["tensors"] if 0 not in shape_of_value(p)]
+    if len(parts) == 1:
+        return parts[0]
+    dim = normalized(call["dim"], len(call.shape))
+    result = typed(call.shape, call.dtype)
+    return call.builder.add("aten.cat", [parts], [result], {"dim": dim}).results[0]
+
+
+@form("aten.stack")
+def stack(call: Call) -> Result:
+    """A concatenation along a new dim."""
+    dim = normalized(call["dim"], len(call.shape))
+    shape = (*call.shape[:dim], 1, *call.shape[dim + 1 :])
+    parts = [call.builder.view(part, shape) for part in call["tensors"]]
+    result = typed(call.shape, call.dtype)
+    return call.builder.add("aten.cat", [parts], [result], {"dim": dim}).results[0]
+
+
+@form("aten.index.Tensor", "aten._unsafe_index.Tensor")
+def index(call: Call) -> Result:
+    """A lookup; one whose indices count each dim in order is a view of the value itself."""
+    source = call["self"]
+    indices = list(call["indices"])
+    if _counts_every_dim(source, indices, call.shape):
+        return call.builder.view(source, call.shape)
+    result = typed(call.shape, call.dtype)
+    return call.builder.add("aten.index.Tensor", [source, indices], [result]).results[0]
+
+
+@form("aten.index_put", "aten._unsafe_index_put")
+def index_put(call: Call) -> Result:
+    result = typed(call.shape, call.dtype)
+    operands = [call["self"], list(call["indices"]), call["values"]]
+    values = {"accumulate": call["accumulate"]}
+    return call.builder.add("aten.index_put", operands, [result], values).results[0]
+
+
+def _counts_every_dim(
+    source: SSAValue, indices: list[SSAValue | None], shape: tuple[int, ...]
+) -> bool:
+    """Whether index k runs over 0, 1, .. of dim k, along result dims in the same order."""
+    sizes = shape_of_value(source)
+    if len(indices) != len(sizes):
+        return False
+    previous = -1
+    for value, size in zip(indices, sizes, strict=True):
+        if value is None:
+            return False
+        dim = _counted_dim(value, size)
+        if dim is None:
+            return False
+        dim += len(shape) - len(shape_of_value(value))
+        if dim <= previous or shape[dim] != size:
+            return False
+        previous = dim
+    rest = 1
+    for size in shape:
+        rest *= size
+    total = 1
+    for size in sizes:
+        total *= size
+    return rest == total
+
+
+def _counted_dim(value: SSAValue, size: int) -> int | None:
+    """The dim along which `value` is 0, 1, .., size - 1 (and constant along the others)."""
+    shape = shape_of_value(value)
+    wide = [d for d, n in enumerate(shape) if n != 1]
+    if len(wide) > 1 or (wide and shape[wide[0]] != size) or (not wide and size != 1):
+        return None
+    source = value
+    while isinstance(source.owner, AtenOp) and source.owner.name in ("aten.view", "aten.expand"):
+        source = source.owner.operands[0]
+    owner = source.owner
+    if not isinstance(owner, AtenOp) or owner.name != "aten.arange.start_step":
+        return None
+    counts = owner.value("start") == 0 and owner.value("step") == 1
+    # Without a wide dim any dim will do: the last one keeps the order of dims.
+    return (wide[0] if wide else len(shape) - 1) if counts else None

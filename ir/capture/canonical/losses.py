@@ -1,0 +1,160 @@
+"""Losses in their exact global form.
+
+A normalised loss divides a sum over the batch by a count of the batch. Both are written out,
+so that each device may hold part of the batch, or part of the classes, and only sums and
+maxima cross the network: the logits never do.
+"""
+
+from __future__ import annotations
+
+import math
+
+from xdsl.ir import SSAValue
+
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.capture.canonical.base import (
+    Call,
+    CanonicalError,
+    Result,
+    dtype_of_value,
+    form,
+    normalized,
+    shape_of_value,
+)
+
+_NONE, _MEAN, _SUM = 0, 1, 2
+
+
+@form("aten._log_softmax")
+def log_softmax(call: Call) -> Result:
+    """x - max - log sum exp(x - max)."""
+    b = call.builder
+    source = b.cast(call["self"], call.dtype)
+    dim = normalized(call["dim"], len(call.shape))
+    highest = b.call("aten.amax", source, dim=[dim], keepdim=True)
+    shifted = b.call("aten.sub.Tensor", source, highest)
+    total = b.sum(b.call("aten.exp", shifted), [dim], True)
+    return b.call("aten.sub.Tensor", shifted, b.call("aten.log", total))
+
+
+@form("aten._log_softmax_backward_data")
+def log_softmax_backward(call: Call) -> Result:
+    """grad - exp(output) * sum(grad).
+
+    Behind a negative log likelihood the sum over classes is each row's own gradient, known
+    without adding up the classes (and without a message, where they are sharded).
+    """
+    b = call.builder
+    grad, output = call["grad_output"], call["output"]
+    dim = normalized(call["dim"], len(call.shape))
+    total = _row_gradient(grad, dim)
+    if total is None:
+        total = b.sum(grad, [dim], True)
+    result = b.call(
+        "aten.sub.Tensor", grad, b.call("aten.mul.Tensor", b.call("aten.exp", output), total)
+    )
+    return b.cast(result, call["input_dtype"])
+
+
+def _row_gradient(grad: SSAValue, dim: int) -> SSAValue | None:
+    """If `grad` has one entry per row, scattered along `dim` into zeros: those entries."""
+    owner = grad.owner
+    if not isinstance(owner, AtenOp) or owner.name != "aten.scatter_add":
+        return None
+    into, source = owner.operands[0].owner, owner.operands[2]
+    zeros = isinstance(into, AtenOp) and into.name == "aten.full" and into.value("fill_value") == 0
+    one = shape_of_value(source)[dim] == 1
+    return source if zeros and one and owner.value("dim") == dim else None
+
+
+def _check_unweighted(call: Call) -> None:
+    if call.arguments.get("weight") is not None:
+        raise CanonicalError(
+            "a cross entropy with class weights is not supported; multiply the per-token loss "
+            "(reduction='none') by the weights in the model instead."
+        )
+
+
+def _target_column(call: Call, classes_dim: int) -> tuple[SSAValue, SSAValue]:
+    """Target indices with ignored ones at 0, and which rows count; both with a class dim of 1."""
+    b = call.builder
+    target = call["target"]
+    shape = shape_of_value(target)
+    column = b.view(target, (*shape[:classes_dim], 1, *shape[classes_dim:]))
+    counts = b.call("aten.ne.Scalar", column, other=call["ignore_index"])
+    zero = b.full((), 0, dtype_of_value(target))
+    return b.call("aten.where.self", counts, column, zero), counts
+
+
+@form("aten.nll_loss_forward", "aten.nll_loss2d_forward")
+def nll_loss(call: Call) -> Result:
+    """-sum over counted rows of log p[target]; the mean divides by the number of such rows."""
+    _check_unweighted(call)
+    b = call.builder
+    source = call["self"]
+    dim = 1 if len(shape_of_value(source)) > 1 else 0
+    index, counts = _target_column(call, dim)
+    picked = b.call("aten.gather", source, index, dim=dim)
+    zero = b.full((), 0.0, call.dtype)
+    rows = b.call("aten.where.self", counts, b.call("aten.neg", picked), zero)
+    rank = len(shape_of_value(rows))
+    total_weight = b.sum(b.cast(counts, call.dtype), range(rank))
+    if call["reduction"] == _NONE:
+        return [b.view(rows, call.shape), total_weight]
+    loss = b.sum(rows, range(rank))
+    if call["reduction"] == _MEAN:
+        loss = b.call("aten.div.Tensor", loss, total_weight)
+    return [loss, total_weight]
+
+
+@form("aten.nll_loss_backward", "aten.nll_loss2d_backward")
+def nll_loss_backward(call: Call) -> Result:
+    """-grad (divided by the count, for a mean) at each counted row's target class."""
+    _check_unweighted(call)
+    b = call.builder
+    grad = call["grad_output"]
+    dim = 1 if len(call.shape) > 1 else 0
+    index, counts = _target_column(call, dim)
+    column_shape = shape_of_value(index)
+    if call["reduction"] == _NONE:
+        grad = b.view(grad, column_shape)
+    elif call["reduction"] == _MEAN:
+        grad = b.call("aten.div.Tensor", grad, call["total_weight"])
+    zero = b.full((), 0.0, call.dtype)
+    rows = b.call("aten.where.self", counts, b.call("aten.neg", grad), zero)
+    zeros = b.full(call.shape, 0.0, call.dtype)
+    return b.call("aten.scatter_add", zeros, index, rows, dim=dim)
+
+
+@form("aten.mse_loss")
+def mse_loss(call: Call) -> Result:
+    b = call.builder
+    distance = b.call("aten.sub.Tensor", call["self"], call["target"])
+    square = b.call("aten.mul.Tensor", distance, distance)
+    return _reduced(call, square)
+
+
+@form("aten.mse_loss_backward")
+def mse_loss_backward(call: Call) -> Result:
+    b = call.builder
+    distance = b.call("aten.sub.Tensor", call["self"], call["target"])
+    slope = b.call("aten.mul.Scalar", distance, other=2.0)
+    return b.call("aten.mul.Tensor", slope, _spread(call, shape_of_value(distance)))
+
+
+def _reduced(call: Call, rows: SSAValue) -> SSAValue:
+    b = call.builder
+    shape = shape_of_value(rows)
+    if call["reduction"] == _NONE:
+        return rows
+    total = b.sum(rows, range(len(shape)))
+    if call["reduction"] == _MEAN:
+        return b.call("aten.div.Scalar", total, other=math.prod(shape))
+    return total
+
+
+def _spread(call: Call, shape: tuple[int, ...]) -> SSAValue:
+    """The gradient of each element's loss."""
+    if call["reduction"] == _MEAN:
+        return call.builder.call("aten.div.Scalar", call["grad_output"], other=math.prod(shape))
+    return call["grad_output"]

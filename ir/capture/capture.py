@@ -1,0 +1,51 @@
+"""Capturing a model's training step as a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from shardweave.ir.capture.fx_import import import_graph
+from shardweave.ir.capture.trace import CaptureError, trace
+from shardweave.ir.cleanup import remove_dead_ops
+from shardweave.ir.program import Program
+from shardweave.ir.text import without_gc
+
+__all__ = ["CaptureError", "capture"]
+
+
+def capture(
+    model: torch.nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    train: bool = True,
+) -> Program:
+    """The global program of one training step of `model` on inputs of these shapes.
+
+    The model returns its scalar loss, or a tuple that begins with it, or an object or dict
+    with `loss`. The program's results are the loss, the gradient of every parameter that the
+    loss depends on, and the new values of the buffers that the model updates. With
+    `train=False` the model runs in evaluation mode and its outputs alone are computed.
+
+    Parameters may be fake tensors (torch's FakeTensorMode): nothing is allocated then.
+    Means, normalised losses and batch norm come out as explicit sums over the global batch.
+
+    Raises CaptureError, naming the module, for what has no exact form: random draws such as
+    dropout above 0, data-dependent shapes, untraceable code.
+    """
+    traced = trace(model, args, kwargs or {}, train=train)
+    with without_gc():
+        program = Program(import_graph(traced, tied_names(model)))
+        remove_dead_ops(program)
+    return program
+
+
+def tied_names(model: torch.nn.Module) -> dict[str, list[str]]:
+    """For the first qualified name of each shared parameter its other names."""
+    by_identity: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        by_identity.setdefault(id(parameter), []).append(name)
+    return {names[0]: names[1:] for names in by_identity.values() if len(names) > 1}

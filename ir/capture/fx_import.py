@@ -1,0 +1,268 @@
+"""From a traced fx graph to a program.
+
+Each call enters in its canonical form. Every op learns its layer (the module it came from;
+for a backward op, that of its forward op), its phase (backward if it depends on the gradient
+of the loss) and the user's source line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch._ops import OpOverload
+from xdsl.dialects import builtin, func
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+
+from shardweave.ir.aten import NOT_STORED, op_name, signature_of
+from shardweave.ir.aten_args import DERIVED
+from shardweave.ir.attributes import PhaseAttr
+from shardweave.ir.capture.builder import Builder
+from shardweave.ir.capture.canonical import Call, lookup
+from shardweave.ir.capture.trace import CaptureError, Traced, module_path
+from shardweave.ir.syntax import layer_of
+from shardweave.ir.types import AnyTensor, element_of, tensor_type
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_$.-]")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def import_graph(traced: Traced, aliases: dict[str, list[str]]) -> builtin.ModuleOp:
+    """The module with one function `step` that computes what the graph computes.
+
+    aliases: further qualified names of each tied parameter.
+    """
+    importer = _Importer(traced, aliases)
+    for node in traced.graph.nodes:
+        importer.visit(node)
+    return importer.finish()
+
+
+def readable(name: str) -> str:
+    """An fx name as a value name: `mm_3` is `mm.3`, which xDSL keeps as it is."""
+    head, _, digits = name.rpartition("_")
+    return f"{head}.{digits}" if head and digits.isdigit() else name
+
+
+def argument_name(kind: str, name: str) -> str:
+    """A qualified name as a value name: `0.weight` is `param.0.weight`, since names of values
+    begin with a letter; letters beyond ASCII become `_`."""
+    plain = _NOT_IN_NAMES.sub("_", name)
+    return plain if plain[:1].isalpha() or plain[:1] == "_" else f"{kind}.{plain}"
+
+
+class _Importer:
+    def __init__(self, traced: Traced, aliases: dict[str, list[str]]) -> None:
+        self.traced = traced
+        self.aliases = aliases
+        self.block = Block()
+        self.builder = Builder(self.block)
+        self.values: dict[torch.fx.Node, Any] = {}
+        self.backward: set[SSAValue] = set()
+        self.inputs = iter(traced.inputs)
+        self.arguments: dict[tuple[str, str], SSAValue] = {}
+        self.argument_attributes: list[Attribute] = []
+
+    def visit(self, node: torch.fx.Node) -> None:
+        first_new = self.block.last_op
+        try:
+            if node.op == "placeholder":
+                self.values[node] = self._argument(node)
+            elif node.op == "get_attr":
+                self.values[node] = self._constant(str(node.target))
+            elif node.op == "call_function":
+                self._annotate(node)
+                self.values[node] = self._call(node)
+                self._mark_phase(first_new)
+        except CaptureError:
+            raise
+        except ValueError as error:  # no canonical form, or no such dtype in the IR
+            layer = module_path(node.meta.get("nn_module_stack"))
+            where = f"module '{layer}'" if layer else "the model"
+            raise CaptureError(f"{where}: {error}") from error
+
+    # Arguments and constants
+
+    def _argument(self, node: torch.fx.Node) -> SSAValue:
+        kind, name = next(self.inputs)
+        value = node.meta["val"]
+        index = len(self.block.args)
+        argument = self.block.insert_arg(tensor_type(value.shape, value.dtype), index)
+        argument.name_hint = "tangent" if kind == "tangent" else argument_name(kind, name)
+        if kind == "tangent":
+            self.backward.add(argument)
+        attributes: dict[str, Attribute] = {
+            "dist.kind": builtin.StringAttr(kind),
+            "dist.name": builtin.StringAttr(name),
+        }
+        if self.aliases.get(name):
+            names = [builtin.StringAttr(alias) for alias in self.aliases[name]]
+            attributes["dist.aliases"] = builtin.ArrayAttr(names)
+        self.argument_attributes.append(builtin.DictionaryAttr(attributes))
+        return argument
+
+    def _constant(self, name: str) -> SSAValue:
+        value = self.traced.constants[name]
+        flat = value.flatten()
+        if value.numel() and not bool((flat == flat[0]).all()):
+            raise CaptureError(
+                f"the model makes a constant tensor of {value.numel()} values while it runs; "
+                "register it as a buffer in __init__ instead."
+            )
+        fill = flat[0].item() if value.numel() else 0
+        return self.builder.full(value.shape, cast(float, fill), value.dtype)
+
+    # Calls
+
+    def _call(self, node: torch.fx.Node) -> Any:
+        if getattr(node.target, "__name__", "") == "getitem":
+            source, index = node.args
+            return self.values[cast(torch.fx.Node, source)][cast(int, index)]
+        target: Any = node.target
+        if not isinstance(target, OpOverload):  # pyright: ignore[reportUnknownMemberType]
+            raise CaptureError(f"the traced graph calls {node.target}, which is not an ATen op.")
+        if target.namespace != "aten":
+            raise CaptureError(
+                f"the model calls {target}, which torch does not express in ATen ops; replace it "
+                "by plain torch operators (for Hugging Face experts: "
+                'experts_implementation="batched_mm" in the config).'
+            )
+        name = op_name(cast("OpOverload[..., Any]", target))
+        call = Call(name, self._bind(node, name), _result_types(node), self.builder)
+        form = lookup(name)
+        result = form(call) if form is not None else self._plain(call)
+        returned = node.meta.get("val")
+        if isinstance(returned, (tuple, list)) and isinstance(result, SSAValue):
+            return [result]
+        return result
+
+    def _bind(self, node: torch.fx.Node, name: str) -> dict[str, Any]:
+        def resolve(value: Any) -> Any:
+            if isinstance(value, torch.fx.Node):
+                return self.values[value]
+            if isinstance(value, (list, tuple)):
+                return [resolve(item) for item in cast(Sequence[Any], value)]
+            if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                raise CaptureError(
+                    f"{name} has a symbolic size; call torch._dynamo.maybe_mark_dynamic on no "
+                    "input: programs have fixed shapes."
+                )
+            return value
+
+        parameters = signature_of(name).parameters
+        bound = {p.name: p.default for p in parameters if p.has_default}
+        for parameter, value in zip(parameters, node.args, strict=False):
+            bound[parameter.name] = resolve(value)
+        bound.update({key: resolve(value) for key, value in node.kwargs.items()})
+        return bound
+
+    def _plain(self, call: Call) -> Any:
+        """The call as it is, less what the types restate."""
+        derived = DERIVED.get(call.name, {})
+        operands: list[Any] = []
+        values: dict[str, Any] = {}
+        for parameter in signature_of(call.name).parameters:
+            given = call.arguments.get(parameter.name)
+            if parameter.is_tensor:
+                operands.append(self._tensor(given))
+            elif parameter.name not in derived and parameter.name not in NOT_STORED:
+                if parameter.name in call.arguments:
+                    values[parameter.name] = given
+        types = [t for t in call.types if t is not None]
+        results = iter(self.builder.add(call.name, operands, types, values).results)
+        unpacked = [next(results) if t is not None else None for t in call.types]
+        return unpacked if len(unpacked) > 1 else unpacked[0]
+
+    def _tensor(self, given: Any) -> Any:
+        """A tensor argument; Python numbers become scalar tensors."""
+        if isinstance(given, (bool, int, float)):
+            dtype = torch.bool if isinstance(given, bool) else None
+            dtype = dtype or (torch.int64 if isinstance(given, int) else torch.float32)
+            return self.builder.full((), given, dtype)
+        return given
+
+    # Annotations
+
+    def _annotate(self, node: torch.fx.Node) -> None:
+        meta = node.meta
+        layer = module_path(meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack"))
+        if layer is None:
+            layer = self._common_layer(node)
+        self.builder.name = readable(node.name)
+        self.builder.annotations = {
+            "layer": builtin.StringAttr(layer),
+            "phase": PhaseAttr.of("forward"),
+        }
+        self.builder.location = _location(meta.get("stack_trace"))
+
+    def _common_layer(self, node: torch.fx.Node) -> str:
+        """For ops that autograd adds: the layer that its operands' layers share."""
+        layers: list[list[str]] = []
+        for source in node.all_input_nodes:
+            value = self.values.get(source)
+            if isinstance(value, SSAValue) and isinstance(value.owner, Operation):
+                layers.append(layer_of(value.owner).split("."))
+        shared: list[str] = []
+        for parts in zip(*layers, strict=False):
+            if len(set(parts)) > 1:
+                break
+            shared.append(parts[0])
+        return ".".join(shared)
+
+    def _mark_phase(self, last_before: Operation | None) -> None:
+        op = self.block.first_op if last_before is None else last_before.next_op
+        while op is not None:
+            if any(operand in self.backward for operand in op.operands):
+                op.properties["phase"] = PhaseAttr.of("backward")
+                self.backward.update(op.results)
+            op = op.next_op
+
+    # The function
+
+    def finish(self) -> builtin.ModuleOp:
+        output = self.traced.graph.output_node()
+        flat = cast("Sequence[torch.fx.Node | None]", output.args[0])
+        results: list[SSAValue] = []
+        attributes: list[Attribute] = []
+        for node, (kind, name) in zip(flat, self.traced.outputs, strict=True):
+            if node is None:
+                continue
+            results.append(self.values[node])
+            attributes.append(
+                builtin.DictionaryAttr(
+                    {"dist.kind": builtin.StringAttr(kind), "dist.name": builtin.StringAttr(name)}
+                )
+            )
+        self.block.add_op(func.ReturnOp(*results))
+        types = [r.type for r in results]
+        function = func.FuncOp(
+            "step",
+            builtin.FunctionType.from_lists([a.type for a in self.block.args], types),
+            Region(self.block),
+            arg_attrs=builtin.ArrayAttr(
+                cast("list[builtin.DictionaryAttr]", self.argument_attributes)
+            ),
+            res_attrs=builtin.ArrayAttr(cast("list[builtin.DictionaryAttr]", attributes)),
+        )
+        return builtin.ModuleOp([function])
+
+
+def _result_types(node: torch.fx.Node) -> list[AnyTensor | None]:
+    value = node.meta["val"]
+    parts = cast("Sequence[Any]", value if isinstance(value, (tuple, list)) else (value,))
+    for part in parts:
+        if isinstance(part, torch.Tensor):
+            element_of(part.dtype)
+    return [tensor_type(p.shape, p.dtype) if isinstance(p, torch.Tensor) else None for p in parts]
+
+
+def _location(stack_trace: str | None) -> Any:
+    frames = _FRAME.findall(stack_trace or "")
+    if not frames:
+        return builtin.UnknownLoc()
+    file, line = frames[-1]
+    return builtin.FileLineColLoc(
+        builtin.StringAttr(file), builtin.IntAttr(int(line)), builtin.IntAttr(1)
+    )

@@ -1,0 +1,1 @@
+"""How a person looks at a program: outline, diff, HTML, statistics."""

@@ -1,8 +1,0 @@
-"""Factor rules of ATen ops, by family. `rule_of` finds the rule of an op."""
-
-from __future__ import annotations
-
-from shardweave.ir.rules.base import Factor, Rule
-from shardweave.ir.rules.lookup import has_rule, rule_of
-
-__all__ = ["Factor", "Rule", "has_rule", "rule_of"]

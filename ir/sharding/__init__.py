@@ -1,0 +1,1 @@
+"""The sharding algebra at work: factor rules, assignment, propagation, resharding, partitioning."""

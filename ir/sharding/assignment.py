@@ -1,0 +1,326 @@
+"""Choosing which mesh axes cut which factors of one op.
+
+The choice is by priority, not by a guess at speed: a planned weight is never moved; then as
+many axes as possible keep cutting the op; then the fewest bytes move, so that the larger
+tensor stays where it is. Given the shardings of the operands (and those wanted of the
+results, if any), the number of candidates is the product over mesh axes of the places that
+some operand proposes for it: a handful.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Literal
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import DimSharding, Placement, Sharding, fits, is_contiguous, ordered
+from shardweave.ir.sharding.reshard import UnreachableSharding, reshard
+from shardweave.ir.sharding.rules.base import Dims, Rule
+
+Seat = tuple[int, int] | Literal["carry"] | None
+"""Where an axis goes: (factor, stride within it), through the op as a pending sum, or nowhere."""
+
+Price = tuple[int, float, int]
+"""Messages, bytes sent by one rank, local slices: compared in this order."""
+
+Cost = tuple[float, int, Price, int]
+"""Bytes of planned weights moved, axes that no longer cut the op, price of all resharding, axes
+that cut the op though nothing asks for it."""
+
+FREE: Price = (0, 0.0, 0)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What is known of an operand: its global shape, element size in bytes, and versions.
+
+    versions: the shardings in which the value exists already, the annotated one first.
+    pinned: whether it is a weight that a plan or the user placed.
+    """
+
+    shape: tuple[int, ...]
+    itemsize: int
+    versions: tuple[Sharding, ...]
+    pinned: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A choice of axes for the factors, and what follows from it."""
+
+    factors: tuple[DimSharding, ...]
+    operands: tuple[Sharding, ...]
+    results: tuple[Sharding, ...]
+    cost: Cost
+
+
+def dim_factors(rule: Rule, factors: Sequence[int]) -> list[tuple[int, int, int]]:
+    """For a dim made of `factors`: (factor, its size, product of the sizes after it)."""
+    found: list[tuple[int, int, int]] = []
+    minor = 1
+    for factor in reversed(factors):
+        size = rule.factors[factor].size
+        found.append((factor, size, minor))
+        minor *= size
+    return found
+
+
+def seat_of(rule: Rule, factors: Sequence[int], placement: Placement) -> tuple[int, int] | None:
+    """The factor of a dim that a placement cuts, and its stride there; None if it cuts across."""
+    for factor, size, minor in dim_factors(rule, factors):
+        if placement.stride % minor == 0 and (minor * size) % placement.span == 0:
+            if not rule.factors[factor].whole:
+                return factor, placement.stride // minor
+    return None
+
+
+def dims_of(rule: Rule, dims: Dims, factors: Sequence[DimSharding]) -> tuple[DimSharding, ...]:
+    """The dim shardings of a value whose dims are made of factors cut as given."""
+    found: list[DimSharding] = []
+    for names in dims:
+        placements: list[Placement] = []
+        for factor, _, minor in dim_factors(rule, names):
+            placements += [Placement(p.axis, p.size, p.stride * minor) for p in factors[factor]]
+        found.append(ordered(placements))
+    return tuple(found)
+
+
+class Chooser:
+    """Chooses for the ops of one program on one mesh; equal questions are answered once."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self._known: dict[tuple[object, ...], Choice] = {}
+        # Holding the rules keeps their ids, which stand for them in the keys, from being reused.
+        self._rules: dict[int, Rule] = {}
+
+    def choose(
+        self,
+        rule: Rule,
+        operands: Sequence[Operand],
+        result_shapes: Sequence[tuple[int, ...]],
+        goals: Sequence[Sharding | None],
+        hints: Sequence[tuple[str, int, int]] = (),
+    ) -> Choice:
+        """The best assignment.
+
+        goals: shardings that results should have (None: free). hints: further seats
+        (axis, factor, stride) to consider, known from the consumers of the results.
+        """
+        self._rules[id(rule)] = rule
+        key = (id(rule), tuple(operands), tuple(goals), tuple(hints))
+        found = self._known.get(key)
+        if found is None:
+            question = _Question(
+                self.mesh, rule, tuple(operands), tuple(result_shapes), tuple(goals), tuple(hints)
+            )
+            found = question.best()
+            self._known[key] = found
+        return found
+
+
+@dataclass(frozen=True)
+class _Question:
+    mesh: Mesh
+    rule: Rule
+    operands: tuple[Operand, ...]
+    result_shapes: tuple[tuple[int, ...], ...]
+    goals: tuple[Sharding | None, ...]
+    hints: tuple[tuple[str, int, int], ...]
+
+    def best(self) -> Choice:
+        """Raises UnreachableSharding if a result should be unreduced, and cannot be."""
+        candidates = [self.candidate(seats) for seats in self.seatings()]
+        found = [choice for choice in candidates if choice is not None]
+        if not found:
+            pending = sorted({axis for goal in self.goals if goal for axis in goal.unreduced})
+            raise UnreachableSharding(
+                f"its result is wanted unreduced over {pending}, but no cut of its operands makes "
+                "it such a sum; leave 'unreduced' out of the annotation."
+            )
+        return min(found, key=lambda choice: choice.cost)
+
+    def seatings(self) -> Iterator[dict[str, Seat]]:
+        seats = self.proposed()
+        axes = [axis for axis in self.mesh.names if axis in seats]
+        for combination in product(*(seats[axis] for axis in axes)):
+            yield dict(zip(axes, combination, strict=True))
+
+    def proposed(self) -> dict[str, list[Seat]]:
+        """The places that some operand (or wanted result) proposes for each axis."""
+        seats: dict[str, list[Seat]] = {}
+
+        def propose(axis: str, seat: Seat) -> None:
+            known = seats.setdefault(axis, [])
+            if seat not in known:
+                known.append(seat)
+
+        for dims, operand in zip(self.rule.operands, self.operands, strict=True):
+            for version in operand.versions:
+                self._propose_dims(propose, dims, version)
+        for dims, goal in zip(self.rule.results, self.goals, strict=True):
+            if goal is not None:
+                self._propose_dims(propose, dims, goal)
+        for axis, factor, stride in self.hints:
+            propose(axis, (factor, stride))
+        for axis in self._carried_axes():
+            propose(axis, "carry")
+        for axis in seats:
+            propose(axis, None)
+        return seats
+
+    def _propose_dims(self, propose: object, dims: Dims, sharding: Sharding) -> None:
+        assert callable(propose)
+        for factors, placements in zip(dims, sharding.dims, strict=True):
+            for placement in placements:
+                propose(placement.axis, seat_of(self.rule, factors, placement))
+
+    @cached_property
+    def _held_axes(self) -> frozenset[str]:
+        """Axes that an operand has where it is made, or a result is wanted to have.
+
+        An axis that only a later version of an operand has may be left out at no loss.
+        """
+        held = frozenset(axis for axis, _, _ in self.hints)
+        held = held.union(*(operand.versions[0].axes for operand in self.operands))
+        return held.union(*(goal.axes for goal in self.goals if goal is not None))
+
+    def _carried_axes(self) -> list[str]:
+        """Axes over which every operand that the op is linear in is an unreduced sum."""
+        linear = [self.operands[index].versions[0] for index in sorted(self.rule.linear)]
+        if not linear or any(s.reduction != "sum" for s in linear):
+            return []
+        return [axis for axis in linear[0].unreduced if all(axis in s.unreduced for s in linear)]
+
+    def candidate(self, seats: dict[str, Seat]) -> Choice | None:
+        cuts: list[list[Placement]] = [[] for _ in self.rule.factors]
+        for axis, seat in seats.items():
+            if isinstance(seat, tuple):
+                factor, stride = seat
+                cuts[factor].append(Placement(axis, self.mesh.size(axis), stride))
+        factors = tuple(ordered(cut) for cut in cuts)
+        if not all(map(self._can_cut, range(len(factors)), factors)):
+            return None
+        carried = tuple(axis for axis, seat in seats.items() if seat == "carry")
+        results = self._results(factors, carried)
+        if results is None:
+            return None
+        operands = tuple(
+            Sharding(dims_of(self.rule, dims, factors), carried if i in self.rule.linear else ())
+            for i, dims in enumerate(self.rule.operands)
+        )
+        held = self._held_axes
+        dropped = sum(seat is None and axis in held for axis, seat in seats.items())
+        taken_up = sum(seat is not None and axis not in held for axis, seat in seats.items())
+        price = self._price(operands, results)
+        if price is None:
+            return None
+        pinned, total = price
+        return Choice(factors, operands, results, (pinned, dropped, total, taken_up))
+
+    def _can_cut(self, index: int, placements: DimSharding) -> bool:
+        factor = self.rule.factors[index]
+        if not placements:
+            return True
+        if factor.whole or not fits(placements, factor.size):
+            return False
+        return not factor.contiguous or is_contiguous(placements, factor.size)
+
+    def _results(
+        self, factors: tuple[DimSharding, ...], carried: tuple[str, ...]
+    ) -> tuple[Sharding, ...] | None:
+        found: list[Sharding] = []
+        for dims in self.rule.results:
+            present = {factor for names in dims for factor in names}
+            pending = set(carried)
+            reductions = {"sum"} if carried else set[str]()
+            for index, placements in enumerate(factors):
+                if placements and index not in present:
+                    reductions.add(self.rule.factors[index].reduction or "none")
+                    pending.update(p.axis for p in placements)
+            if len(reductions) > 1 or "none" in reductions:
+                return None
+            unreduced = tuple(axis for axis in self.mesh.names if axis in pending)
+            reduction = "max" if "max" in reductions else "sum"
+            found.append(Sharding(dims_of(self.rule, dims, factors), unreduced, reduction))
+        return tuple(found)
+
+    def _price(
+        self, operands: tuple[Sharding, ...], results: tuple[Sharding, ...]
+    ) -> tuple[float, Price] | None:
+        """Bytes of planned weights moved, and the price of all resharding; None if impossible."""
+        pinned, total = 0.0, FREE
+        for operand, wanted in zip(self.operands, operands, strict=True):
+            price = price_of(self.mesh, operand, wanted)
+            if price is None:
+                return None
+            total = _sum(total, price)
+            if operand.pinned:
+                pinned += price[1]
+        # A result is weighed like an operand of its size.
+        itemsize = max((operand.itemsize for operand in self.operands), default=4)
+        for index, (produced, shape) in enumerate(zip(results, self.result_shapes, strict=True)):
+            target = self._target(index, produced)
+            price = price_of(self.mesh, Operand(shape, itemsize, (produced,)), target)
+            if price is None:
+                return None
+            total = _sum(total, price)
+        return pinned, total
+
+    def _target(self, index: int, produced: Sharding) -> Sharding:
+        """Where a result goes: to its goal, or reduced, and scattered as the hints want it."""
+        goal = self.goals[index]
+        if goal is not None or not produced.unreduced:
+            return produced if goal is None else goal
+        cuts: list[DimSharding] = [()] * len(self.rule.factors)
+        seats = {axis: (factor, stride) for axis, factor, stride in reversed(self.hints)}
+        for axis, (factor, stride) in seats.items():
+            if axis in produced.unreduced and produced.reduction == "sum":
+                cuts[factor] = (*cuts[factor], Placement(axis, self.mesh.size(axis), stride))
+        hinted = dims_of(self.rule, self.rule.results[index], cuts)
+        dims = tuple(ordered({*a, *b}) for a, b in zip(produced.dims, hinted, strict=True))
+        if all(map(fits, dims, self.result_shapes[index])):
+            return Sharding(dims)
+        return produced.whole()
+
+
+def _sum(a: Price, b: Price) -> Price:
+    return a[0] + b[0], a[1] + b[1], a[2] + b[2]
+
+
+def price_of(mesh: Mesh, operand: Operand, wanted: Sharding) -> Price | None:
+    """What it takes to bring the cheapest version of a value to a sharding; None if none gets
+    there."""
+    best: Price | None = None
+    for version in operand.versions:
+        try:
+            steps = reshard(operand.shape, version, wanted, mesh)
+        except UnreachableSharding:
+            continue
+        messages = sum(step.kind != "slice" for step in steps)
+        sent = sum(step.sent_elements for step in steps) * operand.itemsize
+        price = (messages, sent, len(steps) - messages)
+        if best is None or price < best:
+            best = price
+    return best
+
+
+def cheapest_version(mesh: Mesh, operand: Operand, wanted: Sharding) -> Sharding:
+    """The version of a value from which `wanted` is reached at the lowest price.
+
+    Raises UnreachableSharding if there is none.
+    """
+    priced = [
+        (price, index)
+        for index, version in enumerate(operand.versions)
+        if (price := price_of(mesh, Operand(operand.shape, operand.itemsize, (version,)), wanted))
+        is not None
+    ]
+    if not priced:
+        raise UnreachableSharding(
+            f"a value that is whole over {list(wanted.unreduced)} cannot become unreduced there."
+        )
+    return operand.versions[min(priced)[1]]

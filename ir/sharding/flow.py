@@ -1,0 +1,222 @@
+"""What is known of shardings while a global program is walked in order.
+
+Both propagation and partitioning keep, for each value, the versions in which it exists: the
+one its producer gives, and those that a collective already made for an earlier use. A later
+use of the same version is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from xdsl.dialects import builtin
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import Placement, Sharding, ordered
+from shardweave.ir.program import Program, sharding_of
+from shardweave.ir.regions import WEIGHT_VIEWS
+from shardweave.ir.sharding.assignment import (
+    Choice,
+    Chooser,
+    Operand,
+    cheapest_version,
+    dims_of,
+    seat_of,
+)
+from shardweave.ir.sharding.reshard import Step, UnreachableSharding, reshard
+from shardweave.ir.sharding.rules import Rule, rule_of
+from shardweave.ir.sharding.rules.base import Dims
+from shardweave.ir.types import dtype_of_value, shape_of
+from shardweave.ir.verify.program import describe
+
+MAX_VERSIONS = 4
+"""Versions of one value that are remembered; more would only cost time."""
+
+_MOVES = frozenset({"aten.view", "aten.permute"})
+"""Ops that cost nothing: done again on another version of their operand, they save a message."""
+
+
+class Flow:
+    """Versions of values, and choices for ops, in program order.
+
+    A parameter that is stored in finer shards than its uses read (`dist.used`) is known to ops
+    in the version that they read alone; `stored` has the shardings of arguments as stored.
+    """
+
+    def __init__(self, program: Program, mesh: Mesh) -> None:
+        self.program = program
+        self.mesh = mesh
+        self.chooser = Chooser(mesh)
+        self.versions: dict[SSAValue, list[Sharding]] = {}
+        self.stored: dict[SSAValue, Sharding] = {}
+        self.pinned: set[SSAValue] = set()
+        for slot in program.arguments:
+            sharding = program.used_sharding_of_slot(slot)
+            self.versions[slot.value] = [sharding]
+            self.stored[slot.value] = program.sharding_of_slot(slot)
+            if slot.kind == "param" and not self.stored[slot.value].is_replicated:
+                self.pinned.add(slot.value)
+
+    def operand(self, value: SSAValue) -> Operand:
+        return Operand(
+            shape_of(value),
+            dtype_of_value(value).itemsize,
+            tuple(self.all_versions(value)),
+            value in self.pinned,
+        )
+
+    def all_versions(self, value: SSAValue) -> list[Sharding]:
+        """The versions of a value, and those that its view of another value's versions gives."""
+        found = list(self.versions[value])
+        for sharding, _ in self.moved_versions(value):
+            if sharding not in found and len(found) < MAX_VERSIONS:
+                found.append(sharding)
+        return found
+
+    def moved_versions(self, value: SSAValue) -> list[tuple[Sharding, Sharding]]:
+        """For a view: (version of it, version of its operand that gives it)."""
+        owner = value.owner
+        if not isinstance(owner, AtenOp) or owner.name not in _MOVES:
+            return []
+        source = owner.operands[0]
+        if len(self.versions[source]) == 1 and not self.moved_versions(source):
+            return []
+        moved = [(moved_through(owner, s), s) for s in self.all_versions(source)]
+        return [(new, old) for new, old in moved if new is not None]
+
+    def sharding(self, value: SSAValue) -> Sharding:
+        """The sharding in which the value's producer gives it."""
+        return self.versions[value][0]
+
+    def choose(
+        self,
+        op: AtenOp,
+        goals: Sequence[Sharding | None],
+        hints: Sequence[tuple[str, int, int]] = (),
+    ) -> Choice:
+        """The assignment of an op, given its operands' versions and its results' goals.
+
+        Raises ValueError, naming the op, if a goal cannot be reached.
+        """
+        try:
+            return self.chooser.choose(
+                rule_of(op),
+                [self.operand(v) for v in op.operands],
+                [shape_of(r) for r in op.results],
+                goals,
+                hints,
+            )
+        except UnreachableSharding as error:
+            raise ValueError(f"{describe(op)}: {error}") from error
+
+    def define(self, op: Operation, shardings: Sequence[Sharding]) -> None:
+        """Record the shardings of an op's results."""
+        pinned = op.name in WEIGHT_VIEWS and op.operands[0] in self.pinned
+        for result, sharding in zip(op.results, shardings, strict=True):
+            self.versions[result] = [sharding]
+            if pinned and not sharding.is_replicated:
+                self.pinned.add(result)
+
+    def steps(self, value: SSAValue, wanted: Sharding) -> tuple[Sharding, tuple[Step, ...]]:
+        """The cheapest version of a value and the steps from it to `wanted`."""
+        version = cheapest_version(self.mesh, self.operand(value), wanted)
+        return version, reshard(shape_of(value), version, wanted, self.mesh)
+
+    def remember(self, value: SSAValue, sharding: Sharding) -> bool:
+        """Note that a version exists; False if it is known or there are too many."""
+        known = self.versions[value]
+        if sharding in known or len(known) >= MAX_VERSIONS:
+            return False
+        known.append(sharding)
+        return True
+
+    def origin(self, value: SSAValue, wanted: Sharding) -> tuple[SSAValue, Sharding] | None:
+        """The operand of a view, in the version from which the view gives `wanted`.
+
+        Where the operand has other uses too, it is the one to bring there: they may need the
+        same (the gradient of an output, for both of a linear map's gradients).
+        """
+        owner = value.owner
+        if not isinstance(owner, AtenOp) or owner.name not in _MOVES:
+            return None
+        source = owner.operands[0]
+        if not source.has_more_than_one_use() or source in self.pinned:
+            return None
+        before = moved_back(owner, wanted)
+        if before is None or moved_through(owner, before) != wanted:
+            return None
+        steps = self.steps(value, wanted)[1]
+        return (source, before) if any(step.kind != "slice" for step in steps) else None
+
+    def use(self, value: SSAValue, wanted: Sharding) -> None:
+        """Note the versions that bringing a value to `wanted` makes."""
+        origin = self.origin(value, wanted)
+        if origin is not None:
+            self.use(*origin)
+        elif wanted != self.versions[value][0]:
+            for step in self.steps(value, wanted)[1]:
+                self.remember(value, step.after)
+
+
+def moved_through(op: AtenOp, sharding: Sharding) -> Sharding | None:
+    """The sharding of a view's result, given its operand's; None if a cut does not survive."""
+    rule = rule_of(op)
+    return _transported(rule, rule.operands[0], rule.results[0], sharding)
+
+
+def moved_back(op: AtenOp, sharding: Sharding) -> Sharding | None:
+    """The sharding of a view's operand, given its result's; None if a cut does not survive."""
+    rule = rule_of(op)
+    return _transported(rule, rule.results[0], rule.operands[0], sharding)
+
+
+def _transported(rule: Rule, source: Dims, goal: Dims, sharding: Sharding) -> Sharding | None:
+    cuts: list[list[Placement]] = [[] for _ in rule.factors]
+    for names, placements in zip(source, sharding.dims, strict=True):
+        for placement in placements:
+            seat = seat_of(rule, names, placement)
+            if seat is None:
+                return None
+            cuts[seat[0]].append(Placement(placement.axis, placement.size, seat[1]))
+    dims = dims_of(rule, goal, [ordered(cut) for cut in cuts])
+    return Sharding(dims, sharding.unreduced, sharding.reduction)
+
+
+def annotated(op: Operation, program: Program) -> list[Sharding | None]:
+    """The shardings that an op's `sharding` property gives its results; None where absent."""
+    attribute = op.properties.get("sharding")
+    if attribute is None:
+        return [None] * len(op.results)
+    attributes = cast("builtin.ArrayAttr[ShardingAttr]", attribute)
+    try:
+        return [
+            sharding_of(one, shape_of(result), program)
+            for one, result in zip(attributes, op.results, strict=True)
+        ]
+    except ValueError as error:
+        raise ValueError(f"{describe(op)}: {error}") from error
+
+
+def sharding_property(
+    shardings: Sequence[Sharding], shapes: Sequence[tuple[int, ...]]
+) -> Attribute:
+    """The `sharding` property for results of these global shapes."""
+    pairs = zip(shardings, shapes, strict=True)
+    return builtin.ArrayAttr([ShardingAttr.of(s, shape) for s, shape in pairs])
+
+
+def aten_ops(program: Program) -> list[AtenOp]:
+    """The ops of a global program. Raises ValueError if it is partitioned already."""
+    found: list[AtenOp] = []
+    for op in program.ops:
+        if not isinstance(op, AtenOp):
+            raise ValueError(
+                f"{op.name} is in the program already; propagate shardings and insert "
+                "collectives once, on the global program."
+            )
+        found.append(op)
+    return found

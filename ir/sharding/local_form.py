@@ -1,0 +1,76 @@
+"""The local form of one op, for rules that need more than local types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from shardweave.ir import dist
+from shardweave.ir.aten import AtenOp, create
+from shardweave.ir.literals import to_attribute
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import DimSharding
+from shardweave.ir.syntax import annotate
+from shardweave.ir.types import AnyTensor, shape_of_type, tensor_type
+
+
+class LocalForm:
+    """What a rule's `localize` is given (see rules.base.Localizer).
+
+    insert: adds an op to the local program.
+    """
+
+    def __init__(
+        self,
+        op: AtenOp,
+        operands: Sequence[SSAValue],
+        placements: Sequence[DimSharding],
+        types: Sequence[AnyTensor],
+        mesh: Mesh,
+        insert: Callable[[Operation], None],
+    ) -> None:
+        self.op = op
+        self.operands = operands
+        self.placements = placements
+        self.mesh = mesh
+        self._types = types
+        self._insert = insert
+
+    def result_shape(self, index: int) -> tuple[int, ...]:
+        return shape_of_type(self._types[index])
+
+    def emit(
+        self,
+        name: str,
+        operands: Sequence[SSAValue | None | Sequence[SSAValue | None]],
+        *types: tuple[Sequence[int], torch.dtype],
+        **values: Any,
+    ) -> list[SSAValue]:
+        results: list[Attribute] = [tensor_type(shape, dtype) for shape, dtype in types]
+        return self._add(create(name, operands, results, values))
+
+    def shard_index(self, placements: DimSharding) -> SSAValue:
+        axes = [p.axis for p in placements]
+        scalar = tensor_type((), torch.int64)
+        return self._add(dist.create(dist.ShardIndexOp, [], [scalar], axes=axes))[0]
+
+    def clone(self, operands: Sequence[SSAValue] | None = None, **values: Any) -> list[SSAValue]:
+        properties = {k: v for k, v in self.op.properties.items() if k != "sharding"}
+        properties.update({name: to_attribute(value) for name, value in values.items()})
+        copy = type(self.op).create(
+            operands=self.operands if operands is None else operands,
+            result_types=list(self._types),
+            properties=properties,
+        )
+        return self._add(copy)
+
+    def _add(self, op: Operation) -> list[SSAValue]:
+        annotate(op, self.op)
+        base = op.name.split(".")[1].lstrip("_")
+        for result in op.results:
+            result.name_hint = base
+        self._insert(op)
+        return list(op.results)

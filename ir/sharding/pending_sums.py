@@ -1,0 +1,74 @@
+"""Adding pending sums to each other before anything else.
+
+Autograd adds the gradients of a value's uses in the order it meets them: residual, then q,
+then k, then v. Where q, k and v are pending sums over an axis, each would be reduced before
+it meets the residual. Adding them to each other first leaves one sum to reduce.
+"""
+
+from __future__ import annotations
+
+from xdsl.ir import SSAValue
+
+from shardweave.ir.aten import AtenOp, create
+from shardweave.ir.placement import Sharding
+from shardweave.ir.sharding.flow import Flow
+from shardweave.ir.syntax import annotate
+
+
+def add_pending_first(ops: list[AtenOp], flow: Flow) -> bool:
+    """Rewrite (whole + pending) + pending' to whole + (pending + pending'), wherever both are
+    pending over the same axes; whether anything changed. `flow` knows the shardings of `ops`.
+    """
+    known = {value: versions[0] for value, versions in flow.versions.items()}
+    changed = False
+    for op in ops:
+        if _is_plain_add(op) and _regroup(op, known):
+            changed = True
+    return changed
+
+
+def _is_plain_add(op: object) -> bool:
+    return (
+        isinstance(op, AtenOp)
+        and op.name == "aten.add.Tensor"
+        and op.value("alpha") == 1
+        and op.operands[0].type == op.operands[1].type == op.results[0].type
+        and "sharding" not in op.properties
+    )
+
+
+def _regroup(op: AtenOp, known: dict[SSAValue, Sharding]) -> bool:
+    for inner, pending in (tuple(op.operands), tuple(reversed(op.operands))):
+        first = inner.owner
+        if not (isinstance(first, AtenOp) and _is_plain_add(first) and inner.has_one_use()):
+            continue
+        for whole, other in (tuple(first.operands), tuple(reversed(first.operands))):
+            if _same_pending(known[other], known[pending]) and not known[whole].unreduced:
+                _rebuild(op, first, whole, other, pending, known)
+                return True
+    return False
+
+
+def _same_pending(a: Sharding, b: Sharding) -> bool:
+    return bool(a.unreduced) and a == b and a.reduction == "sum"
+
+
+def _rebuild(
+    op: AtenOp,
+    first: AtenOp,
+    whole: SSAValue,
+    other: SSAValue,
+    pending: SSAValue,
+    known: dict[SSAValue, Sharding],
+) -> None:
+    """op = first(whole, other) + pending becomes op = whole + (other + pending)."""
+    block = op.parent_block()
+    assert block is not None
+    inner = create("aten.add.Tensor", [other, pending], [op.results[0].type])
+    annotate(inner, first)
+    inner.results[0].name_hint = first.results[0].name_hint
+    block.insert_op_before(inner, op)
+    known[inner.results[0]] = known[pending]
+    op.operands = [whole, inner.results[0]]
+    first.detach()
+    first.erase()

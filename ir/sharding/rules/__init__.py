@@ -1,0 +1,8 @@
+"""Factor rules of ATen ops, by family. `rule_of` finds the rule of an op."""
+
+from __future__ import annotations
+
+from shardweave.ir.sharding.rules.base import Factor, Rule
+from shardweave.ir.sharding.rules.lookup import has_rule, rule_of
+
+__all__ = ["Factor", "Rule", "has_rule", "rule_of"]

@@ -1,0 +1,89 @@
+"""Rules of convolutions, pools and upsampling: sample and channel dims pass, spatial dims do not.
+
+A convolution's channels are `(g c)` on the input's side and `(g o)` on the output's, with g
+groups; g is named only where there are several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from xdsl.ir import SSAValue
+
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.sharding.rules.base import Localizer, Notation, Rule, rule
+from shardweave.ir.types import shape_of
+
+WINDOWS = {
+    1: """
+        upsample_nearest1d reflection_pad1d replication_pad1d
+    """,
+    2: """
+        max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
+        _adaptive_avg_pool2d _adaptive_avg_pool2d_backward upsample_nearest2d
+        upsample_nearest2d_backward upsample_bilinear2d upsample_bicubic2d reflection_pad2d
+        reflection_pad2d_backward replication_pad2d replication_pad2d_backward
+    """,
+    3: """
+        max_pool3d_with_indices max_pool3d_with_indices_backward avg_pool3d avg_pool3d_backward
+        _adaptive_avg_pool3d _adaptive_avg_pool3d_backward upsample_nearest3d
+    """,
+}
+"""Ops on each plane (or line, or volume) alone, by their number of spatial dims."""
+
+SPATIAL_DIMS = {f"aten.{name}": count for count, names in WINDOWS.items() for name in names.split()}
+
+
+@rule(*SPATIAL_DIMS)
+def window(op: AtenOp) -> Rule:
+    """`... . . -> ... . .`"""
+    dims = "..." + " ." * SPATIAL_DIMS[op.name]
+    operands, results = (", ".join([dims] * len(v)) for v in (op.operands, op.results))
+    return Notation(op, f"{operands} -> {results}").rule()
+
+
+@rule("aten.convolution")
+def convolution(op: AtenOp) -> Rule:
+    """`n c ., o c ., o -> n o .`: c reduces, but not under a bias, which each shard would add."""
+    inputs, weight, bias, outputs = _convolution_dims(op, op.operands[1])
+    has_bias = op.tensor("bias") is not None
+    operands = [inputs, weight, bias] if has_bias else [inputs, weight]
+    return _grouped(op, operands, [outputs], is_c_lost=has_bias)
+
+
+@rule("aten.convolution_backward")
+def convolution_backward(op: AtenOp) -> Rule:
+    """`n o ., n c ., o c . -> n c ., o c ., o`; results that `output_mask` leaves out are absent.
+
+    o reduces in the input's gradient, n in the others. The bias gradient is complete on each
+    shard of c, not a term of a sum, so c cannot be cut where it is wanted.
+    """
+    inputs, weight, bias, outputs = _convolution_dims(op, op.operands[2])
+    mask = op.value("output_mask")
+    results = [dims for dims, wanted in zip([inputs, weight, bias], mask, strict=True) if wanted]
+    return _grouped(op, [outputs, inputs, weight], results, is_c_lost=mask[2])
+
+
+def _convolution_dims(op: AtenOp, weight: SSAValue) -> tuple[str, str, str, str]:
+    """The dims of input, weight, bias and output, in text."""
+    spatial = " ." * (len(shape_of(weight)) - 2)
+    c, o = ("c", "o") if op.value("groups") == 1 else ("(g c)", "(g o)")
+    # A transposed convolution's weight has the input's channels first.
+    channels = f"{c} o" if op.value("transposed") else f"{o} c"
+    return f"n {c}{spatial}", f"{channels}{spatial}", o, f"n {o}{spatial}"
+
+
+def _grouped(op: AtenOp, operands: list[str], results: list[str], *, is_c_lost: bool) -> Rule:
+    groups = op.value("groups")
+    text = f"{', '.join(operands)} -> {', '.join(results)}"
+    return Notation(op, text, {"g": groups}).rule(
+        reductions={"c": None} if is_c_lost else {},
+        localize=_localize_groups if groups > 1 else None,
+    )
+
+
+def _localize_groups(local: Localizer) -> Sequence[SSAValue]:
+    # Every text starts with `n (g ..)`, so g is factor 1.
+    num_shards = prod(placement.size for placement in local.placements[1])
+    return local.clone(groups=local.op.value("groups") // num_shards)

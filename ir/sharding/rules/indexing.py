@@ -1,0 +1,263 @@
+"""Rules of table lookups and their gradients: embedding, gather, scatter, index.
+
+Where the table itself is cut along the looked-up dim, each device looks up what it holds: the
+indices are shifted by its first row, those outside count as 0, and results add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from xdsl.ir import SSAValue
+
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.sharding.rules.base import Factor, Localizer, Rule, replicated_rule, rule
+from shardweave.ir.sharding.rules.dims import Names, broadcast, dim_of, named_rule, passing
+from shardweave.ir.types import dtype_of_value, shape_of
+
+
+@rule("aten.embedding")
+def embedding(op: AtenOp) -> Rule:
+    """`v h, ... -> ... h`: v reduces, for each row comes from one shard of the table."""
+    table, index = (shape_of(v) for v in op.operands)
+    names, passed = passing(index)
+    factors = {"v": Factor(table[0], contiguous=True), "h": Factor(table[1]), **passed}
+    return named_rule(
+        factors,
+        [[("v",), ("h",)], names],
+        [[*names, ("h",)]],
+        localize=_localize_embedding,
+    )
+
+
+def _localize_embedding(local: Localizer) -> Sequence[SSAValue]:
+    table, index = local.operands
+    if not local.placements[0]:
+        return local.clone()
+    index, outside = _shifted(local, index, shape_of(table)[0])
+    return _zero_where(local, _as_column(local, outside), *local.clone([table, index]))
+
+
+@rule("aten.embedding_dense_backward")
+def embedding_dense_backward(op: AtenOp) -> Rule:
+    """`... h, ... -> v h`: `...` reduces, and each shard of the table takes its own rows."""
+    gradient, index = (shape_of(v) for v in op.operands)
+    if op.value("scale_grad_by_freq"):
+        # Frequencies count all indices, and those of every row.
+        names: Names = [()] * len(index)
+        return named_rule({"h": Factor(gradient[-1])}, [[*names, ("h",)], names], [[(), ("h",)]])
+    names, passed = passing(index)
+    rows = shape_of(op.results[0])[0]
+    factors = {"v": Factor(rows, contiguous=True), "h": Factor(gradient[-1]), **passed}
+    return named_rule(
+        factors,
+        [[*names, ("h",)], names],
+        [[("v",), ("h",)]],
+        linear=(0,),
+        localize=_localize_embedding_backward,
+    )
+
+
+def _localize_embedding_backward(local: Localizer) -> Sequence[SSAValue]:
+    gradient, index = local.operands
+    if not local.placements[0]:
+        return local.clone()
+    shape = shape_of(index)
+    padding = local.op.value("padding_idx")
+    shifted, dropped = _shifted(local, index, local.result_shape(0)[0])
+    if padding >= 0:
+        (is_padding,) = local.emit("aten.eq.Scalar", [index], (shape, torch.bool), other=padding)
+        (dropped,) = local.emit("aten.logical_or", [dropped, is_padding], (shape, torch.bool))
+    gradients = _zero_where(local, _as_column(local, dropped), gradient)
+    return local.clone([*gradients, shifted], padding_idx=-1)
+
+
+@rule("aten.gather")
+def gather(op: AtenOp) -> Rule:
+    """`b v, b j -> b j` along the dim of v, which reduces.
+
+    Other dims pair up only where the index is as long as the table.
+    """
+    table, index = (shape_of(v) for v in op.operands)
+    if not table or not index:
+        return replicated_rule(op)
+    dim = dim_of(op, len(table))
+    names, passed = passing(table, whole=_unequal(dim, table, index))
+    result = list(names)
+    names[dim], result[dim] = ("v",), ("j",)
+    # A sum over shards would make numbers of booleans.
+    is_bool = dtype_of_value(op.operands[0]) == torch.bool
+    factors = {
+        "v": Factor(table[dim], None if is_bool else "sum", contiguous=True),
+        "j": Factor(index[dim]),
+        **passed,
+    }
+    return named_rule(factors, [names, result], [result], localize=_localize_gather)
+
+
+def _unequal(dim: int, *shapes: tuple[int, ...]) -> list[int]:
+    """`dim` and the dims in which the shapes' sizes differ."""
+    sizes = zip(*shapes, strict=True)
+    return [d for d, size in enumerate(sizes) if d == dim or len(set(size)) > 1]
+
+
+def _localize_gather(local: Localizer) -> Sequence[SSAValue]:
+    table, index = local.operands
+    if not local.placements[0]:
+        return local.clone()
+    dim = dim_of(local.op, len(shape_of(table)))
+    index, outside = _shifted(local, index, shape_of(table)[dim])
+    return _zero_where(local, outside, *local.clone([table, index]))
+
+
+@rule("aten.scatter_add", "aten.scatter.src", "aten.scatter.value")
+def scatter(op: AtenOp) -> Rule:
+    """`b v, b ., b . -> b v`: each shard of v takes what falls into it.
+
+    Other dims pair up only where index and source are as long as the result.
+    """
+    shapes = [shape_of(v) for v in op.operands]
+    if not all(shapes):
+        return replicated_rule(op)
+    dim = dim_of(op, len(shapes[0]))
+    names, passed = passing(shapes[0], whole=_unequal(dim, *shapes))
+    result = list(names)
+    result[dim] = ("v",)
+    factors = {"v": Factor(shapes[0][dim], contiguous=True), **passed}
+    # A source longer than the index has entries that no mask of the index covers.
+    is_maskable = op.name == "aten.scatter_add" and shapes[1] == shapes[2]
+    localize = _localize_scatter_add if is_maskable else _localize_scatter
+    operands = [result, *[names] * (len(shapes) - 1)]
+    return named_rule(factors, operands, [result], localize=localize)
+
+
+def _localize_scatter_add(local: Localizer) -> Sequence[SSAValue]:
+    base, index, source = local.operands
+    if not local.placements[0]:
+        return local.clone()
+    dim = dim_of(local.op, len(shape_of(base)))
+    index, outside = _shifted(local, index, shape_of(base)[dim])
+    return local.clone([base, index, *_zero_where(local, outside, source)])
+
+
+def _localize_scatter(local: Localizer) -> Sequence[SSAValue]:
+    """Writes what falls outside into one more entry, which is then cut off."""
+    base, index, *source = local.operands
+    if not local.placements[0]:
+        return local.clone()
+    shape, dtype = list(shape_of(base)), dtype_of_value(base)
+    dim = dim_of(local.op, len(shape))
+    size = shape[dim]
+    index, _ = _shifted(local, index, size, outside=size)
+    longer = [*shape[:dim], size + 1, *shape[dim + 1 :]]
+    pad = [0, 0] * (len(shape) - 1 - dim) + [0, 1]
+    (base,) = local.emit("aten.constant_pad_nd", [base], (longer, dtype), pad=pad)
+    values = {n: local.op.value(n) for n in ("dim", "value") if local.op.signature.parameter(n)}
+    (written,) = local.emit(local.op.name, [base, index, *source], (longer, dtype), **values)
+    return local.emit("aten.slice.Tensor", [written], (shape, dtype), dim=dim, start=0)
+
+
+def _shifted(
+    local: Localizer, index: SSAValue, size: int, outside: int = 0
+) -> tuple[SSAValue, SSAValue]:
+    """Indices counted from the shard's first row, and a mask of those outside its `size` rows.
+
+    The latter are set to `outside`. The looked-up dim is factor 0 of all rules of this file.
+    """
+    shape, dtype = shape_of(index), dtype_of_value(index)
+    shard = local.shard_index(local.placements[0])
+    (start,) = local.emit("aten.mul.Scalar", [shard], ((), torch.int64), other=size)
+    if dtype != torch.int64:
+        # An index of no dims would otherwise take on the type of its start.
+        (start,) = local.emit("aten._to_copy", [start], ((), dtype))
+    (shifted,) = local.emit("aten.sub.Tensor", [index, start], (shape, dtype))
+    (below,) = local.emit("aten.lt.Scalar", [shifted], (shape, torch.bool), other=0)
+    (above,) = local.emit("aten.ge.Scalar", [shifted], (shape, torch.bool), other=size)
+    (is_outside,) = local.emit("aten.logical_or", [below, above], (shape, torch.bool))
+    (shifted,) = local.emit(
+        "aten.masked_fill.Scalar", [shifted, is_outside], (shape, dtype), value=outside
+    )
+    return shifted, is_outside
+
+
+def _as_column(local: Localizer, mask: SSAValue) -> SSAValue:
+    """The mask with one more dim, of size 1."""
+    (column,) = local.emit("aten.view", [mask], ((*shape_of(mask), 1), torch.bool))
+    return column
+
+
+def _zero_where(local: Localizer, mask: SSAValue, value: SSAValue) -> Sequence[SSAValue]:
+    type_ = shape_of(value), dtype_of_value(value)
+    return local.emit("aten.masked_fill.Scalar", [value, mask], type_, value=0)
+
+
+@rule("aten.index_select")
+def index_select(op: AtenOp) -> Rule:
+    """`. h, j -> j h`"""
+    table, index = (shape_of(v) for v in op.operands)
+    if not table or not index:
+        return replicated_rule(op)
+    dim = dim_of(op, len(table))
+    names, passed = passing(table, whole=[dim])
+    result = list(names)
+    result[dim] = ("j",)
+    return named_rule({"j": Factor(index[0]), **passed}, [names, [("j",)]], [result])
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """What `table[indices]` takes: the dims of the table, of each index and of the selection."""
+
+    table: Names
+    indices: list[Names]
+    shape: list[int]
+    selected: Names
+    factors: dict[str, Factor]
+
+
+def _selection(op: AtenOp, *, is_index_whole: bool) -> _Selection | None:
+    """None if a mask is among the indices: it takes as many entries as it has ones."""
+    table = shape_of(op.operands[0])
+    given = op.tensor("indices")
+    assert isinstance(given, list)
+    indices = {d: index for d, index in enumerate(given) if index is not None}
+    if any(dtype_of_value(v) in (torch.bool, torch.uint8) for v in indices.values()):
+        return None
+    shapes = [shape_of(v) for v in indices.values()]
+    joint = np.broadcast_shapes(*shapes)
+    names, factors = passing(table, whole=indices)
+    whole = range(len(joint)) if is_index_whole else ()
+    joint_names, joint_factors = passing(joint, whole=whole, prefix="i")
+    kept = [d for d in range(len(table)) if d not in indices]
+    first, last = min(indices), max(indices)
+    # As in numpy, what adjacent indices give stands in their place, else in front.
+    at = first if last - first + 1 == len(indices) else 0
+    return _Selection(
+        names,
+        [broadcast(shape, joint, joint_names) for shape in shapes],
+        [*(table[d] for d in kept[:at]), *joint, *(table[d] for d in kept[at:])],
+        [*(names[d] for d in kept[:at]), *joint_names, *(names[d] for d in kept[at:])],
+        factors | joint_factors,
+    )
+
+
+@rule("aten.index.Tensor")
+def index(op: AtenOp) -> Rule:
+    """`. h, j, j -> j h`: indices broadcast and pass, as do the dims that they leave alone."""
+    found = _selection(op, is_index_whole=False)
+    if found is None:
+        return replicated_rule(op)
+    return named_rule(found.factors, [found.table, *found.indices], [found.selected])
+
+
+@rule("aten.index_put")
+def index_put(op: AtenOp) -> Rule:
+    """`. h, ., ., . h -> . h`: dims that the indices leave alone pass, all else is whole."""
+    found = _selection(op, is_index_whole=True)
+    if found is None:
+        return replicated_rule(op)
+    values = broadcast(shape_of(op.operands[-1]), found.shape, found.selected)
+    return named_rule(found.factors, [found.table, *found.indices, values], [found.table])

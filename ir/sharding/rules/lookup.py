@@ -1,0 +1,74 @@
+"""Finding the rule of an op."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from importlib import import_module
+
+from shardweave.ir.aten import AtenOp, OpKey, key_of_op
+from shardweave.ir.sharding.rules.base import RULES, Rule, RuleFunction, replicated_rule
+from shardweave.ir.types import shape_of
+
+logger = logging.getLogger(__name__)
+
+FAMILIES = (
+    "attention",
+    "convolution",
+    "factories",
+    "indexing",
+    "matmul",
+    "normalization",
+    "pointwise",
+    "reductions",
+    "views",
+)
+
+
+@cache
+def _load_families() -> None:
+    for family in FAMILIES:
+        import_module(f"shardweave.ir.sharding.rules.{family}")
+
+
+_known: dict[tuple[RuleFunction, OpKey], Rule] = {}
+"""By function too, so that a rule registered later takes the place of replication."""
+
+_warned: set[str] = set()
+
+
+def has_rule(name: str) -> bool:
+    _load_families()
+    return name in RULES
+
+
+def rule_of(op: AtenOp) -> Rule:
+    """The op's rule, computed once per distinct name, types and arguments.
+
+    An op without a rule is replicated, with one warning that names it.
+    """
+    _load_families()
+    function = RULES.get(op.name)
+    if function is None:
+        _warn(op.name)
+        function = replicated_rule
+    key = function, key_of_op(op)
+    found = _known.get(key)
+    if found is None:
+        found = function(op)
+        problem = found.problem(
+            [shape_of(v) for v in op.operands], [shape_of(v) for v in op.results]
+        )
+        assert problem is None, f"rule of {op.name} is wrong: {problem}"
+        _known[key] = found
+    return found
+
+
+def _warn(name: str) -> None:
+    if name not in _warned:
+        _warned.add(name)
+        logger.warning(
+            "%s has no factor rule: it runs replicated on every device. "
+            "Add a rule in ir/sharding/rules (docs/rules.md).",
+            name,
+        )

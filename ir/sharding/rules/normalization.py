@@ -1,0 +1,69 @@
+"""Rules of layer, group and RMS normalisation, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from xdsl.ir import SSAValue
+
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.aten_args import DERIVED
+from shardweave.ir.sharding.rules.base import Localizer, Notation, Rule, rule
+from shardweave.ir.types import shape_of
+
+
+def _normalized_rank(op: AtenOp) -> int:
+    derive = DERIVED.get(op.name, {}).get("normalized_shape")
+    return len(derive(op) if derive else op.value("normalized_shape"))
+
+
+@rule("aten.native_layer_norm", "aten._fused_rms_norm")
+def layer_norm(op: AtenOp) -> Rule:
+    """`... k, k, k -> ... k, ... ., ... .` with k, the normalized dims, whole."""
+    kept, ones = "..." + " ." * _normalized_rank(op), "." + " ." * (_normalized_rank(op) - 1)
+    operands = [kept, *[ones] * (len(op.operands) - 1)]
+    return Notation(op, f"{', '.join(operands)} -> {', '.join([kept] * len(op.results))}").rule()
+
+
+@rule("aten.native_layer_norm_backward", "aten._fused_rms_norm_backward")
+def layer_norm_backward(op: AtenOp) -> Rule:
+    """`... k, ... k, ... ., ... ., k, k -> ... k, k, k`: leading dims reduce in the last two."""
+    kept, ones = "..." + " ." * _normalized_rank(op), "." + " ." * (_normalized_rank(op) - 1)
+    num_parameters = sum(op.tensor(n) is not None for n in ("weight", "bias") if _takes(op, n))
+    operands = [kept] * (len(op.operands) - num_parameters) + [ones] * num_parameters
+    results = [kept, ones, ones]
+    wanted = [dims for dims, given in zip(results, op.value("output_mask"), strict=False) if given]
+    return Notation(op, f"{', '.join(operands)} -> {', '.join(wanted)}").rule()
+
+
+def _takes(op: AtenOp, name: str) -> bool:
+    return op.signature.parameter(name) is not None
+
+
+@rule("aten.native_group_norm")
+def group_norm(op: AtenOp) -> Rule:
+    """`n (g c) ., (g c), (g c) -> n (g c) ., n g, n g` with c, the channels of a group, whole."""
+    value = "n (g c)" + " ." * (len(shape_of(op.operands[0])) - 2)
+    operands = [value, *["(g c)"] * (len(op.operands) - 1)]
+    return _grouped(op, operands, [value, "n g", "n g"])
+
+
+@rule("aten.native_group_norm_backward")
+def group_norm_backward(op: AtenOp) -> Rule:
+    """`n (g c) ., n (g c) ., n g, n g, (g c) -> n (g c) ., (g c), (g c)`: n reduces."""
+    value = "n (g c)" + " ." * (len(shape_of(op.operands[0])) - 2)
+    operands = [value, value, "n g", "n g", *["(g c)"] * (len(op.operands) - 4)]
+    results = zip([value, "(g c)", "(g c)"], op.value("output_mask"), strict=True)
+    return _grouped(op, operands, [dims for dims, wanted in results if wanted])
+
+
+def _grouped(op: AtenOp, operands: list[str], results: list[str]) -> Rule:
+    text = f"{', '.join(operands)} -> {', '.join(results)}"
+    return Notation(op, text, {"g": op.value("group")}).rule(whole=["c"], localize=_localize_groups)
+
+
+def _localize_groups(local: Localizer) -> Sequence[SSAValue]:
+    # Every text starts with `n (g c)`, so g is factor 1.
+    num_shards = prod(placement.size for placement in local.placements[1])
+    return local.clone(group=local.op.value("group") // num_shards)

@@ -1,0 +1,250 @@
+"""Rules of ops that only move data: views, permutations, slices, concatenations, padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from math import gcd, prod
+
+from xdsl.ir import SSAValue
+
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.sharding.rules.base import Factor, Localizer, Rule, replicated_rule, rule
+from shardweave.ir.sharding.rules.dims import (
+    Names,
+    broadcast,
+    dim_of,
+    named_dims,
+    named_rule,
+    passing,
+)
+from shardweave.ir.types import shape_of
+
+
+@rule("aten.view")
+def view(op: AtenOp) -> Rule:
+    """`(a b) c -> a (b c)`: the common refinement of both shapes.
+
+    Where the sizes do not nest, as in `4 6 -> 6 4`, the dims are whole.
+    """
+    before, after = shape_of(op.operands[0]), shape_of(op.results[0])
+    if 0 in before:
+        return replicated_rule(op)
+    factors: dict[str, Factor] = {}
+    operand: Names = [()] * len(before)
+    result: Names = [()] * len(after)
+    for left, right in _groups(before, after):
+        strides = {1, *_suffix_products(before, left), *_suffix_products(after, right)}
+        cuts = sorted(strides, reverse=True)
+        if all(major % minor == 0 for major, minor in pairwise(cuts)):
+            # A factor is named after its group and the stride that it has there.
+            names = {cut: f"{left[0]}.{cut}" for cut in cuts}
+            factors |= {names[minor]: Factor(major // minor) for major, minor in pairwise(cuts)}
+            _refine(operand, before, left, names)
+            _refine(result, after, right, names)
+    return named_rule(factors, [operand], [result], linear=[0])
+
+
+def _refine(
+    dims: Names, shape: Sequence[int], members: Sequence[int], names: dict[int, str]
+) -> None:
+    """Give the dims of one group their factors: those whose strides fall within the dim."""
+    for dim, upper in zip(members, _suffix_products(shape, members), strict=True):
+        lower = upper // shape[dim]
+        strides = [stride for stride in names if lower <= stride < upper]
+        dims[dim] = tuple(names[stride] for stride in strides)
+
+
+def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """The finest split of both shapes' dims, 1s left out, into runs of equal products."""
+    left = [d for d, size in enumerate(before) if size != 1]
+    right = [d for d, size in enumerate(after) if size != 1]
+    groups: list[tuple[list[int], list[int]]] = []
+    while left:
+        taken = [left.pop(0)], [right.pop(0)]
+        while (sizes := (_size(before, taken[0]), _size(after, taken[1])))[0] != sizes[1]:
+            if sizes[0] < sizes[1]:
+                taken[0].append(left.pop(0))
+            else:
+                taken[1].append(right.pop(0))
+        groups.append(taken)
+    return groups
+
+
+def _size(shape: Sequence[int], dims: Iterable[int]) -> int:
+    return prod(shape[d] for d in dims)
+
+
+def _suffix_products(shape: Sequence[int], dims: Sequence[int]) -> list[int]:
+    """For each of the dims the product of the sizes from it to the last."""
+    return [_size(shape, dims[index:]) for index in range(len(dims))]
+
+
+@rule("aten.permute")
+def permute(op: AtenOp) -> Rule:
+    """`i j -> j i`"""
+    names, factors = passing(shape_of(op.operands[0]))
+    order: list[int] = op.value("dims")
+    result = [names[dim] for dim in order]
+    return named_rule(factors, [names], [result], linear=[0])
+
+
+@rule("aten.expand")
+def expand(op: AtenOp) -> Rule:
+    """`. j -> i j`: a dim that is repeated is free in the result."""
+    shape = shape_of(op.results[0])
+    names, factors = passing(shape)
+    operand = broadcast(shape_of(op.operands[0]), shape, names)
+    return named_rule(factors, [operand], [names], linear=[0])
+
+
+@rule("aten.slice.Tensor")
+def slice_(op: AtenOp) -> Rule:
+    """`(n i) j -> (m i) j` for m of n equal blocks, `(i n) j -> i j` for every n-th index."""
+    return _slice(op, op.operands[0], op.results[0])
+
+
+@rule("aten.slice_backward")
+def slice_backward(op: AtenOp) -> Rule:
+    """`(m i) j -> (n i) j` or `i j -> (i n) j`: the mirror of a slice."""
+    return _slice(op, op.results[0], op.operands[0])
+
+
+def _slice(op: AtenOp, whole: SSAValue, part: SSAValue) -> Rule:
+    """The rule of an op that takes a part out of a whole, or puts it there."""
+    shape = shape_of(whole)
+    dim, step, start = dim_of(op, len(shape)), int(op.value("step")), int(op.value("start") or 0)
+    length, size = shape_of(part)[dim], shape[dim]
+    names, passed = passing(shape, whole=[dim])
+    parts = list(names)
+    # The longest blocks of which start and part are whole numbers: each can be cut alike.
+    block = gcd(start, length, size) if step == 1 else length
+    factors = {"i": Factor(block)}
+    has_blocks = step == 1 and block > 1 and length > 0
+    if has_blocks:
+        names[dim] = _blocks(factors, "n", size // block)
+        parts[dim] = _blocks(factors, "m", length // block)
+    elif step * length == size and 0 <= start < step:
+        factors["n"] = Factor(step, whole=True)
+        names[dim], parts[dim] = ("i", "n"), ("i",)
+    return named_rule(
+        factors | passed,
+        [parts if op.operands[0] is part else names],
+        [names if op.operands[0] is part else parts],
+        linear=[0],
+        localize=_localize_start if has_blocks and start else None,
+    )
+
+
+def _blocks(factors: dict[str, Factor], name: str, count: int) -> tuple[str, ...]:
+    """The factors of a dim made of `count` blocks of i; which block it is cannot be cut."""
+    if count == 1:
+        return ("i",)
+    factors[name] = Factor(count, whole=True)
+    return (name, "i")
+
+
+def _localize_start(local: Localizer) -> Sequence[SSAValue]:
+    # The start is a number of blocks: it shrinks as their length does, which is factor 0.
+    num_shards = prod(placement.size for placement in local.placements[0])
+    return local.clone(start=local.op.value("start") // num_shards)
+
+
+@rule("aten.select.int")
+def select(op: AtenOp) -> Rule:
+    """`. j -> j`"""
+    shape = shape_of(op.operands[0])
+    dim = dim_of(op, len(shape))
+    names, factors = passing(shape, whole=[dim])
+    return named_rule(factors, [names], [names[:dim] + names[dim + 1 :]], linear=[0])
+
+
+@rule("aten.select_backward")
+def select_backward(op: AtenOp) -> Rule:
+    """`j -> . j`"""
+    shape = shape_of(op.results[0])
+    dim = dim_of(op, len(shape))
+    names, factors = passing(shape, whole=[dim])
+    return named_rule(factors, [names[:dim] + names[dim + 1 :]], [names], linear=[0])
+
+
+@rule("aten.slice_scatter", "aten.select_scatter")
+def scatter_part(op: AtenOp) -> Rule:
+    """`. j, . j -> . j` for a slice, `. j, j -> . j` for a select."""
+    shape = shape_of(op.operands[0])
+    dim = dim_of(op, len(shape))
+    names, factors = passing(shape, whole=[dim])
+    is_slice = len(shape_of(op.operands[1])) == len(shape)
+    part = names if is_slice else names[:dim] + names[dim + 1 :]
+    return named_rule(factors, [names, part], [names], linear=[0, 1])
+
+
+@rule("aten.cat")
+def cat(op: AtenOp) -> Rule:
+    """`(m i) j, (n i) j -> (o i) j`: each part is some blocks of the same length i."""
+    shape, shapes = shape_of(op.results[0]), [shape_of(v) for v in op.operands]
+    if any(len(s) != len(shape) for s in shapes):
+        # torch lets an empty tensor of one dim stand in any list.
+        return replicated_rule(op)
+    dim = dim_of(op, len(shape))
+    names, passed = passing(shape, whole=[dim])
+    parts = [list(names) for _ in shapes]
+    block = gcd(*(s[dim] for s in shapes))
+    factors = {"i": Factor(block)}
+    if block > 1:
+        names[dim] = _blocks(factors, "n", shape[dim] // block)
+        for index, (part, own) in enumerate(zip(parts, shapes, strict=True)):
+            part[dim] = _blocks(factors, f"n{index}", own[dim] // block)
+    return named_rule(factors | passed, parts, [names], linear=range(len(shapes)))
+
+
+@rule("aten.stack")
+def stack(op: AtenOp) -> Rule:
+    """`j, j -> . j`"""
+    shape = shape_of(op.results[0])
+    dim = dim_of(op, len(shape))
+    names, factors = passing(shape, whole=[dim])
+    part = names[:dim] + names[dim + 1 :]
+    operands = [part] * len(op.operands)
+    return named_rule(factors, operands, [names], linear=range(len(operands)))
+
+
+@rule("aten.constant_pad_nd")
+def constant_pad_nd(op: AtenOp) -> Rule:
+    """`i . -> i .`: padded dims are whole."""
+    pad = op.value("pad")
+    shape = shape_of(op.operands[0])
+    # Pairs (before, after), from the last dim on.
+    padded = [len(shape) - 1 - index // 2 for index, amount in enumerate(pad) if amount]
+    names, factors = passing(shape, whole=padded)
+    return named_rule(factors, [names], [names], linear=[] if op.value("value") else [0])
+
+
+@rule("aten.flip", "aten.roll", "aten.tril", "aten.triu")
+def move_within_dims(op: AtenOp) -> Rule:
+    """`i . -> i .`: the dims within which indices move or count are whole."""
+    shape = shape_of(op.operands[0])
+    if op.name in ("aten.tril", "aten.triu"):
+        dims = named_dims(len(shape), [-2, -1])
+    elif op.name == "aten.flip" and not op.value("dims"):
+        dims = frozenset[int]()
+    else:
+        dims = named_dims(len(shape), op.value("dims"))
+    names, factors = passing(shape, whole=dims)
+    return named_rule(factors, [names], [names], linear=[0])
+
+
+@rule("aten.repeat")
+def repeat(op: AtenOp) -> Rule:
+    """`i j -> (n i) j`: n, the number of copies, is whole."""
+    before, after = shape_of(op.operands[0]), shape_of(op.results[0])
+    names, factors = passing(before)
+    offset = len(after) - len(before)
+    result: Names = [()] * len(after)
+    for dim, own in enumerate(names):
+        copies = after[offset + dim] // before[dim] if before[dim] else 1
+        if own and copies > 1:
+            factors[f"n{dim}"] = Factor(copies, whole=True)
+            own = (f"n{dim}", *own)
+        result[offset + dim] = own
+    return named_rule(factors, [names], [result], linear=[0])

@@ -1,0 +1,78 @@
+"""Cutting a torch tensor into its shards, and putting shards together again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import Sharding
+
+
+def deal(tensor: torch.Tensor, dim: int, size: int, block: int, index: int) -> torch.Tensor:
+    """The blocks of `block` elements along `dim` that fall to `index` of `size`, round-robin."""
+    shape = list(tensor.shape)
+    rounds = shape[dim] // (size * block)
+    parts = tensor.reshape(*shape[:dim], rounds, size, block, *shape[dim + 1 :])
+    mine = parts.select(dim + 1, index)
+    return mine.reshape(*shape[:dim], rounds * block, *shape[dim + 1 :])
+
+
+def undeal(parts: list[torch.Tensor], dim: int, block: int) -> torch.Tensor:
+    """Inverse of `deal`: interleave the parts' blocks of `block` elements along `dim`."""
+    shape = list(parts[0].shape)
+    cut = [*shape[:dim], shape[dim] // block, block, *shape[dim + 1 :]]
+    stacked = torch.stack([part.reshape(cut) for part in parts], dim=dim + 1)
+    return stacked.reshape(*shape[:dim], shape[dim] * len(parts), *shape[dim + 1 :])
+
+
+def take_shard(
+    tensor: torch.Tensor, sharding: Sharding, coordinates: dict[str, int]
+) -> torch.Tensor:
+    """The part of a global tensor that the device at `coordinates` holds (contiguous copy).
+
+    An unreduced sharding gives the whole term to coordinate 0 and zeros to the others.
+    """
+    for dim, placements in enumerate(sharding.dims):
+        # Major first: the blocks of a minor placement are then whole runs of what is left.
+        for placement in placements:
+            index = coordinates[placement.axis]
+            tensor = deal(tensor, dim, placement.size, placement.stride, index)
+    if any(coordinates[axis] for axis in sharding.unreduced) and sharding.reduction == "sum":
+        tensor = torch.zeros_like(tensor)
+    return tensor.contiguous()
+
+
+def assemble(
+    shard_at: Callable[[dict[str, int]], torch.Tensor], sharding: Sharding, mesh: Mesh
+) -> torch.Tensor:
+    """The global tensor whose shard at each coordinate `shard_at` returns.
+
+    Axes that the sharding does not name are read at coordinate 0; unreduced axes are reduced.
+    """
+    names = [p.axis for dim in sharding.dims for p in dim] + list(sharding.unreduced)
+    return _assemble(shard_at, sharding, mesh, dict.fromkeys(mesh.names, 0), names)
+
+
+def _assemble(
+    shard_at: Callable[[dict[str, int]], torch.Tensor],
+    sharding: Sharding,
+    mesh: Mesh,
+    coordinates: dict[str, int],
+    names: list[str],
+) -> torch.Tensor:
+    if not names:
+        return shard_at(coordinates)
+    axis, *rest = names
+    parts = [
+        _assemble(shard_at, sharding, mesh, coordinates | {axis: index}, rest)
+        for index in range(mesh.size(axis))
+    ]
+    for dim, placements in enumerate(sharding.dims):
+        for placement in placements:
+            if placement.axis == axis:
+                # Minor axes come later in `names`, so they are whole again in `parts`.
+                return undeal(parts, dim, placement.stride)
+    stacked = torch.stack(parts)
+    return stacked.amax(0) if sharding.reduction == "max" else stacked.sum(0)

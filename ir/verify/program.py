@@ -1,0 +1,407 @@
+"""Is a program well formed? Every check beyond xDSL's own, in one walk.
+
+Names are defined before use; types are those torch infers; collectives fit the mesh and the
+shardings of what they move; shardings fit shapes and mesh; pending sums reach only ops that are
+linear in them, and no result. Linear in the number of ops.
+
+A program is one block without branches that every rank runs, and its ops have no regions, so all
+ranks issue the same collectives in the same order on every group: a program in which they do not
+cannot be written, and none can deadlock on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from xdsl.dialects import builtin, func
+from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.utils.exceptions import VerifyException
+
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.dist import STARTED, DistOp, WaitOp
+from shardweave.ir.infer import infer_types
+from shardweave.ir.kernel import FusedOp, YieldOp
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import Sharding
+from shardweave.ir.program import Program, Slot, sharding_of
+from shardweave.ir.sharding.rules import rule_of
+from shardweave.ir.source_text import excerpt, position
+from shardweave.ir.syntax import layer_of
+from shardweave.ir.text import without_gc
+from shardweave.ir.types import shape_of, type_problem
+from shardweave.ir.verify.collectives import problem_of_move, reduced
+
+Place = Operation | SSAValue | None
+"""What a problem is about."""
+
+
+class VerifyError(ValueError):
+    """A program is not well formed. The message names the op, its layer and what to do."""
+
+
+def check(program: Program) -> None:
+    """Raises VerifyError with the first problem of the program.
+
+    Of a program that was parsed it gives line and column, and as a note the line with a caret.
+    """
+    problems = located_problems(program)
+    if not problems:
+        return
+    message, place = problems[0]
+    source = program.source
+    offset = None if source is None or place is None else source.offset_of(place)
+    if source is None or offset is None:
+        raise VerifyError(message)
+    line, column = position(source.text, offset)
+    error = VerifyError(f"{source.name}:{line}:{column}: {message}")
+    error.add_note(excerpt(source.text, offset))
+    raise error
+
+
+def verify(program: Program) -> list[str]:
+    """All problems of the program, in order; empty if it is well formed."""
+    return [message for message, _ in located_problems(program)]
+
+
+def located_problems(program: Program) -> list[tuple[str, Place]]:
+    """All problems, each with the op or value that it is about, if it is about one."""
+    blocks = len(program.function.body.blocks)
+    if blocks != 1:
+        problem = (
+            f"func.func has {blocks} blocks, expected 1; a step has no branches, so that all ranks "
+            "issue the same collectives."
+        )
+        return [(problem, None)]
+    with without_gc():
+        return _Verifier(program).problems()
+
+
+def describe(op: Operation) -> str:
+    """How messages name an op: its name, first result, layer, and line of the model's source."""
+    layer = layer_of(op)
+    result = op.results[0].name_hint if op.results else None
+    value = f" (%{result})" if result else ""
+    place = op.location
+    source = (
+        f" at {place.filename.data}:{place.line.data}"
+        if isinstance(place, builtin.FileLineColLoc)
+        else ""
+    )
+    return f"{op.name}{value}" + (f" in layer '{layer}'" if layer else "") + source
+
+
+class _Verifier:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.mesh = program.mesh or Mesh()
+        self.defined: set[SSAValue] = set(program.function.body.block.args)
+        self.is_local = program.is_local
+        # By ids, as hashing contents takes longer; the program keeps its attributes alive.
+        self.read: dict[tuple[int, int], Sharding] = {}
+        self.shardings: dict[SSAValue, Sharding] = {}
+        self.pending: dict[SSAValue, Sharding] = {}  # unreduced values, annotated or not
+        self.untyped: set[SSAValue] = set()  # results of ops whose types are no tensors
+        self.found: list[str] = []
+        self.places: list[Place] = []
+
+    def problems(self) -> list[tuple[str, Place]]:
+        self._boundary()
+        if self.found:  # without its arguments' types nothing can be said of the ops
+            return self._located()
+        self._slots()
+        for op in self.program.function.body.block.ops:
+            self._op(op)
+            self._place(op)
+        for slot in self.program.results:
+            self._result(slot)
+            self._place(slot.value)
+        return self._located()
+
+    def _place(self, place: Place) -> None:
+        """What was found since the last call is about `place`."""
+        self.places += [place] * (len(self.found) - len(self.places))
+
+    def _located(self) -> list[tuple[str, Place]]:
+        self._place(self.program.return_op)
+        return list(zip(self.found, self.places, strict=True))
+
+    def _boundary(self) -> None:
+        """Arguments are tensors; the one return gives what the function promises."""
+        function = self.program.function
+        for argument in function.body.block.args:
+            problem = type_problem(argument.type)
+            if problem is not None:
+                self.found.append(f"argument %{argument.name_hint}: {problem}.")
+                self._place(argument)
+        last = self.program.return_op
+        if any(isinstance(op, func.ReturnOp) and op is not last for op in function.body.block.ops):
+            self.found.append("func.return stands before the end; keep only the last.")
+        if tuple(last.operand_types) != tuple(function.function_type.outputs.data):
+            self.found.append("func.return: its operands are not of the function's result types.")
+
+    def _slots(self) -> None:
+        arguments, results = self.program.arguments, self.program.results
+        for slots, what, kinds in (
+            (arguments, "argument", ("param", "buffer", "input", "tangent")),
+            (results, "result", ("output", "grad", "buffer")),
+        ):
+            for index, slot in enumerate(slots):
+                if slot.kind not in kinds:
+                    self.found.append(
+                        f"{what} {index} ('{slot.name}'): dist.kind is '{slot.kind}', expected one "
+                        f"of {', '.join(kinds)}."
+                    )
+        for slot in arguments:
+            try:
+                self._know(slot.value, self.program.sharding_of_slot(slot))
+            except ValueError as error:
+                self.found.append(str(error))
+                self._place(slot.value)
+
+    def _read(self, attribute: ShardingAttr, value: SSAValue) -> Sharding:
+        key = id(attribute), id(value.type)
+        found = self.read.get(key)
+        if found is None:
+            found = sharding_of(attribute, shape_of(value), self.program)
+            self.read[key] = found
+        return found
+
+    def _know(self, value: SSAValue, sharding: Sharding) -> None:
+        self.shardings[value] = sharding
+        if sharding.unreduced:
+            self.pending[value] = sharding
+
+    def _result(self, slot: Slot) -> None:
+        """In a local program a result is where it says to be, and nothing is left to reduce."""
+        try:
+            promised = self.program.sharding_of_slot(slot)
+        except ValueError as error:
+            self.found.append(str(error))
+            return
+        if not self.is_local:
+            return
+        what = f"{slot.kind} '{slot.name}', {_origin(slot.value)},"
+        pending = self.pending.get(slot.value, NOTHING)
+        if pending.unreduced != promised.unreduced:
+            self.found.append(f"{what} {_unreduced_problem(pending, promised)}.")
+            return
+        given = self.shardings.get(slot.value)
+        if given is not None and given != promised:
+            shape = given.global_shape(shape_of(slot.value))
+            self.found.append(
+                f"{what} is returned as {ShardingAttr.of(given, shape)}, but dist.sharding of the "
+                f"result says {slot.sharding_attr}; make them equal."
+            )
+
+    def _op(self, op: Operation) -> None:
+        for operand in op.operands:
+            if operand not in self.defined:
+                self.found.append(
+                    f"{describe(op)} uses %{operand.name_hint} before it is defined; move the "
+                    "definition up."
+                )
+        self.defined.update(op.results)
+        if not isinstance(op, (AtenOp, DistOp, FusedOp, YieldOp, func.ReturnOp)):
+            self.found.append(
+                f"{describe(op)} is not an op of the aten or dist dialect; write the step in these."
+            )
+            self.untyped.update(op.results)
+            return
+        problems = list(filter(None, (type_problem(result.type) for result in op.results)))
+        self.found += [f"{describe(op)}: {problem}." for problem in problems]
+        self.untyped.update(op.results if problems else ())
+        is_typed = self.untyped.isdisjoint((*op.operands, *op.results))
+        if isinstance(op, (func.ReturnOp, YieldOp)) or not is_typed:
+            return
+        problem = self._problem_of(op)
+        if problem is not None:
+            self.found.append(f"{describe(op)}{problem}.")
+            return  # what follows relies on its types
+        if isinstance(op, FusedOp):
+            self._fused(op)
+            return
+        if isinstance(op, WaitOp):
+            self._wait(op)
+        self._in_flight(op)
+        self._shardings(op)
+
+    def _problem_of(self, op: Operation) -> str | None:
+        """What is wrong with an op by itself: its arguments, its types."""
+        try:
+            op.verify(verify_nested_ops=False)
+        except VerifyException as error:
+            return f": {str(error).splitlines()[-1]}"
+        if isinstance(op, AtenOp):
+            return self._problem_of_types(op)
+        if isinstance(op, FusedOp):
+            return None
+        assert isinstance(op, DistOp)
+        problem = op.problem_on(self.mesh)
+        return None if problem is None else f": {problem}"
+
+    def _fused(self, op: FusedOp) -> None:
+        """The ops of a region are checked like any others; they see the operands only."""
+        outside = self.defined
+        self.defined = set[SSAValue](op.block.args)
+        for argument, operand in zip(op.block.args, op.operands, strict=True):
+            self._take_over(argument, operand)
+        for inner in op.block.ops:
+            self._op(inner)
+        self.defined = outside
+        for result, value in zip(op.results, op.yielded, strict=True):
+            self._take_over(result, value)
+
+    def _take_over(self, value: SSAValue, source: SSAValue) -> None:
+        """A value is another one, seen from inside or outside of a region."""
+        for known in (self.shardings, self.pending):
+            if source in known:
+                known[value] = known[source]
+
+    def _in_flight(self, op: Operation) -> None:
+        """Results of a started collective go, all of them, to exactly one wait."""
+        if not isinstance(op, STARTED):
+            return
+        users = {use.operation for result in op.results for use in result.uses}
+        waits = [user for user in users if isinstance(user, WaitOp)]
+        if len(users) != 1 or len(waits) != 1 or any(r.first_use is None for r in op.results):
+            self.found.append(
+                f"{describe(op)}: found {len(waits)} dist.wait among {len(users)} users, expected "
+                "one wait that reads all its results and nothing else that reads them; add "
+                "%done = dist.wait(%started) and use %done."
+            )
+
+    def _wait(self, op: WaitOp) -> None:
+        starts = {operand.owner for operand in op.operands}
+        start = next(iter(starts), None)
+        if len(starts) != 1 or not isinstance(start, STARTED):
+            self.found.append(
+                f"{describe(op)}: its operands must be the results of one started collective; "
+                "give it those of the dist.start_* that it waits for."
+            )
+        elif set(op.operands) == set(start.results) and tuple(op.operands) != tuple(start.results):
+            self.found.append(
+                f"{describe(op)}: it must take the results of {describe(start)} each once and in "
+                "their order."
+            )
+
+    def _problem_of_types(self, op: AtenOp) -> str | None:
+        types = infer_types(op)
+        if isinstance(types, str):
+            return f": torch refuses these operands: {types.rstrip('.')}"
+        if types == tuple(result.type for result in op.results):
+            return None
+        found = ", ".join(str(result.type) for result in op.results)
+        wanted = ", ".join(str(t) for t in types)
+        return f": result type is {found}, expected {wanted}"
+
+    # Shardings
+
+    def _shardings(self, op: Operation) -> None:
+        attribute = op.properties.get("sharding")
+        if attribute is None:
+            self._leaks(op)
+            return
+        attributes = cast("builtin.ArrayAttr[ShardingAttr]", attribute)
+        if not _is_sharding_list(attribute) or len(attributes) != len(op.results):
+            self.found.append(
+                f"{describe(op)}: sharding must list one #dist.sharding for each result."
+            )
+            return
+        for result, one in zip(op.results, attributes, strict=True):
+            try:
+                self._know(result, self._read(one, result))
+            except ValueError as error:
+                self.found.append(f"{describe(op)}: {error}")
+        self._leaks(op)
+
+    def _leaks(self, op: Operation) -> None:
+        """In a local program a pending sum may only meet what is linear in it, or be reduced."""
+        if not self.is_local:
+            return
+        if isinstance(op, DistOp):
+            self._move(op)
+            return
+        pending = [i for i, operand in enumerate(op.operands) if operand in self.pending]
+        if not pending:
+            return
+        assert isinstance(op, AtenOp)
+        problem = self._problem_of_linearity(op, pending)
+        if problem is None:
+            self._carry(op, self.pending[op.operands[pending[0]]])
+        else:
+            self.found.append(f"{describe(op)}: {problem}; reduce it first with dist.all_reduce.")
+
+    def _problem_of_linearity(self, op: AtenOp, pending: Sequence[int]) -> str | None:
+        linear = rule_of(op).linear
+        first, sharding = pending[0], self.pending[op.operands[pending[0]]]
+        what = (
+            f"operand {first} (%{op.operands[first].name_hint}) is an unreduced "
+            f"{sharding.reduction} over {list(sharding.unreduced)}"
+        )
+        if not linear.issuperset(pending) or sharding.reduction != "sum":
+            return f"{what}, and the op is not linear in it"
+        for index in sorted(linear):
+            other = self.pending.get(op.operands[index], NOTHING)
+            if (other.unreduced, other.reduction) != (sharding.unreduced, "sum"):
+                return (
+                    f"{what}, but operand {index} (%{op.operands[index].name_hint}), to which the "
+                    "op is linear together with it, is not"
+                )
+        return None
+
+    def _carry(self, op: Operation, pending: Sharding) -> None:
+        """Results of a linear op are unreduced where its operands are."""
+        for result in op.results:
+            given = self.shardings.get(result)
+            if given is None:
+                self.pending[result] = pending
+            elif not set(pending.unreduced) <= set(given.unreduced):
+                self.found.append(
+                    f"{describe(op)}: its operands are unreduced sums over "
+                    f"{list(pending.unreduced)} and so is %{result.name_hint}, but its sharding "
+                    "does not say so; reduce the operands or write unreduced."
+                )
+
+    def _move(self, op: DistOp) -> None:
+        for operand, result in zip(op.operands, op.results, strict=False):
+            before, after = self.shardings.get(operand), self.shardings.get(result)
+            pending = self.pending.get(operand, NOTHING)
+            if after is None and (left := reduced(op, pending)).unreduced:
+                self.pending[result] = left
+            if before is None or after is None:
+                continue
+            problem = problem_of_move(op, before, after, self.mesh)
+            if problem is not None:
+                self.found.append(f"{describe(op)}: {problem}.")
+
+
+NOTHING = Sharding(())
+"""What is pending in a whole value."""
+
+
+def _unreduced_problem(given: Sharding, promised: Sharding) -> str:
+    if not given.unreduced:
+        return (
+            "is whole, but dist.sharding of the result says that it is unreduced over "
+            f"{list(promised.unreduced)}; make them equal"
+        )
+    return (
+        f"is an unreduced {given.reduction} over {list(given.unreduced)}; reduce it before it is "
+        "returned, with dist.all_reduce"
+    )
+
+
+def _origin(value: SSAValue) -> str:
+    """Where a value is from, as messages name it."""
+    if isinstance(value.owner, Operation):
+        return f"the result of {describe(value.owner)}"
+    return f"argument %{value.name_hint}"
+
+
+def _is_sharding_list(attribute: object) -> bool:
+    if not isinstance(attribute, builtin.ArrayAttr):
+        return False
+    items = cast("builtin.ArrayAttr[Attribute]", attribute)
+    return all(isinstance(item, ShardingAttr) for item in items)

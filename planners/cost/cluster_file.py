@@ -1,0 +1,269 @@
+"""Clusters as YAML: reading says in one line what is missing, unknown or not a number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import yaml
+
+from shardweave.planners.cost.cluster import (
+    Cluster,
+    ClusterError,
+    CollectiveTimes,
+    DeviceType,
+    Island,
+    MeasuredRing,
+    NodeType,
+    Points,
+)
+from shardweave.planners.cost.quantity import quantity
+
+FORMAT = "shardweave.cluster/1"
+
+T = TypeVar("T")
+
+WHAT_TO_WRITE = {
+    "name": "a word",
+    "devices": "device types by name (of a node: how many it has, such as 8)",
+    "nodes": "a list of node types, each with 'device' and 'devices'",
+    "device": "the name of one of the device types",
+    "count": "how many such nodes there are, such as 4",
+    "flops": "peak FLOP/s by dtype, such as {float32: 35.6T, bfloat16: 71T}",
+    "memory_bytes": "the memory of one device, such as 24GiB",
+    "memory_bandwidth_bytes_s": "what it reads and writes per second, such as 936GB/s",
+    "bandwidth_bytes_s": "what one device sends to its node per second, such as 32GB/s",
+    "latency_s": "the seconds of one message, such as 5us",
+    "network_latency_s": "the seconds of one message between nodes, such as 10us",
+    "nics": "how many network adapters a node has, such as 1",
+    "nic_bandwidth_bytes_s": "what one of them sends per second, such as 100Gbit/s",
+    "overhead_s": "the seconds that any op costs, such as 5us",
+    "efficiency": "[FLOPs, share of the peak] pairs, such as [[1e9, 0.3], [1e11, 0.8]]",
+    "op_times": "[work, seconds] pairs by op, such as {aten.mm: [[1e6, 1e-4], [1e9, 0.02]]}",
+    "measured": "seconds by signature of an op",
+    "islands": "a list of {devices, bandwidth_bytes_s}, smallest first",
+    "rings": "a list of {stride, ranks, bandwidth_bytes_s}",
+    "stride": "how many places lie from one device of the ring to the next, such as 1",
+    "overlap_slowdown": "how many times longer compute takes beside communication, such as 1.1",
+    "link_slowdown": "how many times longer communication takes beside compute, such as 1.1",
+    "start_overhead_s": "the seconds that starting a collective takes, such as 20us",
+    "start_bandwidth_bytes_s": "how fast its operands are copied, such as 5GB/s",
+    "collectives": "a list of {kind, ranks, nodes, points}",
+    "kind": "all_reduce, all_gather, reduce_scatter, all_to_all or broadcast",
+    "ranks": "the size of the group, such as 2",
+    "points": "[bytes, seconds] pairs",
+}
+
+_UNITS = {"_bytes": "bytes", "_bytes_s": "bytes", "_s": "s"}
+_POSITIVE = {
+    "memory_bytes", "memory_bandwidth_bytes_s", "devices", "count", "nics", "ranks", "stride",
+}  # fmt: skip
+
+
+def load_cluster(path: str | Path) -> Cluster:
+    """Read a cluster from a YAML file. Raises ClusterError, OSError."""
+    return parse_cluster(Path(path).read_text(), str(path))
+
+
+def parse_cluster(text: str, name: str = "<cluster>") -> Cluster:
+    """Read a cluster from YAML text. Raises ClusterError with one line."""
+    try:
+        data: object = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
+        raise ClusterError(f"{where}: not YAML: {error.problem}.") from error
+    table = _mapping(data, name)
+    if table.pop("format", FORMAT) != FORMAT:
+        raise ClusterError(f"{name}: 'format' must be {FORMAT}, or left out.")
+    return _Reader(name).cluster(table)
+
+
+def save_cluster(cluster: Cluster, path: str | Path) -> None:
+    """Write a cluster as YAML that `load_cluster` reads back to an equal one."""
+    Path(path).write_text(cluster_text(cluster))
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """A cluster as YAML. What has its default is left out."""
+    data = {"format": FORMAT, **_plain(cluster)}
+    data["devices"] = {name: _plain(device) for name, device in cluster.devices.items()}
+    for device in data["devices"].values():
+        del device["name"]
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=100)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Lists of plain values on one line."""
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> Any:
+        flat = all(not isinstance(item, dict) for item in sequence)
+        return super().represent_sequence(tag, sequence, flow_style=flat)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (Cluster, DeviceType, NodeType, Island, MeasuredRing, CollectiveTimes)):
+        return {
+            f.name: _plain(getattr(value, f.name))
+            for f in fields(value)
+            if not _is_default(f, getattr(value, f.name))
+        }
+    if isinstance(value, tuple):
+        return [_plain(item) for item in cast("tuple[object, ...]", value)]
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in cast("Mapping[str, object]", value).items()}
+    return value
+
+
+def _is_default(f: Field[Any], value: object) -> bool:
+    if f.default_factory is not MISSING:
+        return value == f.default_factory()
+    return f.default is not MISSING and value == f.default
+
+
+def _mapping(data: object, where: str) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise ClusterError(f"{where}: found {_shown(data)}, expected fields with values.")
+    return dict(cast("dict[str, Any]", data))
+
+
+def _shown(value: object) -> str:
+    return "nothing" if value is None else repr(value)[:40]
+
+
+class _Reader:
+    """Builds the parts of a cluster; every error names the file and the place in it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def cluster(self, table: Mapping[str, Any]) -> Cluster:
+        cluster = self.build(Cluster, table, self.name, {
+            "devices": self.devices,
+            "nodes": lambda value, where: self.each(value, where, self.node),
+            "collectives": lambda value, where: self.each(value, where, self.collective),
+        })  # fmt: skip
+        for index, node in enumerate(cluster.nodes):
+            self.check_node(cluster, node, f"{self.name}: nodes[{index}]")
+        return cluster
+
+    def devices(self, value: object, where: str) -> dict[str, DeviceType]:
+        found: dict[str, DeviceType] = {}
+        for name, entry in _mapping(value, where).items():
+            table = {"name": str(name)} | _mapping(entry, f"{where}.{name}")
+            found[str(name)] = self.build(DeviceType, table, f"{where}.{name}", {
+                "flops": self.numbers,
+                "efficiency": self.points,
+                "op_times": self.curves,
+                "measured": self.numbers,
+            })  # fmt: skip
+        return found
+
+    def node(self, value: object, where: str) -> NodeType:
+        return self.build(NodeType, _mapping(value, where), where, {
+            "device": lambda value, _: str(value),
+            "islands": lambda value, where: self.each(value, where, self.island),
+            "rings": lambda value, where: self.each(value, where, self.ring),
+        })  # fmt: skip
+
+    def island(self, value: object, where: str) -> Island:
+        return self.build(Island, _mapping(value, where), where, {})
+
+    def ring(self, value: object, where: str) -> MeasuredRing:
+        return self.build(MeasuredRing, _mapping(value, where), where, {})
+
+    def collective(self, value: object, where: str) -> CollectiveTimes:
+        return self.build(CollectiveTimes, _mapping(value, where), where, {"points": self.points})
+
+    def check_node(self, cluster: Cluster, node: NodeType, where: str) -> None:
+        if node.device not in cluster.devices:
+            raise ClusterError(
+                f"{where}: there is no device type '{node.device}'; use one of "
+                f"{', '.join(cluster.devices) or '(none given)'}, or add it to 'devices'."
+            )
+        if node.devices > 1 and not node.bandwidth_bytes_s:
+            raise self.missing("bandwidth_bytes_s", where)
+        if cluster.num_nodes > 1 and not node.nic_bandwidth_bytes_s:
+            raise self.missing("nic_bandwidth_bytes_s", where)
+
+    def build(
+        self,
+        kind: type[T],
+        table: Mapping[str, Any],
+        where: str,
+        readers: Mapping[str, Callable[[object, str], Any]],
+    ) -> T:
+        """A dataclass from its fields; fields without a reader are words or numbers."""
+        known = {f.name: f for f in fields(cast(Any, kind))}
+        for key in table:
+            if key not in known:
+                raise ClusterError(f"{where}: unknown field '{key}'; it has {', '.join(known)}.")
+        values: dict[str, Any] = {}
+        for key, f in known.items():
+            if key in table:
+                read = readers.get(key) or self.reader(f)
+                values[key] = read(table[key], self.inside(where, key))
+            elif f.default is MISSING and f.default_factory is MISSING:
+                raise self.missing(key, where)
+        return kind(**values)
+
+    def inside(self, where: str, key: str) -> str:
+        """The place of a field: `FILE: nodes`, `FILE: nodes[0].count`."""
+        return f"{where}: {key}" if where == self.name else f"{where}.{key}"
+
+    def missing(self, key: str, where: str) -> ClusterError:
+        return ClusterError(f"{where}: field '{key}' is missing; write {WHAT_TO_WRITE[key]}.")
+
+    def reader(self, f: Field[Any]) -> Callable[[object, str], Any]:
+        if f.type == "str":
+            return lambda value, where: str(value)
+        if f.type == "int":
+            return lambda value, where: int(self.number(value, where))
+        return self.number
+
+    def number(self, value: object, where: str) -> float:
+        key = where.replace(":", ".").rpartition(".")[2].strip()
+        unit = next((unit for end, unit in _UNITS.items() if key.endswith(end)), "")
+        if key.endswith("_bytes_s"):
+            unit = "bytes"
+        found = quantity(value, unit)
+        if found is None or found < 0 or (key in _POSITIVE and not found):
+            hint = WHAT_TO_WRITE.get(key, "a number that is not negative")
+            raise ClusterError(f"{where}: found {_shown(value)}; write {hint}.")
+        return found
+
+    def numbers(self, value: object, where: str) -> dict[str, float]:
+        return {
+            str(key): self.number(entry, f"{where}.{key}")
+            for key, entry in _mapping(value, where).items()
+        }
+
+    def curves(self, value: object, where: str) -> dict[str, Points]:
+        table = _mapping(value, where)
+        return {str(key): self.points(entry, f"{where}.{key}") for key, entry in table.items()}
+
+    def points(self, value: object, where: str) -> Points:
+        entries = cast("list[object]", value) if isinstance(value, list) else []
+        found: list[tuple[float, float]] = []
+        for entry in entries:
+            pair = cast("list[object]", entry) if isinstance(entry, list) else []
+            x, y = [quantity(item, "") for item in pair] if len(pair) == 2 else (None, None)
+            if x is None or y is None or x <= 0 or y < 0 or (found and x <= found[-1][0]):
+                found = []
+                break
+            found.append((x, y))
+        if not found:
+            raise ClusterError(
+                f"{where}: found {_shown(cast(object, value))}; write "
+                "pairs [x, y] with growing x > 0, such as [[1e6, 0.1], [1e9, 0.8]]."
+            )
+        return tuple(found)
+
+    def each(self, value: object, where: str, read: Callable[[object, str], T]) -> tuple[T, ...]:
+        if not isinstance(value, list) or not value:
+            found = _shown(cast(object, value))
+            raise ClusterError(f"{where}: found {found}, expected a list.")
+        entries = cast("list[object]", value)
+        return tuple(read(entry, f"{where}[{index}]") for index, entry in enumerate(entries))

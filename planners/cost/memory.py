@@ -1,0 +1,172 @@
+"""Memory that a program needs on one device, by the liveness of its values in program order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.ir.dist import AllReduceOp, DistOp
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.types import num_bytes, tensor_type_of
+from shardweave.planners.cost.model import kind_of
+
+PARTS = (
+    "parameters",
+    "optimizer",
+    "gradients",
+    "buffers",
+    "inputs",
+    "activations",
+    "communication",
+)
+
+_PART_OF_KIND = {"param": "parameters", "buffer": "buffers", "input": "inputs", "tangent": "inputs"}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The most bytes that live at once, and what they are at that moment.
+
+    Views share the memory of what they view; a value is freed after its last use, arguments and
+    results never. `communication` is what has been started and not waited for.
+    """
+
+    peak_bytes: int
+    parts: Mapping[str, int]
+
+
+@dataclass(eq=False)
+class _Storage:
+    size: int
+    part: str
+    last_use: int = -1
+
+
+@dataclass(eq=False)
+class _Tally:
+    """Bytes alive by part, and the largest total so far."""
+
+    parts: Counter[str] = field(default_factory=Counter[str])
+    total: int = 0
+    peak: int = 0
+    at_peak: dict[str, int] = field(default_factory=dict[str, int])
+
+    def add(self, part: str, size: int) -> None:
+        self.parts[part] += size
+        self.total += size
+
+    def look(self) -> None:
+        if self.total > self.peak:
+            self.peak = self.total
+            self.at_peak = dict(self.parts)
+
+
+def peak_memory(program: Program, *, optimizer_multiplier: float = 0.0) -> Memory:
+    """Peak bytes of a step on one device.
+
+    optimizer_multiplier: bytes of optimizer state per byte of parameters (2 for Adam).
+    """
+    tally = _Tally()
+    for tally in _walk(program, optimizer_multiplier):
+        tally.look()
+    return Memory(tally.peak, {part: tally.at_peak.get(part, 0) for part in PARTS})
+
+
+def memory_over_time(
+    program: Program, *, optimizer_multiplier: float = 0.0
+) -> list[dict[str, int]]:
+    """Bytes by part before the first op and while each op runs; as for `peak_memory`."""
+    return [
+        {part: tally.parts[part] for part in PARTS}
+        for tally in _walk(program, optimizer_multiplier)
+    ]
+
+
+def _walk(program: Program, optimizer_multiplier: float) -> Iterator[_Tally]:
+    """The tally, always the same, before the first op and while each op runs."""
+    storages, created = storages_of(program)
+    tally = _Tally()
+    for value in program.function.body.block.args:
+        tally.add(storages[value].part, storages[value].size)
+    tally.add("optimizer", int(optimizer_multiplier * tally.parts["parameters"]))
+    yield tally
+    dying: dict[int, list[_Storage]] = {}
+    for storage in (one for group in created for one in group):
+        dying.setdefault(storage.last_use, []).append(storage)
+    in_flight: set[_Storage] = set()
+    for index, op in enumerate(program.ops):
+        kind = kind_of(op)
+        for storage in created[index]:
+            tally.add("communication" if kind == "start" else storage.part, storage.size)
+            if kind == "start":
+                in_flight.add(storage)
+        yield tally
+        if kind == "wait":
+            _land(op, storages, in_flight, tally)
+        for storage in dying.get(index, ()):
+            tally.add(storage.part, -storage.size)
+
+
+def _land(
+    op: Operation, storages: Mapping[SSAValue, _Storage], in_flight: set[_Storage], tally: _Tally
+) -> None:
+    for storage in {storages[value] for value in op.operands} & in_flight:
+        in_flight.discard(storage)
+        tally.add("communication", -storage.size)
+        tally.add(storage.part, storage.size)
+
+
+def storages_of(program: Program) -> tuple[dict[SSAValue, _Storage], list[list[_Storage]]]:
+    """The memory behind each value, and what each op creates."""
+    mesh = program.mesh or Mesh()
+    found: dict[SSAValue, _Storage] = {}
+    for slot in program.arguments:
+        part = _PART_OF_KIND.get(slot.kind, "inputs")
+        found[slot.value] = _Storage(num_bytes(tensor_type_of(slot.value)), part)
+    created: list[list[_Storage]] = []
+    for index, op in enumerate(program.ops):
+        created.append([])
+        for position, result in enumerate(op.results):
+            source = _source(op, position, mesh)
+            if source is None:
+                storage = _Storage(num_bytes(tensor_type_of(result)), "activations")
+                created[-1].append(storage)
+            else:
+                storage = found[source]
+            found[result] = storage
+            storage.last_use = index
+        for value in held_by(op):
+            found[value].last_use = index
+    for slot in program.results:
+        storage = found[slot.value]
+        storage.last_use = len(created)
+        if slot.kind == "grad" and storage.part == "activations":
+            storage.part = "gradients"
+    return found, created
+
+
+def _source(op: Operation, position: int, mesh: Mesh) -> SSAValue | None:
+    """The operand whose memory a result shares; None if it has its own."""
+    kind = kind_of(op)
+    if kind == "compute":
+        return None
+    if kind == "view":
+        return op.operands[0]
+    if kind == "wait" or mesh.sizes(cast(DistOp, op).axes) == 1:
+        return op.operands[position]
+    return None
+
+
+def held_by(op: Operation) -> Iterator[SSAValue]:
+    """What must be alive until an op is done: of a wait, also what the collective reads."""
+    yield from op.operands
+    if kind_of(op) == "wait":
+        start = op.operands[0].owner
+        # An all-reduce works on a copy, which is its result.
+        if isinstance(start, Operation) and not isinstance(start, AllReduceOp):
+            yield from start.operands

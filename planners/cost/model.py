@@ -1,0 +1,292 @@
+"""What ops and collectives cost on a cluster, in seconds: the one model that all planners use.
+
+An op takes its measured time if the cluster has one, else the longer of its arithmetic and its
+memory traffic (a roofline), plus the overhead of any op. A collective takes its measured time,
+or that of a ring: a latency per step, and what a rank sends over the bandwidth of the slowest
+hop, where the groups that a NIC carries at once share it. All ranks run the same program in
+step, so that a mixed cluster is as fast as its slowest device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal, cast
+
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from shardweave.ir.dist import (
+    COLLECTIVES,
+    STARTED,
+    DistOp,
+    WaitOp,
+    sent_bytes,
+)
+from shardweave.ir.flops import flops_of
+from shardweave.ir.kernel import FusedOp
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.traffic import traffic
+from shardweave.ir.types import dtype_of_value, num_bytes, shape_of, tensor_type_of
+from shardweave.planners.cost.cluster import Cluster, CollectiveTimes, DeviceType
+from shardweave.planners.cost.curves import interpolate, time_at
+from shardweave.planners.cost.rings import Ring, ring_of
+
+VIEWS = frozenset(
+    f"aten.{name}"
+    for name in (
+        "alias", "as_strided", "detach", "diagonal", "expand", "lift_fresh", "permute",
+        "select.int", "slice.Tensor", "split.Tensor", "split_with_sizes", "squeeze",
+        "squeeze.dim", "squeeze.dims", "t", "transpose.int", "unbind.int", "unfold",
+        "unsqueeze", "view", "_unsafe_view", "reshape", "chunk",
+    )
+)  # fmt: skip
+"""Ops whose results share their operand's memory."""
+
+RESHAPES = frozenset({"aten.view", "aten._unsafe_view", "aten.reshape"})
+STRIDED_VIEWS = frozenset(
+    f"aten.{name}"
+    for name in ("as_strided", "expand", "permute", "t", "transpose.int", "slice.Tensor")
+)
+"""Views whose memory is not in the order of their elements, so that reshaping them copies."""
+
+LOOKUPS = frozenset(
+    f"aten.{name}" for name in ("embedding", "gather", "index.Tensor", "index_select")
+)
+"""Ops that read of their first operand only what they return."""
+
+DEFAULT_OP = "default"
+"""Name of the curve in `DeviceType.op_times` for ops, by bytes, that have none of their own."""
+
+
+Kind = Literal["compute", "view", "collective", "start", "wait"]
+
+
+def kind_of(op: Operation) -> Kind:
+    """How an op takes time.
+
+    compute: on the device. view: not at all, its results share their operand's memory.
+    collective: the device waits for it. start: it runs beside the device until the `wait` for it.
+    """
+    found = _kind_of_class(type(op))
+    return "compute" if found == "view" and _is_copying_reshape(op) else found
+
+
+@cache
+def _kind_of_class(op: type[Operation]) -> Kind:
+    if issubclass(op, WaitOp):
+        return "wait"
+    if issubclass(op, STARTED):
+        return "start"
+    if issubclass(op, COLLECTIVES):
+        return "collective"
+    return "view" if op.name in VIEWS else "compute"
+
+
+def _is_copying_reshape(op: Operation) -> bool:
+    if op.name not in RESHAPES:
+        return False
+    source = op.operands[0]
+    if not isinstance(source.owner, Operation) or source.owner.name not in STRIDED_VIEWS:
+        return False
+    # Cutting a dim in two keeps any strides; merging dims needs them in order.
+    return not _only_cuts(shape_of(source), shape_of(op.results[0]))
+
+
+def _only_cuts(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Whether each dim of `before` is the product of neighbouring dims of `after`."""
+    position = 0
+    for size in before:
+        product = 1
+        while product < size and position < len(after):
+            product *= after[position]
+            position += 1
+        if product != size:
+            return False
+    return all(size == 1 for size in after[position:])
+
+
+def bytes_moved(op: Operation) -> int:
+    """Bytes that an op reads and writes at least, from its types."""
+    if kind_of(op) in ("view", "wait"):
+        return 0
+    if isinstance(op, FusedOp):
+        return traffic(op.fused_ops)
+    written = sum(num_bytes(tensor_type_of(value)) for value in op.results)
+    if op.name == "dist.slice":
+        return 2 * written
+    operands = list(op.operands)
+    if op.name in LOOKUPS:
+        return 2 * written + sum(num_bytes(tensor_type_of(value)) for value in operands[1:])
+    return written + sum(num_bytes(tensor_type_of(value)) for value in operands)
+
+
+def signature_text(op: Operation) -> str:
+    """What tells the cost of an op: `aten.mm(float32[8,4], float32[4,2]) -> float32[8,2]`."""
+    taken = ", ".join(_type_text(value) for value in op.operands)
+    given = ", ".join(_type_text(value) for value in op.results)
+    return f"{op.name}({taken}) -> {given}"
+
+
+def _type_text(value: SSAValue) -> str:
+    sizes = ",".join(map(str, shape_of(value)))
+    return f"{str(dtype_of_value(value)).removeprefix('torch.')}[{sizes}]"
+
+
+@dataclass(eq=False)
+class CostModel:
+    """Costs of the ops of a local program, of one rank of `mesh`, on a cluster.
+
+    Every question is answered once per distinct op (name and types) and then looked up.
+    Raises ClusterError if the mesh is larger than the cluster.
+    """
+
+    cluster: Cluster
+    mesh: Mesh = field(default_factory=Mesh)
+
+    def __post_init__(self) -> None:
+        self.cluster.check_fits(self.mesh.num_devices, f"the mesh {self.mesh}")
+        self.devices = self.cluster.device_types(max(1, self.mesh.num_devices))
+        self._types: dict[int, tuple[Attribute, int]] = {}
+        self._type_numbers: dict[Attribute, int] = {}
+        self._op_times: dict[Hashable, float] = {}
+        self._collective_times: dict[Hashable, float] = {}
+        self._rings: dict[tuple[tuple[str, ...], bool], Ring] = {}
+
+    # Compute
+
+    def op_time_s(self, op: Operation) -> float:
+        """Seconds of the device's time; of a collective, what starting it takes."""
+        kind = kind_of(op)
+        if kind in ("view", "wait"):
+            return 0.0
+        if kind != "compute":
+            return self.start_time_s(cast(DistOp, op))
+        key = self._signature(op)
+        found = self._op_times.get(key)
+        if found is None:
+            found = max(self._time_on(op, device) for device in self.devices)
+            self._op_times[key] = found
+        return found
+
+    def start_time_s(self, op: DistOp) -> float:
+        """Seconds that the device spends on starting a collective."""
+        if self.mesh.sizes(op.axes) == 1:
+            return 0.0
+        cluster = self.cluster
+        copied = self._operand_bytes(op) if cluster.start_bandwidth_bytes_s else 0
+        return cluster.start_overhead_s + (
+            copied / cluster.start_bandwidth_bytes_s if copied else 0.0
+        )
+
+    def _time_on(self, op: Operation, device: DeviceType) -> float:
+        if device.measured:
+            measured = device.measured.get(signature_text(op))
+            if measured is not None:
+                return measured
+        flops, moved = _flops(op), bytes_moved(op)
+        curve = device.op_times.get(op.name)
+        if curve is not None and flops:
+            peak = _peak(op, device)
+            return time_at(curve, flops) * device.flops.get("float32", peak) / peak
+        if curve is not None:
+            return time_at(curve, max(1, moved))
+        memory_s = moved / device.memory_bandwidth_bytes_s
+        if flops == 0:
+            curve = device.op_times.get(DEFAULT_OP)
+            return time_at(curve, max(1, moved)) if curve else memory_s + device.overhead_s
+        rate = _peak(op, device) * interpolate(device.efficiency, flops)
+        return max(flops / rate, memory_s) + device.overhead_s
+
+    def _signature(self, op: Operation) -> Hashable:
+        numbers = [self._number(value.type) for value in op.operands]
+        numbers.append(-1)
+        numbers += [self._number(value.type) for value in op.results]
+        if op.regions:
+            return op.name, _flops(op), tuple(numbers)
+        return op.name, tuple(numbers)
+
+    def _number(self, type_: Attribute) -> int:
+        """A small number for a type: equal types have equal ones. Hashing a type is slow."""
+        found = self._types.get(id(type_))
+        if found is None:
+            number = self._type_numbers.setdefault(type_, len(self._type_numbers))
+            # Holding the type keeps its id from being used again.
+            found = self._types[id(type_)] = (type_, number)
+        return found[1]
+
+    # Communication
+
+    def collective_time_s(self, op: DistOp) -> float:
+        """Seconds from start to arrival of a collective that has its links to itself."""
+        if self.mesh.sizes(op.axes) == 1:
+            return 0.0
+        key = (op.axes, self._signature(op))
+        found = self._collective_times.get(key)
+        if found is None:
+            found = self._collective_times[key] = self._collective_time(op)
+        return found
+
+    def _collective_time(self, op: DistOp) -> float:
+        return self.ring_time_s(
+            collective_kind(op), self.ring(op), self._operand_bytes(op), sent_bytes(op, self.mesh)
+        )
+
+    def ring_time_s(self, kind: str, ring: Ring, operand_bytes: float, sent: float) -> float:
+        """Seconds of a collective of some kind on a ring, of which each rank sends `sent` bytes."""
+        table = self._table(kind, ring)
+        if table is not None:
+            return time_at(table.points, max(1, operand_bytes * ring.flows))
+        steps = (2 if kind == "all_reduce" else 1) * (ring.ranks - 1)
+        if ring.bandwidth_bytes_s == 0:
+            return math.inf
+        return steps * ring.latency_s + sent / ring.bandwidth_bytes_s
+
+    def _table(self, kind: str, ring: Ring) -> CollectiveTimes | None:
+        for table in self.cluster.collectives:
+            if (table.kind, table.ranks, table.nodes) == (kind, ring.ranks, ring.nodes):
+                return table
+        return None
+
+    def _operand_bytes(self, op: Operation) -> int:
+        return sum(num_bytes(tensor_type_of(value)) for value in op.operands)
+
+    def ring(self, op: DistOp) -> Ring:
+        """The ranks and links that a collective joins."""
+        key = (op.axes, collective_kind(op) == "all_to_all")
+        found = self._rings.get(key)
+        if found is None:
+            found = ring_of(self.cluster, self.mesh, op.axes, all_pairs=key[1])
+            self._rings[key] = found
+        return found
+
+    def stream_of(self, op: DistOp) -> tuple[str, ...]:
+        """The stream of communication that a collective runs on: its axes, in mesh order."""
+        return tuple(name for name in self.mesh.names if name in op.axes)
+
+    def links_of(self, op: DistOp) -> tuple[str, ...]:
+        """The links that a collective occupies; collectives that share one run in turn."""
+        return self.ring(op).links
+
+
+def collective_kind(op: Operation) -> str:
+    """`all_reduce` of both `dist.all_reduce` and `dist.start_all_reduce`."""
+    return op.name.removeprefix("dist.").removeprefix("start_")
+
+
+def _flops(op: Operation) -> int:
+    """FLOPs of an op, or of all ops in its regions."""
+    return sum(flops_of(inner) for inner in op.walk()) if op.regions else flops_of(op)
+
+
+def _peak(op: Operation, device: DeviceType) -> float:
+    """The device's peak for the dtype of the op's first result."""
+    dtype = str(dtype_of_value(op.results[0])).removeprefix("torch.")
+    found = device.flops.get(dtype)
+    if found is None:
+        raise ValueError(
+            f"device '{device.name}' has no FLOP/s for {dtype}, which {op.name} computes in (it "
+            f"has {', '.join(device.flops)}); add '{dtype}' to its 'flops'."
+        )
+    return found

@@ -1,0 +1,11 @@
+"""Plans with pipeline stages and ZeRO, which are simulated event by event."""
+
+from __future__ import annotations
+
+from shardweave.planners.cost.pipeline.simulation import (
+    PipelineSimulation,
+    StageResult,
+    simulate_stages,
+)
+
+__all__ = ["PipelineSimulation", "StageResult", "simulate_stages"]

@@ -1,0 +1,79 @@
+"""The plan of one micro-batch of a plan with stages: its shardings alone, on less of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shardweave.ir.program import Program
+from shardweave.ir.types import shape_of
+from shardweave.planners.cost.pipeline.events import PIPELINE_AXIS
+from shardweave.planners.cost.workload import batch_of
+from shardweave.planners.cost.zero import DATA_AXIS
+from shardweave.planners.plan import Lookup, Plan, read_sharding
+from shardweave.planners.plan_parts import PlanError
+
+
+def micro_batch_plan(plan: Plan, program: Program) -> Plan:
+    """A plan without stages whose ranks each run what a rank of `plan` runs of one micro-batch.
+
+    The micro-batches stand side by side on a longer data axis, so that any backend's partitioning
+    gives a rank's program. Collectives over that axis are those that a step has once, or between
+    replicas. Raises PlanError if the batch does not divide, or parameters are cut over `data`.
+    """
+    for name, text in plan.parameters.items():
+        if _names_data(text, name):
+            raise PlanError(
+                f"parameter '{name}' is cut over '{DATA_AXIS}', which a plan with stages or ZeRO "
+                "says by 'zero': 3; leave the axis out of its sharding."
+            )
+    micro_batches = plan.pipeline.micro_batches if plan.pipeline else 1
+    pieces = plan.mesh.get(DATA_AXIS, 1) * micro_batches
+    mesh = {axis: size for axis, size in plan.mesh.items() if axis != PIPELINE_AXIS}
+    found = Plan(
+        mesh={DATA_AXIS: pieces, **{axis: n for axis, n in mesh.items() if axis != DATA_AXIS}},
+        parameters=plan.parameters,
+        inputs=plan.inputs,
+        activations=plan.activations,
+        batch_split=plan.batch_split,
+        recompute=plan.recompute,
+    )
+    if micro_batches == 1:
+        return found
+    batch = batch_of(program)
+    if batch % pieces:
+        raise PlanError(
+            f"the batch of {batch} does not divide into {micro_batches} micro-batches on each of "
+            f"{pieces // micro_batches} replicas; use micro-batches that divide it."
+        )
+    return replace(found, inputs=_inputs(plan, program), activations=_cut_all(plan.activations))
+
+
+def _inputs(plan: Plan, program: Program) -> dict[str, str]:
+    """Every input's sharding, with dim 0 over the data axis too."""
+    given = Lookup(plan.inputs)
+    found: dict[str, str] = {}
+    for slot in program.arguments:
+        shape = shape_of(slot.value)
+        if slot.kind == "input" and shape:
+            text = given.find(slot.name, *slot.aliases)
+            found[slot.name] = text or f"[{', '.join(['{}'] * len(shape))}]"
+    return _cut_all(found)
+
+
+def _cut_all(shardings: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: text if _names_data(text, name) else _cut(text) for name, text in shardings.items()
+    }
+
+
+def _names_data(text: str, name: str) -> bool:
+    dims = read_sharding(text, f"'{name}'").dims
+    return any(axis.data == DATA_AXIS for dim in dims for axis in dim)
+
+
+def _cut(text: str) -> str:
+    """A sharding's text with dim 0 over the data axis before what cuts it already."""
+    head, brace, rest = text.partition("{")
+    comma = "" if rest.lstrip().startswith("}") else ", "
+    return f'{head}{brace}"{DATA_AXIS}"{comma}{rest}'

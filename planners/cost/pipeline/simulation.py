@@ -1,0 +1,198 @@
+"""A plan with stages or ZeRO, simulated: time, bubble, communication and memory of each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.pipeline.events import StageTimes, Waits, play
+from shardweave.planners.cost.pipeline.order import most_in_flight
+from shardweave.planners.cost.pipeline.stages import (
+    Stage,
+    between,
+    inside_totals,
+    pipeline_of,
+    stages_of,
+)
+from shardweave.planners.cost.simulate import Event
+from shardweave.planners.cost.workload import Localize
+from shardweave.planners.plan import Plan
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """One stage of a step, in seconds and bytes of one of its devices.
+
+    The step takes compute_s + exposed_communication_s + bubble_s: bubble_s is waiting for other
+    stages. communication_s, exposed_s: by axes; `pipeline` is what the stage receives. in_flight:
+    micro-batches whose activations it holds at once.
+    """
+
+    compute_s: float
+    communication_s: Mapping[str, float]
+    exposed_s: Mapping[str, float]
+    bubble_s: float
+    memory_parts: Mapping[str, float]
+    memory_bytes: int
+    in_flight: int
+
+    @property
+    def exposed_communication_s(self) -> float:
+        return sum(self.exposed_s.values())
+
+    @property
+    def peak_bytes(self) -> float:
+        return sum(self.memory_parts.values())
+
+
+@dataclass(frozen=True)
+class PipelineSimulation:
+    """One step of a plan on a cluster, in seconds; `stages` says what each does.
+
+    lower_bound_s: no order of the micro-batches beats it, were messages between stages free.
+    """
+
+    cluster: Cluster
+    mesh: Mesh
+    schedule: str
+    micro_batches: int
+    time_s: float
+    lower_bound_s: float
+    stages: tuple[StageResult, ...]
+    events: tuple[Event, ...] = field(repr=False)
+
+    @property
+    def ratio(self) -> float:
+        """How many times longer than the lower bound the step takes."""
+        return self.time_s / self.lower_bound_s if self.lower_bound_s else 1.0
+
+    @property
+    def busiest(self) -> StageResult:
+        """The stage that waits least for others."""
+        return min(self.stages, key=lambda stage: stage.bubble_s)
+
+    @property
+    def fullest(self) -> StageResult:
+        """The stage that takes the largest share of its devices' memory."""
+        return max(self.stages, key=lambda stage: stage.peak_bytes / stage.memory_bytes)
+
+    @property
+    def bubble_s(self) -> float:
+        """Of the busiest stage."""
+        return self.busiest.bubble_s
+
+    @property
+    def peak_bytes(self) -> float:
+        """Of the fullest stage."""
+        return self.fullest.peak_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the fullest stage's smallest device."""
+        return self.fullest.memory_bytes
+
+    def summary(self) -> str:
+        """A few lines for people."""
+        from shardweave.planners.cost.pipeline.report import summary
+
+        return summary(self)
+
+    def record(self) -> dict[str, Any]:
+        """The numbers as JSON data."""
+        from shardweave.planners.cost.pipeline.report import record
+
+        return record(self)
+
+    def save_trace(self, path: str | Path) -> None:
+        """Write the events for chrome://tracing or ui.perfetto.dev (JSON)."""
+        from shardweave.planners.cost.timeline import save_trace
+
+        save_trace(self, path)
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the stages over time, coloured by phase."""
+        from shardweave.planners.cost.plot import plot
+
+        plot(self, path)
+
+
+def simulate_stages(
+    program: Program,
+    plan: Plan,
+    cluster: Cluster,
+    localize: Localize,
+    *,
+    optimizer_multiplier: float,
+) -> PipelineSimulation:
+    """Simulate a step of a global program under a plan with stages, ZeRO, or neither.
+
+    A replica of each stage stands for all, and micro-batches are its events. optimizer_multiplier:
+    bytes of optimizer state per byte of parameters (2 for Adam). Time: a partition, and O(stages x
+    micro-batches) events, by block where parameters are gathered or gradients scattered. Raises
+    ValueError (PlanError, ClusterError) if the plan does not fit the program or cluster.
+    """
+    stages = stages_of(program, plan, cluster, localize)
+    times = _with_messages(cluster, stages)
+    pipeline = pipeline_of(plan)
+    played = play(times, [stage.tasks for stage in stages])
+    results = [
+        _result(stage, waits, optimizer_multiplier)
+        for stage, waits in zip(stages, played.waits, strict=True)
+    ]
+    return PipelineSimulation(
+        cluster=cluster,
+        mesh=Mesh(**plan.mesh),
+        schedule=pipeline.schedule,
+        micro_batches=pipeline.micro_batches,
+        time_s=played.time_s,
+        lower_bound_s=lower_bound(times, pipeline.micro_batches),
+        stages=tuple(results),
+        events=played.events,
+    )
+
+
+def _with_messages(cluster: Cluster, stages: list[Stage]) -> list[StageTimes]:
+    found = [stage.times for stage in stages]
+    for number, (forward, back) in enumerate(between(cluster, stages)):
+        found[number] = replace(found[number], to_next=forward)
+        found[number + 1] = replace(found[number + 1], to_previous=back)
+    return found
+
+
+def lower_bound(times: list[StageTimes], micro_batches: int) -> float:
+    """A stage runs all micro-batches, after the first reached it and before the last went back."""
+    each = [sum(part.seconds for part in (*stage.forward, *stage.last_backward)) for stage in times]
+    before = [sum(each[:number]) for number in range(len(each))]
+    return max(micro_batches * own + first for own, first in zip(each, before, strict=True))
+
+
+def _result(stage: Stage, waits: Waits, optimizer_multiplier: float) -> StageResult:
+    count = pipeline_of(stage.plan).micro_batches
+    exposed = {axes: seconds for axes, seconds in waits.exposed_s.items() if seconds}
+    inside = inside_totals(stage)
+    alone_s = sum(
+        stage.exposed_s(block, is_forward=is_forward)
+        for block in stage.blocks
+        for is_forward in (True, False)
+    )
+    total = sum(inside.values())
+    for axes, seconds in inside.items():
+        exposed[axes] = exposed.get(axes, 0.0) + count * alone_s * (
+            seconds / total if total else 0.0
+        )
+    compute_s = stage.compute_s(is_forward=True) + stage.compute_s(is_forward=False)
+    sent = {axes: seconds for axes, seconds in waits.sent_s.items() if seconds}
+    return StageResult(
+        compute_s=count * compute_s,
+        communication_s={**inside, **sent},
+        exposed_s=exposed,
+        bubble_s=waits.bubble_s,
+        memory_parts=stage.memory_bytes(optimizer_multiplier),
+        memory_bytes=stage.capacity_bytes,
+        in_flight=most_in_flight(stage.tasks),
+    )

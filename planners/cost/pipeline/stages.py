@@ -1,0 +1,288 @@
+"""What each stage of a plan takes and keeps, read off the program of one micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.model import CostModel
+from shardweave.planners.cost.pipeline.events import PIPELINE_AXIS, Message, Part, StageTimes
+from shardweave.planners.cost.pipeline.micro_batch import micro_batch_plan
+from shardweave.planners.cost.pipeline.order import Task, most_in_flight, order_of
+from shardweave.planners.cost.placement import PlacedCluster, likeness, on_devices
+from shardweave.planners.cost.rings import nics_of, ring_of, transfer_of
+from shardweave.planners.cost.workload import BlockWork, Localize, Workload, workload_of
+from shardweave.planners.cost.zero import DATA_AXIS, DIVIDED, divided, whole_for_a_while
+from shardweave.planners.plan import Lookup, Plan
+from shardweave.planners.plan_parts import Pipeline, PlanError
+
+OVERLAPPING = ("sub-batch", "cross-pass", "list")
+"""Schedules that start collectives before they wait for them."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a plan. blocks: of a micro-batch, as its devices run them. crossing_bytes: of
+    the whole batch, what it hands to the next. parameter_bytes: by block, shared ones in each
+    stage that uses them."""
+
+    plan: Plan
+    number: int
+    cluster: PlacedCluster
+    mesh: Mesh
+    blocks: tuple[BlockWork, ...]
+    parameter_bytes: tuple[int, ...]
+    crossing_bytes: int
+
+    @property
+    def tasks(self) -> list[Task]:
+        """What the stage runs, first to last."""
+        pipeline = pipeline_of(self.plan)
+        count = self.plan.num_stages
+        return order_of(pipeline.schedule, self.number, count, pipeline.micro_batches)
+
+    @property
+    def overlaps(self) -> bool:
+        return self.plan.schedule in OVERLAPPING
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Memory of the smallest device."""
+        devices = self.cluster.device_types(self.cluster.num_devices)
+        return min(device.memory_bytes for device in devices)
+
+    def memory_bytes(self, optimizer_multiplier: float) -> dict[str, float]:
+        """Bytes of one device by part, at most: what micro-batches in flight keep, and states."""
+        size = float(sum(self.parameter_bytes))
+        optimizer = optimizer_multiplier * size
+        states = {"parameters": size, "gradients": size, "optimizer": optimizer}
+        kept = sum(block.kept_bytes for block in self.blocks)
+        replicas, zero = self._replicas, self.plan.zero
+        whole = whole_for_a_while(zero) if replicas > 1 else 0
+        # While one block's are used, those of the next are on their way.
+        whole *= 2 if self.overlaps else 1
+        parts = {
+            **divided(states, zero, replicas),
+            "activations": float(most_in_flight(self.tasks) * kept),
+            "workspace": float(max(block.workspace_bytes for block in self.blocks)),
+            "communication": float(whole * max(self.parameter_bytes)),
+        }
+        return {part: size for part, size in parts.items() if size}
+
+    def compute_s(self, *, is_forward: bool) -> float:
+        """Seconds of a micro-batch without communication, on the slowest device."""
+        return sum(self._compute_s(block, is_forward) for block in self.blocks)
+
+    def inside_s(self, block: BlockWork, *, is_forward: bool) -> dict[str, float]:
+        """Communication within a stage's replica, by axes, in one pass of a block."""
+        found: dict[str, float] = {}
+        for (axes, phase), seconds in block.communication_s.items():
+            if DATA_AXIS not in axes and (phase == "forward") == is_forward:
+                found[",".join(axes)] = found.get(",".join(axes), 0.0) + seconds
+        return found
+
+    def exposed_s(self, block: BlockWork, *, is_forward: bool) -> float:
+        """What of it compute does not hide.
+
+        Blocking schedules hide nothing. In others, while one of n sub-batches communicates another
+        computes: all but 1/n of the one hides behind all but 1/n of the other.
+        """
+        inside_s = sum(self.inside_s(block, is_forward=is_forward).values())
+        if not self.overlaps:
+            return inside_s
+        later = 1 - 1 / self.plan.batch_split
+        return inside_s - later * min(inside_s, self._compute_s(block, is_forward))
+
+    @property
+    def times(self) -> StageTimes:
+        """What the stage does, for `events.play`."""
+        zero, total = self.plan.zero, sum(self.parameter_bytes)
+        reduction = "reduce_scatter" if zero else "all_reduce"
+        at_end = "gradients" not in DIVIDED[zero] and not self.overlaps
+        every = reduction if "gradients" in DIVIDED[zero] else ""
+        last = "" if at_end else reduction
+        gathered = "all_gather" if "parameters" in DIVIDED[zero] else ""
+        finish = [self._sync(reduction, total)] if at_end else []
+        finish += [self._sync("all_gather", total)] if zero and not gathered else []
+        return StageTimes(
+            forward=self._parts(True, gathered, ""),
+            backward=self._parts(False, gathered, every),
+            last_backward=self._parts(False, gathered, last),
+            finish=tuple(message for message in finish if message is not None),
+            overlaps=self.overlaps,
+        )
+
+    def _parts(self, is_forward: bool, gather: str, scatter: str) -> tuple[Part, ...]:
+        parts = [
+            Part(
+                self._compute_s(block, is_forward) + self.exposed_s(block, is_forward=is_forward),
+                self._sync(gather, size),
+                self._sync(scatter, size),
+            )
+            for block, size in zip(self.blocks, self.parameter_bytes, strict=True)
+        ]
+        return tuple(parts if is_forward else reversed(parts))
+
+    def _compute_s(self, block: BlockWork, is_forward: bool) -> float:
+        seconds = block.forward_s if is_forward else block.backward_s
+        devices = self.cluster.device_types(self.cluster.num_devices)
+        return max(seconds[device.name] for device in devices)
+
+    @property
+    def _replicas(self) -> int:
+        return self.mesh.size(DATA_AXIS) if DATA_AXIS in self.mesh.names else 1
+
+    @cached_property
+    def _links(self) -> CostModel:
+        return CostModel(self.cluster, self.mesh)
+
+    def _sync(self, kind: str, size: float) -> Message | None:
+        """A collective over the replicas of parameters or gradients of `size` bytes each."""
+        replicas = self._replicas
+        if not kind or not size or replicas == 1:
+            return None
+        ring = ring_of(self.cluster, self.mesh, (DATA_AXIS,))
+        sent = (2 if kind == "all_reduce" else 1) * (replicas - 1) / replicas * size
+        operand = size / replicas if kind == "all_gather" else size
+        seconds = self._links.ring_time_s(kind, ring, operand, sent)
+        ranks = range(self.cluster.num_devices)
+        return Message(seconds, nics_of(self.cluster, ranks) if ring.nodes > 1 else ())
+
+
+def stages_of(program: Program, plan: Plan, cluster: Cluster, localize: Localize) -> list[Stage]:
+    """The stages of a plan of a global program; one, on all devices, for a plan without.
+
+    One partition, of a micro-batch, and a walk over its program for each kind of placement. Raises
+    ValueError if the plan does not fit the program or the cluster.
+    """
+    local = localize(program, micro_batch_plan(plan, program))
+    batch = workload_of(program, cluster)
+    placements = _placements(plan, cluster)
+    mesh = Mesh(**{axis: size for axis, size in plan.mesh.items() if axis != PIPELINE_AXIS})
+    known: dict[Hashable, Workload] = {}
+    for placed in placements:
+        if likeness(placed) not in known:
+            known[likeness(placed)] = workload_of(local, placed, mesh)
+    works = [known[likeness(placed)] for placed in placements]
+    members = _members(plan, works[0])
+    sizes = _parameter_bytes(works[0], members)
+    found: list[Stage] = []
+    for number, (placed, work) in enumerate(zip(placements, works, strict=True)):
+        places = [index for index, stage in enumerate(members) if stage == number]
+        found.append(
+            Stage(
+                plan=plan,
+                number=number,
+                cluster=placed,
+                mesh=mesh,
+                blocks=tuple(work.blocks[index] for index in places),
+                parameter_bytes=tuple(sizes[index] for index in places),
+                crossing_bytes=batch.blocks[places[-1]].crossing_bytes,
+            )
+        )
+    return found
+
+
+def between(cluster: Cluster, stages: Sequence[Stage]) -> list[tuple[Message, Message]]:
+    """What crosses each boundary for a micro-batch, forward and back.
+
+    A rank sends to its like, all at once: its share of what its replica hands on, which the
+    ranks there have whole (Narayanan et al. 2021, Sec. 4.1; gathering it is not counted).
+    """
+    found: list[tuple[Message, Message]] = []
+    for stage, other in pairwise(stages):
+        pieces = stage.mesh.num_devices * pipeline_of(stage.plan).micro_batches
+        size = stage.crossing_bytes / pieces
+        left, right = stage.cluster.order, other.cluster.order
+        messages: list[Message] = []
+        for source, goal in ((left, right), (right, left)):
+            way = transfer_of(cluster, list(zip(source, goal, strict=True)))
+            seconds = way.latency_s + (size / way.bandwidth_bytes_s if size else 0.0)
+            messages.append(Message(seconds, way.nics))
+        found.append((messages[0], messages[1]))
+    return found
+
+
+def pipeline_of(plan: Plan) -> Pipeline:
+    """A plan's pipeline; one stage of everything if it has none."""
+    return plan.pipeline or Pipeline((("*",),))
+
+
+def _placements(plan: Plan, cluster: Cluster) -> list[PlacedCluster]:
+    """The devices of each stage."""
+    count = plan.num_stages
+    asked = plan.mesh.get(PIPELINE_AXIS, 1)
+    if asked != count:
+        raise PlanError(
+            f"the plan has {count} stages, but '{PIPELINE_AXIS}' is {asked} in its mesh "
+            f"{dict(plan.mesh)}; make them the same."
+        )
+    each = Mesh(**plan.mesh).num_devices // count
+    ranks = pipeline_of(plan).ranks or tuple(
+        tuple(range(stage * each, (stage + 1) * each)) for stage in range(count)
+    )
+    for stage, found in enumerate(ranks):
+        if len(found) != each:
+            raise PlanError(
+                f"stage {stage} has {len(found)} ranks, expected {each}, the product of the other "
+                f"axes of the mesh {dict(plan.mesh)}."
+            )
+    used = [rank for found in ranks for rank in found]
+    if len(set(used)) < len(used):
+        twice = next(rank for rank in used if used.count(rank) > 1)
+        raise PlanError(f"the plan's stages use device {twice} twice; give each rank its own.")
+    return [on_devices(cluster, found) for found in ranks]
+
+
+def _members(plan: Plan, work: Workload) -> list[int]:
+    """The stage of each block: that which names it or a layer of it, else that of the block before.
+
+    Raises PlanError unless the stages are in the order of the forward pass.
+    """
+    lookups = [Lookup(dict.fromkeys(names, "")) for names in pipeline_of(plan).stages]
+    found: list[int] = []
+    for block in work.blocks:
+        named = [
+            stage
+            for stage, names in enumerate(lookups)
+            if names.key(block.name, *block.layers) is not None
+        ]
+        before = found[-1] if found else 0
+        found.append(named[0] if named else before)
+        if found[-1] < before:
+            raise PlanError(
+                f"block '{block.name}' is in stage {found[-1]}, but what runs before it is in "
+                f"stage {before}; stages must follow the forward pass."
+            )
+    empty = set(range(plan.num_stages)) - set(found)
+    if empty:
+        raise PlanError(
+            f"stage {min(empty)} has no block of its own; the program's are "
+            f"{', '.join(block.name for block in work.blocks)}, and no block can be cut."
+        )
+    return found
+
+
+def _parameter_bytes(work: Workload, members: Sequence[int]) -> list[int]:
+    """Of each block; what a block shares with one of another stage counts in both."""
+    found = [block.parameter_bytes for block in work.blocks]
+    for one in work.shared:
+        if members[one.first] != members[one.second]:
+            found[one.second] += one.bytes
+    return found
+
+
+def inside_totals(stage: Stage) -> Mapping[str, float]:
+    """Seconds of communication within a replica in a whole step, by axes."""
+    found: dict[str, float] = {}
+    for is_forward in (True, False):
+        for block in stage.blocks:
+            for axes, seconds in stage.inside_s(block, is_forward=is_forward).items():
+                total = pipeline_of(stage.plan).micro_batches * seconds
+                found[axes] = found.get(axes, 0.0) + total
+    return found

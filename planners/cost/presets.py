@@ -1,0 +1,59 @@
+"""Clusters by name: the papers' and a few more, as YAML files beside this module."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from shardweave.ir.suggest import did_you_mean
+from shardweave.planners.cost.cluster import Cluster, ClusterError
+from shardweave.planners.cost.cluster_file import load_cluster
+from shardweave.planners.cost.quantity import quantity
+
+FOLDER = Path(__file__).parent / "clusters"
+
+OPTIONS = ("rate", "nodes")
+
+
+def preset_names() -> list[str]:
+    """The presets, in alphabetical order."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def find_cluster(cluster: Cluster | str | Path) -> Cluster:
+    """A cluster from itself, a preset's name or the path of a YAML file.
+
+    A preset may carry options: `testbed:rate=250mbit` sets what a NIC carries,
+    `h100-pod:nodes=16` how many nodes there are of each type. Raises ClusterError.
+    """
+    if isinstance(cluster, Cluster):
+        return cluster
+    if isinstance(cluster, Path) or cluster.endswith((".yaml", ".yml")) or "/" in cluster:
+        return load_cluster(cluster)
+    name, _, options = cluster.partition(":")
+    if name not in preset_names():
+        if Path(cluster).is_file():
+            return load_cluster(cluster)
+        raise ClusterError(
+            f"cluster '{name}' is neither a preset nor a file; "
+            f"{did_you_mean(name, preset_names())}the presets are {', '.join(preset_names())}."
+        )
+    found = load_cluster(FOLDER / f"{name}.yaml")
+    for option in filter(None, options.split(",")):
+        found = _with_option(found, option, cluster)
+    return found
+
+
+def _with_option(cluster: Cluster, option: str, text: str) -> Cluster:
+    key, _, value = (part.strip() for part in option.partition("="))
+    number = quantity(value, "bytes" if key == "rate" else "")
+    if key not in OPTIONS or not number:
+        raise ClusterError(
+            f"cluster '{text}': found '{option}', expected rate=RATE (of a NIC, such as 250mbit) "
+            "or nodes=COUNT."
+        )
+    if key == "rate":
+        nodes = [replace(node, nic_bandwidth_bytes_s=number) for node in cluster.nodes]
+    else:
+        nodes = [replace(node, count=int(number)) for node in cluster.nodes]
+    return replace(cluster, name=f"{cluster.name}:{option}", nodes=tuple(nodes))

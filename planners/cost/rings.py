@@ -1,0 +1,148 @@
+"""The rings that collectives form on a cluster, all groups at once, and transfers by pairs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from shardweave.ir.mesh import Mesh
+from shardweave.planners.cost.cluster import Cluster
+
+NODE_LINK = "node"
+"""The links of the devices to the others of their node."""
+
+NETWORK_LINK = "network"
+"""The NICs."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """How ranks are joined, the slowest group standing for all.
+
+    ranks: in a group. nodes: that it spans. bandwidth_bytes_s: of its slowest hop, a NIC being
+    shared by the flows of all groups that cross it. latency_s: of its slowest hop. flows: how
+    many groups share the busiest NIC. links: what it occupies.
+    """
+
+    ranks: int
+    nodes: int
+    bandwidth_bytes_s: float
+    latency_s: float
+    flows: int
+    links: tuple[str, ...]
+
+
+def ring_of(cluster: Cluster, mesh: Mesh, axes: Sequence[str], *, all_pairs: bool = False) -> Ring:
+    """The ring over `axes`; with `all_pairs`, as for all-to-all, each rank sends to all others.
+
+    Neighbours in a ring have neighbouring ranks, so that it enters and leaves each node once.
+    """
+    wide = [axis for axis in axes if mesh.size(axis) > 1]
+    groups = [sorted(group) for group in mesh.groups(wide)]
+    hops = [hop for group in groups for hop in _hops(group, all_pairs)]
+    crossing = _flows(cluster, groups, all_pairs)
+    bandwidths, latencies, links = [float("inf")], [0.0], dict[str, None]()
+    measured = {} if all_pairs else _measured(cluster, groups)
+    for left, right in hops:
+        bandwidth, latency, link = _hop(cluster, left, right, crossing, crossing)
+        bandwidths.append(measured.get(left, bandwidth))
+        latencies.append(latency)
+        links[link] = None
+    nodes = max(len({cluster.place(rank)[0] for rank in group}) for group in groups)
+    return Ring(
+        len(groups[0]),
+        nodes,
+        min(bandwidths),
+        max(latencies),
+        max(crossing.values(), default=1),
+        tuple(sorted(links)),
+    )
+
+
+Nic = tuple[Literal["out", "in"], int]
+"""One direction of a node's network adapters."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Messages that go from ranks to others at once.
+
+    bandwidth_bytes_s, latency_s: of the slowest. nics: what of the nodes' adapters they occupy.
+    """
+
+    bandwidth_bytes_s: float
+    latency_s: float
+    nics: tuple[Nic, ...]
+
+
+def transfer_of(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> Transfer:
+    """Messages from the first rank of each pair to the second; those of one NIC share it."""
+    nodes = [(cluster.place(left)[0], cluster.place(right)[0]) for left, right in pairs]
+    crossing = [(left, right) for left, right in nodes if left != right]
+    leaving, entering = Counter(left for left, _ in crossing), Counter(r for _, r in crossing)
+    hops = [_hop(cluster, left, right, leaving, entering) for left, right in pairs]
+    out: list[Nic] = [("out", node) for node in leaving]
+    return Transfer(
+        min(bandwidth for bandwidth, _, _ in hops),
+        max(latency for _, latency, _ in hops),
+        (*out, *(("in", node) for node in entering)),
+    )
+
+
+def nics_of(cluster: Cluster, ranks: Sequence[int]) -> tuple[Nic, ...]:
+    """The NICs that rings of some ranks occupy, both ways; none within a node."""
+    nodes = sorted({cluster.place(rank)[0] for rank in ranks})
+    if len(nodes) == 1:
+        return ()
+    return (*(("out", node) for node in nodes), *(("in", node) for node in nodes))
+
+
+def _hops(group: Sequence[int], all_pairs: bool) -> Iterable[tuple[int, int]]:
+    if len(group) == 1:
+        return []
+    if all_pairs:
+        return ((left, right) for left in group for right in group if left != right)
+    return zip(group, [*group[1:], group[0]], strict=True)
+
+
+def _flows(cluster: Cluster, groups: Iterable[Sequence[int]], all_pairs: bool) -> Counter[int]:
+    """How many flows leave each node at once; as many enter it."""
+    found: Counter[int] = Counter()
+    for group in groups:
+        senders: set[tuple[int, int]] = set()
+        for left, right in _hops(group, all_pairs):
+            if cluster.place(left)[0] != cluster.place(right)[0]:
+                senders.add((cluster.place(left)[0], left))
+        found.update(node for node, _ in senders)
+    return found
+
+
+def _hop(
+    cluster: Cluster, left: int, right: int, leaving: Counter[int], entering: Counter[int]
+) -> tuple[float, float, str]:
+    """Bandwidth, latency and link from one rank to another, among so many flows by node."""
+    (node, place), (other, other_place) = cluster.place(left), cluster.place(right)
+    if node == other:
+        return (*cluster.node_type(node).link(place, other_place), NODE_LINK)
+    shares = [
+        cluster.node_type(one).network_bandwidth_bytes_s / max(1, flows[one])
+        for one, flows in ((node, leaving), (other, entering))
+    ]
+    return min(shares), cluster.network_latency_s, NETWORK_LINK
+
+
+def _measured(cluster: Cluster, groups: Iterable[Sequence[int]]) -> dict[int, float]:
+    """Measured bandwidths of the ranks of rings that lie within a node."""
+    found: dict[int, float] = {}
+    for group in groups:
+        nodes = {cluster.place(rank)[0] for rank in group}
+        strides = {right - left for left, right in pairwise(group)}
+        if len(nodes) > 1 or len(strides) != 1:
+            continue
+        for ring in cluster.node_type(nodes.pop()).rings:
+            if ring.ranks == len(group) and {ring.stride} == strides:
+                found.update(dict.fromkeys(group, ring.bandwidth_bytes_s))
+    return found

@@ -1,0 +1,265 @@
+"""What a program's schedule takes on a cluster, simulated for one rank of its mesh.
+
+Every rank runs the same program, so that one stands for all. Its ops run in program order on
+the compute stream; a started collective runs on the stream of its axes, as `streams` says.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.ir.dist import DistOp
+from shardweave.ir.literals import to_python
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.syntax import layer_of, phase_of
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.memory import Memory, peak_memory
+from shardweave.planners.cost.model import CostModel, kind_of
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.cost.streams import Flight, Streams
+
+Axes = tuple[str, ...]
+
+COMPUTE = "compute"
+
+
+class Event(NamedTuple):
+    """One op on one stream. stream: `compute`, or the axes of a collective, as `data,tensor`."""
+
+    name: str
+    layer: str
+    phase: str
+    copy: tuple[int, ...]
+    stream: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class LowerBound:
+    """Seconds that no order of the same ops can beat: each part bounds the step.
+
+    compute_s: of all ops alone. link_s: that each link is in use. critical_path_s: the longest
+    chain of ops that need each other.
+    """
+
+    compute_s: float
+    link_s: Mapping[str, float]
+    critical_path_s: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.compute_s, self.critical_path_s, *self.link_s.values(), 0.0)
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One step of a program on a cluster, in seconds and bytes of one rank.
+
+    time_s = compute_s + slowdown_s + exposed_communication_s: ops at full speed, what they lose
+    to communication beside them, and the time that the compute stream stands still.
+    communication_s, exposed_s: by mesh axes. op_end_s: when the compute stream is past each op of
+    the program.
+    """
+
+    cluster: Cluster
+    mesh: Mesh
+    time_s: float
+    compute_s: float
+    slowdown_s: float
+    communication_s: Mapping[Axes, float]
+    exposed_s: Mapping[Axes, float]
+    bound: LowerBound
+    memory: Memory
+    events: tuple[Event, ...] = field(repr=False)
+    op_end_s: tuple[float, ...] = field(repr=False)
+
+    @property
+    def exposed_communication_s(self) -> float:
+        return sum(self.exposed_s.values())
+
+    @property
+    def lower_bound_s(self) -> float:
+        return self.bound.seconds
+
+    @property
+    def ratio(self) -> float:
+        """How many times longer than the lower bound the step takes."""
+        return self.time_s / self.lower_bound_s if self.lower_bound_s else 1.0
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.memory.peak_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the smallest device that is used."""
+        return min(d.memory_bytes for d in self.cluster.device_types(self.mesh.num_devices))
+
+    def summary(self) -> str:
+        """A few lines for people."""
+        from shardweave.planners.cost.timeline import summary
+
+        return summary(self)
+
+    def record(self) -> dict[str, Any]:
+        """The numbers as JSON data."""
+        from shardweave.planners.cost.timeline import record
+
+        return record(self)
+
+    def save_trace(self, path: str | Path) -> None:
+        """Write the events for chrome://tracing or ui.perfetto.dev (JSON)."""
+        from shardweave.planners.cost.timeline import save_trace
+
+        save_trace(self, path)
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the streams over time, coloured by phase."""
+        from shardweave.planners.cost.plot import plot
+
+        plot(self, path)
+
+
+def simulate(
+    program: Program,
+    cluster: Cluster | str | Path,
+    mesh: Mesh | None = None,
+    *,
+    optimizer_multiplier: float = 0.0,
+) -> Simulation:
+    """Simulate one step of a local program, or of a program without a mesh on one device.
+
+    cluster: a Cluster, a preset's name or a YAML file. mesh: by default the program's own.
+    optimizer_multiplier: bytes of optimizer state per byte of parameters (2 for Adam).
+    Raises ValueError for a program that is not partitioned, or a mesh that does not fit.
+    """
+    found = find_cluster(cluster)
+    model = CostModel(found, _mesh_of(program, mesh))
+    run = _Run(model, Streams(found.overlap_slowdown, found.link_slowdown))
+    op_end_s: list[float] = []
+    for op in program.ops:
+        run.step(op)
+        op_end_s.append(run.streams.now_s)
+    run.finish()
+    time_s = run.streams.now_s
+    events = [*run.events, *(run.event_of(op, flight) for op, flight in run.flights)]
+    return Simulation(
+        cluster=found,
+        mesh=model.mesh,
+        time_s=time_s,
+        compute_s=run.compute_s,
+        slowdown_s=run.streams.lost_s,
+        communication_s=dict(run.communication_s),
+        exposed_s=dict(run.exposed_s),
+        bound=LowerBound(run.compute_s, dict(run.link_s), run.critical_path_s),
+        memory=peak_memory(program, optimizer_multiplier=optimizer_multiplier),
+        events=tuple(sorted(events, key=lambda event: event.start_s)),
+        op_end_s=tuple(op_end_s),
+    )
+
+
+def _mesh_of(program: Program, mesh: Mesh | None) -> Mesh:
+    own = program.mesh
+    if mesh is not None and own is not None and mesh != own:
+        raise ValueError(
+            f"the program is for mesh {own}, not for {mesh}; leave the mesh out, or partition "
+            "the program for that mesh."
+        )
+    found = own or mesh or Mesh()
+    if not program.is_local and found.num_devices > 1:
+        raise ValueError(
+            f"the program is not partitioned for its mesh {found}: run the passes apply-plan, "
+            "propagate-shardings and insert-collectives on it first."
+        )
+    return found
+
+
+@dataclass(eq=False)
+class _Run:
+    """What was simulated so far."""
+
+    model: CostModel
+    streams: Streams
+    events: list[Event] = field(default_factory=list[Event])
+    flights: list[tuple[DistOp, Flight]] = field(default_factory=list[tuple[DistOp, Flight]])
+    in_flight: dict[Operation, Flight] = field(default_factory=dict[Operation, Flight])
+    compute_s: float = 0.0
+    communication_s: defaultdict[Axes, float] = field(default_factory=lambda: defaultdict(float))
+    exposed_s: defaultdict[Axes, float] = field(default_factory=lambda: defaultdict(float))
+    link_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    ready_s: dict[SSAValue, float] = field(default_factory=dict[SSAValue, float])
+    critical_path_s: float = 0.0
+
+    def step(self, op: Operation) -> None:
+        """Issue one op."""
+        kind = kind_of(op)
+        arrives_s = self._compute(op)
+        if kind == "wait":
+            start = cast(DistOp, op.operands[0].owner)
+            self._wait(start, self.in_flight.pop(start, None))
+        elif kind in ("collective", "start"):
+            arrives_s += self._start(cast(DistOp, op))
+        for result in op.results:
+            self.ready_s[result] = arrives_s
+        if arrives_s > self.critical_path_s:
+            self.critical_path_s = arrives_s
+
+    def _compute(self, op: Operation) -> float:
+        """Run what the device itself does; returns the earliest end by dependence alone."""
+        work_s = self.model.op_time_s(op)
+        ready = self.ready_s
+        earliest_s = max((ready.get(value, 0.0) for value in op.operands), default=0.0) + work_s
+        if work_s:
+            start_s = self.streams.now_s
+            self.compute_s += work_s
+            end_s = self.streams.compute(work_s)
+            self.events.append(_event(op, COMPUTE, start_s, end_s))
+        return earliest_s
+
+    def _start(self, op: DistOp) -> float:
+        """Start a collective, and unless it is asynchronous wait for it; returns its seconds."""
+        seconds = self.model.collective_time_s(op)
+        if seconds == 0:
+            return 0.0
+        axes, links = self.model.stream_of(op), self.model.links_of(op)
+        flight = self.streams.start(seconds, (axes, *links))
+        self.communication_s[axes] += seconds
+        for link in links:
+            self.link_s[link] += seconds
+        self.flights.append((op, flight))
+        if kind_of(op) == "start":
+            self.in_flight[op] = flight
+        else:
+            self._wait(op, flight)
+        return seconds
+
+    def _wait(self, start: DistOp, flight: Flight | None) -> None:
+        if flight is None:  # over axes of size 1
+            return
+        before_s = self.streams.now_s
+        waited_s = self.streams.wait(flight) - before_s
+        if waited_s:
+            self.exposed_s[self.model.stream_of(start)] += waited_s
+
+    def finish(self) -> None:
+        """Wait for what nobody waited for."""
+        for start, flight in self.in_flight.items():
+            self._wait(cast(DistOp, start), flight)
+
+    def event_of(self, op: DistOp, flight: Flight) -> Event:
+        stream = ",".join(self.model.stream_of(op))
+        return _event(op, stream, flight.start_s, flight.end_s)
+
+
+def _event(op: Operation, stream: str, start_s: float, end_s: float) -> Event:
+    copy = op.properties.get("copy")
+    coordinates = () if copy is None else tuple(cast("list[int]", to_python(copy)))
+    return Event(op.name, layer_of(op), phase_of(op), coordinates, stream, start_s, end_s)

@@ -1,0 +1,301 @@
+"""What a program asks of its devices, block by block: read off once, used by all planners.
+
+A *block* is a repeated module (`h.3`), or what stands before, between or after those. A global
+program gives the work of the whole batch on one device; a local one (`Localize`) that of a
+rank, so that any degree of parallelism is read off the program that would really run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.ir.dist import COLLECTIVES, DistOp, WaitOp, sent_bytes
+from shardweave.ir.flops import flops_of
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.regions import block_name, kept_values, split_at_backward, storage_of
+from shardweave.ir.syntax import layer_of, phase_of
+from shardweave.ir.types import num_bytes, shape_of, tensor_type_of
+from shardweave.planners.cost.cluster import Cluster, NodeType
+from shardweave.planners.cost.model import CostModel
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import PlanError
+
+Localize = Callable[[Program, Plan], Program]
+"""From a global program and a plan to the program of each rank. ValueError: it cannot run."""
+
+AxesAndPhase = tuple[tuple[str, ...], str]
+
+_COLLECTIVES = tuple(COLLECTIVES)
+
+
+@dataclass(frozen=True)
+class BlockWork:
+    """One block of a step, in FLOPs, bytes and seconds of what the program says: a rank's share
+    of a local program, all of a global one.
+
+    name: of the block, or of the first layer in it. layers: all in it. forward_s, backward_s: of
+    compute, by device type (recomputation is part of the backward pass). parameter_bytes: of
+    parameters that are first used here. kept_bytes: results that wait for the backward pass.
+    crossing_bytes: what this and earlier blocks hand to later ones. workspace_bytes: of the
+    largest op, what it reads and writes beside parameters and inputs. sent_bytes: what a
+    rank sends, by mesh axes and phase. communication_s: of those collectives, one after another,
+    by mesh axes and phase.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    forward_flops: int
+    backward_flops: int
+    forward_s: Mapping[str, float]
+    backward_s: Mapping[str, float]
+    parameter_bytes: int
+    kept_bytes: int
+    crossing_bytes: int
+    workspace_bytes: int
+    sent_bytes: Mapping[AxesAndPhase, float]
+    communication_s: Mapping[AxesAndPhase, float]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A parameter that block `second` uses too, after block `first`."""
+
+    first: int
+    second: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The blocks of a step in the order of the forward pass, and what they share."""
+
+    blocks: tuple[BlockWork, ...]
+    shared: tuple[Shared, ...] = ()
+
+    def compute_s(self, device: str) -> float:
+        """Seconds of all compute on a device type."""
+        return sum(one.forward_s[device] + one.backward_s[device] for one in self.blocks)
+
+    def communication_s(self, *, phase: str | None = None) -> dict[tuple[str, ...], float]:
+        """Seconds of all communication by mesh axes, in one phase or all."""
+        found: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        for block in self.blocks:
+            for (axes, when), seconds in block.communication_s.items():
+                if phase in (None, when):
+                    found[axes] += seconds
+        return dict(found)
+
+    @property
+    def parameter_bytes(self) -> int:
+        return sum(one.parameter_bytes for one in self.blocks)
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(one.kept_bytes for one in self.blocks)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks)
+
+
+def workload_of(program: Program, cluster: Cluster, mesh: Mesh | None = None) -> Workload:
+    """Read the blocks off a program. Linear in its ops.
+
+    Compute is costed on each device type of the cluster, communication on the ranks of `mesh`, by
+    default the program's; collectives over axes that it lacks are left out. Raises ValueError if
+    a device has no FLOP/s for a dtype of the program, or the cluster too few devices.
+    """
+    members = _blocks(program)
+    costs = {name: CostModel(alone(cluster, name)) for name in cluster.devices}
+    tallies = [_Tally() for _ in members.names]
+    for op, index in members.of_ops(program):
+        tallies[index].add(op, costs)
+    links = CostModel(cluster, mesh or program.mesh or Mesh())
+    for op, index in members.of_ops(program):
+        tallies[index].communicate(op, links)
+    for value in kept_values(program):
+        owner = value.owner
+        index = members.index_of(owner) if isinstance(owner, Operation) else 0
+        tallies[index].kept += num_bytes(tensor_type_of(value))
+    shared = _count_parameters(program, members, tallies)
+    crossing = _crossing(program, members)
+    return Workload(
+        tuple(
+            tally.block(name, layers, crossed)
+            for tally, (name, layers), crossed in zip(
+                tallies, members.names.items(), crossing, strict=True
+            )
+        ),
+        shared,
+    )
+
+
+def batch_of(program: Program) -> int:
+    """The samples of a step: what the first dims of all inputs have in common.
+
+    Raises PlanError if no input has any.
+    """
+    sizes = [
+        shape[0]
+        for slot in program.arguments
+        if slot.kind == "input" and (shape := shape_of(slot.value))
+    ]
+    if not sizes:
+        raise PlanError("the program has no input with a batch to divide; plan it with 'megatron'.")
+    return math.gcd(*sizes)
+
+
+def alone(cluster: Cluster, device: str) -> Cluster:
+    """A cluster of one device of a type."""
+    return Cluster(cluster.name, cluster.devices, (NodeType(device, 1),))
+
+
+@dataclass(eq=False)
+class _Tally:
+    """What is counted of one block."""
+
+    flops: Counter[bool] = field(default_factory=Counter[bool])
+    seconds: defaultdict[tuple[str, bool], float] = field(
+        default_factory=lambda: defaultdict(float)
+    )
+    sent: defaultdict[AxesAndPhase, float] = field(default_factory=lambda: defaultdict(float))
+    waited: defaultdict[AxesAndPhase, float] = field(default_factory=lambda: defaultdict(float))
+    parameters: int = 0
+    kept: int = 0
+    workspace: int = 0
+    devices: tuple[str, ...] = ()
+
+    def add(self, op: Operation, costs: Mapping[str, CostModel]) -> None:
+        self.devices = tuple(costs)
+        if isinstance(op, (*_COLLECTIVES, WaitOp)):
+            return
+        is_forward = phase_of(op) == "forward"
+        self.flops[is_forward] += flops_of(op)
+        for name, cost in costs.items():
+            self.seconds[name, is_forward] += cost.op_time_s(op)
+        read = [value for value in op.operands if isinstance(value.owner, Operation)]
+        touched = sum(num_bytes(tensor_type_of(v)) for v in (*read, *op.results))
+        self.workspace = max(self.workspace, touched)
+
+    def communicate(self, op: Operation, links: CostModel) -> None:
+        if not isinstance(op, _COLLECTIVES):
+            return
+        assert isinstance(op, DistOp)
+        if set(op.axes) <= set(links.mesh.names):
+            key = links.stream_of(op), phase_of(op)
+            self.waited[key] += links.collective_time_s(op)
+            self.sent[key] += sent_bytes(op, links.mesh)
+
+    def block(self, name: str, layers: tuple[str, ...], crossing: int) -> BlockWork:
+        return BlockWork(
+            name=name,
+            layers=layers,
+            forward_flops=self.flops[True],
+            backward_flops=self.flops[False],
+            forward_s={device: self.seconds[device, True] for device in self.devices},
+            backward_s={device: self.seconds[device, False] for device in self.devices},
+            parameter_bytes=self.parameters,
+            kept_bytes=self.kept,
+            crossing_bytes=crossing,
+            workspace_bytes=self.workspace,
+            sent_bytes=dict(self.sent),
+            communication_s=dict(self.waited),
+        )
+
+
+@dataclass(frozen=True)
+class _Members:
+    """names: the blocks in order with their layers. place: the block of each layer.
+
+    An op outside all layers counts with the block of the op before it.
+    """
+
+    names: Mapping[str, tuple[str, ...]]
+    place: Mapping[str, int]
+    of_op: Mapping[Operation, int]
+
+    def of_ops(self, program: Program) -> Iterator[tuple[Operation, int]]:
+        return ((op, self.of_op[op]) for op in program.ops)
+
+    def index_of(self, op: Operation) -> int:
+        return self.of_op[op]
+
+
+def _blocks(program: Program) -> _Members:
+    """Deal the layers to blocks, in the order in which the forward pass first meets them."""
+    forward, _ = split_at_backward(program)
+    layers: dict[str, list[str]] = {}  # by block
+    place: dict[str, str] = {}
+    current: str | None = None
+    for op in forward:
+        layer = layer_of(op)
+        if not layer or layer in place:
+            continue
+        block = block_name(layer)
+        if block is None:
+            # Neighbours without a number form one block, named by the first of them.
+            is_open = current is not None and block_name(current) is None
+            block = current if is_open and current is not None else layer
+        place[layer] = block
+        layers.setdefault(block, []).append(layer)
+        current = block
+    if not layers:
+        layers[""] = [""]
+    numbers = {name: index for index, name in enumerate(layers)}
+    of_op: dict[Operation, int] = {}
+    last = 0
+    for op in program.ops:
+        block = place.get(layer_of(op))
+        last = last if block is None else numbers[block]
+        of_op[op] = last
+    return _Members(
+        {name: tuple(found) for name, found in layers.items()},
+        {layer: numbers[block] for layer, block in place.items()},
+        of_op,
+    )
+
+
+def _count_parameters(
+    program: Program, members: _Members, tallies: list[_Tally]
+) -> tuple[Shared, ...]:
+    """Count each parameter in the block that uses it first, and note which others do."""
+    shared: list[Shared] = []
+    for slot in program.arguments:
+        if slot.kind != "param":
+            continue
+        size = num_bytes(tensor_type_of(slot.value))
+        users = (use.operation for use in slot.value.uses)
+        places = sorted({members.of_op[user] for user in users if user in members.of_op})
+        tallies[min(places, default=0)].parameters += size
+        shared += [Shared(first, second, size) for first, second in pairwise(places)]
+    return tuple(shared)
+
+
+def _crossing(program: Program, members: _Members) -> list[int]:
+    """Bytes of forward results that are made up to each block and read in a later one."""
+    last_use: dict[SSAValue, int] = {}
+    for op, index in members.of_ops(program):
+        if phase_of(op) == "forward":
+            for operand in op.operands:
+                value = storage_of(operand)
+                last_use[value] = max(index, last_use.get(value, 0))
+    changes = [0] * (len(members.names) + 1)
+    for value, last in last_use.items():
+        owner = value.owner
+        if isinstance(owner, Operation) and members.of_op[owner] < last:
+            size = num_bytes(tensor_type_of(value))
+            changes[members.of_op[owner]] += size
+            changes[last] -= size
+    found: list[int] = []
+    alive = 0
+    for change in changes[:-1]:
+        alive += change
+        found.append(alive)
+    return found

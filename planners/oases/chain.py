@@ -1,0 +1,309 @@
+"""Oases' planning problem as data: a chain of blocks, each to get a degree of tensor parallelism.
+
+A block is a sequence of compute that one communication ends (Li et al., arXiv 2305.16121). Two
+sub-batches, 0 and 1, alternate: while one computes, the other's communication is on its way.
+Equations are those of the paper. All times are seconds, all sizes bytes of one device.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from shardweave.planners.cost.quantity import gib
+
+GIB = 2**30
+
+Matrix = tuple[tuple[float, ...], ...]
+
+MEMORY_PARTS = ("parameters, gradients and optimizer", "activations", "workspace")
+
+
+class ChainError(ValueError):
+    """A chain that is malformed or does not fit; the message says where and what to do."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A block in one pass: seconds of compute d and communication c, of sub-batches 0 and 1."""
+
+    compute_s: tuple[float, float]
+    communication_s: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A block at one degree p.
+
+    backward: its compute includes recomputation. state_bytes: m_s, parameters, gradients and
+    optimizer state; kept_bytes: m_t, activations kept for the backward; runtime_bytes: m_r, the
+    workspace while the block runs, which only the last block's counts. sync_s: seconds of reducing
+    the block's gradients among the devices that hold the same shards, which overlaps nothing.
+    """
+
+    degree: int
+    forward: Work
+    backward: Work
+    state_bytes: int = 0
+    kept_bytes: int = 0
+    runtime_bytes: int = 0
+    sync_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Block:
+    """A name and the choices there are for it, by growing degree."""
+
+    name: str
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Blocks in the order of the forward pass, and what changing the degree between two costs.
+
+    gather_s[i][a][b]: seconds of the all-gather between block i at its choice a and block i + 1
+    at its choice b, in the forward pass if the degree grows, in the backward pass if it shrinks
+    (the other direction takes a slice, which is free); not read where the degrees are equal.
+    Raises ChainError for no blocks, no choices or matrices of another shape.
+    """
+
+    blocks: tuple[Block, ...]
+    gather_s: tuple[Matrix, ...]
+
+    def __post_init__(self) -> None:
+        if not self.blocks:
+            raise ChainError("the chain has no blocks, expected one or more; name some layers.")
+        for block in self.blocks:
+            degrees = [choice.degree for choice in block.choices]
+            if not degrees or sorted(set(degrees)) != degrees:
+                raise ChainError(
+                    f"block '{block.name}' has degrees {degrees}, expected one or more, each "
+                    "larger than the one before; give its feasible degrees in order."
+                )
+        shapes = [(len(one.choices), len(two.choices)) for one, two in pairwise(self.blocks)]
+        found = [(len(rows), len(rows[0]) if rows else 0) for rows in self.gather_s]
+        if found != shapes:
+            raise ChainError(
+                f"gather_s has matrices of shapes {found}, expected {shapes}: one between each "
+                "two blocks, with a row and a column for each of their degrees."
+            )
+
+    def degrees(self, path: Sequence[int]) -> tuple[int, ...]:
+        """The degrees of a path, which is the index of a choice for each block."""
+        return tuple(b.choices[a].degree for b, a in zip(self.blocks, path, strict=True))
+
+    def path(self, degrees: Sequence[int]) -> tuple[int, ...]:
+        """The path that has these degrees. Raises ChainError if a block cannot have its."""
+        found: list[int] = []
+        for block, degree in zip(self.blocks, degrees, strict=True):
+            known = [choice.degree for choice in block.choices]
+            if degree not in known:
+                raise ChainError(
+                    f"block '{block.name}' cannot have degree {degree}; use one of {known}."
+                )
+            found.append(known.index(degree))
+        return tuple(found)
+
+    def memory_parts(self, path: Sequence[int]) -> tuple[int, int, int]:
+        """The left side of (6) in bytes, by `MEMORY_PARTS`."""
+        chosen = [b.choices[a] for b, a in zip(self.blocks, path, strict=True)]
+        return (
+            sum(choice.state_bytes for choice in chosen),
+            sum(choice.kept_bytes for choice in chosen),
+            chosen[-1].runtime_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class Costs:
+    """A chain with additive costs: what every solver takes.
+
+    The time of a path a_0 .. a_k is sum_i unary_s[i][a_i] + sum_i edge_s[i][a_i][a_i+1], and its
+    memory is sum_i memory_bytes[i][a_i]. An edge of infinite cost cannot be taken.
+    """
+
+    unary_s: tuple[tuple[float, ...], ...]
+    edge_s: tuple[Matrix, ...]
+    memory_bytes: tuple[tuple[int, ...], ...]
+
+    def time_s(self, path: Sequence[int]) -> float:
+        """Seconds of a path."""
+        nodes = sum(row[a] for row, a in zip(self.unary_s, path, strict=True))
+        steps = zip(self.edge_s, pairwise(path), strict=True)
+        return nodes + sum(matrix[a][b] for matrix, (a, b) in steps)
+
+    def memory(self, path: Sequence[int]) -> int:
+        """Bytes of a path."""
+        return sum(row[a] for row, a in zip(self.memory_bytes, path, strict=True))
+
+
+def linearise(chain: Chain, *, literal: bool = False) -> Costs:
+    """The objective (3) + (4) and the memory (6) of a chain as additive costs, exactly.
+
+    One pass over blocks 1 .. k, visited in its own order, takes by (3)
+
+        d_1^0 + sum_i max(d_i^1, c_i^0) + sum_{i>1} max(d_i^0, c_{i-1}^1) + c_k^1.
+
+    max(d_i^1, c_i^0) has the degree of one block, and is a unary cost; max(d_i^0, c_{i-1}^1) has
+    those of two, and is an edge cost. The backward pass visits the blocks in reverse. Where the
+    degree changes, (4) adds the all-gather and min(c_{i-1}^1, d_i^0), the overlap that it
+    destroys, in the pass that gathers.
+
+    `literal`: what the authors' released planner minimises instead (`_published_unary`). Needs
+    equal degrees for all blocks; raises ChainError otherwise.
+    """
+    if literal:
+        _check_equal_degrees(chain)
+    unary = _published_unary(chain) if literal else _unary(chain)
+    edges: list[Matrix] = []
+    for (one, two), gather in zip(pairwise(chain.blocks), chain.gather_s, strict=True):
+        edges.append(
+            tuple(
+                tuple(
+                    _published_change_s(left, right, gather[a][b])
+                    if literal
+                    else _pair_s(left, right) + _change_s(left, right, gather[a][b])
+                    for b, right in enumerate(two.choices)
+                )
+                for a, left in enumerate(one.choices)
+            )
+        )
+    return Costs(tuple(map(tuple, unary)), tuple(edges), _memory(chain))
+
+
+def _unary(chain: Chain) -> list[list[float]]:
+    """All of (3) that has the degree of one block, and its gradients' reduction."""
+    unary = [
+        [choice.sync_s + _alone_s(choice) for choice in block.choices] for block in chain.blocks
+    ]
+    first, last = chain.blocks[0].choices, chain.blocks[-1].choices
+    for a, choice in enumerate(first):
+        unary[0][a] += choice.forward.compute_s[0] + choice.backward.communication_s[1]
+    for a, choice in enumerate(last):
+        unary[-1][a] += choice.forward.communication_s[1] + choice.backward.compute_s[0]
+    return unary
+
+
+def _alone_s(choice: Choice) -> float:
+    """max(d^1, c^0) of both passes."""
+    forward, backward = choice.forward, choice.backward
+    return max(forward.compute_s[1], forward.communication_s[0]) + max(
+        backward.compute_s[1], backward.communication_s[0]
+    )
+
+
+def _pair_s(left: Choice, right: Choice) -> float:
+    """max(d^0, c^1) of neighbours: the forward pass goes from left to right, the backward back."""
+    return max(right.forward.compute_s[0], left.forward.communication_s[1]) + max(
+        left.backward.compute_s[0], right.backward.communication_s[1]
+    )
+
+
+def _change_s(left: Choice, right: Choice, gather_s: float) -> float:
+    """(4): what a change of degree costs."""
+    if left.degree == right.degree:
+        return 0.0
+    if left.degree < right.degree:
+        return gather_s + min(left.forward.communication_s[1], right.forward.compute_s[0])
+    return gather_s + min(right.backward.communication_s[1], left.backward.compute_s[0])
+
+
+def _published_unary(chain: Chain) -> list[list[float]]:
+    """(3) as the released planner has it, all of it by the degree of one block.
+
+    With g = d - d_forward, the backward without its recomputation, and all at the degree of i:
+    d_1 + g_1 of the first block; max(d_i, c_i) + max(d_{i+1}, c_i) of those between, in each pass;
+    max(d_{k-1}, c_{k-1}) + c_k of the last, in each pass. So it takes one degree for both blocks
+    of a pair, visits the blocks of the backward pass in the order of the forward, and leaves
+    out the first pair. It has equal sub-batches; of unequal ones, sub-batch 0 is taken.
+    """
+    first, last = chain.blocks[0].choices, chain.blocks[-1].choices
+    unary = [[_gradient_s(choice) + choice.forward.compute_s[0] for choice in first]]
+    for one, two in pairwise(chain.blocks[1:]):
+        unary.append(
+            [
+                _beside_s(left, left) + _beside_s(right, left)
+                for left, right in zip(one.choices, two.choices, strict=True)
+            ]
+        )
+    if len(chain.blocks) > 1:
+        unary.append([_beside_s(choice, choice) for choice in chain.blocks[-2].choices])
+    for a, choice in enumerate(last):
+        unary[-1][a] += 2 * choice.forward.communication_s[0]
+    return unary
+
+
+def _beside_s(computing: Choice, communicating: Choice) -> float:
+    """max(d, c) of both passes."""
+    communication_s = communicating.forward.communication_s[0]
+    return max(computing.forward.compute_s[0], communication_s) + max(
+        computing.backward.compute_s[0], communication_s
+    )
+
+
+def _gradient_s(choice: Choice) -> float:
+    """The backward without recomputation, which lasts as long as the forward."""
+    return choice.backward.compute_s[0] - choice.forward.compute_s[0]
+
+
+def _published_change_s(left: Choice, right: Choice, gather_s: float) -> float:
+    """(4) as the released planner has it: the forward's blocks in either direction."""
+    if left.degree == right.degree:
+        return 0.0
+    grows = left.degree < right.degree
+    compute_s = right.forward.compute_s[0] if grows else _gradient_s(right)
+    return gather_s + min(left.forward.communication_s[0], compute_s)
+
+
+def _memory(chain: Chain) -> tuple[tuple[int, ...], ...]:
+    rows = [[c.state_bytes + c.kept_bytes for c in block.choices] for block in chain.blocks]
+    for a, choice in enumerate(chain.blocks[-1].choices):
+        rows[-1][a] += choice.runtime_bytes
+    return tuple(map(tuple, rows))
+
+
+def _check_equal_degrees(chain: Chain) -> None:
+    wanted = [choice.degree for choice in chain.blocks[0].choices]
+    for block in chain.blocks:
+        found = [choice.degree for choice in block.choices]
+        if found != wanted:
+            raise ChainError(
+                f"literal costs need the same degrees for all blocks: '{block.name}' has {found}, "
+                f"'{chain.blocks[0].name}' has {wanted}; use literal=False."
+            )
+
+
+def runs(degrees: Sequence[int]) -> str:
+    """Degrees as the paper writes them, `[2]*8 [4]*16`, in their order."""
+    found: list[list[int]] = []
+    for degree in degrees:
+        if found and found[-1][0] == degree:
+            found[-1][1] += 1
+        else:
+            found.append([degree, 1])
+    return " ".join(f"[{degree}]*{count}" for degree, count in found)
+
+
+def check_budget(budget_bytes: float) -> None:
+    """Raises ChainError for a budget that is no size."""
+    if not budget_bytes > 0:
+        raise ChainError(
+            f"the memory budget is {budget_bytes} bytes, expected more than 0; give the memory of "
+            "the smallest device, less what other programs hold of it."
+        )
+
+
+def no_fit(chain: Chain, path: Sequence[int], budget_bytes: float) -> ChainError:
+    """The error that no path fits, given one of least memory: how much is missing, per part."""
+    parts = chain.memory_parts(path)
+    shown = ", ".join(f"{name} {gib(size)}" for name, size in zip(MEMORY_PARTS, parts, strict=True))
+    short = sum(parts) - budget_bytes
+    return ChainError(
+        f"no degrees fit into {gib(budget_bytes)} GiB: the least memory, with blocks by "
+        f"degree {dict(sorted(Counter(chain.degrees(path)).items()))}, is "
+        f"{gib(sum(parts))} GiB ({shown}), {gib(short)} GiB too much; use more devices, "
+        "larger degrees or a smaller batch."
+    )

@@ -1,0 +1,296 @@
+"""The exact solver of Oases' chain under a memory budget: labels, dominance, a Lagrangian bound."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple
+
+from shardweave.planners.oases.chain import (
+    Chain,
+    ChainError,
+    Costs,
+    Matrix,
+    check_budget,
+    linearise,
+    no_fit,
+)
+
+_TOLERANCE = 1e-12
+"""What a path must save, as a share of the time, to count as better: more than rounding does."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The best path, its degrees, seconds and bytes. num_labels: how many the search kept."""
+
+    path: tuple[int, ...]
+    degrees: tuple[int, ...]
+    time_s: float
+    memory_bytes: int
+    num_labels: int = 0
+
+
+class _Label(NamedTuple):
+    """A way to reach a choice of a block: bytes and seconds up to there, and what came before."""
+
+    memory_bytes: int
+    time_s: float
+    choice: int
+    before: _Label | None
+
+
+_BY_MEMORY_THEN_TIME = itemgetter(0, 1)
+
+_FIRST_SHARE = 1 / 32
+"""The part of the gap between bound and best known path that is searched first."""
+
+
+@dataclass(frozen=True)
+class _Relaxed:
+    """The Lagrangian min(time + weight * memory), by block and choice.
+
+    weight: seconds a byte. togo_s[i][a]: its least value over all blocks after i, if block i has
+    choice a. path: the one that reaches the least of all; None if there is no path.
+    """
+
+    weight: float
+    togo_s: list[list[float]]
+    path: tuple[int, ...] | None
+
+
+def solve_chain(
+    chain: Chain,
+    budget_bytes: float = math.inf,
+    *,
+    max_switches: int | None = None,
+    literal: bool = False,
+) -> Solution:
+    """The degrees of least time whose memory is at most `budget_bytes`.
+
+    max_switches: how often the degree may change along the chain. Objective: (3) + (4) in
+    seconds, subject to (6). Exact. Raises ChainError, with the smallest shortfall in GiB, if
+    nothing fits.
+
+    A label is the (time, memory) of a way to reach a choice of a block. One that another beats
+    in both is dropped, and so is one that by the Lagrangian cannot end below the best path known
+    to fit. k blocks with D degrees and at most S switches have k D (S + 1) states (k D without a
+    limit). A Lagrangian takes O(k D^2), and about ten are needed; the labels take
+    O(k D^2 l log l), with l of them a state: exponential in the worst case, where all memories
+    differ; a few hundred for the equal layers of a transformer.
+    """
+    check_budget(budget_bytes)
+    costs = linearise(chain, literal=literal)
+    states = costs if max_switches is None else _with_switches(costs, chain, max_switches)
+    wide, num_labels = solve_costs(states, budget_bytes)
+    widths = [len(block.choices) for block in chain.blocks]
+    if costs.memory(path := _narrow(wide, widths)) > budget_bytes:
+        raise no_fit(chain, path, budget_bytes)
+    return Solution(path, chain.degrees(path), costs.time_s(path), costs.memory(path), num_labels)
+
+
+def _narrow(path: tuple[int, ...], widths: list[int]) -> tuple[int, ...]:
+    """The choices of a path over states, which are choices once per number of switches."""
+    return tuple(a % width for a, width in zip(path, widths, strict=True))
+
+
+def solve_costs(costs: Costs, budget_bytes: float) -> tuple[tuple[int, ...], int]:
+    """The path of least time within the budget, or if none fits that of least memory.
+
+    Also returns the number of labels that were kept.
+    """
+    fastest = _relax(costs, 0.0)
+    if fastest.path is None:
+        raise ChainError(
+            "no degrees for all blocks change as rarely as asked; allow more switches, or give "
+            "the blocks more degrees in common."
+        )
+    if costs.memory(fastest.path) <= budget_bytes:
+        return fastest.path, 0
+    lightest = _relax(_only_memory(costs), 0.0)
+    assert lightest.path is not None
+    if costs.memory(lightest.path) > budget_bytes:
+        return lightest.path, 0
+    relaxed, best = _best_multiplier(costs, fastest, lightest.path, budget_bytes)
+    return _close_gap(costs, relaxed, lightest.togo_s, best, budget_bytes)
+
+
+def _only_memory(costs: Costs) -> Costs:
+    """The costs of finding the path of least memory; edges that cannot be taken stay."""
+    unary = tuple(tuple(map(float, row)) for row in costs.memory_bytes)
+    edges = tuple(
+        tuple(tuple(0.0 if e < math.inf else e for e in row) for row in matrix)
+        for matrix in costs.edge_s
+    )
+    return Costs(unary, edges, costs.memory_bytes)
+
+
+def _relax(costs: Costs, weight: float) -> _Relaxed:
+    """Minimise time + weight * memory, from the last block to the first."""
+    unary = [
+        [time_s + weight * size for time_s, size in zip(*rows, strict=True)]
+        for rows in zip(costs.unary_s, costs.memory_bytes, strict=True)
+    ]
+    togo = [[0.0] * len(unary[-1])]
+    steps: list[list[int]] = []
+    for row, matrix in zip(reversed(unary[1:]), reversed(costs.edge_s), strict=True):
+        after = [node + rest for node, rest in zip(row, togo[-1], strict=True)]
+        least: list[float] = []
+        step: list[int] = []
+        for edges in matrix:
+            totals = [edge + rest for edge, rest in zip(edges, after, strict=True)]
+            total = min(totals)
+            least.append(total)
+            step.append(totals.index(total))
+        togo.append(least)
+        steps.append(step)
+    togo.reverse()
+    totals = [node + rest for node, rest in zip(unary[0], togo[0], strict=True)]
+    if min(totals) == math.inf:
+        return _Relaxed(weight, togo, None)
+    path = [totals.index(min(totals))]
+    for step in reversed(steps):
+        path.append(step[path[-1]])
+    return _Relaxed(weight, togo, tuple(path))
+
+
+def _best_multiplier(
+    costs: Costs, fastest: _Relaxed, lightest: tuple[int, ...], budget_bytes: float
+) -> tuple[_Relaxed, tuple[int, ...]]:
+    """The Lagrangian of the largest bound, and the best path that fits of those met on the way.
+
+    Walks the lower convex hull of (memory, time): the line through a path that is too large and
+    one that fits gives the next multiplier, whose path replaces one of them, until it lies on
+    the line.
+    """
+    assert fastest.path is not None
+    large, small, relaxed = fastest.path, lightest, fastest
+    best = small
+    while True:
+        time_large, time_small = costs.time_s(large), costs.time_s(small)
+        size_large, size_small = costs.memory(large), costs.memory(small)
+        weight = max(0.0, time_small - time_large) / (size_large - size_small)
+        relaxed = _relax(costs, weight)
+        path = relaxed.path
+        assert path is not None
+        value = costs.time_s(path) + weight * costs.memory(path)
+        on_line = value >= time_large + weight * size_large - _TOLERANCE * abs(time_large)
+        fits = costs.memory(path) <= budget_bytes
+        if fits and costs.time_s(path) < costs.time_s(best):
+            best = path
+        if on_line:
+            return relaxed, best
+        large, small = (large, path) if fits else (path, small)
+
+
+def _close_gap(
+    costs: Costs,
+    relaxed: _Relaxed,
+    least_memory: list[list[float]],
+    best: tuple[int, ...],
+    budget_bytes: float,
+) -> tuple[tuple[int, ...], int]:
+    """The best path, `best` being one that fits, and how many labels it took.
+
+    The Lagrangian bounds it from below. Few labels can end in the lowest part of the gap, where
+    the best path mostly is, so that part is searched first, and then twice as much.
+    """
+    assert relaxed.path is not None
+    upper_s = costs.time_s(best) * (1 - _TOLERANCE)
+    excess = costs.memory(relaxed.path) - budget_bytes
+    lower_s = costs.time_s(relaxed.path) + relaxed.weight * excess
+    num_labels, share = 0, _FIRST_SHARE
+    while lower_s < upper_s:
+        limit_s = lower_s + min(1.0, share) * (upper_s - lower_s)
+        label, kept = _search(costs, relaxed, least_memory, limit_s, budget_bytes)
+        num_labels += kept
+        if label is not None:
+            return _path_of(label), num_labels
+        if share >= 1:
+            break
+        share *= 2
+    return best, num_labels
+
+
+def _search(
+    costs: Costs,
+    relaxed: _Relaxed,
+    least_memory: list[list[float]],
+    limit_s: float,
+    budget_bytes: float,
+) -> tuple[_Label | None, int]:
+    """The best of all paths that take less than `limit_s`, and how many labels were kept."""
+    weight = relaxed.weight
+    relaxed_limit_s = limit_s + weight * budget_bytes
+    rows = [[_Label(0, 0.0, 0, None)]]
+    num_labels = 0
+    for i, (times, sizes) in enumerate(zip(costs.unary_s, costs.memory_bytes, strict=True)):
+        edges: Matrix = costs.edge_s[i - 1] if i else ((0.0,) * len(times),)
+        following: list[list[_Label]] = []
+        for b, (time_s, size) in enumerate(zip(times, sizes, strict=True)):
+            room = budget_bytes - least_memory[i][b]
+            room_s = relaxed_limit_s - relaxed.togo_s[i][b]
+            found = [
+                (total, total_s, label)
+                for labels, step in zip(rows, edges, strict=True)
+                for label in labels
+                if (total := label[0] + size) <= room
+                and (total_s := label[1] + step[b] + time_s) + weight * total < room_s
+            ]
+            following.append(_undominated(found, b))
+        rows = following
+        num_labels += sum(map(len, rows))
+    # The relaxed time of a path that leaves memory unused is below its time.
+    ends = [label for labels in rows for label in labels if label.time_s < limit_s]
+    return min(ends, key=lambda end: end.time_s, default=None), num_labels
+
+
+def _path_of(end: _Label) -> tuple[int, ...]:
+    """The choices that lead to a label of the last block."""
+    path: list[int] = []
+    label: _Label = end
+    while label.before is not None:
+        path.append(label.choice)
+        label = label.before
+    return tuple(reversed(path))
+
+
+def _undominated(found: list[tuple[int, float, _Label]], choice: int) -> list[_Label]:
+    """Labels that no other beats in time and memory, by growing memory."""
+    found.sort(key=_BY_MEMORY_THEN_TIME)
+    kept: list[_Label] = []
+    least_s = math.inf
+    for size, time_s, before in found:
+        if time_s < least_s:
+            least_s = time_s
+            kept.append(_Label(size, time_s, choice, before))
+    return kept
+
+
+def _with_switches(costs: Costs, chain: Chain, max_switches: int) -> Costs:
+    """Costs over states (choice, switches so far), numbered switches * choices + choice."""
+    if max_switches < 0:
+        raise ValueError(f"max_switches is {max_switches}, expected 0 or more; use None for any.")
+    counts = range(max_switches + 1)
+    degrees = [[choice.degree for choice in block.choices] for block in chain.blocks]
+
+    def step(i: int, a: int, before: int, b: int, after: int) -> float:
+        switched = degrees[i][a] != degrees[i + 1][b]
+        return costs.edge_s[i][a][b] if after == before + switched else math.inf
+
+    edges = tuple(
+        tuple(
+            tuple(
+                step(i, a, before, b, after) for after in counts for b in range(len(degrees[i + 1]))
+            )
+            for before in counts
+            for a in range(len(degrees[i]))
+        )
+        for i in range(len(degrees) - 1)
+    )
+    unary = tuple(row * len(counts) for row in costs.unary_s)
+    # No switch has been made at the first block.
+    start = costs.unary_s[0] + (math.inf,) * (len(unary[0]) - len(costs.unary_s[0]))
+    memory = tuple(row * len(counts) for row in costs.memory_bytes)
+    return Costs((start, *unary[1:]), edges, memory)
