@@ -28,10 +28,10 @@ from shardweave.driver.models import build_example
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.program import Program
 from shardweave.passes.apply_plan import ApplyPlanPass
-from shardweave.passes.overlap_communication import SCHEDULES
 from shardweave.passes.pipeline import PassPipeline, as_mesh
 from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.schedule.orders import SCHEDULES
 
 STEP = (
     "split-batch{n=2},propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,"

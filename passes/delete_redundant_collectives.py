@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import builtin
-from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.passes import ModulePass
 
-from shardweave.ir.aten import AtenOp, is_random
-from shardweave.ir.cleanup import remove_dead_ops
-from shardweave.ir.dist import COLLECTIVES, DistOp, sent_bytes
-from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.regions import kept_values, storage_of
-from shardweave.ir.syntax import phase_of
-from shardweave.ir.types import num_bytes, tensor_type_of
-
-logger = logging.getLogger(__name__)
-
-_IGNORED = frozenset({"layer", "phase", "sharding", "origin"})
-
-
-@dataclass(frozen=True)
-class _Redundant:
-    """A recomputed collective and the earlier one that gave the same values.
-
-    is_read: whether anything that has an effect reads a result, so that it must be kept.
-    """
-
-    op: DistOp
-    twin: DistOp
-    sent_bytes: float
-    is_read: bool
+from shardweave.ir.rewrite.redundancy import delete_redundant_collectives
 
 
 @dataclass(frozen=True)
@@ -55,73 +30,4 @@ class DeleteRedundantCollectivesPass(ModulePass):
     budget: int | None = None
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        if self.budget is not None and self.budget < 0:
-            raise ValueError(f"budget={self.budget} bytes; use a budget >= 0.")
-        program = Program(op)
-        found = _find(program)
-        kept = set(kept_values(program))
-        found.sort(key=lambda r: -r.sent_bytes / max(_new_bytes(r, kept), 1))
-        total, saved, deleted = 0, 0.0, 0
-        for redundant in found:
-            extra = _new_bytes(redundant, kept)
-            if self.budget is not None and total + extra > self.budget:
-                continue
-            for old, new in zip(redundant.op.results, redundant.twin.results, strict=True):
-                old.replace_all_uses_with(new)
-                if redundant.is_read:
-                    kept.add(storage_of(new))
-            total += extra
-            saved += redundant.sent_bytes
-            deleted += 1
-        removed = remove_dead_ops(program)
-        logger.info(
-            "deleted %d of %d recomputed collectives and %d ops that fed them: %d bytes kept, "
-            "%d bytes less to send per rank",
-            deleted, len(found), removed - deleted, total, saved,
-        )  # fmt: skip
-
-
-def _new_bytes(redundant: _Redundant, kept: set[SSAValue]) -> int:
-    """Bytes kept for the backward pass only because of this deletion."""
-    if not redundant.is_read:
-        return 0
-    return sum(
-        num_bytes(tensor_type_of(value))
-        for value in redundant.twin.results
-        if storage_of(value) not in kept
-    )
-
-
-def _find(program: Program) -> list[_Redundant]:
-    """Recomputed collectives with an earlier twin, in program order."""
-    mesh = program.mesh or Mesh()
-    live = _live_ops(program)
-    number: dict[SSAValue, SSAValue] = {}
-    first: dict[tuple[object, ...], Operation] = {}
-    found: list[_Redundant] = []
-    for op in program.ops:
-        if isinstance(op, AtenOp) and is_random(op.name):
-            continue
-        operands = tuple(number.get(v, v) for v in op.operands)
-        properties: frozenset[tuple[str, Attribute]] = frozenset(
-            item for item in op.properties.items() if item[0] not in _IGNORED
-        )
-        twin = first.setdefault((op.name, operands, properties, tuple(op.result_types)), op)
-        if twin is op:
-            continue
-        for mine, others in zip(op.results, twin.results, strict=True):
-            number[mine] = others
-        if isinstance(op, COLLECTIVES) and phase_of(op) == "recompute":
-            assert isinstance(op, DistOp)
-            assert isinstance(twin, DistOp)
-            found.append(_Redundant(op, twin, sent_bytes(op, mesh), op in live))
-    return found
-
-
-def _live_ops(program: Program) -> set[Operation]:
-    """The ops that the return needs."""
-    live: set[Operation] = {program.return_op}
-    for op in reversed(list(program.ops)):
-        if any(use.operation in live for result in op.results for use in result.uses):
-            live.add(op)
-    return live
+        delete_redundant_collectives(Program(op), self.budget)

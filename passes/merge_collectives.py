@@ -8,12 +8,8 @@ from xdsl.context import Context
 from xdsl.dialects import builtin
 from xdsl.passes import ModulePass
 
-from shardweave.ir import dist
 from shardweave.ir.program import Program
-from shardweave.ir.types import dtype_of_value
-from shardweave.passes.buckets import Buckets, join
-
-_KiB = 1024
+from shardweave.ir.rewrite.buckets import merge_all_reduces
 
 
 @dataclass(frozen=True)
@@ -30,16 +26,7 @@ class MergeCollectivesPass(ModulePass):
     """
 
     name = "merge-collectives"
-    bucket_bytes: int = 25 * _KiB * _KiB
+    bucket_bytes: int = 25 * 2**20
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        program = Program(op)
-        buckets = Buckets(self.bucket_bytes)
-        for one in [*program.ops, program.return_op]:
-            buckets.close_before(one)
-            if type(one) is dist.AllReduceOp:
-                copy = one.properties.get("copy")
-                dtype = dtype_of_value(one.operands[0])
-                buckets.add((one.axes, one.reduction, dtype, copy), one)
-        for members in buckets.close():
-            join(members)
+        merge_all_reduces(Program(op), self.bucket_bytes)

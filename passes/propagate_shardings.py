@@ -19,8 +19,8 @@ from shardweave.ir.sharding.assignment import Choice, dims_of, price_of, seat_of
 from shardweave.ir.sharding.flow import Flow, annotated, aten_ops, sharding_property
 from shardweave.ir.sharding.pending_sums import add_pending_first
 from shardweave.ir.sharding.rules import Rule, rule_of
+from shardweave.ir.sharding.split_addmm import split_addmms
 from shardweave.ir.types import shape_of
-from shardweave.passes.split_addmm import split_addmms
 
 _LOOKAHEAD = 6
 

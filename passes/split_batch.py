@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import builtin
-from xdsl.ir import Attribute
 from xdsl.passes import ModulePass
 
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.mesh import Axis, Mesh
-from shardweave.ir.placement import Placement, Sharding, fits, ordered
-from shardweave.ir.program import Program, Slot
-from shardweave.ir.sharding.flow import annotated
-from shardweave.ir.types import shape_of
+from shardweave.ir.program import Program
+from shardweave.ir.sharding.sub_batches import split_batch
 
 
 @dataclass(frozen=True)
@@ -37,93 +31,4 @@ class SplitBatchPass(ModulePass):
     axis: str = "batch"
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        program = Program(op)
-        if program.is_local:
-            raise ValueError("the program is local already; split the batch before partitioning.")
-        if _is_propagated(program):
-            raise ValueError(
-                "every value of the program has its sharding already; split the batch before "
-                "propagate-shardings."
-            )
-        if self.n < 1:
-            raise ValueError(f"n={self.n} sub-batches; use n >= 1.")
-        if self.dim < 0:
-            raise ValueError(f"dim={self.dim}; count dims from 0.")
-        if self.n == 1:
-            return
-        mesh = program.mesh or Mesh()
-        if self.axis in mesh.names:
-            raise ValueError(
-                f"the mesh {mesh} has an axis '{self.axis}' already; name another with axis=..."
-            )
-        inputs = self._batched(program)
-        split: dict[int, Attribute | None] = {}
-        strides: set[int] = set()
-        for index, slot in inputs.items():
-            shape = shape_of(slot.value)
-            placed = self._placed(program.sharding_of_slot(slot), shape, slot.name)
-            strides.update(p.stride for p in placed.dims[self.dim] if p.axis == self.axis)
-            split[index] = ShardingAttr.of(placed, shape)
-        batch = shape_of(next(iter(inputs.values())).value)[self.dim]
-        self._split_annotated(program, batch, min(strides))
-        program.set_mesh(Mesh((*mesh.axes, Axis(self.axis, self.n, "time"))))
-        program.set_argument_attributes("dist.sharding", split)
-
-    def _batched(self, program: Program) -> dict[int, Slot]:
-        """The inputs that have the batch along `dim`."""
-        found = {
-            index: slot
-            for index, slot in enumerate(program.arguments)
-            if slot.kind == "input" and len(shape_of(slot.value)) > self.dim
-        }
-        sizes = Counter(shape_of(slot.value)[self.dim] for slot in found.values())
-        if not sizes:
-            raise ValueError(f"no input has a dim {self.dim} to split.")
-        batch = sizes.most_common(1)[0][0]
-        return {i: s for i, s in found.items() if shape_of(s.value)[self.dim] == batch}
-
-    def _split_annotated(self, program: Program, batch: int, stride: int) -> None:
-        """Annotations that a plan gave to values with the batch along `dim` are split too.
-
-        As the inputs are, if there is room, so that a sub-batch has the same samples everywhere:
-        where a plan cuts the batch of some layers further, that is inside the sub-batches.
-        """
-        for one in program.ops:
-            entries = one.properties.get("sharding")
-            if not isinstance(entries, builtin.ArrayAttr):
-                continue
-            new: list[Attribute] = []
-            for result, sharding in zip(one.results, annotated(one, program), strict=True):
-                shape = shape_of(result)
-                assert sharding is not None
-                if len(shape) > self.dim and shape[self.dim] == batch:
-                    placed = self._placed(sharding, shape, one.name, stride)
-                    new.append(ShardingAttr.of(placed, shape))
-                else:
-                    new.append(ShardingAttr.of(sharding, shape))
-            one.properties["sharding"] = builtin.ArrayAttr(new)
-
-    def _placed(
-        self, sharding: Sharding, shape: tuple[int, ...], name: str, stride: int = 0
-    ) -> Sharding:
-        """The sharding with the time axis at `stride` of `dim`, or else inside a device's part."""
-        dims = list(sharding.dims)
-        given = dims[self.dim]
-        smallest = min((p.stride for p in given), default=shape[self.dim])
-        aligned = ordered((*given, Placement(self.axis, self.n, stride or 1)))
-        inside = ordered((*given, Placement(self.axis, self.n, max(1, smallest // self.n))))
-        dims[self.dim] = aligned if stride and fits(aligned, shape[self.dim]) else inside
-        if not fits(dims[self.dim], shape[self.dim]):
-            divisors = [d for d in range(1, smallest + 1) if smallest % d == 0]
-            raise ValueError(
-                f"'{name}' has {smallest} samples per device along dim {self.dim}, which do not "
-                f"divide into {self.n} sub-batches; use n in {divisors}."
-            )
-        return Sharding(tuple(dims))
-
-
-def _is_propagated(program: Program) -> bool:
-    """Whether `propagate-shardings` ran: a plan or a user annotates some values, it all of them."""
-    return all("sharding" in op.properties for op in program.ops) and all(
-        slot.sharding_attr is not None for slot in program.results
-    )
+        split_batch(Program(op), self.n, self.dim, self.axis)

@@ -8,9 +8,8 @@ from xdsl.context import Context
 from xdsl.dialects import builtin
 from xdsl.passes import ModulePass
 
-from shardweave.ir.dist import STARTS, DistOp, WaitOp
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import annotate
+from shardweave.ir.rewrite.start import start_collectives
 
 
 @dataclass(frozen=True)
@@ -24,39 +23,4 @@ class StartCollectivesPass(ModulePass):
     name = "start-collectives"
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        program = Program(op)
-        axes = program.mesh.axes if program.mesh else ()
-        times = [axis.name for axis in axes if axis.kind == "time"]
-        if times:
-            raise ValueError(
-                f"the sub-batches of the time axes {times} are not written out; run "
-                "unroll-time-axes first."
-            )
-        for one in list(program.ops):
-            kind = STARTS.get(type(one)) if isinstance(one, DistOp) else None
-            if kind is not None:
-                assert isinstance(one, DistOp)
-                _start(one, kind)
-
-
-def _start(op: DistOp, kind: type[DistOp]) -> None:
-    block = op.parent_block()
-    assert block is not None
-    start = kind.create(
-        operands=op.operands,
-        result_types=op.result_types,
-        properties=op.properties,
-        location=op.location,
-    )
-    wait = WaitOp.create(operands=start.results, result_types=op.result_types)
-    annotate(wait, op)
-    if "sharding" in op.properties:
-        wait.properties["sharding"] = op.properties["sharding"]
-    block.insert_op_before(start, op)
-    block.insert_op_before(wait, op)
-    for started, arrived, old in zip(start.results, wait.results, op.results, strict=True):
-        arrived.name_hint = old.name_hint
-        started.name_hint = "started"
-        old.replace_all_uses_with(arrived)
-    op.detach()
-    op.erase()
+        start_collectives(Program(op))

@@ -7,8 +7,8 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.dist import DistOp, ReduceScatterOp
 from shardweave.ir.program import Program
+from shardweave.ir.rewrite.buckets import operand_bytes
 from shardweave.passes.apply_plan import ApplyPlanPass
-from shardweave.passes.buckets import operand_bytes
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.plan import Plan

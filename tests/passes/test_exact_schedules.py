@@ -11,9 +11,9 @@ from shardweave.ir.program import Program
 from shardweave.ir.regions import kept_bytes
 from shardweave.ir.syntax import phase_of
 from shardweave.passes.apply_plan import ApplyPlanPass
-from shardweave.passes.overlap_communication import SCHEDULES
 from shardweave.passes.pipeline import run_passes
 from shardweave.passes.rematerialize import POLICIES
+from shardweave.planners.schedule.orders import SCHEDULES
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron
 
 MODELS = ("gpt", "llama", "bert")

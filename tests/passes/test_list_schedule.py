@@ -12,14 +12,14 @@ from shardweave.ir.dist import WaitOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.syntax import phase_of
-from shardweave.passes.interleave import thread_of
-from shardweave.passes.list_memory import Budget, liveness, recompute_gates
-from shardweave.passes.list_schedule import Graph, build_graph, list_schedule
-from shardweave.passes.overlap_communication import reorder
 from shardweave.passes.pipeline import run_passes
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.simulate import simulate
+from shardweave.planners.schedule.interleave import thread_of
+from shardweave.planners.schedule.list_memory import Budget, liveness, recompute_gates
+from shardweave.planners.schedule.list_schedule import Graph, build_graph, list_schedule
+from shardweave.planners.schedule.orders import reorder
 from shardweave.tests.ir_text import assert_same_values
 from shardweave.tests.passes.steps import order, random_step
 from shardweave.tests.planners.small_clusters import SQUARE, cluster, local

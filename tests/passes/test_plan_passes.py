@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from shardweave.ir.syntax import phase_of
-from shardweave.passes.overlap_communication import SCHEDULES
 from shardweave.passes.plan_passes import localize, plan_passes
 from shardweave.passes.rematerialize import POLICIES
 from shardweave.planners import plan_parts
 from shardweave.planners.plan import Plan, PlanError
 from shardweave.planners.plan_parts import Pipeline
+from shardweave.planners.schedule.orders import SCHEDULES
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from shardweave.ir.sharding.split_addmm import split_addmms
 from shardweave.passes.pipeline import PassError, run_passes
-from shardweave.passes.split_addmm import split_addmms
 from shardweave.tests.ir_text import assert_passes_to, lines, step
 
 LINEAR = """

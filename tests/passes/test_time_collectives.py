@@ -9,8 +9,8 @@ import pytest
 from shardweave.ir import dist
 from shardweave.ir.mesh import Axis, Mesh
 from shardweave.ir.program import Program
+from shardweave.ir.rewrite.time_collectives import Step, steps_of
 from shardweave.passes.pipeline import run_passes
-from shardweave.passes.time_collectives import Step, steps_of
 from shardweave.tests.ir_text import assert_same_values, collectives, step
 
 MESH = "data=2,tensor=2,batch=2,micro=2"

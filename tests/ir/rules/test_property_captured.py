@@ -13,14 +13,13 @@ from xdsl.ir import SSAValue
 from shardweave.backends.calls import callee_of
 from shardweave.backends.reference import values_of
 from shardweave.driver.models import build_example
-from shardweave.ir.aten import AtenOp
+from shardweave.ir.aten import AtenOp, OpKey, key_of_op
 from shardweave.ir.aten_args import arguments
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Placement
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.rules import Rule, has_rule
-from shardweave.ir.sharding.rules.lookup import Signature, signature_of_op
 from shardweave.tests.ir.rules.sharded_op import Cut, Instance, check_cut
 
 MODELS = {
@@ -37,7 +36,7 @@ MODELS = {
     "cnn": "cnn:channels=8",
 }
 
-_tested: set[Signature] = set()
+_tested: set[OpKey] = set()
 """What earlier models had: equal ops are tested once."""
 
 
@@ -76,7 +75,7 @@ def instances(program: Program, values: dict[tuple[str, str], Tensor]) -> Iterat
         parts = returned if isinstance(returned, tuple | list) else (returned,)
         results = tuple(part for part in parts if part is not None)
         environment.update(zip(op.results, results, strict=True))
-        signature = signature_of_op(op)
+        signature = key_of_op(op)
         if signature not in _tested:
             _tested.add(signature)
             yield Instance(op, tuple(environment[v] for v in op.operands), results)

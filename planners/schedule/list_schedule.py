@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dist import STARTED, DistOp, WaitOp
-from shardweave.passes.list_memory import Budget
 from shardweave.planners.cost.model import CostModel
+from shardweave.planners.schedule.list_memory import Budget
 
 Priority = Callable[[int], tuple[float, ...]]
 """Of the index of an op; higher goes first."""

@@ -10,8 +10,9 @@ from xdsl.ir import Attribute, Operation
 
 from shardweave.ir import dist
 from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.program import Program
 from shardweave.ir.syntax import annotate
-from shardweave.ir.types import num_bytes, tensor_type_of
+from shardweave.ir.types import dtype_of_value, num_bytes, tensor_type_of
 
 _KEPT = ("axes", "op", "dim", "block", "phase", "copy")
 
@@ -95,3 +96,16 @@ def _join_shardings(merged: Operation, members: Iterable[Operation]) -> None:
             return
         entries.extend(cast("builtin.ArrayAttr[ShardingAttr]", known))
     merged.properties["sharding"] = builtin.ArrayAttr(entries)
+
+
+def merge_all_reduces(program: Program, bucket_bytes: int = 25 * 2**20) -> None:
+    """Join all-reduces over the same axes into messages of at most `bucket_bytes`. Linear."""
+    buckets = Buckets(bucket_bytes)
+    for one in [*program.ops, program.return_op]:
+        buckets.close_before(one)
+        if type(one) is dist.AllReduceOp:
+            copy = one.properties.get("copy")
+            dtype = dtype_of_value(one.operands[0])
+            buckets.add((one.axes, one.reduction, dtype, copy), one)
+    for members in buckets.close():
+        join(members)

@@ -17,11 +17,11 @@ from xdsl.ir import Operation
 from shardweave.ir.dist import WaitOp
 from shardweave.ir.program import Program
 from shardweave.ir.syntax import phase_of
-from shardweave.passes.interleave import thread_of
 from shardweave.planners.cost.memory import held_by, storages_of
+from shardweave.planners.schedule.interleave import thread_of
 
 if TYPE_CHECKING:
-    from shardweave.passes.list_schedule import Graph
+    from shardweave.planners.schedule.list_schedule import Graph
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Programs rewritten, without a cost model: recomputation, sub-batches, messages, cleaning."""

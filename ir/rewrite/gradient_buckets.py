@@ -1,0 +1,172 @@
+"""Gradients in messages that start while the backward pass goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+from xdsl.dialects import builtin
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from shardweave.ir import dist
+from shardweave.ir.aten import create
+from shardweave.ir.program import Program
+from shardweave.ir.rewrite.buckets import Buckets, join
+from shardweave.ir.syntax import Operands, annotate, phase_of
+from shardweave.ir.types import dtype_of_value, shape_of, tensor_type_of, with_shape
+
+
+def bucket_gradients(program: Program, bucket_bytes: int) -> None:
+    """Join the reductions of gradients into messages of at most `bucket_bytes`. Linear.
+
+    Raises ValueError for a bucket of no bytes.
+    """
+    if bucket_bytes < 1:
+        raise ValueError(f"bytes={bucket_bytes}; use a bucket of at least 1 byte.")
+    reductions = _place_by_production(program, _gradient_reductions(program))
+    buckets = Buckets(bucket_bytes)
+    for one in reductions:
+        properties = one.properties
+        key = (type(one), one.axes, properties.get("op"), properties.get("copy"))
+        buckets.add((*key, phase_of(one), dtype_of_value(one.operands[0])), one)
+    for members in buckets.close():
+        if isinstance(members[0], dist.ReduceScatterOp):
+            _join_rows(members)
+        else:
+            join(members)
+
+
+def _gradient_reductions(program: Program) -> list[dist.DistOp]:
+    """Blocking reductions whose results are gradients and nothing else."""
+    last = program.return_op
+    others = {slot.value for slot in program.results if slot.kind != "grad"}
+
+    def is_gradient(value: SSAValue) -> bool:
+        users = [use.operation for use in value.uses]
+        return bool(users) and value not in others and all(user is last for user in users)
+
+    return [
+        op
+        for op in program.ops
+        if (type(op) is dist.AllReduceOp or type(op) is dist.ReduceScatterOp)
+        and all(map(is_gradient, op.results))
+    ]
+
+
+def _place_by_production(
+    program: Program, reductions: Sequence[dist.DistOp]
+) -> Iterator[dist.DistOp]:
+    """Put each gradient's reduction, on its own, right behind the op that makes the gradient."""
+    by_producer: dict[Operation | Block, list[dist.DistOp]] = {}
+    for op in reductions:
+        for single in _singles(op):
+            by_producer.setdefault(single.operands[0].owner, []).append(single)
+    block = program.function.body.block
+    first = block.first_op
+    assert first is not None
+    for single in by_producer.pop(block, []):
+        block.insert_op_before(single, first)
+        yield single
+    for producer in [op for op in program.ops if op in by_producer]:
+        after = producer
+        for single in by_producer[producer]:
+            block.insert_op_after(single, after)
+            after = single
+            yield single
+
+
+def _singles(op: dist.DistOp) -> list[dist.DistOp]:
+    """A collective as detached ones of one operand each, which have taken its place."""
+    op.detach()
+    if len(op.operands) == 1:
+        return [op]
+    entries = op.properties.get("sharding")
+    found: list[dist.DistOp] = []
+    for index, (operand, result) in enumerate(zip(op.operands, op.results, strict=True)):
+        properties = {name: value for name, value in op.properties.items() if name != "sharding"}
+        if isinstance(entries, builtin.ArrayAttr):
+            entry = cast("builtin.ArrayAttr[Attribute]", entries).data[index]
+            properties["sharding"] = builtin.ArrayAttr([entry])
+        single = type(op).create(
+            operands=[operand],
+            result_types=[result.type],
+            properties=properties,
+            location=op.location,
+        )
+        producer = operand.owner
+        if isinstance(producer, Operation) and "layer" in producer.properties:
+            single.properties["layer"] = producer.properties["layer"]
+        single.results[0].name_hint = result.name_hint
+        result.replace_all_uses_with(single.results[0])
+        found.append(single)
+    op.erase()
+    return found
+
+
+def _join_rows(members: Sequence[dist.DistOp]) -> None:
+    """Send reduce-scatters as one, where the last stands: what each rank is to get is a row."""
+    if len(members) == 1:
+        return
+    last = members[-1]
+    rows = [_rows(member, last) for member in members]
+    widths = [shape_of(row)[1] for row in rows]
+    height, total = shape_of(rows[0])[0], sum(widths)
+    matrix = _add(last, last, "aten.cat", [rows], (height, total), dim=1)
+    type_ = with_shape(tensor_type_of(matrix), (1, total))
+    sent = dist.create(dist.ReduceScatterOp, [matrix], [type_], axes=last.axes, dim=0, block=1)
+    annotate(sent, last)
+    sent.properties["layer"] = builtin.StringAttr("")
+    sent.results[0].name_hint = last.results[0].name_hint
+    _block(last).insert_op_before(sent, last)
+    start = 0
+    for member, width in zip(members, widths, strict=True):
+        (old,) = member.results
+        part = _add(member, last, "aten.slice.Tensor", sent.results, (1, width), dim=1, start=start)
+        new = _add(member, last, "aten.view", [part], shape_of(old))
+        if "sharding" in member.properties:
+            assert isinstance(new.owner, Operation)
+            new.owner.properties["sharding"] = member.properties["sharding"]
+        new.name_hint = old.name_hint
+        old.replace_all_uses_with(new)
+        start += width
+    for member in members:
+        member.detach()
+        member.erase()
+
+
+def _rows(member: dist.DistOp, before: Operation) -> SSAValue:
+    """The operand of a reduce-scatter as a matrix, of which row i goes to rank i."""
+    (value,), shape = member.operands, shape_of(member.operands[0])
+    dim, block = member.integer("dim"), member.integer("block")
+    size = math.prod(shape) // math.prod(shape_of(member.results[0]))
+    cut = (*shape[:dim], shape[dim] // (size * block), size, block, *shape[dim + 1 :])
+    if math.prod(cut[: dim + 1]) > 1:
+        value = _add(member, before, "aten.view", [value], cut)
+        order = [dim + 1, *range(dim + 1), *range(dim + 2, len(cut))]
+        turned = tuple(cut[index] for index in order)
+        value = _add(member, before, "aten.permute", [value], turned, dims=order)
+    return _add(member, before, "aten.view", [value], (size, math.prod(shape) // size))
+
+
+def _add(
+    source: Operation,
+    before: Operation,
+    name: str,
+    operands: Operands,
+    shape: Sequence[int],
+    **arguments: int | list[int],
+) -> SSAValue:
+    """Add an op of the layer, phase and dtype of `source`; returns its result."""
+    type_ = with_shape(tensor_type_of(source.operands[0]), shape)
+    op = create(name, operands, [type_], arguments)
+    annotate(op, source)
+    op.results[0].name_hint = "part"
+    _block(before).insert_op_before(op, before)
+    return op.results[0]
+
+
+def _block(op: Operation) -> Block:
+    block = op.parent_block()
+    assert block is not None
+    return block

@@ -1,0 +1,111 @@
+"""Recomputed collectives whose values an earlier one gave: finding and deleting them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from shardweave.ir.aten import AtenOp, is_random
+from shardweave.ir.dist import COLLECTIVES, DistOp, sent_bytes
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.regions import kept_values, storage_of
+from shardweave.ir.rewrite.cleanup import remove_dead_ops
+from shardweave.ir.syntax import phase_of
+from shardweave.ir.types import num_bytes, tensor_type_of
+
+logger = logging.getLogger(__name__)
+
+_IGNORED = frozenset({"layer", "phase", "sharding", "origin"})
+
+
+@dataclass(frozen=True)
+class _Redundant:
+    """A recomputed collective and the earlier one that gave the same values.
+
+    is_read: whether anything that has an effect reads a result, so that it must be kept.
+    """
+
+    op: DistOp
+    twin: DistOp
+    sent_bytes: float
+    is_read: bool
+
+
+def delete_redundant_collectives(program: Program, budget: int | None = None) -> None:
+    """Replace each recomputed collective of a local program by the kept result of its twin.
+
+    budget: bytes on one device that may be kept beyond what is kept already; those that save most
+    traffic per byte go first. Raises ValueError for a negative one. Linear in the ops.
+    """
+    if budget is not None and budget < 0:
+        raise ValueError(f"budget={budget} bytes; use a budget >= 0.")
+    found = _find(program)
+    kept = set(kept_values(program))
+    found.sort(key=lambda r: -r.sent_bytes / max(_new_bytes(r, kept), 1))
+    total, saved, deleted = 0, 0.0, 0
+    for redundant in found:
+        extra = _new_bytes(redundant, kept)
+        if budget is not None and total + extra > budget:
+            continue
+        for old, new in zip(redundant.op.results, redundant.twin.results, strict=True):
+            old.replace_all_uses_with(new)
+            if redundant.is_read:
+                kept.add(storage_of(new))
+        total += extra
+        saved += redundant.sent_bytes
+        deleted += 1
+    removed = remove_dead_ops(program)
+    logger.info(
+        "deleted %d of %d recomputed collectives and %d ops that fed them: %d bytes kept, "
+        "%d bytes less to send per rank",
+        deleted, len(found), removed - deleted, total, saved,
+    )  # fmt: skip
+
+
+def _new_bytes(redundant: _Redundant, kept: set[SSAValue]) -> int:
+    """Bytes kept for the backward pass only because of this deletion."""
+    if not redundant.is_read:
+        return 0
+    return sum(
+        num_bytes(tensor_type_of(value))
+        for value in redundant.twin.results
+        if storage_of(value) not in kept
+    )
+
+
+def _find(program: Program) -> list[_Redundant]:
+    """Recomputed collectives with an earlier twin, in program order."""
+    mesh = program.mesh or Mesh()
+    live = _live_ops(program)
+    number: dict[SSAValue, SSAValue] = {}
+    first: dict[tuple[object, ...], Operation] = {}
+    found: list[_Redundant] = []
+    for op in program.ops:
+        if isinstance(op, AtenOp) and is_random(op.name):
+            continue
+        operands = tuple(number.get(v, v) for v in op.operands)
+        properties: frozenset[tuple[str, Attribute]] = frozenset(
+            item for item in op.properties.items() if item[0] not in _IGNORED
+        )
+        twin = first.setdefault((op.name, operands, properties, tuple(op.result_types)), op)
+        if twin is op:
+            continue
+        for mine, others in zip(op.results, twin.results, strict=True):
+            number[mine] = others
+        if isinstance(op, COLLECTIVES) and phase_of(op) == "recompute":
+            assert isinstance(op, DistOp)
+            assert isinstance(twin, DistOp)
+            found.append(_Redundant(op, twin, sent_bytes(op, mesh), op in live))
+    return found
+
+
+def _live_ops(program: Program) -> set[Operation]:
+    """The ops that the return needs."""
+    live: set[Operation] = {program.return_op}
+    for op in reversed(list(program.ops)):
+        if any(use.operation in live for result in op.results for use in result.uses):
+            live.add(op)
+    return live

@@ -1,0 +1,262 @@
+"""Cloning forward ops into the backward pass, so that their results need not be kept."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+
+from xdsl.dialects import builtin
+from xdsl.dialects.func import ReturnOp
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.ir.aten import AtenOp, is_random
+from shardweave.ir.attributes import PhaseAttr
+from shardweave.ir.dist import COLLECTIVES
+from shardweave.ir.program import Program
+from shardweave.ir.regions import (
+    VIEWS,
+    block_of_op,
+    kept_bytes,
+    split_at_backward,
+    weight_ops,
+)
+from shardweave.ir.syntax import phase_of
+
+POLICIES = ("none", "layer", "after-communication", "budget")
+_COLLECTIVES = tuple(COLLECTIVES)
+_NOTES = frozenset({"layer", "phase", "sharding", "origin"})
+
+Segment = tuple[str, str, int]
+"""Block, sub-batch, and number of the stretch between communications that is recomputed at once."""
+
+
+def recompute_to_fit(program: Program, budget: int) -> None:
+    """Recompute in as few blocks as fit the kept bytes of one device into `budget`.
+
+    Escalates block by block, in the order of the forward pass, first by segments, then whole.
+    Raises ValueError, with what is needed at least, if recomputing all does not suffice.
+    """
+    forward, _ = split_at_backward(program)
+    blocks = dict.fromkeys(b for op in forward if (b := block_of_op(op)) is not None)
+    policies = ("after-communication", "layer")
+    escalations = [(block, policy) for policy in policies for block in blocks]
+
+    def recompute_first(count: int, target: Program) -> None:
+        chosen = dict(escalations[:count])
+        recompute(target, lambda block: chosen.get(block, "none"))
+
+    def needed(count: int) -> int:
+        copy = program.clone()
+        recompute_first(count, copy)
+        return kept_bytes(copy)
+
+    # Each escalation keeps less, so that few of them need be tried.
+    counts = range(len(escalations) + 1)
+    fewest = bisect_left(counts, True, key=lambda count: needed(count) <= budget)
+    if fewest not in counts:
+        least = needed(len(escalations))
+        raise ValueError(
+            f"with every block recomputed, {least} bytes are still kept for the backward pass, "
+            f"{least - budget} more than bytes={budget}; give at least {least}, or split the "
+            "batch or shard more."
+        )
+    recompute_first(fewest, program)
+
+
+def recompute(program: Program, policy_of: Callable[[str], str]) -> int:
+    """Recompute in each block by its policy; returns the number of clones. Linear in the ops.
+
+    policy_of: from a block's name to one of `POLICIES`, `budget` apart. Raises ValueError if the
+    program recomputes already.
+    """
+    forward, later = split_at_backward(program)
+    weights = set(weight_ops(program))
+    if any(phase_of(op) == "recompute" and op not in weights for op in later):
+        raise ValueError("the program recomputes already; rematerialize it once.")
+    messages: set[Operation] = {op for op in forward + later if isinstance(op, _COLLECTIVES)}
+    messages -= weights
+    count = _Recomputation(forward, later, policy_of, messages).run()
+    return count - _gather_once(program)
+
+
+def _gather_once(program: Program) -> int:
+    """Let gradients read the weights that recomputation gathers; returns the ops erased."""
+    known: dict[tuple[object, ...], Operation] = {}
+    count = 0
+    for op in weight_ops(program):
+        if phase_of(op) != "recompute":
+            continue
+        arguments = frozenset(item for item in op.properties.items() if item[0] not in _NOTES)
+        first = known.setdefault((op.name, *op.operands, arguments, *op.result_types), op)
+        if first is not op:
+            for old, new in zip(op.results, first.results, strict=True):
+                old.replace_all_uses_with(new)
+            op.detach()
+            op.erase()
+            count += 1
+    return count
+
+
+class _Recomputation:
+    def __init__(
+        self,
+        forward: list[Operation],
+        later: list[Operation],
+        policy_of: Callable[[str], str],
+        messages: set[Operation],
+    ) -> None:
+        self.forward = forward
+        self.messages = messages
+        self.before = set(forward)
+        self.later = later
+        self.policies: dict[str, str] = {}
+        self.policy_of = policy_of
+        self.segments: dict[Operation, Segment] = {}
+        self.kept: dict[SSAValue, bool] = {}
+        self.clones: dict[SSAValue, SSAValue] = {}
+        self.pending: dict[Segment, list[Operation]] = {}
+        self.count = 0
+
+    def run(self) -> int:
+        self._number_segments()
+        needed = self._needed()
+        for op in self.forward:
+            if op in needed:
+                self.pending.setdefault(self.segments[op], []).append(op)
+        # Where the backward pass of each block began after the last message that it waited for:
+        # recomputation needs nothing of it, and can so run beside it.
+        beginnings: dict[str | None, Operation] = {}
+        for op in self.later:
+            beginnings.setdefault(block_of_op(op), op)
+            self._redirect(op, beginnings)
+            if op in self.messages and _is_read(op):
+                beginnings.clear()
+        return self.count
+
+    def _number_segments(self) -> None:
+        """The segment of each op that its block's policy lets recompute."""
+        numbers: dict[tuple[str, str], int] = {}
+        for op in self.forward:
+            block = block_of_op(op)
+            # A random op run again would draw other numbers than the forward pass saw.
+            if block is None or (isinstance(op, AtenOp) and is_random(op.name)):
+                continue
+            policy = self.policies.setdefault(block, self.policy_of(block))
+            if policy == "none":
+                continue
+            key = (block, str(op.properties.get("copy", "")))
+            number = numbers.setdefault(key, 0)
+            self.segments[op] = (*key, number)
+            if policy == "after-communication" and op in self.messages:
+                numbers[key] = number + 1
+
+    def _is_kept(self, value: SSAValue) -> bool:
+        """Whether a value is there in the backward pass without being recomputed."""
+        found = self.kept.get(value)
+        if found is None:
+            found = self.kept[value] = self._must_be_kept(value)
+        return found
+
+    def _must_be_kept(self, value: SSAValue) -> bool:
+        op = value.owner
+        if not isinstance(op, Operation) or op not in self.segments:
+            return True
+        block, _, _ = self.segments[op]
+        if self.policies[block] == "after-communication" and op in self.messages:
+            return True
+        if op.name in VIEWS and self._is_kept(op.operands[0]):
+            # A view costs neither memory nor time.
+            return True
+        return self._leaves(value, block)
+
+    def _leaves(self, value: SSAValue, block: str) -> bool:
+        """Whether a forward op outside the block reads the value."""
+        return any(
+            phase_of(use.operation) == "forward"
+            and block_of_op(use.operation) != block
+            and use.operation in self.before
+            for use in value.uses
+        )
+
+    def _needed(self) -> set[Operation]:
+        """The forward ops to clone: what later ops read and is not kept, and what feeds it."""
+        needed: set[Operation] = set()
+        stack = [v for op in self.later for v in op.operands]
+        seen: set[SSAValue] = set()
+        while stack:
+            value = stack.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            if not self._is_kept(value):
+                assert isinstance(value.owner, Operation)
+                needed.add(value.owner)
+                stack.extend(value.owner.operands)
+        rerun = {b for op in needed if (b := block_of_op(op)) and self.policies[b] == "layer"}
+        for op in self.forward:
+            # Megatron runs the whole block again, its last collective too, read or not.
+            if op in self.segments and block_of_op(op) in rerun:
+                if not all(map(self._is_free, op.results)):
+                    needed.add(op)
+        return needed
+
+    def _is_free(self, value: SSAValue) -> bool:
+        """Whether a value is a view of something that is kept."""
+        op = value.owner
+        return isinstance(op, Operation) and op.name in VIEWS and self._is_kept(op.operands[0])
+
+    def _redirect(self, op: Operation, beginnings: Mapping[str | None, Operation]) -> None:
+        """Let a later op read clones; those of a segment go where its block's backward began."""
+        operands = list(op.operands)
+        changed = False
+        for index, value in enumerate(operands):
+            if self._is_kept(value):
+                continue
+            assert isinstance(value.owner, Operation)
+            segment = self.segments[value.owner]
+            self._insert(segment, beginnings.get(segment[0], op))
+            operands[index] = self.clones[value]
+            changed = True
+        if changed:
+            op.operands = operands
+
+    def _insert(self, segment: Segment, before: Operation) -> None:
+        """Clone a segment's ops before an op; segments that it reads come first."""
+        for op in self.pending.pop(segment, []):
+            for value in op.operands:
+                # What enters a block is kept: the block that made it is not run again for it.
+                if not self._is_kept(value):
+                    assert isinstance(value.owner, Operation)
+                    self._insert(self.segments[value.owner], before)
+            self._clone(op, before)
+
+    def _again(self, value: SSAValue, block: str | None) -> SSAValue:
+        """What a clone in `block` reads: a clone of the same block, or what entered it."""
+        owner = value.owner
+        is_inside = isinstance(owner, Operation) and block_of_op(owner) == block
+        return self.clones.get(value, value) if is_inside else value
+
+    def _clone(self, op: Operation, before: Operation) -> None:
+        properties = dict(op.properties)
+        properties["phase"] = PhaseAttr.of("recompute")
+        hint = op.results[0].name_hint
+        if hint is not None:
+            properties["origin"] = builtin.StringAttr(hint)
+        clone = type(op).create(
+            operands=[self._again(v, block_of_op(op)) for v in op.operands],
+            result_types=op.result_types,
+            properties=properties,
+            location=op.location,
+        )
+        for new, old in zip(clone.results, op.results, strict=True):
+            new.name_hint = old.name_hint
+            self.clones[old] = new
+        block = before.parent_block()
+        assert block is not None
+        block.insert_op_before(clone, before)
+        self.count += 1
+
+
+def _is_read(op: Operation) -> bool:
+    """Whether an op reads a result, and not the return alone."""
+    return any(not isinstance(use.operation, ReturnOp) for r in op.results for use in r.uses)

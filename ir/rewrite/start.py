@@ -1,0 +1,49 @@
+"""Every collective as a start and a wait."""
+
+from __future__ import annotations
+
+from shardweave.ir.dist import STARTS, DistOp, WaitOp
+from shardweave.ir.program import Program
+from shardweave.ir.syntax import annotate
+
+
+def start_collectives(program: Program) -> None:
+    """Replace each collective of a local program by a start and a wait right behind it. Linear.
+
+    Raises ValueError if the program has time axes.
+    """
+    axes = program.mesh.axes if program.mesh else ()
+    times = [axis.name for axis in axes if axis.kind == "time"]
+    if times:
+        raise ValueError(
+            f"the sub-batches of the time axes {times} are not written out; run "
+            "unroll-time-axes first."
+        )
+    for one in list(program.ops):
+        kind = STARTS.get(type(one)) if isinstance(one, DistOp) else None
+        if kind is not None:
+            assert isinstance(one, DistOp)
+            _start(one, kind)
+
+
+def _start(op: DistOp, kind: type[DistOp]) -> None:
+    block = op.parent_block()
+    assert block is not None
+    start = kind.create(
+        operands=op.operands,
+        result_types=op.result_types,
+        properties=op.properties,
+        location=op.location,
+    )
+    wait = WaitOp.create(operands=start.results, result_types=op.result_types)
+    annotate(wait, op)
+    if "sharding" in op.properties:
+        wait.properties["sharding"] = op.properties["sharding"]
+    block.insert_op_before(start, op)
+    block.insert_op_before(wait, op)
+    for started, arrived, old in zip(start.results, wait.results, op.results, strict=True):
+        arrived.name_hint = old.name_hint
+        started.name_hint = "started"
+        old.replace_all_uses_with(arrived)
+    op.detach()
+    op.erase()

@@ -1,0 +1,317 @@
+"""Writing the sub-batches of a local program out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import product
+from typing import TypeVar
+
+from xdsl.dialects import builtin, func
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from shardweave.ir import dist
+from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.literals import to_attribute
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import DimSharding, Placement, Sharding, block_of, ordered
+from shardweave.ir.program import Program, Slot
+from shardweave.ir.rewrite.time_collectives import Step, TimeOps, steps_of
+from shardweave.ir.sharding.flow import annotated
+from shardweave.ir.types import shape_of, tensor_type_of, with_shape
+
+Coordinate = tuple[int, ...]
+Copies = dict[Coordinate, SSAValue]
+"""The value of each sub-batch; sub-batches between which it does not vary have the same one."""
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Made = TypeVar("_Made")
+
+
+def unroll_time_axes(program: Program) -> None:
+    """Clone each op of a local program once per coordinate on the time axes.
+
+    Raises ValueError for a global program that has time axes. Linear in the resulting ops.
+    """
+    mesh = program.mesh
+    if mesh is None or all(axis.kind == "space" for axis in mesh.axes):
+        return
+    if not program.is_local:
+        raise ValueError("the program is global; run insert-collectives first.")
+    _Unroller(program, mesh).run()
+
+
+class _Unroller:
+    def __init__(self, program: Program, mesh: Mesh) -> None:
+        self.program = program
+        self.mesh = mesh
+        times = [axis for axis in mesh.axes if axis.kind == "time"]
+        self.names = [axis.name for axis in times]
+        self.coordinates = list(product(*(range(axis.size) for axis in times)))
+        self.block = Block()
+        self.copies: dict[SSAValue, Copies] = {}
+        self.ops = TimeOps(self.block)
+
+    def run(self) -> None:
+        arguments = self.program.arguments
+        shardings = {slot.value: self.program.sharding_of_slot(slot) for slot in arguments}
+        entries: dict[int, Attribute | None] = {}
+        for index, slot in enumerate(arguments):
+            sharding = shardings[slot.value]
+            self._argument(slot, sharding)
+            space = without_axes(sharding, self.names)
+            shape = sharding.global_shape(shape_of(slot.value))
+            entries[index] = ShardingAttr.of(space, shape)
+        for op in self.program.ops:
+            self._op(op)
+        results, result_entries = self._results()
+        self.block.add_op(func.ReturnOp(*results))
+        self.program.set_argument_attributes("dist.sharding", entries)
+        self.program.set_result_attributes("dist.sharding", result_entries)
+        self._replace_body(results)
+
+    def _once(
+        self, keys: Mapping[Coordinate, _Key], make: Callable[[_Key], _Made]
+    ) -> dict[Coordinate, _Made]:
+        """What `make` gives for each sub-batch, made once for sub-batches of equal key.
+
+        Where keys differ, the ops that are added belong to the first sub-batch of their key.
+        """
+        found: dict[_Key, _Made] = {}
+        varies = len(set(keys.values())) > 1
+        for coordinate, key in keys.items():
+            if key not in found:
+                self.ops.copy = coordinate if varies else ()
+                found[key] = make(key)
+        self.ops.copy = ()
+        return {coordinate: found[key] for coordinate, key in keys.items()}
+
+    # Arguments and results
+
+    def _argument(self, slot: Slot, sharding: Sharding) -> None:
+        """The whole device's part comes in; each sub-batch is cut out of it."""
+        placements = self._time_placements(sharding)
+        shape = list(shape_of(slot.value))
+        for dim, placement in placements:
+            shape[dim] *= placement.size
+        type_ = with_shape(tensor_type_of(slot.value), shape)
+        argument = self.block.insert_arg(type_, len(self.block.args))
+        argument.name_hint = slot.value.name_hint
+        copies: Copies = dict.fromkeys(self.coordinates, argument)
+        for dim, placement in placements:
+            block = self._outer_block(sharding, dim, placement)
+            copies = self._dealt(copies, placement.axis, dim, block)
+        self.copies[slot.value] = copies
+
+    def _outer_block(self, sharding: Sharding, dim: int, placement: Placement) -> int:
+        """Block of a time placement in the device's part, other time axes of the dim still whole
+        if they are minor."""
+        space = tuple(p for p in sharding.dims[dim] if p.axis not in self.names or p == placement)
+        return block_of(space, placement)
+
+    def _time_placements(self, sharding: Sharding) -> list[tuple[int, Placement]]:
+        return [
+            (dim, placement)
+            for dim, placements in enumerate(sharding.dims)
+            for placement in placements
+            if placement.axis in self.names
+        ]
+
+    def _results(self) -> tuple[list[SSAValue], dict[int, Attribute | None]]:
+        values: list[SSAValue] = []
+        entries: dict[int, Attribute | None] = {}
+        for index, slot in enumerate(self.program.results):
+            sharding = self.program.sharding_of_slot(slot)
+            shape = sharding.global_shape(shape_of(slot.value))
+            copies = self.copies[slot.value]
+            for dim, placement in self._time_placements(sharding):
+                copies = self._gathered(
+                    copies, placement.axis, dim, block_of(sharding.dims[dim], placement)
+                )
+            values.append(copies[self.coordinates[0]])
+            entries[index] = ShardingAttr.of(without_axes(sharding, self.names), shape)
+        return values, entries
+
+    # Ops
+
+    def _op(self, op: Operation) -> None:
+        self.ops.source = op
+        if isinstance(op, dist.DistOp) and any(axis in self.names for axis in op.axes):
+            self._over_time(op)
+            return
+        shardings = annotated(op, self.program)
+
+        def clone(operands: tuple[SSAValue, ...]) -> Operation:
+            one = type(op).create(
+                operands=operands,
+                result_types=op.result_types,
+                properties=op.properties,
+                location=op.location,
+            )
+            self._finish(one, shardings, op)
+            return one
+
+        self._define(op, self._once(self._operands(op), clone))
+
+    def _operands(self, op: Operation) -> dict[Coordinate, tuple[SSAValue, ...]]:
+        inputs = [self.copies[value] for value in op.operands]
+        return {c: tuple(copies[c] for copies in inputs) for c in self.coordinates}
+
+    def _define(self, op: Operation, clones: Mapping[Coordinate, Operation]) -> None:
+        for index, result in enumerate(op.results):
+            self.copies[result] = {c: clone.results[index] for c, clone in clones.items()}
+
+    def _finish(
+        self,
+        clone: Operation,
+        shardings: Sequence[Sharding | None],
+        op: Operation,
+    ) -> None:
+        entries: list[Attribute] = []
+        for result, old, sharding in zip(clone.results, op.results, shardings, strict=True):
+            result.name_hint = old.name_hint
+            if sharding is not None:
+                space = scaled_without(sharding, self.names)
+                entries.append(ShardingAttr.of(space, space.global_shape(shape_of(old))))
+        clone.properties = {k: v for k, v in clone.properties.items() if k != "sharding"}
+        if len(entries) == len(clone.results):
+            clone.properties["sharding"] = builtin.ArrayAttr(entries)
+        if self.ops.copy:
+            clone.properties["copy"] = to_attribute(list(self.ops.copy))
+        self.block.add_op(clone)
+
+    # Collectives over time axes
+
+    def _over_time(self, op: dist.DistOp) -> None:
+        if isinstance(op, dist.ShardIndexOp):
+            self._index(op)
+            return
+        over_time, over_space = steps_of(op, self.mesh)
+        found = [self.copies[value] for value in op.operands]
+        for step in over_time:
+            found = [self._along(op, copies, step) for copies in found]
+        for step in over_space:
+            found = self._rest(op, found, step, is_last=step is over_space[-1])
+        for result, copies in zip(op.results, found, strict=True):
+            self.copies[result] = copies
+
+    def _along(self, op: dist.DistOp, copies: Copies, step: Step) -> Copies:
+        """One collective over one time axis, as local ops."""
+        (axis,) = step.axes
+        if isinstance(op, dist.AllReduceOp):
+            return self._merged(copies, axis, lambda parts: self.ops.reduce(parts, op.reduction))
+        if isinstance(op, dist.BroadcastOp):
+            return self._merged(copies, axis, lambda parts: parts[0])
+        dim, block = op.integer("dim"), op.integer("block")
+        if isinstance(op, dist.AllGatherOp):
+            return self._gathered(copies, axis, dim, block * step.gathered)
+        if isinstance(op, dist.ReduceScatterOp):
+            copies = self._merged(copies, axis, lambda parts: self.ops.reduce(parts, "sum"))
+        elif isinstance(op, dist.AllToAllOp):
+            from_block = op.integer("from_block") * step.gathered
+            copies = self._gathered(copies, axis, op.integer("from_dim"), from_block)
+        return self._dealt(copies, axis, dim, block * step.dealt)
+
+    def _dealt(self, copies: Copies, axis: str, dim: int, block: int) -> Copies:
+        """Cut each copy's part out of a value that is whole along one axis."""
+        size, position = self.mesh.size(axis), self.names.index(axis)
+        keys = {c: (value, c[position]) for c, value in copies.items()}
+        return self._once(keys, lambda key: self.ops.deal(key[0], dim, size, block, key[1]))
+
+    def _gathered(self, copies: Copies, axis: str, dim: int, block: int) -> Copies:
+        return self._merged(copies, axis, lambda parts: self.ops.undeal(parts, dim, block))
+
+    def _merged(
+        self, copies: Copies, axis: str, merge: Callable[[tuple[SSAValue, ...]], SSAValue]
+    ) -> Copies:
+        """Merge the copies along one axis; the others stay apart. One result for all."""
+        size, position = self.mesh.size(axis), self.names.index(axis)
+        keys = {
+            c: tuple(copies[*c[:position], index, *c[position + 1 :]] for index in range(size))
+            for c in copies
+        }
+        return self._once(keys, merge)
+
+    def _rest(
+        self, op: dist.DistOp, found: list[Copies], step: Step, *, is_last: bool
+    ) -> list[Copies]:
+        """The part of a collective over space axes, after its part over time axes."""
+        properties = {k: v for k, v in op.properties.items() if k != "sharding"}
+        properties["axes"] = to_attribute(list(step.axes))
+        factors = {"block": step.dealt, "from_block": step.gathered}
+        if isinstance(op, dist.AllGatherOp):
+            factors["block"] = step.gathered
+        for name, factor in factors.items():
+            if name in properties:
+                properties[name] = to_attribute(op.integer(name) * factor)
+        shardings = annotated(op, self.program) if is_last else [None] * len(op.results)
+
+        def clone(operands: tuple[SSAValue, ...]) -> Operation:
+            # What comes out follows from what goes in, once there is an op to ask.
+            draft = type(op).create(operands=operands, properties=properties)
+            types = [
+                with_shape(tensor_type_of(value), shape)
+                for value, shape in zip(operands, draft.expected_shapes(self.mesh), strict=True)
+            ]
+            draft.erase()
+            one = type(op).create(
+                operands=operands, result_types=types, properties=properties, location=op.location
+            )
+            self._finish(one, shardings, op)
+            return one
+
+        keys = {c: tuple(copies[c] for copies in found) for c in self.coordinates}
+        clones = self._once(keys, clone)
+        return [{c: clones[c].results[i] for c in clones} for i in range(len(found))]
+
+    def _index(self, op: dist.ShardIndexOp) -> None:
+        """The position on time axes is a constant of the copy."""
+        weights = {
+            axis: self.mesh.sizes(op.axes[index + 1 :]) for index, axis in enumerate(op.axes)
+        }
+        position = self.ops.position([(a, w) for a, w in weights.items() if a not in self.names])
+        constants = {
+            c: sum(weights.get(name, 0) * index for name, index in zip(self.names, c, strict=True))
+            for c in self.coordinates
+        }
+        self.copies[op.results[0]] = self._once(
+            constants, lambda constant: self.ops.plus(position, constant)
+        )
+
+    def _replace_body(self, results: list[SSAValue]) -> None:
+        function = self.program.function
+        region = function.body
+        old = region.blocks[0]
+        for op in reversed(list(old.ops)):
+            op.detach()
+            op.erase(safe_erase=False)
+        region.detach_block(old)
+        region.add_block(self.block)
+        function.function_type = builtin.FunctionType.from_lists(
+            [a.type for a in self.block.args], [r.type for r in results]
+        )
+        self.program.set_mesh(Mesh(self.mesh.space_axes))
+
+
+def without_axes(sharding: Sharding, names: list[str]) -> Sharding:
+    """The sharding with some axes gathered: their placements dropped, others unmoved."""
+    dims = tuple(tuple(p for p in dim if p.axis not in names) for dim in sharding.dims)
+    unreduced = tuple(a for a in sharding.unreduced if a not in names)
+    return Sharding(dims, unreduced, sharding.reduction if unreduced else "sum")
+
+
+def scaled_without(sharding: Sharding, names: list[str]) -> Sharding:
+    """The sharding of one copy: its global value is smaller by the dropped axes' digits."""
+    dims: list[DimSharding] = []
+    for dim in sharding.dims:
+        kept: list[Placement] = []
+        for placement in dim:
+            if placement.axis in names:
+                continue
+            minor = 1
+            for other in dim:
+                if other.axis in names and other.stride < placement.stride:
+                    minor *= other.size
+            kept.append(Placement(placement.axis, placement.size, placement.stride // minor))
+        dims.append(ordered(kept))
+    unreduced = tuple(a for a in sharding.unreduced if a not in names)
+    return Sharding(tuple(dims), unreduced, sharding.reduction if unreduced else "sum")

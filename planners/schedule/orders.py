@@ -1,0 +1,170 @@
+"""The order of ops that hides communication behind compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple, cast
+
+from xdsl.ir import Operation
+
+from shardweave.ir.dist import STARTED, STARTS
+from shardweave.ir.literals import to_python
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.verify.program import describe
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.memory import peak_memory
+from shardweave.planners.cost.model import CostModel
+from shardweave.planners.cost.presets import find_cluster, preset_names
+from shardweave.planners.cost.simulate import simulate
+from shardweave.planners.schedule.interleave import interleave, pass_regions, whole_regions
+from shardweave.planners.schedule.list_memory import Budget, liveness, recompute_gates
+from shardweave.planners.schedule.list_schedule import Graph, build_graph, list_schedule
+
+SCHEDULES = ("blocking", "sub-batch", "cross-pass", "list")
+
+
+def reschedule(
+    program: Program, schedule: str, cluster: str = "testbed", memory_cap: int | None = None
+) -> None:
+    """Reorder a started local program by one of `SCHEDULES`. O(n log n).
+
+    cluster: for `list`, a preset's name or a file. memory_cap: bytes on one device. Raises
+    ValueError for an unknown schedule, a program that is not started, and a step that needs more.
+    """
+    _Scheduling(schedule, cluster, memory_cap).run(program)
+
+
+@dataclass(frozen=True)
+class _Scheduling:
+    schedule: str
+    cluster: str
+    memory_cap: int | None
+
+    def run(self, program: Program) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ValueError(
+                f"schedule '{self.schedule}' is unknown; use one of {', '.join(SCHEDULES)}."
+            )
+        ops = list(program.ops)
+        if not any(isinstance(one, STARTED) for one in ops):
+            blocking = next((one for one in ops if type(one) in STARTS), None)
+            if blocking is not None:
+                raise ValueError(
+                    f"{describe(blocking)} blocks, and no collective is started; run "
+                    "start-collectives first."
+                )
+        elif self.schedule == "list":
+            self._best(program, ops)
+        else:
+            reorder(program, _fixed_order(self.schedule, ops))
+        self._check_memory(program)
+
+    def _check_memory(self, program: Program) -> None:
+        if self.memory_cap is None:
+            return
+        needed = peak_memory(program).peak_bytes
+        if needed > self.memory_cap:
+            raise ValueError(
+                f"schedule {self.schedule} needs {needed} bytes, {needed - self.memory_cap} more "
+                f"than memory_cap={self.memory_cap}; recompute more (rematerialize), split the "
+                "batch into more sub-batches, or raise the cap."
+            )
+
+    def _find_cluster(self) -> Cluster:
+        try:
+            return find_cluster(self.cluster)
+        except OSError as error:
+            raise ValueError(
+                f"cluster '{self.cluster}' cannot be read: {error.strerror}; give a YAML file or a "
+                f"preset ({', '.join(preset_names())})."
+            ) from error
+
+    def _best(self, program: Program, ops: list[Operation]) -> None:
+        """Try every order and keep the fastest that fits the memory cap."""
+        cluster = self._find_cluster()
+        fixed = [_fixed_order(name, ops) for name in SCHEDULES[:-1]]
+        reorder(program, fixed[-1])
+        graph = build_graph(list(program.ops), CostModel(cluster, program.mesh or Mesh()))
+        tried = [_try(program, cluster, order) for order in fixed]
+        enough = max(one.peak_bytes for one in tried)
+        cap = enough if self.memory_cap is None else self.memory_cap
+        tried += [_try(program, cluster, one) for one in _list_orders(program, graph, cap)]
+        if min(one.peak_bytes for one in tried) > cap:  # for the error, what is really needed
+            tried += [_try(program, cluster, one) for one in _list_orders(program, graph, enough)]
+        best = min(tried, key=lambda one: (max(0, one.peak_bytes - cap), one.time_s))
+        reorder(program, best.order)
+
+
+class _Try(NamedTuple):
+    order: list[Operation]
+    time_s: float
+    peak_bytes: int
+
+
+def _try(program: Program, cluster: Cluster, order: list[Operation]) -> _Try:
+    reorder(program, order)
+    result = simulate(program, cluster)
+    return _Try(order, result.time_s, result.peak_bytes)
+
+
+def _fixed_order(schedule: str, ops: Sequence[Operation]) -> list[Operation]:
+    if schedule == "blocking":
+        return _blocking(ops)
+    regions = pass_regions(ops) if schedule == "sub-batch" else whole_regions(ops)
+    return interleave(regions)
+
+
+def _blocking(ops: Sequence[Operation]) -> list[Operation]:
+    """Every wait right behind its start."""
+    order: list[Operation] = []
+    placed: set[Operation] = set()
+    for op in ops:
+        if op in placed:
+            continue
+        order.append(op)
+        placed.add(op)
+        if isinstance(op, STARTED):
+            wait = next(use.operation for r in op.results for use in r.uses)
+            order.append(wait)
+            placed.add(wait)
+    return order
+
+
+LEADS = (0.0, 0.1, 0.3)
+AHEAD = (1, 2, 4)
+
+
+def _list_orders(program: Program, graph: Graph, cap_bytes: int) -> Iterator[list[Operation]]:
+    """List schedules by the longest path to the end, under a memory cap.
+
+    They differ in how far recomputation may run ahead of its place, and in the lead that each
+    sub-batch has over the next, as a share of the longest path: one that runs ahead lets its
+    backward pass meet another's forward pass.
+    """
+    live = liveness(program, graph)
+    copies: list[int] = []
+    for op in graph.ops:
+        copy = op.properties.get("copy")
+        copies.append(0 if copy is None else sum(cast("list[int]", to_python(copy))))
+    total = max(graph.tail_s, default=0.0)
+    # An op that frees what it takes is admitted at the cap, and for a moment needs both.
+    room = cap_bytes - max(live.created_bytes, default=0)
+    all_gates = [recompute_gates(graph, ahead) for ahead in AHEAD]
+    for gates, lead, cap in product(all_gates, LEADS, (cap_bytes, room)):
+
+        def priority(i: int, lead: float = lead) -> tuple[float, ...]:
+            return (graph.tail_s[i] - lead * total * copies[i], -float(i))
+
+        yield list_schedule(graph, priority, Budget(live, cap), gates)
+
+
+def reorder(program: Program, order: Sequence[Operation]) -> None:
+    """Put the ops of a program in another order (a permutation of them)."""
+    block = program.function.body.block
+    last = program.return_op
+    for op in order:
+        op.detach()
+        block.insert_op_before(op, last)
