@@ -33,7 +33,7 @@ from shardweave.planners.oppa.choosers import (
     CostModelChooser,
     RandomChooser,
 )
-from shardweave.planners.oppa.search import Budget, search
+from shardweave.planners.oppa.search import TrialBudget, search
 from shardweave.planners.oppa.simulated import SimulatedTrial
 from shardweave.planners.oppa.space import Configuration, Space
 from shardweave.planners.oppa.step_model import StepModel, Transformer
@@ -161,7 +161,7 @@ def one_search(
             list(shares),
             trial,
             chooser,
-            Budget(trials),
+            TrialBudget(trials),
             memory_bytes=limit,
             seed=seed,
             progress=note,

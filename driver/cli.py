@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-import traceback
 from collections.abc import Sequence
 
 from shardweave import __version__
-from shardweave.driver import launch
 from shardweave.driver.commands.diff import add_diff_options, diff_command
 from shardweave.driver.commands.pass_options import add_pass_options
 from shardweave.driver.commands.report import add_report_options, report_command
 from shardweave.driver.commands.show import add_show_options, show_command
 from shardweave.driver.commands.validate_options import add_validate_options
+from shardweave.driver.errors import report_error
 from shardweave.planners.registry import PLANNERS
-
-PLAIN = (ValueError, OSError)
-"""What bad input causes and one line explains; all else is a defect and shows its traceback."""
 
 DTYPES = ("float32", "float64", "bfloat16")
 BACKENDS = ("distributed", "reference", "triton")
@@ -79,29 +75,6 @@ def _run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     if options.command == "capture":
         return text_commands.capture_command(options)
     return text_commands.opt_command(options)
-
-
-def report_error(error: Exception, debug: bool) -> int:
-    """Say what went wrong: one line for bad input, everything else with its traceback."""
-    is_plain = isinstance(error, PLAIN)
-    if launch.is_launched():
-        launch.report_failure(error, is_plain=is_plain)
-        launch.end_process(1)
-    if debug or not (is_plain or isinstance(error, launch.WorkerError)):
-        traceback.print_exception(error)
-    print(f"error: {_one_line(error)}", file=sys.stderr)
-    for note in getattr(error, "__notes__", ()):
-        print(note, file=sys.stderr)
-    if isinstance(error, launch.WorkerError) and error.tail:
-        print("it said last:", file=sys.stderr)
-        print("\n".join(f"  {line}" for line in error.tail.splitlines()), file=sys.stderr)
-    return 1
-
-
-def _one_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"'{error.filename}': {error.strerror}; give the path of another file."
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _parser() -> argparse.ArgumentParser:

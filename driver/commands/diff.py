@@ -6,6 +6,8 @@ import argparse
 import json
 import sys
 
+from shardweave.driver.errors import report_error
+
 DIFFERENT = 1
 """Exit code under --exit-code for programs that differ, as git has it."""
 
@@ -45,8 +47,6 @@ def diff_command(options: argparse.Namespace) -> int:
     try:
         return 0 if _diff(options) else DIFFERENT
     except (ValueError, OSError) as error:
-        from shardweave.driver.cli import report_error
-
         report_error(error, options.debug)
         return TROUBLE
 
@@ -69,7 +69,7 @@ def _diff(options: argparse.Namespace) -> bool:
     else:
         colour = {"auto": None, "always": True, "never": False}[options.color]
         console = Console(force_terminal=colour, no_color=colour is False, highlight=False)
-        print_diff(found, console, shown=None if options.all else SHOWN)
+        print_diff(found.structure, found.numbers(), console, shown=None if options.all else SHOWN)
     if options.html:
         found.save_html(options.html, (options.before, options.after))
         print(f"wrote {options.html}", file=sys.stderr if options.json else sys.stdout)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardweave.passes.pipeline import Observer, PassPipeline
+    from shardweave.passes.observer import Observer
+    from shardweave.passes.pipeline import PassPipeline
 
 
 def add_pass_options(command: argparse.ArgumentParser) -> None:

@@ -10,7 +10,8 @@ from shardweave.driver.plans import simulate_plan
 from shardweave.ir.program import Program
 from shardweave.ir.verify.program import check
 from shardweave.planners.cost.pipeline import PipelineSimulation
-from shardweave.planners.cost.simulate import Simulation, simulate
+from shardweave.planners.cost.simulate import simulate
+from shardweave.planners.cost.simulation import Simulation
 from shardweave.planners.predict import ADAM_STATE
 
 

@@ -19,7 +19,7 @@ from shardweave.planners.oppa.choosers import BayesianChooser, Chooser
 from shardweave.planners.oppa.gp import Kernel
 from shardweave.planners.oppa.host import Host, Launch
 from shardweave.planners.oppa.prior import Form
-from shardweave.planners.oppa.search import Budget, Found, search
+from shardweave.planners.oppa.search import Found, TrialBudget, search
 from shardweave.planners.oppa.space import Configuration, Space
 from shardweave.planners.oppa.trials import Outcome, Record, Trial, TrialFile
 from shardweave.planners.plan import Plan
@@ -124,7 +124,7 @@ def plan_by_trials(
             configurations,
             trial,
             chooser,
-            Budget(options.trials),
+            TrialBudget(options.trials),
             memory_bytes=memory_bytes,
             seed=options.seed,
             file=file,

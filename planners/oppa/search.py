@@ -14,7 +14,7 @@ from shardweave.planners.oppa.trials import Record, Trial, TrialFile, TrialsErro
 
 
 @dataclass(frozen=True)
-class Budget:
+class TrialBudget:
     """When a search ends: after this many trials, those of earlier searches included, or this
     many seconds; the trial that is then on its way is still made.
     """
@@ -39,7 +39,7 @@ def search(
     configurations: Sequence[Configuration],
     trial: Trial,
     chooser: Chooser,
-    budget: Budget,
+    budget: TrialBudget,
     *,
     memory_bytes: float | None = None,
     seed: int = 0,

@@ -23,7 +23,7 @@ from shardweave.planners.oppa.choosers import BayesianChooser, History, RandomCh
 from shardweave.planners.oppa.formula import Samples, columns_of, fit_formula, predict
 from shardweave.planners.oppa.gp import fit
 from shardweave.planners.oppa.prior import MemoryPrior, ThroughputPrior
-from shardweave.planners.oppa.search import Budget, search
+from shardweave.planners.oppa.search import TrialBudget, search
 from shardweave.planners.oppa.simulated import SimulatedTrial
 from shardweave.planners.oppa.space import BUCKETS_MIB, Configuration, Space, SpaceError, Table
 from shardweave.planners.oppa.step_model import StepModel, Transformer
@@ -191,10 +191,10 @@ def test_search_goes_on_from_its_file_as_if_it_had_not_been_stopped(
     machine: StepModel, tmp_path: Path
 ) -> None:
     space, trial, chooser = SMALL.enumerate(), SimulatedTrial(machine), RandomChooser()
-    whole = search(space, trial, chooser, Budget(12))
+    whole = search(space, trial, chooser, TrialBudget(12))
     for count in (5, 9, 12):
         with TrialFile.open(tmp_path / "t.jsonl", {"a": 1}) as file:
-            part = search(space, trial, chooser, Budget(count), file=file)
+            part = search(space, trial, chooser, TrialBudget(count), file=file)
             assert len(part.records) == count
     assert [r.configuration for r in part.records] == [r.configuration for r in whole.records]
     assert [r.outcome for r in part.records] == [r.outcome for r in whole.records]
@@ -207,11 +207,11 @@ def test_search_goes_on_the_same_between_two_fits_of_its_numbers(
     monkeypatch.setattr(choosers, "FITTED_EACH", 5)
     space, trial = SMALL.enumerate(), SimulatedTrial(machine)
     with patch.object(choosers, "fit", wraps=fit) as fitted:
-        whole = search(space, trial, BayesianChooser(), Budget(13))
+        whole = search(space, trial, BayesianChooser(), TrialBudget(13))
     assert [len(call.args[0].values) for call in fitted.call_args_list] == [5, 10]
     for count in (8, 13):
         with TrialFile.open(tmp_path / "t.jsonl", {}) as file:
-            part = search(space, trial, BayesianChooser(), Budget(count), file=file)
+            part = search(space, trial, BayesianChooser(), TrialBudget(count), file=file)
     assert [r.configuration for r in part.records] == [r.configuration for r in whole.records]
 
 
@@ -268,7 +268,7 @@ def test_every_oppa_search_is_near_the_best_in_fewer_trials_than_random_ones_nee
     assert (1 - missing) ** len(seeds) < 0.01  # that as many random searches all come near
     for seed in seeds:
         trial = SimulatedTrial(machine, seed)
-        found = search(space, trial, BayesianChooser(), Budget(trials), seed=seed)
+        found = search(space, trial, BayesianChooser(), TrialBudget(trials), seed=seed)
         assert near & {record.configuration for record in found.records}
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from shardweave.planners.cost.pipeline.order import Task
-from shardweave.planners.cost.simulate import COMPUTE, Event
 from shardweave.planners.cost.streams import Flight, Streams
+from shardweave.planners.cost.timeline import COMPUTE, Event
 from shardweave.planners.cost.zero import DATA_AXIS
 
 PIPELINE_AXIS = "pipeline"
