@@ -9,7 +9,13 @@ from typing import Any
 from shardweave.driver.report.diff_html import page
 from shardweave.driver.report.diff_text import plain_text
 from shardweave.driver.report.numbers import Number, program_numbers, simulated_numbers
-from shardweave.ir.inspect.diff import Change, Group, StructuralDiff, count_by_kind, structural_diff
+from shardweave.ir.inspect.diff import (
+    Change,
+    ChangeGroup,
+    StructuralDiff,
+    count_by_kind,
+    structural_diff,
+)
 from shardweave.ir.program import Program
 from shardweave.ir.verify.program import check
 from shardweave.planners.cost.cluster import Cluster
@@ -81,7 +87,7 @@ def diff(a: Program, b: Program, *, cluster: Cluster | str | Path | None = None)
     return Diff(structure, (simulate(a, found), simulate(b, found)))
 
 
-def _group_dict(group: Group) -> dict[str, Any]:
+def _group_dict(group: ChangeGroup) -> dict[str, Any]:
     return {
         "blocks": list(group.blocks),
         "num_changes": len(group.changes),

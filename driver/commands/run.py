@@ -7,23 +7,87 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 
+from shardweave.driver.commands.arguments import (
+    Commands,
+    add_model,
+    add_time_limit,
+    add_validate_options,
+    count,
+    new_command,
+)
 from shardweave.driver.launch import end_process, is_worker, launch
 from shardweave.driver.run_options import RunOptions
 
+BACKENDS = ("distributed", "reference", "triton")
 
-def run_command(given: argparse.Namespace, arguments: Sequence[str]) -> int:
+
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    command = new_command(
+        commands, "run", "Run a model's training step, sharded, on one process per device."
+    )
+    add_model(command)
+    command.add_argument(
+        "--mesh", default="", help="as in data=2,tensor=2; default: the plan's, else one device"
+    )
+    command.add_argument(
+        "--plan",
+        default="megatron",
+        help="a planner that needs no cluster, or a plan's JSON file (default: megatron)",
+    )
+    command.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default="distributed",
+        help="real processes, or all ranks of a virtual mesh in this one (default: distributed)",
+    )
+    command.add_argument(
+        "--sequence-parallel",
+        action="store_true",
+        help="between tensor-parallel layers, shard activations over the sequence",
+    )
+    command.add_argument(
+        "--passes",
+        metavar="SPEC",
+        default="",
+        help="more passes, after the default ones; in their place if insert-collectives is there",
+    )
+    command.add_argument(
+        "--program",
+        metavar="FILE",
+        help="run this partitioned program of the model, as it is, without a plan",
+    )
+    command.add_argument(
+        "--check",
+        action="store_true",
+        help="compare loss and gradients with the eager model; fail if they differ",
+    )
+    command.add_argument(
+        "--steps",
+        type=count("a number of steps, such as 3"),
+        default=0,
+        metavar="N",
+        help="train for N steps with AdamW, and the eager model too, and time both",
+    )
+    command.add_argument("--no-eager", action="store_true", help="do not train the eager model")
+    command.add_argument("--json", metavar="FILE", help="write the results there as well")
+    add_validate_options(command)
+    add_time_limit(command, "stop all processes")
+    command.set_defaults(func=run_command)
+
+
+def run_command(options: argparse.Namespace) -> int:
     """Start a process for each device, or run as one of those that torchrun or we started."""
-    options = RunOptions.of(given)
-    num_processes = options.mesh.num_devices if options.backend != "reference" else 1
+    run = RunOptions.of(options)
+    num_processes = run.mesh.num_devices if run.backend != "reference" else 1
     if num_processes > 1 and not is_worker():
-        command = [sys.executable, "-m", "shardweave", *arguments]
-        launch(command, num_processes, time_limit_s=given.time_limit)
+        command = [sys.executable, "-m", "shardweave", *options.arguments]
+        launch(command, num_processes, time_limit_s=options.time_limit)
         return 0
     from shardweave.driver.measure import run_and_report
 
-    run_and_report(options)
+    run_and_report(run)
     if is_worker():
         end_process(0)
     return 0

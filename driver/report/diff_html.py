@@ -15,7 +15,7 @@ from shardweave.driver.report.diff_text import (
     where,
 )
 from shardweave.driver.report.numbers import Number
-from shardweave.ir.inspect.diff import Change, Group, StructuralDiff
+from shardweave.ir.inspect.diff import Change, ChangeGroup, StructuralDiff
 
 OPEN_GROUPS = 8
 """How many groups are unfolded when the page is opened."""
@@ -67,7 +67,7 @@ def _numbers(numbers: list[Number], names: tuple[str, str]) -> str:
     return '<table class="numbers">\n' + "\n".join(rows) + "\n</table>"
 
 
-def _group(group: Group, *, is_open: bool) -> str:
+def _group(group: ChangeGroup, *, is_open: bool) -> str:
     rows: list[str] = []
     for title, changes in groupby(group.changes, key=where):
         rows.append(f'<tr class="where"><td colspan="2">{escape(title)}</td></tr>')

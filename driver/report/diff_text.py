@@ -12,7 +12,13 @@ from rich.text import Text
 
 from shardweave.driver.report.numbers import Number
 from shardweave.driver.report.text import bytes_text, seconds_text
-from shardweave.ir.inspect.diff import Change, Group, StructuralDiff, blocks_text, count_by_kind
+from shardweave.ir.inspect.diff import (
+    Change,
+    ChangeGroup,
+    StructuralDiff,
+    blocks_text,
+    count_by_kind,
+)
 
 SHOWN = 20
 """Changes of one group that are shown unless all are asked for."""
@@ -53,7 +59,7 @@ def headline(diff: StructuralDiff) -> str:
     return f"{before} ops -> {after} ops: {counts}; {hunks} {'hunk' if hunks == 1 else 'hunks'}"
 
 
-def group_title(group: Group) -> str:
+def group_title(group: ChangeGroup) -> str:
     """`h.0 … h.95: the same 3 changes`."""
     count = len(group.changes)
     what = "change" if count == 1 else f"{count} changes"
@@ -94,7 +100,7 @@ def change_text(number: Number) -> str:
     return f"{(after - before) / before:+.1%}" if before else "new"
 
 
-def _group_lines(group: Group, shown: int | None) -> Iterator[Text]:
+def _group_lines(group: ChangeGroup, shown: int | None) -> Iterator[Text]:
     changes = group.changes[:shown]
     for title, rows in groupby(changes, key=where):
         yield Text(f"  {title}", style="dim")

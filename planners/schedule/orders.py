@@ -9,11 +9,11 @@ from typing import NamedTuple, cast
 
 from xdsl.ir import Operation
 
+from shardweave.ir.describe import describe
 from shardweave.ir.dist import STARTED, STARTS
 from shardweave.ir.literals import to_python
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.verify.program import describe
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.cost.model import CostModel
