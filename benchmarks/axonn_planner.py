@@ -33,7 +33,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import run_passes
-from shardweave.planners.axonn.model import Layer
+from shardweave.planners.axonn.model import LinearLayer
 from shardweave.planners.axonn.planner import plan_axonn
 from shardweave.planners.axonn.search import Model, Options, Ranked, rank_grids
 from shardweave.planners.cost.cluster import Cluster
@@ -76,10 +76,10 @@ def gpt_model(name: str, samples: int) -> Model:
     seq = tables()["weak_scaling"]["seq_len"]
     rows = samples * seq
 
-    def linear(k: int, n: int, *, is_transposed: bool, block: str) -> Layer:
-        return Layer(rows, rows, k, n, is_transposed, block=block)
+    def linear(k: int, n: int, *, is_transposed: bool, block: str) -> LinearLayer:
+        return LinearLayer(rows, rows, k, n, is_transposed, block=block)
 
-    layers: list[Layer] = []
+    layers: list[LinearLayer] = []
     for index in range(num_layers):
         block = f"h.{index}"
         layers += [

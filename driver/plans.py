@@ -12,12 +12,13 @@ from xdsl.passes import ModulePass
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.apply_plan import ApplyPlanPass
-from shardweave.passes.pipeline import Observer, PassPipeline, as_mesh
+from shardweave.passes.observer import Observer
+from shardweave.passes.pipeline import PassPipeline, as_mesh
 from shardweave.passes.plan_passes import plan_passes
 from shardweave.planners.call import ClusterLike, call_planner
 from shardweave.planners.cost.pipeline import PipelineSimulation
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.cost.simulate import Simulation
+from shardweave.planners.cost.simulation import Simulation
 from shardweave.planners.cost.zero import DATA_AXIS
 from shardweave.planners.oppa.host import Host
 from shardweave.planners.plan import Lookup, Plan

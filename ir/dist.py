@@ -1,7 +1,7 @@
 """The `dist` dialect: collectives over named mesh axes, and what a rank knows of itself.
 
-Shapes are those of one rank. `block` is the length of the blocks that are dealt round-robin
-over the axes (`sharding.block_of`); it is the whole local dim unless a shard is strided.
+Shapes are those of one rank. Shards are block-cyclic over the axes: `block` is the length of
+their blocks (`placement.block_of`), the whole local dim unless a shard is strided.
 Traffic is what one rank sends with ring algorithms, P being the product of the axes' sizes.
 """
 

@@ -40,15 +40,22 @@ def planner_function(name: str) -> Callable[..., Plan]:
 
 
 def planner_options(name: str) -> dict[str, inspect.Parameter]:
-    """The options of a planner by name, with their defaults; the annotations are types."""
-    function = planner_function(name)
+    """The options of a planner by name, with their defaults; the annotations are types.
+
+    A planner has them as parameters, or as the fields of one, a dataclass named `options`.
+    """
+    return _options_of(planner_function(name))
+
+
+def _options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     hints = get_type_hints(function)
-    parameters = inspect.signature(function).parameters
-    return {
-        key: one.replace(annotation=hints.get(key, str))
-        for key, one in parameters.items()
-        if key not in GIVEN
-    }
+    options: dict[str, inspect.Parameter] = {}
+    for key, parameter in inspect.signature(function).parameters.items():
+        if key == "options":
+            options |= _options_of(hints[key])
+        elif key not in GIVEN:
+            options[key] = parameter.replace(annotation=hints.get(key, str))
+    return options
 
 
 def chooses_mesh(name: str) -> bool:
@@ -89,7 +96,11 @@ def call_planner(
             extra["cluster"] = find_cluster(cluster)
     if "host" in known:
         extra["host"] = host
-    plan = function(program, mesh, **extra, **(options or {}))
+    if "options" in known:
+        extra["options"] = get_type_hints(function)["options"](**(options or {}))
+    else:
+        extra |= options or {}
+    plan = function(program, mesh, **extra)
     if not plan.cluster and isinstance(cluster, str | Path):
         plan = replace(plan, cluster=str(cluster))
     return plan

@@ -28,7 +28,7 @@ SPLIT_SCHEDULE = "cross-pass"
 
 
 @dataclass(frozen=True)
-class Choice:
+class GridPoint:
     """One point of the space."""
 
     data: int
@@ -45,7 +45,7 @@ class Choice:
         return ", ".join(words)
 
     @property
-    def base(self) -> Choice:
+    def base(self) -> GridPoint:
         """The same shardings, and nothing else."""
         return replace(self, recompute="none", batch_split=1)
 
@@ -97,7 +97,9 @@ def plan_exhaustive(
     return with_candidates(replace(plan, reasons=(reason,)), found[: max(1, top)])
 
 
-def _plans(program: Program, mesh: Mesh | None, cluster: Cluster) -> Iterator[tuple[Choice, Plan]]:
+def _plans(
+    program: Program, mesh: Mesh | None, cluster: Cluster
+) -> Iterator[tuple[GridPoint, Plan]]:
     """The space. Shardings that equal another one are left out, and sub-batches that do not
     divide a device's samples."""
     batch = batch_of(program)
@@ -113,7 +115,7 @@ def _plans(program: Program, mesh: Mesh | None, cluster: Cluster) -> Iterator[tu
             seen.append(whole)
             splits = [n for n in SPLITS if batch // data % n == 0]
             for policy, split in product(RECOMPUTE, splits):
-                choice = Choice(data, tensor, sequence_parallel, policy, split)
+                choice = GridPoint(data, tensor, sequence_parallel, policy, split)
                 schedule = SPLIT_SCHEDULE if split > 1 else ""
                 yield (
                     choice,
@@ -163,9 +165,9 @@ class _Space:
         return workload_of(local_program(self.program, replace(plan, zero=0)), self.cluster)
 
 
-def _best_estimates(plans: Mapping[Choice, Plan], space: _Space) -> list[Choice]:
+def _best_estimates(plans: Mapping[GridPoint, Plan], space: _Space) -> list[GridPoint]:
     """All choices, those that fit into memory by their estimate first, then by its seconds."""
-    works: dict[Choice, tuple[Predicted, Workload]] = {}
+    works: dict[GridPoint, tuple[Predicted, Workload]] = {}
     for one in dict.fromkeys(choice.base for choice in plans):
         predicted = space.predict(plans[one])
         if predicted is not None:
@@ -180,7 +182,7 @@ def _slowest(cluster: Cluster) -> str:
     return min(cluster.devices.values(), key=lambda device: max(device.flops.values())).name
 
 
-def estimated(base: Predicted, work: Workload, choice: Choice, device: str) -> Predicted:
+def estimated(base: Predicted, work: Workload, choice: GridPoint, device: str) -> Predicted:
     """What recomputation and sub-batches change of a step that has neither, in closed form.
 
     base: the simulated step. work: its blocks. Recomputation runs the repeated blocks' forward

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from shardweave.ir.dead_code import remove_dead_ops
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.buckets import merge_all_reduces
-from shardweave.ir.rewrite.cleanup import remove_dead_ops
 from shardweave.ir.rewrite.cse import merge_equal_ops
 from shardweave.ir.rewrite.rematerialize import rematerialize
 from shardweave.ir.rewrite.start import start_collectives

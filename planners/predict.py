@@ -9,7 +9,8 @@ from shardweave.ir.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.pipeline import PipelineSimulation, simulate_stages
 from shardweave.planners.cost.quantity import gib
-from shardweave.planners.cost.simulate import Simulation, simulate
+from shardweave.planners.cost.simulate import simulate
+from shardweave.planners.cost.simulation import Simulation
 from shardweave.planners.cost.timeline import seconds_text
 from shardweave.planners.lower import Lowerings
 from shardweave.planners.plan import Plan

@@ -14,6 +14,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.describe import describe
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Sharding
 from shardweave.ir.program import Program, sharding_of
@@ -27,7 +28,6 @@ from shardweave.ir.sharding.assignment import (
 from shardweave.ir.sharding.reshard import ReshardStep, UnreachableSharding, reshard
 from shardweave.ir.sharding.rules import rule_of
 from shardweave.ir.types import dtype_of_value, shape_of
-from shardweave.ir.verify.program import describe
 
 MAX_VERSIONS = 4
 """Versions of one value that are remembered; more would only cost time."""

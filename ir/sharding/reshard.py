@@ -23,7 +23,7 @@ class ReshardStep:
     """One collective (or a local slice) of a resharding.
 
     axes: mesh axes joined. dim, block: the dim that is gathered, scattered or sliced, and the
-    length of the local blocks dealt round-robin over the axis (see `sharding.block_of`).
+    length of the local blocks, block-cyclic over the axis (see `placement.block_of`).
     from_dim, from_block: for all_to_all, the dim that is gathered while `dim` is split.
     after: the sharding of the result. sent_elements: what one rank sends over the network
     with ring algorithms.

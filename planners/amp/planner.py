@@ -15,9 +15,9 @@ from shardweave.planners.amp.anneal import Annealing
 from shardweave.planners.amp.estimate import BACKWARD
 from shardweave.planners.amp.memory import capacities, stage_bytes
 from shardweave.planners.amp.model import AmpError, Strategy
-from shardweave.planners.amp.network import Grid, Links
+from shardweave.planners.amp.network import ClusterArrays, Grid
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
-from shardweave.planners.amp.ranking import Choice, Ranking
+from shardweave.planners.amp.ranking import RankedSetup, Ranking
 from shardweave.planners.amp.search import Placed, search
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.workload import BlockWork
@@ -73,9 +73,9 @@ def plan_amp(
         dtype=profile.dtype,
         accept=wanted.accepts,
     )
-    links = Links.of(cluster)
+    links = ClusterArrays.of(cluster)
     choices = [
-        Choice(_name(one.estimate.strategy, profile), one, _predicted(one, profile, links))
+        RankedSetup(_name(one.estimate.strategy, profile), one, _predicted(one, profile, links))
         for one in found[: max(1, top, 0 if literal else simulate)]
     ]
     reason = (
@@ -152,7 +152,7 @@ def _tensor_degrees(cluster: Cluster, wanted: _Wanted) -> list[int]:
     return [n for n in degrees if n <= (wanted.max_tensor or n)]
 
 
-def _plan(program: Program, placed: Placed, profile: ProgramProfile, links: Links) -> Plan:
+def _plan(program: Program, placed: Placed, profile: ProgramProfile, links: ClusterArrays) -> Plan:
     strategy = placed.estimate.strategy
     micro_batches = strategy.num_micro_batches(profile.model.batch)
     mesh = Mesh(data=strategy.data, tensor=strategy.tensor)
@@ -185,7 +185,7 @@ def _names(block: BlockWork) -> tuple[str, ...]:
     return (block.name,) if block_name(block.name) == block.name else block.layers
 
 
-def _types(stage: Grid, links: Links) -> str:
+def _types(stage: Grid, links: ClusterArrays) -> str:
     """The device types of a stage."""
     return "+".join(dict.fromkeys(links.names[kind] for kind in links.kind[stage].flat))
 
@@ -198,7 +198,7 @@ def _name(strategy: Strategy, profile: ProgramProfile) -> str:
     )
 
 
-def _predicted(placed: Placed, profile: ProgramProfile, links: Links) -> Predicted:
+def _predicted(placed: Placed, profile: ProgramProfile, links: ClusterArrays) -> Predicted:
     """The estimate by part: of the slowest stage in time, of the fullest in memory."""
     one = placed.estimate
     strategy, model = one.strategy, profile.model
@@ -220,7 +220,7 @@ def _predicted(placed: Placed, profile: ProgramProfile, links: Links) -> Predict
     )
 
 
-def _tensor_s(placed: Placed, profile: ProgramProfile, links: Links) -> float:
+def _tensor_s(placed: Placed, profile: ProgramProfile, links: ClusterArrays) -> float:
     """Seconds of the tensor axis in what the slowest stage computes, over all micro-batches.
 
     Communication grows with the micro-batch as the whole layer does in the estimate.

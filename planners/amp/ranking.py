@@ -13,7 +13,7 @@ from shardweave.planners.predict import fits, why_slower, with_candidates
 
 
 @dataclass(frozen=True)
-class Choice:
+class RankedSetup:
     """A strategy with what it is estimated to take."""
 
     name: str
@@ -25,7 +25,7 @@ class Choice:
 class Ranking:
     """The best estimates, simulated. plans: of the first of the choices, those to simulate."""
 
-    choices: Sequence[Choice]
+    choices: Sequence[RankedSetup]
     plans: Sequence[Plan]
     simulate: Callable[[Plan], Predicted]
     reason: str = ""

@@ -22,7 +22,7 @@ from shardweave.ir.regions import block_of_op
 from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.types import shape_of
-from shardweave.planners.axonn.model import Layer
+from shardweave.planners.axonn.model import LinearLayer
 from shardweave.planners.structure import LINEAR, Cut, back_through, parameter_of
 
 
@@ -105,15 +105,15 @@ def _sides(rule: Rule, weight: int) -> tuple[int, int] | None:
     return (contracted[0], outputs[0]) if contracted and outputs else None
 
 
-def layers_of(program: Program, pairs: Mapping[SSAValue, Cut]) -> list[Layer]:
+def layers_of(program: Program, pairs: Mapping[SSAValue, Cut]) -> list[LinearLayer]:
     """The layers of a program, given its pairs' cuts, in order."""
-    found: list[Layer] = []
+    found: list[LinearLayer] = []
     for one in linear_maps(program):
         weight = one.op.operands[one.weight]
         k, n = (one.rule.factors[f].size for f in (one.contracted, one.produced))
         inputs = shape_of(one.op.operands[one.weight - 1])
         found.append(
-            Layer(
+            LinearLayer(
                 rows_in=prod(inputs) // k,
                 rows_out=prod(shape_of(one.op.results[0])) // n,
                 k=k,

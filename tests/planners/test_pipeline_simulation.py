@@ -17,7 +17,7 @@ from shardweave.planners.cost.pipeline.micro_batch import micro_batch_plan
 from shardweave.planners.cost.placement import on_devices
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.rings import nics_of, transfer_of
-from shardweave.planners.cost.simulate import Simulation
+from shardweave.planners.cost.simulation import Simulation
 from shardweave.planners.lower import Lowerings
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan

@@ -10,7 +10,7 @@ from itertools import pairwise
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.model import CostModel
-from shardweave.planners.cost.pipeline.events import PIPELINE_AXIS, Message, Part, StageTimes
+from shardweave.planners.cost.pipeline.events import PIPELINE_AXIS, Message, StageTimes, TaskPart
 from shardweave.planners.cost.pipeline.micro_batch import micro_batch_plan
 from shardweave.planners.cost.pipeline.order import Task, most_in_flight, order_of
 from shardweave.planners.cost.placement import PlacedCluster, likeness, on_devices
@@ -117,9 +117,9 @@ class Stage:
             overlaps=self.overlaps,
         )
 
-    def _parts(self, is_forward: bool, gather: str, scatter: str) -> tuple[Part, ...]:
+    def _parts(self, is_forward: bool, gather: str, scatter: str) -> tuple[TaskPart, ...]:
         parts = [
-            Part(
+            TaskPart(
                 self._compute_s(block, is_forward) + self.exposed_s(block, is_forward=is_forward),
                 self._sync(gather, size),
                 self._sync(scatter, size),
