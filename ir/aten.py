@@ -61,12 +61,6 @@ def overload_named(name: str) -> OpOverload[..., Any]:
     return getattr(getattr(torch.ops.aten, packet), overload[0] if overload else "default")
 
 
-@cache
-def is_random(name: str) -> bool:
-    """Whether each call of an op draws new random numbers."""
-    return torch.Tag.nondeterministic_seeded in overload_named(name).tags
-
-
 def op_name(overload: OpOverload[..., Any]) -> str:
     """Inverse of `overload_named`."""
     return str(overload).removesuffix(".default")

@@ -16,7 +16,8 @@ from shardweave.ir.dist import COLLECTIVES, WaitOp
 from shardweave.ir.fusible import MATMULS, MAX_OPS, MAX_VALUES, role_of, space_of
 from shardweave.ir.kernel import FusedOp, fuse
 from shardweave.ir.program import Program
-from shardweave.ir.regions import block_of_op, storage_of
+from shardweave.ir.regions import block_of_op
+from shardweave.ir.storage import layout_source
 from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.traffic import traffic
 
@@ -127,7 +128,7 @@ class _Fusion:
         found: dict[int, Unit] = {}
         for op in unit.ops:
             for value in op.operands:
-                source = storage_of(value)
+                source = layout_source(value)
                 self._note(found, unit, source.owner)
                 for user in self._readers(source):
                     other = self.units.get(user)

@@ -9,9 +9,9 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.backends.triton.writer import UnfitError
 from shardweave.ir.aten import AtenOp
+from shardweave.ir.facts import facts_of
 from shardweave.ir.fusible import IterationSpace, space_of
 from shardweave.ir.kernel import FusedOp
-from shardweave.ir.regions import VIEWS
 from shardweave.ir.types import dtype_of_value, shape_of
 
 
@@ -61,7 +61,7 @@ def region_of(op: FusedOp) -> Region:
     outputs: list[Output] = []
     for value in op.yielded:
         views: list[AtenOp] = []
-        while isinstance(value.owner, AtenOp) and value.owner.name in VIEWS:
+        while isinstance(value.owner, AtenOp) and facts_of(value.owner).is_layout:
             views.insert(0, value.owner)
             value = value.owner.operands[0]
         if isinstance(value.owner, Operation):

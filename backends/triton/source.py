@@ -10,9 +10,10 @@ from xdsl.ir import SSAValue
 
 from shardweave.backends.triton.formulas import type_text
 from shardweave.backends.triton.region import Region
-from shardweave.backends.triton.writer import Writer, dense_strides, short_name
+from shardweave.backends.triton.writer import Writer, short_name
 from shardweave.ir.fusible import Family
 from shardweave.ir.literals import to_python
+from shardweave.ir.strides import dense_strides
 from shardweave.ir.syntax import ANNOTATIONS, STRUCTURE
 from shardweave.ir.types import dtype_of_value, shape_of
 

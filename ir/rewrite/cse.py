@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from shardweave.ir.aten import AtenOp, is_random
+from shardweave.ir.facts import is_random
 from shardweave.ir.program import Program
 from shardweave.ir.syntax import phase_of
 
@@ -19,7 +19,7 @@ def merge_equal_ops(program: Program) -> None:
     for candidate in list(program.ops):
         if candidate.regions:  # equal from outside, they may hold different ops
             continue
-        if isinstance(candidate, AtenOp) and is_random(candidate.name):
+        if is_random(candidate):
             continue
         first = known.setdefault(_key(candidate), candidate)
         if first is not candidate:

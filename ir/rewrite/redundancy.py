@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from shardweave.ir.aten import AtenOp, is_random
 from shardweave.ir.dead_code import remove_dead_ops
 from shardweave.ir.dist import COLLECTIVES, DistOp, sent_bytes
+from shardweave.ir.facts import is_random
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.regions import kept_values, storage_of
+from shardweave.ir.storage import kept_values, storage_of
 from shardweave.ir.syntax import phase_of
 from shardweave.ir.types import num_bytes, tensor_type_of
 
@@ -84,7 +84,7 @@ def _find(program: Program) -> list[_Redundant]:
     first: dict[tuple[object, ...], Operation] = {}
     found: list[_Redundant] = []
     for op in program.ops:
-        if isinstance(op, AtenOp) and is_random(op.name):
+        if is_random(op):
             continue
         operands = tuple(number.get(v, v) for v in op.operands)
         properties: frozenset[tuple[str, Attribute]] = frozenset(

@@ -9,17 +9,12 @@ from xdsl.dialects import builtin
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.aten import AtenOp, is_random
 from shardweave.ir.attributes import PhaseAttr
 from shardweave.ir.dist import COLLECTIVES
+from shardweave.ir.facts import facts_of, is_random
 from shardweave.ir.program import Program
-from shardweave.ir.regions import (
-    VIEWS,
-    block_of_op,
-    kept_bytes,
-    split_at_backward,
-    weight_ops,
-)
+from shardweave.ir.regions import block_of_op, split_at_backward, weight_ops
+from shardweave.ir.storage import kept_bytes
 from shardweave.ir.syntax import phase_of
 
 POLICIES = ("none", "layer", "after-communication", "budget")
@@ -154,7 +149,7 @@ class _Recomputation:
         for op in self.forward:
             block = block_of_op(op)
             # A random op run again would draw other numbers than the forward pass saw.
-            if block is None or (isinstance(op, AtenOp) and is_random(op.name)):
+            if block is None or is_random(op):
                 continue
             policy = self.policies.setdefault(block, self.policy_of(block))
             if policy == "none":
@@ -179,7 +174,7 @@ class _Recomputation:
         block, _, _ = self.segments[op]
         if self.policies[block] == "after-communication" and op in self.messages:
             return True
-        if op.name in VIEWS and self._is_kept(op.operands[0]):
+        if facts_of(op).is_layout and self._is_kept(op.operands[0]):
             # A view costs neither memory nor time.
             return True
         return self._leaves(value, block)
@@ -218,7 +213,9 @@ class _Recomputation:
     def _is_free(self, value: SSAValue) -> bool:
         """Whether a value is a view of something that is kept."""
         op = value.owner
-        return isinstance(op, Operation) and op.name in VIEWS and self._is_kept(op.operands[0])
+        return (
+            isinstance(op, Operation) and facts_of(op).is_layout and self._is_kept(op.operands[0])
+        )
 
     def _redirect(self, op: Operation, beginnings: Mapping[str | None, Operation]) -> None:
         """Let a later op read clones; those of a segment go where its block's backward began."""

@@ -15,10 +15,10 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.describe import describe
+from shardweave.ir.facts import facts_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Sharding
 from shardweave.ir.program import Program, sharding_of
-from shardweave.ir.regions import WEIGHT_VIEWS
 from shardweave.ir.sharding.assignment import (
     Assigner,
     Assignment,
@@ -31,9 +31,6 @@ from shardweave.ir.types import dtype_of_value, shape_of
 
 MAX_VERSIONS = 4
 """Versions of one value that are remembered; more would only cost time."""
-
-_MOVES = frozenset({"aten.view", "aten.permute"})
-"""Ops that cost nothing: done again on another version of their operand, they save a message."""
 
 
 class Flow:
@@ -80,7 +77,7 @@ class Flow:
     def moved_versions(self, value: SSAValue) -> list[tuple[Sharding, Sharding]]:
         """For a view: (version of it, version of its operand that gives it)."""
         owner = value.owner
-        if not isinstance(owner, AtenOp) or owner.name not in _MOVES:
+        if not isinstance(owner, AtenOp) or not facts_of(owner).is_rearrangement:
             return []
         source = owner.operands[0]
         if len(self.versions[source]) == 1 and not self.moved_versions(source):
@@ -115,7 +112,7 @@ class Flow:
 
     def define(self, op: Operation, shardings: Sequence[Sharding]) -> None:
         """Record the shardings of an op's results."""
-        pinned = op.name in WEIGHT_VIEWS and op.operands[0] in self.pinned
+        pinned = facts_of(op).keeps_weight and op.operands[0] in self.pinned
         for result, sharding in zip(op.results, shardings, strict=True):
             self.versions[result] = [sharding]
             if pinned and not sharding.is_replicated:
@@ -141,7 +138,7 @@ class Flow:
         same (the gradient of an output, for both of a linear map's gradients).
         """
         owner = value.owner
-        if not isinstance(owner, AtenOp) or owner.name not in _MOVES:
+        if not isinstance(owner, AtenOp) or not facts_of(owner).is_rearrangement:
             return None
         source = owner.operands[0]
         if source not in self.read_twice or source in self.pinned:

@@ -8,8 +8,8 @@ from itertools import product
 import pytest
 
 from shardweave.ir.program import Program
-from shardweave.ir.regions import kept_bytes
 from shardweave.ir.rewrite.rematerialize import POLICIES
+from shardweave.ir.storage import kept_bytes
 from shardweave.ir.syntax import phase_of
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import run_passes

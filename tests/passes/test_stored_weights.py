@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardweave.ir.program import Program
-from shardweave.ir.regions import kept_bytes
+from shardweave.ir.storage import kept_bytes
 from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.types import shape_of
 from shardweave.passes.apply_plan import ApplyPlanPass
