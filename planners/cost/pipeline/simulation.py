@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.pipeline.events import StageTimes, Waits, play
 from shardweave.planners.cost.pipeline.order import most_in_flight
@@ -17,15 +16,14 @@ from shardweave.planners.cost.pipeline.stages import (
     pipeline_of,
     stages_of,
 )
-from shardweave.planners.cost.workload import Localize
+from shardweave.planners.lower import Lowerings
 from shardweave.planners.plan import Plan
 
 
 def simulate_stages(
-    program: Program,
+    lowerings: Lowerings,
     plan: Plan,
     cluster: Cluster,
-    localize: Localize,
     *,
     optimizer_multiplier: float,
 ) -> PipelineSimulation:
@@ -36,7 +34,7 @@ def simulate_stages(
     micro-batches) events, by block where parameters are gathered or gradients scattered. Raises
     ValueError (PlanError, ClusterError) if the plan does not fit the program or cluster.
     """
-    stages = stages_of(program, plan, cluster, localize)
+    stages = stages_of(lowerings, plan, cluster)
     times = _with_messages(cluster, stages)
     pipeline = pipeline_of(plan)
     played = play(times, [stage.tasks for stage in stages])
