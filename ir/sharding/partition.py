@@ -14,6 +14,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from shardweave.ir import dist
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.describe import describe
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.sharding.fit import Misfit, fitting_factors
@@ -24,7 +25,6 @@ from shardweave.ir.sharding.rules import rule_of
 from shardweave.ir.sharding.rules.base import Localize
 from shardweave.ir.syntax import annotate
 from shardweave.ir.types import AnyTensor, shape_of, tensor_type_of, with_shape
-from shardweave.ir.verify.program import describe
 
 _KINDS: dict[str, type[dist.DistOp]] = {
     "all_reduce": dist.AllReduceOp,
