@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, cast
 from xdsl.dialects import builtin, func
 from xdsl.ir import Attribute, Operation, SSAValue
 
+from shardweave.ir.annotations import describe, layer_of, sharding_attrs_of
 from shardweave.ir.attributes import MeshAttr, ShardingAttr
+from shardweave.ir.literals import to_python
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
 from shardweave.ir.source_text import SourceText
-from shardweave.ir.syntax import layer_of
 from shardweave.ir.text import parse_module, print_module
 from shardweave.ir.types import shape_of
 
@@ -44,13 +45,13 @@ class Slot:
     def aliases(self) -> tuple[str, ...]:
         """Other qualified names of a tied parameter."""
         found = self.attributes.data.get("dist.aliases")
-        if found is None:
-            return ()
-        return tuple(a.data for a in cast("builtin.ArrayAttr[builtin.StringAttr]", found))
+        names = to_python(found) if found is not None else None
+        return tuple(map(str, names)) if isinstance(names, list) else ()
 
     @property
     def sharding_attr(self) -> ShardingAttr | None:
-        return cast("ShardingAttr | None", self.attributes.data.get("dist.sharding"))
+        given = self.attributes.data.get("dist.sharding")
+        return given if isinstance(given, ShardingAttr) else None
 
 
 class Program:
@@ -215,6 +216,23 @@ def sharding_of(
     if program.is_local:
         return attribute.on_local(shape, program.mesh)
     return attribute.on(shape, program.mesh)
+
+
+def shardings_of(op: Operation, program: Program) -> list[Sharding | None]:
+    """The sharding that an op's annotation gives each result; None where it has none.
+
+    Raises ValueError, naming the op, if one does not fit its result.
+    """
+    attributes = sharding_attrs_of(op)
+    if attributes is None:
+        return [None] * len(op.results)
+    try:
+        return [
+            sharding_of(attribute, shape_of(result), program)
+            for attribute, result in zip(attributes, op.results, strict=True)
+        ]
+    except ValueError as error:
+        raise ValueError(f"{describe(op)}: {error}") from error
 
 
 def _slot(value: SSAValue, attributes: builtin.DictionaryAttr) -> Slot:

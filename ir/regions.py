@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
+from shardweave.ir.annotations import Copy, copy_of, layer_of, phase_of
 from shardweave.ir.dist import AllGatherOp
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.types import num_bytes, tensor_type_of
 
 VIEWS = frozenset({"aten.view", "aten.permute", "aten.expand"})
@@ -68,9 +68,9 @@ def kept_values(program: Program) -> list[SSAValue]:
     """
     made: set[SSAValue] = set()
     found: dict[SSAValue, None] = {}
-    turned: set[Attribute | None] = set()
+    turned: set[Copy | None] = set()
     for op in program.ops:
-        copy = op.properties.get("copy")
+        copy = copy_of(op)
         if phase_of(op) in ("backward", "recompute"):
             turned.add(copy)
         if copy in turned or (copy is None and turned):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from xdsl.context import Context
 from xdsl.dialects import builtin, func
@@ -12,17 +11,25 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from shardweave.ir import dist
+from shardweave.ir.annotations import (
+    annotate,
+    phase_of,
+    set_phase,
+    set_sharding_attrs,
+    set_shardings,
+    sharding_attrs_of,
+)
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.attributes import PhaseAttr, ShardingAttr
+from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.literals import Literal
 from shardweave.ir.placement import Sharding
-from shardweave.ir.program import USED, Program
+from shardweave.ir.program import USED, Program, shardings_of
 from shardweave.ir.sharding.assignment import Choice
-from shardweave.ir.sharding.flow import Flow, annotated, aten_ops, sharding_property
+from shardweave.ir.sharding.flow import Flow, aten_ops
 from shardweave.ir.sharding.local_form import LocalForm
 from shardweave.ir.sharding.reshard import Step, reshard
 from shardweave.ir.sharding.rules import rule_of
 from shardweave.ir.sharding.stored_weights import StoredWeights
-from shardweave.ir.syntax import annotate, phase_of
 from shardweave.ir.types import AnyTensor, shape_of, tensor_type_of, with_shape
 
 _KINDS: dict[str, type[dist.DistOp]] = {
@@ -102,7 +109,7 @@ class _Partition:
     def _op(self, op: AtenOp) -> None:
         for value in op.operands:
             self._bring(value, op)
-        goals = annotated(op, self.program)
+        goals = shardings_of(op, self.program)
         choice = self.flow.choose(op, goals)
         operands = [
             self._version(value, wanted, op)
@@ -137,7 +144,7 @@ class _Partition:
     def _gather(self, value: SSAValue, user: Operation) -> None:
         """Bring a weight from its shards as stored to those that ops read."""
         if isinstance(value.owner, AtenOp):
-            (goal,) = annotated(value.owner, self.program)
+            (goal,) = shardings_of(value.owner, self.program)
             self.flow.define(value.owner, [goal or Sharding.replicated(len(shape_of(value)))])
         current, before = self._shards(value), self.weights.stored[value]
         used = self.flow.sharding(value)
@@ -171,7 +178,7 @@ class _Partition:
 
     def _add(self, op: Operation) -> None:
         if self.is_made_again:
-            op.properties["phase"] = PhaseAttr.of("recompute")
+            set_phase(op, "recompute")
         self.block.add_op(op)
 
     def _settle(self, value: SSAValue, goal: Sharding, op: Operation) -> None:
@@ -202,12 +209,10 @@ class _Partition:
         assert isinstance(owner, Operation)
         shape = shape_of(old)
         if len(owner.results) == 1:
-            owner.properties["sharding"] = sharding_property([sharding], [shape])
+            set_shardings(owner, [sharding], [shape])
             return
-        known = cast("builtin.ArrayAttr[Attribute] | None", owner.properties.get("sharding"))
-        entries = list(known) if known is not None else []
-        entries.append(ShardingAttr.of(sharding, shape))
-        owner.properties["sharding"] = builtin.ArrayAttr(entries)
+        known = sharding_attrs_of(owner) or ()
+        set_sharding_attrs(owner, [*known, ShardingAttr.of(sharding, shape)])
 
     def _version(self, value: SSAValue, wanted: Sharding, user: Operation) -> SSAValue:
         """The value in a sharding, by collectives added here unless it exists already."""
@@ -254,7 +259,7 @@ class _Partition:
     def _collective(
         self, value: SSAValue, current: SSAValue, before: Sharding, step: Step, user: Operation
     ) -> SSAValue:
-        arguments: dict[str, object] = {"axes": list(step.axes)}
+        arguments: dict[str, Literal] = {"axes": list(step.axes)}
         if step.kind == "all_reduce" and before.reduction == "max":
             arguments["op"] = "max"
         elif step.kind != "all_reduce":
@@ -264,7 +269,7 @@ class _Partition:
         type_ = self._local_type(value, step.after)
         op = dist.create(_KINDS[step.kind], [current], [type_], **arguments)
         annotate(op, user if not isinstance(user, func.ReturnOp) else _owner(value, user))
-        op.properties["sharding"] = sharding_property([step.after], [shape_of(value)])
+        set_shardings(op, [step.after], [shape_of(value)])
         op.results[0].name_hint = step.kind
         self._add(op)
         return op.results[0]

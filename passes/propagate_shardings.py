@@ -11,12 +11,13 @@ from xdsl.dialects import builtin, func
 from xdsl.ir import Attribute, SSAValue
 from xdsl.passes import ModulePass
 
+from shardweave.ir.annotations import set_shardings, sharding_attrs_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.placement import DimSharding, Placement, Sharding, fits, ordered
-from shardweave.ir.program import Program, Slot
+from shardweave.ir.program import Program, Slot, shardings_of
 from shardweave.ir.sharding.assignment import Choice, dims_of, price_of, seat_of
-from shardweave.ir.sharding.flow import Flow, annotated, aten_ops, sharding_property
+from shardweave.ir.sharding.flow import Flow, aten_ops
 from shardweave.ir.sharding.pending_sums import add_pending_first
 from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.ir.sharding.split_addmm import split_addmms
@@ -86,7 +87,7 @@ class _Propagation:
     # Forward
 
     def _forward(self, op: AtenOp) -> None:
-        goals = annotated(op, self.program)
+        goals = shardings_of(op, self.program)
         hints = list(self._scatter_hints(op))
         choice = self.flow.choose(op, goals, hints)
         self.choices[op] = choice
@@ -177,7 +178,7 @@ class _Propagation:
             return None
         below = (
             self._annotated_seat(user, axis)
-            if "sharding" in user.properties
+            if sharding_attrs_of(user) is not None
             else self._wanted_seat(user.results[0], axis, depth - 1)
         )
         if below is None:
@@ -187,7 +188,7 @@ class _Propagation:
 
     def _annotated_seat(self, user: AtenOp, axis: str) -> tuple[int, Placement] | None:
         """The seat that a plan gives an axis in a result; nothing below it is wanted then."""
-        goal = annotated(user, self.program)[0]
+        goal = shardings_of(user, self.program)[0]
         for dim, placements in enumerate(goal.dims if goal is not None else ()):
             for placement in placements:
                 if placement.axis == axis:
@@ -246,7 +247,7 @@ class _Propagation:
 
     def _remake(self, op: AtenOp, index: int, wanted: Sharding) -> bool:
         """Let an op produce a result in the wanted shards, if that costs slices at most."""
-        if annotated(op, self.program)[index] is not None:
+        if shardings_of(op, self.program)[index] is not None:
             return False
         goals: list[Sharding | None] = [self.flow.sharding(r) for r in op.results]
         goals[index] = wanted
@@ -292,7 +293,7 @@ class _Propagation:
         for op in self.ops:
             shapes = [shape_of(r) for r in op.results]
             shardings = [self.flow.sharding(r) for r in op.results]
-            op.properties["sharding"] = sharding_property(shardings, shapes)
+            set_shardings(op, shardings, shapes)
         given: dict[int, Attribute | None] = {
             index: ShardingAttr.of(self._stored(slot.value), shape_of(slot.value))
             for index, slot in enumerate(self.program.arguments)

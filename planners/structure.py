@@ -16,12 +16,12 @@ from math import prod
 
 from xdsl.ir import SSAValue
 
+from shardweave.ir.annotations import phase_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.placement import DimSharding, Placement, ordered
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.assignment import dims_of, seat_of
 from shardweave.ir.sharding.rules import Rule, rule_of
-from shardweave.ir.syntax import phase_of
 
 _VIEWS = frozenset({"aten.view", "aten.permute", "aten._to_copy", "aten.expand"})
 LINEAR = {"aten.mm": 1, "aten.addmm": 2, "aten.convolution": 1}

@@ -20,9 +20,9 @@ from shardweave.driver.commands.pass_options import (
 from shardweave.driver.models import announce, build_example
 from shardweave.driver.report.text import bytes_text, seconds_text, status
 from shardweave.driver.validate import LIMIT, Validator
+from shardweave.ir.annotations import phase_of
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import phase_of
 from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.ir.verify.program import check
 from shardweave.passes.observers import Observers, PassWatch

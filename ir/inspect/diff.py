@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from xdsl.ir import Attribute, Operation, SSAValue
 
+from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.inspect.diff_lines import Lines
 from shardweave.ir.inspect.diff_match import Matching, longest_increasing, match
 from shardweave.ir.inspect.diff_table import NOT_COMPARED, Interner, Table, table_of
 from shardweave.ir.inspect.stats import ProgramStats, stats
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.regions import block_name
-from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.text import without_gc
 
 MAX_CHAIN = 256

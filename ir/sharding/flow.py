@@ -8,16 +8,14 @@ use of the same version is free.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
-from xdsl.dialects import builtin
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
+from shardweave.ir.annotations import describe
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Placement, Sharding, ordered
-from shardweave.ir.program import Program, sharding_of
+from shardweave.ir.program import Program
 from shardweave.ir.regions import WEIGHT_VIEWS
 from shardweave.ir.sharding.assignment import (
     Choice,
@@ -31,7 +29,6 @@ from shardweave.ir.sharding.reshard import Step, UnreachableSharding, reshard
 from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.ir.sharding.rules.base import Dims
 from shardweave.ir.types import dtype_of_value, shape_of
-from shardweave.ir.verify.program import describe
 
 MAX_VERSIONS = 4
 """Versions of one value that are remembered; more would only cost time."""
@@ -184,29 +181,6 @@ def _transported(rule: Rule, source: Dims, goal: Dims, sharding: Sharding) -> Sh
             cuts[seat[0]].append(Placement(placement.axis, placement.size, seat[1]))
     dims = dims_of(rule, goal, [ordered(cut) for cut in cuts])
     return Sharding(dims, sharding.unreduced, sharding.reduction)
-
-
-def annotated(op: Operation, program: Program) -> list[Sharding | None]:
-    """The shardings that an op's `sharding` property gives its results; None where absent."""
-    attribute = op.properties.get("sharding")
-    if attribute is None:
-        return [None] * len(op.results)
-    attributes = cast("builtin.ArrayAttr[ShardingAttr]", attribute)
-    try:
-        return [
-            sharding_of(one, shape_of(result), program)
-            for one, result in zip(attributes, op.results, strict=True)
-        ]
-    except ValueError as error:
-        raise ValueError(f"{describe(op)}: {error}") from error
-
-
-def sharding_property(
-    shardings: Sequence[Sharding], shapes: Sequence[tuple[int, ...]]
-) -> Attribute:
-    """The `sharding` property for results of these global shapes."""
-    pairs = zip(shardings, shapes, strict=True)
-    return builtin.ArrayAttr([ShardingAttr.of(s, shape) for s, shape in pairs])
 
 
 def aten_ops(program: Program) -> list[AtenOp]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from xdsl.ir import SSAValue
 
+from shardweave.ir.annotations import annotate, sharding_attrs_of
 from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.placement import Sharding
 from shardweave.ir.sharding.flow import Flow
-from shardweave.ir.syntax import annotate
 
 
 def add_pending_first(ops: list[AtenOp], flow: Flow) -> bool:
@@ -33,7 +33,7 @@ def _is_plain_add(op: object) -> bool:
         and op.name == "aten.add.Tensor"
         and op.value("alpha") == 1
         and op.operands[0].type == op.operands[1].type == op.results[0].type
-        and "sharding" not in op.properties
+        and sharding_attrs_of(op) is None
     )
 
 

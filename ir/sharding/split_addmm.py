@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from xdsl.ir import SSAValue
 
+from shardweave.ir.annotations import annotate, set_sharding_attrs, sharding_attrs_of
 from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import annotate
 from shardweave.ir.types import shape_of
 
 _CARRIES = {"aten.view", "aten.permute", "aten._to_copy"}
@@ -65,8 +65,7 @@ def _split(op: AtenOp) -> None:
         block.insert_op_before(new, op)
     product.results[0].name_hint = "mm"
     total.results[0].name_hint = op.results[0].name_hint
-    if "sharding" in op.properties:
-        total.properties["sharding"] = op.properties["sharding"]
+    set_sharding_attrs(total, sharding_attrs_of(op))
     op.results[0].replace_all_uses_with(total.results[0])
     op.detach()
     op.erase()

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from xdsl.dialects import builtin
 from xdsl.ir import Attribute
 
+from shardweave.ir.annotations import set_shardings, sharding_attrs_of
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Axis, Mesh
 from shardweave.ir.placement import Placement, Sharding, fits, ordered
-from shardweave.ir.program import Program, Slot
-from shardweave.ir.sharding.flow import annotated
+from shardweave.ir.program import Program, Slot, shardings_of
 from shardweave.ir.types import shape_of
 
 
@@ -82,19 +81,15 @@ class _Splitter:
         where a plan cuts the batch of some layers further, that is inside the sub-batches.
         """
         for one in program.ops:
-            entries = one.properties.get("sharding")
-            if not isinstance(entries, builtin.ArrayAttr):
+            if sharding_attrs_of(one) is None:
                 continue
-            new: list[Attribute] = []
-            for result, sharding in zip(one.results, annotated(one, program), strict=True):
-                shape = shape_of(result)
+            new: list[Sharding] = []
+            shapes = [shape_of(result) for result in one.results]
+            for shape, sharding in zip(shapes, shardings_of(one, program), strict=True):
                 assert sharding is not None
-                if len(shape) > self.dim and shape[self.dim] == batch:
-                    placed = self._placed(sharding, shape, one.name, stride)
-                    new.append(ShardingAttr.of(placed, shape))
-                else:
-                    new.append(ShardingAttr.of(sharding, shape))
-            one.properties["sharding"] = builtin.ArrayAttr(new)
+                is_cut = len(shape) > self.dim and shape[self.dim] == batch
+                new.append(self._placed(sharding, shape, one.name, stride) if is_cut else sharding)
+            set_shardings(one, new, shapes)
 
     def _placed(
         self, sharding: Sharding, shape: tuple[int, ...], name: str, stride: int = 0
@@ -117,6 +112,6 @@ class _Splitter:
 
 def _is_propagated(program: Program) -> bool:
     """Whether `propagate-shardings` ran: a plan or a user annotates some values, it all of them."""
-    return all("sharding" in op.properties for op in program.ops) and all(
+    return all(sharding_attrs_of(op) is not None for op in program.ops) and all(
         slot.sharding_attr is not None for slot in program.results
     )

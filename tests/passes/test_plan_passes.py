@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardweave.ir.syntax import phase_of
+from shardweave.ir.annotations import phase_of
 from shardweave.passes.plan_passes import localize, plan_passes
 from shardweave.passes.rematerialize import POLICIES
 from shardweave.planners import plan_parts
