@@ -1,4 +1,4 @@
-"""What a compiler notes about an op beside its arguments: layer, phase, origin, copy, sharding.
+"""What is noted about an op beside its arguments: layer, phase, origin, copy, sharding, wanted.
 
 Any op may carry them. They are properties, as xDSL's rewriter drops discardable attributes. All
 reading and writing of them goes through the functions of this module.
@@ -16,7 +16,7 @@ from shardweave.ir.attributes import PhaseAttr, ShardingAttr
 from shardweave.ir.literals import to_attribute
 from shardweave.ir.placement import Sharding
 
-ANNOTATIONS = ("layer", "phase", "origin", "copy", "sharding")
+ANNOTATIONS = ("layer", "phase", "origin", "copy", "sharding", "wanted")
 """The properties, in the order in which they are printed."""
 
 _NAMES = frozenset(ANNOTATIONS)
@@ -72,16 +72,37 @@ def sharding_attrs_of(op: Operation) -> Sequence[ShardingAttr] | None:
 
     `program.shardings_of` reads them.
     """
-    shardings = op.properties.get("sharding")
+    return _list_of(op, "sharding")
+
+
+def wanted_attrs_of(op: Operation) -> Sequence[ShardingAttr] | None:
+    """The sharding that a plan or a person wants of each result; None where they want none.
+
+    `program.wishes_of` reads them.
+    """
+    return _list_of(op, "wanted")
+
+
+def _list_of(op: Operation, name: str) -> Sequence[ShardingAttr] | None:
+    shardings = op.properties.get(name)
     return None if shardings is None else cast("ArrayAttr[ShardingAttr]", shardings).data
 
 
 def set_sharding_attrs(op: Operation, shardings: Sequence[ShardingAttr] | None) -> None:
     """Write the sharding of each result, or (None) say nothing of it."""
+    _set_list(op, "sharding", shardings)
+
+
+def set_wanted_attrs(op: Operation, shardings: Sequence[ShardingAttr] | None) -> None:
+    """Write the sharding that is wanted of each result, or (None) want none."""
+    _set_list(op, "wanted", shardings)
+
+
+def _set_list(op: Operation, name: str, shardings: Sequence[ShardingAttr] | None) -> None:
     if shardings is None:
-        op.properties.pop("sharding", None)
+        op.properties.pop(name, None)
     else:
-        op.properties["sharding"] = ArrayAttr(shardings)
+        op.properties[name] = ArrayAttr(shardings)
 
 
 def set_shardings(
@@ -93,8 +114,8 @@ def set_shardings(
 
 
 def annotate(op: Operation, source: Operation) -> None:
-    """Copy layer, phase, origin and copy (not the sharding) and the location of `source`."""
-    for name in ANNOTATIONS[:-1]:
+    """Copy layer, phase, origin and copy (no sharding) and the location of `source`."""
+    for name in ANNOTATIONS[:4]:
         if name in source.properties and name not in op.properties:
             op.properties[name] = source.properties[name]
     op.location = source.location
@@ -117,11 +138,13 @@ def annotation_problem(op: Operation) -> str | None:
         value = op.properties.get(name)
         if value is not None and not isinstance(value, kind):
             return f"{name} is {value}, expected a {'phase' if name == 'phase' else 'string'}"
-    copy, shardings = op.properties.get("copy"), op.properties.get("sharding")
+    copy = op.properties.get("copy")
     if copy is not None and not _is_list(copy, IntegerAttr):
         return f"copy is {copy}, expected a list of whole numbers"
-    if shardings is not None and not _is_list(shardings, ShardingAttr, len(op.results)):
-        return "sharding must list one #dist.sharding for each result"
+    for name in ("sharding", "wanted"):
+        value = op.properties.get(name)
+        if value is not None and not _is_list(value, ShardingAttr, len(op.results)):
+            return f"{name} must list one #dist.sharding for each result"
     return None
 
 

@@ -151,8 +151,8 @@ class AlongDimOp(OverAxesOp):
 class ReshardOp(DistOp):
     """Give a value other shards: `why` says for what.
 
-    Only in global programs; insert-collectives lowers it. The type is kept, and `sharding` says
-    the goal.
+    Only in global programs: shapes are those of the whole value, and kept. The shards that it
+    gives are its `sharding`; `insert-collectives` lowers it to what brings the value there.
     """
 
     name = "dist.reshard"

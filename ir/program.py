@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from xdsl.dialects import builtin, func
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from shardweave.ir.annotations import describe, layer_of, sharding_attrs_of
+from shardweave.ir.annotations import describe, layer_of, sharding_attrs_of, wanted_attrs_of
 from shardweave.ir.attributes import MeshAttr, ShardingAttr
 from shardweave.ir.literals import to_python
 from shardweave.ir.mesh import Mesh
@@ -148,6 +148,20 @@ class Program:
         count = len(self.return_op.operands)
         self.function.res_attrs = _with(self.function.res_attrs, count, name, values)
 
+    def replace_body(self, block: Block) -> None:
+        """Take another body, whose arguments and return have the same slots; the old one goes."""
+        region = self.function.body
+        old = region.blocks[0]
+        for op in reversed(list(old.ops)):
+            op.detach()
+            op.erase(safe_erase=False)
+        region.detach_block(old)
+        region.add_block(block)
+        last = self.return_op
+        self.function.function_type = builtin.FunctionType.from_lists(
+            [argument.type for argument in block.args], list(last.operand_types)
+        )
+
     # Mesh
 
     @property
@@ -223,7 +237,20 @@ def shardings_of(op: Operation, program: Program) -> list[Sharding | None]:
 
     Raises ValueError, naming the op, if one does not fit its result.
     """
-    attributes = sharding_attrs_of(op)
+    return _read(op, sharding_attrs_of(op), program)
+
+
+def wishes_of(op: Operation, program: Program) -> list[Sharding | None]:
+    """The sharding that a plan or a person wants of each result of an op; None where free.
+
+    Raises ValueError, naming the op, if one does not fit its result.
+    """
+    return _read(op, wanted_attrs_of(op), program)
+
+
+def _read(
+    op: Operation, attributes: Sequence[ShardingAttr] | None, program: Program
+) -> list[Sharding | None]:
     if attributes is None:
         return [None] * len(op.results)
     try:

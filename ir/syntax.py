@@ -114,14 +114,15 @@ class DefinedOp(CallOp, IRDLOperation):
     origin_attr = opt_prop_def(StringAttr, prop_name="origin")
     copy_attr = opt_prop_def(ArrayAttr[IntegerAttr], prop_name="copy")
     sharding_attr = opt_prop_def(ArrayAttr[ShardingAttr], prop_name="sharding")
+    wanted_attr = opt_prop_def(ArrayAttr[ShardingAttr], prop_name="wanted")
 
     def verify(self, verify_nested_ops: bool = True) -> None:
         """Raises VerifyException, in one line that names the op and what it takes."""
         try:
             super().verify(verify_nested_ops)
-            shardings = self.sharding_attr
-            if shardings is not None and len(shardings) != len(self.results):
-                raise VerifyException("one sharding for each result")
+            for shardings in (self.sharding_attr, self.wanted_attr):
+                if shardings is not None and len(shardings) != len(self.results):
+                    raise VerifyException("one sharding for each result")
         except VerifyException as error:
             problem = self._problem_of_arguments() or annotation_problem(self) or str(error)
             raise VerifyException(f"{self.name}: {' '.join(problem.split())}") from error

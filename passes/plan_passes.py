@@ -17,7 +17,7 @@ from shardweave.planners.plan import Plan
 from shardweave.planners.plan_check import check_runnable
 from shardweave.planners.plan_parts import PlanError
 
-PARTITIONING = "propagate-shardings,insert-collectives"
+PARTITIONING = "split-addmm,add-pending-sums,propagate-shardings,insert-collectives"
 CLEANING = "cse,dce,merge-collectives"
 UNROLLING = "unroll-time-axes"
 

@@ -10,6 +10,7 @@ from shardweave.ir import dist
 from shardweave.ir.annotations import (
     annotate,
     copy_of,
+    properties_without,
     set_layer,
     set_sharding_attrs,
     sharding_attrs_of,
@@ -17,8 +18,6 @@ from shardweave.ir.annotations import (
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.program import Program
 from shardweave.ir.types import dtype_of_value, num_bytes, tensor_type_of
-
-_KEPT = ("axes", "op", "dim", "block", "phase", "copy")
 
 
 class Buckets:
@@ -74,7 +73,7 @@ def join(members: Sequence[dist.DistOp]) -> None:
     merged = type(last).create(
         operands=[value for member in members for value in member.operands],
         result_types=[type_ for member in members for type_ in member.result_types],
-        properties={name: last.properties[name] for name in _KEPT if name in last.properties},
+        properties=properties_without(last, "sharding"),
     )
     annotate(merged, last)
     set_layer(merged, "")

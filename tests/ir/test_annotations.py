@@ -20,12 +20,14 @@ from shardweave.ir.annotations import (
     set_phase,
     set_sharding_attrs,
     set_shardings,
+    set_wanted_attrs,
     sharding_attrs_of,
+    wanted_attrs_of,
 )
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding, contiguous
-from shardweave.ir.program import Program, shardings_of
+from shardweave.ir.program import Program, shardings_of, wishes_of
 from shardweave.ir.verify.program import verify
 from shardweave.tests.ir_text import step
 
@@ -86,8 +88,23 @@ def test_sharding_is_taken_away() -> None:
     set_sharding_attrs(op, None)
 
 
-def test_annotate_fills_in_what_is_missing_but_the_sharding() -> None:
+def test_wish_is_kept_apart_from_the_sharding() -> None:
+    step_ = program()
+    op = next(step_.ops)
+    set_wanted_attrs(op, [ShardingAttr.of(cut(), (4, 8))])
+    for read in (step_, Program.parse(str(step_))):
+        op = next(read.ops)
+        assert wanted_attrs_of(op) == (ShardingAttr.of(cut(), (4, 8)),)
+        assert wishes_of(op, read) == [cut()]
+        assert sharding_attrs_of(op) is None
+        assert verify(read) == []
+    set_wanted_attrs(op, None)
+    assert wishes_of(op, step_) == [None]
+
+
+def test_annotate_fills_in_what_is_missing_but_shardings() -> None:
     source, op = program().ops
+    set_wanted_attrs(source, [ShardingAttr.of(cut(), (4, 8))])
     set_layer(source, "h.0")
     set_copy(source, (1,))
     set_shardings(source, [cut()], [(4, 8)])
@@ -95,6 +112,7 @@ def test_annotate_fills_in_what_is_missing_but_the_sharding() -> None:
     set_layer(op, "h.1")
     annotate(op, source)
     assert (layer_of(op), copy_of(op), sharding_attrs_of(op)) == ("h.1", (1,), None)
+    assert wanted_attrs_of(op) is None
     assert op.location is source.location
     assert describe(op) == "aten.neg (%z) in layer 'h.1' at model.py:7"
 
@@ -119,6 +137,7 @@ def test_ops_are_compared_by_their_arguments_and_chosen_annotations() -> None:
         ("layer = 3 : i64", "layer is 3 : i64, expected a string"),
         ('origin = ["x"]', 'origin is ["x"], expected a string'),
         ("copy = 1 : i64", "copy is 1 : i64, expected a list of whole numbers"),
+        ("wanted = []", "wanted must list one #dist.sharding for each result"),
         ("sharding = 1 : i64", "sharding must list one #dist.sharding for each result"),
     ],
 )

@@ -21,7 +21,7 @@ MESHES = ("tensor=2", "tensor=4", "data=2,tensor=2")
 COUNTS = (1, 2, 4)
 VARIANTS = tuple(product(POLICIES, (False, True), SCHEDULES))
 
-PARTITIONING = "propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
+PARTITIONING = "split-addmm,add-pending-sums,propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
 
 
 @cache

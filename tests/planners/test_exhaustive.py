@@ -20,7 +20,7 @@ from shardweave.tests.zoo import assert_equals_eager, captured
 
 CLUSTER = find_cluster("perlmutter:nodes=1")  # 4 devices
 SPEC = "gpt:layers=1,hidden=32,heads=4,vocab=32,seq=8,batch=8"
-PARTITION = "propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
+PARTITION = "split-addmm,add-pending-sums,propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
 
 
 def brute_force(data: int, tensor: int) -> float:
