@@ -10,9 +10,9 @@ import pytest
 from shardweave.ir.annotations import copy_of, phase_of
 from shardweave.ir.program import Program
 from shardweave.ir.regions import kept_bytes
+from shardweave.ir.rewrite.rematerialize import POLICIES
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import run_passes
-from shardweave.passes.rematerialize import POLICIES
 from shardweave.planners.schedule.orders import SCHEDULES
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron
 
