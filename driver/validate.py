@@ -17,12 +17,12 @@ from xdsl.passes import ModulePass
 
 from shardweave.backends.reference import Key, run_reference
 from shardweave.driver.sample import sample_values
+from shardweave.ir.annotations import layer_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.capture.precision import in_float64
 from shardweave.ir.facts import is_random
 from shardweave.ir.inspect.stats import stats
 from shardweave.ir.program import Program, Slot
-from shardweave.ir.syntax import layer_of
 from shardweave.ir.types import shape_of
 from shardweave.passes.observer import Observer
 from shardweave.passes.pipeline import PassError

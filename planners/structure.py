@@ -16,12 +16,12 @@ from math import prod
 
 from xdsl.ir import SSAValue
 
+from shardweave.ir.annotations import phase_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import facts_of, weight_of
 from shardweave.ir.placement import DimSharding, Placement
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.rules import Rule, rule_of
-from shardweave.ir.syntax import phase_of
 
 Cut = tuple[DimSharding, ...]
 """One placement somewhere on a value's dims."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.backends.triton.writer import UnfitError
+from shardweave.ir.annotations import layer_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import facts_of
 from shardweave.ir.fusible import IterationSpace, space_of
@@ -51,7 +52,7 @@ class Region:
     @property
     def text(self) -> list[str]:
         """The lines of the program that the region stands for."""
-        return [f"{op}  {_layer(op)}" for op in self.ops]
+        return [f"{op}  {layer_of(op)}" for op in self.ops]
 
 
 def region_of(op: FusedOp) -> Region:
@@ -75,7 +76,3 @@ def region_of(op: FusedOp) -> Region:
         if dtype_of_value(value).is_complex:
             raise UnfitError("complex numbers have no kernel")
     return Region(op, inputs, tuple(op.fused_ops), tuple(stored), tuple(outputs), space)
-
-
-def _layer(op: AtenOp) -> str:
-    return str(op.properties.get("layer", ""))

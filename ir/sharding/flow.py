@@ -7,18 +7,15 @@ a reshard already made for an earlier use. A later use of the same version is fr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
-from xdsl.dialects import builtin
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
+from shardweave.ir.annotations import describe, sharding_attrs_of
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.describe import describe
 from shardweave.ir.facts import facts_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Sharding
-from shardweave.ir.program import Program, sharding_of
+from shardweave.ir.program import Program
 from shardweave.ir.sharding.assignment import (
     Assigner,
     Assignment,
@@ -175,36 +172,12 @@ def _carried(sharding: Sharding, dims: tuple[DimSharding, ...] | None) -> Shardi
     return None if dims is None else Sharding(dims, sharding.unreduced, sharding.reduction)
 
 
-def annotated(op: Operation, program: Program) -> list[Sharding | None]:
-    """The shardings that an op's `sharding` property gives its results; None where absent."""
-    return _read(op, "sharding", program)
-
-
-def wishes_of(op: Operation, program: Program) -> list[Sharding | None]:
-    """The shardings that a plan or a person wants for an op's results; None where free."""
-    return _read(op, "wanted", program)
-
-
-def _read(op: Operation, name: str, program: Program) -> list[Sharding | None]:
-    attribute = op.properties.get(name)
-    if attribute is None:
-        return [None] * len(op.results)
-    attributes = cast("builtin.ArrayAttr[ShardingAttr]", attribute)
-    try:
-        return [
-            sharding_of(entry, shape_of(result), program)
-            for entry, result in zip(attributes, op.results, strict=True)
-        ]
-    except ValueError as error:
-        raise ValueError(f"{describe(op)}: {error}") from error
-
-
 def is_propagated(program: Program) -> bool:
     """Whether every op of a global program says in which shards its results are.
 
     Raises ValueError, naming an op, if only some do.
     """
-    marked = [("sharding" in op.properties, op) for op in program.ops]
+    marked = [(sharding_attrs_of(op) is not None, op) for op in program.ops]
     if not any(has for has, _ in marked):
         return False
     for has, op in marked:
@@ -222,14 +195,6 @@ def check_not_propagated(program: Program, name: str) -> None:
     if program.is_local or is_propagated(program):
         state = "local" if program.is_local else "propagated"
         raise ValueError(f"the program is {state} already; run {name} before propagate-shardings.")
-
-
-def sharding_property(
-    shardings: Sequence[Sharding], shapes: Sequence[tuple[int, ...]]
-) -> Attribute:
-    """The `sharding` property for results of these global shapes."""
-    pairs = zip(shardings, shapes, strict=True)
-    return builtin.ArrayAttr([ShardingAttr.of(s, shape) for s, shape in pairs])
 
 
 def aten_ops(program: Program) -> list[AtenOp]:

@@ -15,13 +15,13 @@ from math import prod
 
 from xdsl.ir import SSAValue
 
+from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import weight_of
 from shardweave.ir.placement import Placement
 from shardweave.ir.program import Program
 from shardweave.ir.regions import block_of_op
 from shardweave.ir.sharding.rules import Rule, rule_of
-from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.types import shape_of
 from shardweave.planners.axonn.model import LinearLayer
 from shardweave.planners.structure import Cut, back_through, parameter_of

@@ -18,6 +18,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from shardweave.ir import dist
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import facts_of
+from shardweave.ir.literals import Literal
 from shardweave.ir.mesh import Axis, Mesh
 from shardweave.ir.placement import DimSharding, Placement, Sharding, ordered
 from shardweave.ir.program import Program
@@ -208,7 +209,7 @@ class DegreeModel:
         key = (step.kind, tuple(axes), taken, given)
         found = self._message_times.get(key)
         if found is None:
-            arguments: dict[str, object] = {"axes": axes}
+            arguments: dict[str, Literal] = {"axes": axes}
             if step.kind != "all_reduce":
                 arguments |= {"dim": step.dim, "block": step.block}
             if step.kind == "all_to_all":
