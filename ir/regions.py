@@ -1,4 +1,4 @@
-"""Where the forward pass ends, which block an op belongs to, and what is kept for later."""
+"""Where the forward pass ends, and what is kept for later."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardweave.ir.dist import AllGatherOp
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import layer_of, phase_of
+from shardweave.ir.syntax import phase_of
 from shardweave.ir.types import num_bytes, tensor_type_of
 
 VIEWS = frozenset({"aten.view", "aten.permute", "aten.expand"})
@@ -28,20 +28,6 @@ def weight_ops(program: Program) -> list[Operation]:
             known.update(op.results)
             found.append(op)
     return found
-
-
-def block_name(layer: str) -> str | None:
-    """The repeated block a layer lies in: its path up to the first number (`h.3`), or None."""
-    parts = layer.split(".")
-    for index, part in enumerate(parts):
-        if part.isdigit():
-            return ".".join(parts[: index + 1])
-    return None
-
-
-def block_of_op(op: Operation) -> str | None:
-    """The repeated block an op belongs to."""
-    return block_name(layer_of(op))
 
 
 def split_at_backward(program: Program) -> tuple[list[Operation], list[Operation]]:

@@ -12,11 +12,12 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from shardweave.ir.attributes import PhaseAttr
+from shardweave.ir.blocks import blocks_of
 from shardweave.ir.dist import COLLECTIVES, WaitOp
 from shardweave.ir.fusible import MATMULS, MAX_OPS, MAX_VALUES, role_of, space_of
 from shardweave.ir.kernel import FusedOp, fuse
 from shardweave.ir.program import Program
-from shardweave.ir.regions import block_of_op, storage_of
+from shardweave.ir.regions import storage_of
 from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.traffic import traffic
 
@@ -75,6 +76,7 @@ class _Fusion:
         self.views: dict[Operation, tuple[object, ...]] = {}
         self.heap: list[tuple[int, int, int, Unit, Unit]] = []
         self.pushed = 0
+        blocks = blocks_of(program)
         for op, key in _keys(program):
             role = role_of(op)
             if role == "view":
@@ -82,7 +84,7 @@ class _Fusion:
             elif role is not None and (matmul or role != "matmul"):
                 place = self.places[op]
                 moved = traffic([op])
-                self.units[op] = Unit({op: place}, key, block_of_op(op), moved, place)
+                self.units[op] = Unit({op: place}, key, blocks.of_op(op), moved, place)
 
     def grown(self) -> list[Unit]:
         """All units of more than one op, in order."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Attribute, Operation, Region, SSAValue
 
+from shardweave.ir.blocks import Blocks, blocks_of
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.syntax import layer_of, phase_of
 
@@ -51,6 +52,7 @@ class Table:
     """
 
     program: Program
+    blocks: Blocks
     ops: list[Operation | None]
     operands: list[tuple[tuple[int, int], ...]]
     full: list[int]
@@ -104,6 +106,7 @@ def table_of(program: Program, interner: Interner) -> Table:
     results = _by_key(program.results)
     return Table(
         program=program,
+        blocks=blocks_of(program),
         ops=ops,
         operands=operands,
         full=full,
