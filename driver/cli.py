@@ -17,6 +17,7 @@ from shardweave.driver.commands.pass_options import add_pass_options
 from shardweave.driver.commands.report import add_report_options, report_command
 from shardweave.driver.commands.show import add_show_options, show_command
 from shardweave.driver.commands.validate_options import add_validate_options
+from shardweave.passes.notes import heard_by
 from shardweave.planners.registry import PLANNERS
 
 PLAIN = (ValueError, OSError)
@@ -39,12 +40,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 2
     try:
-        return _run_command(options, arguments)
+        with heard_by(_print_note):
+            return _run_command(options, arguments)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
     except Exception as error:  # noqa: BLE001  the last place that can tell the user
         return report_error(error, options.debug)
+
+
+def _print_note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
 
 
 def _run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:

@@ -20,6 +20,7 @@ from shardweave.ir.program import Program
 from shardweave.ir.regions import storage_of
 from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.traffic import traffic
+from shardweave.passes.notes import note
 
 NEAR = 64
 """Ops between two kernels that read the same value, beyond which they stay apart: one would
@@ -52,8 +53,14 @@ class FuseKernelsPass(ModulePass):
         program = Program(op)
         if any(isinstance(one, FusedOp) for one in program.ops):
             raise ValueError("the program has fused regions already; run unfuse-kernels first.")
-        for unit in _Fusion(program, matmul=self.matmul).grown():
+        units = _Fusion(program, matmul=self.matmul).grown()
+        for unit in units:
             _write(unit)
+        if not units:
+            note(
+                "no two ops that a kernel can compute share data, so that nothing is fused; leave "
+                "the pass out."
+            )
 
 
 @dataclass(eq=False)

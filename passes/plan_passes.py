@@ -9,6 +9,7 @@ from xdsl.passes import ModulePass
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.passes.notes import unheard
 from shardweave.passes.overlap_communication import OverlapCommunicationPass
 from shardweave.passes.pipeline import PassPipeline
 from shardweave.passes.rematerialize import RematerializePass
@@ -65,4 +66,5 @@ def localize(program: Program, plan: Plan) -> Program:
     """
     target = program.clone()
     target.set_mesh(Mesh(**plan.mesh))
-    return PassPipeline(plan_passes(plan)).run(target)
+    with unheard():
+        return PassPipeline(plan_passes(plan)).run(target)

@@ -21,6 +21,7 @@ from shardweave.ir.sharding.pending_sums import add_pending_first
 from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.ir.sharding.split_addmm import split_addmms
 from shardweave.ir.types import shape_of
+from shardweave.passes.idle_axes import note_idle_axes
 
 _LOOKAHEAD = 6
 
@@ -47,6 +48,7 @@ class PropagateShardingsPass(ModulePass):
         program = Program(op)
         if program.mesh is None:
             raise ValueError("the program has no mesh; give one (mesh=..., or --mesh data=2).")
+        note_idle_axes(program)
         split_addmms(program)
         propagation = _Propagation(program)
         if propagation.regrouped():

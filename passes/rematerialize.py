@@ -8,8 +8,10 @@ from xdsl.context import Context
 from xdsl.dialects import builtin
 from xdsl.passes import ModulePass
 
+from shardweave.ir.blocks import BLOCKS, blocks_of
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.rematerialize import POLICIES, recompute, recompute_to_fit
+from shardweave.passes.notes import note
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,23 @@ class RematerializePass(ModulePass):
             raise ValueError("give bytes=N with policy=budget, and only then.")
         program = Program(op)
         if self.bytes is None:
-            recompute(program, lambda block: self.policy)
+            count = recompute(program, lambda block: self.policy)
         else:
-            recompute_to_fit(program, self.bytes)
+            count = recompute_to_fit(program, self.bytes)
+        if not count:
+            note(self._why_nothing(program))
+
+    def _why_nothing(self, program: Program) -> str:
+        if self.policy == "none":
+            return "policy none recomputes nothing; leave the pass out, or give another policy."
+        if not blocks_of(program).names:
+            return (
+                "the program has no repeated blocks, so that nothing is recomputed; name the "
+                f'modules to recompute in its text, as in attributes {{{BLOCKS} = ["encoder"]}}.'
+            )
+        if self.bytes is not None:
+            return f"the step fits bytes={self.bytes} as it is; give fewer to recompute anything."
+        return (
+            "nothing that the blocks compute is kept for a backward pass, so that nothing is "
+            "recomputed; capture the step with train=True, or leave the pass out."
+        )

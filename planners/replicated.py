@@ -42,4 +42,9 @@ def batch_shardings(program: Program, mesh: Mesh, data: str) -> tuple[dict[str, 
             continue
         rest = ", {}" * (len(shape) - 1)
         inputs[slot.name] = f'[{{"{data}"}}{rest}]'
+    if not inputs and size > 1:
+        notes.append(
+            f"axis '{data}' of the mesh is idle: no input can be cut over {data}={size}, and its "
+            "ranks all compute the same"
+        )
     return inputs, notes

@@ -17,6 +17,7 @@ from shardweave.driver.report.text import status
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
 from shardweave.ir.verify.program import check
+from shardweave.passes.notes import unheard
 from shardweave.passes.pipeline import run_passes
 
 
@@ -31,7 +32,8 @@ def kernels_command(options: argparse.Namespace) -> int:
     program = read(options.file)
     check(program)
     if not any(isinstance(op, FusedOp) for op in program.ops):
-        program = run_passes(program, "fuse-kernels")
+        with unheard():
+            program = run_passes(program, "fuse-kernels")
     kernels, uses, unfit = distinct_kernels(program)
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,9 +9,16 @@ from shardweave.driver.commands.text import read
 from shardweave.driver.plans import simulate_plan
 from shardweave.ir.program import Program
 from shardweave.ir.verify.program import check
+from shardweave.passes.notes import note
 from shardweave.planners.cost.pipeline import PipelineSimulation
+from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.simulate import Simulation, simulate
 from shardweave.planners.predict import ADAM_STATE
+
+GLOBAL = (
+    "the program is global, so that one device of the cluster runs all of it; partition it first "
+    "(shardweave opt --mesh data=2 --passes plan-megatron,preset:partition), or give --plan."
+)
 
 
 def simulate_command(options: argparse.Namespace) -> int:
@@ -37,6 +44,8 @@ def simulate_command(options: argparse.Namespace) -> int:
 def _simulated(program: Program, options: argparse.Namespace) -> Simulation | PipelineSimulation:
     given: float | None = options.optimizer
     if options.plan is None:
+        if not program.is_local and find_cluster(options.cluster).num_devices > 1:
+            note(GLOBAL)
         return simulate(program, options.cluster, optimizer_multiplier=given or 0.0)
     if program.is_local:
         raise ValueError(
