@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr
 from xdsl.ir import Attribute
@@ -46,4 +47,5 @@ def _shardings(attribute: Attribute) -> Iterator[ShardingAttr]:
     elif isinstance(attribute, DictionaryAttr):
         yield from (one for one in attribute.data.values() if isinstance(one, ShardingAttr))
     elif isinstance(attribute, ArrayAttr):
-        yield from (one for one in attribute.data if isinstance(one, ShardingAttr))
+        data = cast("ArrayAttr[Attribute]", attribute).data
+        yield from (one for one in data if isinstance(one, ShardingAttr))

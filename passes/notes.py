@@ -6,7 +6,7 @@ command line prints it.
 
 from __future__ import annotations
 
-import sys
+import inspect
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -25,8 +25,8 @@ _OURS = tuple(str(Path(__file__).parents[1] / folder) for folder in ("passes", "
 
 def _warn(text: str) -> None:
     """Warn where passes were asked for."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, PassNote, stacklevel=level)
 

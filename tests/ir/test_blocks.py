@@ -68,7 +68,8 @@ class Mixture(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weights = torch.softmax(self.gate(x), -1)
-        return sum(w * e(x) for w, e in zip(weights.split(1, -1), self.experts, strict=True))
+        first, second = self.experts
+        return weights[..., :1] * first(x) + weights[..., 1:] * second(x)
 
 
 class Tower(nn.Module):
@@ -96,10 +97,8 @@ class Net(nn.Module):
         x = self.head(x)
         for name in self.calls:
             module = self.get_submodule(name)
-            members = [module] if not isinstance(module, (nn.ModuleList, nn.ModuleDict)) else ()
-            if isinstance(module, nn.ModuleDict):
-                members = list(module.values())
-            for member in members or module:
+            is_list = isinstance(module, (nn.ModuleList, nn.ModuleDict))
+            for member in module.children() if is_list else [module]:
                 x = member(x)
         return torch.square(x).sum()
 
