@@ -222,6 +222,21 @@ class ShardIndexOp(DistOp):
         return [()]
 
 
+class ReshardOp(DistOp):
+    """Give a value other shards; `why` says for what. Only in global programs.
+
+    The shards that it gives are its `sharding`. Shapes are kept: they are those of the whole value.
+    `insert-collectives` lowers it to the collectives and slices that bring it there.
+    """
+
+    name = "dist.reshard"
+    required = ("why",)
+
+    @property
+    def why(self) -> str:
+        return cast(str, self.argument("why"))
+
+
 COLLECTIVES = (AllReduceOp, ReduceScatterOp, AllGatherOp, AllToAllOp, BroadcastOp)
 """The ops that communicate."""
 
@@ -292,6 +307,6 @@ def dist_dialect() -> Dialect:
     """The dialect: its ops and attributes."""
     return Dialect(
         "dist",
-        [*COLLECTIVES, *STARTED, WaitOp, SliceOp, ShardIndexOp],
+        [*COLLECTIVES, *STARTED, WaitOp, SliceOp, ShardIndexOp, ReshardOp],
         [MeshAttr, ShardingAttr, PhaseAttr],
     )

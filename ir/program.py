@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from xdsl.dialects import builtin, func
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from shardweave.ir.attributes import MeshAttr, ShardingAttr
 from shardweave.ir.mesh import Mesh
@@ -146,6 +146,20 @@ class Program:
         """Set (or, with None, remove) one attribute of several results, by index."""
         count = len(self.return_op.operands)
         self.function.res_attrs = _with(self.function.res_attrs, count, name, values)
+
+    def replace_body(self, block: Block) -> None:
+        """Take another body, whose arguments and return have the same slots; the old one goes."""
+        region = self.function.body
+        old = region.blocks[0]
+        for op in reversed(list(old.ops)):
+            op.detach()
+            op.erase(safe_erase=False)
+        region.detach_block(old)
+        region.add_block(block)
+        last = self.return_op
+        self.function.function_type = builtin.FunctionType.from_lists(
+            [argument.type for argument in block.args], list(last.operand_types)
+        )
 
     # Mesh
 

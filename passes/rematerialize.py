@@ -10,7 +10,7 @@ from xdsl.passes import ModulePass
 
 from shardweave.ir.blocks import BLOCKS, blocks_of
 from shardweave.ir.program import Program
-from shardweave.ir.rewrite.rematerialize import POLICIES, recompute, recompute_to_fit
+from shardweave.ir.rewrite.rematerialize import rematerialize
 from shardweave.passes.notes import note
 
 
@@ -39,17 +39,8 @@ class RematerializePass(ModulePass):
     bytes: int | None = None
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        if self.policy not in POLICIES:
-            raise ValueError(
-                f"policy '{self.policy}' is unknown; use one of {', '.join(POLICIES)}."
-            )
-        if (self.bytes is not None) != (self.policy == "budget"):
-            raise ValueError("give bytes=N with policy=budget, and only then.")
         program = Program(op)
-        if self.bytes is None:
-            count = recompute(program, lambda block: self.policy)
-        else:
-            count = recompute_to_fit(program, self.bytes)
+        count = rematerialize(program, self.policy, self.bytes)
         if not count:
             note(self._why_nothing(program))
 

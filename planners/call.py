@@ -15,14 +15,13 @@ from shardweave.ir.program import Program
 from shardweave.ir.suggest import did_you_mean
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.cost.workload import Localize
 from shardweave.planners.plan import Plan
 from shardweave.planners.registry import PLANNERS
 
 if TYPE_CHECKING:
     from shardweave.planners.oppa.host import Host
 
-GIVEN = ("program", "mesh", "cluster", "localize", "host")
+GIVEN = ("program", "mesh", "cluster", "host")
 """Parameters of planners that are no options of their user's."""
 
 ClusterLike = Cluster | str | Path
@@ -64,15 +63,14 @@ def call_planner(
     mesh: Mesh | None,
     *,
     cluster: ClusterLike | None = None,
-    localize: Localize | None = None,
     host: Host | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Plan:
     """The plan of a planner.
 
-    mesh: None lets planners choose it that can. cluster: what the planner plans for. localize:
-    for planners that look at the program of each rank. Raises ValueError for an unknown planner or
-    option, or if the planner needs a mesh or a cluster and there is none.
+    mesh: None lets planners choose it that can. cluster: what the planner plans for. Raises
+    ValueError for an unknown planner or option, or if the planner needs a mesh or a cluster and
+    there is none.
     """
     function = planner_function(name)
     known = inspect.signature(function).parameters
@@ -89,8 +87,6 @@ def call_planner(
             )
         if cluster is not None:
             extra["cluster"] = find_cluster(cluster)
-    if "localize" in known:
-        extra["localize"] = localize
     if "host" in known:
         extra["host"] = host
     plan = function(program, mesh, **extra, **(options or {}))

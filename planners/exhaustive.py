@@ -9,7 +9,8 @@ from itertools import product
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.workload import Localize, Workload, batch_of, workload_of
+from shardweave.planners.cost.workload import Workload, batch_of, workload_of
+from shardweave.planners.lower import local_program
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
@@ -53,7 +54,6 @@ def plan_exhaustive(
     mesh: Mesh | None,
     *,
     cluster: Cluster,
-    localize: Localize,
     zero: int = 0,
     simulate: int = 24,
     top: int = 5,
@@ -79,7 +79,7 @@ def plan_exhaustive(
             f"no mesh of data x tensor has {cluster.num_devices} devices and divides the batch of "
             "this program; change the batch, or give a mesh."
         )
-    space = _Space(program, cluster, localize)
+    space = _Space(program, cluster)
     chosen, reason = list(plans), f"all {len(plans)} plans were partitioned and simulated"
     if len(plans) > simulate:
         chosen = _best_estimates(plans, space)[:simulate]
@@ -147,20 +147,19 @@ class _Space:
 
     program: Program
     cluster: Cluster
-    localize: Localize
     problem: str = ""
 
     def predict(self, plan: Plan) -> Predicted | None:
         """None for what cannot be partitioned, such as a batch that does not divide further."""
         try:
-            return simulate_plan(self.program, plan, self.cluster, self.localize)
+            return simulate_plan(self.program, plan, self.cluster)
         except ValueError as error:
             self.problem = self.problem or str(error)
             return None
 
     def work(self, plan: Plan) -> Workload:
         """The blocks of a plan that can be partitioned."""
-        return workload_of(self.localize(self.program, replace(plan, zero=0)), self.cluster)
+        return workload_of(local_program(self.program, replace(plan, zero=0)), self.cluster)
 
 
 def _best_estimates(plans: Mapping[Choice, Plan], space: _Space) -> list[Choice]:

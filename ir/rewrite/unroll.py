@@ -67,7 +67,8 @@ class _Unroller:
         self.block.add_op(func.ReturnOp(*results))
         self.program.set_argument_attributes("dist.sharding", entries)
         self.program.set_result_attributes("dist.sharding", result_entries)
-        self._replace_body(results)
+        self.program.replace_body(self.block)
+        self.program.set_mesh(Mesh(self.mesh.space_axes))
 
     def _once(
         self, keys: Mapping[Coordinate, _Key], make: Callable[[_Key], _Made]
@@ -276,20 +277,6 @@ class _Unroller:
         self.copies[op.results[0]] = self._once(
             constants, lambda constant: self.ops.plus(position, constant)
         )
-
-    def _replace_body(self, results: list[SSAValue]) -> None:
-        function = self.program.function
-        region = function.body
-        old = region.blocks[0]
-        for op in reversed(list(old.ops)):
-            op.detach()
-            op.erase(safe_erase=False)
-        region.detach_block(old)
-        region.add_block(self.block)
-        function.function_type = builtin.FunctionType.from_lists(
-            [a.type for a in self.block.args], [r.type for r in results]
-        )
-        self.program.set_mesh(Mesh(self.mesh.space_axes))
 
 
 def without_axes(sharding: Sharding, names: list[str]) -> Sharding:

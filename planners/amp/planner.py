@@ -16,11 +16,12 @@ from shardweave.planners.amp.memory import capacities, stage_bytes
 from shardweave.planners.amp.model import AmpError, Strategy
 from shardweave.planners.amp.network import Grid, Links
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
-from shardweave.planners.amp.ranking import Choice, Ranking, Remembered
+from shardweave.planners.amp.ranking import Choice, Ranking
 from shardweave.planners.amp.search import Placed, search
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.workload import BlockWork, Localize
+from shardweave.planners.cost.workload import BlockWork
 from shardweave.planners.cost.zero import DIVIDED
+from shardweave.planners.lower import Lowerings
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, Pipeline, Predicted
@@ -34,7 +35,6 @@ def plan_amp(
     mesh: Mesh | None,
     *,
     cluster: Cluster,
-    localize: Localize,
     max_stages: int | None = None,
     max_tensor: int | None = None,
     anneal: int = 0,
@@ -62,7 +62,7 @@ def plan_amp(
     _check_zero(zero, literal)
     wanted = _Wanted.of(mesh, max_stages, max_tensor)
     degrees = _tensor_degrees(cluster, wanted)
-    profile = profile_program(program, cluster, localize, degrees)
+    profile = profile_program(program, cluster, degrees)
     profile = replace(profile, model=replace(profile.model, zero=zero))
     found = search(
         profile.model,
@@ -88,11 +88,11 @@ def plan_amp(
         return replace(
             plan, reasons=(f"{reason}the estimate of this one is the least", *plan.reasons)
         )
-    remembered = Remembered(localize)
+    lowerings = Lowerings(program)
     ranking = Ranking(
         choices,
         [_plan(program, one.placed, profile, links) for one in choices[:simulate]],
-        lambda plan: simulate_plan(program, plan, cluster, remembered.localize),
+        lambda plan: simulate_plan(lowerings, plan, cluster),
     )
     plan = ranking.best(max(1, top))
     return replace(plan, reasons=(reason + ranking.reason, *plan.reasons))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from shardweave.ir.program import Program
 from shardweave.planners.amp.search import Placed
 from shardweave.planners.cost.timeline import seconds_text
-from shardweave.planners.cost.workload import Localize
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, Predicted
 from shardweave.planners.predict import fits, why_slower, with_candidates
@@ -21,20 +19,6 @@ class Choice:
     name: str
     placed: Placed
     estimated: Predicted
-
-
-@dataclass(frozen=True)
-class Remembered:
-    """`localize`, once for equal plans: strategies may share the program of a micro-batch."""
-
-    original: Localize
-    found: dict[str, Program] = field(default_factory=dict[str, Program])
-
-    def localize(self, program: Program, plan: Plan) -> Program:
-        key = plan.to_json()
-        if key not in self.found:
-            self.found[key] = self.original(program, plan)
-        return self.found[key]
 
 
 @dataclass(eq=False)

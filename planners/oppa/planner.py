@@ -13,7 +13,6 @@ from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.quantity import gib
-from shardweave.planners.cost.workload import Localize
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.oppa.choosers import BayesianChooser, Chooser
 from shardweave.planners.oppa.gp import Kernel
@@ -49,7 +48,6 @@ def plan_oppa(
     mesh: Mesh | None,
     *,
     cluster: Cluster,
-    localize: Localize,
     host: Host | None = None,
     trials: int = 20,
     file: str = "",
@@ -84,7 +82,7 @@ def plan_oppa(
             raise PlanError(f"oppa's {what} is '{given}'; use one of {', '.join(known)}.")
     chooser = BayesianChooser(forms[form], kernels[kernel], first)
     options = TrialOptions(trials, file, real, steps, time_limit_s, seed, top)
-    return plan_by_trials("oppa", program, mesh, cluster, localize, chooser, options, host)
+    return plan_by_trials("oppa", program, mesh, cluster, chooser, options, host)
 
 
 def plan_by_trials(
@@ -92,7 +90,6 @@ def plan_by_trials(
     program: Program,
     mesh: Mesh | None,
     cluster: Cluster,
-    localize: Localize,
     chooser: Chooser,
     options: TrialOptions,
     host: Host | None,
@@ -113,7 +110,7 @@ def plan_by_trials(
         "trials": f"real, {options.steps} steps" if options.real else "simulated",
         "space": space.to_dict(),
     }
-    trial: Trial = PlanTrial(plans, cluster, localize)
+    trial: Trial = PlanTrial(plans, cluster)
     if options.real:
         trial = RealTrial(plans, _launch_of(host), options.steps, options.time_limit_s)
     memory_bytes = min(one.memory_bytes for one in cluster.device_types(space.devices))
@@ -130,7 +127,7 @@ def plan_by_trials(
             file=file,
             progress=_progress(options.trials, host),
         )
-    predict = _measured if options.real else PlanTrial(plans, cluster, localize).predict
+    predict = _measured if options.real else PlanTrial(plans, cluster).predict
     plan = _plan_of(found, plans, memory_bytes, options, len(configurations), predict)
     return replace(plan, notes=(*plan.notes, *notes))
 
@@ -176,13 +173,12 @@ class PlanTrial:
 
     plans: Plans
     cluster: Cluster
-    localize: Localize
 
     def run(self, configuration: Configuration) -> Outcome:
         """One time, for the simulator has no noise. What cannot be partitioned has crashed."""
         plan = self.plans.plan(configuration)
         try:
-            found = simulate_plan(self.plans.program, plan, self.cluster, self.localize)
+            found = simulate_plan(self.plans.program, plan, self.cluster)
         except ValueError as error:
             return Outcome("crashed", message=str(error))
         if found.peak_bytes > found.capacity_bytes:
@@ -192,7 +188,7 @@ class PlanTrial:
     def predict(self, one: Record) -> Predicted:
         """The step of a trial once more, by part."""
         plan = self.plans.plan(one.configuration)
-        return simulate_plan(self.plans.program, plan, self.cluster, self.localize)
+        return simulate_plan(self.plans.program, plan, self.cluster)
 
 
 @dataclass(frozen=True)

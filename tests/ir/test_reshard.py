@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Placement, Sharding, contiguous
-from shardweave.ir.sharding.reshard import Step, UnreachableSharding, reshard, sent_elements
+from shardweave.ir.sharding.reshard import ReshardStep, UnreachableSharding, reshard, sent_elements
 from shardweave.ir.sharding.shards import assemble, deal, take_shard, undeal
 from shardweave.tests.ir.strategies import (
     all_coordinates,
@@ -32,7 +32,7 @@ def on(shape: tuple[int, ...], *dims: str, pending: str = "", mesh: Mesh = MESH)
     return Sharding(tuple(placed), tuple(pending))
 
 
-def run(step: Step, parts: list[Tensor], before: Sharding, mesh: Mesh) -> list[Tensor]:
+def run(step: ReshardStep, parts: list[Tensor], before: Sharding, mesh: Mesh) -> list[Tensor]:
     """One step on the tensors of all ranks."""
     found = list(parts)
     for ranks in mesh.groups(step.axes):
@@ -42,7 +42,7 @@ def run(step: Step, parts: list[Tensor], before: Sharding, mesh: Mesh) -> list[T
     return found
 
 
-def _result(step: Step, members: list[Tensor], index: int, before: Sharding) -> Tensor:
+def _result(step: ReshardStep, members: list[Tensor], index: int, before: Sharding) -> Tensor:
     size = len(members)
     if step.kind == "slice":
         return deal(members[index], step.dim, size, step.block, index)

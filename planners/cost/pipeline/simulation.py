@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.pipeline.events import StageTimes, Waits, play
 from shardweave.planners.cost.pipeline.order import most_in_flight
@@ -20,7 +19,7 @@ from shardweave.planners.cost.pipeline.stages import (
     stages_of,
 )
 from shardweave.planners.cost.simulate import Event
-from shardweave.planners.cost.workload import Localize
+from shardweave.planners.lower import Lowerings
 from shardweave.planners.plan import Plan
 
 
@@ -122,10 +121,9 @@ class PipelineSimulation:
 
 
 def simulate_stages(
-    program: Program,
+    lowerings: Lowerings,
     plan: Plan,
     cluster: Cluster,
-    localize: Localize,
     *,
     optimizer_multiplier: float,
 ) -> PipelineSimulation:
@@ -136,7 +134,7 @@ def simulate_stages(
     micro-batches) events, by block where parameters are gathered or gradients scattered. Raises
     ValueError (PlanError, ClusterError) if the plan does not fit the program or cluster.
     """
-    stages = stages_of(program, plan, cluster, localize)
+    stages = stages_of(lowerings, plan, cluster)
     times = _with_messages(cluster, stages)
     pipeline = pipeline_of(plan)
     played = play(times, [stage.tasks for stage in stages])
