@@ -12,13 +12,14 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from shardweave.ir.annotations import copy_of, layer_of, phase_of, set_copy, set_layer, set_phase
+from shardweave.ir.blocks import blocks_of
 from shardweave.ir.dist import COLLECTIVES, WaitOp
 from shardweave.ir.fusible import MATMULS, MAX_OPS, MAX_VALUES, role_of, space_of
 from shardweave.ir.kernel import FusedOp, fuse
 from shardweave.ir.program import Program
-from shardweave.ir.regions import block_of_op
 from shardweave.ir.storage import layout_source
 from shardweave.ir.traffic import traffic
+from shardweave.passes.notes import note
 
 NEAR = 64
 """Ops between two kernels that read the same value, beyond which they stay apart: one would
@@ -51,8 +52,14 @@ class FuseKernelsPass(ModulePass):
         program = Program(op)
         if any(isinstance(one, FusedOp) for one in program.ops):
             raise ValueError("the program has fused regions already; run unfuse-kernels first.")
-        for unit in _Fusion(program, matmul=self.matmul).grown():
+        units = _Fusion(program, matmul=self.matmul).grown()
+        for unit in units:
             _write(unit)
+        if not units:
+            note(
+                "no two ops that a kernel can compute share data, so that nothing is fused; leave "
+                "the pass out."
+            )
 
 
 @dataclass(eq=False)
@@ -75,6 +82,7 @@ class _Fusion:
         self.views: dict[Operation, tuple[object, ...]] = {}
         self.heap: list[tuple[int, int, int, Unit, Unit]] = []
         self.pushed = 0
+        blocks = blocks_of(program)
         for op, key in _keys(program):
             role = role_of(op)
             if role == "view":
@@ -82,7 +90,7 @@ class _Fusion:
             elif role is not None and (matmul or role != "matmul"):
                 place = self.places[op]
                 moved = traffic([op])
-                self.units[op] = Unit({op: place}, key, block_of_op(op), moved, place)
+                self.units[op] = Unit({op: place}, key, blocks.of_op(op), moved, place)
 
     def grown(self) -> list[Unit]:
         """All units of more than one op, in order."""

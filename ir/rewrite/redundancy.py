@@ -32,8 +32,10 @@ class _Redundant:
     is_read: bool
 
 
-def delete_redundant_collectives(program: Program, budget: int | None = None) -> None:
+def delete_redundant_collectives(program: Program, budget: int | None = None) -> tuple[int, int]:
     """Replace each recomputed collective of a local program by the kept result of its twin.
+
+    Returns how many were replaced, and how many there are.
 
     budget: bytes on one device that may be kept beyond what is kept already; those that save most
     traffic per byte go first. Raises ValueError for a negative one. Linear in the ops.
@@ -61,6 +63,7 @@ def delete_redundant_collectives(program: Program, budget: int | None = None) ->
         "%d bytes less to send per rank",
         deleted, len(found), removed - deleted, total, saved,
     )  # fmt: skip
+    return deleted, len(found)
 
 
 def _new_bytes(redundant: _Redundant, kept: set[SSAValue]) -> int:
