@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardweave.ir.aten import AtenOp, is_random
-from shardweave.ir.dist import COLLECTIVES, DistOp, sent_bytes
+from shardweave.ir.dist import COLLECTIVES, STARTED, DistOp, sent_bytes
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.regions import kept_values, storage_of
@@ -38,10 +38,15 @@ def delete_redundant_collectives(program: Program, budget: int | None = None) ->
     """Replace each recomputed collective of a local program by the kept result of its twin.
 
     budget: bytes on one device that may be kept beyond what is kept already; those that save most
-    traffic per byte go first. Raises ValueError for a negative one. Linear in the ops.
+    traffic per byte go first. Raises ValueError for a negative one, and if
+    collectives are started. Linear in the ops.
     """
     if budget is not None and budget < 0:
         raise ValueError(f"budget={budget} bytes; use a budget >= 0.")
+    if any(isinstance(op, STARTED) for op in program.ops):
+        raise ValueError(
+            "collectives are started already; delete redundant ones before start-collectives."
+        )
     found = _find(program)
     kept = set(kept_values(program))
     found.sort(key=lambda r: -r.sent_bytes / max(_new_bytes(r, kept), 1))
