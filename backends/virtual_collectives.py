@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shardweave.ir import dist
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.sharding.shards import deal, undeal
+from shardweave.ir.sharding.shards import merge_blocks, take_blocks
 
 Group = Sequence[Tensor]
 """One tensor per member of a group, in the order of the axes."""
@@ -25,7 +25,7 @@ def run_collective(
     """
     if isinstance(op, dist.ShardIndexOp):
         return [_on_groups(None, lambda members: _positions(len(members)), op.axes, mesh)]
-    if isinstance(op, dist.WaitOp):
+    if isinstance(op, (dist.WaitOp, dist.ReshardOp)):  # a global program has whole values
         return [list(tensors) for tensors in operands]
     if type(op) not in _IMPLEMENTATIONS:
         raise ValueError(f"the reference backend does not run '{op.name}'.")
@@ -80,18 +80,18 @@ def _reduce_scatter(op: dist.DistOp, members: Group) -> list[Tensor]:
 
 
 def _all_gather(op: dist.DistOp, members: Group) -> list[Tensor]:
-    return [undeal(list(members), op.integer("dim"), op.integer("block"))] * len(members)
+    return [merge_blocks(list(members), op.integer("dim"), op.integer("block"))] * len(members)
 
 
 def _all_to_all(op: dist.DistOp, members: Group) -> list[Tensor]:
-    whole = undeal(list(members), op.integer("from_dim"), op.integer("from_block"))
+    whole = merge_blocks(list(members), op.integer("from_dim"), op.integer("from_block"))
     return _dealt(op, [whole] * len(members))
 
 
 def _dealt(op: dist.DistOp, members: Group) -> list[Tensor]:
     """Of each member's tensor the blocks that fall to its position."""
     dim, block, size = op.integer("dim"), op.integer("block"), len(members)
-    return [deal(tensor, dim, size, block, index) for index, tensor in enumerate(members)]
+    return [take_blocks(tensor, dim, size, block, index) for index, tensor in enumerate(members)]
 
 
 def _broadcast(op: dist.DistOp, members: Group) -> list[Tensor]:

@@ -23,7 +23,8 @@ from shardweave.ir.inspect.stats import stats
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.syntax import layer_of
 from shardweave.ir.types import shape_of
-from shardweave.passes.pipeline import Observer, PassError
+from shardweave.passes.observer import Observer
+from shardweave.passes.pipeline import PassError
 
 BOUND = 1e-9
 """Largest difference that counts as equal, relative to the largest element of the value. Sums

@@ -1,7 +1,7 @@
 """The `dist` dialect: collectives over named mesh axes, and what a rank knows of itself.
 
-Shapes are those of one rank. `block` is the length of the blocks that are dealt round-robin
-over the axes (`sharding.block_of`); it is the whole local dim unless a shard is strided.
+Shapes are those of one rank. Shards are block-cyclic over the axes: `block` is the length of
+their blocks (`placement.block_of`), the whole local dim unless a shard is strided.
 Traffic is what one rank sends with ring algorithms, P being the product of the axes' sizes.
 """
 
@@ -222,6 +222,21 @@ class ShardIndexOp(DistOp):
         return [()]
 
 
+class ReshardOp(DistOp):
+    """Give a value other shards; `why` says for what. Only in global programs.
+
+    The shards that it gives are its `sharding`. Shapes are kept: they are those of the whole value.
+    `insert-collectives` lowers it to the collectives and slices that bring it there.
+    """
+
+    name = "dist.reshard"
+    required = ("why",)
+
+    @property
+    def why(self) -> str:
+        return cast(str, self.argument("why"))
+
+
 COLLECTIVES = (AllReduceOp, ReduceScatterOp, AllGatherOp, AllToAllOp, BroadcastOp)
 """The ops that communicate."""
 
@@ -292,6 +307,6 @@ def dist_dialect() -> Dialect:
     """The dialect: its ops and attributes."""
     return Dialect(
         "dist",
-        [*COLLECTIVES, *STARTED, WaitOp, SliceOp, ShardIndexOp],
+        [*COLLECTIVES, *STARTED, WaitOp, SliceOp, ShardIndexOp, ReshardOp],
         [MeshAttr, ShardingAttr, PhaseAttr],
     )

@@ -20,7 +20,7 @@ from xdsl.traits import Pure
 from shardweave.ir.attributes import PHASES, PhaseAttr
 from shardweave.ir.literals import parse_literal, print_literal, to_attribute, to_python
 
-ANNOTATIONS = ("layer", "phase", "origin", "copy", "sharding")
+ANNOTATIONS = ("layer", "phase", "origin", "copy", "sharding", "wanted")
 """Properties that any op may carry, beside the arguments of its schema."""
 
 STRUCTURE = "operand_structure"

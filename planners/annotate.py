@@ -93,7 +93,7 @@ def _annotate_layers(plan: Plan, program: Program, mesh: Mesh) -> None:
         if len(shape) == len(wanted[key].dims):
             where = f"output of layer '{layer_of(op)}'"
             attribute = parse_sharding(plan.activations[key], shape, mesh, where)
-            op.properties["sharding"] = builtin.ArrayAttr([attribute])
+            op.properties["wanted"] = builtin.ArrayAttr([attribute])
             missing.discard(key)
     for key in sorted(missing):
         raise PlanError(
@@ -107,7 +107,7 @@ def _annotate_ops(plan: Plan, program: Program, mesh: Mesh) -> None:
     ops = named_ops(program) if wanted else {}
     for key, text in wanted.items():
         attribute = parse_sharding(text, shape_of(ops[key].results[0]), mesh, f"activation '{key}'")
-        ops[key].properties["sharding"] = builtin.ArrayAttr([attribute])
+        ops[key].properties["wanted"] = builtin.ArrayAttr([attribute])
 
 
 def _is_output(op: Operation) -> bool:

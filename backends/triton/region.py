@@ -9,7 +9,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.backends.triton.writer import UnfitError
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.fusible import Space, space_of
+from shardweave.ir.fusible import IterationSpace, space_of
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.regions import VIEWS
 from shardweave.ir.types import dtype_of_value, shape_of
@@ -46,7 +46,7 @@ class Region:
     ops: tuple[AtenOp, ...]
     stored: tuple[SSAValue, ...]
     outputs: tuple[Output, ...]
-    space: Space
+    space: IterationSpace
 
     @property
     def text(self) -> list[str]:

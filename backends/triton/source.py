@@ -70,7 +70,7 @@ class Kernel:
 
 
 @dataclass
-class Signature:
+class KernelSignature:
     """The parameters of a kernel while it is written."""
 
     region: Region
@@ -107,7 +107,7 @@ def pointer_type(text: str) -> str:
 
 
 def render(
-    signature: Signature,
+    signature: KernelSignature,
     writer: Writer,
     family: Family,
     sizes: Sequence[str],

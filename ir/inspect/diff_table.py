@@ -41,7 +41,7 @@ class Interner:
 
 
 @dataclass(frozen=True)
-class Table:
+class ProgramTable:
     """The arguments and ops of a program.
 
     ops: by node, None for an argument. operands: by node, pairs (node, result index).
@@ -77,7 +77,7 @@ class Table:
         return len(self.ops) - self.num_arguments
 
 
-def table_of(program: Program, interner: Interner) -> Table:
+def table_of(program: Program, interner: Interner) -> ProgramTable:
     """The table of a program. Linear in its ops."""
     slots = program.arguments
     where: dict[SSAValue, tuple[int, int]] = {s.value: (i, 0) for i, s in enumerate(slots)}
@@ -102,7 +102,7 @@ def table_of(program: Program, interner: Interner) -> Table:
         weak.append(interner.number((op.name, layer_of(op), phase_of(op), copy_number)))
         bare.append(interner.number(op.name))
     results = _by_key(program.results)
-    return Table(
+    return ProgramTable(
         program=program,
         ops=ops,
         operands=operands,

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardweave.ir.aten import AtenOp, is_random
+from shardweave.ir.dead_code import remove_dead_ops
 from shardweave.ir.dist import COLLECTIVES, STARTED, DistOp, sent_bytes
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.regions import kept_values, storage_of
-from shardweave.ir.rewrite.cleanup import remove_dead_ops
 from shardweave.ir.syntax import phase_of
 from shardweave.ir.types import num_bytes, tensor_type_of
 

@@ -31,6 +31,21 @@ Segment = tuple[str, str, int]
 """Block, sub-batch, and number of the stretch between communications that is recomputed at once."""
 
 
+def rematerialize(program: Program, policy: str = "layer", bytes: int | None = None) -> None:
+    """Recompute by one of `POLICIES` in every block; `budget` takes the bytes to keep at most.
+
+    Raises ValueError for an unknown policy, and bytes without the policy that takes them.
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"policy '{policy}' is unknown; use one of {', '.join(POLICIES)}.")
+    if (bytes is not None) != (policy == "budget"):
+        raise ValueError("give bytes=N with policy=budget, and only then.")
+    if bytes is None:
+        recompute(program, lambda block: policy)
+    else:
+        recompute_to_fit(program, bytes)
+
+
 def recompute_to_fit(program: Program, budget: int) -> None:
     """Recompute in as few blocks as fit the kept bytes of one device into `budget`.
 

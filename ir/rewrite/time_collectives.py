@@ -23,22 +23,22 @@ _GATHERS = (dist.AllGatherOp, dist.AllToAllOp)
 
 
 @dataclass(frozen=True)
-class Step:
+class CollectiveStep:
     """A part of a collective: over one time axis, or over space axes side by side.
 
-    dealt, gathered: how many times longer its blocks are than the collective's, where it deals
-    a dim out, and where it gathers one.
+    cut, gathered: how many times longer its blocks are than the collective's, where it cuts a
+    dim, and where it gathers one.
     """
 
     axes: tuple[str, ...]
-    dealt: int
+    cut: int
     gathered: int
 
 
-def steps_of(op: dist.DistOp, mesh: Mesh) -> tuple[list[Step], list[Step]]:
+def steps_of(op: dist.DistOp, mesh: Mesh) -> tuple[list[CollectiveStep], list[CollectiveStep]]:
     """The steps over time axes, and those over space axes, to be taken in this order.
 
-    The axes of a collective are digits of a position. A dim that is dealt out loses the digits
+    The axes of a collective are digits of a position. A dim that is cut loses the digits
     of the steps taken, one that is gathered wins them; blocks grow by the digits behind a step's.
     """
     times = {axis.name for axis in mesh.axes if axis.kind == "time"}
@@ -52,12 +52,12 @@ def steps_of(op: dist.DistOp, mesh: Mesh) -> tuple[list[Step], list[Step]]:
     elif space:
         parts.append(tuple(space))
     taken: set[str] = set()
-    steps: list[Step] = []
+    steps: list[CollectiveStep] = []
     for part in parts:
         minor = op.axes[op.axes.index(part[-1]) + 1 :]
-        dealt = mesh.sizes([axis for axis in minor if axis not in taken])
+        cut = mesh.sizes([axis for axis in minor if axis not in taken])
         gathered = mesh.sizes([axis for axis in minor if axis in taken])
-        steps.append(Step(part, dealt, gathered))
+        steps.append(CollectiveStep(part, cut, gathered))
         taken.update(part)
     return steps[:num_time], steps[num_time:]
 
@@ -101,8 +101,8 @@ class TimeOps:
 
         return reduce(combine, parts)
 
-    def deal(self, value: SSAValue, dim: int, size: int, block: int, index: int) -> SSAValue:
-        """As `shards.deal`: the blocks of one index."""
+    def take_blocks(self, value: SSAValue, dim: int, size: int, block: int, index: int) -> SSAValue:
+        """As `shards.take_blocks`: the blocks of one index."""
         shape = list(shape_of(value))
         rounds = shape[dim] // (size * block)
         if rounds == 1:
@@ -117,8 +117,8 @@ class TimeOps:
         picked = self._add(create("aten.select.int", [cut], [result], values), "sub_batch")
         return self._view(picked, [*shape[:dim], rounds * block, *shape[dim + 1 :]])
 
-    def undeal(self, parts: Sequence[SSAValue], dim: int, block: int) -> SSAValue:
-        """As `shards.undeal`: the copies' blocks in turn."""
+    def merge_blocks(self, parts: Sequence[SSAValue], dim: int, block: int) -> SSAValue:
+        """As `shards.merge_blocks`: the copies' blocks in turn."""
         shape = list(shape_of(parts[0]))
         rounds = shape[dim] // block
         cut = [self._view(p, [*shape[:dim], rounds, block, *shape[dim + 1 :]]) for p in parts]

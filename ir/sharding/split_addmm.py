@@ -13,6 +13,7 @@ from xdsl.ir import SSAValue
 from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
+from shardweave.ir.sharding.flow import check_not_propagated
 from shardweave.ir.syntax import annotate
 from shardweave.ir.types import shape_of
 
@@ -24,6 +25,7 @@ def split_addmms(program: Program) -> int:
 
     The weight is followed back through permutations and views to an annotated argument.
     """
+    check_not_propagated(program, "split-addmm")
     shardings = {slot.value: program.sharding_of_slot(slot) for slot in program.arguments}
     found = [
         op
@@ -65,8 +67,8 @@ def _split(op: AtenOp) -> None:
         block.insert_op_before(new, op)
     product.results[0].name_hint = "mm"
     total.results[0].name_hint = op.results[0].name_hint
-    if "sharding" in op.properties:
-        total.properties["sharding"] = op.properties["sharding"]
+    if "wanted" in op.properties:
+        total.properties["wanted"] = op.properties["wanted"]
     op.results[0].replace_all_uses_with(total.results[0])
     op.detach()
     op.erase()

@@ -20,6 +20,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.describe import describe
 from shardweave.ir.dist import STARTED, DistOp, WaitOp
 from shardweave.ir.infer import infer_types
 from shardweave.ir.kernel import FusedOp, YieldOp
@@ -28,7 +29,6 @@ from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, Slot, sharding_of
 from shardweave.ir.sharding.rules import rule_of
 from shardweave.ir.source_text import excerpt, position
-from shardweave.ir.syntax import layer_of
 from shardweave.ir.text import without_gc
 from shardweave.ir.types import shape_of, type_problem
 from shardweave.ir.verify.collectives import problem_of_move, reduced
@@ -76,20 +76,6 @@ def located_problems(program: Program) -> list[tuple[str, Place]]:
         return [(problem, None)]
     with without_gc():
         return _Verifier(program).problems()
-
-
-def describe(op: Operation) -> str:
-    """How messages name an op: its name, first result, layer, and line of the model's source."""
-    layer = layer_of(op)
-    result = op.results[0].name_hint if op.results else None
-    value = f" (%{result})" if result else ""
-    place = op.location
-    source = (
-        f" at {place.filename.data}:{place.line.data}"
-        if isinstance(place, builtin.FileLineColLoc)
-        else ""
-    )
-    return f"{op.name}{value}" + (f" in layer '{layer}'" if layer else "") + source
 
 
 class _Verifier:

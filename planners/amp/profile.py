@@ -17,7 +17,8 @@ from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.planners.amp.estimate import BACKWARD
 from shardweave.planners.amp.model import AmpError, LayeredModel, Tied
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.workload import BlockWork, Localize, Workload, batch_of, workload_of
+from shardweave.planners.cost.workload import BlockWork, Workload, batch_of, workload_of
+from shardweave.planners.lower import local_program
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.predict import ADAM_STATE
 
@@ -39,9 +40,7 @@ class ProgramProfile:
     tensor_s: Mapping[tuple[str, int], tuple[float, ...]]
 
 
-def profile_program(
-    program: Program, cluster: Cluster, localize: Localize, degrees: Iterable[int]
-) -> ProgramProfile:
+def profile_program(program: Program, cluster: Cluster, degrees: Iterable[int]) -> ProgramProfile:
     """Read a global program at some tensor degrees.
 
     Raises PlanError if its inputs have no batch to divide.
@@ -51,8 +50,8 @@ def profile_program(
     one: dict[tuple[str, int], Workload] = {}
     many: dict[tuple[str, int], Workload] = {}
     for degree in degrees:
-        local = _local(program, localize, batch, degree)
-        larger = _local(program, localize, batch // more, degree) if more > 1 else local
+        local = _local(program, batch, degree)
+        larger = _local(program, batch // more, degree) if more > 1 else local
         for name, part in _by_device(cluster).items():
             one[name, degree] = workload_of(local, part, Mesh(tensor=degree))
             many[name, degree] = workload_of(larger, part, Mesh(tensor=degree))
@@ -65,9 +64,9 @@ def profile_program(
     return ProgramProfile(model, next(iter(one.values())).blocks, dtype, tensor_s)
 
 
-def _local(program: Program, localize: Localize, data: int, degree: int) -> Program:
+def _local(program: Program, data: int, degree: int) -> Program:
     mesh = Mesh(data=data, tensor=degree)
-    return localize(program, plan_megatron(program, mesh))
+    return local_program(program, plan_megatron(program, mesh))
 
 
 def _by_device(cluster: Cluster) -> dict[str, Cluster]:

@@ -1,7 +1,7 @@
 """Memory while a list schedule is being made: what an op takes, and what its last readers free.
 
 An op runs as soon as it can in a list schedule, so values would live long, above all those that
-recomputation was to save. A `Budget` admits an op only while the live bytes stay under a cap,
+recomputation was to save. A `MemoryBudget` admits an op only while the live bytes stay under a cap,
 and `recompute_gates` keeps recomputation a few communications ahead of its place at most.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from xdsl.ir import Operation
 
@@ -18,10 +17,8 @@ from shardweave.ir.dist import WaitOp
 from shardweave.ir.program import Program
 from shardweave.ir.syntax import phase_of
 from shardweave.planners.cost.memory import held_by, storages_of
+from shardweave.planners.schedule.graph import Graph
 from shardweave.planners.schedule.interleave import thread_of
-
-if TYPE_CHECKING:
-    from shardweave.planners.schedule.list_schedule import Graph
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ def _starter(op: Operation) -> Operation:
     return owner
 
 
-class Budget:
+class MemoryBudget:
     """Live bytes after the ops that ran, under a cap."""
 
     def __init__(self, live: Liveness, cap_bytes: int) -> None:

@@ -26,7 +26,7 @@ Planted = tuple[str, str, int | None, int | None, tuple[str, ...]]
 """Kind, op, its place before and after, and what changed of it."""
 
 GPT = "gpt:layers=10,hidden=16,heads=8,vocab=32,seq=16,batch=8"
-PASSES = "propagate-shardings,insert-collectives,cse,dce"
+PASSES = "split-addmm,add-pending-sums,propagate-shardings,insert-collectives,cse,dce"
 
 
 @cache

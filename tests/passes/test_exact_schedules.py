@@ -9,10 +9,10 @@ import pytest
 
 from shardweave.ir.program import Program
 from shardweave.ir.regions import kept_bytes
+from shardweave.ir.rewrite.rematerialize import POLICIES
 from shardweave.ir.syntax import phase_of
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import run_passes
-from shardweave.passes.rematerialize import POLICIES
 from shardweave.planners.schedule.orders import SCHEDULES
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron
 
@@ -21,7 +21,7 @@ MESHES = ("tensor=2", "tensor=4", "data=2,tensor=2")
 COUNTS = (1, 2, 4)
 VARIANTS = tuple(product(POLICIES, (False, True), SCHEDULES))
 
-PARTITIONING = "propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
+PARTITIONING = "split-addmm,add-pending-sums,propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
 
 
 @cache

@@ -16,9 +16,10 @@ from shardweave.passes.pipeline import run_passes
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.simulate import simulate
+from shardweave.planners.schedule.graph import Graph, build_graph
 from shardweave.planners.schedule.interleave import thread_of
-from shardweave.planners.schedule.list_memory import Budget, liveness, recompute_gates
-from shardweave.planners.schedule.list_schedule import Graph, build_graph, list_schedule
+from shardweave.planners.schedule.list_memory import MemoryBudget, liveness, recompute_gates
+from shardweave.planners.schedule.list_schedule import list_schedule
 from shardweave.planners.schedule.orders import reorder
 from shardweave.tests.ir_text import assert_same_values
 from shardweave.tests.passes.steps import order, random_step
@@ -37,7 +38,7 @@ def by_longest_path(
 ) -> Program:
     """The program in the order that the longest path to the end gives."""
     graph = graph_of(program)
-    budget = None if cap_bytes is None else Budget(liveness(program, graph), cap_bytes)
+    budget = None if cap_bytes is None else MemoryBudget(liveness(program, graph), cap_bytes)
     gates = {} if ahead is None else recompute_gates(graph, ahead)
     after = program.clone()
     places = {op: i for i, op in enumerate(program.ops)}

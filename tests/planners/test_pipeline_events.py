@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardweave.planners.cost.pipeline.events import Message, Part, Played, StageTimes, play
+from shardweave.planners.cost.pipeline.events import Message, Played, StageTimes, TaskPart, play
 from shardweave.planners.cost.pipeline.order import Task, most_in_flight, order_of
 from shardweave.planners.plan_parts import PIPELINE_SCHEDULES
 
@@ -24,9 +24,9 @@ def orders(schedule: str, stages: int, count: int) -> list[list[Task]]:
 
 
 def stage(forward: float, backward: float, message: float = 0.0, *links: str) -> StageTimes:
-    one = (Part(backward),)
+    one = (TaskPart(backward),)
     sent = Message(message, links)
-    return StageTimes((Part(forward),), one, one, sent, sent)
+    return StageTimes((TaskPart(forward),), one, one, sent, sent)
 
 
 def chain(*stages: StageTimes) -> list[StageTimes]:
@@ -185,7 +185,7 @@ def test_gradients_of_a_later_stage_synchronise_beside_earlier_backward_passes()
 
 
 def test_parameters_are_gathered_beside_the_block_before_where_the_schedule_overlaps() -> None:
-    part = Part(3.0, gather=Message(2.0), scatter=Message(1.0))
+    part = TaskPart(3.0, gather=Message(2.0), scatter=Message(1.0))
     times = StageTimes((replace(part, scatter=None),) * 3, (part,) * 3, (part,) * 3)
     blocking = played("1f1b", [times], 1)
     assert blocking.time_s == pytest.approx(6 * (2.0 + 3.0) + 3 * 1.0)

@@ -30,7 +30,6 @@ from shardweave.ir.infer import infer_types
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Sharding, contiguous, fits, is_contiguous
 from shardweave.ir.program import Program
-from shardweave.ir.sharding.assignment import dims_of
 from shardweave.ir.sharding.flow import sharding_property
 from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.ir.syntax import ANNOTATIONS
@@ -131,7 +130,7 @@ class Cut:
 
     def operand_shardings(self, rule: Rule) -> list[Sharding]:
         return [
-            Sharding(dims_of(rule, dims, self.factors), self.carried if i in rule.linear else ())
+            Sharding(rule.dims_of(dims, self.factors), self.carried if i in rule.linear else ())
             for i, dims in enumerate(rule.operands)
         ]
 
@@ -143,7 +142,7 @@ class Cut:
             axes = {p.axis for f in lost for p in self.factors[f]} | set(self.carried)
             kinds = {rule.factors[f].reduction for f in lost}
             pending = tuple(axis for axis in mesh.names if axis in axes)
-            placed = dims_of(rule, dims, self.factors)
+            placed = rule.dims_of(dims, self.factors)
             found.append(Sharding(placed, pending, "max" if kinds == {"max"} else "sum"))
         return found
 
