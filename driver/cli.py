@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from shardweave import __version__
+from shardweave.__init__ import __version__
 from shardweave.driver.commands import (
     capture,
     diff,

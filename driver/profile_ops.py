@@ -256,7 +256,7 @@ def _stand_in(op: DistOp, operands: Sequence[Tensor]) -> Sequence[Tensor]:
     if isinstance(op, ShardIndexOp):
         return [torch.zeros((), dtype=torch.int64)]
     if isinstance(op, SliceOp):
-        dim, block = op.integer("dim"), op.integer("block")
+        dim, block = op.dim, op.block
         size = operands[0].shape[dim] // shape_of(op.results[0])[dim]
         return [take_blocks(operands[0], dim, size, block, 0)]
     shapes = [shape_of(value) for value in op.results]

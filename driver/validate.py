@@ -17,11 +17,12 @@ from xdsl.passes import ModulePass
 
 from shardweave.backends.reference import Key, run_reference
 from shardweave.driver.sample import sample_values
-from shardweave.ir.aten import AtenOp, is_random
+from shardweave.ir.annotations import layer_of
+from shardweave.ir.aten import AtenOp
 from shardweave.ir.capture.precision import in_float64
+from shardweave.ir.facts import is_random
 from shardweave.ir.inspect.stats import stats
 from shardweave.ir.program import Program, Slot
-from shardweave.ir.syntax import layer_of
 from shardweave.ir.types import shape_of
 from shardweave.passes.observer import Observer
 from shardweave.passes.pipeline import PassError
@@ -232,7 +233,7 @@ def _check_size(program: Program, limit: float) -> None:
 
 def _check_not_random(program: Program) -> None:
     for op in program.ops:
-        if isinstance(op, AtenOp) and is_random(op.name) and not _drops_nothing(op):
+        if is_random(op) and not _drops_nothing(op):
             raise ValueError(
                 f"{op.name} in layer '{layer_of(op)}' draws random numbers, so that two runs "
                 "cannot be compared; validate the program without it."

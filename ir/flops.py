@@ -8,12 +8,15 @@ from collections.abc import Callable
 from xdsl.ir import Operation
 
 from shardweave.ir.aten import AtenOp
+from shardweave.ir.facts import facts_of
 from shardweave.ir.types import shape_of
 
 
 def _matmul(op: AtenOp) -> int:
     """2 m n k for each product: the result's elements times twice the contracted dim."""
-    left = op.operands[1 if op.name in ("aten.addmm", "aten.baddbmm") else 0]
+    product = facts_of(op).product
+    assert product is not None
+    left = op.operands[product.factors[0]]
     return 2 * math.prod(shape_of(op.results[0])) * shape_of(left)[-1]
 
 

@@ -21,8 +21,8 @@ from typing import Literal, cast
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardweave.ir.aten import AtenOp
+from shardweave.ir.facts import facts_of
 from shardweave.ir.literals import to_python
-from shardweave.ir.regions import VIEWS
 from shardweave.ir.types import dtype_of_value, shape_of
 
 Family = Literal["pointwise", "rows", "columns", "matmul"]
@@ -59,7 +59,6 @@ _REDUCTIONS = frozenset(
 
 _ROLES: dict[str, Role] = {
     **dict.fromkeys(POINTWISE, "pointwise"),
-    **dict.fromkeys(VIEWS, "view"),
     **dict.fromkeys(MOVES, "move"),
     **dict.fromkeys(_REDUCTIONS, "reduce"),
     **dict.fromkeys(MATMULS, "matmul"),
@@ -78,7 +77,7 @@ _UNARY_POWERS = frozenset({-3, -2, -1, -0.5, 0.5, 1, 2, 3, 4})
 
 def role_of(op: Operation) -> Role | None:
     """What an op is to a kernel; None if no kernel can hold it."""
-    role = _ROLES.get(op.name)
+    role = "view" if facts_of(op).is_layout else _ROLES.get(op.name)
     if role is None or not isinstance(op, AtenOp):
         return None
     if not _has_plain_types(op):
@@ -264,8 +263,9 @@ def _before(product: AtenOp, members: list[AtenOp]) -> set[AtenOp]:
     """The members that the product's factors are computed from."""
     inside = set(members)
     found: set[AtenOp] = set()
-    factors = product.operands[1:] if product.name == "aten.addmm" else product.operands
-    pending = [value.owner for value in factors]
+    facts = facts_of(product).product
+    assert facts is not None
+    pending = [product.operands[index].owner for index in facts.factors]
     while pending:
         owner = pending.pop()
         if isinstance(owner, AtenOp) and owner in inside and owner not in found:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -11,12 +11,13 @@ from typing import cast
 from xdsl.dialects import builtin, func
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
+from shardweave.ir.annotations import describe, layer_of, sharding_attrs_of, wanted_attrs_of
 from shardweave.ir.attributes import MeshAttr, ShardingAttr
+from shardweave.ir.literals import to_python
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program_stats import ProgramStats
 from shardweave.ir.source_text import SourceText
-from shardweave.ir.syntax import layer_of
 from shardweave.ir.text import parse_module, print_module
 from shardweave.ir.types import shape_of
 
@@ -50,13 +51,13 @@ class Slot:
     def aliases(self) -> tuple[str, ...]:
         """Other qualified names of a tied parameter."""
         found = self.attributes.data.get("dist.aliases")
-        if found is None:
-            return ()
-        return tuple(a.data for a in cast("builtin.ArrayAttr[builtin.StringAttr]", found))
+        names = to_python(found) if found is not None else None
+        return tuple(map(str, names)) if isinstance(names, list) else ()
 
     @property
     def sharding_attr(self) -> ShardingAttr | None:
-        return cast("ShardingAttr | None", self.attributes.data.get("dist.sharding"))
+        given = self.attributes.data.get("dist.sharding")
+        return given if isinstance(given, ShardingAttr) else None
 
 
 class Program:
@@ -231,6 +232,36 @@ def sharding_of(
     if program.is_local:
         return attribute.on_local(shape, program.mesh)
     return attribute.on(shape, program.mesh)
+
+
+def shardings_of(op: Operation, program: Program) -> list[Sharding | None]:
+    """The sharding that an op's annotation gives each result; None where it has none.
+
+    Raises ValueError, naming the op, if one does not fit its result.
+    """
+    return _read(op, sharding_attrs_of(op), program)
+
+
+def wishes_of(op: Operation, program: Program) -> list[Sharding | None]:
+    """The sharding that a plan or a person wants of each result of an op; None where free.
+
+    Raises ValueError, naming the op, if one does not fit its result.
+    """
+    return _read(op, wanted_attrs_of(op), program)
+
+
+def _read(
+    op: Operation, attributes: Sequence[ShardingAttr] | None, program: Program
+) -> list[Sharding | None]:
+    if attributes is None:
+        return [None] * len(op.results)
+    try:
+        return [
+            sharding_of(attribute, shape_of(result), program)
+            for attribute, result in zip(attributes, op.results, strict=True)
+        ]
+    except ValueError as error:
+        raise ValueError(f"{describe(op)}: {error}") from error
 
 
 def _slot(value: SSAValue, attributes: builtin.DictionaryAttr) -> Slot:

@@ -1,20 +1,13 @@
-"""Where the forward pass ends, which block an op belongs to, and what is kept for later."""
+"""Where the forward pass ends, which block an op belongs to, and which ops bring weights."""
 
 from __future__ import annotations
 
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Operation
 
+from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.dist import AllGatherOp
+from shardweave.ir.facts import facts_of
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import layer_of, phase_of
-from shardweave.ir.types import num_bytes, tensor_type_of
-
-VIEWS = frozenset({"aten.view", "aten.permute", "aten.expand"})
-"""Ops whose result shares the memory of their operand."""
-
-
-WEIGHT_VIEWS = VIEWS | {"aten._to_copy"}
-"""Ops whose result is as good as the weight that they are given."""
 
 
 def weight_ops(program: Program) -> list[Operation]:
@@ -23,8 +16,8 @@ def weight_ops(program: Program) -> list[Operation]:
     known = {slot.value for slot in program.arguments if slot.kind == "param"}
     found: list[Operation] = []
     for op in program.ops:
-        is_one = op.name in WEIGHT_VIEWS or type(op) is AllGatherOp
-        if is_one and all(value in known for value in op.operands):
+        brings = facts_of(op).keeps_weight or type(op) is AllGatherOp
+        if brings and all(value in known for value in op.operands):
             known.update(op.results)
             found.append(op)
     return found
@@ -51,36 +44,3 @@ def split_at_backward(program: Program) -> tuple[list[Operation], list[Operation
         if phase_of(op) in ("backward", "recompute"):
             return ops[:index], ops[index:]
     return ops, []
-
-
-def storage_of(value: SSAValue) -> SSAValue:
-    """The value whose memory a view shares."""
-    while isinstance(value.owner, Operation) and value.owner.name in VIEWS:
-        value = value.owner.operands[0]
-    return value
-
-
-def kept_values(program: Program) -> list[SSAValue]:
-    """Results of forward ops that the rest of the step reads: what memory holds in between.
-
-    Each sub-batch has its own beginning of the backward pass, so that the order of sub-batches
-    does not change what is kept.
-    """
-    made: set[SSAValue] = set()
-    found: dict[SSAValue, None] = {}
-    turned: set[Attribute | None] = set()
-    for op in program.ops:
-        copy = op.properties.get("copy")
-        if phase_of(op) in ("backward", "recompute"):
-            turned.add(copy)
-        if copy in turned or (copy is None and turned):
-            storages = map(storage_of, op.operands)
-            found.update(dict.fromkeys(storage for storage in storages if storage in made))
-        else:
-            made.update(op.results)
-    return list(found)
-
-
-def kept_bytes(program: Program) -> int:
-    """Bytes of `kept_values` on one device."""
-    return sum(num_bytes(tensor_type_of(value)) for value in kept_values(program))

@@ -7,32 +7,51 @@ from collections.abc import Collection, Iterable
 
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.dist import DistOp
+from shardweave.ir.dist import DistOp, SliceOp
+from shardweave.ir.facts import facts_of
 from shardweave.ir.kernel import FusedOp
-from shardweave.ir.regions import VIEWS, block_of_op, storage_of
+from shardweave.ir.regions import block_of_op
+from shardweave.ir.storage import is_view, layout_source
 from shardweave.ir.types import num_bytes, tensor_type_of
 
-_PARTIAL = {"aten.embedding": 0, "aten.gather": 0, "aten.slice.Tensor": 0, "aten.select.int": 0}
-"""Ops that read of this operand only what they return."""
+
+def bytes_moved(op: Operation) -> int:
+    """Bytes that one op reads and writes: of a fused region, as one kernel.
+
+    Views move nothing, nor do waits. Collectives are not counted: they send. What is looked up of
+    a table counts, not the table; operands count as often as they are given.
+    """
+    if isinstance(op, FusedOp):
+        return traffic(op.fused_ops)
+    if isinstance(op, SliceOp):
+        return 2 * _bytes(op.results[0])
+    if isinstance(op, DistOp) or is_view(op):
+        return 0
+    written = sum(map(_bytes, op.results))
+    if facts_of(op).is_lookup:
+        return 2 * written + sum(map(_bytes, op.operands[1:]))
+    return written + sum(map(_bytes, op.operands))
 
 
 def traffic(ops: Collection[Operation]) -> int:
-    """Bytes that a kernel of these ops moves: its inputs and its outputs, each once.
+    """Bytes that one kernel of these ops moves: its inputs and its outputs, each once.
 
-    Views share their operand's memory; of a table that is looked up, and of a value that is
-    sliced, what is taken counts.
+    Layouts of a value count as the value, in the kernel and before it; of a table that is looked
+    up, and of a value that is sliced, what is taken counts.
     """
     members = set(ops)
     read: dict[SSAValue, int] = {}
     written: dict[SSAValue, int] = {}
     for op in ops:
-        if op.name in VIEWS:
+        facts = facts_of(op)
+        if facts.is_layout:
             continue
+        takes_part = facts.is_lookup or facts.view == "part"
         for index, operand in enumerate(op.operands):
-            source = storage_of(operand)
+            source = layout_source(operand)
             if source.owner not in members:
                 size = min(_bytes(operand), _bytes(source))
-                if _PARTIAL.get(op.name) == index:
+                if takes_part and index == 0:
                     size = min(size, _bytes(op.results[0]))
                 read[source] = max(size, read.get(source, 0))
         for result in op.results:
@@ -42,23 +61,19 @@ def traffic(ops: Collection[Operation]) -> int:
 
 
 def _is_read_outside(value: SSAValue, members: set[Operation]) -> bool:
-    """Whether an op that is not a member reads the value or a view of it."""
+    """Whether an op that is not a member reads the value or a layout of it."""
     return any(
         use.operation not in members
-        or (use.operation.name in VIEWS and _is_read_outside(use.operation.results[0], members))
+        or (
+            facts_of(use.operation).is_layout
+            and _is_read_outside(use.operation.results[0], members)
+        )
         for use in value.uses
     )
 
 
 def _bytes(value: SSAValue) -> int:
     return num_bytes(tensor_type_of(value))
-
-
-def bytes_moved(op: Operation) -> int:
-    """`traffic` of one op, or of all ops of a fused region; collectives are not counted."""
-    if isinstance(op, DistOp):
-        return 0
-    return traffic(op.fused_ops) if isinstance(op, FusedOp) else traffic([op])
 
 
 def bytes_by_block(ops: Iterable[Operation]) -> dict[str, int]:

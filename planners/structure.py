@@ -16,17 +16,12 @@ from math import prod
 
 from xdsl.ir import SSAValue
 
+from shardweave.ir.annotations import phase_of
 from shardweave.ir.aten import AtenOp
+from shardweave.ir.facts import facts_of, weight_of
 from shardweave.ir.placement import DimSharding, Placement
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.rules import Rule, rule_of
-from shardweave.ir.syntax import phase_of
-
-_VIEWS = frozenset({"aten.view", "aten.permute", "aten._to_copy", "aten.expand"})
-LINEAR = {"aten.mm": 1, "aten.addmm": 2, "aten.convolution": 1}
-"""Ops with a weight, and the index of its operand."""
-
-_ADDITIONS = frozenset({"aten.add.Tensor", "aten.sub.Tensor"})
 
 Cut = tuple[DimSharding, ...]
 """One placement somewhere on a value's dims."""
@@ -172,7 +167,7 @@ def parameter_of(
 ) -> tuple[SSAValue, list[AtenOp]] | None:
     """The parameter that a value is a view of, and the views, outermost first."""
     views: list[AtenOp] = []
-    while isinstance(value.owner, AtenOp) and value.owner.name in _VIEWS:
+    while isinstance(value.owner, AtenOp) and facts_of(value.owner).keeps_weight:
         views.append(value.owner)
         value = value.owner.operands[0]
     return (value, views) if value in parameters else None
@@ -206,12 +201,13 @@ class _Analysis:
         labels = [(i, self.labels[v]) for i, v in enumerate(op.operands) if v in self.labels]
         if labels:
             self._follow(op, labels)
-        elif op.name in LINEAR and op not in self.banned:
+        elif weight_of(op) is not None and op not in self.banned:
             self._start(op)
 
     def _start(self, op: AtenOp) -> None:
         """Label the output features of a linear map with a weight of its own."""
-        weight = LINEAR[op.name]
+        weight = weight_of(op)
+        assert weight is not None
         rule = rule_of(op)
         found = parameter_of(op.operands[weight], self.parameters)
         factor = _only_in(rule, weight, present=True)
@@ -252,7 +248,8 @@ class _Analysis:
                 kept = True
                 self.labels[result] = Label(rule.dims_of(dims, cuts), sources)
         if not kept:
-            blocked = rule.factors[factor].reduction is None and op.name != "aten.addmm"
+            product = facts_of(op).product
+            blocked = rule.factors[factor].reduction is None and not (product and product.plain)
             (self.groups.dead if blocked else self.groups.ended).update(sources)
             self.groups.ends.append((op, sources))
 
@@ -261,7 +258,7 @@ class _Analysis:
 
         That is where a residual branch ends; the stream it returns to stays whole.
         """
-        return op.name in _ADDITIONS and any(
+        return facts_of(op).is_addition and any(
             value in self.activations
             and value not in self.labels
             and any(factor in names for names in dims)

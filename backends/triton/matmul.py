@@ -14,7 +14,7 @@ from shardweave.backends.triton.values import Values
 from shardweave.backends.triton.writer import Guards, Indices, Term, UnfitError
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.fusible import MATMULS
-from shardweave.ir.regions import VIEWS
+from shardweave.ir.storage import layout_source
 from shardweave.ir.types import dtype_of_value, shape_of
 
 _BLOCK_OF = """\
@@ -140,9 +140,7 @@ def _factor(values: Values, value: SSAValue, indices: Indices) -> Term:
 
 def _is_loaded(value: SSAValue) -> bool:
     """Whether nothing but views lies between an input and the factor."""
-    while isinstance(value.owner, AtenOp) and value.owner.name in VIEWS:
-        value = value.owner.operands[0]
-    return not isinstance(value.owner, AtenOp)
+    return not isinstance(layout_source(value).owner, AtenOp)
 
 
 def _block(term: Term, shape: str) -> str:

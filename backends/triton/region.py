@@ -8,10 +8,11 @@ from torch import Tensor
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.backends.triton.writer import UnfitError
+from shardweave.ir.annotations import layer_of
 from shardweave.ir.aten import AtenOp
+from shardweave.ir.facts import facts_of
 from shardweave.ir.fusible import IterationSpace, space_of
 from shardweave.ir.kernel import FusedOp
-from shardweave.ir.regions import VIEWS
 from shardweave.ir.types import dtype_of_value, shape_of
 
 
@@ -51,7 +52,7 @@ class Region:
     @property
     def text(self) -> list[str]:
         """The lines of the program that the region stands for."""
-        return [f"{op}  {_layer(op)}" for op in self.ops]
+        return [f"{op}  {layer_of(op)}" for op in self.ops]
 
 
 def region_of(op: FusedOp) -> Region:
@@ -61,7 +62,7 @@ def region_of(op: FusedOp) -> Region:
     outputs: list[Output] = []
     for value in op.yielded:
         views: list[AtenOp] = []
-        while isinstance(value.owner, AtenOp) and value.owner.name in VIEWS:
+        while isinstance(value.owner, AtenOp) and facts_of(value.owner).is_layout:
             views.insert(0, value.owner)
             value = value.owner.operands[0]
         if isinstance(value.owner, Operation):
@@ -75,7 +76,3 @@ def region_of(op: FusedOp) -> Region:
         if dtype_of_value(value).is_complex:
             raise UnfitError("complex numbers have no kernel")
     return Region(op, inputs, tuple(op.fused_ops), tuple(stored), tuple(outputs), space)
-
-
-def _layer(op: AtenOp) -> str:
-    return str(op.properties.get("layer", ""))

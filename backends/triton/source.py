@@ -10,10 +10,12 @@ from xdsl.ir import SSAValue
 
 from shardweave.backends.triton.formulas import type_text
 from shardweave.backends.triton.region import Region
-from shardweave.backends.triton.writer import Writer, dense_strides, short_name
+from shardweave.backends.triton.writer import Writer, short_name
+from shardweave.ir.annotations import ANNOTATIONS, properties_without
 from shardweave.ir.fusible import Family
 from shardweave.ir.literals import to_python
-from shardweave.ir.syntax import ANNOTATIONS, STRUCTURE
+from shardweave.ir.strides import dense_strides
+from shardweave.ir.syntax import STRUCTURE
 from shardweave.ir.types import dtype_of_value, shape_of
 
 Config = dict[str, int]
@@ -141,8 +143,7 @@ def _op_lines(region: Region) -> list[str]:
         words = [numbers[value] for value in op.operands]
         words += [
             f"{name} = {to_python(value)}"
-            for name, value in op.properties.items()
-            if name not in ANNOTATIONS and name != STRUCTURE
+            for name, value in properties_without(op, *ANNOTATIONS, STRUCTURE).items()
         ]
         given = ", ".join(words)
         for result in op.results:

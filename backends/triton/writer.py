@@ -174,13 +174,3 @@ def short_name(value: SSAValue) -> str:
     hint = (value.name_hint or "x").rstrip("0123456789.").split(".")[-1]
     word = "".join(c if c.isalnum() else "_" for c in hint).strip("_")
     return word if word and not word[0].isdigit() else "x"
-
-
-def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))

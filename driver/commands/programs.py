@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from shardweave.driver.report.text import bytes_text
+from shardweave.ir.annotations import phase_of
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import phase_of
 from shardweave.ir.types import num_bytes, tensor_type_of
 
 

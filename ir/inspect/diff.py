@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from xdsl.ir import Attribute, Operation, SSAValue
 
+from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.inspect.diff_lines import Lines
 from shardweave.ir.inspect.diff_match import Matching, longest_increasing, match
 from shardweave.ir.inspect.diff_table import NOT_COMPARED, Interner, ProgramTable, table_of
@@ -20,7 +21,6 @@ from shardweave.ir.inspect.stats import stats
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.program_stats import ProgramStats
 from shardweave.ir.regions import block_name
-from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.text import without_gc
 
 MAX_CHAIN = 256

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Attribute, Operation, Region, SSAValue
 
+from shardweave.ir.annotations import copy_of, layer_of, phase_of
 from shardweave.ir.program import Program, Slot
-from shardweave.ir.syntax import layer_of, phase_of
 
 SlotKey = tuple[str, str]
 
@@ -97,9 +97,7 @@ def table_of(program: Program, interner: Interner) -> ProgramTable:
         for index, value in enumerate(op.results):
             where[value] = node, index
         full.append(interner.number(_label(op, interner)))
-        copy = op.properties.get("copy")
-        copy_number = -1 if copy is None else interner.attribute(copy)
-        weak.append(interner.number((op.name, layer_of(op), phase_of(op), copy_number)))
+        weak.append(interner.number((op.name, layer_of(op), phase_of(op), copy_of(op))))
         bare.append(interner.number(op.name))
     results = _by_key(program.results)
     return ProgramTable(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from shardweave.ir.annotations import phase_of
 from shardweave.ir.dist import COLLECTIVES, DistOp, sent_bytes
 from shardweave.ir.flops import flops_of
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.program_stats import CollectiveStats, ProgramStats
-from shardweave.ir.regions import kept_bytes
-from shardweave.ir.syntax import phase_of
+from shardweave.ir.storage import kept_bytes
 from shardweave.ir.traffic import bytes_by_block
 from shardweave.ir.types import num_bytes, tensor_type_of
 

@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
-from typing import cast
 
 import torch
-from xdsl.dialects import builtin
-from xdsl.ir import Attribute, Block, Operation, OpResult, SSAValue
+from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from shardweave.ir import dist
+from shardweave.ir.annotations import annotate, set_copy, set_sharding_attrs, sharding_attrs_of
 from shardweave.ir.aten import create
-from shardweave.ir.literals import to_attribute
+from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.syntax import annotate
 from shardweave.ir.types import shape_of, tensor_type, tensor_type_of, with_shape
 
 _GATHERS = (dist.AllGatherOp, dist.AllToAllOp)
@@ -77,7 +75,7 @@ class TimeOps:
         if self.source is not None:
             annotate(op, self.source)
         if self.copy:
-            op.properties["copy"] = to_attribute(list(self.copy))
+            set_copy(op, self.copy)
         op.results[0].name_hint = name
         self.block.add_op(op)
         return op.results[0]
@@ -91,12 +89,11 @@ class TimeOps:
     def reduce(self, parts: Sequence[SSAValue], reduction: str) -> SSAValue:
         """Sum or maximum of the copies, left to right; each may still be a term over space axes."""
         name = "aten.maximum" if reduction == "max" else "aten.add.Tensor"
-        sharding = _sharding_property(parts[0])
+        sharding = _sharding_attrs(parts[0])
 
         def combine(a: SSAValue, b: SSAValue) -> SSAValue:
             op = create(name, [a, b], [a.type])
-            if sharding is not None:
-                op.properties["sharding"] = sharding
+            set_sharding_attrs(op, sharding)
             return self._add(op, "total")
 
         return reduce(combine, parts)
@@ -150,11 +147,9 @@ class TimeOps:
         return self._add(added, "index")
 
 
-def _sharding_property(value: SSAValue) -> Attribute | None:
-    """The `sharding` property of an op with a value's sharding as that of its only result."""
+def _sharding_attrs(value: SSAValue) -> list[ShardingAttr] | None:
+    """The sharding of a value, for an op of which it is that of the only result."""
     if not isinstance(value, OpResult):
         return None
-    known = value.op.properties.get("sharding")
-    if not isinstance(known, builtin.ArrayAttr):
-        return None
-    return builtin.ArrayAttr([cast("builtin.ArrayAttr[Attribute]", known).data[value.index]])
+    shardings = sharding_attrs_of(value.op)
+    return None if shardings is None else [shardings[value.index]]

@@ -6,17 +6,17 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import product
 from typing import TypeVar
 
-from xdsl.dialects import builtin, func
+from xdsl.dialects import func
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from shardweave.ir import dist
+from shardweave.ir.annotations import properties_without, set_copy, set_sharding_attrs
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.literals import to_attribute
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Placement, Sharding, block_of, ordered
-from shardweave.ir.program import Program, Slot
+from shardweave.ir.program import Program, Slot, shardings_of
 from shardweave.ir.rewrite.time_collectives import CollectiveStep, TimeOps, steps_of
-from shardweave.ir.sharding.flow import annotated
 from shardweave.ir.types import shape_of, tensor_type_of, with_shape
 
 Coordinate = tuple[int, ...]
@@ -139,7 +139,7 @@ class _Unroller:
         if isinstance(op, dist.DistOp) and any(axis in self.names for axis in op.axes):
             self._over_time(op)
             return
-        shardings = annotated(op, self.program)
+        shardings = shardings_of(op, self.program)
 
         def clone(operands: tuple[SSAValue, ...]) -> Operation:
             one = type(op).create(
@@ -167,17 +167,15 @@ class _Unroller:
         shardings: Sequence[Sharding | None],
         op: Operation,
     ) -> None:
-        entries: list[Attribute] = []
+        entries: list[ShardingAttr] = []
         for result, old, sharding in zip(clone.results, op.results, shardings, strict=True):
             result.name_hint = old.name_hint
             if sharding is not None:
                 space = scaled_without(sharding, self.names)
                 entries.append(ShardingAttr.of(space, space.global_shape(shape_of(old))))
-        clone.properties = {k: v for k, v in clone.properties.items() if k != "sharding"}
-        if len(entries) == len(clone.results):
-            clone.properties["sharding"] = builtin.ArrayAttr(entries)
+        set_sharding_attrs(clone, entries if len(entries) == len(clone.results) else None)
         if self.ops.copy:
-            clone.properties["copy"] = to_attribute(list(self.ops.copy))
+            set_copy(clone, self.ops.copy)
         self.block.add_op(clone)
 
     # Collectives over time axes
@@ -202,14 +200,15 @@ class _Unroller:
             return self._merged(copies, axis, lambda parts: self.ops.reduce(parts, op.reduction))
         if isinstance(op, dist.BroadcastOp):
             return self._merged(copies, axis, lambda parts: parts[0])
-        dim, block = op.integer("dim"), op.integer("block")
+        assert isinstance(op, dist.AlongDimOp)
+        dim, block = op.dim, op.block
         if isinstance(op, dist.AllGatherOp):
             return self._gathered(copies, axis, dim, block * step.gathered)
         if isinstance(op, dist.ReduceScatterOp):
             copies = self._merged(copies, axis, lambda parts: self.ops.reduce(parts, "sum"))
         elif isinstance(op, dist.AllToAllOp):
-            from_block = op.integer("from_block") * step.gathered
-            copies = self._gathered(copies, axis, op.integer("from_dim"), from_block)
+            from_block = op.from_block * step.gathered
+            copies = self._gathered(copies, axis, op.from_dim, from_block)
         return self._cut(copies, axis, dim, block * step.cut)
 
     def _cut(self, copies: Copies, axis: str, dim: int, block: int) -> Copies:
@@ -236,15 +235,15 @@ class _Unroller:
         self, op: dist.DistOp, found: list[Copies], step: CollectiveStep, *, is_last: bool
     ) -> list[Copies]:
         """The part of a collective over space axes, after its part over time axes."""
-        properties = {k: v for k, v in op.properties.items() if k != "sharding"}
+        properties = properties_without(op, "sharding")
         properties["axes"] = to_attribute(list(step.axes))
-        factors = {"block": step.cut, "from_block": step.gathered}
-        if isinstance(op, dist.AllGatherOp):
-            factors["block"] = step.gathered
-        for name, factor in factors.items():
-            if name in properties:
-                properties[name] = to_attribute(op.integer(name) * factor)
-        shardings = annotated(op, self.program) if is_last else [None] * len(op.results)
+        if isinstance(op, dist.AlongDimOp):
+            is_gather = isinstance(op, dist.AllGatherOp)
+            longer = step.gathered if is_gather else step.cut
+            properties["block"] = to_attribute(op.block * longer)
+        if isinstance(op, dist.AllToAllOp):
+            properties["from_block"] = to_attribute(op.from_block * step.gathered)
+        shardings = shardings_of(op, self.program) if is_last else [None] * len(op.results)
 
         def clone(operands: tuple[SSAValue, ...]) -> Operation:
             # What comes out follows from what goes in, once there is an op to ask.

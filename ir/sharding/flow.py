@@ -7,18 +7,15 @@ a reshard already made for an earlier use. A later use of the same version is fr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
-from xdsl.dialects import builtin
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
+from shardweave.ir.annotations import describe, sharding_attrs_of
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.describe import describe
+from shardweave.ir.facts import facts_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Sharding
-from shardweave.ir.program import Program, sharding_of
-from shardweave.ir.regions import WEIGHT_VIEWS
+from shardweave.ir.program import Program
 from shardweave.ir.sharding.assignment import (
     Assigner,
     Assignment,
@@ -31,9 +28,6 @@ from shardweave.ir.types import dtype_of_value, shape_of
 
 MAX_VERSIONS = 4
 """Versions of one value that are remembered; more would only cost time."""
-
-_MOVES = frozenset({"aten.view", "aten.permute"})
-"""Ops that cost nothing: done again on another version of their operand, they save a message."""
 
 
 class Flow:
@@ -80,7 +74,7 @@ class Flow:
     def moved_versions(self, value: SSAValue) -> list[tuple[Sharding, Sharding]]:
         """For a view: (version of it, version of its operand that gives it)."""
         owner = value.owner
-        if not isinstance(owner, AtenOp) or owner.name not in _MOVES:
+        if not isinstance(owner, AtenOp) or not facts_of(owner).is_rearrangement:
             return []
         source = owner.operands[0]
         if len(self.versions[source]) == 1 and not self.moved_versions(source):
@@ -115,7 +109,7 @@ class Flow:
 
     def define(self, op: Operation, shardings: Sequence[Sharding]) -> None:
         """Record the shardings of an op's results."""
-        pinned = op.name in WEIGHT_VIEWS and op.operands[0] in self.pinned
+        pinned = facts_of(op).keeps_weight and op.operands[0] in self.pinned
         for result, sharding in zip(op.results, shardings, strict=True):
             self.versions[result] = [sharding]
             if pinned and not sharding.is_replicated:
@@ -141,7 +135,7 @@ class Flow:
         same (the gradient of an output, for both of a linear map's gradients).
         """
         owner = value.owner
-        if not isinstance(owner, AtenOp) or owner.name not in _MOVES:
+        if not isinstance(owner, AtenOp) or not facts_of(owner).is_rearrangement:
             return None
         source = owner.operands[0]
         if source not in self.read_twice or source in self.pinned:
@@ -178,36 +172,12 @@ def _carried(sharding: Sharding, dims: tuple[DimSharding, ...] | None) -> Shardi
     return None if dims is None else Sharding(dims, sharding.unreduced, sharding.reduction)
 
 
-def annotated(op: Operation, program: Program) -> list[Sharding | None]:
-    """The shardings that an op's `sharding` property gives its results; None where absent."""
-    return _read(op, "sharding", program)
-
-
-def wishes_of(op: Operation, program: Program) -> list[Sharding | None]:
-    """The shardings that a plan or a person wants for an op's results; None where free."""
-    return _read(op, "wanted", program)
-
-
-def _read(op: Operation, name: str, program: Program) -> list[Sharding | None]:
-    attribute = op.properties.get(name)
-    if attribute is None:
-        return [None] * len(op.results)
-    attributes = cast("builtin.ArrayAttr[ShardingAttr]", attribute)
-    try:
-        return [
-            sharding_of(entry, shape_of(result), program)
-            for entry, result in zip(attributes, op.results, strict=True)
-        ]
-    except ValueError as error:
-        raise ValueError(f"{describe(op)}: {error}") from error
-
-
 def is_propagated(program: Program) -> bool:
     """Whether every op of a global program says in which shards its results are.
 
     Raises ValueError, naming an op, if only some do.
     """
-    marked = [("sharding" in op.properties, op) for op in program.ops]
+    marked = [(sharding_attrs_of(op) is not None, op) for op in program.ops]
     if not any(has for has, _ in marked):
         return False
     for has, op in marked:
@@ -225,14 +195,6 @@ def check_not_propagated(program: Program, name: str) -> None:
     if program.is_local or is_propagated(program):
         state = "local" if program.is_local else "propagated"
         raise ValueError(f"the program is {state} already; run {name} before propagate-shardings.")
-
-
-def sharding_property(
-    shardings: Sequence[Sharding], shapes: Sequence[tuple[int, ...]]
-) -> Attribute:
-    """The `sharding` property for results of these global shapes."""
-    pairs = zip(shardings, shapes, strict=True)
-    return builtin.ArrayAttr([ShardingAttr.of(s, shape) for s, shape in pairs])
 
 
 def aten_ops(program: Program) -> list[AtenOp]:

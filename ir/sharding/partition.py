@@ -8,23 +8,29 @@ from __future__ import annotations
 
 from typing import cast
 
-from xdsl.dialects import builtin, func
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.dialects import func
+from xdsl.ir import Block, Operation, SSAValue
 
 from shardweave.ir import dist
+from shardweave.ir.annotations import (
+    annotate,
+    describe,
+    set_sharding_attrs,
+    set_shardings,
+    sharding_attrs_of,
+)
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.literals import Literal
 from shardweave.ir.placement import Sharding
-from shardweave.ir.program import Program, Slot
+from shardweave.ir.program import Program, Slot, shardings_of
 from shardweave.ir.sharding.fit import Misfit, fitting_factors
-from shardweave.ir.sharding.flow import annotated, is_propagated, sharding_property
+from shardweave.ir.sharding.flow import is_propagated
 from shardweave.ir.sharding.local_form import LocalForm
 from shardweave.ir.sharding.reshard import ReshardStep, reshard
 from shardweave.ir.sharding.rules import rule_of
 from shardweave.ir.sharding.rules.base import Localize
-from shardweave.ir.syntax import annotate
 from shardweave.ir.types import AnyTensor, shape_of, tensor_type_of, with_shape
-from shardweave.ir.verify.program import describe
 
 _KINDS: dict[str, type[dist.DistOp]] = {
     "all_reduce": dist.AllReduceOp,
@@ -89,7 +95,7 @@ class _Partition:
 
     def _results(self, op: Operation) -> list[Sharding]:
         """In which shards an op gives its results."""
-        return [cast(Sharding, sharding) for sharding in annotated(op, self.program)]
+        return [cast(Sharding, sharding) for sharding in shardings_of(op, self.program)]
 
     def _op(self, op: AtenOp) -> None:
         rule, results = rule_of(op), self._results(op)
@@ -114,12 +120,10 @@ class _Partition:
         assert isinstance(owner, Operation)
         shape = shape_of(old)
         if len(owner.results) == 1:
-            owner.properties["sharding"] = sharding_property([sharding], [shape])
+            set_shardings(owner, [sharding], [shape])
             return
-        known = cast("builtin.ArrayAttr[Attribute] | None", owner.properties.get("sharding"))
-        entries = list(known) if known is not None else []
-        entries.append(ShardingAttr.of(sharding, shape))
-        owner.properties["sharding"] = builtin.ArrayAttr(entries)
+        known = sharding_attrs_of(owner) or ()
+        set_sharding_attrs(owner, [*known, ShardingAttr.of(sharding, shape)])
 
     def _reshard(self, op: dist.ReshardOp) -> None:
         (source,), (goal,) = op.operands, self._results(op)
@@ -136,7 +140,7 @@ class _Partition:
     def _collective(
         self, op: dist.ReshardOp, current: SSAValue, before: Sharding, step: ReshardStep
     ) -> SSAValue:
-        arguments: dict[str, object] = {"axes": list(step.axes)}
+        arguments: dict[str, Literal] = {"axes": list(step.axes)}
         if step.kind == "all_reduce" and before.reduction == "max":
             arguments["op"] = "max"
         elif step.kind != "all_reduce":
@@ -147,7 +151,7 @@ class _Partition:
         type_ = self._local_type(value, step.after)
         collective = dist.create(_KINDS[step.kind], [current], [type_], **arguments)
         annotate(collective, op)
-        collective.properties["sharding"] = sharding_property([step.after], [shape_of(value)])
+        set_shardings(collective, [step.after], [shape_of(value)])
         collective.results[0].name_hint = step.kind
         self.block.add_op(collective)
         return collective.results[0]

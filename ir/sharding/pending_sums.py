@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from xdsl.ir import SSAValue
 
+from shardweave.ir.annotations import annotate, wanted_attrs_of
 from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.flow import check_not_propagated
 from shardweave.ir.sharding.propagate import Propagation
-from shardweave.ir.syntax import annotate
 
 
 def add_pending_sums(program: Program) -> bool:
@@ -42,7 +42,7 @@ def _is_plain_add(op: object) -> bool:
         and op.name == "aten.add.Tensor"
         and op.value("alpha") == 1
         and op.operands[0].type == op.operands[1].type == op.results[0].type
-        and "wanted" not in op.properties
+        and wanted_attrs_of(op) is None
     )
 
 

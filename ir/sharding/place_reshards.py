@@ -19,15 +19,21 @@ from dataclasses import dataclass
 from xdsl.dialects import func
 from xdsl.ir import Operation, SSAValue
 
+from shardweave.ir.annotations import (
+    annotate,
+    phase_of,
+    properties_without,
+    set_phase,
+    set_shardings,
+    set_wanted_attrs,
+)
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.attributes import PhaseAttr
 from shardweave.ir.dist import ReshardOp, create
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import USED, Program, Slot
 from shardweave.ir.sharding.assignment import Assignment
-from shardweave.ir.sharding.flow import Flow, aten_ops, sharding_property
+from shardweave.ir.sharding.flow import Flow, aten_ops
 from shardweave.ir.sharding.stored_weights import StoredWeights
-from shardweave.ir.syntax import annotate, phase_of
 from shardweave.ir.types import shape_of
 
 Version = tuple[SSAValue, Sharding]
@@ -106,7 +112,7 @@ class _Placing:
         operands = self._operands(op)
         if operands != list(op.operands):
             op.operands = operands
-        op.properties.pop("wanted", None)
+        set_wanted_attrs(op, None)
         self._define(op, op, chosen.assignment.results)
         assert op.next_op is not None
         self.before = op.next_op
@@ -128,7 +134,7 @@ class _Placing:
     def _define(self, original: AtenOp, op: Operation, shardings: Sequence[Sharding]) -> None:
         """Note that `op`, the original or a copy of it, gives its results in these shards."""
         shapes = [shape_of(result) for result in original.results]
-        op.properties["sharding"] = sharding_property(shardings, shapes)
+        set_shardings(op, shardings, shapes)
         self.flow.define(original, shardings)
         for old, new, sharding in zip(original.results, op.results, shardings, strict=True):
             self.made[old, sharding] = new
@@ -178,7 +184,7 @@ class _Placing:
             cast = value.owner
             assert isinstance(cast, AtenOp)
             copy = self._copy(cast, [self._shards(cast.operands[0])])
-            copy.properties["sharding"] = sharding_property([stored], [shape_of(value)])
+            set_shardings(copy, [stored], [shape_of(value)])
             shards = self.made[value, stored] = copy.results[0]
         return shards
 
@@ -265,7 +271,7 @@ class _Placing:
         view = value.owner
         assert isinstance(view, AtenOp)
         copy = self._copy(view, [operand])
-        copy.properties["sharding"] = sharding_property([version], [shape_of(value)])
+        set_shardings(copy, [version], [shape_of(value)])
         self.made[value, version] = copy.results[0]
         return copy.results[0]
 
@@ -273,11 +279,10 @@ class _Placing:
 
     def _copy(self, op: AtenOp, operands: Sequence[SSAValue]) -> AtenOp:
         """Add an op once more, on other operands."""
-        properties = {k: v for k, v in op.properties.items() if k not in ("sharding", "wanted")}
         copy = type(op).create(
             operands=operands,
             result_types=op.result_types,
-            properties=properties,
+            properties=properties_without(op, "sharding", "wanted"),
             location=op.location,
         )
         for new, old in zip(copy.results, op.results, strict=True):
@@ -289,17 +294,16 @@ class _Placing:
         self, value: SSAValue, source: SSAValue, wanted: Sharding, user: Operation, why: str
     ) -> ReshardOp:
         op = create(ReshardOp, [source], [value.type], why=why)
-        assert isinstance(op, ReshardOp)
         is_end = isinstance(user, func.ReturnOp) and isinstance(value.owner, Operation)
         annotate(op, value.owner if is_end and isinstance(value.owner, Operation) else user)
-        op.properties["sharding"] = sharding_property([wanted], [shape_of(value)])
+        set_shardings(op, [wanted], [shape_of(value)])
         op.results[0].name_hint = value.name_hint
         self._add(op)
         return op
 
     def _add(self, op: Operation) -> None:
         if self.is_made_again:
-            op.properties["phase"] = PhaseAttr.of("recompute")
+            set_phase(op, "recompute")
         block = self.before.parent_block()
         assert block is not None
         block.insert_op_before(op, self.before)

@@ -18,9 +18,9 @@ from xdsl.ir import Attribute, SSAValue
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.placement import Placement, Sharding, fits, ordered
-from shardweave.ir.program import Program, Slot
+from shardweave.ir.program import Program, Slot, wishes_of
 from shardweave.ir.sharding.assignment import Assignment, price_of
-from shardweave.ir.sharding.flow import Flow, aten_ops, is_propagated, wishes_of
+from shardweave.ir.sharding.flow import Flow, aten_ops, is_propagated
 from shardweave.ir.sharding.place_reshards import Chosen, place_reshards
 from shardweave.ir.sharding.wanted_seats import WantedSeats
 from shardweave.ir.types import shape_of

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from xdsl.ir import SSAValue
 
+from shardweave.ir.annotations import annotate, set_wanted_attrs, wanted_attrs_of
 from shardweave.ir.aten import AtenOp, create
+from shardweave.ir.facts import facts_of
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.flow import check_not_propagated
-from shardweave.ir.syntax import annotate
 from shardweave.ir.types import shape_of
-
-_CARRIES = {"aten.view", "aten.permute", "aten._to_copy"}
 
 
 def split_addmms(program: Program) -> int:
@@ -39,9 +38,9 @@ def split_addmms(program: Program) -> int:
 
 def _contracted_is_cut(op: AtenOp, shardings: dict[SSAValue, Sharding]) -> bool:
     dim, value = 0, op.operands[2]
-    while isinstance(value.owner, AtenOp) and value.owner.name in _CARRIES:
+    while isinstance(value.owner, AtenOp) and facts_of(value.owner).keeps_weight:
         owner = value.owner
-        if owner.name == "aten.view" and shape_of(owner.operands[0]) != shape_of(value):
+        if owner.name != "aten.permute" and shape_of(owner.operands[0]) != shape_of(value):
             return False
         if owner.name == "aten.permute":
             dim = owner.value("dims")[dim]
@@ -67,8 +66,7 @@ def _split(op: AtenOp) -> None:
         block.insert_op_before(new, op)
     product.results[0].name_hint = "mm"
     total.results[0].name_hint = op.results[0].name_hint
-    if "wanted" in op.properties:
-        total.properties["wanted"] = op.properties["wanted"]
+    set_wanted_attrs(total, wanted_attrs_of(op))
     op.results[0].replace_all_uses_with(total.results[0])
     op.detach()
     op.erase()

@@ -10,8 +10,8 @@ from __future__ import annotations
 from xdsl.ir import SSAValue
 
 from shardweave.ir.aten import AtenOp
+from shardweave.ir.facts import facts_of
 from shardweave.ir.placement import Sharding
-from shardweave.ir.regions import WEIGHT_VIEWS
 from shardweave.ir.sharding.flow import Flow
 from shardweave.ir.types import dtype_of_value
 
@@ -34,7 +34,7 @@ class StoredWeights:
 
     def is_view(self, op: AtenOp) -> bool:
         """Whether an op makes a view or a cast of a weight; it is then made where it is read."""
-        if op.name not in WEIGHT_VIEWS or len(op.operands) != 1:
+        if not facts_of(op).keeps_weight or len(op.operands) != 1:
             return False
         (value,), (result,) = op.operands, op.results
         if value not in self.stored and value not in self._views:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from xdsl.dialects import builtin
 from xdsl.ir import Attribute
 
+from shardweave.ir.annotations import set_wanted_attrs, wanted_attrs_of
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Axis, Mesh
 from shardweave.ir.placement import Placement, Sharding, fits, ordered
-from shardweave.ir.program import Program, Slot
-from shardweave.ir.sharding.flow import is_propagated, wishes_of
+from shardweave.ir.program import Program, Slot, wishes_of
+from shardweave.ir.sharding.flow import is_propagated
 from shardweave.ir.types import shape_of
 
 
@@ -82,19 +82,16 @@ class _Splitter:
         where a plan cuts the batch of some layers further, that is inside the sub-batches.
         """
         for one in program.ops:
-            entries = one.properties.get("wanted")
-            if not isinstance(entries, builtin.ArrayAttr):
+            if wanted_attrs_of(one) is None:
                 continue
-            new: list[Attribute] = []
+            new: list[ShardingAttr] = []
             for result, sharding in zip(one.results, wishes_of(one, program), strict=True):
                 shape = shape_of(result)
                 assert sharding is not None
                 if len(shape) > self.dim and shape[self.dim] == batch:
-                    placed = self._placed(sharding, shape, one.name, stride)
-                    new.append(ShardingAttr.of(placed, shape))
-                else:
-                    new.append(ShardingAttr.of(sharding, shape))
-            one.properties["wanted"] = builtin.ArrayAttr(new)
+                    sharding = self._placed(sharding, shape, one.name, stride)
+                new.append(ShardingAttr.of(sharding, shape))
+            set_wanted_attrs(one, new)
 
     def _placed(
         self, sharding: Sharding, shape: tuple[int, ...], name: str, stride: int = 0

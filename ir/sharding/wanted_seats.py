@@ -13,8 +13,8 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.placement import Placement, Sharding
-from shardweave.ir.program import Slot
-from shardweave.ir.sharding.flow import Flow, wishes_of
+from shardweave.ir.program import Slot, wishes_of
+from shardweave.ir.sharding.flow import Flow
 from shardweave.ir.sharding.rules import Rule, rule_of
 
 LOOKAHEAD = 6

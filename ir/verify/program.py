@@ -12,16 +12,15 @@ cannot be written, and none can deadlock on it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
-from xdsl.dialects import builtin, func
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.dialects import func
+from xdsl.ir import Operation, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
+from shardweave.ir.annotations import describe, sharding_attrs_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.describe import describe
-from shardweave.ir.dist import STARTED, DistOp, WaitOp
+from shardweave.ir.dist import STARTED, DistOp, ReshardOp, WaitOp
 from shardweave.ir.infer import infer_types
 from shardweave.ir.kernel import FusedOp, YieldOp
 from shardweave.ir.mesh import Mesh
@@ -224,6 +223,8 @@ class _Verifier:
         if isinstance(op, FusedOp):
             return None
         assert isinstance(op, DistOp)
+        if isinstance(op, ReshardOp) and self.is_local:
+            return ": it stands in a local program; run insert-collectives on the global one"
         problem = op.problem_on(self.mesh)
         return None if problem is None else f": {problem}"
 
@@ -285,15 +286,9 @@ class _Verifier:
     # Shardings
 
     def _shardings(self, op: Operation) -> None:
-        attribute = op.properties.get("sharding")
-        if attribute is None:
+        attributes = sharding_attrs_of(op)
+        if attributes is None:
             self._leaks(op)
-            return
-        attributes = cast("builtin.ArrayAttr[ShardingAttr]", attribute)
-        if not _is_sharding_list(attribute) or len(attributes) != len(op.results):
-            self.found.append(
-                f"{describe(op)}: sharding must list one #dist.sharding for each result."
-            )
             return
         for result, one in zip(op.results, attributes, strict=True):
             try:
@@ -384,10 +379,3 @@ def _origin(value: SSAValue) -> str:
     if isinstance(value.owner, Operation):
         return f"the result of {describe(value.owner)}"
     return f"argument %{value.name_hint}"
-
-
-def _is_sharding_list(attribute: object) -> bool:
-    if not isinstance(attribute, builtin.ArrayAttr):
-        return False
-    items = cast("builtin.ArrayAttr[Attribute]", attribute)
-    return all(isinstance(item, ShardingAttr) for item in items)

@@ -15,15 +15,16 @@ from math import prod
 
 from xdsl.ir import SSAValue
 
+from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.aten import AtenOp
+from shardweave.ir.facts import weight_of
 from shardweave.ir.placement import Placement
 from shardweave.ir.program import Program
 from shardweave.ir.regions import block_of_op
 from shardweave.ir.sharding.rules import Rule, rule_of
-from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.types import shape_of
 from shardweave.planners.axonn.model import LinearLayer
-from shardweave.planners.structure import LINEAR, Cut, back_through, parameter_of
+from shardweave.planners.structure import Cut, back_through, parameter_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,9 @@ class Map:
     @property
     def weight(self) -> int:
         """Index of the weight among the operands."""
-        return LINEAR[self.op.name]
+        weight = weight_of(self.op)
+        assert weight is not None
+        return weight
 
     def is_contracted_in(self, cut: Cut) -> bool:
         """Whether a cut of the parameter falls on k."""
@@ -86,9 +89,9 @@ def linear_maps(program: Program) -> Iterator[Map]:
     """The linear maps and convolutions of the forward pass, in order."""
     parameters = {slot.value for slot in program.arguments if slot.kind == "param"}
     for op in program.ops:
-        if not isinstance(op, AtenOp) or op.name not in LINEAR or phase_of(op) != "forward":
+        weight = weight_of(op)
+        if not isinstance(op, AtenOp) or weight is None or phase_of(op) != "forward":
             continue
-        weight = LINEAR[op.name]
         found = parameter_of(op.operands[weight], parameters)
         factors = _sides(rule_of(op), weight)
         if found is not None and factors is not None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import cast
 
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.dist import AllReduceOp, DistOp
-from shardweave.ir.mesh import Mesh
+from shardweave.ir.dist import AllReduceOp
 from shardweave.ir.program import Program
+from shardweave.ir.storage import shared_operand
 from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.planners.cost.model import kind_of
 
@@ -123,7 +122,7 @@ def _land(
 
 def storages_of(program: Program) -> tuple[dict[SSAValue, _Storage], list[list[_Storage]]]:
     """The memory behind each value, and what each op creates."""
-    mesh = program.mesh or Mesh()
+    mesh = program.mesh
     found: dict[SSAValue, _Storage] = {}
     for slot in program.arguments:
         part = _PART_OF_KIND.get(slot.kind, "inputs")
@@ -132,7 +131,7 @@ def storages_of(program: Program) -> tuple[dict[SSAValue, _Storage], list[list[_
     for index, op in enumerate(program.ops):
         created.append([])
         for position, result in enumerate(op.results):
-            source = _source(op, position, mesh)
+            source = shared_operand(op, position, mesh)
             if source is None:
                 storage = _Storage(num_bytes(tensor_type_of(result)), "activations")
                 created[-1].append(storage)
@@ -148,18 +147,6 @@ def storages_of(program: Program) -> tuple[dict[SSAValue, _Storage], list[list[_
         if slot.kind == "grad" and storage.part == "activations":
             storage.part = "gradients"
     return found, created
-
-
-def _source(op: Operation, position: int, mesh: Mesh) -> SSAValue | None:
-    """The operand whose memory a result shares; None if it has its own."""
-    kind = kind_of(op)
-    if kind == "compute":
-        return None
-    if kind == "view":
-        return op.operands[0]
-    if kind == "wait" or mesh.sizes(cast(DistOp, op).axes) == 1:
-        return op.operands[position]
-    return None
 
 
 def held_by(op: Operation) -> Iterator[SSAValue]:

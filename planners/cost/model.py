@@ -25,36 +25,13 @@ from shardweave.ir.dist import (
     sent_bytes,
 )
 from shardweave.ir.flops import flops_of
-from shardweave.ir.kernel import FusedOp
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.traffic import traffic
+from shardweave.ir.storage import is_view
+from shardweave.ir.traffic import bytes_moved
 from shardweave.ir.types import dtype_of_value, num_bytes, shape_of, tensor_type_of
 from shardweave.planners.cost.cluster import Cluster, CollectiveTimes, DeviceType
 from shardweave.planners.cost.curves import interpolate, time_at
 from shardweave.planners.cost.rings import Ring, ring_of
-
-VIEWS = frozenset(
-    f"aten.{name}"
-    for name in (
-        "alias", "as_strided", "detach", "diagonal", "expand", "lift_fresh", "permute",
-        "select.int", "slice.Tensor", "split.Tensor", "split_with_sizes", "squeeze",
-        "squeeze.dim", "squeeze.dims", "t", "transpose.int", "unbind.int", "unfold",
-        "unsqueeze", "view", "_unsafe_view", "reshape", "chunk",
-    )
-)  # fmt: skip
-"""Ops whose results share their operand's memory."""
-
-RESHAPES = frozenset({"aten.view", "aten._unsafe_view", "aten.reshape"})
-STRIDED_VIEWS = frozenset(
-    f"aten.{name}"
-    for name in ("as_strided", "expand", "permute", "t", "transpose.int", "slice.Tensor")
-)
-"""Views whose memory is not in the order of their elements, so that reshaping them copies."""
-
-LOOKUPS = frozenset(
-    f"aten.{name}" for name in ("embedding", "gather", "index.Tensor", "index_select")
-)
-"""Ops that read of their first operand only what they return."""
 
 DEFAULT_OP = "default"
 """Name of the curve in `DeviceType.op_times` for ops, by bytes, that have none of their own."""
@@ -69,8 +46,8 @@ def kind_of(op: Operation) -> Kind:
     compute: on the device. view: not at all, its results share their operand's memory.
     collective: the device waits for it. start: it runs beside the device until the `wait` for it.
     """
-    found = _kind_of_class(type(op))
-    return "compute" if found == "view" and _is_copying_reshape(op) else found
+    kind = _kind_of_class(type(op))
+    return "view" if kind == "compute" and is_view(op) else kind
 
 
 @cache
@@ -79,47 +56,7 @@ def _kind_of_class(op: type[Operation]) -> Kind:
         return "wait"
     if issubclass(op, STARTED):
         return "start"
-    if issubclass(op, COLLECTIVES):
-        return "collective"
-    return "view" if op.name in VIEWS else "compute"
-
-
-def _is_copying_reshape(op: Operation) -> bool:
-    if op.name not in RESHAPES:
-        return False
-    source = op.operands[0]
-    if not isinstance(source.owner, Operation) or source.owner.name not in STRIDED_VIEWS:
-        return False
-    # Cutting a dim in two keeps any strides; merging dims needs them in order.
-    return not _only_cuts(shape_of(source), shape_of(op.results[0]))
-
-
-def _only_cuts(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
-    """Whether each dim of `before` is the product of neighbouring dims of `after`."""
-    position = 0
-    for size in before:
-        product = 1
-        while product < size and position < len(after):
-            product *= after[position]
-            position += 1
-        if product != size:
-            return False
-    return all(size == 1 for size in after[position:])
-
-
-def bytes_moved(op: Operation) -> int:
-    """Bytes that an op reads and writes at least, from its types."""
-    if kind_of(op) in ("view", "wait"):
-        return 0
-    if isinstance(op, FusedOp):
-        return traffic(op.fused_ops)
-    written = sum(num_bytes(tensor_type_of(value)) for value in op.results)
-    if op.name == "dist.slice":
-        return 2 * written
-    operands = list(op.operands)
-    if op.name in LOOKUPS:
-        return 2 * written + sum(num_bytes(tensor_type_of(value)) for value in operands[1:])
-    return written + sum(num_bytes(tensor_type_of(value)) for value in operands)
+    return "collective" if issubclass(op, COLLECTIVES) else "compute"
 
 
 def signature_text(op: Operation) -> str:

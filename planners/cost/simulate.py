@@ -13,11 +13,10 @@ from typing import cast
 
 from xdsl.ir import Operation, SSAValue
 
+from shardweave.ir.annotations import copy_of, layer_of, phase_of
 from shardweave.ir.dist import DistOp
-from shardweave.ir.literals import to_python
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.cost.model import CostModel, kind_of
@@ -159,6 +158,4 @@ class _Run:
 
 
 def _event(op: Operation, stream: str, start_s: float, end_s: float) -> Event:
-    copy = op.properties.get("copy")
-    coordinates = () if copy is None else tuple(cast("list[int]", to_python(copy)))
-    return Event(op.name, layer_of(op), phase_of(op), coordinates, stream, start_s, end_s)
+    return Event(op.name, layer_of(op), phase_of(op), copy_of(op) or (), stream, start_s, end_s)

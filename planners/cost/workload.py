@@ -15,12 +15,13 @@ from itertools import pairwise
 
 from xdsl.ir import Operation, SSAValue
 
+from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.dist import COLLECTIVES, DistOp, WaitOp, sent_bytes
 from shardweave.ir.flops import flops_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.regions import block_name, kept_values, split_at_backward, storage_of
-from shardweave.ir.syntax import layer_of, phase_of
+from shardweave.ir.regions import block_name, split_at_backward
+from shardweave.ir.storage import kept_values, storage_of
 from shardweave.ir.types import num_bytes, shape_of, tensor_type_of
 from shardweave.planners.cost.cluster import Cluster, NodeType
 from shardweave.planners.cost.model import CostModel

@@ -17,6 +17,8 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from shardweave.ir import dist
 from shardweave.ir.aten import AtenOp
+from shardweave.ir.facts import facts_of
+from shardweave.ir.literals import Literal
 from shardweave.ir.mesh import Axis, Mesh
 from shardweave.ir.placement import DimSharding, Placement, Sharding, ordered
 from shardweave.ir.program import Program
@@ -34,7 +36,6 @@ from shardweave.planners.structure import Cut
 
 TIME_AXIS = "batch"
 _MAX_VERSIONS = 4
-_VIEWS = frozenset({"aten.view", "aten.permute", "aten._to_copy", "aten.expand"})
 _KINDS: dict[str, type[dist.DistOp]] = {
     "all_reduce": dist.AllReduceOp,
     "reduce_scatter": dist.ReduceScatterOp,
@@ -208,7 +209,7 @@ class DegreeModel:
         key = (step.kind, tuple(axes), taken, given)
         found = self._message_times.get(key)
         if found is None:
-            arguments: dict[str, object] = {"axes": axes}
+            arguments: dict[str, Literal] = {"axes": axes}
             if step.kind != "all_reduce":
                 arguments |= {"dim": step.dim, "block": step.block}
             if step.kind == "all_to_all":
@@ -267,7 +268,7 @@ class _Walk:
                 settled = sharding.whole()
                 self.found.communication_s[op] += self.model.moving_s(value, sharding, settled)
             self._define(value, settled)
-            if op.name in _VIEWS and op.operands[0] in self.pinned:
+            if facts_of(op).keeps_weight and op.operands[0] in self.pinned:
                 self.pinned.add(value)
 
     def finish(self) -> None:

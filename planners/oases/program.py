@@ -8,16 +8,17 @@ from itertools import pairwise
 
 from xdsl.ir import Operation, SSAValue
 
+from shardweave.ir.facts import facts_of, weight_of
 from shardweave.ir.placement import Placement
 from shardweave.ir.program import Program
-from shardweave.ir.regions import VIEWS, storage_of
+from shardweave.ir.storage import storage_of
 from shardweave.ir.types import shape_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.oases.blocks import ProgramBlock, read_blocks
 from shardweave.planners.oases.chain import Chain, ChainBlock, DegreeOption, Matrix, PassTimes
 from shardweave.planners.oases.degree import Axes, DegreeModel, DegreeTimes, batch_size
-from shardweave.planners.structure import LINEAR, Cut, Pair, find_pairs, input_embeddings
+from shardweave.planners.structure import Cut, Pair, find_pairs, input_embeddings
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def _tables(
     found: dict[SSAValue, Cut] = {}
     for op, table in input_embeddings(program):
         rows, _ = shape_of(table)
-        projects = any(one.name in LINEAR for one in _users(table))
+        projects = any(weight_of(one) is not None for one in _users(table))
         if op in members and table not in known and not projects and rows % degree == 0:
             found[table] = ((Placement("degree", degree, rows // degree),), ())
     return found
@@ -117,7 +118,7 @@ def _users(value: SSAValue) -> Iterator[Operation]:
     """What reads a value or a view of it."""
     for use in value.uses:
         yield use.operation
-        if use.operation.name in VIEWS:
+        if facts_of(use.operation).is_layout:
             yield from _users(use.operation.results[0])
 
 
@@ -197,13 +198,7 @@ def _pass_times(compute_s: float, communication_s: float, split: int) -> PassTim
 def _saved(block: ProgramBlock) -> list[SSAValue]:
     """What the forward pass of a block computes and its backward pass reads."""
     read = {storage_of(value) for op in block.backward for value in op.operands}
-    return [
-        value
-        for op in block.forward
-        if op.name not in VIEWS
-        for value in op.results
-        if value in read
-    ]
+    return [value for op in block.forward for value in op.results if value in read]
 
 
 def _kept(block: ProgramBlock, times: DegreeTimes, options: ChainOptions) -> int:

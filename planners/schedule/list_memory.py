@@ -13,12 +13,11 @@ from dataclasses import dataclass
 
 from xdsl.ir import Operation
 
+from shardweave.ir.annotations import Copy, copy_of, phase_of
 from shardweave.ir.dist import WaitOp
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import phase_of
 from shardweave.planners.cost.memory import held_by, storages_of
 from shardweave.planners.schedule.graph import Graph
-from shardweave.planners.schedule.interleave import thread_of
 
 
 @dataclass(frozen=True)
@@ -106,11 +105,11 @@ def recompute_gates(graph: Graph, ahead: int) -> Mapping[int, Sequence[int]]:
     `ahead` communications of its own sub-batch's backward pass before that place (Oases'
     Algorithm 2 is one ahead), and never before that pass begins.
     """
-    starts: dict[str | None, list[int]] = {}
-    first: dict[str | None, int] = {}
+    starts: dict[Copy | None, list[int]] = {}
+    first: dict[Copy | None, int] = {}
     gates: dict[int, list[int]] = {}
     for i, op in enumerate(graph.ops):
-        thread, phase = thread_of(op), phase_of(op)
+        thread, phase = copy_of(op), phase_of(op)
         if phase == "backward":
             first.setdefault(thread, i)
             if graph.streams[i] is not None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from xdsl.ir import Operation
 
-from shardweave.ir.describe import describe
+from shardweave.ir.annotations import copy_of, describe
 from shardweave.ir.dist import STARTED, STARTS
-from shardweave.ir.literals import to_python
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.cost.cluster import Cluster
@@ -146,10 +145,7 @@ def _list_orders(program: Program, graph: Graph, cap_bytes: int) -> Iterator[lis
     backward pass meet another's forward pass.
     """
     live = liveness(program, graph)
-    copies: list[int] = []
-    for op in graph.ops:
-        copy = op.properties.get("copy")
-        copies.append(0 if copy is None else sum(cast("list[int]", to_python(copy))))
+    copies = [sum(copy_of(op) or ()) for op in graph.ops]
     total = max(graph.tail_s, default=0.0)
     # An op that frees what it takes is admitted at the cap, and for a moment needs both.
     room = cap_bytes - max(live.created_bytes, default=0)

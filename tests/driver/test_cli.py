@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor, nn
 
-from shardweave import __version__
+from shardweave.__init__ import __version__
 from shardweave.driver import check
 from shardweave.driver.cli import main
 from shardweave.ir.program import Program

@@ -12,7 +12,6 @@ from shardweave.ir.aten import (
     aten_class,
     aten_dialect,
     create,
-    is_random,
     op_name,
     overload_named,
     signature_of,
@@ -116,12 +115,6 @@ def test_derived_arguments_are_arguments_of_the_schema(name: str) -> None:
 def test_op_against_its_schema_does_not_verify(op, message: str) -> None:  # noqa: ANN001
     with pytest.raises(VerifyException, match=message):
         op().verify()
-
-
-def test_random_ops_are_known_by_torch() -> None:
-    assert [is_random(n) for n in ("aten.rand_like", "aten.native_dropout", "aten.relu")] == [
-        True, True, False,
-    ]  # fmt: skip
 
 
 def test_dialect_has_functional_overloads_only() -> None:

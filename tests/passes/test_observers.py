@@ -11,8 +11,8 @@ from xdsl.context import Context
 from xdsl.dialects import builtin
 from xdsl.passes import ModulePass
 
+from shardweave.ir.annotations import layer_of
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import layer_of
 from shardweave.passes.observer import Observer
 from shardweave.passes.observers import (
     DumpFiles,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from shardweave.ir.annotations import phase_of
 from shardweave.ir.rewrite.rematerialize import POLICIES
-from shardweave.ir.syntax import phase_of
 from shardweave.passes.plan_passes import plan_passes
 from shardweave.planners import plan_parts
 from shardweave.planners.lower import local_program

@@ -11,10 +11,10 @@ import pytest
 from shardweave.backends.reference import run_reference
 from shardweave.benchmarks.axonn_planner import captured as stack
 from shardweave.benchmarks.axonn_planner import gpt_model
+from shardweave.ir.annotations import phase_of
 from shardweave.ir.capture.precision import in_float64
 from shardweave.ir.dist import STARTED, WaitOp
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import phase_of
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import as_mesh, run_passes
 from shardweave.planners.axonn import plan_axonn

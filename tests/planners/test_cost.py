@@ -7,6 +7,7 @@ import pytest
 
 from shardweave.ir.dist import COLLECTIVES, DistOp
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.traffic import bytes_moved
 from shardweave.planners.cost.cluster import (
     Cluster,
     ClusterError,
@@ -15,7 +16,7 @@ from shardweave.planners.cost.cluster import (
     MeasuredRing,
     NodeType,
 )
-from shardweave.planners.cost.model import CostModel, bytes_moved, kind_of, signature_text
+from shardweave.planners.cost.model import CostModel, kind_of, signature_text
 from shardweave.tests.ir_text import step
 from shardweave.tests.planners.small_clusters import DEVICE, cluster, local
 

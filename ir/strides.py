@@ -1,0 +1,94 @@
+"""The order of values in memory: strides, as far as the views that made a value tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from xdsl.ir import SSAValue
+
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.facts import facts_of
+from shardweave.ir.types import shape_of
+
+Sizes = tuple[int, ...]
+
+
+def dense_strides(shape: Sequence[int]) -> Sizes:
+    """Strides of a contiguous tensor."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def expected_strides(value: SSAValue) -> Sizes:
+    """The strides that a value of a program has when it runs, in elements."""
+    shape, owner = shape_of(value), value.owner
+    if not isinstance(owner, AtenOp):
+        return dense_strides(shape)
+    if "_attention_" in owner.name and len(shape) == 4:
+        # Heads are the last but one in memory, as they are in the projections of q, k and v.
+        _, heads, length, width = shape
+        return (length * heads * width, width, heads * width, 1)
+    view = facts_of(owner).view
+    if view in (None, "cast"):
+        return dense_strides(shape)
+    source = owner.operands[0]
+    before, strides = shape_of(source), expected_strides(source)
+    if view == "permute":
+        order: list[int] = owner.value("dims")
+        return tuple(strides[dim] for dim in order)
+    if view == "expand":
+        return _expanded(before, strides, shape)
+    if view == "part":
+        return _part(owner, strides)
+    return reshaped(before, strides, shape) or dense_strides(shape)
+
+
+def _expanded(source: Sizes, strides: Sizes, shape: Sizes) -> Sizes:
+    padding = len(shape) - len(source)
+    return tuple(
+        strides[d - padding] if d >= padding and source[d - padding] == size else 0
+        for d, size in enumerate(shape)
+    )
+
+
+def _part(op: AtenOp, strides: Sizes) -> Sizes:
+    """Of a slice or, if it lacks the dim, of one element of it."""
+    dim: int = op.value("dim") % len(strides)
+    if len(shape_of(op.results[0])) < len(strides):
+        return (*strides[:dim], *strides[dim + 1 :])
+    step: int = op.value("step")
+    return (*strides[:dim], strides[dim] * step, *strides[dim + 1 :])
+
+
+@cache
+def reshaped(source: Sizes, strides: Sizes, shape: Sizes) -> Sizes | None:
+    """Strides of a view of another shape; None if there is none, and reshaping copies."""
+    found: list[int] = []
+    left = list(reversed(shape))
+    for size, stride in _runs(source, strides):
+        count = 1
+        while left and (count < size or left[0] == 1):
+            found.append(count * stride)
+            count *= left.pop(0)
+        if count != size:
+            return None
+    found += [1] * len(left)
+    return tuple(reversed(found)) if all(size == 1 for size in left) else None
+
+
+def _runs(source: Sizes, strides: Sizes) -> list[tuple[int, int]]:
+    """Neighbouring dims that lie in memory as one: size and stride of each, the last first."""
+    runs: list[tuple[int, int]] = []
+    for size, stride in reversed(list(zip(source, strides, strict=True))):
+        if size == 1:
+            continue
+        if runs and stride == runs[-1][0] * runs[-1][1]:
+            runs[-1] = (size * runs[-1][0], runs[-1][1])
+        else:
+            runs.append((size, stride))
+    return runs

@@ -1,0 +1,109 @@
+"""Which values share memory, what a reshape copies, and what the forward pass keeps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardweave.ir.regions import split_at_backward
+from shardweave.ir.storage import is_view, kept_bytes, kept_values, storage_of
+from shardweave.ir.strides import expected_strides, reshaped
+from shardweave.ir.traffic import bytes_moved
+from shardweave.ir.types import num_bytes, tensor_type_of
+from shardweave.planners.cost.memory import memory_over_time
+from shardweave.tests.ir_text import step
+from shardweave.tests.zoo import SPECS, captured
+
+
+@st.composite
+def reshapes(draw: st.DrawFn) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """A tensor of any strides and a shape of as many elements."""
+    shape = draw(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=4))
+    tensor = torch.empty(shape).permute(draw(st.permutations(range(len(shape)))))
+    dim = draw(st.integers(0, len(shape) - 1))
+    tensor = draw(
+        st.sampled_from([tensor, tensor.narrow(dim, 0, 1), tensor[None].expand(2, *tensor.shape)])
+    )
+    left, sizes = tensor.numel(), list[int]()
+    while left > 1:
+        size = draw(st.sampled_from([n for n in range(2, left + 1) if left % n == 0]))
+        sizes.append(size)
+        left //= size
+        sizes += [1] * draw(st.integers(0, 1))
+    return tensor, tuple(sizes)
+
+
+@given(reshapes())
+def test_strides_of_a_reshape_are_those_of_torch(
+    case: tuple[torch.Tensor, tuple[int, ...]],
+) -> None:
+    tensor, shape = case
+    strides = reshaped(tuple(tensor.shape), tuple(tensor.stride()), shape)
+    try:
+        expected = tensor.view(shape)
+    except RuntimeError:
+        assert strides is None
+        return
+    assert strides is not None
+    assert torch.empty_strided(shape, strides).shape == expected.shape
+    long = [dim for dim, size in enumerate(shape) if size > 1]
+    assert [strides[dim] for dim in long] == [expected.stride()[dim] for dim in long]
+
+
+VIEWS = """
+    input %x : tensor<4x6xf32>
+    %split = aten.view(%x) : tensor<4x2x3xf32>
+    %turned = aten.permute(%split, dims = [1, 0, 2]) : tensor<2x4x3xf32>
+    %merged = aten.view(%turned) : tensor<8x3xf32>
+    %part = aten.slice.Tensor(%merged, dim = 0, start = 2) : tensor<4x3xf32>
+    %one = aten.select.int(%part, dim = 1, index = 1) : tensor<4xf32>
+    output %one
+"""
+
+
+def test_values_share_memory_up_to_a_reshape_that_copies() -> None:
+    program = step(VIEWS)
+    ops = {op.results[0].name_hint: op for op in program.ops}
+    shared = {name: storage_of(op.results[0]).name_hint for name, op in ops.items()}
+    assert shared == {
+        "split": "x", "turned": "x", "merged": "merged", "part": "merged", "one": "merged",
+    }  # fmt: skip
+    assert [name for name, op in ops.items() if not is_view(op)] == ["merged"]
+    assert {name: bytes_moved(op) for name, op in ops.items() if bytes_moved(op)} == {
+        "merged": 2 * 4 * 24
+    }
+    x = torch.arange(24.0).view(4, 6)
+    merged = x.view(4, 2, 3).permute(1, 0, 2).reshape(8, 3)
+    assert expected_strides(ops["one"].results[0]) == merged[2:6].select(1, 1).stride()
+
+
+def test_merging_heads_after_attention_copies_nothing() -> None:
+    text = """
+        input %q : tensor<2x3x4x8xf32>
+        %o, %l = aten._scaled_dot_product_flash_attention_for_cpu(%q, %q, %q) : tensor<2x3x4x8xf32>, tensor<2x4x3xf32>
+        %turned = aten.permute(%o, dims = [0, 2, 1, 3]) : tensor<2x4x3x8xf32>
+        %merged = aten.view(%turned) : tensor<2x4x24xf32>
+        output %merged
+    """
+    attention, *views = step(text).ops
+    assert all(map(is_view, views))
+    q = torch.randn(2, 4, 3, 8).transpose(1, 2)
+    out, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q)
+    assert expected_strides(attention.results[0]) == out.stride()
+
+
+@pytest.mark.parametrize("name", ["gpt", "bert", "cnn"])
+def test_kept_bytes_are_what_memory_holds_when_the_backward_pass_begins(name: str) -> None:
+    program = captured(SPECS[name]).program
+    forward, later = split_at_backward(program)
+    kept = kept_values(program)
+    results = {storage_of(slot.value) for slot in program.results} - set(kept)
+    returned = [value for value in results if value.owner in set(forward)]
+    held = memory_over_time(program)[len(forward) + 1]
+    made = sum(num_bytes(tensor_type_of(v)) for v in later[0].results)
+    assert kept
+    assert held["activations"] + held["gradients"] - made == kept_bytes(program) + sum(
+        num_bytes(tensor_type_of(value)) for value in returned
+    )
