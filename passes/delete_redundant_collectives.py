@@ -24,7 +24,8 @@ class DeleteRedundantCollectivesPass(ModulePass):
     the collectives that save most traffic per byte kept go first. What was kept and saved is
     logged, and stands in `Program.stats()`.
 
-    Requires: a local program. Ensures: numerics unchanged, bit for bit. Linear in the ops.
+    Requires: a local program before `start-collectives`. Ensures: numerics unchanged, bit
+    for bit. Linear in the ops.
     """
 
     name = "delete-redundant-collectives"

@@ -17,6 +17,7 @@ from shardweave.ir.dist import COLLECTIVES, WaitOp
 from shardweave.ir.fusible import MATMULS, MAX_OPS, MAX_VALUES, role_of, space_of
 from shardweave.ir.kernel import FusedOp, fuse
 from shardweave.ir.program import Program
+from shardweave.ir.sharding.flow import is_propagated
 from shardweave.ir.storage import layout_source
 from shardweave.ir.traffic import traffic
 from shardweave.passes.notes import note
@@ -40,7 +41,8 @@ class FuseKernelsPass(ModulePass):
     nothing that it gives was wanted yet, so that there are no cycles. `matmul=false` leaves
     matrix products to the library.
 
-    Requires: a verified program without regions. Ensures: numerics unchanged; `unfuse-kernels`
+    Requires: a verified program without regions, not between `propagate-shardings` and
+    `insert-collectives`. Ensures: numerics unchanged; `unfuse-kernels`
     gives back the same program. Takes n log n steps for n ops: an op has few neighbours and a
     region few ops.
     """
@@ -52,6 +54,11 @@ class FuseKernelsPass(ModulePass):
         program = Program(op)
         if any(isinstance(one, FusedOp) for one in program.ops):
             raise ValueError("the program has fused regions already; run unfuse-kernels first.")
+        if not program.is_local and is_propagated(program):
+            raise ValueError(
+                "the program is propagated but not partitioned, and a region of it would have no "
+                "sharding; run insert-collectives first."
+            )
         units = _Fusion(program, matmul=self.matmul).grown()
         for unit in units:
             _write(unit)

@@ -28,7 +28,8 @@ class RematerializePass(ModulePass):
     they are gathered once more in the backward pass, for recomputation and gradients alike.
 
     Requires: a program with forward and backward ops; collectives are recomputed only where
-    they are in the program, so run it after `insert-collectives` (and `unroll-time-axes`).
+    they are in the program, so run it after `insert-collectives` (and `unroll-time-axes`),
+    and before `fuse-kernels`.
     Ensures: numerics unchanged, bit for bit; clones carry phase recompute and `origin`, and
     stand where their block's backward pass begins, or goes on behind a message. Linear in the
     ops; `budget` tries O(log blocks) times.

@@ -12,6 +12,7 @@ from shardweave.ir.annotations import Copy, arguments_of, copy_of, phase_of, set
 from shardweave.ir.blocks import Blocks, blocks_of
 from shardweave.ir.dist import COLLECTIVES
 from shardweave.ir.facts import facts_of, is_random
+from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
 from shardweave.ir.regions import split_at_backward, weight_ops
 from shardweave.ir.storage import kept_bytes
@@ -76,12 +77,14 @@ def recompute(program: Program, policy_of: Callable[[str], str]) -> int:
     """Recompute in each block by its policy; returns the number of clones. Linear in the ops.
 
     policy_of: from a block's name to one of `POLICIES`, `budget` apart. Raises ValueError if the
-    program recomputes already.
+    program recomputes already or has fused regions.
     """
     forward, later = split_at_backward(program)
     weights = set(weight_ops(program))
     if any(phase_of(op) == "recompute" and op not in weights for op in later):
         raise ValueError("the program recomputes already; rematerialize it once.")
+    if any(isinstance(op, FusedOp) for op in forward):
+        raise ValueError("the program has fused regions; run unfuse-kernels first.")
     messages: set[Operation] = {op for op in forward + later if isinstance(op, _COLLECTIVES)}
     messages -= weights
     blocks = blocks_of(program)
