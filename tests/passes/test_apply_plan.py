@@ -177,7 +177,7 @@ def test_plan_that_does_not_fit_is_one_clear_line(tables: dict[str, Any], expect
 
 def test_single_op_is_annotated_by_layer_kind_and_number() -> None:
     after = applied(activations={"fc:addmm:0": '[{"tensor"}, {}]'})
-    annotated = [op.name for op in after.ops if "sharding" in op.properties]
+    annotated = [op.name for op in after.ops if "wanted" in op.properties]
     assert annotated == ["aten.addmm"]
 
 

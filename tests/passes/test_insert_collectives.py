@@ -277,7 +277,7 @@ def test_annotation_of_the_user_on_an_op_is_kept_and_later_uses_start_from_it() 
         """
         param %up : tensor<8x16xf64> [{}, {"tensor"}]
         input %x : tensor<4x8xf64>
-        %h = aten.mm(%x, %up) {sharding = [#dist.sharding<[{}, {}]>]} : tensor<4x16xf64>
+        %h = aten.mm(%x, %up) {wanted = [#dist.sharding<[{}, {}]>]} : tensor<4x16xf64>
         %a = aten.relu(%h) : tensor<4x16xf64>
         %b = aten.neg(%a) : tensor<4x16xf64>
         output %b
@@ -297,7 +297,7 @@ def test_annotation_that_cuts_a_whole_value_costs_no_message() -> None:
         PASSES,
         """
         input %x : tensor<4x8xf64>
-        %a = aten.relu(%x) {sharding = [#dist.sharding<[{"tensor"}, {}]>]} : tensor<4x8xf64>
+        %a = aten.relu(%x) {wanted = [#dist.sharding<[{"tensor"}, {}]>]} : tensor<4x8xf64>
         %b = aten.neg(%a) : tensor<4x8xf64>
         output %b
         """,
@@ -347,7 +347,7 @@ def test_value_that_was_sliced_for_one_use_is_not_gathered_for_another() -> None
         input %p : tensor<8xf64> [{}]
         %a = aten.add.Tensor(%x, %p) : tensor<8xf64>
         %b = aten.neg(%p) : tensor<8xf64>
-        %c = aten.relu(%b) {sharding = [#dist.sharding<[{}]>]} : tensor<8xf64>
+        %c = aten.relu(%b) {wanted = [#dist.sharding<[{}]>]} : tensor<8xf64>
         output %a
         output %c
         """,

@@ -223,7 +223,7 @@ def test_annotation_of_the_user_on_an_op_wins_over_what_its_operands_say() -> No
         """
         param %up : tensor<8x16xf64> [{}, {"tensor"}]
         input %x : tensor<4x8xf64>
-        %h = aten.mm(%x, %up) {sharding = [#dist.sharding<[{"tensor"}, {}]>]} : tensor<4x16xf64>
+        %h = aten.mm(%x, %up) {wanted = [#dist.sharding<[{"tensor"}, {}]>]} : tensor<4x16xf64>
         %a = aten.relu(%h) : tensor<4x16xf64>
         output %a
         """,
@@ -247,7 +247,7 @@ def test_sum_is_not_scattered_for_what_lies_behind_an_annotation() -> None:
         %z = aten.add.Tensor(%r, %t) : tensor<4x4xf64>
         output %z
     """
-    whole = "{sharding = [#dist.sharding<[{}, {}]>]}"
+    whole = "{wanted = [#dist.sharding<[{}, {}]>]}"
     found = [
         lines(
             run_passes(step(text.replace("PIN", pin), "a=2"), "propagate-shardings"), shardings=True

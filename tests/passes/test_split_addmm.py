@@ -87,13 +87,13 @@ def test_addmm_by_something_that_is_no_parameter_stays_whole() -> None:
 def test_split_op_keeps_layer_phase_name_and_the_annotation_of_the_user() -> None:
     text = linear('[{}, {"tensor"}]').replace(
         "%wt) :",
-        '%wt) {layer = "fc", phase = forward, sharding = [#dist.sharding<[{"tensor"}, {}]>]} :',
+        '%wt) {layer = "fc", phase = forward, wanted = [#dist.sharding<[{"tensor"}, {}]>]} :',
     )
     program = step(text, "tensor=2")
     split_addmms(program)
     product, total = [line.strip() for line in str(program).splitlines() if 'layer = "fc"' in line]
     assert product.startswith("%mm = aten.mm(")
-    assert "sharding" not in product
+    assert "wanted" not in product
     assert total.startswith(
         '%y = aten.add.Tensor(%mm, %b) {layer = "fc", phase = forward, sharding'
     )

@@ -65,8 +65,8 @@ def test_input_without_the_batch_stays_whole() -> None:
 def test_annotations_of_a_plan_on_values_with_the_batch_are_cut_too() -> None:
     text = """
         input %x : tensor<8x4xf64>
-        %a = aten.relu(%x) {sharding = [#dist.sharding<[{}, {"tensor"}]>]} : tensor<8x4xf64>
-        %s = aten.sum.dim_IntList(%a, dim = [0]) {sharding = [#dist.sharding<[{"tensor"}]>]} : tensor<4xf64>
+        %a = aten.relu(%x) {wanted = [#dist.sharding<[{}, {"tensor"}]>]} : tensor<8x4xf64>
+        %s = aten.sum.dim_IntList(%a, dim = [0]) {wanted = [#dist.sharding<[{"tensor"}]>]} : tensor<4xf64>
         %b = aten.mul.Tensor(%a, %s) : tensor<8x4xf64>
         output %b
     """
@@ -148,13 +148,13 @@ def test_what_a_plan_cuts_further_keeps_the_sub_batches_of_the_inputs() -> None:
     text = """
         param %w : tensor<4x4xf64>
         input %x : tensor<16x4xf64> [{"data"}, {}]
-        %y = aten.mm(%x, %w) {sharding = [#dist.sharding<[{"data":8, "spare":2}, {}]>]} : tensor<16x4xf64>
-        %z = aten.mm(%y, %w) {sharding = [#dist.sharding<[{"data"}, {}]>]} : tensor<16x4xf64>
+        %y = aten.mm(%x, %w) {wanted = [#dist.sharding<[{"data":8, "spare":2}, {}]>]} : tensor<16x4xf64>
+        %z = aten.mm(%y, %w) {wanted = [#dist.sharding<[{"data"}, {}]>]} : tensor<16x4xf64>
         output %z
     """
     before = step(text, "data=2,spare=2")
     after = run_passes(before, "split-batch{n=2}")
-    first, second = (str(op.properties["sharding"]) for op in after.ops)
+    first, second = (str(op.properties["wanted"]) for op in after.ops)
     # Samples 0-3 of a device's eight are sub-batch 0, wherever they are.
     assert '{"data", "batch", "spare"}' in first
     assert '{"data", "batch"}' in second

@@ -22,7 +22,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from shardweave.backends.calls import FUNCTIONS
 from shardweave.backends.reference import run_reference
-from shardweave.ir.annotations import ANNOTATIONS, properties_without, set_shardings
+from shardweave.ir.annotations import ANNOTATIONS, properties_without, set_wanted_attrs
 from shardweave.ir.aten import NOT_STORED, AtenOp, create, overload_named, signature_of
 from shardweave.ir.aten_args import DERIVED
 from shardweave.ir.attributes import ShardingAttr
@@ -35,7 +35,7 @@ from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.ir.types import shape_of, shape_of_type, tensor_type
 from shardweave.passes.pipeline import PassPipeline
 
-PARTITION = PassPipeline("insert-collectives")
+PARTITION = PassPipeline("propagate-shardings,insert-collectives")
 
 NO_CPU_KERNEL = {"aten._fused_rms_norm_backward"}
 
@@ -196,7 +196,7 @@ def program_of(
     op = instance.clone(values)
     shapes = [shape_of(result) for result in op.results]
     if annotated:
-        set_shardings(op, results, shapes)
+        set_wishes(op, results, shapes)
     block.add_op(op)
     kept = [ShardingAttr.of(s, shape) for s, shape in zip(results, shapes, strict=True)]
     whole = [ShardingAttr.of(Sharding.replicated(len(shape)), shape) for shape in shapes]
@@ -210,6 +210,14 @@ def program_of(
     program = Program(builtin.ModuleOp([step]))
     program.set_mesh(mesh)
     return program
+
+
+def set_wishes(
+    op: AtenOp, shardings: Sequence[Sharding], shapes: Sequence[tuple[int, ...]]
+) -> None:
+    """Ask for the shardings of an op's results."""
+    pairs = zip(shardings, shapes, strict=True)
+    set_wanted_attrs(op, [ShardingAttr.of(sharding, shape) for sharding, shape in pairs])
 
 
 def _slot(kind: str, name: str, sharding: ShardingAttr) -> builtin.DictionaryAttr:
@@ -229,7 +237,7 @@ def _argument(
     type_ = tensor_type((count, *shape), tensor.dtype)
     argument = block.insert_arg(type_, len(block.args))
     total = create("aten.sum.dim_IntList", [argument], [_type(tensor)], {"dim": [0]})
-    set_shardings(total, [sharding], [shape])
+    set_wishes(total, [sharding], [shape])
     block.add_op(total)
     terms = Sharding((contiguous(sharding.unreduced, count, mesh), *sharding.dims))
     return total.results[0], ShardingAttr.of(terms, (count, *shape))
