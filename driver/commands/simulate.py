@@ -11,7 +11,6 @@ from shardweave.ir.program import Program
 from shardweave.ir.verify.program import check
 from shardweave.planners.cost.pipeline import PipelineSimulation
 from shardweave.planners.cost.simulate import Simulation, simulate
-from shardweave.planners.predict import ADAM_STATE
 
 
 def simulate_command(options: argparse.Namespace) -> int:
@@ -43,5 +42,4 @@ def _simulated(program: Program, options: argparse.Namespace) -> Simulation | Pi
             f"'{options.file}' is the program of one rank already; with --plan give the captured "
             "one, which `shardweave capture` writes."
         )
-    state = ADAM_STATE if given is None else given
-    return simulate_plan(program, options.plan, options.cluster, optimizer_multiplier=state)
+    return simulate_plan(program, options.plan, options.cluster, optimizer_multiplier=given)

@@ -29,7 +29,7 @@ def _line(number: int, stage: StageResult) -> str:
     exposed = ", ".join(f"{axes} {seconds_text(t)}" for axes, t in stage.exposed_s.items() if t)
     over = " - MORE THAN THE DEVICE HAS" if stage.peak_bytes > stage.memory_bytes else ""
     return (
-        f"stage {number:<9}compute {seconds_text(stage.compute_s)}, exposed "
+        f"stage {number:<9}compute {seconds_text(stage.compute_s + stage.slowdown_s)}, exposed "
         f"{seconds_text(stage.exposed_communication_s)}{f' ({exposed})' if exposed else ''}, "
         f"bubble {seconds_text(stage.bubble_s)}; memory {bytes_text(stage.peak_bytes)} of "
         f"{bytes_text(stage.memory_bytes)}{over}, {stage.in_flight} in flight"

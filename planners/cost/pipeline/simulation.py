@@ -28,12 +28,14 @@ from shardweave.planners.plan import Plan
 class StageResult:
     """One stage of a step, in seconds and bytes of one of its devices.
 
-    The step takes compute_s + exposed_communication_s + bubble_s: bubble_s is waiting for other
-    stages. communication_s, exposed_s: by axes; `pipeline` is what the stage receives. in_flight:
-    micro-batches whose activations it holds at once.
+    The step takes compute_s + slowdown_s + exposed_communication_s + bubble_s: slowdown_s is what
+    compute loses to communication beside it, bubble_s waiting for other stages. communication_s,
+    exposed_s: by axes; `pipeline` is what the stage receives. in_flight: micro-batches whose
+    activations it holds at once.
     """
 
     compute_s: float
+    slowdown_s: float
     communication_s: Mapping[str, float]
     exposed_s: Mapping[str, float]
     bubble_s: float
@@ -127,19 +129,21 @@ def simulate_stages(
     cluster: Cluster,
     localize: Localize,
     *,
-    optimizer_multiplier: float,
+    optimizer_multiplier: float | None = None,
 ) -> PipelineSimulation:
     """Simulate a step of a global program under a plan with stages, ZeRO, or neither.
 
     A replica of each stage stands for all, and micro-batches are its events. optimizer_multiplier:
-    bytes of optimizer state per byte of parameters (2 for Adam). Time: a partition, and O(stages x
-    micro-batches) events, by block where parameters are gathered or gradients scattered. Raises
-    ValueError (PlanError, ClusterError) if the plan does not fit the program or cluster.
+    bytes of optimizer state per byte of parameters; None: Adam's in the plan's precision. Time: a
+    partition, and O(stages x micro-batches) events, by block where parameters are gathered or
+    gradients scattered. Raises ValueError (PlanError, ClusterError) if the plan does not fit the
+    program or cluster.
     """
     stages = stages_of(program, plan, cluster, localize)
     times = _with_messages(cluster, stages)
     pipeline = pipeline_of(plan)
-    played = play(times, [stage.tasks for stage in stages])
+    orders = [stage.tasks for stage in stages]
+    played = play(times, orders, cluster.overlap_slowdown, cluster.link_slowdown)
     results = [
         _result(stage, waits, optimizer_multiplier)
         for stage, waits in zip(stages, played.waits, strict=True)
@@ -171,15 +175,16 @@ def lower_bound(times: list[StageTimes], micro_batches: int) -> float:
     return max(micro_batches * own + first for own, first in zip(each, before, strict=True))
 
 
-def _result(stage: Stage, waits: Waits, optimizer_multiplier: float) -> StageResult:
+def _result(stage: Stage, waits: Waits, optimizer_multiplier: float | None) -> StageResult:
     count = pipeline_of(stage.plan).micro_batches
     exposed = {axes: seconds for axes, seconds in waits.exposed_s.items() if seconds}
     inside = inside_totals(stage)
-    alone_s = sum(
+    spent = [
         stage.exposed_s(block, is_forward=is_forward)
         for block in stage.blocks
         for is_forward in (True, False)
-    )
+    ]
+    alone_s, lost_s = (sum(row) for row in zip(*spent, strict=True))
     total = sum(inside.values())
     for axes, seconds in inside.items():
         exposed[axes] = exposed.get(axes, 0.0) + count * alone_s * (
@@ -189,6 +194,7 @@ def _result(stage: Stage, waits: Waits, optimizer_multiplier: float) -> StageRes
     sent = {axes: seconds for axes, seconds in waits.sent_s.items() if seconds}
     return StageResult(
         compute_s=count * compute_s,
+        slowdown_s=waits.slowdown_s + count * lost_s,
         communication_s={**inside, **sent},
         exposed_s=exposed,
         bubble_s=waits.bubble_s,
