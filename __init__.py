@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from shardweave.passes.registry import register_pass
     from shardweave.planners.cost.cluster import Cluster
     from shardweave.planners.cost.pipeline import PipelineSimulation
-    from shardweave.planners.cost.simulate import Simulation, simulate
+    from shardweave.planners.cost.simulate import simulate
+    from shardweave.planners.cost.simulation import Simulation
     from shardweave.planners.plan import Plan
 
     parse = Program.parse
@@ -71,7 +72,7 @@ _HOMES = {
     "Program": "ir.program:Program",
     "ProgramTextError": "ir.text:ProgramTextError",
     "Sharding": "ir.placement:Sharding",
-    "Simulation": "planners.cost.simulate:Simulation",
+    "Simulation": "planners.cost.simulation:Simulation",
     "ValidationError": "driver.validate:ValidationError",
     "VerifyError": "ir.verify.program:VerifyError",
     "capture": "ir.capture.capture:capture",

@@ -24,11 +24,12 @@ from xdsl.printer import Printer
 from shardweave.backends.calls import FUNCTIONS, NEED_CONTIGUOUS, callee_of
 from shardweave.backends.liveness import last_uses
 from shardweave.ir import dist
+from shardweave.ir.annotations import ANNOTATIONS, layer_of, phase_of, properties_without
 from shardweave.ir.aten import AtenOp, overload_named
 from shardweave.ir.aten_args import arguments
 from shardweave.ir.kernel import FusedOp
+from shardweave.ir.literals import to_python
 from shardweave.ir.program import Program, Slot
-from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.types import dtype_of_value, shape_of
 from shardweave.ir.unfuse import without_regions
 
@@ -242,11 +243,10 @@ def _aten_targets(op: AtenOp, names: Mapping[SSAValue, _Code]) -> str:
 
 def _dist_statement(op: dist.DistOp, names: Mapping[SSAValue, _Code]) -> str:
     method = f"rt.{op.name.removeprefix('dist.')}"
-    keywords: dict[str, Any] = {}
-    for name in (*op.required, *op.optional):
-        value = op.argument(name)
-        if value is not None:
-            keywords[name] = tuple(op.axes) if name == "axes" else value
+    arguments = properties_without(op, *ANNOTATIONS)
+    keywords: dict[str, Any] = {name: to_python(value) for name, value in arguments.items()}
+    if "axes" in keywords:
+        keywords["axes"] = op.axes
     operands = [names[operand] for operand in op.operands]
     if isinstance(op, dist.AllReduceOp) and len(operands) > 1:
         call = _call(f"{method}_coalesced", [operands], keywords)

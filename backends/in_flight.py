@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardweave.backends.group import Group
-from shardweave.ir.sharding.shards import undeal
+from shardweave.ir.sharding.shards import merge_blocks
 
 # torch 2.13 deprecates the older names, which are all that 2.11 has.
 _all_gather_single: Callable[..., Any] = getattr(
@@ -78,7 +78,7 @@ def start_all_gather(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
     def arrive() -> Tensor:
         if group.is_sorted and dim == 0 and block == x.shape[0]:
             return flat.view(group.size * block, *x.shape[1:])
-        return undeal(group.by_position(flat.view(group.size, *x.shape)), dim, block)
+        return merge_blocks(group.by_position(flat.view(group.size, *x.shape)), dim, block)
 
     return InFlight(work, arrive)
 
@@ -100,11 +100,11 @@ def start_all_to_all(
     parts = group.by_group_rank(dealt(x, split[0], group.size, split[1]))
     received = torch.empty_like(parts)
     work = dist.all_to_all_single(received, parts, group=group.process_group, async_op=True)
-    return InFlight(work, lambda kept=parts: undeal(group.by_position(received), *joined))
+    return InFlight(work, lambda kept=parts: merge_blocks(group.by_position(received), *joined))
 
 
 def dealt(x: Tensor, dim: int, size: int, block: int) -> Tensor:
-    """`deal` for every index at once, stacked in a contiguous dim 0."""
+    """`take_blocks` for every index at once, stacked in a contiguous dim 0."""
     shape = list(x.shape)
     rounds = shape[dim] // (size * block)
     parts = x.reshape(*shape[:dim], rounds, size, block, *shape[dim + 1 :]).movedim(dim + 1, 0)

@@ -26,7 +26,7 @@ from shardweave.backends.in_flight import (
 from shardweave.ir.dist import COLLECTIVES
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.sharding.shards import deal
+from shardweave.ir.sharding.shards import take_blocks
 
 
 class Runtime:
@@ -192,7 +192,7 @@ class Runtime:
 
     def slice(self, x: Tensor, axes: Sequence[str], dim: int, block: int) -> Tensor:
         """This rank's shard along `dim` of a value that every rank of `axes` holds whole."""
-        return deal(x, dim, self.mesh.sizes(axes), block, self.position(axes))
+        return take_blocks(x, dim, self.mesh.sizes(axes), block, self.position(axes))
 
     def shard_index(self, axes: Sequence[str]) -> Tensor:
         """`position` as a scalar int64 tensor."""

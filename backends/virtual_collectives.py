@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from shardweave.ir import dist
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.sharding.shards import deal, undeal
+from shardweave.ir.sharding.shards import merge_blocks, take_blocks
 
 Group = Sequence[Tensor]
 """One tensor per member of a group, in the order of the axes."""
@@ -25,7 +25,7 @@ def run_collective(
     """
     if isinstance(op, dist.ShardIndexOp):
         return [_on_groups(None, lambda members: _positions(len(members)), op.axes, mesh)]
-    if isinstance(op, dist.WaitOp):
+    if isinstance(op, (dist.WaitOp, dist.ReshardOp)):  # a global program has whole values
         return [list(tensors) for tensors in operands]
     if type(op) not in _IMPLEMENTATIONS:
         raise ValueError(f"the reference backend does not run '{op.name}'.")
@@ -71,27 +71,27 @@ def _reduced(members: Group, reduction: str) -> Tensor:
     raise ValueError(f'dist.all_reduce: found op = "{reduction}", expected "sum" or "max".')
 
 
-def _all_reduce(op: dist.DistOp, members: Group) -> list[Tensor]:
-    return [_reduced(members, cast(dist.AllReduceOp, op).reduction)] * len(members)
+def _all_reduce(op: dist.AllReduceOp, members: Group) -> list[Tensor]:
+    return [_reduced(members, op.reduction)] * len(members)
 
 
-def _reduce_scatter(op: dist.DistOp, members: Group) -> list[Tensor]:
+def _reduce_scatter(op: dist.ReduceScatterOp, members: Group) -> list[Tensor]:
     return _dealt(op, [_reduced(members, "sum")] * len(members))
 
 
-def _all_gather(op: dist.DistOp, members: Group) -> list[Tensor]:
-    return [undeal(list(members), op.integer("dim"), op.integer("block"))] * len(members)
+def _all_gather(op: dist.AllGatherOp, members: Group) -> list[Tensor]:
+    return [merge_blocks(list(members), op.dim, op.block)] * len(members)
 
 
-def _all_to_all(op: dist.DistOp, members: Group) -> list[Tensor]:
-    whole = undeal(list(members), op.integer("from_dim"), op.integer("from_block"))
+def _all_to_all(op: dist.AllToAllOp, members: Group) -> list[Tensor]:
+    whole = merge_blocks(list(members), op.from_dim, op.from_block)
     return _dealt(op, [whole] * len(members))
 
 
-def _dealt(op: dist.DistOp, members: Group) -> list[Tensor]:
+def _dealt(op: dist.AlongDimOp, members: Group) -> list[Tensor]:
     """Of each member's tensor the blocks that fall to its position."""
-    dim, block, size = op.integer("dim"), op.integer("block"), len(members)
-    return [deal(tensor, dim, size, block, index) for index, tensor in enumerate(members)]
+    dim, block, size = op.dim, op.block, len(members)
+    return [take_blocks(tensor, dim, size, block, index) for index, tensor in enumerate(members)]
 
 
 def _broadcast(op: dist.DistOp, members: Group) -> list[Tensor]:
@@ -99,7 +99,7 @@ def _broadcast(op: dist.DistOp, members: Group) -> list[Tensor]:
     return [members[0]] * len(members)
 
 
-_IMPLEMENTATIONS: dict[type[dist.DistOp], Callable[[dist.DistOp, Group], list[Tensor]]] = {
+_IMPLEMENTATIONS: dict[type[dist.DistOp], Callable[[Any, Group], list[Tensor]]] = {
     dist.AllReduceOp: _all_reduce,
     dist.ReduceScatterOp: _reduce_scatter,
     dist.AllGatherOp: _all_gather,

@@ -36,7 +36,7 @@ from shardweave.planners.amp.corrected import CorrectedCosts
 from shardweave.planners.amp.estimate import Costs, Estimate, estimate
 from shardweave.planners.amp.literal import LiteralCosts
 from shardweave.planners.amp.memory import stage_bytes
-from shardweave.planners.amp.network import Links, megatron_grid
+from shardweave.planners.amp.network import ClusterArrays, megatron_grid
 from shardweave.planners.amp.search import best_cuts, literal_cuts, search
 
 ROUNDS, QUICK_ROUNDS = 5, 1
@@ -73,7 +73,7 @@ class Quality:
 
 def estimate_runs(setup: Setup, runs: Sequence[Measured]) -> list[Row]:
     """Both estimates of every run."""
-    links = Links.of(setup.cluster)
+    links = ClusterArrays.of(setup.cluster)
     literal = LiteralCosts(setup.model, links)
     # The cuts of a file are taken as they are, so memory limits nothing but the search.
     corrected = CorrectedCosts(setup.model, links, reached=reached(), limit_memory=False)

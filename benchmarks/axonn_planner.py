@@ -33,13 +33,13 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import run_passes
-from shardweave.passes.plan_passes import PARTITIONING
-from shardweave.planners.axonn.model import Layer
+from shardweave.planners.axonn.model import LinearLayer
 from shardweave.planners.axonn.planner import plan_axonn
 from shardweave.planners.axonn.search import Model, Options, Ranked, rank_grids
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.simulate import simulate
+from shardweave.planners.lower import PARTITIONING
 
 DATA = Path(__file__).resolve().parent / "data" / "axonn_tables.json"
 SYSTEMS = ("Megatron-LM", "ZeRO-3", "DeepSpeed-3D", "AxoNN")
@@ -76,10 +76,10 @@ def gpt_model(name: str, samples: int) -> Model:
     seq = tables()["weak_scaling"]["seq_len"]
     rows = samples * seq
 
-    def linear(k: int, n: int, *, is_transposed: bool, block: str) -> Layer:
-        return Layer(rows, rows, k, n, is_transposed, block=block)
+    def linear(k: int, n: int, *, is_transposed: bool, block: str) -> LinearLayer:
+        return LinearLayer(rows, rows, k, n, is_transposed, block=block)
 
-    layers: list[Layer] = []
+    layers: list[LinearLayer] = []
     for index in range(num_layers):
         block = f"h.{index}"
         layers += [
@@ -145,7 +145,7 @@ def simulated(name: str, grid: Ranked, cluster: Cluster, cluster_text: str) -> S
         program = captured(name, num_layers, samples)
         plan = replace(plan_axonn(program, mesh), recompute="none")
         local = run_passes(
-            program, [ApplyPlanPass.of(plan), PARTITIONING, PASSES, overlap], mesh=mesh
+            program, [ApplyPlanPass.of(plan), *PARTITIONING, PASSES, overlap], mesh=mesh
         )
         times.append(simulate(local, cluster).time_s)
         flops.append(float(sum(local.stats().flops.values())))

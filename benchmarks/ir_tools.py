@@ -59,10 +59,9 @@ def large_program(num_ops: int, model: str = MODEL) -> Program:
 
 def repeat_step(program: Program, num_ops: int) -> None:
     """Repeat the ops on the same arguments until there are `num_ops`; the first results stay."""
-    from xdsl.dialects.builtin import StringAttr
     from xdsl.ir import SSAValue
 
-    from shardweave.ir.syntax import layer_of
+    from shardweave.ir.annotations import layer_of, set_layer
 
     step = list(program.ops)
     layers = {int(found[1]) for op in step if (found := _LAYER.match(layer_of(op)))}
@@ -72,7 +71,7 @@ def repeat_step(program: Program, num_ops: int) -> None:
         for op in step:
             clone = op.clone(values)
             layer = _LAYER.sub(lambda found: f"h.{int(found[1]) + shift}", layer_of(op))  # noqa: B023
-            clone.properties["layer"] = StringAttr(layer)
+            set_layer(clone, layer)
             program.function.body.block.insert_op_before(clone, program.return_op)
 
 

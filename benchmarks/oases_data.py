@@ -17,7 +17,7 @@ from typing import Any
 from shardweave.planners.cost.cluster import Cluster, CollectiveTimes
 from shardweave.planners.cost.curves import time_at
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.oases.chain import GIB, Block, Chain, Choice, Matrix, Work
+from shardweave.planners.oases.chain import GIB, Chain, ChainBlock, DegreeOption, Matrix, PassTimes
 
 DATA = Path(__file__).resolve().parent / "data"
 NUM_DEVICES = 32
@@ -182,7 +182,7 @@ def chain_of(model: Model, cluster: str, *, literal: bool = False) -> Chain:
     """
     degrees = degrees_of(model)
     blocks = tuple(
-        Block(
+        ChainBlock(
             f"{layer}.{part}",
             tuple(_choice(model, part, degree, cluster, literal) for degree in degrees),
         )
@@ -210,7 +210,7 @@ def _communication_s(model: Model, degree: int, cluster: str, literal: bool) -> 
     return all_reduce_s(4 * batch * SEQ * model.hidden, degree, cluster)
 
 
-def _choice(model: Model, part: str, degree: int, cluster: str, literal: bool) -> Choice:
+def _choice(model: Model, part: str, degree: int, cluster: str, literal: bool) -> DegreeOption:
     batch = model.group_batch(degree)
     row = _row(model, degree, sub_batch(batch))
     forward_ms, backward_ms = row.attn if part == "attn" else row.mlp
@@ -221,10 +221,10 @@ def _choice(model: Model, part: str, degree: int, cluster: str, literal: bool) -
     communication = (all_reduce, other * all_reduce)
     matrices, vectors = (4, 6) if part == "attn" else (8, 7)
     parameters = matrices * model.hidden**2 // degree + vectors * model.hidden
-    return Choice(
+    return DegreeOption(
         degree,
-        Work((forward_s, other * forward_s), communication),
-        Work((both_s, other * both_s), communication),
+        PassTimes((forward_s, other * forward_s), communication),
+        PassTimes((both_s, other * both_s), communication),
         state_bytes=5 * 4 * parameters,
         kept_bytes=12 * batch * SEQ * model.hidden,
         runtime_bytes=int(_row(model, degree, batch).runtime_mb * 2**20),

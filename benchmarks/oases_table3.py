@@ -50,10 +50,10 @@ from shardweave.benchmarks.oases_data import (
     tables,
 )
 from shardweave.driver.gpt import Block, GPTConfig
+from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import PassPipeline
 from shardweave.planners.cost.cluster import Cluster

@@ -2,10 +2,10 @@
 
 `python benchmarks/planners.py oppa [--problem NAME] [--jobs N] [--json FILE] [--plot FILE]`. The
 space is all configurations of a model on 16 GPUs; trials are simulated, with noise
-(`planners/oppa/step_model.py`). A search sees noisy times alone; it is judged by the true ones: how
-many trials until one is within 2% of the best. OPPA's extended form was made with the problem
-`llama-perlmutter` in view; `gpt-h100`, the default, was chosen before any of it was run, and its
-seeds are others too. `--quick`: one seed and few trials.
+(`benchmarks/oppa_step_model.py`). A search sees noisy times alone; it is judged by the true
+ones: how many trials until one is within 2% of the best. OPPA's extended form was made with the
+problem `llama-perlmutter` in view; `gpt-h100`, the default, was chosen before any of it was run,
+and its seeds are others too. `--quick`: one seed and few trials.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from shardweave.benchmarks.oppa_step_model import StepModel, Transformer
+from shardweave.benchmarks.oppa_trials import CostModelChooser, SimulatedTrial
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.oppa.choosers import (
     BayesianChooser,
     Chooser,
-    CostModelChooser,
     RandomChooser,
 )
-from shardweave.planners.oppa.search import Budget, search
-from shardweave.planners.oppa.simulated import SimulatedTrial
-from shardweave.planners.oppa.space import Configuration, Space
-from shardweave.planners.oppa.step_model import StepModel, Transformer
+from shardweave.planners.oppa.search import TrialBudget, search
+from shardweave.planners.oppa.space import Configuration, SearchSpace
 from shardweave.planners.oppa.trees import TreeChooser
 from shardweave.planners.oppa.trials import Record
 
@@ -55,7 +54,7 @@ class Problem:
 
     def space(self) -> list[Configuration]:
         """All configurations."""
-        return Space(16, self.model.heads, self.model.layers, self.model.batch).enumerate()
+        return SearchSpace(16, self.model.heads, self.model.layers, self.model.batch).enumerate()
 
 
 PROBLEMS: Mapping[str, Problem] = {
@@ -161,7 +160,7 @@ def one_search(
             list(shares),
             trial,
             chooser,
-            Budget(trials),
+            TrialBudget(trials),
             memory_bytes=limit,
             seed=seed,
             progress=note,

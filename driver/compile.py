@@ -21,7 +21,8 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.text import print_module
 from shardweave.ir.verify.program import check
-from shardweave.passes.pipeline import Observer, as_mesh, run_passes
+from shardweave.passes.observer import Observer
+from shardweave.passes.pipeline import as_mesh, run_passes
 from shardweave.planners.plan import Plan
 
 DEFAULT_PLAN = "megatron"

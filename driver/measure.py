@@ -17,11 +17,11 @@ from torch.distributed.tensor import DTensor
 
 from shardweave.driver import world
 from shardweave.driver.check import CheckResult, Expected, compare, loss_of, run_eager
-from shardweave.driver.commands.run import RunOptions
 from shardweave.driver.compile import Request, bind, compile_program
 from shardweave.driver.launch import num_cores
 from shardweave.driver.models import Example, announce, build_example
 from shardweave.driver.report.text import RunReport, print_report, status
+from shardweave.driver.run_options import RunOptions
 from shardweave.driver.training import Training, train, work_of
 from shardweave.driver.twin import twin_spec
 from shardweave.ir.inspect.stats import stats

@@ -12,12 +12,13 @@ from xdsl.passes import ModulePass
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.apply_plan import ApplyPlanPass
-from shardweave.passes.pipeline import Observer, PassPipeline, as_mesh
-from shardweave.passes.plan_passes import localize, plan_passes
+from shardweave.passes.observer import Observer
+from shardweave.passes.pipeline import PassPipeline, as_mesh
+from shardweave.passes.plan_passes import plan_passes
 from shardweave.planners.call import ClusterLike, call_planner
 from shardweave.planners.cost.pipeline import PipelineSimulation
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.cost.simulate import Simulation
+from shardweave.planners.cost.simulation import Simulation
 from shardweave.planners.cost.zero import DATA_AXIS
 from shardweave.planners.oppa.host import Host
 from shardweave.planners.plan import Lookup, Plan
@@ -56,9 +57,7 @@ def plan(
     a mesh or a cluster that is not given.
     """
     goal = None if mesh is None else as_mesh(mesh)
-    found = call_planner(
-        planner, program, goal, cluster=cluster, localize=localize, host=host, options=options
-    )
+    found = call_planner(planner, program, goal, cluster=cluster, host=host, options=options)
     return found if cluster is None else simulated(program, found, cluster)
 
 
@@ -79,7 +78,7 @@ def simulate_plan(
     found = plan if isinstance(plan, Plan) else Plan.load(plan)
     check_plan(found, program)
     goal = find_cluster(cluster)
-    return simulation_of(program, found, goal, localize, optimizer_multiplier=optimizer_multiplier)
+    return simulation_of(program, found, goal, optimizer_multiplier=optimizer_multiplier)
 
 
 def simulated(program: Program, plan: Plan, cluster: ClusterLike) -> Plan:

@@ -18,7 +18,7 @@ from shardweave.ir.aten import AtenOp
 from shardweave.ir.aten_args import arguments
 from shardweave.ir.dist import DistOp, ShardIndexOp, SliceOp, WaitOp
 from shardweave.ir.program import Program
-from shardweave.ir.sharding.shards import deal
+from shardweave.ir.sharding.shards import take_blocks
 from shardweave.ir.types import dtype_of_value, shape_of
 from shardweave.planners.cost.model import DEFAULT_OP, kind_of, signature_text
 
@@ -256,9 +256,9 @@ def _stand_in(op: DistOp, operands: Sequence[Tensor]) -> Sequence[Tensor]:
     if isinstance(op, ShardIndexOp):
         return [torch.zeros((), dtype=torch.int64)]
     if isinstance(op, SliceOp):
-        dim, block = op.integer("dim"), op.integer("block")
+        dim, block = op.dim, op.block
         size = operands[0].shape[dim] // shape_of(op.results[0])[dim]
-        return [deal(operands[0], dim, size, block, 0)]
+        return [take_blocks(operands[0], dim, size, block, 0)]
     shapes = [shape_of(value) for value in op.results]
     return [
         operand.clone() if tuple(operand.shape) == shape else operand.new_zeros(shape)

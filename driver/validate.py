@@ -17,14 +17,15 @@ from xdsl.passes import ModulePass
 
 from shardweave.backends.reference import Key, run_reference
 from shardweave.driver.sample import sample_values
+from shardweave.ir.annotations import layer_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.capture.precision import in_float64
 from shardweave.ir.facts import is_random
 from shardweave.ir.inspect.stats import stats
 from shardweave.ir.program import Program, Slot
-from shardweave.ir.syntax import layer_of
 from shardweave.ir.types import shape_of
-from shardweave.passes.pipeline import Observer, PassError
+from shardweave.passes.observer import Observer
+from shardweave.passes.pipeline import PassError
 
 BOUND = 1e-9
 """Largest difference that counts as equal, relative to the largest element of the value. Sums

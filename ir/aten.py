@@ -15,10 +15,13 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from xdsl.ir import Attribute, Dialect, SSAValue
+from xdsl.irdl import traits_def
+from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
+from shardweave.ir.annotations import ANNOTATIONS, annotation_problem, arguments_of
 from shardweave.ir.literals import Literal, to_attribute, to_python
-from shardweave.ir.syntax import ANNOTATIONS, STRUCTURE, CallOp, Operands, flatten
+from shardweave.ir.syntax import STRUCTURE, CallOp, Operands, flatten
 
 NOT_STORED = frozenset({"device", "layout", "pin_memory", "memory_format", "generator"})
 """Arguments about placement and memory layout, which the backend decides."""
@@ -89,6 +92,8 @@ def signature_of(name: str) -> Signature:
 class AtenOp(CallOp):
     """Base of the ops of the dialect. `signature` is the schema."""
 
+    traits = traits_def(Pure())
+
     @property
     def signature(self) -> Signature:
         return signature_of(self.name)
@@ -120,6 +125,9 @@ class AtenOp(CallOp):
         for index, parameter in enumerate(wanted):
             operand = given[index] if index < len(given) else None
             _check_operand(self.name, parameter, operand)
+        problem = annotation_problem(self)
+        if problem is not None:
+            raise VerifyException(problem)
         for name, attribute in self.properties.items():
             if name in ANNOTATIONS or name == STRUCTURE:
                 continue
@@ -159,14 +167,13 @@ def _check_operand(
         raise VerifyException(f"{name} expects {wanted} for '{parameter.name}'")
 
 
-OpKey = tuple[str, tuple[Attribute, ...], tuple[Attribute, ...], tuple[object, ...]]
+OpKey = tuple[str, tuple[Attribute, ...], tuple[Attribute, ...], frozenset[tuple[str, Attribute]]]
 
 
 def key_of_op(op: AtenOp) -> OpKey:
     """Equal for ops of equal name, types and arguments, whatever their layer."""
-    values = tuple(item for item in op.properties.items() if item[0] not in ANNOTATIONS)
     operand_types = tuple(operand.type for operand in op.operands)
-    return op.name, operand_types, tuple(r.type for r in op.results), values
+    return op.name, operand_types, tuple(r.type for r in op.results), arguments_of(op)
 
 
 @cache

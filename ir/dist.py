@@ -1,65 +1,69 @@
 """The `dist` dialect: collectives over named mesh axes, and what a rank knows of itself.
 
-Shapes are those of one rank. `block` is the length of the blocks that are dealt round-robin
-over the axes (`sharding.block_of`); it is the whole local dim unless a shard is strided.
+Shapes are those of one rank. Shards are block-cyclic over the axes: `block` is the length of
+their blocks (`placement.block_of`), the whole local dim unless a shard is strided.
 Traffic is what one rank sends with ring algorithms, P being the product of the axes' sizes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import TypeVar, cast
 
-from xdsl.dialects import builtin
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    FixedBitwidthType,
+    IntegerAttr,
+    StringAttr,
+    TensorType,
+    i64,
+)
 from xdsl.ir import Attribute, Dialect, SSAValue
+from xdsl.irdl import (
+    AtLeast,
+    AttrSetConstraint,
+    BaseAttr,
+    MessageConstraint,
+    RangeOf,
+    irdl_op_definition,
+    operand_def,
+    opt_prop_def,
+    prop_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
+)
+from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
 from shardweave.ir.attributes import MeshAttr, PhaseAttr, ShardingAttr
-from shardweave.ir.literals import to_attribute, to_python
+from shardweave.ir.literals import Literal, to_attribute
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.syntax import ANNOTATIONS, CallOp
-from shardweave.ir.types import shape_of, tensor_type_of
+from shardweave.ir.syntax import DefinedOp
+from shardweave.ir.types import TENSOR, shape_of, tensor_type_of
+
+TENSORS = RangeOf(TENSOR).of_length(AtLeast(1))
+AXES = MessageConstraint(
+    ArrayAttr.constr(RangeOf(BaseAttr(StringAttr)).of_length(AtLeast(1))),
+    'a list such as ["tensor"]',
+)
+NUMBER = MessageConstraint(IntegerAttr.constr(i64), "a whole number")
+REDUCTION = MessageConstraint(
+    AttrSetConstraint(frozenset({StringAttr("sum"), StringAttr("max")})), '"sum" or "max"'
+)
+WORDS = MessageConstraint(StringAttr, "a string")
 
 
-class DistOp(CallOp):
-    """Base of the ops of the dialect; `arguments` names what each must and may carry."""
+class DistOp(DefinedOp):
+    """Base of the ops of the dialect."""
 
-    required: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
-
-    def argument(self, name: str) -> object:
-        attribute = self.properties.get(name)
-        return None if attribute is None else to_python(attribute)
+    traits = traits_def(Pure())
 
     @property
     def axes(self) -> tuple[str, ...]:
         """The mesh axes that the op joins."""
-        return tuple(cast("list[str]", self.argument("axes") or []))
-
-    def integer(self, name: str) -> int:
-        return cast(int, self.argument(name))
-
-    def verify_(self) -> None:
-        given = {name for name in self.properties if name not in ANNOTATIONS}
-        missing = [name for name in self.required if name not in given]
-        unknown = given - set(self.required) - set(self.optional)
-        if missing or unknown:
-            raise VerifyException(
-                f"{self.name}: missing {missing}, unknown {sorted(unknown)}; "
-                f"it takes {', '.join((*self.required, *self.optional))}"
-            )
-        axes = self.argument("axes")
-        if "axes" in self.required and not _is_list_of_words(axes):
-            raise VerifyException(f'{self.name}: axes must be a list such as ["tensor"]')
-        for name in ("dim", "block", "from_dim", "from_block"):
-            if name in given and type(self.argument(name)) is not int:
-                raise VerifyException(f"{self.name}: {name} must be a whole number")
-        if self.argument("op") not in (None, "sum", "max"):
-            raise VerifyException(f'{self.name}: op must be "sum" or "max"')
-        if "dim" in given:
-            rank = len(shape_of(self.operands[0])) if self.operands else 0
-            if not 0 <= self.integer("dim") < rank:
-                raise VerifyException(f"{self.name}: dim must be in [0, {rank})")
+        return ()
 
     def problem_on(self, mesh: Mesh) -> str | None:
         """Why the op's types do not fit the mesh; None if they do."""
@@ -92,12 +96,6 @@ class DistOp(CallOp):
         return 0.0
 
 
-def _is_list_of_words(value: object) -> bool:
-    if not isinstance(value, list) or not value:
-        return False
-    return all(isinstance(item, str) for item in cast("list[object]", value))
-
-
 def _local_elements(values: Sequence[SSAValue]) -> int:
     total = 0
     for value in values:
@@ -116,7 +114,59 @@ def _divided(shape: tuple[int, ...], dim: int, divisor: int) -> tuple[int, ...]:
     return (*shape[:dim], shape[dim] // divisor, *shape[dim + 1 :])
 
 
-class AllReduceOp(DistOp):
+class OverAxesOp(DistOp):
+    """Base of the ops that the ranks of some mesh axes take part in together."""
+
+    axes_attr = prop_def(AXES, prop_name="axes")
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return tuple([axis.data for axis in self.axes_attr.data])
+
+
+class AlongDimOp(OverAxesOp):
+    """Base of the ops that cut `dim` over the axes, or join it, in blocks of `block`."""
+
+    dim_attr = prop_def(NUMBER, prop_name="dim")
+    block_attr = prop_def(NUMBER, prop_name="block")
+
+    @property
+    def dim(self) -> int:
+        return self.dim_attr.value.data
+
+    @property
+    def block(self) -> int:
+        return self.block_attr.value.data
+
+    def verify_(self) -> None:
+        self._check_dim("dim", self.dim)
+
+    def _check_dim(self, name: str, dim: int) -> None:
+        rank = len(shape_of(self.operands[0]))
+        if not 0 <= dim < rank:
+            raise VerifyException(f"{name} must be in [0, {rank})")
+
+
+@irdl_op_definition
+class ReshardOp(DistOp):
+    """Give a value other shards: `why` says for what.
+
+    Only in global programs: shapes are those of the whole value, and kept. The shards that it
+    gives are its `sharding`; `insert-collectives` lowers it to what brings the value there.
+    """
+
+    name = "dist.reshard"
+    value = operand_def(TENSOR)
+    why_attr = prop_def(WORDS, prop_name="why")
+    resharded = result_def(TENSOR)
+
+    @property
+    def why(self) -> str:
+        return self.why_attr.data
+
+
+@irdl_op_definition
+class AllReduceOp(OverAxesOp):
     """Give every rank of `axes` the sum (or, with op = "max", the maximum) over all ranks.
 
     Takes any number of operands, reduced in one message. Shapes are kept.
@@ -124,54 +174,60 @@ class AllReduceOp(DistOp):
     """
 
     name = "dist.all_reduce"
-    required = ("axes",)
-    optional = ("op",)
+    terms = var_operand_def(TENSORS)
+    op_attr = opt_prop_def(REDUCTION, prop_name="op")
+    totals = var_result_def(TENSORS)
 
     @property
     def reduction(self) -> str:
-        return cast("str | None", self.argument("op")) or "sum"
+        return "sum" if self.op_attr is None else self.op_attr.data
 
     def sent_elements(self, mesh: Mesh) -> float:
         size = mesh.sizes(self.axes)
         return 2 * _local_elements(self.operands) * (size - 1) / size
 
 
-class ReduceScatterOp(DistOp):
+@irdl_op_definition
+class ReduceScatterOp(AlongDimOp):
     """Sum over `axes` and leave each rank its shard of `dim`.
 
     Shapes: .. x nd x ..  ->  .. x nd/P x ... Traffic: (P - 1) / P of the operand's bytes.
     """
 
     name = "dist.reduce_scatter"
-    required = ("axes", "dim", "block")
+    terms = var_operand_def(TENSORS)
+    shards = var_result_def(TENSORS)
 
     def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
         size = mesh.sizes(self.axes)
-        return [_divided(shape_of(v), self.integer("dim"), size) for v in self.operands]
+        return [_divided(shape_of(v), self.dim, size) for v in self.operands]
 
     def sent_elements(self, mesh: Mesh) -> float:
         size = mesh.sizes(self.axes)
         return _local_elements(self.operands) * (size - 1) / size
 
 
-class AllGatherOp(DistOp):
+@irdl_op_definition
+class AllGatherOp(AlongDimOp):
     """Give every rank of `axes` the concatenation of all shards along `dim`.
 
     Shapes: .. x nd x ..  ->  .. x P nd x ... Traffic: (P - 1) times the shard's bytes.
     """
 
     name = "dist.all_gather"
-    required = ("axes", "dim", "block")
+    shards = var_operand_def(TENSORS)
+    gathered = var_result_def(TENSORS)
 
     def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
         size = mesh.sizes(self.axes)
-        return [_scaled(shape_of(v), self.integer("dim"), size) for v in self.operands]
+        return [_scaled(shape_of(v), self.dim, size) for v in self.operands]
 
     def sent_elements(self, mesh: Mesh) -> float:
         return float(_local_elements(self.operands) * (mesh.sizes(self.axes) - 1))
 
 
-class AllToAllOp(DistOp):
+@irdl_op_definition
+class AllToAllOp(AlongDimOp):
     """Gather `from_dim` over `axes` while `dim` is split over them.
 
     Shapes: .. x nd x .. x nf x ..  ->  .. x nd/P x .. x P nf x ...
@@ -179,44 +235,64 @@ class AllToAllOp(DistOp):
     """
 
     name = "dist.all_to_all"
-    required = ("axes", "dim", "block", "from_dim", "from_block")
+    shard = operand_def(TENSOR)
+    from_dim_attr = prop_def(NUMBER, prop_name="from_dim")
+    from_block_attr = prop_def(NUMBER, prop_name="from_block")
+    moved = result_def(TENSOR)
+
+    @property
+    def from_dim(self) -> int:
+        return self.from_dim_attr.value.data
+
+    @property
+    def from_block(self) -> int:
+        return self.from_block_attr.value.data
+
+    def verify_(self) -> None:
+        self._check_dim("dim", self.dim)
+        self._check_dim("from_dim", self.from_dim)
 
     def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
         size = mesh.sizes(self.axes)
-        shape = _divided(shape_of(self.operands[0]), self.integer("dim"), size)
-        return [_scaled(shape, self.integer("from_dim"), size)]
+        shape = _divided(shape_of(self.operands[0]), self.dim, size)
+        return [_scaled(shape, self.from_dim, size)]
 
     def sent_elements(self, mesh: Mesh) -> float:
         size = mesh.sizes(self.axes)
         return _local_elements(self.operands) * (size - 1) / size
 
 
-class SliceOp(DistOp):
+@irdl_op_definition
+class SliceOp(AlongDimOp):
     """Keep this rank's shard of a value that every rank of `axes` holds whole. No traffic."""
 
     name = "dist.slice"
-    required = ("axes", "dim", "block")
+    value = operand_def(TENSOR)
+    shard = result_def(TENSOR)
 
     def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
         size = mesh.sizes(self.axes)
-        return [_divided(shape_of(self.operands[0]), self.integer("dim"), size)]
+        return [_divided(shape_of(self.operands[0]), self.dim, size)]
 
 
-class BroadcastOp(DistOp):
+@irdl_op_definition
+class BroadcastOp(OverAxesOp):
     """Give every rank of `axes` the value of the rank at coordinate 0. Shapes are kept."""
 
     name = "dist.broadcast"
-    required = ("axes",)
+    values = var_operand_def(TENSORS)
+    copies = var_result_def(TENSORS)
 
     def sent_elements(self, mesh: Mesh) -> float:
         return float(_local_elements(self.operands))
 
 
-class ShardIndexOp(DistOp):
+@irdl_op_definition
+class ShardIndexOp(OverAxesOp):
     """This rank's position among the ranks of `axes` (the first axis slowest): a scalar i64."""
 
     name = "dist.shard_index"
-    required = ("axes",)
+    index = result_def(TensorType(i64, ()))
 
     def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
         return [()]
@@ -224,6 +300,9 @@ class ShardIndexOp(DistOp):
 
 COLLECTIVES = (AllReduceOp, ReduceScatterOp, AllGatherOp, AllToAllOp, BroadcastOp)
 """The ops that communicate."""
+
+
+# What starts a collective has its definition, under another name.
 
 
 class StartAllReduceOp(AllReduceOp):
@@ -250,10 +329,13 @@ class StartAllToAllOp(AllToAllOp):
     name = "dist.start_all_to_all"
 
 
+@irdl_op_definition
 class WaitOp(DistOp):
     """Wait for all results of one started collective. Results: the same values, arrived."""
 
     name = "dist.wait"
+    in_flight = var_operand_def(TENSORS)
+    arrived = var_result_def(TENSORS)
 
 
 STARTS: dict[type[DistOp], type[DistOp]] = {
@@ -267,24 +349,24 @@ STARTS: dict[type[DistOp], type[DistOp]] = {
 STARTED = tuple(STARTS.values())
 
 
+_Op = TypeVar("_Op", bound=DistOp)
+
+
 def create(
-    kind: type[DistOp],
+    kind: type[_Op],
     operands: Sequence[SSAValue],
     result_types: Sequence[Attribute],
-    **arguments: object,
-) -> DistOp:
+    **arguments: Literal,
+) -> _Op:
     """Build an op; arguments are Python values (`axes=("tensor",), dim=0, block=4`)."""
-    properties = {
-        name: to_attribute(cast("list[str] | int | str", value))
-        for name, value in arguments.items()
-    }
+    properties = {name: to_attribute(value) for name, value in arguments.items()}
     return kind.create(operands=operands, result_types=result_types, properties=properties)
 
 
 def sent_bytes(op: DistOp, mesh: Mesh) -> float:
     """Bytes that one rank sends for a collective (ring algorithms)."""
     type_ = tensor_type_of(op.operands[0])
-    element = cast("builtin.FixedBitwidthType", type_.element_type)
+    element = cast(FixedBitwidthType, type_.element_type)
     return op.sent_elements(mesh) * element.size
 
 
@@ -292,6 +374,6 @@ def dist_dialect() -> Dialect:
     """The dialect: its ops and attributes."""
     return Dialect(
         "dist",
-        [*COLLECTIVES, *STARTED, WaitOp, SliceOp, ShardIndexOp],
+        [*COLLECTIVES, *STARTED, WaitOp, SliceOp, ShardIndexOp, ReshardOp],
         [MeshAttr, ShardingAttr, PhaseAttr],
     )

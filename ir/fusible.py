@@ -206,7 +206,7 @@ def column_results(op: AtenOp) -> list[SSAValue]:
 
 
 @dataclass(frozen=True)
-class Space:
+class IterationSpace:
     """What a kernel's programs share out among them: `rows` times `columns` elements."""
 
     family: Family
@@ -216,7 +216,7 @@ class Space:
     reduces_rows: bool = False
 
 
-def space_of(ops: Collection[Operation], escaping: Iterable[SSAValue]) -> Space | str:
+def space_of(ops: Collection[Operation], escaping: Iterable[SSAValue]) -> IterationSpace | str:
     """The space of a kernel that computes `ops` and writes `escaping`, or why there is none."""
     members = [op for op in ops if isinstance(op, AtenOp)]
     matmuls = [op for op in members if op.name in MATMULS]
@@ -231,7 +231,7 @@ def space_of(ops: Collection[Operation], escaping: Iterable[SSAValue]) -> Space 
     numel = _numel(written[0])
     if any(_numel(value) != numel for value in written):
         return "what leaves it differs in size"
-    return Space("pointwise", 1, numel)
+    return IterationSpace("pointwise", 1, numel)
 
 
 def _matmul_space(
@@ -239,7 +239,7 @@ def _matmul_space(
     matmuls: list[AtenOp],
     reductions: list[Reduction],
     written: list[SSAValue],
-) -> Space | str:
+) -> IterationSpace | str:
     if len(matmuls) > 1 or reductions:
         return "a matrix product shares its kernel with pointwise ops only"
     product = matmuls[0]
@@ -256,7 +256,7 @@ def _matmul_space(
         return "only pointwise ops of one operand precede a matrix product"
     if any(r in written for op in before for r in op.results):
         return "what precedes a matrix product is computed more than once"
-    return Space("matmul", rows, columns)
+    return IterationSpace("matmul", rows, columns)
 
 
 def _before(product: AtenOp, members: list[AtenOp]) -> set[AtenOp]:
@@ -276,7 +276,7 @@ def _before(product: AtenOp, members: list[AtenOp]) -> set[AtenOp]:
 
 def _reduction_space(
     members: list[AtenOp], reductions: list[Reduction], written: list[SSAValue]
-) -> Space | str:
+) -> IterationSpace | str:
     if len({(r.numel, r.size) for r in reductions}) != 1:
         return "its reductions are of different shapes"
     numel, size = reductions[0].numel, reductions[0].size
@@ -293,4 +293,4 @@ def _reduction_space(
     if any(_numel(value) not in allowed and value not in columns for value in written):
         return "what leaves it is neither of its space nor one for each row"
     family: Family = "rows" if "row" in over else "columns"
-    return Space(family, numel // size, size, "column" in over, "row" in over)
+    return IterationSpace(family, numel // size, size, "column" in over, "row" in over)

@@ -12,34 +12,47 @@ the ops. `at` remembers where the ops stood, so that `unfuse` gives back the pro
 
 from __future__ import annotations
 
-from typing import Self, cast
+from collections.abc import Sequence
+from typing import Self
 
+from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, i64
 from xdsl.ir import Block, Dialect, Operation, Region, SSAValue
-from xdsl.irdl import traits_def
+from xdsl.irdl import (
+    AtLeast,
+    MessageConstraint,
+    irdl_op_definition,
+    opt_prop_def,
+    region_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
+)
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, IsTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.literals import to_attribute, to_python
-from shardweave.ir.syntax import ANNOTATIONS, CallOp
+from shardweave.ir.literals import to_attribute
+from shardweave.ir.syntax import DefinedOp
+from shardweave.ir.types import TENSOR
 
-AT = "at"
+PLACES = MessageConstraint(
+    ArrayAttr.constr(IntegerAttr.constr(i64, value=AtLeast(0))), "a list of places, such as [0, 2]"
+)
 
 
-class YieldOp(CallOp):
+@irdl_op_definition
+class YieldOp(DefinedOp):
     """Ends a region: its operands are the results of the fused op."""
 
     name = "kernel.yield"
+    values = var_operand_def(TENSOR)
     traits = traits_def(IsTerminator())
 
-    def verify_(self) -> None:
-        if self.results:
-            raise VerifyException("kernel.yield has no results")
 
-
-class FusedOp(CallOp):
+@irdl_op_definition
+class FusedOp(DefinedOp):
     """A region of `aten` ops to compute in one kernel.
 
     Shapes: the region's arguments are the operands, what it yields are the results. `at`: for
@@ -47,11 +60,15 @@ class FusedOp(CallOp):
     """
 
     name = "kernel.fused"
+    inputs = var_operand_def(TENSOR)
+    at_attr = opt_prop_def(PLACES, prop_name="at")
+    body = region_def("single_block")
+    outputs = var_result_def(TENSOR)
     traits = traits_def(Pure(), IsolatedFromAbove())
 
     @property
     def block(self) -> Block:
-        return self.regions[0].block
+        return self.body.block
 
     @property
     def fused_ops(self) -> list[AtenOp]:
@@ -68,8 +85,7 @@ class FusedOp(CallOp):
     @property
     def places(self) -> list[int]:
         """Where the ops stood in the step before they were fused; empty if that is not known."""
-        attribute = self.properties.get(AT)
-        return [] if attribute is None else cast("list[int]", to_python(attribute))
+        return [] if self.at_attr is None else [place.value.data for place in self.at_attr]
 
     def print(self, printer: Printer) -> None:
         super().print(printer)
@@ -83,43 +99,25 @@ class FusedOp(CallOp):
         return op
 
     def verify_(self) -> None:
-        unknown = [name for name in self.properties if name != AT and name not in ANNOTATIONS]
-        if unknown:
-            raise VerifyException(f"kernel.fused has no argument {unknown}; it takes at = [..]")
-        if len(self.regions) != 1 or len(self.regions[0].blocks) != 1:
-            raise VerifyException("kernel.fused has one region of one block")
         last = self.block.last_op
         if not isinstance(last, YieldOp):
-            raise VerifyException("the region of kernel.fused ends in kernel.yield(..)")
+            raise VerifyException("the region ends in kernel.yield(..)")
         odd = [op.name for op in self.block.ops if not isinstance(op, AtenOp) and op is not last]
         if odd:
-            raise VerifyException(f"kernel.fused holds aten ops only, found {odd[0]}")
+            raise VerifyException(f"it holds aten ops only, found {odd[0]}")
         _check_types("takes", self.operands, self.block.args)
         _check_types("gives", self.results, last.operands)
-        self._verify_places()
-
-    def _verify_places(self) -> None:
-        if AT not in self.properties:
-            return
-        places: object = to_python(self.properties[AT])
         count = sum(1 for _ in self.block.ops) - 1
-        whole = isinstance(places, list) and all(
-            type(place) is int and place >= 0 for place in cast("list[object]", places)
-        )
-        if not whole or len(cast("list[int]", places)) != count:
-            raise VerifyException(
-                f"kernel.fused: at must list {count} places, one for each op of the region"
-            )
+        if self.at_attr is not None and len(self.places) != count:
+            raise VerifyException(f"at must list {count} places, one for each op of the region")
 
 
-def _check_types(verb: str, outside: object, inside: object) -> None:
-    wanted = [value.type for value in cast("tuple[SSAValue, ...]", outside)]
-    found = [value.type for value in cast("tuple[SSAValue, ...]", inside)]
+def _check_types(verb: str, outside: Sequence[SSAValue], inside: Sequence[SSAValue]) -> None:
+    wanted = [value.type for value in outside]
+    found = [value.type for value in inside]
     if wanted != found:
         words = ", ".join(map(str, found))
-        raise VerifyException(
-            f"kernel.fused {verb} {', '.join(map(str, wanted))}, but its region {words}"
-        )
+        raise VerifyException(f"it {verb} {', '.join(map(str, wanted))}, but its region {words}")
 
 
 def kernel_dialect() -> Dialect:
@@ -139,7 +137,7 @@ def fuse(ops: list[Operation], before: Operation, places: list[int]) -> FusedOp:
     fused = FusedOp.create(
         operands=list(inputs),
         result_types=[value.type for value in outputs],
-        properties={AT: to_attribute(places)},
+        properties={"at": to_attribute(places)},
         regions=[Region(block)],
     )
     parent = before.parent_block()

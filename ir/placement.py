@@ -145,7 +145,7 @@ class Sharding:
 def block_of(dim: DimSharding, placement: Placement) -> int:
     """Length, in local elements, of one run of indices that `placement` keeps together.
 
-    Gathering or slicing over the placement's axis deals blocks of this length round-robin.
+    Gathering or slicing over the placement's axis is block-cyclic with blocks of this length.
     """
     minor = math.prod(p.size for p in dim if p.stride < placement.stride)
     return placement.stride // minor

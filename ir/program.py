@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from pkgutil import resolve_name
+from typing import cast
 
 from xdsl.dialects import builtin, func
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
+from shardweave.ir.annotations import describe, layer_of, sharding_attrs_of, wanted_attrs_of
 from shardweave.ir.attributes import MeshAttr, ShardingAttr
+from shardweave.ir.literals import to_python
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
+from shardweave.ir.program_stats import ProgramStats
 from shardweave.ir.source_text import SourceText
-from shardweave.ir.syntax import layer_of
 from shardweave.ir.text import parse_module, print_module
 from shardweave.ir.types import shape_of
-
-if TYPE_CHECKING:
-    from shardweave.ir.inspect.stats import ProgramStats
 
 MESH = "dist.mesh"
 LOCAL = "dist.local"
 USED = "dist.used"
 """Of a parameter, before `insert-collectives`: how ops read it, if that is not how it is stored."""
+
+_VIEWS = {
+    "html": "shardweave.ir.inspect.html:program_html",
+    "stats": "shardweave.ir.inspect.stats:stats",
+}
+"""Functions of a program that its methods stand for. They read programs, so a name is all that
+this file may know of them; each is imported when it is first called."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +51,13 @@ class Slot:
     def aliases(self) -> tuple[str, ...]:
         """Other qualified names of a tied parameter."""
         found = self.attributes.data.get("dist.aliases")
-        if found is None:
-            return ()
-        return tuple(a.data for a in cast("builtin.ArrayAttr[builtin.StringAttr]", found))
+        names = to_python(found) if found is not None else None
+        return tuple(map(str, names)) if isinstance(names, list) else ()
 
     @property
     def sharding_attr(self) -> ShardingAttr | None:
-        return cast("ShardingAttr | None", self.attributes.data.get("dist.sharding"))
+        given = self.attributes.data.get("dist.sharding")
+        return given if isinstance(given, ShardingAttr) else None
 
 
 class Program:
@@ -90,10 +97,8 @@ class Program:
         return f"<{kind} program of {sum(1 for _ in self.ops)} ops{mesh}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the layers, folded."""
-        from shardweave.ir.inspect.html import program_html
-
-        return program_html(self)
+        """The layers, folded, for a notebook."""
+        return resolve_name(_VIEWS["html"])(self)
 
     def __eq__(self, other: object) -> bool:
         """Whether both have the same structure, types and annotations; names do not count."""
@@ -147,6 +152,20 @@ class Program:
         count = len(self.return_op.operands)
         self.function.res_attrs = _with(self.function.res_attrs, count, name, values)
 
+    def replace_body(self, block: Block) -> None:
+        """Take another body, whose arguments and return have the same slots; the old one goes."""
+        region = self.function.body
+        old = region.blocks[0]
+        for op in reversed(list(old.ops)):
+            op.detach()
+            op.erase(safe_erase=False)
+        region.detach_block(old)
+        region.add_block(block)
+        last = self.return_op
+        self.function.function_type = builtin.FunctionType.from_lists(
+            [argument.type for argument in block.args], list(last.operand_types)
+        )
+
     # Mesh
 
     @property
@@ -194,9 +213,7 @@ class Program:
 
     def stats(self) -> ProgramStats:
         """Ops and FLOPs by phase, parameter bytes, collectives by kind, axes and phase."""
-        from shardweave.ir.inspect.stats import stats
-
-        return stats(self)
+        return resolve_name(_VIEWS["stats"])(self)
 
     def layers(self) -> dict[str, list[Operation]]:
         """The ops of each layer, in order of first appearance."""
@@ -215,6 +232,36 @@ def sharding_of(
     if program.is_local:
         return attribute.on_local(shape, program.mesh)
     return attribute.on(shape, program.mesh)
+
+
+def shardings_of(op: Operation, program: Program) -> list[Sharding | None]:
+    """The sharding that an op's annotation gives each result; None where it has none.
+
+    Raises ValueError, naming the op, if one does not fit its result.
+    """
+    return _read(op, sharding_attrs_of(op), program)
+
+
+def wishes_of(op: Operation, program: Program) -> list[Sharding | None]:
+    """The sharding that a plan or a person wants of each result of an op; None where free.
+
+    Raises ValueError, naming the op, if one does not fit its result.
+    """
+    return _read(op, wanted_attrs_of(op), program)
+
+
+def _read(
+    op: Operation, attributes: Sequence[ShardingAttr] | None, program: Program
+) -> list[Sharding | None]:
+    if attributes is None:
+        return [None] * len(op.results)
+    try:
+        return [
+            sharding_of(attribute, shape_of(result), program)
+            for attribute, result in zip(attributes, op.results, strict=True)
+        ]
+    except ValueError as error:
+        raise ValueError(f"{describe(op)}: {error}") from error
 
 
 def _slot(value: SSAValue, attributes: builtin.DictionaryAttr) -> Slot:

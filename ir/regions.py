@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from xdsl.ir import Operation
 
+from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.dist import AllGatherOp
 from shardweave.ir.facts import facts_of
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import layer_of, phase_of
 
 
 def weight_ops(program: Program) -> list[Operation]:

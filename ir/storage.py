@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 
+from shardweave.ir.annotations import phase_of
 from shardweave.ir.dist import COLLECTIVES, DistOp, WaitOp
 from shardweave.ir.facts import facts_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.strides import expected_strides, reshaped
-from shardweave.ir.syntax import phase_of
 from shardweave.ir.types import num_bytes, shape_of, tensor_type_of
 
 

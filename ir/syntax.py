@@ -8,20 +8,23 @@ operands are defined, so that a reader sees each type once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Self, cast
+from typing import Self, cast
 
-from xdsl.dialects import builtin
+from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, StringAttr
 from xdsl.ir import Attribute, Operation, SSAValue
-from xdsl.irdl import traits_def
+from xdsl.irdl import (
+    IRDLOperation,
+    MessageConstraint,
+    OptPropertyDef,
+    opt_prop_def,
+)
 from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
-from xdsl.traits import Pure
+from xdsl.utils.exceptions import VerifyException
 
-from shardweave.ir.attributes import PHASES, PhaseAttr
+from shardweave.ir.annotations import ANNOTATIONS, annotation_problem
+from shardweave.ir.attributes import PHASES, PhaseAttr, ShardingAttr
 from shardweave.ir.literals import parse_literal, print_literal, to_attribute, to_python
-
-ANNOTATIONS = ("layer", "phase", "origin", "copy", "sharding")
-"""Properties that any op may carry, beside the arguments of its schema."""
 
 STRUCTURE = "operand_structure"
 """Property of ops with absent or list operands: per argument 1, 0 (absent) or a list of these."""
@@ -49,10 +52,7 @@ def flatten(operands: Operands) -> tuple[list[SSAValue], Attribute | None]:
 
 
 class CallOp(Operation):
-    """An op whose text is a call. The base of all ops of the `aten` and `dist` dialects."""
-
-    traits = traits_def(Pure())
-    annotations: ClassVar[tuple[str, ...]] = ANNOTATIONS
+    """An op whose text is a call. The base of all ops of the three dialects of our own."""
 
     @property
     def structured_operands(self) -> list[SSAValue | None | list[SSAValue | None]]:
@@ -104,6 +104,46 @@ class CallOp(Operation):
         if parser.parse_optional_punctuation(":") is not None:
             types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
         return cls.create(operands=flat, result_types=types, properties=properties)
+
+
+class DefinedOp(CallOp, IRDLOperation):
+    """An op that is defined in IRDL and whose text is a call; it may carry the annotations."""
+
+    layer_attr = opt_prop_def(StringAttr, prop_name="layer")
+    phase_attr = opt_prop_def(PhaseAttr, prop_name="phase")
+    origin_attr = opt_prop_def(StringAttr, prop_name="origin")
+    copy_attr = opt_prop_def(ArrayAttr[IntegerAttr], prop_name="copy")
+    sharding_attr = opt_prop_def(ArrayAttr[ShardingAttr], prop_name="sharding")
+    wanted_attr = opt_prop_def(ArrayAttr[ShardingAttr], prop_name="wanted")
+
+    def verify(self, verify_nested_ops: bool = True) -> None:
+        """Raises VerifyException, in one line that names the op and what it takes."""
+        try:
+            super().verify(verify_nested_ops)
+            for shardings in (self.sharding_attr, self.wanted_attr):
+                if shardings is not None and len(shardings) != len(self.results):
+                    raise VerifyException("one sharding for each result")
+        except VerifyException as error:
+            problem = self._problem_of_arguments() or annotation_problem(self) or str(error)
+            raise VerifyException(f"{self.name}: {' '.join(problem.split())}") from error
+
+    def _problem_of_arguments(self) -> str | None:
+        """Why the arguments are not those of the definition; None if they are."""
+        known = self.get_irdl_definition().properties
+        # Those of a base come last in a definition.
+        expected = {n: known[n] for n in reversed(known) if n not in ANNOTATIONS}
+        absent = [name for name in expected if name not in self.properties]
+        missing = [name for name in absent if not isinstance(expected[name], OptPropertyDef)]
+        unknown = sorted(name for name in self.properties if name not in known)
+        if missing or unknown:
+            takes = ", ".join(expected) or "none"
+            return f"missing {missing}, unknown {unknown}; it takes {takes}"
+        for name, kind in expected.items():
+            value = self.properties.get(name)
+            if value is not None and not kind.constr.verifies(value):
+                assert isinstance(kind.constr, MessageConstraint)
+                return f"{name} must be {kind.constr.message}"
+        return None
 
 
 def _print_operand(printer: Printer, operand: SSAValue | None | list[SSAValue | None]) -> None:
@@ -193,23 +233,3 @@ def _parse_annotations(parser: Parser, properties: dict[str, Attribute]) -> None
 
     parser.parse_comma_separated_list(parser.Delimiter.NONE, entry)
     parser.parse_punctuation("}")
-
-
-def annotate(op: Operation, source: Operation) -> None:
-    """Copy layer, phase, origin and copy (not the sharding) and the location of `source`."""
-    for name in ("layer", "phase", "origin", "copy"):
-        if name in source.properties and name not in op.properties:
-            op.properties[name] = source.properties[name]
-    op.location = source.location
-
-
-def layer_of(op: Operation) -> str:
-    """The qualified name of the module an op belongs to; '' for the root."""
-    layer = op.properties.get("layer")
-    return layer.data if isinstance(layer, builtin.StringAttr) else ""
-
-
-def phase_of(op: Operation) -> str:
-    """forward, recompute, backward or optimizer."""
-    phase = op.properties.get("phase")
-    return phase.phase.data if isinstance(phase, PhaseAttr) else "forward"

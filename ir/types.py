@@ -10,8 +10,11 @@ from typing import cast
 import torch
 from xdsl.dialects import builtin
 from xdsl.ir import Attribute, SSAValue
+from xdsl.irdl import BaseAttr
 
 AnyTensor = builtin.TensorType[Attribute]
+TENSOR = BaseAttr(builtin.TensorType)
+"""The constraint of operands and results that are tensors of any type."""
 
 _ELEMENTS: dict[torch.dtype, Attribute] = {
     torch.float64: builtin.f64,

@@ -8,8 +8,8 @@ from xdsl.context import Context
 from xdsl.dialects import builtin
 from xdsl.passes import ModulePass
 
+from shardweave.ir.dead_code import remove_dead_ops
 from shardweave.ir.program import Program
-from shardweave.ir.rewrite.cleanup import remove_dead_ops
 
 
 @dataclass(frozen=True)

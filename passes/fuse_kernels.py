@@ -11,14 +11,13 @@ from xdsl.dialects import builtin
 from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
-from shardweave.ir.attributes import PhaseAttr
+from shardweave.ir.annotations import copy_of, layer_of, phase_of, set_copy, set_layer, set_phase
 from shardweave.ir.dist import COLLECTIVES, WaitOp
 from shardweave.ir.fusible import MATMULS, MAX_OPS, MAX_VALUES, role_of, space_of
 from shardweave.ir.kernel import FusedOp, fuse
 from shardweave.ir.program import Program
 from shardweave.ir.regions import block_of_op
 from shardweave.ir.storage import layout_source
-from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.traffic import traffic
 
 NEAR = 64
@@ -224,7 +223,7 @@ def _keys(program: Program) -> Iterator[tuple[Operation, tuple[object, ...]]]:
     segment = 0
     turned: set[object] = set()
     for op in program.ops:
-        copy, phase = op.properties.get("copy"), phase_of(op)
+        copy, phase = copy_of(op), phase_of(op)
         if isinstance(op, (*COLLECTIVES, WaitOp)):
             segment += 1
         if phase == "backward":
@@ -252,12 +251,13 @@ def _write(unit: Unit) -> None:
         after = after.next_op
         assert after is not None
     fused = fuse(ops, after, [unit.ops[op] for op in ops])
-    fused.properties["layer"] = builtin.StringAttr(_common_layer(ops))
+    set_layer(fused, _common_layer(ops))
     phase = unit.key[2]
     assert isinstance(phase, str)
-    fused.properties["phase"] = PhaseAttr.of(phase)
-    if "copy" in anchor.properties:
-        fused.properties["copy"] = anchor.properties["copy"]
+    set_phase(fused, phase)
+    copy = copy_of(anchor)
+    if copy is not None:
+        set_copy(fused, copy)
 
 
 def _common_layer(ops: list[Operation]) -> str:

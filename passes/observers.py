@@ -1,4 +1,4 @@
-"""What can be seen of a pipeline while it runs: times, changes, programs, files."""
+"""Observers of a running pipeline: they time passes, print changes and programs, write files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xdsl.passes import ModulePass
 
 from shardweave.ir.inspect.text_changes import changed_text
 from shardweave.ir.program import Program
-from shardweave.passes.pipeline import Observer
+from shardweave.passes.observer import Observer
 
 
 class Observers(Observer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from importlib import import_module
@@ -20,6 +20,8 @@ from shardweave.ir.program import Program
 from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.text import without_gc
 from shardweave.ir.verify.program import verify
+from shardweave.passes.observer import Observer
+from shardweave.passes.observers import DumpFiles, Observers
 from shardweave.passes.presets import preset_of, readable
 from shardweave.passes.registry import PASSES, PLANNER_PREFIX
 from shardweave.planners.registry import PLANNERS
@@ -142,22 +144,6 @@ class PassPipeline:
         return result
 
 
-class Observer:
-    """Sees the program before and after each pass; subclass what is needed."""
-
-    def before(self, one: ModulePass, program: Program) -> None:
-        """Called with the program that the pass is about to change."""
-
-    def after(self, one: ModulePass, program: Program) -> None:
-        """Called with the verified result of the pass."""
-
-    def failed(self, one: ModulePass, error: Exception, before: Callable[[], Program]) -> None:
-        """Called before the error of a pass is raised; it may add a note to it.
-
-        before: makes the program that the pass was given, by running the passes before it again.
-        """
-
-
 def _run_one(one: ModulePass, context: Context, program: Program, is_verified: bool) -> None:
     try:
         one.apply(context, program.module)
@@ -187,8 +173,6 @@ def run_passes(
         program = program.clone()
         program.set_mesh(as_mesh(mesh))
     if dump_dir is not None:
-        from shardweave.passes.observers import DumpFiles, Observers
-
         observer = Observers(filter(None, (DumpFiles(dump_dir), observer)))
     return PassPipeline(passes).run(program, observer=observer)
 

@@ -16,7 +16,6 @@ from xdsl.passes import ModulePass
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.apply_plan import annotate
-from shardweave.passes.plan_passes import localize
 from shardweave.passes.registry import PLANNER_PREFIX
 from shardweave.planners.call import call_planner, planner_options
 
@@ -56,9 +55,7 @@ def _apply_of(planner: str) -> Callable[[Any, Context, builtin.ModuleOp], None]:
         mesh: Mesh | None = program.mesh
         options = {one.name: getattr(self, one.name) for one in fields(self)}
         cluster = options.pop("cluster") or None
-        plan = call_planner(
-            planner, program, mesh, cluster=cluster, localize=localize, options=options
-        )
+        plan = call_planner(planner, program, mesh, cluster=cluster, options=options)
         annotate(plan, program)
 
     return apply

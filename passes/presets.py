@@ -11,10 +11,13 @@ import re
 PREFIX = "preset:"
 
 PRESETS: dict[str, str] = {
-    "partition": "propagate-shardings,insert-collectives,cse,dce,merge-collectives",
-    "sub-batches": (
-        "split-batch{n=2},propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,"
+    "partition": (
+        "split-addmm,add-pending-sums,propagate-shardings,insert-collectives,cse,dce,"
         "merge-collectives"
+    ),
+    "sub-batches": (
+        "split-batch{n=2},split-addmm,add-pending-sums,propagate-shardings,insert-collectives,"
+        "unroll-time-axes,cse,dce,merge-collectives"
     ),
     "recompute": 'rematerialize{policy="layer"}',
     "megatron": (

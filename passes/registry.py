@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from xdsl.passes import ModulePass
 
 PASSES: dict[str, str] = {
+    "add-pending-sums": "shardweave.passes.add_pending_sums:AddPendingSumsPass",
     "apply-plan": "shardweave.passes.apply_plan:ApplyPlanPass",
     "bucket-collectives": "shardweave.passes.bucket_collectives:BucketCollectivesPass",
     "cse": "shardweave.passes.cse:CsePass",
@@ -21,6 +22,7 @@ PASSES: dict[str, str] = {
     "overlap-communication": "shardweave.passes.overlap_communication:OverlapCommunicationPass",
     "propagate-shardings": "shardweave.passes.propagate_shardings:PropagateShardingsPass",
     "rematerialize": "shardweave.passes.rematerialize:RematerializePass",
+    "split-addmm": "shardweave.passes.split_addmm:SplitAddmmPass",
     "split-batch": "shardweave.passes.split_batch:SplitBatchPass",
     "start-collectives": "shardweave.passes.start_collectives:StartCollectivesPass",
     "unfuse-kernels": "shardweave.passes.unfuse_kernels:UnfuseKernelsPass",

@@ -9,7 +9,7 @@ from xdsl.dialects import builtin
 from xdsl.passes import ModulePass
 
 from shardweave.ir.program import Program
-from shardweave.ir.rewrite.rematerialize import POLICIES, recompute, recompute_to_fit
+from shardweave.ir.rewrite.rematerialize import rematerialize
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,4 @@ class RematerializePass(ModulePass):
     bytes: int | None = None
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        if self.policy not in POLICIES:
-            raise ValueError(
-                f"policy '{self.policy}' is unknown; use one of {', '.join(POLICIES)}."
-            )
-        if (self.bytes is not None) != (self.policy == "budget"):
-            raise ValueError("give bytes=N with policy=budget, and only then.")
-        program = Program(op)
-        if self.bytes is None:
-            recompute(program, lambda block: self.policy)
-        else:
-            recompute_to_fit(program, self.bytes)
+        rematerialize(Program(op), self.policy, self.bytes)

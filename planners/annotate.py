@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from xdsl.dialects import builtin
 from xdsl.ir import Attribute, Operation
 
+from shardweave.ir.annotations import layer_of, phase_of, set_wanted_attrs
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import USED, Program
-from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.types import shape_of
 from shardweave.planners.op_names import OP_MARK, named_ops
 from shardweave.planners.plan import (
@@ -93,7 +92,7 @@ def _annotate_layers(plan: Plan, program: Program, mesh: Mesh) -> None:
         if len(shape) == len(wanted[key].dims):
             where = f"output of layer '{layer_of(op)}'"
             attribute = parse_sharding(plan.activations[key], shape, mesh, where)
-            op.properties["sharding"] = builtin.ArrayAttr([attribute])
+            set_wanted_attrs(op, [attribute])
             missing.discard(key)
     for key in sorted(missing):
         raise PlanError(
@@ -107,7 +106,7 @@ def _annotate_ops(plan: Plan, program: Program, mesh: Mesh) -> None:
     ops = named_ops(program) if wanted else {}
     for key, text in wanted.items():
         attribute = parse_sharding(text, shape_of(ops[key].results[0]), mesh, f"activation '{key}'")
-        ops[key].properties["sharding"] = builtin.ArrayAttr([attribute])
+        set_wanted_attrs(ops[key], [attribute])
 
 
 def _is_output(op: Operation) -> bool:

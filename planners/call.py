@@ -15,14 +15,13 @@ from shardweave.ir.program import Program
 from shardweave.ir.suggest import did_you_mean
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.cost.workload import Localize
 from shardweave.planners.plan import Plan
 from shardweave.planners.registry import PLANNERS
 
 if TYPE_CHECKING:
     from shardweave.planners.oppa.host import Host
 
-GIVEN = ("program", "mesh", "cluster", "localize", "host")
+GIVEN = ("program", "mesh", "cluster", "host")
 """Parameters of planners that are no options of their user's."""
 
 ClusterLike = Cluster | str | Path
@@ -41,15 +40,22 @@ def planner_function(name: str) -> Callable[..., Plan]:
 
 
 def planner_options(name: str) -> dict[str, inspect.Parameter]:
-    """The options of a planner by name, with their defaults; the annotations are types."""
-    function = planner_function(name)
+    """The options of a planner by name, with their defaults; the annotations are types.
+
+    A planner has them as parameters, or as the fields of one, a dataclass named `options`.
+    """
+    return _options_of(planner_function(name))
+
+
+def _options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     hints = get_type_hints(function)
-    parameters = inspect.signature(function).parameters
-    return {
-        key: one.replace(annotation=hints.get(key, str))
-        for key, one in parameters.items()
-        if key not in GIVEN
-    }
+    options: dict[str, inspect.Parameter] = {}
+    for key, parameter in inspect.signature(function).parameters.items():
+        if key == "options":
+            options |= _options_of(hints[key])
+        elif key not in GIVEN:
+            options[key] = parameter.replace(annotation=hints.get(key, str))
+    return options
 
 
 def chooses_mesh(name: str) -> bool:
@@ -64,15 +70,14 @@ def call_planner(
     mesh: Mesh | None,
     *,
     cluster: ClusterLike | None = None,
-    localize: Localize | None = None,
     host: Host | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Plan:
     """The plan of a planner.
 
-    mesh: None lets planners choose it that can. cluster: what the planner plans for. localize:
-    for planners that look at the program of each rank. Raises ValueError for an unknown planner or
-    option, or if the planner needs a mesh or a cluster and there is none.
+    mesh: None lets planners choose it that can. cluster: what the planner plans for. Raises
+    ValueError for an unknown planner or option, or if the planner needs a mesh or a cluster and
+    there is none.
     """
     function = planner_function(name)
     known = inspect.signature(function).parameters
@@ -89,11 +94,13 @@ def call_planner(
             )
         if cluster is not None:
             extra["cluster"] = find_cluster(cluster)
-    if "localize" in known:
-        extra["localize"] = localize
     if "host" in known:
         extra["host"] = host
-    plan = function(program, mesh, **extra, **(options or {}))
+    if "options" in known:
+        extra["options"] = get_type_hints(function)["options"](**(options or {}))
+    else:
+        extra |= options or {}
+    plan = function(program, mesh, **extra)
     if not plan.cluster and isinstance(cluster, str | Path):
         plan = replace(plan, cluster=str(cluster))
     return plan

@@ -11,7 +11,8 @@ from shardweave.ir.program import Program
 from shardweave.ir.regions import block_name
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
-from shardweave.planners.cost.workload import Localize, Workload, batch_of, workload_of
+from shardweave.planners.cost.workload import Workload, batch_of, workload_of
+from shardweave.planners.lower import local_program
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
@@ -28,7 +29,7 @@ SPLIT_SCHEDULE = "cross-pass"
 
 
 @dataclass(frozen=True)
-class Choice:
+class GridPoint:
     """One point of the space."""
 
     data: int
@@ -45,7 +46,7 @@ class Choice:
         return ", ".join(words)
 
     @property
-    def base(self) -> Choice:
+    def base(self) -> GridPoint:
         """The same shardings, and nothing else."""
         return replace(self, recompute="none", batch_split=1)
 
@@ -55,7 +56,6 @@ def plan_exhaustive(
     mesh: Mesh | None,
     *,
     cluster: Cluster,
-    localize: Localize,
     zero: int = 0,
     precision: str = "",
     simulate: int = 24,
@@ -83,7 +83,7 @@ def plan_exhaustive(
             f"no mesh of data x tensor has {cluster.num_devices} devices and divides the batch of "
             "this program; change the batch, or give a mesh."
         )
-    space = _Space(program, cluster, localize)
+    space = _Space(program, cluster)
     chosen, reason = list(plans), f"all {len(plans)} plans were partitioned and simulated"
     if len(plans) > simulate:
         chosen = _best_estimates(plans, space)[:simulate]
@@ -100,7 +100,9 @@ def plan_exhaustive(
     return with_candidates(replace(plan, reasons=(reason,)), found[: max(1, top)])
 
 
-def _plans(program: Program, mesh: Mesh | None, cluster: Cluster) -> Iterator[tuple[Choice, Plan]]:
+def _plans(
+    program: Program, mesh: Mesh | None, cluster: Cluster
+) -> Iterator[tuple[GridPoint, Plan]]:
     """The space. Shardings that equal another one are left out, and sub-batches that do not
     divide a device's samples."""
     batch = batch_of(program)
@@ -116,7 +118,7 @@ def _plans(program: Program, mesh: Mesh | None, cluster: Cluster) -> Iterator[tu
             seen.append(whole)
             splits = [n for n in SPLITS if batch // data % n == 0]
             for policy, split in product(RECOMPUTE, splits):
-                choice = Choice(data, tensor, sequence_parallel, policy, split)
+                choice = GridPoint(data, tensor, sequence_parallel, policy, split)
                 schedule = SPLIT_SCHEDULE if split > 1 else ""
                 yield (
                     choice,
@@ -151,25 +153,24 @@ class _Space:
 
     program: Program
     cluster: Cluster
-    localize: Localize
     problem: str = ""
 
     def predict(self, plan: Plan) -> Predicted | None:
         """None for what cannot be partitioned, such as a batch that does not divide further."""
         try:
-            return simulate_plan(self.program, plan, self.cluster, self.localize)
+            return simulate_plan(self.program, plan, self.cluster)
         except ValueError as error:
             self.problem = self.problem or str(error)
             return None
 
     def work(self, plan: Plan) -> Workload:
         """The blocks of a plan that can be partitioned."""
-        return workload_of(self.localize(self.program, replace(plan, zero=0)), self.cluster)
+        return workload_of(local_program(self.program, replace(plan, zero=0)), self.cluster)
 
 
-def _best_estimates(plans: Mapping[Choice, Plan], space: _Space) -> list[Choice]:
+def _best_estimates(plans: Mapping[GridPoint, Plan], space: _Space) -> list[GridPoint]:
     """All choices, those that fit into memory by their estimate first, then by its seconds."""
-    works: dict[Choice, tuple[Predicted, Workload]] = {}
+    works: dict[GridPoint, tuple[Predicted, Workload]] = {}
     for one in dict.fromkeys(choice.base for choice in plans):
         predicted = space.predict(plans[one])
         if predicted is not None:
@@ -184,7 +185,7 @@ def _slowest(cluster: Cluster) -> str:
     return min(cluster.devices.values(), key=lambda device: max(device.flops.values())).name
 
 
-def estimated(base: Predicted, work: Workload, choice: Choice, device: str) -> Predicted:
+def estimated(base: Predicted, work: Workload, choice: GridPoint, device: str) -> Predicted:
     """What recomputation and sub-batches change of a step that has neither, in closed form.
 
     base: the simulated step. work: its blocks. Recomputation runs the repeated blocks' forward

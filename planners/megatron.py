@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
 
+from shardweave.ir.annotations import layer_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Placement, Sharding
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import layer_of
 from shardweave.ir.types import shape_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.plan import Plan

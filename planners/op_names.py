@@ -12,8 +12,8 @@ from collections import Counter
 
 from xdsl.ir import Operation
 
+from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import layer_of, phase_of
 
 OP_MARK = ":"
 """No name of a module has it."""

@@ -9,9 +9,10 @@ from shardweave.ir.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.pipeline import PipelineSimulation, simulate_stages
 from shardweave.planners.cost.quantity import gib
-from shardweave.planners.cost.simulate import Simulation, simulate
+from shardweave.planners.cost.simulate import simulate
+from shardweave.planners.cost.simulation import Simulation
 from shardweave.planners.cost.timeline import seconds_text
-from shardweave.planners.cost.workload import Localize
+from shardweave.planners.lower import Lowerings
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_check import is_runnable
 from shardweave.planners.plan_parts import Candidate, PlanError, Predicted
@@ -49,10 +50,9 @@ def predicted_of(simulation: Simulation | PipelineSimulation) -> Predicted:
 
 
 def simulation_of(
-    program: Program,
+    program: Program | Lowerings,
     plan: Plan,
     cluster: Cluster,
-    localize: Localize,
     *,
     optimizer_multiplier: float | None = None,
 ) -> Simulation | PipelineSimulation:
@@ -63,28 +63,25 @@ def simulation_of(
     parameters; None: those of Adam in the plan's precision. Raises ValueError (PlanError,
     PassError, ClusterError) if it cannot be partitioned or placed.
     """
+    if isinstance(program, Program):
+        program = Lowerings(program)
     if not is_runnable(plan):
-        return simulate_stages(
-            program, plan, cluster, localize, optimizer_multiplier=optimizer_multiplier
-        )
-    local = localize(program, plan)
+        return simulate_stages(program, plan, cluster, optimizer_multiplier=optimizer_multiplier)
+    local = program.local(plan)
     return simulate(
         local, cluster, optimizer_multiplier=optimizer_multiplier, precision=plan.precision
     )
 
 
 def simulate_plan(
-    program: Program,
+    program: Program | Lowerings,
     plan: Plan,
     cluster: Cluster,
-    localize: Localize,
     *,
     optimizer_multiplier: float | None = None,
 ) -> Predicted:
     """What a step under a plan takes in the simulator. Raises as `simulation_of` does."""
-    found = simulation_of(
-        program, plan, cluster, localize, optimizer_multiplier=optimizer_multiplier
-    )
+    found = simulation_of(program, plan, cluster, optimizer_multiplier=optimizer_multiplier)
     return predicted_of(found)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.workload import Localize
 from shardweave.planners.oppa.choosers import RandomChooser
 from shardweave.planners.oppa.host import Host
-from shardweave.planners.oppa.planner import TrialOptions, plan_by_trials
+from shardweave.planners.oppa.planner import DEFAULTS, TrialOptions, plan_by_trials
 from shardweave.planners.plan import Plan
 
 
@@ -17,21 +16,11 @@ def plan_random(
     mesh: Mesh | None,
     *,
     cluster: Cluster,
-    localize: Localize,
     host: Host | None = None,
-    trials: int = 20,
-    file: str = "",
-    real: bool = False,
-    steps: int = 5,
-    time_limit_s: float = 120.0,
-    seed: int = 0,
-    top: int = 5,
+    options: TrialOptions = DEFAULTS,
 ) -> Plan:
     """Try plans at random: any that was not tried, all equally likely.
 
     Objective, space, options and errors: those of `plan_oppa`. Not exact. Time: a trial each.
     """
-    options = TrialOptions(trials, file, real, steps, time_limit_s, seed, top)
-    return plan_by_trials(
-        "random", program, mesh, cluster, localize, RandomChooser(), options, host
-    )
+    return plan_by_trials("random", program, mesh, cluster, RandomChooser(), options, host)

@@ -16,13 +16,12 @@ from math import prod
 
 from xdsl.ir import SSAValue
 
+from shardweave.ir.annotations import phase_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import facts_of, weight_of
-from shardweave.ir.placement import DimSharding, Placement, ordered
+from shardweave.ir.placement import DimSharding, Placement
 from shardweave.ir.program import Program
-from shardweave.ir.sharding.assignment import dims_of, seat_of
 from shardweave.ir.sharding.rules import Rule, rule_of
-from shardweave.ir.syntax import phase_of
 
 Cut = tuple[DimSharding, ...]
 """One placement somewhere on a value's dims."""
@@ -221,11 +220,11 @@ class _Analysis:
             self.groups.uneven[op] = f"{each} output features"
             return
         placement = Placement(self.axis, self.size, extent // (self.size * parts))
-        cuts = one_cut(rule, factor, placement)
+        cuts = rule.one_cut(factor, placement)
         sources = frozenset({op})
         self.started.add(op)
         self.groups.joined.append(sources)
-        self.labels[op.results[0]] = Label(dims_of(rule, rule.results[0], cuts), sources)
+        self.labels[op.results[0]] = Label(rule.dims_of(rule.results[0], cuts), sources)
         self._adopt(op, rule, cuts, sources)
 
     def _follow(self, op: AtenOp, labels: list[tuple[int, Label]]) -> None:
@@ -241,13 +240,13 @@ class _Analysis:
         if self._meets_whole(op, rule, factor):
             self.groups.dead |= sources
             return
-        cuts = one_cut(rule, factor, Placement(self.axis, self.size, stride))
+        cuts = rule.one_cut(factor, Placement(self.axis, self.size, stride))
         self._adopt(op, rule, cuts, sources)
         kept = False
         for result, dims in zip(op.results, rule.results, strict=True):
             if any(factor in names for names in dims):
                 kept = True
-                self.labels[result] = Label(dims_of(rule, dims, cuts), sources)
+                self.labels[result] = Label(rule.dims_of(dims, cuts), sources)
         if not kept:
             product = facts_of(op).product
             blocked = rule.factors[factor].reduction is None and not (product and product.plain)
@@ -270,7 +269,7 @@ class _Analysis:
         """The factor of `op` that a labelled operand's cut falls on."""
         for names, placements in zip(rule.operands[index], label.cut, strict=True):
             for placement in placements:
-                seat = seat_of(rule, names, placement)
+                seat = rule.seat(names, placement)
                 if seat is None:
                     self._note_uneven(rule, names, label)
                     wholes = [rule.factors[f].size for f in names if rule.factors[f].whole]
@@ -293,7 +292,7 @@ class _Analysis:
         """Cut the parameters that an op reads along the cut factor."""
         for value, dims in zip(op.operands, rule.operands, strict=True):
             found = parameter_of(value, self.parameters)
-            cut = dims_of(rule, dims, cuts)
+            cut = rule.dims_of(dims, cuts)
             if found is None or not any(cut):
                 continue
             parameter, views = found
@@ -324,32 +323,15 @@ def _only_in(rule: Rule, weight: int, *, present: bool) -> int | None:
     return None
 
 
-def one_cut(rule: Rule, factor: int, placement: Placement) -> list[DimSharding]:
-    cuts: list[DimSharding] = [()] * len(rule.factors)
-    cuts[factor] = (placement,)
-    return cuts
-
-
 def back_through(views: list[AtenOp], cut: Cut) -> Cut | None:
     """The cut of a parameter, given that of a view of it; None if the view loses it."""
     for view in views:
         rule = rule_of(view)
-        seats = [
-            (seat_of(rule, names, p), p)
-            for names, placements in zip(rule.results[0], cut, strict=True)
-            for p in placements
-        ]
-        if len(seats) != 1:
+        carried = rule.carry(rule.results[0], rule.operands[0], cut)
+        if carried is None or not any(carried):
             return None
-        seat, placement = seats[0]
-        if seat is None:
-            return None
-        factor, stride = seat
-        cuts = one_cut(rule, factor, Placement(placement.axis, placement.size, stride))
-        cut = dims_of(rule, rule.operands[0], cuts)
-        if not any(cut):
-            return None
-    return tuple(ordered(dim) for dim in cut)
+        cut = carried
+    return cut
 
 
 def input_embeddings(program: Program) -> Iterator[tuple[AtenOp, SSAValue]]:

@@ -12,11 +12,11 @@ from shardweave.benchmarks.oppa_planner import (
     one_search,
     true_shares,
 )
+from shardweave.benchmarks.oppa_step_model import StepModel, Transformer
 from shardweave.benchmarks.planners import main
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.oppa.choosers import RandomChooser
-from shardweave.planners.oppa.space import Space
-from shardweave.planners.oppa.step_model import StepModel, Transformer
+from shardweave.planners.oppa.space import SearchSpace
 
 ONE = Run(3, (0.5, 0.5, 0.9, 0.99), (0.1, 0.25, 0.3, 0.4), 1, 2.0)
 
@@ -24,7 +24,7 @@ ONE = Run(3, (0.5, 0.5, 0.9, 0.99), (0.1, 0.25, 0.3, 0.4), 1, 2.0)
 def test_search_ends_with_the_first_trial_that_is_near_the_best() -> None:
     model = Transformer("small", 4, 512, 4, 2048, 1000, 128, 16)
     machine = StepModel(model, find_cluster("perlmutter:nodes=2"))
-    space = Space(8, 4, 4, 16, data_buckets_mib=(1,), zero_buckets_mib=(1,)).enumerate()
+    space = SearchSpace(8, 4, 4, 16, data_buckets_mib=(1,), zero_buckets_mib=(1,)).enumerate()
     shares = true_shares(space, machine)
     assert max(shares.values()) == 1.0
     run = one_search(RandomChooser(), 0, len(space), machine, shares)

@@ -50,7 +50,9 @@ IMAGE_SPECS = {
 }
 SPECS = {**TEXT_SPECS, **IMAGE_SPECS}
 
-SHARDING_PASSES = "propagate-shardings,insert-collectives,cse,dce,merge-collectives"
+SHARDING_PASSES = (
+    "split-addmm,add-pending-sums,propagate-shardings,insert-collectives,cse,dce,merge-collectives"
+)
 
 LOSS_BOUND = 1e-12
 GRADIENT_BOUND = 1e-9

@@ -21,7 +21,7 @@ class Base:
 
 
 @dataclass(frozen=True)
-class Part:
+class IndexTerm:
     """(base // divisor) % size, times a coefficient."""
 
     base: Base
@@ -44,7 +44,7 @@ class Part:
 class Index:
     """A sum of parts and a constant, with parts of one base merged where they meet."""
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[IndexTerm, ...] = ()
     constant: int = 0
 
     @property
@@ -61,7 +61,7 @@ class Index:
     def __mul__(self, factor: int) -> Index:
         if factor == 0:
             return ZERO
-        parts = [Part(p.base, p.divisor, p.size, p.coefficient * factor) for p in self.parts]
+        parts = [IndexTerm(p.base, p.divisor, p.size, p.coefficient * factor) for p in self.parts]
         return Index(tuple(parts), self.constant * factor)
 
     def text(self, symbols: Symbols = ()) -> str:
@@ -83,7 +83,7 @@ ZERO = Index()
 
 def of_base(base: Base) -> Index:
     """The variable itself; 0 if it has one element."""
-    return ZERO if base.size == 1 else Index((Part(base, 1, base.size, 1),))
+    return ZERO if base.size == 1 else Index((IndexTerm(base, 1, base.size, 1),))
 
 
 def constant(value: int) -> Index:
@@ -97,20 +97,20 @@ def divided(index: Index, divisor: int, namer: Namer) -> tuple[Index, Index]:
     """
     if divisor == 1:
         return index, ZERO
-    high: list[Part] = []
-    low: list[Part] = []
+    high: list[IndexTerm] = []
+    low: list[IndexTerm] = []
     for part in index.parts:
         for piece in _split(part, divisor):
             (high if piece.coefficient % divisor == 0 else low).append(piece)
     quotient, rest = divmod(index.constant, divisor)
     remainder = Index(tuple(low), rest)
     if index.constant >= 0 and remainder.highest < divisor:
-        parts = [Part(p.base, p.divisor, p.size, p.coefficient // divisor) for p in high]
+        parts = [IndexTerm(p.base, p.divisor, p.size, p.coefficient // divisor) for p in high]
         return _merged(parts, quotient), _merged(low, rest)
     base = namer(index)
     return (
-        Index((Part(base, divisor, max(1, math.ceil(base.size / divisor)), 1),)),
-        Index((Part(base, 1, divisor, 1),)),
+        Index((IndexTerm(base, divisor, max(1, math.ceil(base.size / divisor)), 1),)),
+        Index((IndexTerm(base, 1, divisor, 1),)),
     )
 
 
@@ -134,7 +134,7 @@ def unraveled(flat: Index, shape: Sequence[int], namer: Namer) -> tuple[Index, .
     return tuple(reversed(found))
 
 
-def _split(part: Part, divisor: int) -> list[Part]:
+def _split(part: IndexTerm, divisor: int) -> list[IndexTerm]:
     """A part that reaches across the divisor, cut there if it can be."""
     if divisor % part.coefficient or part.coefficient * part.size <= divisor:
         return [part]
@@ -142,32 +142,32 @@ def _split(part: Part, divisor: int) -> list[Part]:
     if inner == 1 or part.size % inner:
         return [part]
     return [
-        Part(part.base, part.divisor, inner, part.coefficient),
-        Part(part.base, part.divisor * inner, part.size // inner, divisor),
+        IndexTerm(part.base, part.divisor, inner, part.coefficient),
+        IndexTerm(part.base, part.divisor * inner, part.size // inner, divisor),
     ]
 
 
-def _merged(parts: list[Part], total: int) -> Index:
+def _merged(parts: list[IndexTerm], total: int) -> Index:
     """Parts with neighbouring digits of one base joined, and equal parts added."""
-    found: list[Part] = []
+    found: list[IndexTerm] = []
     for part in sorted(parts, key=lambda p: (p.base.name, p.divisor, p.size)):
         last = found[-1] if found else None
         if last is not None and last.base == part.base:
             if (last.divisor, last.size) == (part.divisor, part.size):
-                found[-1] = Part(
+                found[-1] = IndexTerm(
                     last.base, last.divisor, last.size, last.coefficient + part.coefficient
                 )
                 continue
             if _continues(last, part):
                 size = last.size * part.size
-                found[-1] = Part(last.base, last.divisor, size, last.coefficient)
+                found[-1] = IndexTerm(last.base, last.divisor, size, last.coefficient)
                 continue
         found.append(part)
     kept = [part for part in found if part.size > 1 and part.coefficient]
     return Index(tuple(sorted(kept, key=lambda p: -p.coefficient)), total)
 
 
-def _continues(low: Part, high: Part) -> bool:
+def _continues(low: IndexTerm, high: IndexTerm) -> bool:
     """Whether `high` is the next digits above `low`."""
     return high.divisor == low.divisor * low.size and high.coefficient == low.coefficient * low.size
 

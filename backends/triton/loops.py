@@ -8,9 +8,9 @@ from xdsl.ir import SSAValue
 
 from shardweave.backends.triton.formulas import computed_in, type_text
 from shardweave.backends.triton.index import Base, of_base, unraveled
-from shardweave.backends.triton.reductions import Reducer, Step
+from shardweave.backends.triton.reductions import Accumulation, Reducer
 from shardweave.backends.triton.region import Region
-from shardweave.backends.triton.source import Config, Kernel, Signature, render
+from shardweave.backends.triton.source import Config, Kernel, KernelSignature, render
 from shardweave.backends.triton.values import Values
 from shardweave.backends.triton.writer import NotReadyError, Term
 from shardweave.ir.fusible import WHOLE_ROW, column_results, role_of
@@ -24,7 +24,7 @@ _JOIN = {"sum": "{a} + {b}", "max": "tl.maximum({a}, {b})", "min": "tl.minimum({
 
 def pointwise_kernel(region: Region, strides: Strides = None) -> Kernel:
     """One element of each stored value for each of `n` places."""
-    signature = Signature(region)
+    signature = KernelSignature(region)
     writer = signature.writer(strides)
     writer.masks = {"x": "in_x"}
     values = Values(writer)
@@ -56,7 +56,7 @@ def reduction_kernel(region: Region, strides: Strides = None, whole_row: int = W
 class _ReductionTemplate:
     def __init__(self, region: Region, strides: Strides, whole_row: int) -> None:
         self.region, self.space = region, region.space
-        self.signature = Signature(region)
+        self.signature = KernelSignature(region)
         self.writer = self.signature.writer(strides)
         self.writer.masks = {"row": "in_row", "col": "in_col"}
         self.writer.symbols = [(self.space.columns, "n_cols")]
@@ -79,14 +79,14 @@ class _ReductionTemplate:
             self._one_block(rows)
         return self._kernel()
 
-    def _steps(self, op: object) -> list[Step]:
+    def _steps(self, op: object) -> list[Accumulation]:
         """The steps of an op, without those for columns that nobody reads."""
         stored = set(self.region.stored)
         return [s for s in self.reducer.steps(op) if s.result is None or s.result in stored]  # type: ignore[arg-type]
 
     # Loops
 
-    def _one_block(self, rows: list[Step]) -> None:
+    def _one_block(self, rows: list[Accumulation]) -> None:
         """Each program computes a block of rows."""
         self.writer.line("row = (tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]")
         self.writer.line("in_row = row < n_rows")
@@ -101,19 +101,19 @@ class _ReductionTemplate:
         self.writer.line(f"col = ({text})[None, :]")
         self.writer.line("in_col = col < n_cols")
 
-    def _reduce_rows(self, rows: list[Step]) -> None:
+    def _reduce_rows(self, rows: list[Accumulation]) -> None:
         for step in rows:
             term = step.term()
             text = f"tl.where(in_col, {term.name}, {_START[step.kind]})"
             self._finish(step, f"tl.{step.kind}({text}, axis=1)[:, None]", term)
 
-    def _finish(self, step: Step, text: str, term: Term) -> None:
+    def _finish(self, step: Accumulation, text: str, term: Term) -> None:
         axes = frozenset({"row"})
         hint = f"row_{step.kind}"
         made = self.writer.assign(hint, text, term.dtype, axes, step.key[0].name)
         self.reducer.finished[step.key] = made
 
-    def _rows_in_parts(self, rows: list[Step]) -> None:
+    def _rows_in_parts(self, rows: list[Accumulation]) -> None:
         """A loop over the columns for each reduction that waits for another, and one to store."""
         pending = list(rows)
         while pending:
@@ -133,12 +133,12 @@ class _ReductionTemplate:
             count *= size
         return count != numel
 
-    def _round(self, pending: list[Step]) -> list[Step]:
+    def _round(self, pending: list[Accumulation]) -> list[Accumulation]:
         """Accumulate what can be in one loop over the columns; returns the steps that wait."""
         first = len(self.writer.lines)
         state = self._open_loop()
-        ready: list[tuple[Step, str, Term]] = []
-        waiting: list[Step] = []
+        ready: list[tuple[Accumulation, str, Term]] = []
+        waiting: list[Accumulation] = []
         for step in pending:
             before = self.writer.state()
             try:
@@ -174,7 +174,7 @@ class _ReductionTemplate:
         self.writer.indent = self.writer.indent[4:]
         self.writer.restore(state, erase=False)
 
-    def _all_rows(self, rows: list[Step], columns: list[Step]) -> None:
+    def _all_rows(self, rows: list[Accumulation], columns: list[Accumulation]) -> None:
         """Each program walks over blocks of rows, and keeps sums of columns."""
         line = self.writer.line
         block = "tl.program_id(1) * BLOCK_C + " if not rows else ""

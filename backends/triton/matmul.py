@@ -9,7 +9,7 @@ from xdsl.ir import SSAValue
 from shardweave.backends.triton.formulas import computed_in, type_text
 from shardweave.backends.triton.index import Base, of_base, unraveled
 from shardweave.backends.triton.region import Region
-from shardweave.backends.triton.source import Config, Kernel, Signature, render
+from shardweave.backends.triton.source import Config, Kernel, KernelSignature, render
 from shardweave.backends.triton.values import Values
 from shardweave.backends.triton.writer import Guards, Indices, Term, UnfitError
 from shardweave.ir.aten import AtenOp
@@ -61,7 +61,7 @@ class _MatmulTemplate:
         self.left, self.right = self.product.operands[-2:]
         (m, k), n = shape_of(self.left), shape_of(self.right)[1]
         self.sizes = {"m_size": m, "n_size": n, "k_size": k}
-        self.signature = Signature(region)
+        self.signature = KernelSignature(region)
         self.writer = self.signature.writer(strides)
         self.writer.masks = {axis: f"in_{axis}" for axis in ("row", "col", "k_a", "k_b")}
         self.values = Values(self.writer)

@@ -21,7 +21,7 @@ Kind = Literal["sum", "max", "min"]
 Key = tuple[AtenOp, str]
 
 
-class Step(NamedTuple):
+class Accumulation(NamedTuple):
     """One accumulation. result: of the op, that column reductions write; None for rows."""
 
     key: Key
@@ -53,7 +53,7 @@ class Reducer:
         }
         self.values.special.update(special)
 
-    def steps(self, op: AtenOp) -> list[Step]:
+    def steps(self, op: AtenOp) -> list[Accumulation]:
         """What an op accumulates over rows, and over columns."""
         makers = {
             "aten._softmax": self._softmax_steps,
@@ -103,7 +103,7 @@ class Reducer:
 
     # sum, amax, amin
 
-    def _total_steps(self, op: AtenOp) -> list[Step]:
+    def _total_steps(self, op: AtenOp) -> list[Accumulation]:
         source = op.operands[0]
         kind: Kind = {"aten.amax": "max", "aten.amin": "min"}.get(op.name, "sum")  # type: ignore[assignment]
         dtype = computed_in(dtype_of_value(op.results[0]))
@@ -116,7 +116,9 @@ class Reducer:
             return self.values.writer.assign("wide", text, dtype, found.axes)
 
         over = reductions_of(op)[0].over
-        return [Step((op, "total"), kind, term, op.results[0] if over == "column" else None)]
+        return [
+            Accumulation((op, "total"), kind, term, op.results[0] if over == "column" else None)
+        ]
 
     def _total(self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards) -> Term:
         self._check_row(indices, value)
@@ -124,12 +126,12 @@ class Reducer:
 
     # softmax
 
-    def _softmax_steps(self, op: AtenOp) -> list[Step]:
+    def _softmax_steps(self, op: AtenOp) -> list[Accumulation]:
         source = op.operands[0]
         highest: Key = (op, "max")
         return [
-            Step(highest, "max", lambda: self.each(source)),
-            Step((op, "sum"), "sum", lambda: self._exponential(op, self.each(source))),
+            Accumulation(highest, "max", lambda: self.each(source)),
+            Accumulation((op, "sum"), "sum", lambda: self._exponential(op, self.each(source))),
         ]
 
     def _exponential(self, op: AtenOp, x: Term) -> Term:
@@ -147,14 +149,14 @@ class Reducer:
             text = f'tl.where({highest.name} == float("-inf"), 0.0, {text})'
         return self.write("softmax", text, power, power.axes | total.axes, op.name)
 
-    def _softmax_backward_steps(self, op: AtenOp) -> list[Step]:
+    def _softmax_backward_steps(self, op: AtenOp) -> list[Accumulation]:
         grad, output = op.operands
 
         def term() -> Term:
             g, y = self.each(grad), self.each(output)
             return self.write("product", f"{g.name} * {y.name}", g, g.axes | y.axes, op.name)
 
-        return [Step((op, "sum"), "sum", term)]
+        return [Accumulation((op, "sum"), "sum", term)]
 
     def _softmax_backward(
         self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards
@@ -168,7 +170,7 @@ class Reducer:
 
     # layer norm
 
-    def _layer_norm_steps(self, op: AtenOp) -> list[Step]:
+    def _layer_norm_steps(self, op: AtenOp) -> list[Accumulation]:
         source = op.operands[0]
 
         def square() -> Term:
@@ -177,8 +179,8 @@ class Reducer:
             return self.write("square", f"{center.name} * {center.name}", x, center.axes)
 
         return [
-            Step((op, "sum"), "sum", lambda: self.each(source)),
-            Step((op, "squares"), "sum", square),
+            Accumulation((op, "sum"), "sum", lambda: self.each(source)),
+            Accumulation((op, "squares"), "sum", square),
         ]
 
     def _mean(self, op: AtenOp) -> Term:
@@ -209,22 +211,22 @@ class Reducer:
         own = unraveled(col, shape_of(value), self.values.writer.name_index)
         return self.values.at(value, own)
 
-    def _layer_norm_backward_steps(self, op: AtenOp) -> list[Step]:
+    def _layer_norm_backward_steps(self, op: AtenOp) -> list[Accumulation]:
         dx, dweight, dbias = op.value("output_mask")
         given = iter(op.results)
-        steps: list[Step] = []
+        steps: list[Accumulation] = []
         if dx:
             next(given)
             steps += [
-                Step((op, "tilt"), "sum", lambda: self._product(op, weighted=True)),
-                Step((op, "shift"), "sum", lambda: self._weighted(op)),
+                Accumulation((op, "tilt"), "sum", lambda: self._product(op, weighted=True)),
+                Accumulation((op, "shift"), "sum", lambda: self._weighted(op)),
             ]
         if dweight:
             term = lambda: self._product(op, weighted=False)  # noqa: E731
-            steps.append(Step((op, "weight"), "sum", term, next(given)))
+            steps.append(Accumulation((op, "weight"), "sum", term, next(given)))
         if dbias:
             grad = op.operands[0]
-            steps.append(Step((op, "bias"), "sum", lambda: self.each(grad), next(given)))
+            steps.append(Accumulation((op, "bias"), "sum", lambda: self.each(grad), next(given)))
         return steps
 
     def _normal(self, op: AtenOp) -> Term:

@@ -8,9 +8,10 @@ from torch import Tensor
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.backends.triton.writer import UnfitError
+from shardweave.ir.annotations import layer_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import facts_of
-from shardweave.ir.fusible import Space, space_of
+from shardweave.ir.fusible import IterationSpace, space_of
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.types import dtype_of_value, shape_of
 
@@ -46,12 +47,12 @@ class Region:
     ops: tuple[AtenOp, ...]
     stored: tuple[SSAValue, ...]
     outputs: tuple[Output, ...]
-    space: Space
+    space: IterationSpace
 
     @property
     def text(self) -> list[str]:
         """The lines of the program that the region stands for."""
-        return [f"{op}  {_layer(op)}" for op in self.ops]
+        return [f"{op}  {layer_of(op)}" for op in self.ops]
 
 
 def region_of(op: FusedOp) -> Region:
@@ -75,7 +76,3 @@ def region_of(op: FusedOp) -> Region:
         if dtype_of_value(value).is_complex:
             raise UnfitError("complex numbers have no kernel")
     return Region(op, inputs, tuple(op.fused_ops), tuple(stored), tuple(outputs), space)
-
-
-def _layer(op: AtenOp) -> str:
-    return str(op.properties.get("layer", ""))

@@ -11,10 +11,11 @@ from xdsl.ir import SSAValue
 from shardweave.backends.triton.formulas import type_text
 from shardweave.backends.triton.region import Region
 from shardweave.backends.triton.writer import Writer, short_name
+from shardweave.ir.annotations import ANNOTATIONS, properties_without
 from shardweave.ir.fusible import Family
 from shardweave.ir.literals import to_python
 from shardweave.ir.strides import dense_strides
-from shardweave.ir.syntax import ANNOTATIONS, STRUCTURE
+from shardweave.ir.syntax import STRUCTURE
 from shardweave.ir.types import dtype_of_value, shape_of
 
 Config = dict[str, int]
@@ -71,7 +72,7 @@ class Kernel:
 
 
 @dataclass
-class Signature:
+class KernelSignature:
     """The parameters of a kernel while it is written."""
 
     region: Region
@@ -108,7 +109,7 @@ def pointer_type(text: str) -> str:
 
 
 def render(
-    signature: Signature,
+    signature: KernelSignature,
     writer: Writer,
     family: Family,
     sizes: Sequence[str],
@@ -142,8 +143,7 @@ def _op_lines(region: Region) -> list[str]:
         words = [numbers[value] for value in op.operands]
         words += [
             f"{name} = {to_python(value)}"
-            for name, value in op.properties.items()
-            if name not in ANNOTATIONS and name != STRUCTURE
+            for name, value in properties_without(op, *ANNOTATIONS, STRUCTURE).items()
         ]
         given = ", ".join(words)
         for result in op.results:

@@ -6,6 +6,9 @@ import argparse
 import json
 import sys
 
+from shardweave.driver.commands.arguments import Commands, add_cluster, new_command
+from shardweave.driver.errors import report_error
+
 DIFFERENT = 1
 """Exit code under --exit-code for programs that differ, as git has it."""
 
@@ -13,14 +16,12 @@ TROUBLE = 2
 """Exit code under --exit-code for bad input, which then must not look like a difference."""
 
 
-def add_diff_options(command: argparse.ArgumentParser) -> None:
-    """Declare the options of the command."""
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    command = new_command(commands, "diff", "Say what changed between two programs.")
     command.add_argument("before", metavar="A", help="a program's text; - reads standard input")
     command.add_argument("after", metavar="B", help="another program's text")
-    command.add_argument(
-        "--cluster",
-        help="simulate both on it: a preset's name, as h100-pod or testbed:rate=250mbit, or a file",
-    )
+    add_cluster(command, required=False, why="simulate both on it: ")
     command.add_argument("--json", action="store_true", help="print the diff as JSON instead")
     command.add_argument("--html", metavar="FILE", help="write both side by side, as one page")
     command.add_argument("--all", action="store_true", help="show every change of a layer")
@@ -35,6 +36,7 @@ def add_diff_options(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help=f"end with {DIFFERENT} if the programs differ, and {TROUBLE} for bad input",
     )
+    command.set_defaults(func=diff_command)
 
 
 def diff_command(options: argparse.Namespace) -> int:
@@ -45,8 +47,6 @@ def diff_command(options: argparse.Namespace) -> int:
     try:
         return 0 if _diff(options) else DIFFERENT
     except (ValueError, OSError) as error:
-        from shardweave.driver.cli import report_error
-
         report_error(error, options.debug)
         return TROUBLE
 
@@ -56,7 +56,7 @@ def _diff(options: argparse.Namespace) -> bool:
     from rich.console import Console
 
     from shardweave.driver.commands.output import check_output
-    from shardweave.driver.commands.text import read
+    from shardweave.driver.commands.programs import read
     from shardweave.driver.diff import diff
     from shardweave.driver.report.diff_text import SHOWN, print_diff
 
@@ -69,7 +69,7 @@ def _diff(options: argparse.Namespace) -> bool:
     else:
         colour = {"auto": None, "always": True, "never": False}[options.color]
         console = Console(force_terminal=colour, no_color=colour is False, highlight=False)
-        print_diff(found, console, shown=None if options.all else SHOWN)
+        print_diff(found.structure, found.numbers(), console, shown=None if options.all else SHOWN)
     if options.html:
         found.save_html(options.html, (options.before, options.after))
         print(f"wrote {options.html}", file=sys.stderr if options.json else sys.stdout)

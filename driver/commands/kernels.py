@@ -3,110 +3,30 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
+from shardweave.driver.commands.arguments import Commands, add_program, new_command
 
-from shardweave.backends.triton.ahead import Built, build, parse_target
-from shardweave.backends.triton.generate import UnfitError, generate
-from shardweave.backends.triton.source import Kernel
-from shardweave.driver.commands.text import read
-from shardweave.driver.report.text import status
-from shardweave.ir.kernel import FusedOp
-from shardweave.ir.program import Program
-from shardweave.ir.verify.program import check
-from shardweave.passes.pipeline import run_passes
+
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    command = new_command(commands, "kernels", "Write and compile the kernels of a program.")
+    add_program(command)
+    command.add_argument(
+        "-o", "--output", metavar="DIR", required=True, help="the folder to write to"
+    )
+    command.add_argument(
+        "--target",
+        default="sm_80,sm_90,gfx942",
+        help="chips to compile for; '' writes sources alone (default: sm_80,sm_90,gfx942)",
+    )
+    command.set_defaults(func=kernels_command)
 
 
 def kernels_command(options: argparse.Namespace) -> int:
-    """Write the sources of a program's kernels, and what they compile to; exit 1 if one cannot run.
+    """Write a program's kernels; exit 1 if one cannot run."""
+    from shardweave.driver.commands.programs import read
+    from shardweave.driver.kernel_files import parse_targets, write_kernels
 
-    A program without fused regions is fused first.
-    """
-    targets = [word for word in options.target.split(",") if word]
-    for target in targets:
-        parse_target(target)
-    program = read(options.file)
-    check(program)
-    if not any(isinstance(op, FusedOp) for op in program.ops):
-        program = run_passes(program, "fuse-kernels")
-    kernels, uses, unfit = distinct_kernels(program)
-    folder = Path(options.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, kernel in kernels.items():
-        (folder / f"{name}.py").write_text(kernel.source)
-    built: dict[str, list[Built]] = {}
-    with status(f"compiling {len(kernels)} kernels for {', '.join(targets)}"):
-        for name, kernel in kernels.items():
-            built[name] = [_write(folder, name, build(kernel, target)) for target in targets]
-    _print_table(built, uses)
-    for reason in unfit:
-        print(f"on ATen: {reason}")
-    records = [_record(name, one) for name, group in built.items() for one in group]
-    (folder / "kernels.json").write_text(json.dumps(records, indent=1) + "\n")
-    regions = sum(uses.values())
-    print(f"wrote {len(kernels)} kernels of {regions} regions to {folder}")
-    problems = [
-        f"{name}: {one.problem} (--target {one.target})"
-        for name, group in built.items()
-        for one in group
-        if one.problem is not None
-    ]
-    for problem in problems:
-        print(f"problem: {problem}")
-    return 1 if problems else 0
-
-
-def distinct_kernels(program: Program) -> tuple[dict[str, Kernel], dict[str, int], list[str]]:
-    """A program's kernels by name, how many regions use each, and why regions have none."""
-    names: dict[tuple[object, ...], str] = {}
-    kernels: dict[str, Kernel] = {}
-    uses: dict[str, int] = {}
-    unfit: list[str] = []
-    for op in program.ops:
-        if not isinstance(op, FusedOp):
-            continue
-        try:
-            kernel = generate(op)
-        except UnfitError as error:
-            unfit.append(f"{', '.join(inner.name for inner in op.fused_ops)}: {error}")
-            continue
-        key = (kernel.source, kernel.pointers, *kernel.fixed.values())
-        if key not in names:
-            names[key] = f"{len(names):02}_{kernel.name}"
-            kernels[names[key]] = kernel
-        uses[names[key]] = uses.get(names[key], 0) + 1
-    return kernels, uses, unfit
-
-
-def _write(folder: Path, name: str, built: Built) -> Built:
-    for kind, content in built.files.items():
-        if kind != "ttir":
-            (folder / f"{name}.{built.target}.{kind}").write_bytes(content)
-    return built
-
-
-def _record(name: str, built: Built) -> dict[str, object]:
-    return {
-        "kernel": name,
-        "family": built.kernel.family,
-        "target": built.target,
-        "config": built.config,
-        "registers": built.registers,
-        "shared_bytes": built.shared_bytes,
-        "spilled_bytes": built.spilled_bytes,
-        "problem": built.problem,
-    }
-
-
-def _print_table(built: dict[str, list[Built]], uses: dict[str, int]) -> None:
-    table = Table("kernel", "target", box=None, pad_edge=False)
-    for column in ("regions", "registers", "shared bytes", "spilled bytes"):
-        table.add_column(column, justify="right")
-    for name, group in built.items():
-        for one in group:
-            numbers = (uses[name], one.registers, one.shared_bytes, one.spilled_bytes)
-            table.add_row(name, one.target, *map(str, numbers))
-    Console(width=120).print(table)
+    targets = parse_targets(options.target)
+    return 0 if write_kernels(read(options.file), targets, Path(options.output)) else 1

@@ -1,8 +1,10 @@
-"""Files that commands write."""
+"""Where commands write: files, and messages beside them."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import TextIO
 
 
 def check_output(path: str | None) -> None:
@@ -17,3 +19,8 @@ def check_output(path: str | None) -> None:
     folder = Path(path).parent
     if not folder.is_dir():
         raise ValueError(f"cannot write '{path}': there is no folder '{folder}'; make it first.")
+
+
+def messages(output: str) -> TextIO:
+    """Where to say what was done: not where the program's text goes."""
+    return sys.stderr if output == "-" else sys.stdout

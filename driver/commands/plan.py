@@ -1,155 +1,61 @@
-"""The `plan` command: lets a planner choose, says what it chose and why, and compares plans."""
+"""The `plan` command: lets a planner choose, and says what it chose and why."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
-import torch
-from rich.console import Console
+from shardweave.driver.commands.arguments import (
+    DTYPES,
+    MODEL_HELP,
+    Commands,
+    add_cluster,
+    new_command,
+)
+from shardweave.planners.registry import PLANNERS
 
-from shardweave.driver.commands.output import check_output
-from shardweave.driver.commands.text import messages, read
-from shardweave.driver.models import build_example, parse_options
-from shardweave.driver.plans import plan, simulated
-from shardweave.driver.report.plan import comparison_table, print_candidates, print_plan
-from shardweave.driver.report.text import status
-from shardweave.driver.trials import host_of
-from shardweave.ir.capture.capture import capture
-from shardweave.ir.program import Program
-from shardweave.ir.verify.program import check
-from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.plan import Plan
-from shardweave.planners.plan_check import check_plan
-from shardweave.planners.plan_parts import Candidate
-from shardweave.planners.plan_plot import plot_candidates
-from shardweave.planners.registry import PLANNERS, no_such_plan
 
-COMPARED = 2
-DIFFERENCES = 20
-"""How many lines of what differs between two plans are shown."""
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    command = new_command(commands, "plan", "Choose how to train a program on a cluster.")
+    command.add_argument(
+        "file", metavar="PROGRAM", help=f"a captured program's text, or a model: {MODEL_HELP}"
+    )
+    add_cluster(command)
+    command.add_argument(
+        "--planner", default="megatron", metavar="NAME",
+        help=f"{', '.join(PLANNERS)} (default: megatron)",
+    )  # fmt: skip
+    command.add_argument(
+        "--mesh", default="", help="as in data=2,tensor=2; default: the planner chooses"
+    )
+    command.add_argument(
+        "-O",
+        dest="option",
+        action="append",
+        default=[],
+        metavar="OPTION=VALUE",
+        help="an option of the planner; may be given several times",
+    )
+    command.add_argument(
+        "-o", "--output", metavar="FILE", help="write the plan there; - for standard output"
+    )
+    command.add_argument(
+        "--explain",
+        action="store_true",
+        help="show the best plans: time and memory by part, and why each lost",
+    )
+    command.add_argument(
+        "--compare", metavar="A,B", help="two planners or plan files, side by side, instead"
+    )
+    command.add_argument("--plot", metavar="FILE", help="draw the best plans there")
+    command.add_argument(
+        "--dtype", choices=DTYPES, default="float32", help="of a model (default: float32)"
+    )
+    command.set_defaults(func=plan_command)
 
 
 def plan_command(options: argparse.Namespace) -> int:
     """Plan a program, or compare two plans of it."""
-    check_output(options.output)
-    check_output(options.plot)
-    find_cluster(options.cluster)  # before the work that it is needed for
-    given = _read_options(options.option)
-    program = _program(options)
-    out = messages(options.output or "")
-    if options.compare:
-        return _compare(options, given, program)
-    with status(f"planning with {options.planner}") as shown:
-        found = _planned(options, options.planner, given, program, tell=shown.update)
-    if options.explain:
-        print_candidates(found.candidates or _only(found), out)
-    print_plan(found, out)
-    if options.plot:
-        plot_candidates(found.candidates or _only(found), options.plot)
-        print(f"wrote {options.plot} (a picture)", file=out)
-    _write(found, options.output)
-    return 0
+    from shardweave.driver.planning import plan_program
 
-
-def _read_options(texts: Sequence[str]) -> dict[str, Any]:
-    """`-O option=value`, several of them, each of one or more."""
-    return parse_options(",".join(text.strip() for text in texts))
-
-
-def _program(options: argparse.Namespace) -> Program:
-    """The program in a file, or that of a model."""
-    name = options.file
-    if _is_text(name):
-        program = read(name)
-        check(program)
-        if program.is_local:
-            raise ValueError(
-                f"'{name}' is the program of one rank already; plan the captured one, which "
-                "`shardweave capture` writes."
-            )
-        return program
-    with status(f"capturing {name}"):
-        example = build_example(name, dtype=getattr(torch, options.dtype))
-        return capture(example.module, kwargs=example.kwargs)
-
-
-def _is_text(name: str) -> bool:
-    """Whether a program's text is meant, and not a model."""
-    return name == "-" or name.endswith(".mlir") or Path(name).is_file()
-
-
-def _planned(
-    options: argparse.Namespace,
-    planner: str,
-    given: dict[str, Any],
-    program: Program,
-    *,
-    tell: Callable[[str], None] | None = None,
-) -> Plan:
-    model = None if _is_text(options.file) else options.file
-    host = host_of(model, dtype=options.dtype, tell=tell)
-    return plan(program, options.mesh or None, planner, cluster=options.cluster, host=host, **given)
-
-
-def _compare(options: argparse.Namespace, given: dict[str, Any], program: Program) -> int:
-    """Two planners, or two plans' files, side by side."""
-    names = [name.strip() for name in options.compare.split(",")]
-    if len(names) != COMPARED or not all(names):
-        raise ValueError(
-            f"--compare '{options.compare}' must name two planners or plan files, such as "
-            "megatron,amp."
-        )
-    plans: list[Plan] = []
-    for name in names:
-        with status(f"planning with {name}"):
-            plans.append(_plan_named(options, name, given, program))
-    rows = [
-        Candidate(name, one.predicted)
-        for name, one in zip(names, plans, strict=True)
-        if one.predicted is not None
-    ]
-    Console().print(comparison_table(names, plans))
-    lines = [line for line in plans[0].diff(plans[1]) if not _is_outcome(line)]
-    for line in lines[:DIFFERENCES]:
-        print(line)
-    if len(lines) > DIFFERENCES:
-        print(f"and {len(lines) - DIFFERENCES} more lines")
-    if options.plot:
-        plot_candidates(rows, options.plot)
-        print(f"wrote {options.plot} (a picture)")
-    return 0
-
-
-def _plan_named(
-    options: argparse.Namespace, name: str, given: dict[str, Any], program: Program
-) -> Plan:
-    if name in PLANNERS:
-        return _planned(options, name, given, program)
-    if not Path(name).is_file():
-        raise ValueError(no_such_plan(name))
-    found = Plan.load(name)
-    check_plan(found, program)
-    return simulated(program, found, options.cluster)
-
-
-def _is_outcome(line: str) -> bool:
-    """Whether a line of a difference says what came of a plan, which the table says."""
-    what = line[2:].split(":")[0].split(" ")[0]
-    return what in ("predicted", "reasons", "candidates", "planner", "notes")
-
-
-def _only(found: Plan) -> tuple[Candidate, ...]:
-    """The plan as the one row of a table."""
-    return (Candidate(found.planner, found.predicted),) if found.predicted else ()
-
-
-def _write(found: Plan, path: str | None) -> None:
-    if path == "-":
-        sys.stdout.write(found.to_json() + "\n")
-    elif path:
-        found.save(path)
-        print(f"wrote {path}")
+    return plan_program(options)

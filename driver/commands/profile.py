@@ -5,12 +5,46 @@ from __future__ import annotations
 import argparse
 import time
 
-from shardweave.driver.profile import profile_machine
-from shardweave.planners.cost.cluster_file import save_cluster
+from shardweave.driver.commands.arguments import Commands, add_time_limit, count, new_command
+
+
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    command = new_command(commands, "profile", "Measure this machine's CPU into a cluster file.")
+    command.add_argument(
+        "programs", metavar="PROGRAM", nargs="*", help="measure the ops of these programs exactly"
+    )
+    command.add_argument(
+        "-o", "--output", metavar="FILE", default="cluster.yaml", help="default: cluster.yaml"
+    )
+    command.add_argument(
+        "--nproc",
+        type=count("a number of processes, such as 2", least=1),
+        default=2,
+        metavar="N",
+        help="processes, all busy (default: 2)",
+    )
+    command.add_argument(
+        "--launcher",
+        metavar="COMMAND",
+        help="what starts rank {rank}, as 'ip netns exec sw{rank} env GLOO_SOCKET_IFNAME=eth0'",
+    )
+    command.add_argument(
+        "--per-node",
+        type=count("a number of processes, such as 2", least=1),
+        metavar="N",
+        help="processes that make a node (default: 1 with --launcher, else all)",
+    )
+    command.add_argument("--name", default="profiled", help="of the cluster (default: profiled)")
+    add_time_limit(command, "stop")
+    command.set_defaults(func=profile_command)
 
 
 def profile_command(options: argparse.Namespace) -> int:
     """Measure, write the cluster, and say what it holds."""
+    from shardweave.driver.profile import profile_machine
+    from shardweave.planners.cost.cluster_file import save_cluster
+
     start_s = time.monotonic()
     cluster = profile_machine(
         options.nproc,

@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from shardweave.driver.commands.arguments import Commands, add_cluster, add_program, new_command
 
-def add_report_options(command: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    command.add_argument("file", metavar="FILE", help="a program's text; - reads standard input")
-    command.add_argument(
-        "--cluster",
-        required=True,
-        help="a preset's name, as h100-pod or testbed:rate=250mbit, or a file",
-    )
+
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    command = new_command(commands, "report", "Write what a step does as an HTML page.")
+    add_program(command)
+    add_cluster(command)
     command.add_argument(
         "--plan",
         metavar="FILE",
@@ -27,12 +26,13 @@ def add_report_options(command: argparse.ArgumentParser) -> None:
         metavar="X",
         help="bytes of optimizer state per byte of parameters, such as 2 for Adam (default: 0)",
     )
+    command.set_defaults(func=report_command)
 
 
 def report_command(options: argparse.Namespace) -> int:
     """Simulate a program and write the page."""
     from shardweave.driver.commands.output import check_output
-    from shardweave.driver.commands.text import read
+    from shardweave.driver.commands.programs import read
     from shardweave.driver.plans import partition
     from shardweave.driver.report.page import report_page
     from shardweave.driver.report.text import bytes_text

@@ -7,92 +7,87 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-from shardweave.driver.commands.output import check_output
+from shardweave.driver.commands.arguments import (
+    Commands,
+    add_model,
+    add_time_limit,
+    add_validate_options,
+    count,
+    new_command,
+)
 from shardweave.driver.launch import end_process, is_worker, launch
-from shardweave.ir.mesh import Mesh
-from shardweave.planners.registry import PLANNERS, no_such_plan
+from shardweave.driver.run_options import RunOptions
+
+BACKENDS = ("distributed", "reference", "triton")
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """What to run; see the command's help."""
-
-    model: str
-    mesh: Mesh
-    plan: str
-    backend: str
-    dtype: str
-    seed: int
-    sequence_parallel: bool
-    passes: str
-    check: bool
-    steps: int
-    eager: bool
-    json: str | None
-    validate: bool
-    validate_limit: float | None
-    program: str | None = None
-
-    @staticmethod
-    def of(given: argparse.Namespace) -> RunOptions:
-        """Check the options that can be checked before any process is started."""
-        check_output(given.json)
-        if given.plan not in PLANNERS and not Path(given.plan).is_file():
-            raise ValueError(no_such_plan(given.plan))
-        mesh = Mesh.parse(given.mesh)
-        if given.program is not None:
-            mesh = _mesh_of_program(given)
-        elif given.plan not in PLANNERS:
-            from shardweave.driver.plans import mesh_of_plan
-
-            of_plan = mesh_of_plan(given.plan)
-            mesh = mesh if given.mesh or of_plan is None else of_plan
-        return RunOptions(
-            model=given.model,
-            mesh=mesh,
-            plan=given.plan,
-            backend=given.backend,
-            dtype=given.dtype,
-            seed=given.seed,
-            sequence_parallel=given.sequence_parallel,
-            passes=given.passes,
-            check=given.check,
-            steps=given.steps,
-            eager=not given.no_eager,
-            json=given.json,
-            validate=given.validate,
-            validate_limit=given.validate_limit,
-            program=given.program,
-        )
-
-
-def _mesh_of_program(given: argparse.Namespace) -> Mesh:
-    """The mesh of --program, which is run as it is. Raises ValueError for what it rules out."""
-    from shardweave.ir.program import Program
-
-    if given.mesh or given.passes or given.sequence_parallel or given.validate:
-        raise ValueError(
-            "--program runs a program as it is, on its own mesh; leave --mesh, --passes, "
-            "--sequence-parallel and --validate out, or give them to what makes the program."
-        )
-    return Program.load(given.program).mesh or Mesh()
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    command = new_command(
+        commands, "run", "Run a model's training step, sharded, on one process per device."
+    )
+    add_model(command)
+    command.add_argument(
+        "--mesh", default="", help="as in data=2,tensor=2; default: the plan's, else one device"
+    )
+    command.add_argument(
+        "--plan",
+        default="megatron",
+        help="a planner that needs no cluster, or a plan's JSON file (default: megatron)",
+    )
+    command.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default="distributed",
+        help="real processes, or all ranks of a virtual mesh in this one (default: distributed)",
+    )
+    command.add_argument(
+        "--sequence-parallel",
+        action="store_true",
+        help="between tensor-parallel layers, shard activations over the sequence",
+    )
+    command.add_argument(
+        "--passes",
+        metavar="SPEC",
+        default="",
+        help="more passes, after the default ones; in their place if insert-collectives is there",
+    )
+    command.add_argument(
+        "--program",
+        metavar="FILE",
+        help="run this partitioned program of the model, as it is, without a plan",
+    )
+    command.add_argument(
+        "--check",
+        action="store_true",
+        help="compare loss and gradients with the eager model; fail if they differ",
+    )
+    command.add_argument(
+        "--steps",
+        type=count("a number of steps, such as 3"),
+        default=0,
+        metavar="N",
+        help="train for N steps with AdamW, and the eager model too, and time both",
+    )
+    command.add_argument("--no-eager", action="store_true", help="do not train the eager model")
+    command.add_argument("--json", metavar="FILE", help="write the results there as well")
+    add_validate_options(command)
+    add_time_limit(command, "stop all processes")
+    command.set_defaults(func=run_command)
 
 
-def run_command(given: argparse.Namespace, arguments: Sequence[str]) -> int:
+def run_command(options: argparse.Namespace) -> int:
     """Start a process for each device, or run as one of those that torchrun or we started."""
-    options = RunOptions.of(given)
-    num_processes = options.mesh.num_devices if options.backend != "reference" else 1
+    run = RunOptions.of(options)
+    num_processes = run.mesh.num_devices if run.backend != "reference" else 1
     if num_processes > 1 and not is_worker():
-        command = [sys.executable, "-m", "shardweave", *arguments]
-        launch(command, num_processes, time_limit_s=given.time_limit)
+        command = [sys.executable, "-m", "shardweave", *options.arguments]
+        launch(command, num_processes, time_limit_s=options.time_limit)
         return 0
     from shardweave.driver.measure import run_and_report
 
-    run_and_report(options)
+    run_and_report(run)
     if is_worker():
         end_process(0)
     return 0

@@ -4,17 +4,45 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import TYPE_CHECKING
 
-from shardweave.driver.commands.text import read
-from shardweave.driver.plans import simulate_plan
-from shardweave.ir.program import Program
-from shardweave.ir.verify.program import check
-from shardweave.planners.cost.pipeline import PipelineSimulation
-from shardweave.planners.cost.simulate import Simulation, simulate
+from shardweave.driver.commands.arguments import Commands, add_cluster, new_command
+
+if TYPE_CHECKING:
+    from shardweave.ir.program import Program
+    from shardweave.planners.cost.pipeline import PipelineSimulation
+    from shardweave.planners.cost.simulation import Simulation
+
+
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    command = new_command(commands, "simulate", "Say what a program's schedule takes on a cluster.")
+    command.add_argument(
+        "file",
+        metavar="FILE",
+        help="a local program's text, or with --plan a captured one's; - reads standard input",
+    )
+    add_cluster(command)
+    command.add_argument(
+        "--plan", metavar="FILE", help="simulate the program under this plan, stages and ZeRO too"
+    )
+    command.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev there")
+    command.add_argument("--plot", metavar="FILE", help="write a picture of the streams there")
+    command.add_argument("--json", action="store_true", help="print the numbers as JSON instead")
+    command.add_argument(
+        "--optimizer",
+        type=float,
+        metavar="X",
+        help="bytes of optimizer state per byte of parameters (default: 0; with --plan 2, Adam's)",
+    )
+    command.set_defaults(func=simulate_command)
 
 
 def simulate_command(options: argparse.Namespace) -> int:
     """Simulate a program, or one under a plan; print a summary, or the numbers as JSON."""
+    from shardweave.driver.commands.programs import read
+    from shardweave.ir.verify.program import check
+
     program = read(options.file)
     check(program)
     found = _simulated(program, options)
@@ -34,12 +62,15 @@ def simulate_command(options: argparse.Namespace) -> int:
 
 
 def _simulated(program: Program, options: argparse.Namespace) -> Simulation | PipelineSimulation:
-    given: float | None = options.optimizer
+    from shardweave.driver.plans import simulate_plan
+    from shardweave.planners.cost.simulate import simulate
+
+    state: float | None = options.optimizer
     if options.plan is None:
-        return simulate(program, options.cluster, optimizer_multiplier=given or 0.0)
+        return simulate(program, options.cluster, optimizer_multiplier=state or 0.0)
     if program.is_local:
         raise ValueError(
             f"'{options.file}' is the program of one rank already; with --plan give the captured "
             "one, which `shardweave capture` writes."
         )
-    return simulate_plan(program, options.plan, options.cluster, optimizer_multiplier=given)
+    return simulate_plan(program, options.plan, options.cluster, optimizer_multiplier=state)

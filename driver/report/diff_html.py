@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from html import escape
 from itertools import groupby
 
-from shardweave.driver.diff import Diff
 from shardweave.driver.report.diff_text import (
     change_text,
     detail_lines,
@@ -15,7 +14,8 @@ from shardweave.driver.report.diff_text import (
     number_text,
     where,
 )
-from shardweave.ir.inspect.diff import Change, Group
+from shardweave.driver.report.numbers import Number
+from shardweave.ir.inspect.diff import Change, ChangeGroup, StructuralDiff
 
 OPEN_GROUPS = 8
 """How many groups are unfolded when the page is opened."""
@@ -41,24 +41,23 @@ summary { cursor: pointer; padding: 4px 10px; font-weight: 600; }
 """
 
 
-def page(diff: Diff, names: tuple[str, str]) -> str:
+def page(diff: StructuralDiff, numbers: list[Number], names: tuple[str, str]) -> str:
     """The page. names: how to call the two programs."""
     title = escape(f"{names[0]} and {names[1]}")
     groups = "\n".join(
-        _group(group, is_open=index < OPEN_GROUPS)
-        for index, group in enumerate(diff.structure.groups())
+        _group(group, is_open=index < OPEN_GROUPS) for index, group in enumerate(diff.groups())
     )
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n"
-        f"<p>{escape(headline(diff))}</p>\n{_numbers(diff, names)}\n{groups}\n</body>\n</html>\n"
+        f"<p>{escape(headline(diff))}</p>\n{_numbers(numbers, names)}\n{groups}\n</body>\n</html>\n"
     )
 
 
-def _numbers(diff: Diff, names: tuple[str, str]) -> str:
+def _numbers(numbers: list[Number], names: tuple[str, str]) -> str:
     heads = "".join(f"<th>{escape(head)}</th>" for head in ("", *names, "change"))
     rows = [f"<tr>{heads}</tr>"]
-    for number in diff.numbers():
+    for number in numbers:
         values = (number_text(v, number.unit) for v in (number.before, number.after))
         cells = "".join(
             f"<td>{escape(c)}</td>" for c in (number.name, *values, change_text(number))
@@ -68,7 +67,7 @@ def _numbers(diff: Diff, names: tuple[str, str]) -> str:
     return '<table class="numbers">\n' + "\n".join(rows) + "\n</table>"
 
 
-def _group(group: Group, *, is_open: bool) -> str:
+def _group(group: ChangeGroup, *, is_open: bool) -> str:
     rows: list[str] = []
     for title, changes in groupby(group.changes, key=where):
         rows.append(f'<tr class="where"><td colspan="2">{escape(title)}</td></tr>')

@@ -10,9 +10,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardweave.driver.diff import Diff, Number
+from shardweave.driver.report.numbers import Number
 from shardweave.driver.report.text import bytes_text, seconds_text
-from shardweave.ir.inspect.diff import Change, Group, blocks_text, count_by_kind
+from shardweave.ir.inspect.diff import (
+    Change,
+    ChangeGroup,
+    StructuralDiff,
+    blocks_text,
+    count_by_kind,
+)
 
 SHOWN = 20
 """Changes of one group that are shown unless all are asked for."""
@@ -21,36 +27,39 @@ SIGNS = {"added": "+", "removed": "-", "moved": ">", "changed": "~"}
 STYLES = {"added": "green", "removed": "red", "moved": "blue", "changed": "yellow"}
 
 
-def plain_text(diff: Diff) -> str:
+def plain_text(diff: StructuralDiff, numbers: list[Number]) -> str:
     """The diff without colour, in lines of any length."""
     stream = StringIO()
-    print_diff(diff, Console(file=stream, color_system=None, width=1000, legacy_windows=False))
+    console = Console(file=stream, color_system=None, width=1000, legacy_windows=False)
+    print_diff(diff, numbers, console)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
-def print_diff(diff: Diff, console: Console, *, shown: int | None = SHOWN) -> None:
+def print_diff(
+    diff: StructuralDiff, numbers: list[Number], console: Console, *, shown: int | None = SHOWN
+) -> None:
     """Print what changed, `shown` changes a group (None: all), and the numbers of both."""
     console.print(Text(headline(diff)), soft_wrap=True)
-    for group in diff.structure.groups():
+    for group in diff.groups():
         console.print()
         console.print(Text(group_title(group), style="bold"), soft_wrap=True)
         for line in _group_lines(group, shown):
             console.print(line, soft_wrap=True)
     console.print()
-    console.print(_numbers_table(diff.numbers()))
+    console.print(_numbers_table(numbers))
 
 
-def headline(diff: Diff) -> str:
+def headline(diff: StructuralDiff) -> str:
     """How many ops both programs have, and how many changes of which kind there are."""
-    before, after = diff.structure.num_ops
-    if diff.is_empty:
+    before, after = diff.num_ops
+    if not diff.changes:
         return f"the programs are the same: {before} ops"
-    counts = ", ".join(f"{n} {kind}" for kind, n in count_by_kind(diff.structure).items())
-    hunks = diff.structure.num_hunks
+    counts = ", ".join(f"{n} {kind}" for kind, n in count_by_kind(diff).items())
+    hunks = diff.num_hunks
     return f"{before} ops -> {after} ops: {counts}; {hunks} {'hunk' if hunks == 1 else 'hunks'}"
 
 
-def group_title(group: Group) -> str:
+def group_title(group: ChangeGroup) -> str:
     """`h.0 … h.95: the same 3 changes`."""
     count = len(group.changes)
     what = "change" if count == 1 else f"{count} changes"
@@ -91,7 +100,7 @@ def change_text(number: Number) -> str:
     return f"{(after - before) / before:+.1%}" if before else "new"
 
 
-def _group_lines(group: Group, shown: int | None) -> Iterator[Text]:
+def _group_lines(group: ChangeGroup, shown: int | None) -> Iterator[Text]:
     changes = group.changes[:shown]
     for title, rows in groupby(changes, key=where):
         yield Text(f"  {title}", style="dim")

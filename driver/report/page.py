@@ -19,8 +19,8 @@ from shardweave.ir.inspect.outline import fold, layers_of, part_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.cost.memory import memory_over_time
-from shardweave.planners.cost.simulate import COMPUTE, Simulation
-from shardweave.planners.cost.timeline import seconds_text
+from shardweave.planners.cost.simulation import Simulation
+from shardweave.planners.cost.timeline import COMPUTE, seconds_text
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate
 

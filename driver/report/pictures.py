@@ -9,8 +9,8 @@ from shardweave.driver.report.text import bytes_text
 from shardweave.ir.attributes import PHASES
 from shardweave.planners.cost.memory import PARTS
 from shardweave.planners.cost.plot import bars_of
-from shardweave.planners.cost.simulate import Event, Simulation
-from shardweave.planners.cost.timeline import seconds_text, stream_names
+from shardweave.planners.cost.simulation import Simulation
+from shardweave.planners.cost.timeline import Event, seconds_text, stream_names
 
 WIDTH = 1000
 _ROW, _AREA = 26, 180

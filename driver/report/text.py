@@ -12,7 +12,7 @@ from rich.table import Table
 
 from shardweave.driver.check import CheckResult, relative_error
 from shardweave.driver.training import Training, Work
-from shardweave.ir.inspect.stats import CollectiveStats
+from shardweave.ir.program_stats import CollectiveStats
 
 CHECKED_STEPS = 3
 """How many steps' losses a check compares: rounding grows with every update after that."""

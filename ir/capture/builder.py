@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from xdsl.dialects.builtin import UnknownLoc
@@ -12,7 +12,7 @@ from xdsl.ir import Attribute, Block, SSAValue
 from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.infer import infer_types
 from shardweave.ir.syntax import Operands
-from shardweave.ir.types import AnyTensor, dtype_of, tensor_type
+from shardweave.ir.types import AnyTensor, dtype_of, tensor_type, tensor_type_of
 
 
 class Builder:
@@ -64,7 +64,7 @@ class Builder:
         source = value
         while isinstance(source.owner, AtenOp) and source.owner.name == "aten.view":
             source = source.owner.operands[0]
-        type_ = cast(AnyTensor, source.type)
+        type_ = tensor_type_of(source)
         wanted = tensor_type(shape, dtype_of(type_.element_type))
         if wanted == type_:
             return source
@@ -80,14 +80,14 @@ class Builder:
             value = owner.operands[0]
         if order == sorted(order):
             return value
-        type_ = cast(AnyTensor, value.type)
+        type_ = tensor_type_of(value)
         shape = type_.get_shape()
         wanted = tensor_type([shape[d] for d in order], dtype_of(type_.element_type))
         return self.add("aten.permute", [value], [wanted], {"dims": order}).results[0]
 
     def expand(self, value: SSAValue, shape: Sequence[int]) -> SSAValue:
         """The value broadcast to a shape."""
-        type_ = cast(AnyTensor, value.type)
+        type_ = tensor_type_of(value)
         wanted = tensor_type(shape, dtype_of(type_.element_type))
         if wanted == type_:
             return value
@@ -95,7 +95,7 @@ class Builder:
 
     def cast(self, value: SSAValue, dtype: torch.dtype) -> SSAValue:
         """The value in another dtype."""
-        type_ = cast(AnyTensor, value.type)
+        type_ = tensor_type_of(value)
         wanted = tensor_type(type_.get_shape(), dtype)
         if wanted == type_:
             return value

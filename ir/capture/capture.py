@@ -9,8 +9,8 @@ import torch
 
 from shardweave.ir.capture.fx_import import import_graph
 from shardweave.ir.capture.trace import CaptureError, trace
+from shardweave.ir.dead_code import remove_dead_ops
 from shardweave.ir.program import Program
-from shardweave.ir.rewrite.cleanup import remove_dead_ops
 from shardweave.ir.text import without_gc
 
 __all__ = ["CaptureError", "capture"]

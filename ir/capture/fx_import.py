@@ -16,13 +16,13 @@ from torch._ops import OpOverload
 from xdsl.dialects import builtin, func
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
+from shardweave.ir.annotations import layer_of, set_phase
 from shardweave.ir.aten import NOT_STORED, op_name, signature_of
 from shardweave.ir.aten_args import DERIVED
 from shardweave.ir.attributes import PhaseAttr
 from shardweave.ir.capture.builder import Builder
 from shardweave.ir.capture.canonical import Call, lookup
 from shardweave.ir.capture.trace import CaptureError, Traced, module_path
-from shardweave.ir.syntax import layer_of
 from shardweave.ir.types import AnyTensor, element_of, tensor_type
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_$.-]")
@@ -215,7 +215,7 @@ class _Importer:
         op = self.block.first_op if last_before is None else last_before.next_op
         while op is not None:
             if any(operand in self.backward for operand in op.operands):
-                op.properties["phase"] = PhaseAttr.of("backward")
+                set_phase(op, "backward")
                 self.backward.update(op.results)
             op = op.next_op
 

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 from xdsl.ir import Attribute, Operation, SSAValue
 
+from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.inspect.diff_lines import Lines
 from shardweave.ir.inspect.diff_match import Matching, longest_increasing, match
-from shardweave.ir.inspect.diff_table import NOT_COMPARED, Interner, Table, table_of
-from shardweave.ir.inspect.stats import ProgramStats, stats
+from shardweave.ir.inspect.diff_table import NOT_COMPARED, Interner, ProgramTable, table_of
+from shardweave.ir.inspect.stats import stats
 from shardweave.ir.program import Program, Slot
+from shardweave.ir.program_stats import ProgramStats
 from shardweave.ir.regions import block_name
-from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.text import without_gc
 
 MAX_CHAIN = 256
@@ -70,7 +71,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Group:
+class ChangeGroup:
     """The same changes in one or many layers. `changes` are those of the first of `blocks`.
 
     A block is a layer of the model with all that is in it (`h.3`), or one module outside them.
@@ -95,7 +96,7 @@ class StructuralDiff:
     def count(self, kind: str) -> int:
         return sum(change.kind == kind for change in self.changes)
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[ChangeGroup]:
         """The changes by layer, layers with the same changes folded into one group."""
         blocks: dict[str, list[Change]] = {}
         for change in self.changes:
@@ -105,7 +106,7 @@ class StructuralDiff:
             key = tuple(change.signature for change in changes)
             own = block_name(block) is None
             folded.setdefault((block if own else _family(block), key), []).append(block)
-        return [Group(tuple(names), tuple(blocks[names[0]])) for names in folded.values()]
+        return [ChangeGroup(tuple(names), tuple(blocks[names[0]])) for names in folded.values()]
 
 
 def structural_diff(a: Program, b: Program) -> StructuralDiff:
@@ -323,13 +324,13 @@ def _in_hunk(change: Change, hunk: int) -> Change:
     return change
 
 
-def _ssa(table: Table, value: Value) -> SSAValue:
+def _ssa(table: ProgramTable, value: Value) -> SSAValue:
     node, result = value
     op = table.ops[node]
     return table.argument_slots[node].value if op is None else op.results[result]
 
 
-def _general(table: Table, values: Sequence[Value]) -> list[str]:
+def _general(table: ProgramTable, values: Sequence[Value]) -> list[str]:
     """What values are, without their names: the op that makes them, or the argument's kind."""
     found: list[str] = []
     for node, result in values:

@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from shardweave.ir.inspect.diff_table import Table
+from shardweave.ir.inspect.diff_table import ProgramTable
 
 MAX_ROUNDS = 12
 """Of one kind; each but the last matches something."""
@@ -28,7 +28,7 @@ MAX_ROUNDS = 12
 MAX_EXACT = 10_000
 """Largest product of two sequences' lengths that are aligned by the exact quadratic way."""
 
-Labels = Callable[[Table], list[int]]
+Labels = Callable[[ProgramTable], list[int]]
 Value = tuple[int, int]
 Hash = int | tuple[int, int]
 
@@ -36,7 +36,7 @@ Hash = int | tuple[int, int]
 class Matching:
     """Pairs of nodes of two tables. `pairs` maps nodes of `a` to those of `b`."""
 
-    def __init__(self, a: Table, b: Table) -> None:
+    def __init__(self, a: ProgramTable, b: ProgramTable) -> None:
         self.a = a
         self.b = b
         self.pairs: dict[int, int] = {}
@@ -55,7 +55,7 @@ class Matching:
         )
 
 
-def match(a: Table, b: Table) -> Matching:
+def match(a: ProgramTable, b: ProgramTable) -> Matching:
     """Match the arguments by kind and name, and the ops by structure."""
     found = Matching(a, b)
     for key, node in a.arguments.items():
@@ -142,7 +142,7 @@ def _pair(
                 found.add(node, other)
 
 
-def _seeds(table: Table, pairs: dict[int, int], side: int) -> dict[int, int]:
+def _seeds(table: ProgramTable, pairs: dict[int, int], side: int) -> dict[int, int]:
     """What stands for a matched node, the same on both sides, and for an argument that is not."""
     seeds = {n: (other if side else n) for n, other in pairs.items()}
     for node in range(table.num_arguments):
@@ -154,7 +154,7 @@ class _Side:
     """The hashes of one program's unmatched ops, where matched ones are their seeds."""
 
     def __init__(
-        self, table: Table, labels: list[int], seeds: dict[int, int], looks_through: bool
+        self, table: ProgramTable, labels: list[int], seeds: dict[int, int], looks_through: bool
     ) -> None:
         self.table = table
         self.labels = labels

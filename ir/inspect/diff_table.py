@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Attribute, Operation, Region, SSAValue
 
+from shardweave.ir.annotations import copy_of, layer_of, phase_of
 from shardweave.ir.program import Program, Slot
-from shardweave.ir.syntax import layer_of, phase_of
 
 SlotKey = tuple[str, str]
 
@@ -41,7 +41,7 @@ class Interner:
 
 
 @dataclass(frozen=True)
-class Table:
+class ProgramTable:
     """The arguments and ops of a program.
 
     ops: by node, None for an argument. operands: by node, pairs (node, result index).
@@ -77,7 +77,7 @@ class Table:
         return len(self.ops) - self.num_arguments
 
 
-def table_of(program: Program, interner: Interner) -> Table:
+def table_of(program: Program, interner: Interner) -> ProgramTable:
     """The table of a program. Linear in its ops."""
     slots = program.arguments
     where: dict[SSAValue, tuple[int, int]] = {s.value: (i, 0) for i, s in enumerate(slots)}
@@ -97,12 +97,10 @@ def table_of(program: Program, interner: Interner) -> Table:
         for index, value in enumerate(op.results):
             where[value] = node, index
         full.append(interner.number(_label(op, interner)))
-        copy = op.properties.get("copy")
-        copy_number = -1 if copy is None else interner.attribute(copy)
-        weak.append(interner.number((op.name, layer_of(op), phase_of(op), copy_number)))
+        weak.append(interner.number((op.name, layer_of(op), phase_of(op), copy_of(op))))
         bare.append(interner.number(op.name))
     results = _by_key(program.results)
-    return Table(
+    return ProgramTable(
         program=program,
         ops=ops,
         operands=operands,

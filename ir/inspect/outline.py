@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
+from shardweave.ir.annotations import arguments_of, layer_of, phase_of
 from shardweave.ir.dist import COLLECTIVES
 from shardweave.ir.flops import flops_of
 from shardweave.ir.program import Program
 from shardweave.ir.regions import block_name
-from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.types import num_bytes, tensor_type_of
 
 OUTSIDE = "(outside layers)"
@@ -114,13 +114,12 @@ def _form(
 ) -> tuple[object, ...]:
     for position, result in enumerate(op.results):
         inside[result] = index, position
-    arguments = {k: v for k, v in op.properties.items() if k not in ("layer", "origin")}
     return (
         op.name,
         layer_of(op).removeprefix(layer),
         tuple(inside.get(operand) for operand in op.operands),
         tuple(op.result_types),
-        frozenset(arguments.items()),
+        arguments_of(op, "phase", "copy", "sharding"),
     )
 
 

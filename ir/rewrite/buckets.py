@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import cast
 
-from xdsl.dialects import builtin
-from xdsl.ir import Attribute, Operation
+from xdsl.ir import Operation
 
 from shardweave.ir import dist
+from shardweave.ir.annotations import (
+    annotate,
+    copy_of,
+    properties_without,
+    set_layer,
+    set_sharding_attrs,
+    sharding_attrs_of,
+)
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import annotate
 from shardweave.ir.types import dtype_of_value, num_bytes, tensor_type_of
-
-_KEPT = ("axes", "op", "dim", "block", "phase", "copy")
 
 
 class Buckets:
@@ -70,10 +73,10 @@ def join(members: Sequence[dist.DistOp]) -> None:
     merged = type(last).create(
         operands=[value for member in members for value in member.operands],
         result_types=[type_ for member in members for type_ in member.result_types],
-        properties={name: last.properties[name] for name in _KEPT if name in last.properties},
+        properties=properties_without(last, "sharding"),
     )
     annotate(merged, last)
-    merged.properties["layer"] = builtin.StringAttr("")
+    set_layer(merged, "")
     _join_shardings(merged, members)
     block = last.parent_block()
     assert block is not None
@@ -89,13 +92,13 @@ def join(members: Sequence[dist.DistOp]) -> None:
 
 
 def _join_shardings(merged: Operation, members: Iterable[Operation]) -> None:
-    entries: list[Attribute] = []
+    entries: list[ShardingAttr] = []
     for member in members:
-        known = member.properties.get("sharding")
-        if not isinstance(known, builtin.ArrayAttr):
+        shardings = sharding_attrs_of(member)
+        if shardings is None:
             return
-        entries.extend(cast("builtin.ArrayAttr[ShardingAttr]", known))
-    merged.properties["sharding"] = builtin.ArrayAttr(entries)
+        entries += shardings
+    set_sharding_attrs(merged, entries)
 
 
 def merge_all_reduces(program: Program, bucket_bytes: int = 25 * 2**20) -> None:
@@ -104,8 +107,7 @@ def merge_all_reduces(program: Program, bucket_bytes: int = 25 * 2**20) -> None:
     for one in [*program.ops, program.return_op]:
         buckets.close_before(one)
         if type(one) is dist.AllReduceOp:
-            copy = one.properties.get("copy")
             dtype = dtype_of_value(one.operands[0])
-            buckets.add((one.axes, one.reduction, dtype, copy), one)
+            buckets.add((one.axes, one.reduction, dtype, copy_of(one)), one)
     for members in buckets.close():
         join(members)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from xdsl.ir import Attribute, Operation, SSAValue
 
+from shardweave.ir.annotations import arguments_of, phase_of
 from shardweave.ir.facts import is_random
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import phase_of
-
-_IGNORED = frozenset({"layer", "phase", "sharding"})
 
 Key = tuple[str, tuple[SSAValue, ...], frozenset[tuple[str, Attribute]], tuple[Attribute, ...]]
 
@@ -30,7 +28,6 @@ def merge_equal_ops(program: Program) -> None:
 
 
 def _key(op: Operation) -> Key:
-    properties = {item for item in op.properties.items() if item[0] not in _IGNORED}
-    if phase_of(op) == "recompute":
-        properties.add(("phase", op.properties["phase"]))
-    return op.name, tuple(op.operands), frozenset(properties), tuple(op.result_types)
+    is_recomputed = phase_of(op) == "recompute"
+    arguments = arguments_of(op, "copy", "origin", *(["phase"] if is_recomputed else []))
+    return op.name, tuple(op.operands), arguments, tuple(op.result_types)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import cast
 
-from xdsl.dialects import builtin
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from shardweave.ir import dist
+from shardweave.ir.annotations import (
+    annotate,
+    copy_of,
+    layer_of,
+    phase_of,
+    set_layer,
+    set_sharding_attrs,
+    sharding_attrs_of,
+)
 from shardweave.ir.aten import create
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.buckets import Buckets, join
-from shardweave.ir.syntax import Operands, annotate, phase_of
+from shardweave.ir.syntax import Operands
 from shardweave.ir.types import dtype_of_value, shape_of, tensor_type_of, with_shape
 
 
@@ -27,9 +34,9 @@ def bucket_gradients(program: Program, bucket_bytes: int) -> None:
     reductions = _place_by_production(program, _gradient_reductions(program))
     buckets = Buckets(bucket_bytes)
     for one in reductions:
-        properties = one.properties
-        key = (type(one), one.axes, properties.get("op"), properties.get("copy"))
-        buckets.add((*key, phase_of(one), dtype_of_value(one.operands[0])), one)
+        reduction = one.reduction if isinstance(one, dist.AllReduceOp) else "sum"
+        key = (type(one), one.axes, reduction, copy_of(one), phase_of(one))
+        buckets.add((*key, dtype_of_value(one.operands[0])), one)
     for members in buckets.close():
         if isinstance(members[0], dist.ReduceScatterOp):
             _join_rows(members)
@@ -81,22 +88,18 @@ def _singles(op: dist.DistOp) -> list[dist.DistOp]:
     op.detach()
     if len(op.operands) == 1:
         return [op]
-    entries = op.properties.get("sharding")
+    shardings = sharding_attrs_of(op)
     found: list[dist.DistOp] = []
     for index, (operand, result) in enumerate(zip(op.operands, op.results, strict=True)):
-        properties = {name: value for name, value in op.properties.items() if name != "sharding"}
-        if isinstance(entries, builtin.ArrayAttr):
-            entry = cast("builtin.ArrayAttr[Attribute]", entries).data[index]
-            properties["sharding"] = builtin.ArrayAttr([entry])
         single = type(op).create(
             operands=[operand],
             result_types=[result.type],
-            properties=properties,
+            properties=op.properties,
             location=op.location,
         )
-        producer = operand.owner
-        if isinstance(producer, Operation) and "layer" in producer.properties:
-            single.properties["layer"] = producer.properties["layer"]
+        set_sharding_attrs(single, None if shardings is None else [shardings[index]])
+        if isinstance(operand.owner, Operation) and layer_of(operand.owner):
+            set_layer(single, layer_of(operand.owner))
         single.results[0].name_hint = result.name_hint
         result.replace_all_uses_with(single.results[0])
         found.append(single)
@@ -116,7 +119,7 @@ def _join_rows(members: Sequence[dist.DistOp]) -> None:
     type_ = with_shape(tensor_type_of(matrix), (1, total))
     sent = dist.create(dist.ReduceScatterOp, [matrix], [type_], axes=last.axes, dim=0, block=1)
     annotate(sent, last)
-    sent.properties["layer"] = builtin.StringAttr("")
+    set_layer(sent, "")
     sent.results[0].name_hint = last.results[0].name_hint
     _block(last).insert_op_before(sent, last)
     start = 0
@@ -124,9 +127,8 @@ def _join_rows(members: Sequence[dist.DistOp]) -> None:
         (old,) = member.results
         part = _add(member, last, "aten.slice.Tensor", sent.results, (1, width), dim=1, start=start)
         new = _add(member, last, "aten.view", [part], shape_of(old))
-        if "sharding" in member.properties:
-            assert isinstance(new.owner, Operation)
-            new.owner.properties["sharding"] = member.properties["sharding"]
+        assert isinstance(new.owner, Operation)
+        set_sharding_attrs(new.owner, sharding_attrs_of(member))
         new.name_hint = old.name_hint
         old.replace_all_uses_with(new)
         start += width
@@ -137,8 +139,9 @@ def _join_rows(members: Sequence[dist.DistOp]) -> None:
 
 def _rows(member: dist.DistOp, before: Operation) -> SSAValue:
     """The operand of a reduce-scatter as a matrix, of which row i goes to rank i."""
+    assert isinstance(member, dist.ReduceScatterOp)
     (value,), shape = member.operands, shape_of(member.operands[0])
-    dim, block = member.integer("dim"), member.integer("block")
+    dim, block = member.dim, member.block
     size = math.prod(shape) // math.prod(shape_of(member.results[0]))
     cut = (*shape[:dim], shape[dim] // (size * block), size, block, *shape[dim + 1 :])
     if math.prod(cut[: dim + 1]) > 1:

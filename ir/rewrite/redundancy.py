@@ -5,20 +5,18 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
+from shardweave.ir.annotations import arguments_of, phase_of
+from shardweave.ir.dead_code import remove_dead_ops
 from shardweave.ir.dist import COLLECTIVES, DistOp, sent_bytes
 from shardweave.ir.facts import is_random
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.rewrite.cleanup import remove_dead_ops
 from shardweave.ir.storage import kept_values, storage_of
-from shardweave.ir.syntax import phase_of
 from shardweave.ir.types import num_bytes, tensor_type_of
 
 logger = logging.getLogger(__name__)
-
-_IGNORED = frozenset({"layer", "phase", "sharding", "origin"})
 
 
 @dataclass(frozen=True)
@@ -87,10 +85,8 @@ def _find(program: Program) -> list[_Redundant]:
         if is_random(op):
             continue
         operands = tuple(number.get(v, v) for v in op.operands)
-        properties: frozenset[tuple[str, Attribute]] = frozenset(
-            item for item in op.properties.items() if item[0] not in _IGNORED
-        )
-        twin = first.setdefault((op.name, operands, properties, tuple(op.result_types)), op)
+        key = (op.name, operands, arguments_of(op, "copy"), tuple(op.result_types))
+        twin = first.setdefault(key, op)
         if twin is op:
             continue
         for mine, others in zip(op.results, twin.results, strict=True):

@@ -5,24 +5,36 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 
-from xdsl.dialects import builtin
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.attributes import PhaseAttr
+from shardweave.ir.annotations import Copy, arguments_of, copy_of, phase_of, set_origin, set_phase
 from shardweave.ir.dist import COLLECTIVES
 from shardweave.ir.facts import facts_of, is_random
 from shardweave.ir.program import Program
 from shardweave.ir.regions import block_of_op, split_at_backward, weight_ops
 from shardweave.ir.storage import kept_bytes
-from shardweave.ir.syntax import phase_of
 
 POLICIES = ("none", "layer", "after-communication", "budget")
 _COLLECTIVES = tuple(COLLECTIVES)
-_NOTES = frozenset({"layer", "phase", "sharding", "origin"})
 
-Segment = tuple[str, str, int]
+Segment = tuple[str, Copy | None, int]
 """Block, sub-batch, and number of the stretch between communications that is recomputed at once."""
+
+
+def rematerialize(program: Program, policy: str = "layer", bytes: int | None = None) -> None:
+    """Recompute by one of `POLICIES` in every block; `budget` takes the bytes to keep at most.
+
+    Raises ValueError for an unknown policy, and bytes without the policy that takes them.
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"policy '{policy}' is unknown; use one of {', '.join(POLICIES)}.")
+    if (bytes is not None) != (policy == "budget"):
+        raise ValueError("give bytes=N with policy=budget, and only then.")
+    if bytes is None:
+        recompute(program, lambda block: policy)
+    else:
+        recompute_to_fit(program, bytes)
 
 
 def recompute_to_fit(program: Program, budget: int) -> None:
@@ -81,8 +93,8 @@ def _gather_once(program: Program) -> int:
     for op in weight_ops(program):
         if phase_of(op) != "recompute":
             continue
-        arguments = frozenset(item for item in op.properties.items() if item[0] not in _NOTES)
-        first = known.setdefault((op.name, *op.operands, arguments, *op.result_types), op)
+        key = (op.name, *op.operands, arguments_of(op, "copy"), *op.result_types)
+        first = known.setdefault(key, op)
         if first is not op:
             for old, new in zip(op.results, first.results, strict=True):
                 old.replace_all_uses_with(new)
@@ -130,7 +142,7 @@ class _Recomputation:
 
     def _number_segments(self) -> None:
         """The segment of each op that its block's policy lets recompute."""
-        numbers: dict[tuple[str, str], int] = {}
+        numbers: dict[tuple[str, Copy | None], int] = {}
         for op in self.forward:
             block = block_of_op(op)
             # A random op run again would draw other numbers than the forward pass saw.
@@ -139,7 +151,7 @@ class _Recomputation:
             policy = self.policies.setdefault(block, self.policy_of(block))
             if policy == "none":
                 continue
-            key = (block, str(op.properties.get("copy", "")))
+            key = (block, copy_of(op))
             number = numbers.setdefault(key, 0)
             self.segments[op] = (*key, number)
             if policy == "after-communication" and op in self.messages:
@@ -234,17 +246,16 @@ class _Recomputation:
         return self.clones.get(value, value) if is_inside else value
 
     def _clone(self, op: Operation, before: Operation) -> None:
-        properties = dict(op.properties)
-        properties["phase"] = PhaseAttr.of("recompute")
-        hint = op.results[0].name_hint
-        if hint is not None:
-            properties["origin"] = builtin.StringAttr(hint)
         clone = type(op).create(
             operands=[self._again(v, block_of_op(op)) for v in op.operands],
             result_types=op.result_types,
-            properties=properties,
+            properties=op.properties,
             location=op.location,
         )
+        set_phase(clone, "recompute")
+        hint = op.results[0].name_hint
+        if hint is not None:
+            set_origin(clone, hint)
         for new, old in zip(clone.results, op.results, strict=True):
             new.name_hint = old.name_hint
             self.clones[old] = new

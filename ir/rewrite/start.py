@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from shardweave.ir.annotations import annotate, set_sharding_attrs, sharding_attrs_of
 from shardweave.ir.dist import STARTS, DistOp, WaitOp
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import annotate
 
 
 def start_collectives(program: Program) -> None:
@@ -37,8 +37,7 @@ def _start(op: DistOp, kind: type[DistOp]) -> None:
     )
     wait = WaitOp.create(operands=start.results, result_types=op.result_types)
     annotate(wait, op)
-    if "sharding" in op.properties:
-        wait.properties["sharding"] = op.properties["sharding"]
+    set_sharding_attrs(wait, sharding_attrs_of(op))
     block.insert_op_before(start, op)
     block.insert_op_before(wait, op)
     for started, arrived, old in zip(start.results, wait.results, op.results, strict=True):

@@ -6,39 +6,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
-from typing import cast
 
 import torch
-from xdsl.dialects import builtin
-from xdsl.ir import Attribute, Block, Operation, OpResult, SSAValue
+from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from shardweave.ir import dist
+from shardweave.ir.annotations import annotate, set_copy, set_sharding_attrs, sharding_attrs_of
 from shardweave.ir.aten import create
-from shardweave.ir.literals import to_attribute
+from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.syntax import annotate
 from shardweave.ir.types import shape_of, tensor_type, tensor_type_of, with_shape
 
 _GATHERS = (dist.AllGatherOp, dist.AllToAllOp)
 
 
 @dataclass(frozen=True)
-class Step:
+class CollectiveStep:
     """A part of a collective: over one time axis, or over space axes side by side.
 
-    dealt, gathered: how many times longer its blocks are than the collective's, where it deals
-    a dim out, and where it gathers one.
+    cut, gathered: how many times longer its blocks are than the collective's, where it cuts a
+    dim, and where it gathers one.
     """
 
     axes: tuple[str, ...]
-    dealt: int
+    cut: int
     gathered: int
 
 
-def steps_of(op: dist.DistOp, mesh: Mesh) -> tuple[list[Step], list[Step]]:
+def steps_of(op: dist.DistOp, mesh: Mesh) -> tuple[list[CollectiveStep], list[CollectiveStep]]:
     """The steps over time axes, and those over space axes, to be taken in this order.
 
-    The axes of a collective are digits of a position. A dim that is dealt out loses the digits
+    The axes of a collective are digits of a position. A dim that is cut loses the digits
     of the steps taken, one that is gathered wins them; blocks grow by the digits behind a step's.
     """
     times = {axis.name for axis in mesh.axes if axis.kind == "time"}
@@ -52,12 +50,12 @@ def steps_of(op: dist.DistOp, mesh: Mesh) -> tuple[list[Step], list[Step]]:
     elif space:
         parts.append(tuple(space))
     taken: set[str] = set()
-    steps: list[Step] = []
+    steps: list[CollectiveStep] = []
     for part in parts:
         minor = op.axes[op.axes.index(part[-1]) + 1 :]
-        dealt = mesh.sizes([axis for axis in minor if axis not in taken])
+        cut = mesh.sizes([axis for axis in minor if axis not in taken])
         gathered = mesh.sizes([axis for axis in minor if axis in taken])
-        steps.append(Step(part, dealt, gathered))
+        steps.append(CollectiveStep(part, cut, gathered))
         taken.update(part)
     return steps[:num_time], steps[num_time:]
 
@@ -77,7 +75,7 @@ class TimeOps:
         if self.source is not None:
             annotate(op, self.source)
         if self.copy:
-            op.properties["copy"] = to_attribute(list(self.copy))
+            set_copy(op, self.copy)
         op.results[0].name_hint = name
         self.block.add_op(op)
         return op.results[0]
@@ -91,18 +89,17 @@ class TimeOps:
     def reduce(self, parts: Sequence[SSAValue], reduction: str) -> SSAValue:
         """Sum or maximum of the copies, left to right; each may still be a term over space axes."""
         name = "aten.maximum" if reduction == "max" else "aten.add.Tensor"
-        sharding = _sharding_property(parts[0])
+        sharding = _sharding_attrs(parts[0])
 
         def combine(a: SSAValue, b: SSAValue) -> SSAValue:
             op = create(name, [a, b], [a.type])
-            if sharding is not None:
-                op.properties["sharding"] = sharding
+            set_sharding_attrs(op, sharding)
             return self._add(op, "total")
 
         return reduce(combine, parts)
 
-    def deal(self, value: SSAValue, dim: int, size: int, block: int, index: int) -> SSAValue:
-        """As `shards.deal`: the blocks of one index."""
+    def take_blocks(self, value: SSAValue, dim: int, size: int, block: int, index: int) -> SSAValue:
+        """As `shards.take_blocks`: the blocks of one index."""
         shape = list(shape_of(value))
         rounds = shape[dim] // (size * block)
         if rounds == 1:
@@ -117,8 +114,8 @@ class TimeOps:
         picked = self._add(create("aten.select.int", [cut], [result], values), "sub_batch")
         return self._view(picked, [*shape[:dim], rounds * block, *shape[dim + 1 :]])
 
-    def undeal(self, parts: Sequence[SSAValue], dim: int, block: int) -> SSAValue:
-        """As `shards.undeal`: the copies' blocks in turn."""
+    def merge_blocks(self, parts: Sequence[SSAValue], dim: int, block: int) -> SSAValue:
+        """As `shards.merge_blocks`: the copies' blocks in turn."""
         shape = list(shape_of(parts[0]))
         rounds = shape[dim] // block
         cut = [self._view(p, [*shape[:dim], rounds, block, *shape[dim + 1 :]]) for p in parts]
@@ -150,11 +147,9 @@ class TimeOps:
         return self._add(added, "index")
 
 
-def _sharding_property(value: SSAValue) -> Attribute | None:
-    """The `sharding` property of an op with a value's sharding as that of its only result."""
+def _sharding_attrs(value: SSAValue) -> list[ShardingAttr] | None:
+    """The sharding of a value, for an op of which it is that of the only result."""
     if not isinstance(value, OpResult):
         return None
-    known = value.op.properties.get("sharding")
-    if not isinstance(known, builtin.ArrayAttr):
-        return None
-    return builtin.ArrayAttr([cast("builtin.ArrayAttr[Attribute]", known).data[value.index]])
+    shardings = sharding_attrs_of(value.op)
+    return None if shardings is None else [shardings[value.index]]

@@ -6,17 +6,17 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import product
 from typing import TypeVar
 
-from xdsl.dialects import builtin, func
+from xdsl.dialects import func
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from shardweave.ir import dist
+from shardweave.ir.annotations import properties_without, set_copy, set_sharding_attrs
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.literals import to_attribute
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Placement, Sharding, block_of, ordered
-from shardweave.ir.program import Program, Slot
-from shardweave.ir.rewrite.time_collectives import Step, TimeOps, steps_of
-from shardweave.ir.sharding.flow import annotated
+from shardweave.ir.program import Program, Slot, shardings_of
+from shardweave.ir.rewrite.time_collectives import CollectiveStep, TimeOps, steps_of
 from shardweave.ir.types import shape_of, tensor_type_of, with_shape
 
 Coordinate = tuple[int, ...]
@@ -67,7 +67,8 @@ class _Unroller:
         self.block.add_op(func.ReturnOp(*results))
         self.program.set_argument_attributes("dist.sharding", entries)
         self.program.set_result_attributes("dist.sharding", result_entries)
-        self._replace_body(results)
+        self.program.replace_body(self.block)
+        self.program.set_mesh(Mesh(self.mesh.space_axes))
 
     def _once(
         self, keys: Mapping[Coordinate, _Key], make: Callable[[_Key], _Made]
@@ -99,7 +100,7 @@ class _Unroller:
         copies: Copies = dict.fromkeys(self.coordinates, argument)
         for dim, placement in placements:
             block = self._outer_block(sharding, dim, placement)
-            copies = self._dealt(copies, placement.axis, dim, block)
+            copies = self._cut(copies, placement.axis, dim, block)
         self.copies[slot.value] = copies
 
     def _outer_block(self, sharding: Sharding, dim: int, placement: Placement) -> int:
@@ -138,7 +139,7 @@ class _Unroller:
         if isinstance(op, dist.DistOp) and any(axis in self.names for axis in op.axes):
             self._over_time(op)
             return
-        shardings = annotated(op, self.program)
+        shardings = shardings_of(op, self.program)
 
         def clone(operands: tuple[SSAValue, ...]) -> Operation:
             one = type(op).create(
@@ -166,17 +167,15 @@ class _Unroller:
         shardings: Sequence[Sharding | None],
         op: Operation,
     ) -> None:
-        entries: list[Attribute] = []
+        entries: list[ShardingAttr] = []
         for result, old, sharding in zip(clone.results, op.results, shardings, strict=True):
             result.name_hint = old.name_hint
             if sharding is not None:
                 space = scaled_without(sharding, self.names)
                 entries.append(ShardingAttr.of(space, space.global_shape(shape_of(old))))
-        clone.properties = {k: v for k, v in clone.properties.items() if k != "sharding"}
-        if len(entries) == len(clone.results):
-            clone.properties["sharding"] = builtin.ArrayAttr(entries)
+        set_sharding_attrs(clone, entries if len(entries) == len(clone.results) else None)
         if self.ops.copy:
-            clone.properties["copy"] = to_attribute(list(self.ops.copy))
+            set_copy(clone, self.ops.copy)
         self.block.add_op(clone)
 
     # Collectives over time axes
@@ -194,31 +193,32 @@ class _Unroller:
         for result, copies in zip(op.results, found, strict=True):
             self.copies[result] = copies
 
-    def _along(self, op: dist.DistOp, copies: Copies, step: Step) -> Copies:
+    def _along(self, op: dist.DistOp, copies: Copies, step: CollectiveStep) -> Copies:
         """One collective over one time axis, as local ops."""
         (axis,) = step.axes
         if isinstance(op, dist.AllReduceOp):
             return self._merged(copies, axis, lambda parts: self.ops.reduce(parts, op.reduction))
         if isinstance(op, dist.BroadcastOp):
             return self._merged(copies, axis, lambda parts: parts[0])
-        dim, block = op.integer("dim"), op.integer("block")
+        assert isinstance(op, dist.AlongDimOp)
+        dim, block = op.dim, op.block
         if isinstance(op, dist.AllGatherOp):
             return self._gathered(copies, axis, dim, block * step.gathered)
         if isinstance(op, dist.ReduceScatterOp):
             copies = self._merged(copies, axis, lambda parts: self.ops.reduce(parts, "sum"))
         elif isinstance(op, dist.AllToAllOp):
-            from_block = op.integer("from_block") * step.gathered
-            copies = self._gathered(copies, axis, op.integer("from_dim"), from_block)
-        return self._dealt(copies, axis, dim, block * step.dealt)
+            from_block = op.from_block * step.gathered
+            copies = self._gathered(copies, axis, op.from_dim, from_block)
+        return self._cut(copies, axis, dim, block * step.cut)
 
-    def _dealt(self, copies: Copies, axis: str, dim: int, block: int) -> Copies:
+    def _cut(self, copies: Copies, axis: str, dim: int, block: int) -> Copies:
         """Cut each copy's part out of a value that is whole along one axis."""
         size, position = self.mesh.size(axis), self.names.index(axis)
         keys = {c: (value, c[position]) for c, value in copies.items()}
-        return self._once(keys, lambda key: self.ops.deal(key[0], dim, size, block, key[1]))
+        return self._once(keys, lambda key: self.ops.take_blocks(key[0], dim, size, block, key[1]))
 
     def _gathered(self, copies: Copies, axis: str, dim: int, block: int) -> Copies:
-        return self._merged(copies, axis, lambda parts: self.ops.undeal(parts, dim, block))
+        return self._merged(copies, axis, lambda parts: self.ops.merge_blocks(parts, dim, block))
 
     def _merged(
         self, copies: Copies, axis: str, merge: Callable[[tuple[SSAValue, ...]], SSAValue]
@@ -232,18 +232,18 @@ class _Unroller:
         return self._once(keys, merge)
 
     def _rest(
-        self, op: dist.DistOp, found: list[Copies], step: Step, *, is_last: bool
+        self, op: dist.DistOp, found: list[Copies], step: CollectiveStep, *, is_last: bool
     ) -> list[Copies]:
         """The part of a collective over space axes, after its part over time axes."""
-        properties = {k: v for k, v in op.properties.items() if k != "sharding"}
+        properties = properties_without(op, "sharding")
         properties["axes"] = to_attribute(list(step.axes))
-        factors = {"block": step.dealt, "from_block": step.gathered}
-        if isinstance(op, dist.AllGatherOp):
-            factors["block"] = step.gathered
-        for name, factor in factors.items():
-            if name in properties:
-                properties[name] = to_attribute(op.integer(name) * factor)
-        shardings = annotated(op, self.program) if is_last else [None] * len(op.results)
+        if isinstance(op, dist.AlongDimOp):
+            is_gather = isinstance(op, dist.AllGatherOp)
+            longer = step.gathered if is_gather else step.cut
+            properties["block"] = to_attribute(op.block * longer)
+        if isinstance(op, dist.AllToAllOp):
+            properties["from_block"] = to_attribute(op.from_block * step.gathered)
+        shardings = shardings_of(op, self.program) if is_last else [None] * len(op.results)
 
         def clone(operands: tuple[SSAValue, ...]) -> Operation:
             # What comes out follows from what goes in, once there is an op to ask.
@@ -276,20 +276,6 @@ class _Unroller:
         self.copies[op.results[0]] = self._once(
             constants, lambda constant: self.ops.plus(position, constant)
         )
-
-    def _replace_body(self, results: list[SSAValue]) -> None:
-        function = self.program.function
-        region = function.body
-        old = region.blocks[0]
-        for op in reversed(list(old.ops)):
-            op.detach()
-            op.erase(safe_erase=False)
-        region.detach_block(old)
-        region.add_block(self.block)
-        function.function_type = builtin.FunctionType.from_lists(
-            [a.type for a in self.block.args], [r.type for r in results]
-        )
-        self.program.set_mesh(Mesh(self.mesh.space_axes))
 
 
 def without_axes(sharding: Sharding, names: list[str]) -> Sharding:

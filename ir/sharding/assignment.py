@@ -16,7 +16,7 @@ from itertools import product
 from typing import Literal
 
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import DimSharding, Placement, Sharding, fits, is_contiguous, ordered
+from shardweave.ir.placement import DimSharding, Placement, Sharding, fits, ordered
 from shardweave.ir.sharding.reshard import UnreachableSharding, reshard
 from shardweave.ir.sharding.rules.base import Dims, Rule
 
@@ -48,8 +48,8 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A choice of axes for the factors, and what follows from it."""
+class Assignment:
+    """Axes for the factors of an op, and what follows from them."""
 
     factors: tuple[DimSharding, ...]
     operands: tuple[Sharding, ...]
@@ -57,54 +57,23 @@ class Choice:
     cost: Cost
 
 
-def dim_factors(rule: Rule, factors: Sequence[int]) -> list[tuple[int, int, int]]:
-    """For a dim made of `factors`: (factor, its size, product of the sizes after it)."""
-    found: list[tuple[int, int, int]] = []
-    minor = 1
-    for factor in reversed(factors):
-        size = rule.factors[factor].size
-        found.append((factor, size, minor))
-        minor *= size
-    return found
-
-
-def seat_of(rule: Rule, factors: Sequence[int], placement: Placement) -> tuple[int, int] | None:
-    """The factor of a dim that a placement cuts, and its stride there; None if it cuts across."""
-    for factor, size, minor in dim_factors(rule, factors):
-        if placement.stride % minor == 0 and (minor * size) % placement.span == 0:
-            if not rule.factors[factor].whole:
-                return factor, placement.stride // minor
-    return None
-
-
-def dims_of(rule: Rule, dims: Dims, factors: Sequence[DimSharding]) -> tuple[DimSharding, ...]:
-    """The dim shardings of a value whose dims are made of factors cut as given."""
-    found: list[DimSharding] = []
-    for names in dims:
-        placements: list[Placement] = []
-        for factor, _, minor in dim_factors(rule, names):
-            placements += [Placement(p.axis, p.size, p.stride * minor) for p in factors[factor]]
-        found.append(ordered(placements))
-    return tuple(found)
-
-
-class Chooser:
-    """Chooses for the ops of one program on one mesh; equal questions are answered once."""
+class Assigner:
+    """Assigns axes in the ops of one program on one mesh; equal questions are answered once."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
-        self._known: dict[tuple[object, ...], Choice] = {}
+        self._known: dict[tuple[object, ...], Assignment] = {}
         # Holding the rules keeps their ids, which stand for them in the keys, from being reused.
         self._rules: dict[int, Rule] = {}
 
-    def choose(
+    def assign(
         self,
         rule: Rule,
         operands: Sequence[Operand],
         result_shapes: Sequence[tuple[int, ...]],
         goals: Sequence[Sharding | None],
         hints: Sequence[tuple[str, int, int]] = (),
-    ) -> Choice:
+    ) -> Assignment:
         """The best assignment.
 
         goals: shardings that results should have (None: free). hints: further seats
@@ -131,7 +100,7 @@ class _Question:
     goals: tuple[Sharding | None, ...]
     hints: tuple[tuple[str, int, int], ...]
 
-    def best(self) -> Choice:
+    def best(self) -> Assignment:
         """Raises UnreachableSharding if a result should be unreduced, and cannot be."""
         candidates = [self.candidate(seats) for seats in self.seatings()]
         found = [choice for choice in candidates if choice is not None]
@@ -176,7 +145,7 @@ class _Question:
         assert callable(propose)
         for factors, placements in zip(dims, sharding.dims, strict=True):
             for placement in placements:
-                propose(placement.axis, seat_of(self.rule, factors, placement))
+                propose(placement.axis, self.rule.seat(factors, placement))
 
     @cached_property
     def _held_axes(self) -> frozenset[str]:
@@ -195,58 +164,34 @@ class _Question:
             return []
         return [axis for axis in linear[0].unreduced if all(axis in s.unreduced for s in linear)]
 
-    def candidate(self, seats: dict[str, Seat]) -> Choice | None:
+    def candidate(self, seats: dict[str, Seat]) -> Assignment | None:
         cuts: list[list[Placement]] = [[] for _ in self.rule.factors]
         for axis, seat in seats.items():
             if isinstance(seat, tuple):
                 factor, stride = seat
                 cuts[factor].append(Placement(axis, self.mesh.size(axis), stride))
         factors = tuple(ordered(cut) for cut in cuts)
-        if not all(map(self._can_cut, range(len(factors)), factors)):
+        if not all(map(self.rule.can_cut, range(len(factors)), factors)):
             return None
         carried = tuple(axis for axis, seat in seats.items() if seat == "carry")
-        results = self._results(factors, carried)
-        if results is None:
-            return None
+        results: list[Sharding] = []
+        for index in range(len(self.rule.results)):
+            result = self.rule.result(index, factors, carried, self.mesh.names)
+            if result is None:
+                return None
+            results.append(result)
         operands = tuple(
-            Sharding(dims_of(self.rule, dims, factors), carried if i in self.rule.linear else ())
+            Sharding(self.rule.dims_of(dims, factors), carried if i in self.rule.linear else ())
             for i, dims in enumerate(self.rule.operands)
         )
         held = self._held_axes
         dropped = sum(seat is None and axis in held for axis, seat in seats.items())
         taken_up = sum(seat is not None and axis not in held for axis, seat in seats.items())
-        price = self._price(operands, results)
+        price = self._price(operands, tuple(results))
         if price is None:
             return None
         pinned, total = price
-        return Choice(factors, operands, results, (pinned, dropped, total, taken_up))
-
-    def _can_cut(self, index: int, placements: DimSharding) -> bool:
-        factor = self.rule.factors[index]
-        if not placements:
-            return True
-        if factor.whole or not fits(placements, factor.size):
-            return False
-        return not factor.contiguous or is_contiguous(placements, factor.size)
-
-    def _results(
-        self, factors: tuple[DimSharding, ...], carried: tuple[str, ...]
-    ) -> tuple[Sharding, ...] | None:
-        found: list[Sharding] = []
-        for dims in self.rule.results:
-            present = {factor for names in dims for factor in names}
-            pending = set(carried)
-            reductions = {"sum"} if carried else set[str]()
-            for index, placements in enumerate(factors):
-                if placements and index not in present:
-                    reductions.add(self.rule.factors[index].reduction or "none")
-                    pending.update(p.axis for p in placements)
-            if len(reductions) > 1 or "none" in reductions:
-                return None
-            unreduced = tuple(axis for axis in self.mesh.names if axis in pending)
-            reduction = "max" if "max" in reductions else "sum"
-            found.append(Sharding(dims_of(self.rule, dims, factors), unreduced, reduction))
-        return tuple(found)
+        return Assignment(factors, operands, tuple(results), (pinned, dropped, total, taken_up))
 
     def _price(
         self, operands: tuple[Sharding, ...], results: tuple[Sharding, ...]
@@ -280,7 +225,7 @@ class _Question:
         for axis, (factor, stride) in seats.items():
             if axis in produced.unreduced and produced.reduction == "sum":
                 cuts[factor] = (*cuts[factor], Placement(axis, self.mesh.size(axis), stride))
-        hinted = dims_of(self.rule, self.rule.results[index], cuts)
+        hinted = self.rule.dims_of(self.rule.results[index], cuts)
         dims = tuple(ordered({*a, *b}) for a, b in zip(produced.dims, hinted, strict=True))
         if all(map(fits, dims, self.result_shapes[index])):
             return Sharding(dims)

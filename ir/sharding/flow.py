@@ -1,37 +1,30 @@
 """What is known of shardings while a global program is walked in order.
 
-Both propagation and partitioning keep, for each value, the versions in which it exists: the
-one its producer gives, and those that a collective already made for an earlier use. A later
-use of the same version is free.
+For each value that is the versions in which it exists: the one its producer gives, and those that
+a reshard already made for an earlier use. A later use of the same version is free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
-from xdsl.dialects import builtin
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
+from shardweave.ir.annotations import describe, sharding_attrs_of
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.facts import facts_of
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Placement, Sharding, ordered
-from shardweave.ir.program import Program, sharding_of
+from shardweave.ir.placement import DimSharding, Sharding
+from shardweave.ir.program import Program
 from shardweave.ir.sharding.assignment import (
-    Choice,
-    Chooser,
+    Assigner,
+    Assignment,
     Operand,
     cheapest_version,
-    dims_of,
-    seat_of,
 )
-from shardweave.ir.sharding.reshard import Step, UnreachableSharding, reshard
-from shardweave.ir.sharding.rules import Rule, rule_of
-from shardweave.ir.sharding.rules.base import Dims
+from shardweave.ir.sharding.reshard import ReshardStep, UnreachableSharding, reshard
+from shardweave.ir.sharding.rules import rule_of
 from shardweave.ir.types import dtype_of_value, shape_of
-from shardweave.ir.verify.program import describe
 
 MAX_VERSIONS = 4
 """Versions of one value that are remembered; more would only cost time."""
@@ -47,10 +40,14 @@ class Flow:
     def __init__(self, program: Program, mesh: Mesh) -> None:
         self.program = program
         self.mesh = mesh
-        self.chooser = Chooser(mesh)
+        self.assigner = Assigner(mesh)
         self.versions: dict[SSAValue, list[Sharding]] = {}
         self.stored: dict[SSAValue, Sharding] = {}
         self.pinned: set[SSAValue] = set()
+        # Noted before the program changes: reshards take over uses.
+        self.read_twice = {
+            value for op in program.ops for value in op.operands if value.has_more_than_one_use()
+        }
         for slot in program.arguments:
             sharding = program.used_sharding_of_slot(slot)
             self.versions[slot.value] = [sharding]
@@ -89,18 +86,18 @@ class Flow:
         """The sharding in which the value's producer gives it."""
         return self.versions[value][0]
 
-    def choose(
+    def assign(
         self,
         op: AtenOp,
         goals: Sequence[Sharding | None],
         hints: Sequence[tuple[str, int, int]] = (),
-    ) -> Choice:
+    ) -> Assignment:
         """The assignment of an op, given its operands' versions and its results' goals.
 
         Raises ValueError, naming the op, if a goal cannot be reached.
         """
         try:
-            return self.chooser.choose(
+            return self.assigner.assign(
                 rule_of(op),
                 [self.operand(v) for v in op.operands],
                 [shape_of(r) for r in op.results],
@@ -118,7 +115,7 @@ class Flow:
             if pinned and not sharding.is_replicated:
                 self.pinned.add(result)
 
-    def steps(self, value: SSAValue, wanted: Sharding) -> tuple[Sharding, tuple[Step, ...]]:
+    def steps(self, value: SSAValue, wanted: Sharding) -> tuple[Sharding, tuple[ReshardStep, ...]]:
         """The cheapest version of a value and the steps from it to `wanted`."""
         version = cheapest_version(self.mesh, self.operand(value), wanted)
         return version, reshard(shape_of(value), version, wanted, self.mesh)
@@ -141,7 +138,7 @@ class Flow:
         if not isinstance(owner, AtenOp) or not facts_of(owner).is_rearrangement:
             return None
         source = owner.operands[0]
-        if not source.has_more_than_one_use() or source in self.pinned:
+        if source not in self.read_twice or source in self.pinned:
             return None
         before = moved_back(owner, wanted)
         if before is None or moved_through(owner, before) != wanted:
@@ -162,48 +159,42 @@ class Flow:
 def moved_through(op: AtenOp, sharding: Sharding) -> Sharding | None:
     """The sharding of a view's result, given its operand's; None if a cut does not survive."""
     rule = rule_of(op)
-    return _transported(rule, rule.operands[0], rule.results[0], sharding)
+    return _carried(sharding, rule.carry(rule.operands[0], rule.results[0], sharding.dims))
 
 
 def moved_back(op: AtenOp, sharding: Sharding) -> Sharding | None:
     """The sharding of a view's operand, given its result's; None if a cut does not survive."""
     rule = rule_of(op)
-    return _transported(rule, rule.results[0], rule.operands[0], sharding)
+    return _carried(sharding, rule.carry(rule.results[0], rule.operands[0], sharding.dims))
 
 
-def _transported(rule: Rule, source: Dims, goal: Dims, sharding: Sharding) -> Sharding | None:
-    cuts: list[list[Placement]] = [[] for _ in rule.factors]
-    for names, placements in zip(source, sharding.dims, strict=True):
-        for placement in placements:
-            seat = seat_of(rule, names, placement)
-            if seat is None:
-                return None
-            cuts[seat[0]].append(Placement(placement.axis, placement.size, seat[1]))
-    dims = dims_of(rule, goal, [ordered(cut) for cut in cuts])
-    return Sharding(dims, sharding.unreduced, sharding.reduction)
+def _carried(sharding: Sharding, dims: tuple[DimSharding, ...] | None) -> Sharding | None:
+    return None if dims is None else Sharding(dims, sharding.unreduced, sharding.reduction)
 
 
-def annotated(op: Operation, program: Program) -> list[Sharding | None]:
-    """The shardings that an op's `sharding` property gives its results; None where absent."""
-    attribute = op.properties.get("sharding")
-    if attribute is None:
-        return [None] * len(op.results)
-    attributes = cast("builtin.ArrayAttr[ShardingAttr]", attribute)
-    try:
-        return [
-            sharding_of(one, shape_of(result), program)
-            for one, result in zip(attributes, op.results, strict=True)
-        ]
-    except ValueError as error:
-        raise ValueError(f"{describe(op)}: {error}") from error
+def is_propagated(program: Program) -> bool:
+    """Whether every op of a global program says in which shards its results are.
+
+    Raises ValueError, naming an op, if only some do.
+    """
+    marked = [(sharding_attrs_of(op) is not None, op) for op in program.ops]
+    if not any(has for has, _ in marked):
+        return False
+    for has, op in marked:
+        if not has:
+            raise ValueError(
+                f"{describe(op)} has no sharding, but other ops do: `sharding` says in which "
+                "shards a result is, and propagate-shardings writes it on all ops; to ask for a "
+                "sharding, write wanted = [..] and leave sharding out."
+            )
+    return True
 
 
-def sharding_property(
-    shardings: Sequence[Sharding], shapes: Sequence[tuple[int, ...]]
-) -> Attribute:
-    """The `sharding` property for results of these global shapes."""
-    pairs = zip(shardings, shapes, strict=True)
-    return builtin.ArrayAttr([ShardingAttr.of(s, shape) for s, shape in pairs])
+def check_not_propagated(program: Program, name: str) -> None:
+    """Raises ValueError if a program is past the point where the pass `name` can be run."""
+    if program.is_local or is_propagated(program):
+        state = "local" if program.is_local else "propagated"
+        raise ValueError(f"the program is {state} already; run {name} before propagate-shardings.")
 
 
 def aten_ops(program: Program) -> list[AtenOp]:
@@ -212,8 +203,8 @@ def aten_ops(program: Program) -> list[AtenOp]:
     for op in program.ops:
         if not isinstance(op, AtenOp):
             raise ValueError(
-                f"{op.name} is in the program already; propagate shardings and insert "
-                "collectives once, on the global program."
+                f"{op.name} is in the program already; propagate shardings once, on the global "
+                "program as it was captured (run unfuse-kernels first if kernels are fused)."
             )
         found.append(op)
     return found

@@ -9,11 +9,11 @@ import torch
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardweave.ir import dist
+from shardweave.ir.annotations import annotate, properties_without
 from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.literals import to_attribute
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding
-from shardweave.ir.syntax import annotate
 from shardweave.ir.types import AnyTensor, shape_of_type, tensor_type
 
 
@@ -58,7 +58,7 @@ class LocalForm:
         return self._add(dist.create(dist.ShardIndexOp, [], [scalar], axes=axes))[0]
 
     def clone(self, operands: Sequence[SSAValue] | None = None, **values: Any) -> list[SSAValue]:
-        properties = {k: v for k, v in self.op.properties.items() if k != "sharding"}
+        properties = properties_without(self.op, "sharding")
         properties.update({name: to_attribute(value) for name, value in values.items()})
         copy = type(self.op).create(
             operands=self.operands if operands is None else operands,

@@ -9,19 +9,28 @@ from __future__ import annotations
 
 from xdsl.ir import SSAValue
 
+from shardweave.ir.annotations import annotate, wanted_attrs_of
 from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.placement import Sharding
-from shardweave.ir.sharding.flow import Flow
-from shardweave.ir.syntax import annotate
+from shardweave.ir.program import Program
+from shardweave.ir.sharding.flow import check_not_propagated
+from shardweave.ir.sharding.propagate import Propagation
 
 
-def add_pending_first(ops: list[AtenOp], flow: Flow) -> bool:
-    """Rewrite (whole + pending) + pending' to whole + (pending + pending'), wherever both are
-    pending over the same axes; whether anything changed. `flow` knows the shardings of `ops`.
+def add_pending_sums(program: Program) -> bool:
+    """Rewrite (whole + pending) + pending' to whole + (pending + pending'), wherever both would be
+    pending over the same axes; whether anything changed. Linear in the ops.
+
+    Raises ValueError for a program without a mesh, or one that is propagated.
     """
-    known = {value: versions[0] for value, versions in flow.versions.items()}
+    if program.mesh is None:
+        raise ValueError("the program has no mesh; give one (mesh=..., or --mesh data=2).")
+    check_not_propagated(program, "add-pending-sums")
+    propagation = Propagation(program)
+    propagation.forward()
+    known = {value: versions[0] for value, versions in propagation.flow.versions.items()}
     changed = False
-    for op in ops:
+    for op in propagation.ops:
         if _is_plain_add(op) and _regroup(op, known):
             changed = True
     return changed
@@ -33,7 +42,7 @@ def _is_plain_add(op: object) -> bool:
         and op.name == "aten.add.Tensor"
         and op.value("alpha") == 1
         and op.operands[0].type == op.operands[1].type == op.results[0].type
-        and "sharding" not in op.properties
+        and wanted_attrs_of(op) is None
     )
 
 

@@ -19,11 +19,11 @@ StepKind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "
 
 
 @dataclass(frozen=True)
-class Step:
+class ReshardStep:
     """One collective (or a local slice) of a resharding.
 
     axes: mesh axes joined. dim, block: the dim that is gathered, scattered or sliced, and the
-    length of the local blocks dealt round-robin over the axis (see `sharding.block_of`).
+    length of the local blocks, block-cyclic over the axis (see `placement.block_of`).
     from_dim, from_block: for all_to_all, the dim that is gathered while `dim` is split.
     after: the sharding of the result. sent_elements: what one rank sends over the network
     with ring algorithms.
@@ -55,7 +55,7 @@ class _Plan:
     shape: tuple[int, ...]
     goal: Sharding
     now: Sharding
-    steps: list[Step]
+    steps: list[ReshardStep]
 
     def local_elements(self) -> int:
         return math.prod(self.now.local_shape(self.shape))
@@ -67,7 +67,7 @@ class _Plan:
         dims = ordered((*self.now.dims[dim], placement))
         return _with_dim(self.now, dim, dims), block_of(dims, placement)
 
-    def push(self, step: Step) -> None:
+    def push(self, step: ReshardStep) -> None:
         self.steps.append(step)
         self.now = step.after
 
@@ -85,7 +85,7 @@ def _slice_free_axes(plan: _Plan) -> None:
     for dim, placement in _wanted(plan):
         if placement.axis not in plan.now.axes and plan.can_place(dim, placement):
             after, block = plan.place(dim, placement)
-            plan.push(Step("slice", (placement.axis,), after, 0.0, dim, block))
+            plan.push(ReshardStep("slice", (placement.axis,), after, 0.0, dim, block))
 
 
 def _scatter_sums(plan: _Plan, mesh: Mesh) -> None:
@@ -100,7 +100,7 @@ def _scatter_sums(plan: _Plan, mesh: Mesh) -> None:
             n = placement.size
             sent = plan.local_elements() * (n - 1) / n
             after = replace(after, unreduced=left)
-            plan.push(Step("reduce_scatter", (placement.axis,), after, sent, dim, block))
+            plan.push(ReshardStep("reduce_scatter", (placement.axis,), after, sent, dim, block))
 
 
 def _add_sub_batches(plan: _Plan, mesh: Mesh) -> None:
@@ -110,7 +110,7 @@ def _add_sub_batches(plan: _Plan, mesh: Mesh) -> None:
     axes = tuple(a for a in unreduced if a in times and a not in kept)
     if axes:
         left = tuple(a for a in unreduced if a not in axes)
-        plan.push(Step("all_reduce", axes, replace(plan.now, unreduced=left), 0.0))
+        plan.push(ReshardStep("all_reduce", axes, replace(plan.now, unreduced=left), 0.0))
 
 
 def _reduce_rest(plan: _Plan, mesh: Mesh) -> None:
@@ -120,7 +120,7 @@ def _reduce_rest(plan: _Plan, mesh: Mesh) -> None:
         n = mesh.sizes(axes)
         sent = 2 * plan.local_elements() * (n - 1) / n
         after = Sharding(plan.now.dims, left, plan.now.reduction if left else "sum")
-        plan.push(Step("all_reduce", axes, after, sent))
+        plan.push(ReshardStep("all_reduce", axes, after, sent))
 
 
 def _move_and_gather(plan: _Plan) -> None:
@@ -141,18 +141,20 @@ def _move_and_gather(plan: _Plan) -> None:
                 after = _with_dim(placed, dim, kept)
                 sent = elements * (n - 1) / n
                 plan.push(
-                    Step("all_to_all", (new.axis,), after, sent, to_dim, block, dim, old_block)
+                    ReshardStep(
+                        "all_to_all", (new.axis,), after, sent, to_dim, block, dim, old_block
+                    )
                 )
             else:
                 after = _with_dim(plan.now, dim, kept)
                 sent = float(elements * (n - 1))
-                plan.push(Step("all_gather", (placement.axis,), after, sent, dim, old_block))
+                plan.push(ReshardStep("all_gather", (placement.axis,), after, sent, dim, old_block))
 
 
 @lru_cache(maxsize=65536)
 def reshard(
     shape: tuple[int, ...], source: Sharding, goal: Sharding, mesh: Mesh
-) -> tuple[Step, ...]:
+) -> tuple[ReshardStep, ...]:
     """The steps from `source` to `goal` for a value of global `shape`.
 
     Free slices come first, then sums are scattered where the goal wants shards and reduced

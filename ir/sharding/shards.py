@@ -10,8 +10,8 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
 
 
-def deal(tensor: torch.Tensor, dim: int, size: int, block: int, index: int) -> torch.Tensor:
-    """The blocks of `block` elements along `dim` that fall to `index` of `size`, round-robin."""
+def take_blocks(tensor: torch.Tensor, dim: int, size: int, block: int, index: int) -> torch.Tensor:
+    """The part of `index` of `size` in a block-cyclic cut of `dim`, in blocks of `block`."""
     shape = list(tensor.shape)
     rounds = shape[dim] // (size * block)
     parts = tensor.reshape(*shape[:dim], rounds, size, block, *shape[dim + 1 :])
@@ -19,8 +19,8 @@ def deal(tensor: torch.Tensor, dim: int, size: int, block: int, index: int) -> t
     return mine.reshape(*shape[:dim], rounds * block, *shape[dim + 1 :])
 
 
-def undeal(parts: list[torch.Tensor], dim: int, block: int) -> torch.Tensor:
-    """Inverse of `deal`: interleave the parts' blocks of `block` elements along `dim`."""
+def merge_blocks(parts: list[torch.Tensor], dim: int, block: int) -> torch.Tensor:
+    """Inverse of `take_blocks`: interleave the parts' blocks of `block` elements along `dim`."""
     shape = list(parts[0].shape)
     cut = [*shape[:dim], shape[dim] // block, block, *shape[dim + 1 :]]
     stacked = torch.stack([part.reshape(cut) for part in parts], dim=dim + 1)
@@ -38,7 +38,7 @@ def take_shard(
         # Major first: the blocks of a minor placement are then whole runs of what is left.
         for placement in placements:
             index = coordinates[placement.axis]
-            tensor = deal(tensor, dim, placement.size, placement.stride, index)
+            tensor = take_blocks(tensor, dim, placement.size, placement.stride, index)
     if any(coordinates[axis] for axis in sharding.unreduced) and sharding.reduction == "sum":
         tensor = torch.zeros_like(tensor)
     return tensor.contiguous()
@@ -73,6 +73,6 @@ def _assemble(
         for placement in placements:
             if placement.axis == axis:
                 # Minor axes come later in `names`, so they are whole again in `parts`.
-                return undeal(parts, dim, placement.stride)
+                return merge_blocks(parts, dim, placement.stride)
     stacked = torch.stack(parts)
     return stacked.amax(0) if sharding.reduction == "max" else stacked.sum(0)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from xdsl.ir import SSAValue
 
+from shardweave.ir.annotations import annotate, set_wanted_attrs, wanted_attrs_of
 from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.facts import facts_of
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import annotate
+from shardweave.ir.sharding.flow import check_not_propagated
 from shardweave.ir.types import shape_of
 
 
@@ -23,6 +24,7 @@ def split_addmms(program: Program) -> int:
 
     The weight is followed back through permutations and views to an annotated argument.
     """
+    check_not_propagated(program, "split-addmm")
     shardings = {slot.value: program.sharding_of_slot(slot) for slot in program.arguments}
     found = [
         op
@@ -64,8 +66,7 @@ def _split(op: AtenOp) -> None:
         block.insert_op_before(new, op)
     product.results[0].name_hint = "mm"
     total.results[0].name_hint = op.results[0].name_hint
-    if "sharding" in op.properties:
-        total.properties["sharding"] = op.properties["sharding"]
+    set_wanted_attrs(total, wanted_attrs_of(op))
     op.results[0].replace_all_uses_with(total.results[0])
     op.detach()
     op.erase()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from xdsl.dialects import builtin
 from xdsl.ir import Attribute
 
+from shardweave.ir.annotations import set_wanted_attrs, wanted_attrs_of
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Axis, Mesh
 from shardweave.ir.placement import Placement, Sharding, fits, ordered
-from shardweave.ir.program import Program, Slot
-from shardweave.ir.sharding.flow import annotated
+from shardweave.ir.program import Program, Slot, wishes_of
+from shardweave.ir.sharding.flow import is_propagated
 from shardweave.ir.types import shape_of
 
 
@@ -33,7 +33,7 @@ class _Splitter:
     def run(self, program: Program) -> None:
         if program.is_local:
             raise ValueError("the program is local already; split the batch before partitioning.")
-        if _is_propagated(program):
+        if is_propagated(program):
             raise ValueError(
                 "every value of the program has its sharding already; split the batch before "
                 "propagate-shardings."
@@ -82,19 +82,16 @@ class _Splitter:
         where a plan cuts the batch of some layers further, that is inside the sub-batches.
         """
         for one in program.ops:
-            entries = one.properties.get("sharding")
-            if not isinstance(entries, builtin.ArrayAttr):
+            if wanted_attrs_of(one) is None:
                 continue
-            new: list[Attribute] = []
-            for result, sharding in zip(one.results, annotated(one, program), strict=True):
+            new: list[ShardingAttr] = []
+            for result, sharding in zip(one.results, wishes_of(one, program), strict=True):
                 shape = shape_of(result)
                 assert sharding is not None
                 if len(shape) > self.dim and shape[self.dim] == batch:
-                    placed = self._placed(sharding, shape, one.name, stride)
-                    new.append(ShardingAttr.of(placed, shape))
-                else:
-                    new.append(ShardingAttr.of(sharding, shape))
-            one.properties["sharding"] = builtin.ArrayAttr(new)
+                    sharding = self._placed(sharding, shape, one.name, stride)
+                new.append(ShardingAttr.of(sharding, shape))
+            set_wanted_attrs(one, new)
 
     def _placed(
         self, sharding: Sharding, shape: tuple[int, ...], name: str, stride: int = 0
@@ -113,10 +110,3 @@ class _Splitter:
                 f"divide into {self.n} sub-batches; use n in {divisors}."
             )
         return Sharding(tuple(dims))
-
-
-def _is_propagated(program: Program) -> bool:
-    """Whether `propagate-shardings` ran: a plan or a user annotates some values, it all of them."""
-    return all("sharding" in op.properties for op in program.ops) and all(
-        slot.sharding_attr is not None for slot in program.results
-    )

@@ -74,9 +74,9 @@ def _problem_of_cut(op: DistOp, operand: Sharding, result: Sharding, axis: str) 
     expected = list(operand.dims)
     found = list(result.dims)
     if isinstance(op, (AllGatherOp, AllToAllOp)):
-        moved = isinstance(op, AllToAllOp)
-        dim = op.integer("from_dim" if moved else "dim")
-        block = op.integer("from_block" if moved else "block")
+        dim, block = (
+            (op.from_dim, op.from_block) if isinstance(op, AllToAllOp) else (op.dim, op.block)
+        )
         cut = _placement(expected[dim], axis)
         if cut is None or block_of(expected[dim], cut) != block:
             return (
@@ -85,7 +85,7 @@ def _problem_of_cut(op: DistOp, operand: Sharding, result: Sharding, axis: str) 
             )
         expected[dim] = tuple(p for p in expected[dim] if p != cut)
     if isinstance(op, (SliceOp, ReduceScatterOp, AllToAllOp)):
-        dim, block = op.integer("dim"), op.integer("block")
+        dim, block = op.dim, op.block
         if isinstance(op, SliceOp) and axis in operand.axes:
             return f"its operand is not whole over ['{axis}']; slice a whole value"
         cut = _placement(found[dim], axis)

@@ -12,15 +12,15 @@ cannot be written, and none can deadlock on it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
-from xdsl.dialects import builtin, func
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.dialects import func
+from xdsl.ir import Operation, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
+from shardweave.ir.annotations import describe, sharding_attrs_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.dist import STARTED, DistOp, WaitOp
+from shardweave.ir.dist import STARTED, DistOp, ReshardOp, WaitOp
 from shardweave.ir.infer import infer_types
 from shardweave.ir.kernel import FusedOp, YieldOp
 from shardweave.ir.mesh import Mesh
@@ -28,7 +28,6 @@ from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, Slot, sharding_of
 from shardweave.ir.sharding.rules import rule_of
 from shardweave.ir.source_text import excerpt, position
-from shardweave.ir.syntax import layer_of
 from shardweave.ir.text import without_gc
 from shardweave.ir.types import shape_of, type_problem
 from shardweave.ir.verify.collectives import problem_of_move, reduced
@@ -76,20 +75,6 @@ def located_problems(program: Program) -> list[tuple[str, Place]]:
         return [(problem, None)]
     with without_gc():
         return _Verifier(program).problems()
-
-
-def describe(op: Operation) -> str:
-    """How messages name an op: its name, first result, layer, and line of the model's source."""
-    layer = layer_of(op)
-    result = op.results[0].name_hint if op.results else None
-    value = f" (%{result})" if result else ""
-    place = op.location
-    source = (
-        f" at {place.filename.data}:{place.line.data}"
-        if isinstance(place, builtin.FileLineColLoc)
-        else ""
-    )
-    return f"{op.name}{value}" + (f" in layer '{layer}'" if layer else "") + source
 
 
 class _Verifier:
@@ -238,6 +223,8 @@ class _Verifier:
         if isinstance(op, FusedOp):
             return None
         assert isinstance(op, DistOp)
+        if isinstance(op, ReshardOp) and self.is_local:
+            return ": it stands in a local program; run insert-collectives on the global one"
         problem = op.problem_on(self.mesh)
         return None if problem is None else f": {problem}"
 
@@ -299,15 +286,9 @@ class _Verifier:
     # Shardings
 
     def _shardings(self, op: Operation) -> None:
-        attribute = op.properties.get("sharding")
-        if attribute is None:
+        attributes = sharding_attrs_of(op)
+        if attributes is None:
             self._leaks(op)
-            return
-        attributes = cast("builtin.ArrayAttr[ShardingAttr]", attribute)
-        if not _is_sharding_list(attribute) or len(attributes) != len(op.results):
-            self.found.append(
-                f"{describe(op)}: sharding must list one #dist.sharding for each result."
-            )
             return
         for result, one in zip(op.results, attributes, strict=True):
             try:
@@ -398,10 +379,3 @@ def _origin(value: SSAValue) -> str:
     if isinstance(value.owner, Operation):
         return f"the result of {describe(value.owner)}"
     return f"argument %{value.name_hint}"
-
-
-def _is_sharding_list(attribute: object) -> bool:
-    if not isinstance(attribute, builtin.ArrayAttr):
-        return False
-    items = cast("builtin.ArrayAttr[Attribute]", attribute)
-    return all(isinstance(item, ShardingAttr) for item in items)

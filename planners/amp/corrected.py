@@ -19,7 +19,12 @@ from shardweave.planners.amp.estimate import BACKWARD, StageCosts, boundaries, m
 from shardweave.planners.amp.memory import first_layers
 from shardweave.planners.amp.microbatch import element_bytes, fixed_shares, reached_share
 from shardweave.planners.amp.model import LayeredModel, Strategy
-from shardweave.planners.amp.network import Grid, Links, boundary_bandwidths, ring_bandwidths
+from shardweave.planners.amp.network import (
+    ClusterArrays,
+    Grid,
+    boundary_bandwidths,
+    ring_bandwidths,
+)
 from shardweave.planners.amp.partition import Floats, Problem
 from shardweave.planners.cost.zero import passes
 
@@ -34,7 +39,7 @@ class CorrectedCosts:
     """
 
     model: LayeredModel
-    links: Links
+    links: ClusterArrays
     dtype: str = "float16"
     reached: float | None = None
     limit_memory: bool = True

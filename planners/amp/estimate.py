@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from shardweave.planners.amp.model import AmpError, LayeredModel, Strategy
-from shardweave.planners.amp.network import Grid, Links
+from shardweave.planners.amp.network import ClusterArrays, Grid
 from shardweave.planners.amp.partition import Floats, Problem, objective_without_bottleneck
 
 BACKWARD = 3.0
@@ -40,7 +40,7 @@ class Costs(Protocol):
     def model(self) -> LayeredModel: ...
 
     @property
-    def links(self) -> Links: ...
+    def links(self) -> ClusterArrays: ...
 
     def stage_costs(self, strategy: Strategy, grid: Grid) -> StageCosts:
         """Times, boundaries and synchronisation on a placement."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardweave.planners.amp.estimate import BACKWARD, StageCosts, boundaries, micro_batches
 from shardweave.planners.amp.model import LayeredModel, Strategy
-from shardweave.planners.amp.network import Grid, Links
+from shardweave.planners.amp.network import ClusterArrays, Grid
 from shardweave.planners.amp.partition import Problem
 
 _BYTES = 4.0
@@ -26,7 +26,7 @@ class LiteralCosts:
     """The published planner's costs."""
 
     model: LayeredModel
-    links: Links
+    links: ClusterArrays
 
     def stage_costs(self, strategy: Strategy, grid: Grid) -> StageCosts:
         """Times, boundaries and synchronisation on a placement."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardweave.planners.amp.model import LayeredModel, Strategy
-from shardweave.planners.amp.network import Grid, Links
+from shardweave.planners.amp.network import ClusterArrays, Grid
 from shardweave.planners.amp.partition import Floats, Ints, Problem, earliest, partition
 from shardweave.planners.cost.quantity import gib
 from shardweave.planners.cost.zero import whole_for_a_while
@@ -43,7 +43,7 @@ class Shortfall:
         )
 
 
-def capacities(links: Links, grid: Grid) -> Floats:
+def capacities(links: ClusterArrays, grid: Grid) -> Floats:
     """Bytes of the smallest device of each stage."""
     memory = np.array([links.cluster.devices[name].memory_bytes for name in links.names])
     return memory[links.kind[grid]].min(axis=(1, 2)).astype(np.float64)
@@ -82,7 +82,7 @@ def _in_flight(model: LayeredModel, strategy: Strategy) -> Floats:
     return np.minimum(most, np.arange(strategy.pipeline, 0, -1)).astype(np.float64)
 
 
-def first_layers(model: LayeredModel, links: Links, strategy: Strategy, grid: Grid) -> Ints:
+def first_layers(model: LayeredModel, links: ClusterArrays, strategy: Strategy, grid: Grid) -> Ints:
     """The earliest layer that a stage may begin at if it ends before layer j and is to fit.
 
     stages x (layers + 1), j + 1 where layer j - 1 alone is too large. Parameters that are tied
@@ -100,7 +100,9 @@ def first_layers(model: LayeredModel, links: Links, strategy: Strategy, grid: Gr
     return np.stack([earliest(row, limit) for row, limit in zip(prefix, limits, strict=True)])
 
 
-def shortfall(model: LayeredModel, links: Links, strategy: Strategy, grid: Grid) -> Shortfall:
+def shortfall(
+    model: LayeredModel, links: ClusterArrays, strategy: Strategy, grid: Grid
+) -> Shortfall:
     """The fullest stage under the cuts that make it least full, exactly."""
     capacity = capacities(links, grid)
     sizes = layer_bytes(model, strategy)

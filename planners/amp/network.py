@@ -15,7 +15,7 @@ from shardweave.planners.cost.cluster import Cluster
 
 
 @dataclass(frozen=True)
-class Links:
+class ClusterArrays:
     """A cluster as arrays, made once: bytes per second, one direction.
 
     The rule of `cost.links` for many placements at once: a search looks at thousands of them.
@@ -31,7 +31,7 @@ class Links:
     kind: Ints
 
     @staticmethod
-    def of(cluster: Cluster) -> Links:
+    def of(cluster: Cluster) -> ClusterArrays:
         """The links of a cluster."""
         places = [cluster.place(rank) for rank in range(cluster.num_devices)]
         node = np.array([one for one, _ in places], dtype=np.intp)
@@ -44,7 +44,7 @@ class Links:
         nic = np.array([one.network_bandwidth_bytes_s for one in nodes])
         names = tuple(dict.fromkeys(one.device for one in nodes))
         kind = np.array([names.index(nodes[one].device) for one, _ in places], dtype=np.intp)
-        return Links(cluster, node, inside, nic, names, kind)
+        return ClusterArrays(cluster, node, inside, nic, names, kind)
 
     @cached_property
     def slowest(self) -> Floats:
@@ -82,7 +82,7 @@ def megatron_grid(strategy: Strategy, order: Sequence[int] | None = None) -> Gri
     return np.array(range(count) if order is None else order, dtype=np.intp).reshape(shape)
 
 
-def boundary_bandwidths(links: Links, grid: Grid) -> Floats:
+def boundary_bandwidths(links: ClusterArrays, grid: Grid) -> Floats:
     """Of each boundary between stages, what its slowest flow gets; stages - 1 of them.
 
     All replicas send at once, each tensor rank to its like.
@@ -90,7 +90,7 @@ def boundary_bandwidths(links: Links, grid: Grid) -> Floats:
     return np.array([float(links.shared(grid[s], grid[s + 1]).min()) for s in range(len(grid) - 1)])
 
 
-def ring_bandwidths(links: Links, grid: Grid) -> Floats:
+def ring_bandwidths(links: ClusterArrays, grid: Grid) -> Floats:
     """Of each stage, the slowest hop of its rings over the replicas, all rings running at once."""
     following = np.roll(grid, -1, axis=1)
     return links.shared(grid, following).min(axis=(1, 2))

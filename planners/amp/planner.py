@@ -15,14 +15,15 @@ from shardweave.planners.amp.anneal import Annealing
 from shardweave.planners.amp.estimate import BACKWARD
 from shardweave.planners.amp.memory import capacities, stage_bytes
 from shardweave.planners.amp.model import AmpError, Strategy
-from shardweave.planners.amp.network import Grid, Links
+from shardweave.planners.amp.network import ClusterArrays, Grid
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
-from shardweave.planners.amp.ranking import Choice, Ranking, Remembered
+from shardweave.planners.amp.ranking import RankedSetup, Ranking
 from shardweave.planners.amp.search import Placed, search
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
-from shardweave.planners.cost.workload import BlockWork, Localize
+from shardweave.planners.cost.workload import BlockWork
 from shardweave.planners.cost.zero import DIVIDED
+from shardweave.planners.lower import Lowerings
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, Pipeline, Predicted
@@ -36,7 +37,6 @@ def plan_amp(
     mesh: Mesh | None,
     *,
     cluster: Cluster,
-    localize: Localize,
     max_stages: int | None = None,
     max_tensor: int | None = None,
     anneal: int = 0,
@@ -67,7 +67,7 @@ def plan_amp(
     wanted = _Wanted.of(mesh, max_stages, max_tensor)
     degrees = _tensor_degrees(cluster, wanted)
     check_precision(precision)
-    profile = profile_program(program, cluster, localize, degrees, precision)
+    profile = profile_program(program, cluster, degrees, precision)
     profile = replace(profile, model=replace(profile.model, zero=zero))
     found = search(
         profile.model,
@@ -77,9 +77,9 @@ def plan_amp(
         dtype=profile.dtype,
         accept=wanted.accepts,
     )
-    links = Links.of(cluster)
+    links = ClusterArrays.of(cluster)
     choices = [
-        Choice(_name(one.estimate.strategy, profile), one, _predicted(one, profile, links))
+        RankedSetup(_name(one.estimate.strategy, profile), one, _predicted(one, profile, links))
         for one in found[: max(1, top, 0 if literal else simulate)]
     ]
     reason = (
@@ -93,11 +93,11 @@ def plan_amp(
         return replace(
             plan, reasons=(f"{reason}the estimate of this one is the least", *plan.reasons)
         )
-    remembered = Remembered(localize)
+    lowerings = Lowerings(program)
     ranking = Ranking(
         choices,
         [_plan(program, one.placed, profile, links) for one in choices[:simulate]],
-        lambda plan: simulate_plan(program, plan, cluster, remembered.localize),
+        lambda plan: simulate_plan(lowerings, plan, cluster),
     )
     plan = ranking.best(max(1, top))
     return replace(plan, reasons=(reason + ranking.reason, *plan.reasons))
@@ -156,7 +156,7 @@ def _tensor_degrees(cluster: Cluster, wanted: _Wanted) -> list[int]:
     return [n for n in degrees if n <= (wanted.max_tensor or n)]
 
 
-def _plan(program: Program, placed: Placed, profile: ProgramProfile, links: Links) -> Plan:
+def _plan(program: Program, placed: Placed, profile: ProgramProfile, links: ClusterArrays) -> Plan:
     strategy = placed.estimate.strategy
     micro_batches = strategy.num_micro_batches(profile.model.batch)
     mesh = Mesh(data=strategy.data, tensor=strategy.tensor)
@@ -191,7 +191,7 @@ def _names(block: BlockWork) -> tuple[str, ...]:
     return (block.name,) if block_name(block.name) == block.name else block.layers
 
 
-def _types(stage: Grid, links: Links) -> str:
+def _types(stage: Grid, links: ClusterArrays) -> str:
     """The device types of a stage."""
     return "+".join(dict.fromkeys(links.names[kind] for kind in links.kind[stage].flat))
 
@@ -204,7 +204,7 @@ def _name(strategy: Strategy, profile: ProgramProfile) -> str:
     )
 
 
-def _predicted(placed: Placed, profile: ProgramProfile, links: Links) -> Predicted:
+def _predicted(placed: Placed, profile: ProgramProfile, links: ClusterArrays) -> Predicted:
     """The estimate by part: of the slowest stage in time, of the fullest in memory."""
     one = placed.estimate
     strategy, model = one.strategy, profile.model
@@ -226,7 +226,7 @@ def _predicted(placed: Placed, profile: ProgramProfile, links: Links) -> Predict
     )
 
 
-def _tensor_s(placed: Placed, profile: ProgramProfile, links: Links) -> float:
+def _tensor_s(placed: Placed, profile: ProgramProfile, links: ClusterArrays) -> float:
     """Seconds of the tensor axis in what the slowest stage computes, over all micro-batches.
 
     Communication grows with the micro-batch as the whole layer does in the estimate.

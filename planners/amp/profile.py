@@ -19,12 +19,12 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.workload import (
     BlockWork,
-    Localize,
     Workload,
     batch_of,
     parameter_dtype,
     workload_of,
 )
+from shardweave.planners.lower import local_program
 from shardweave.planners.megatron import plan_megatron
 
 _MORE = 4
@@ -47,11 +47,7 @@ class ProgramProfile:
 
 
 def profile_program(
-    program: Program,
-    cluster: Cluster,
-    localize: Localize,
-    degrees: Iterable[int],
-    precision: str = "",
+    program: Program, cluster: Cluster, degrees: Iterable[int], precision: str = ""
 ) -> ProgramProfile:
     """Read a global program at some tensor degrees. precision: of the plan.
 
@@ -62,8 +58,8 @@ def profile_program(
     one: dict[tuple[str, int], Workload] = {}
     many: dict[tuple[str, int], Workload] = {}
     for degree in degrees:
-        local = _local(program, localize, batch, degree)
-        larger = _local(program, localize, batch // more, degree) if more > 1 else local
+        local = _local(program, batch, degree)
+        larger = _local(program, batch // more, degree) if more > 1 else local
         for name, part in _by_device(cluster).items():
             one[name, degree] = workload_of(local, part, Mesh(tensor=degree))
             many[name, degree] = workload_of(larger, part, Mesh(tensor=degree))
@@ -78,9 +74,9 @@ def profile_program(
     return ProgramProfile(model, next(iter(one.values())).blocks, dtype, tensor_s, precision)
 
 
-def _local(program: Program, localize: Localize, data: int, degree: int) -> Program:
+def _local(program: Program, data: int, degree: int) -> Program:
     mesh = Mesh(data=data, tensor=degree)
-    return localize(program, plan_megatron(program, mesh))
+    return local_program(program, plan_megatron(program, mesh))
 
 
 def _by_device(cluster: Cluster) -> dict[str, Cluster]:

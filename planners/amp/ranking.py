@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from shardweave.ir.program import Program
 from shardweave.planners.amp.search import Placed
 from shardweave.planners.cost.timeline import seconds_text
-from shardweave.planners.cost.workload import Localize
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, Predicted
 from shardweave.planners.predict import fits, why_slower, with_candidates
 
 
 @dataclass(frozen=True)
-class Choice:
+class RankedSetup:
     """A strategy with what it is estimated to take."""
 
     name: str
@@ -23,25 +21,11 @@ class Choice:
     estimated: Predicted
 
 
-@dataclass(frozen=True)
-class Remembered:
-    """`localize`, once for equal plans: strategies may share the program of a micro-batch."""
-
-    original: Localize
-    found: dict[str, Program] = field(default_factory=dict[str, Program])
-
-    def localize(self, program: Program, plan: Plan) -> Program:
-        key = plan.to_json()
-        if key not in self.found:
-            self.found[key] = self.original(program, plan)
-        return self.found[key]
-
-
 @dataclass(eq=False)
 class Ranking:
     """The best estimates, simulated. plans: of the first of the choices, those to simulate."""
 
-    choices: Sequence[Choice]
+    choices: Sequence[RankedSetup]
     plans: Sequence[Plan]
     simulate: Callable[[Plan], Predicted]
     reason: str = ""

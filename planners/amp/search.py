@@ -14,7 +14,7 @@ from shardweave.planners.amp.estimate import Costs, Estimate, StageCosts, estima
 from shardweave.planners.amp.literal import LiteralCosts
 from shardweave.planners.amp.memory import Shortfall, shortfall
 from shardweave.planners.amp.model import AmpError, LayeredModel, Strategy, strategies
-from shardweave.planners.amp.network import Grid, Links, megatron_grid
+from shardweave.planners.amp.network import ClusterArrays, Grid, megatron_grid
 from shardweave.planners.amp.partition import Ints, Problem, earliest, partition
 from shardweave.planners.cost.cluster import Cluster
 
@@ -50,7 +50,7 @@ def search(
     which strategies to look at.
     Raises AmpError if no strategy fits into memory, naming the one that comes nearest.
     """
-    links = Links.of(cluster)
+    links = ClusterArrays.of(cluster)
     costs: Costs = LiteralCosts(model, links)
     if not literal:
         costs = CorrectedCosts(model, links, dtype, reached)
@@ -86,7 +86,7 @@ def _annealed(costs: Costs, placed: Placed, annealing: Annealing) -> Placed:
     return placed if found is None or found.seconds >= placed.seconds else Placed(found, grid)
 
 
-def _nothing_fits(model: LayeredModel, links: Links, grids: dict[Strategy, Grid]) -> str:
+def _nothing_fits(model: LayeredModel, links: ClusterArrays, grids: dict[Strategy, Grid]) -> str:
     if not grids:
         return (
             f"model '{model.name}' on cluster '{links.cluster.name}': no strategy uses all "

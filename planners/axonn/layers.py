@@ -15,18 +15,16 @@ from math import prod
 
 from xdsl.ir import SSAValue
 
+from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import weight_of
 from shardweave.ir.placement import Placement
 from shardweave.ir.program import Program
 from shardweave.ir.regions import block_of_op
 from shardweave.ir.sharding.rules import Rule, rule_of
-from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.types import shape_of
-from shardweave.planners.axonn.model import Layer
-from shardweave.planners.structure import Cut, back_through, one_cut, parameter_of
-
-from shardweave.ir.sharding.assignment import dims_of, seat_of  # isort: skip
+from shardweave.planners.axonn.model import LinearLayer
+from shardweave.planners.structure import Cut, back_through, parameter_of
 
 
 @dataclass(frozen=True)
@@ -65,8 +63,8 @@ class Map:
         extent = self.rule.factors[factor].size
         if extent % size or size == 1:
             return None
-        cuts = one_cut(self.rule, factor, Placement(axis, size, extent // size))
-        of_weight = dims_of(self.rule, self.rule.operands[self.weight], cuts)
+        cuts = self.rule.one_cut(factor, Placement(axis, size, extent // size))
+        of_weight = self.rule.dims_of(self.rule.operands[self.weight], cuts)
         return back_through(list(self.views), of_weight)
 
     def _factor(self, dim: int, placement: Placement) -> int | None:
@@ -76,27 +74,15 @@ class Map:
         )
         for view in reversed(self.views):
             rule = rule_of(view)
-            moved = _moved(rule, cut)
-            if moved is None:
+            carried = rule.carry(rule.operands[0], rule.results[0], cut)
+            if carried is None or not any(carried):
                 return None
-            cut = moved
+            cut = carried
         for names, placements in zip(self.rule.operands[self.weight], cut, strict=True):
             for one in placements:
-                seat = seat_of(self.rule, names, one)
+                seat = self.rule.seat(names, one)
                 return seat[0] if seat else None
         return None
-
-
-def _moved(rule: Rule, cut: Cut) -> Cut | None:
-    """A cut of a view's operand as one of its result."""
-    for names, placements in zip(rule.operands[0], cut, strict=True):
-        for placement in placements:
-            seat = seat_of(rule, names, placement)
-            if seat is None:
-                return None
-            cuts = one_cut(rule, seat[0], Placement(placement.axis, placement.size, seat[1]))
-            return dims_of(rule, rule.results[0], cuts)
-    return None
 
 
 def linear_maps(program: Program) -> Iterator[Map]:
@@ -122,15 +108,15 @@ def _sides(rule: Rule, weight: int) -> tuple[int, int] | None:
     return (contracted[0], outputs[0]) if contracted and outputs else None
 
 
-def layers_of(program: Program, pairs: Mapping[SSAValue, Cut]) -> list[Layer]:
+def layers_of(program: Program, pairs: Mapping[SSAValue, Cut]) -> list[LinearLayer]:
     """The layers of a program, given its pairs' cuts, in order."""
-    found: list[Layer] = []
+    found: list[LinearLayer] = []
     for one in linear_maps(program):
         weight = one.op.operands[one.weight]
         k, n = (one.rule.factors[f].size for f in (one.contracted, one.produced))
         inputs = shape_of(one.op.operands[one.weight - 1])
         found.append(
-            Layer(
+            LinearLayer(
                 rows_in=prod(inputs) // k,
                 rows_out=prod(shape_of(one.op.results[0])) // n,
                 k=k,

@@ -23,7 +23,7 @@ Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Layer:
+class LinearLayer:
     """A linear map, or a convolution, whose k and n are channels.
 
     rows_in, rows_out: rows of I and O in the whole batch; of a convolution, samples times
@@ -81,7 +81,7 @@ def grids_of(devices: int) -> Grids:
     return np.array(found, dtype=np.int64)
 
 
-def volumes(layer: Layer, grids: Grids) -> Volumes:
+def volumes(layer: LinearLayer, grids: Grids) -> Volumes:
     """Equations 1 to 5: elements that a device sends, with ring algorithms."""
     gx, gy, gz, gdata = _axes_of(layer, grids)
     weights = layer.weights / (gx * gy)
@@ -95,14 +95,14 @@ def volumes(layer: Layer, grids: Grids) -> Volumes:
     )
 
 
-def _axes_of(layer: Layer, grids: Grids) -> Numbers:
+def _axes_of(layer: LinearLayer, grids: Grids) -> Numbers:
     """Sizes of the axes in the roles of x, y, z and data, each one per grid."""
     sizes = grids.astype(np.float64).T
     return sizes[[1, 0, 2, 3]] if layer.is_transposed else sizes
 
 
 @dataclass(frozen=True)
-class Links:
+class AxisLinks:
     """What each axis' collectives run at, per grid: seconds per element, and per step of a ring.
 
     Both of shape (4, grids), in the order of `AXES`.
@@ -112,18 +112,18 @@ class Links:
     step_s: Numbers
 
 
-def agnostic_links(grids: Grids, bandwidth: float) -> Links:
+def agnostic_links(grids: Grids, bandwidth: float) -> AxisLinks:
     """One bandwidth for all axes, in elements per second: grids are ranked by volume alone."""
-    return Links(np.full((4, len(grids)), 1 / bandwidth), np.zeros((4, len(grids))))
+    return AxisLinks(np.full((4, len(grids)), 1 / bandwidth), np.zeros((4, len(grids))))
 
 
-def aware_links(grids: Grids, node: int, intra: float, inter: float) -> Links:
+def aware_links(grids: Grids, node: int, intra: float, inter: float) -> AxisLinks:
     """Equation 10, for `node` devices a node: bandwidths, in elements per second, within a node
     and of a whole node, which the groups that leave it share."""
     reach = np.cumprod(grids, axis=1).T
     inner = reach // grids.T
     bandwidth = np.where(reach <= node, intra, inter / np.minimum(node, inner))
-    return Links(1 / bandwidth, np.zeros_like(bandwidth))
+    return AxisLinks(1 / bandwidth, np.zeros_like(bandwidth))
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Passes:
 
 
 def communication_s(
-    layers: Sequence[Layer], grids: Grids, links: Links, passes: Passes | None = None
+    layers: Sequence[LinearLayer], grids: Grids, links: AxisLinks, passes: Passes | None = None
 ) -> Numbers:
     """Equation 6 and what follows: seconds of communication by axis, shape (4, grids)."""
     passes = passes or Passes()

@@ -15,9 +15,9 @@ import numpy as np
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.axonn.model import (
     AXES,
+    AxisLinks,
     Grids,
-    Layer,
-    Links,
+    LinearLayer,
     Numbers,
     Passes,
     agnostic_links,
@@ -44,7 +44,7 @@ class Model:
     its backward pass, whole batch, all devices.
     """
 
-    layers: tuple[Layer, ...]
+    layers: tuple[LinearLayer, ...]
     itemsize: int
     state_bytes: float
     other_bytes: float = 0.0
@@ -52,7 +52,7 @@ class Model:
 
     def merged(self) -> Model:
         """The same with equal layers counted instead of listed."""
-        counts: dict[Layer, int] = {}
+        counts: dict[LinearLayer, int] = {}
         for layer in self.layers:
             key = replace(layer, block="", repeats=1)
             counts[key] = counts.get(key, 0) + layer.repeats
@@ -205,7 +205,7 @@ def _fitting(
 
 def links_of(
     cluster: Cluster, devices: int, grids: Grids, itemsize: int, options: Options
-) -> Links:
+) -> AxisLinks:
     """What collectives over each axis of each grid run at."""
     node = cluster.node_type(0)
     inter = node.network_bandwidth_bytes_s / itemsize
@@ -224,7 +224,7 @@ def links_of(
             bandwidth, latency = known[inside, size]
             element_s[row, index] = itemsize / bandwidth
             step_s[row, index] = latency
-    return Links(element_s, step_s)
+    return AxisLinks(element_s, step_s)
 
 
 def _ring(cluster: Cluster, devices: int, inside: int, size: int) -> tuple[float, float]:

@@ -6,13 +6,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from shardweave.ir.attributes import PHASES
-from shardweave.planners.cost.timeline import Timeline, seconds_text, stream_names
-
-if TYPE_CHECKING:
-    from shardweave.planners.cost.simulate import Event
+from shardweave.planners.cost.timeline import Event, Timeline, seconds_text, stream_names
 
 PHASE_COLOURS = {
     "forward": "#4c78a8",

@@ -7,125 +7,23 @@ the compute stream; a started collective runs on the stream of its axes, as `str
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import cast
 
 from xdsl.ir import Operation, SSAValue
 
+from shardweave.ir.annotations import copy_of, layer_of, phase_of
 from shardweave.ir.dist import DistOp
-from shardweave.ir.literals import to_python
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.memory import Memory, peak_memory
+from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.cost.model import CostModel, kind_of
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.cost.simulation import Axes, LowerBound, Simulation
 from shardweave.planners.cost.streams import Flight, Streams
-
-Axes = tuple[str, ...]
-
-COMPUTE = "compute"
-
-
-class Event(NamedTuple):
-    """One op on one stream. stream: `compute`, or the axes of a collective, as `data,tensor`."""
-
-    name: str
-    layer: str
-    phase: str
-    copy: tuple[int, ...]
-    stream: str
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True)
-class LowerBound:
-    """Seconds that no order of the same ops can beat: each part bounds the step.
-
-    compute_s: of all ops alone. link_s: that each link is in use. critical_path_s: the longest
-    chain of ops that need each other.
-    """
-
-    compute_s: float
-    link_s: Mapping[str, float]
-    critical_path_s: float
-
-    @property
-    def seconds(self) -> float:
-        return max(self.compute_s, self.critical_path_s, *self.link_s.values(), 0.0)
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """One step of a program on a cluster, in seconds and bytes of one rank.
-
-    time_s = compute_s + slowdown_s + exposed_communication_s: ops at full speed, what they lose
-    to communication beside them, and the time that the compute stream stands still.
-    communication_s, exposed_s: by mesh axes. op_end_s: when the compute stream is past each op of
-    the program.
-    """
-
-    cluster: Cluster
-    mesh: Mesh
-    time_s: float
-    compute_s: float
-    slowdown_s: float
-    communication_s: Mapping[Axes, float]
-    exposed_s: Mapping[Axes, float]
-    bound: LowerBound
-    memory: Memory
-    events: tuple[Event, ...] = field(repr=False)
-    op_end_s: tuple[float, ...] = field(repr=False)
-
-    @property
-    def exposed_communication_s(self) -> float:
-        return sum(self.exposed_s.values())
-
-    @property
-    def lower_bound_s(self) -> float:
-        return self.bound.seconds
-
-    @property
-    def ratio(self) -> float:
-        """How many times longer than the lower bound the step takes."""
-        return self.time_s / self.lower_bound_s if self.lower_bound_s else 1.0
-
-    @property
-    def peak_bytes(self) -> int:
-        return self.memory.peak_bytes
-
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of the smallest device that is used."""
-        return min(d.memory_bytes for d in self.cluster.device_types(self.mesh.num_devices))
-
-    def summary(self) -> str:
-        """A few lines for people."""
-        from shardweave.planners.cost.timeline import summary
-
-        return summary(self)
-
-    def record(self) -> dict[str, Any]:
-        """The numbers as JSON data."""
-        from shardweave.planners.cost.timeline import record
-
-        return record(self)
-
-    def save_trace(self, path: str | Path) -> None:
-        """Write the events for chrome://tracing or ui.perfetto.dev (JSON)."""
-        from shardweave.planners.cost.timeline import save_trace
-
-        save_trace(self, path)
-
-    def plot(self, path: str | Path) -> None:
-        """Draw the streams over time, coloured by phase."""
-        from shardweave.planners.cost.plot import plot
-
-        plot(self, path)
+from shardweave.planners.cost.timeline import COMPUTE, Event
 
 
 def simulate(
@@ -262,6 +160,4 @@ class _Run:
 
 
 def _event(op: Operation, stream: str, start_s: float, end_s: float) -> Event:
-    copy = op.properties.get("copy")
-    coordinates = () if copy is None else tuple(cast("list[int]", to_python(copy)))
-    return Event(op.name, layer_of(op), phase_of(op), coordinates, stream, start_s, end_s)
+    return Event(op.name, layer_of(op), phase_of(op), copy_of(op) or (), stream, start_s, end_s)

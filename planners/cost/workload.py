@@ -1,7 +1,7 @@
 """What a program asks of its devices, block by block: read off once, used by all planners.
 
 A *block* is a repeated module (`h.3`), or what stands before, between or after those. A global
-program gives the work of the whole batch on one device; a local one (`Localize`) that of a
+program gives the work of the whole batch on one device; a local one that of a
 rank, so that any degree of parallelism is read off the program that would really run.
 """
 
@@ -9,28 +9,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
 from xdsl.ir import Operation, SSAValue
 
+from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.dist import COLLECTIVES, DistOp, WaitOp, sent_bytes
 from shardweave.ir.flops import flops_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.regions import block_name, split_at_backward
 from shardweave.ir.storage import kept_values, storage_of
-from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.types import dtype_of_value, num_bytes, shape_of, tensor_type_of
 from shardweave.planners.cost.cluster import Cluster, NodeType
 from shardweave.planners.cost.model import CostModel
-from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import PlanError
-
-Localize = Callable[[Program, Plan], Program]
-"""From a global program and a plan to the program of each rank. ValueError: it cannot run."""
 
 AxesAndPhase = tuple[tuple[str, ...], str]
 

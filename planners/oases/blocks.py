@@ -15,11 +15,11 @@ from itertools import pairwise
 
 from xdsl.ir import Operation, SSAValue
 
+from shardweave.ir.annotations import layer_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.program import Program
 from shardweave.ir.regions import split_at_backward
 from shardweave.ir.storage import storage_of
-from shardweave.ir.syntax import layer_of
 from shardweave.ir.types import shape_of
 from shardweave.planners.structure import Pair
 

@@ -26,7 +26,7 @@ class ChainError(ValueError):
 
 
 @dataclass(frozen=True)
-class Work:
+class PassTimes:
     """A block in one pass: seconds of compute d and communication c, of sub-batches 0 and 1."""
 
     compute_s: tuple[float, float]
@@ -34,7 +34,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Choice:
+class DegreeOption:
     """A block at one degree p.
 
     backward: its compute includes recomputation. state_bytes: m_s, parameters, gradients and
@@ -44,8 +44,8 @@ class Choice:
     """
 
     degree: int
-    forward: Work
-    backward: Work
+    forward: PassTimes
+    backward: PassTimes
     state_bytes: int = 0
     kept_bytes: int = 0
     runtime_bytes: int = 0
@@ -53,11 +53,11 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Block:
+class ChainBlock:
     """A name and the choices there are for it, by growing degree."""
 
     name: str
-    choices: tuple[Choice, ...]
+    choices: tuple[DegreeOption, ...]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Chain:
     Raises ChainError for no blocks, no choices or matrices of another shape.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[ChainBlock, ...]
     gather_s: tuple[Matrix, ...]
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Costs:
+class ChainCosts:
     """A chain with additive costs: what every solver takes.
 
     The time of a path a_0 .. a_k is sum_i unary_s[i][a_i] + sum_i edge_s[i][a_i][a_i+1], and its
@@ -140,7 +140,7 @@ class Costs:
         return sum(row[a] for row, a in zip(self.memory_bytes, path, strict=True))
 
 
-def linearise(chain: Chain, *, literal: bool = False) -> Costs:
+def linearise(chain: Chain, *, literal: bool = False) -> ChainCosts:
     """The objective (3) + (4) and the memory (6) of a chain as additive costs, exactly.
 
     One pass over blocks 1 .. k, visited in its own order, takes by (3)
@@ -171,7 +171,7 @@ def linearise(chain: Chain, *, literal: bool = False) -> Costs:
                 for a, left in enumerate(one.choices)
             )
         )
-    return Costs(tuple(map(tuple, unary)), tuple(edges), _memory(chain))
+    return ChainCosts(tuple(map(tuple, unary)), tuple(edges), _memory(chain))
 
 
 def _unary(chain: Chain) -> list[list[float]]:
@@ -187,7 +187,7 @@ def _unary(chain: Chain) -> list[list[float]]:
     return unary
 
 
-def _alone_s(choice: Choice) -> float:
+def _alone_s(choice: DegreeOption) -> float:
     """max(d^1, c^0) of both passes."""
     forward, backward = choice.forward, choice.backward
     return max(forward.compute_s[1], forward.communication_s[0]) + max(
@@ -195,14 +195,14 @@ def _alone_s(choice: Choice) -> float:
     )
 
 
-def _pair_s(left: Choice, right: Choice) -> float:
+def _pair_s(left: DegreeOption, right: DegreeOption) -> float:
     """max(d^0, c^1) of neighbours: the forward pass goes from left to right, the backward back."""
     return max(right.forward.compute_s[0], left.forward.communication_s[1]) + max(
         left.backward.compute_s[0], right.backward.communication_s[1]
     )
 
 
-def _change_s(left: Choice, right: Choice, gather_s: float) -> float:
+def _change_s(left: DegreeOption, right: DegreeOption, gather_s: float) -> float:
     """(4): what a change of degree costs."""
     if left.degree == right.degree:
         return 0.0
@@ -236,7 +236,7 @@ def _published_unary(chain: Chain) -> list[list[float]]:
     return unary
 
 
-def _beside_s(computing: Choice, communicating: Choice) -> float:
+def _beside_s(computing: DegreeOption, communicating: DegreeOption) -> float:
     """max(d, c) of both passes."""
     communication_s = communicating.forward.communication_s[0]
     return max(computing.forward.compute_s[0], communication_s) + max(
@@ -244,12 +244,12 @@ def _beside_s(computing: Choice, communicating: Choice) -> float:
     )
 
 
-def _gradient_s(choice: Choice) -> float:
+def _gradient_s(choice: DegreeOption) -> float:
     """The backward without recomputation, which lasts as long as the forward."""
     return choice.backward.compute_s[0] - choice.forward.compute_s[0]
 
 
-def _published_change_s(left: Choice, right: Choice, gather_s: float) -> float:
+def _published_change_s(left: DegreeOption, right: DegreeOption, gather_s: float) -> float:
     """(4) as the released planner has it: the forward's blocks in either direction."""
     if left.degree == right.degree:
         return 0.0

@@ -18,18 +18,17 @@ from xdsl.ir import Block, Operation, SSAValue
 from shardweave.ir import dist
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import facts_of
+from shardweave.ir.literals import Literal
 from shardweave.ir.mesh import Axis, Mesh
 from shardweave.ir.placement import DimSharding, Placement, Sharding, ordered
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.assignment import (
-    Choice,
-    Chooser,
+    Assigner,
+    Assignment,
     Operand,
     cheapest_version,
-    dims_of,
-    seat_of,
 )
-from shardweave.ir.sharding.reshard import Step, reshard
+from shardweave.ir.sharding.reshard import ReshardStep, reshard
 from shardweave.ir.sharding.rules import rule_of
 from shardweave.ir.types import AnyTensor, dtype_of_value, shape_of, tensor_type_of, with_shape
 from shardweave.planners.cost.model import CostModel, kind_of
@@ -160,7 +159,7 @@ class DegreeModel:
         self.axes = axes
         self.mesh = axes.with_time
         self.costs = costs
-        self.chooser = Chooser(self.mesh)
+        self.chooser = Assigner(self.mesh)
         self.ops = [op for op in program.ops if isinstance(op, AtenOp)]
         self._op_times: dict[object, float] = {}
         self._message_times: dict[object, float] = {}
@@ -201,7 +200,7 @@ class DegreeModel:
             self._op_times[key] = found
         return found
 
-    def message_s(self, value: SSAValue, before: Sharding, step: Step) -> float:
+    def message_s(self, value: SSAValue, before: Sharding, step: ReshardStep) -> float:
         """Seconds of one step of a resharding; sub-batches send each other nothing."""
         axes = [name for name in step.axes if name != TIME_AXIS]
         if step.kind == "slice" or not axes:
@@ -210,7 +209,7 @@ class DegreeModel:
         key = (step.kind, tuple(axes), taken, given)
         found = self._message_times.get(key)
         if found is None:
-            arguments: dict[str, object] = {"axes": axes}
+            arguments: dict[str, Literal] = {"axes": axes}
             if step.kind != "all_reduce":
                 arguments |= {"dim": step.dim, "block": step.block}
             if step.kind == "all_to_all":
@@ -289,10 +288,10 @@ class _Walk:
         size = dtype_of_value(value).itemsize
         return Operand(shape_of(value), size, versions, value in self.pinned)
 
-    def _choose(self, op: AtenOp) -> Choice:
+    def _choose(self, op: AtenOp) -> Assignment:
         operands = [self._operand(value) for value in op.operands]
         shapes = [shape_of(result) for result in op.results]
-        return self.model.chooser.choose(rule_of(op), operands, shapes, [None] * len(shapes))
+        return self.model.chooser.assign(rule_of(op), operands, shapes, [None] * len(shapes))
 
     def _bring(self, value: SSAValue, wanted: Sharding) -> float:
         """Seconds of making a version, which later uses then have."""
@@ -312,12 +311,12 @@ class _Walk:
             sharding = self.versions[op.operands[index]][0]
             for names, dim in zip(rule.operands[index], sharding.dims, strict=True):
                 for placement in dim:
-                    seat = seat_of(rule, names, placement)
+                    seat = rule.seat(names, placement)
                     if seat is not None:
                         one = Placement(placement.axis, placement.size, seat[1])
                         cuts[seat[0]] = ordered({*cuts[seat[0]], one})
-        operands = [Sharding(dims_of(rule, dims, cuts)) for dims in rule.operands]
-        result = Sharding(dims_of(rule, rule.results[0], cuts))
+        operands = [Sharding(rule.dims_of(dims, cuts)) for dims in rule.operands]
+        result = Sharding(rule.dims_of(rule.results[0], cuts))
         summed = sorted(operands[2].placed_axes - result.placed_axes)
         pending = Sharding(result.dims, tuple(summed))
         self.found.communication_s[op] += self.model.moving_s(op.results[0], pending, result)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from shardweave.planners.oases.chain import (
     Chain,
+    ChainCosts,
     ChainError,
-    Costs,
     Matrix,
     check_budget,
     linearise,
@@ -95,7 +95,7 @@ def _narrow(path: tuple[int, ...], widths: list[int]) -> tuple[int, ...]:
     return tuple(a % width for a, width in zip(path, widths, strict=True))
 
 
-def solve_costs(costs: Costs, budget_bytes: float) -> tuple[tuple[int, ...], int]:
+def solve_costs(costs: ChainCosts, budget_bytes: float) -> tuple[tuple[int, ...], int]:
     """The path of least time within the budget, or if none fits that of least memory.
 
     Also returns the number of labels that were kept.
@@ -116,17 +116,17 @@ def solve_costs(costs: Costs, budget_bytes: float) -> tuple[tuple[int, ...], int
     return _close_gap(costs, relaxed, lightest.togo_s, best, budget_bytes)
 
 
-def _only_memory(costs: Costs) -> Costs:
+def _only_memory(costs: ChainCosts) -> ChainCosts:
     """The costs of finding the path of least memory; edges that cannot be taken stay."""
     unary = tuple(tuple(map(float, row)) for row in costs.memory_bytes)
     edges = tuple(
         tuple(tuple(0.0 if e < math.inf else e for e in row) for row in matrix)
         for matrix in costs.edge_s
     )
-    return Costs(unary, edges, costs.memory_bytes)
+    return ChainCosts(unary, edges, costs.memory_bytes)
 
 
-def _relax(costs: Costs, weight: float) -> _Relaxed:
+def _relax(costs: ChainCosts, weight: float) -> _Relaxed:
     """Minimise time + weight * memory, from the last block to the first."""
     unary = [
         [time_s + weight * size for time_s, size in zip(*rows, strict=True)]
@@ -156,7 +156,7 @@ def _relax(costs: Costs, weight: float) -> _Relaxed:
 
 
 def _best_multiplier(
-    costs: Costs, fastest: _Relaxed, lightest: tuple[int, ...], budget_bytes: float
+    costs: ChainCosts, fastest: _Relaxed, lightest: tuple[int, ...], budget_bytes: float
 ) -> tuple[_Relaxed, tuple[int, ...]]:
     """The Lagrangian of the largest bound, and the best path that fits of those met on the way.
 
@@ -185,7 +185,7 @@ def _best_multiplier(
 
 
 def _close_gap(
-    costs: Costs,
+    costs: ChainCosts,
     relaxed: _Relaxed,
     least_memory: list[list[float]],
     best: tuple[int, ...],
@@ -214,7 +214,7 @@ def _close_gap(
 
 
 def _search(
-    costs: Costs,
+    costs: ChainCosts,
     relaxed: _Relaxed,
     least_memory: list[list[float]],
     limit_s: float,
@@ -268,7 +268,7 @@ def _undominated(found: list[tuple[int, float, _Label]], choice: int) -> list[_L
     return kept
 
 
-def _with_switches(costs: Costs, chain: Chain, max_switches: int) -> Costs:
+def _with_switches(costs: ChainCosts, chain: Chain, max_switches: int) -> ChainCosts:
     """Costs over states (choice, switches so far), numbered switches * choices + choice."""
     if max_switches < 0:
         raise ValueError(f"max_switches is {max_switches}, expected 0 or more; use None for any.")
@@ -293,4 +293,4 @@ def _with_switches(costs: Costs, chain: Chain, max_switches: int) -> Costs:
     # No switch has been made at the first block.
     start = costs.unary_s[0] + (math.inf,) * (len(unary[0]) - len(costs.unary_s[0]))
     memory = tuple(row * len(counts) for row in costs.memory_bytes)
-    return Costs((start, *unary[1:]), edges, memory)
+    return ChainCosts((start, *unary[1:]), edges, memory)

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import pulp  # pyright: ignore[reportMissingTypeStubs]
 from pulp.apis import coin_api  # pyright: ignore[reportMissingTypeStubs]
 
-from shardweave.planners.oases.chain import Chain, ChainError, Costs, check_budget, linearise
+from shardweave.planners.oases.chain import Chain, ChainCosts, ChainError, check_budget, linearise
 from shardweave.planners.oases.dp import Solution, solve_chain
 
 SolverName = Literal["highs", "cbc"]
@@ -73,7 +73,7 @@ def solve_chain_ilp(
 Row = list[pulp.LpVariable]
 
 
-def _variables(problem: pulp.LpProblem, costs: Costs) -> tuple[list[Row], list[list[Row]]]:
+def _variables(problem: pulp.LpProblem, costs: ChainCosts) -> tuple[list[Row], list[list[Row]]]:
     """s and e."""
     chosen = [
         [problem.add_variable(f"s_{i}_{a}", 0, 1, "Binary") for a in range(len(row))]
@@ -91,7 +91,7 @@ def _variables(problem: pulp.LpProblem, costs: Costs) -> tuple[list[Row], list[l
 
 def _objective(
     problem: pulp.LpProblem,
-    costs: Costs,
+    costs: ChainCosts,
     chosen: list[Row],
     moved: list[list[Row]],
     scale: float,
@@ -124,7 +124,9 @@ def _edges_follow(problem: pulp.LpProblem, chosen: list[Row], moved: list[list[R
             problem += pulp.lpSum(column) == s
 
 
-def _memory(problem: pulp.LpProblem, costs: Costs, chosen: list[Row], budget_bytes: float) -> None:
+def _memory(
+    problem: pulp.LpProblem, costs: ChainCosts, chosen: list[Row], budget_bytes: float
+) -> None:
     """The memory (6): sum_i sum_a memory_bytes[i][a] s[i,a] <= budget, as shares of the budget."""
     terms = [
         (s, size / budget_bytes)

@@ -16,7 +16,7 @@ from shardweave.ir.types import shape_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.oases.blocks import ProgramBlock, read_blocks
-from shardweave.planners.oases.chain import Block, Chain, Choice, Matrix, Work
+from shardweave.planners.oases.chain import Chain, ChainBlock, DegreeOption, Matrix, PassTimes
 from shardweave.planners.oases.degree import Axes, DegreeModel, DegreeTimes, batch_size
 from shardweave.planners.structure import Cut, Pair, find_pairs, input_embeddings
 
@@ -70,7 +70,7 @@ def chain_of_program(
     _check(program, blocks, cuts, times, axes)
     owners = _owners(program, blocks)
     chosen = tuple(
-        Block(
+        ChainBlock(
             block.name,
             tuple(
                 _choice(block, degree, times[degree], owners[number], axes, options)
@@ -159,7 +159,7 @@ def _choice(
     parameters: Iterable[tuple[str, SSAValue]],
     axes: Axes,
     options: ChainOptions,
-) -> Choice:
+) -> DegreeOption:
     def seconds(table: dict[Operation, float], ops: Iterable[Operation]) -> float:
         return sum(table.get(op, 0.0) for op in ops)
 
@@ -177,10 +177,10 @@ def _choice(
     saved = _bytes(times, _saved(block))
     state = 2 + options.optimizer_multiplier
     own = list(parameters)
-    return Choice(
+    return DegreeOption(
         degree,
-        _work(forward, forward_message, split),
-        _work(backward, backward_message, split),
+        _pass_times(forward, forward_message, split),
+        _pass_times(backward, backward_message, split),
         state_bytes=int(state * _bytes(times, [value for _, value in own])),
         kept_bytes=split * (saved if options.recompute == "none" else _kept(block, times, options)),
         runtime_bytes=saved if options.recompute == "none" else 2 * saved,
@@ -188,11 +188,11 @@ def _choice(
     )
 
 
-def _work(compute_s: float, communication_s: float, split: int) -> Work:
+def _pass_times(compute_s: float, communication_s: float, split: int) -> PassTimes:
     """Of two sub-batches; of a whole batch, the other is empty."""
     if split == 1:
-        return Work((compute_s, 0.0), (communication_s, 0.0))
-    return Work((compute_s, compute_s), (communication_s, communication_s))
+        return PassTimes((compute_s, 0.0), (communication_s, 0.0))
+    return PassTimes((compute_s, compute_s), (communication_s, communication_s))
 
 
 def _saved(block: ProgramBlock) -> list[SSAValue]:
@@ -216,8 +216,8 @@ def _bytes(times: DegreeTimes, values: Iterable[SSAValue]) -> int:
 def _gathers(
     model: DegreeModel,
     value: SSAValue,
-    before: Block,
-    after: Block,
+    before: ChainBlock,
+    after: ChainBlock,
     times: dict[int, DegreeTimes],
 ) -> Matrix:
     """Seconds of gathering, in all sub-batches, what one block hands to the next."""

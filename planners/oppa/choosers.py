@@ -13,10 +13,10 @@ from typing import Protocol
 import numpy as np
 
 from shardweave.planners.oppa.acquisition import constrained_improvement
-from shardweave.planners.oppa.formula import Samples, fit_formula, predict
+from shardweave.planners.oppa.formula import Samples
 from shardweave.planners.oppa.gp import Belief, Kernel, fit
 from shardweave.planners.oppa.prior import Form, MemoryPrior, ThroughputPrior
-from shardweave.planners.oppa.space import Floats, Table
+from shardweave.planners.oppa.space import Floats, SpaceTable
 from shardweave.planners.oppa.trials import Record
 
 STREAK = 3
@@ -46,7 +46,7 @@ class History:
     memory_bytes: of a device; None if nothing is known of it, then only what ran out is too large.
     """
 
-    table: Table
+    table: SpaceTable
     rows: Sequence[int]
     records: Sequence[Record]
     memory_bytes: float | None
@@ -118,7 +118,7 @@ class History:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Suggestion:
     """A row to try, and why."""
 
     row: int
@@ -128,7 +128,7 @@ class Choice:
 class Chooser(Protocol):
     """A way to search."""
 
-    def choose(self, history: History, rng: np.random.Generator) -> Choice:
+    def choose(self, history: History, rng: np.random.Generator) -> Suggestion:
         """The next row; at least one is open."""
         ...
 
@@ -137,12 +137,12 @@ class Chooser(Protocol):
 class RandomChooser:
     """Any row, all equally likely."""
 
-    def choose(self, history: History, rng: np.random.Generator) -> Choice:
+    def choose(self, history: History, rng: np.random.Generator) -> Suggestion:
         """One of the open rows."""
-        return Choice(int(rng.choice(history.open_rows)), "random")
+        return Suggestion(int(rng.choice(history.open_rows)), "random")
 
 
-def first_choice(history: History, rng: np.random.Generator) -> Choice:
+def first_choice(history: History, rng: np.random.Generator) -> Suggestion:
     """A random row of degrees that were tried least, so that the first trials have all kinds."""
     counts: dict[tuple[int, int, int], list[int]] = {}
     for row in history.open_rows:
@@ -151,10 +151,10 @@ def first_choice(history: History, rng: np.random.Generator) -> Choice:
     fewest = min(tried.count(degrees) for degrees in counts)
     degrees = [one for one in counts if tried.count(one) == fewest]
     chosen = degrees[int(rng.integers(len(degrees)))]
-    return Choice(int(rng.choice(counts[chosen])), "random: one of the first")
+    return Suggestion(int(rng.choice(counts[chosen])), "random: one of the first")
 
 
-def random_instead(history: History, first: int, rng: np.random.Generator) -> Choice | None:
+def random_instead(history: History, first: int, rng: np.random.Generator) -> Suggestion | None:
     """A random choice for the first trials, and after trials in a row that ran out of memory.
 
     Also if nothing ran so far, from which nothing can be learned.
@@ -164,7 +164,7 @@ def random_instead(history: History, first: int, rng: np.random.Generator) -> Ch
     last = [record.outcome.status for record in history.records[-STREAK:]]
     if len(last) == STREAK and set(last) == {"out_of_memory"}:
         row = int(rng.choice(history.open_rows))
-        return Choice(row, f"random: the last {STREAK} ran out of memory")
+        return Suggestion(row, f"random: the last {STREAK} ran out of memory")
     return None
 
 
@@ -188,7 +188,7 @@ class BayesianChooser:
         repr=False,
     )
 
-    def choose(self, history: History, rng: np.random.Generator) -> Choice:
+    def choose(self, history: History, rng: np.random.Generator) -> Suggestion:
         """The open row of the largest improvement that is to be expected."""
         instead = random_instead(history, self.first, rng)
         seen = history.throughputs()
@@ -201,12 +201,12 @@ class BayesianChooser:
         best = np.log(max(kept, default=1e-9) / history.scale)
         gain = constrained_improvement(throughput, memory, best, 1.0)
         if not gain.any():
-            return Choice(int(rng.choice(rows)), "random: nothing promises to improve")
+            return Suggestion(int(rng.choice(rows)), "random: nothing promises to improve")
         index = int(np.argmax(gain))
-        return Choice(rows[index], _expectation(history, throughput, memory, index))
+        return Suggestion(rows[index], _expectation(history, throughput, memory, index))
 
     def beliefs(
-        self, history: History, seen: Samples, there: Table
+        self, history: History, seen: Samples, there: SpaceTable
     ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
         """Mean and variance of the throughput (over `scale`) and memory (over a device's)."""
         throughput = self._fit(history, seen, ThroughputPrior).at(there)
@@ -248,31 +248,3 @@ def _expectation(
     if history.memory_bytes is None:
         return text
     return f"{text}, {memory[0][index]:.0%} of the memory"
-
-
-@dataclass(frozen=True)
-class CostModelChooser:
-    """The formulas alone: fitted to the trials, and the best that they predict to fit is tried."""
-
-    form: Form = "extended"
-    first: int = 5
-
-    def choose(self, history: History, rng: np.random.Generator) -> Choice:
-        """The open row of the largest predicted throughput, among those predicted to fit."""
-        instead = random_instead(history, self.first, rng)
-        seen = history.throughputs()
-        if instead is not None or seen is None:
-            return instead or first_choice(history, rng)
-        rows = history.open_rows
-        there = history.table.rows(rows)
-        prior, cap = ThroughputPrior(self.form), MemoryPrior(self.form)
-        throughput = predict(there, prior, fit_formula(seen, prior))
-        memory, used = np.zeros(len(rows)), history.memories()
-        if used is not None:
-            memory = predict(there, cap, fit_formula(used, cap))
-        fitting = np.where(memory <= 1.0, throughput, -1e3 * memory)
-        # Many configurations look the same to the formulas.
-        index = int(rng.choice(np.flatnonzero(fitting == fitting.max())))
-        return Choice(
-            rows[index], f"predicted {np.exp(throughput[index]) * history.scale:.4g} steps/s"
-        )

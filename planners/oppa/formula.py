@@ -13,7 +13,7 @@ from scipy.optimize import least_squares
 from torch import Tensor
 
 from shardweave.planners.oppa.prior import FIRST_GUESS, Columns, Values
-from shardweave.planners.oppa.space import Floats, Table
+from shardweave.planners.oppa.space import Floats, SpaceTable
 
 
 class Formula(Protocol):
@@ -43,12 +43,12 @@ FORMULA_DEVIATION = 0.05
 class Samples:
     """What a model learns from: rows of a table, values, and their variances."""
 
-    table: Table
+    table: SpaceTable
     values: Floats
     variances: Floats
 
 
-def columns_of(table: Table) -> dict[str, Tensor]:
+def columns_of(table: SpaceTable) -> dict[str, Tensor]:
     """The sizes of a table, as formulas take them."""
     return {name: torch.tensor(values) for name, values in table.columns.items()}
 
@@ -64,7 +64,7 @@ def first_guess(samples: Samples, formula: Formula) -> dict[str, float]:
     return {name: one if name in SHARES else one * scale for name, one in guess.items()}
 
 
-def predict(table: Table, formula: Formula, numbers: Mapping[str, float]) -> Floats:
+def predict(table: SpaceTable, formula: Formula, numbers: Mapping[str, float]) -> Floats:
     """The formula's value of each row."""
     values = {name: torch.tensor(one, dtype=torch.float64) for name, one in numbers.items()}
     return formula(columns_of(table), values).numpy()

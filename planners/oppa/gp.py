@@ -32,7 +32,7 @@ from shardweave.planners.oppa.formula import (
     fit_formula,
 )
 from shardweave.planners.oppa.prior import Columns, Values
-from shardweave.planners.oppa.space import Floats, Table
+from shardweave.planners.oppa.space import Floats, SpaceTable
 
 Kernel = Literal["ard", "additive"]
 
@@ -64,7 +64,7 @@ class Belief:
     samples: Samples = field(repr=False)
     numbers: Mapping[str, float]
 
-    def at(self, table: Table) -> tuple[Floats, Floats]:
+    def at(self, table: SpaceTable) -> tuple[Floats, Floats]:
         """Mean and variance of the value itself, without noise, of each row.
 
         Time: rows x samples x features. The process's own call would make rows x rows.
@@ -118,7 +118,7 @@ def _quiet() -> Generator[None]:
         yield
 
 
-def _inputs(table: Table) -> Tensor:
+def _inputs(table: SpaceTable) -> Tensor:
     return torch.tensor(table.features, dtype=torch.float64)
 
 
@@ -187,6 +187,6 @@ def _formula_mean(samples: Samples, formula: Formula) -> Any:
     return FormulaMean()
 
 
-def _mean(model: Any, table: Table) -> Tensor:
+def _mean(model: Any, table: SpaceTable) -> Tensor:
     mean = model.mean_module
     return cast(Tensor, mean.of(columns_of(table)) if hasattr(mean, "of") else mean(_inputs(table)))

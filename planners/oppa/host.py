@@ -1,4 +1,4 @@
-"""What the program that calls a planner offers to it: real trials, and ears for progress."""
+"""The caller of a planner as the planner sees it: it may run real trials and show progress."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Launch = Callable[[Plan, int, float], Outcome]
 
 @dataclass(frozen=True)
 class Host:
-    """What the program that calls a planner offers it.
+    """The services of a planner's caller.
 
-    launch: None where real trials cannot be made. tell: takes a line after every trial.
+    launch: None where real trials cannot be made. tell: a callback, given a line after every trial.
     """
 
     launch: Launch | None = None

@@ -13,14 +13,13 @@ from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.quantity import gib
-from shardweave.planners.cost.workload import Localize
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.oppa.choosers import BayesianChooser, Chooser
 from shardweave.planners.oppa.gp import Kernel
 from shardweave.planners.oppa.host import Host, Launch
 from shardweave.planners.oppa.prior import Form
-from shardweave.planners.oppa.search import Budget, Found, search
-from shardweave.planners.oppa.space import Configuration, Space
+from shardweave.planners.oppa.search import Found, TrialBudget, search
+from shardweave.planners.oppa.space import Configuration, SearchSpace
 from shardweave.planners.oppa.trials import Outcome, Record, Trial, TrialFile
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
@@ -33,7 +32,12 @@ MAX_SUB_BATCHES = 4
 
 @dataclass(frozen=True)
 class TrialOptions:
-    """How to try; see `plan_oppa`."""
+    """The options of every planner that tries plans out.
+
+    trials: how many, those in `file` included; `file` keeps them, and a search goes on from it.
+    real: train for `steps` steps on local processes, each trial within `time_limit_s` seconds,
+    instead of simulating. top: candidates that the plan lists.
+    """
 
     trials: int = 20
     file: str = ""
@@ -44,23 +48,28 @@ class TrialOptions:
     top: int = 5
 
 
+@dataclass(frozen=True)
+class OppaOptions(TrialOptions):
+    """first: random trials before anything is learned. form: of the formulas, `literal`,
+    `corrected` or `extended`. kernel: `ard` or `additive`.
+    """
+
+    first: int = 5
+    form: str = "extended"
+    kernel: str = "ard"
+
+
+DEFAULTS = TrialOptions()
+OPPA_DEFAULTS = OppaOptions()
+
+
 def plan_oppa(
     program: Program,
     mesh: Mesh | None,
     *,
     cluster: Cluster,
-    localize: Localize,
     host: Host | None = None,
-    trials: int = 20,
-    file: str = "",
-    real: bool = False,
-    steps: int = 5,
-    time_limit_s: float = 120.0,
-    seed: int = 0,
-    first: int = 5,
-    form: str = "extended",
-    kernel: str = "ard",
-    top: int = 5,
+    options: OppaOptions = OPPA_DEFAULTS,
 ) -> Plan:
     """Try plans, and learn which to try next: constrained Bayesian optimisation.
 
@@ -69,22 +78,17 @@ def plan_oppa(
     cluster, or those of `mesh`. Not exact. Source: Hemachandra et al., OPPA, 2025; departures are
     in docs/planners.md. Needs botorch.
 
-    trials: how many, those in `file` included; `file` keeps them, and a search goes on from it.
-    real: train for `steps` steps on local processes, each trial within `time_limit_s` seconds,
-    instead of simulating. first: random trials before anything is learned. form: of the formulas,
-    `literal`, `corrected` or `extended`. kernel: `ard` or `additive`. top: candidates that the plan
-    lists. Time: a trial each, and about a second to choose.
+    Time: a trial each, and about a second to choose.
 
     Raises PlanError if no trial ran within the memory, TrialsError for a file that cannot be used.
     """
     forms: Mapping[str, Form] = {name: name for name in ("literal", "corrected", "extended")}
     kernels: Mapping[str, Kernel] = {name: name for name in ("ard", "additive")}
-    for what, given, known in (("form", form, forms), ("kernel", kernel, kernels)):
-        if given not in known:
-            raise PlanError(f"oppa's {what} is '{given}'; use one of {', '.join(known)}.")
-    chooser = BayesianChooser(forms[form], kernels[kernel], first)
-    options = TrialOptions(trials, file, real, steps, time_limit_s, seed, top)
-    return plan_by_trials("oppa", program, mesh, cluster, localize, chooser, options, host)
+    for what, word, known in (("form", options.form, forms), ("kernel", options.kernel, kernels)):
+        if word not in known:
+            raise PlanError(f"oppa's {what} is '{word}'; use one of {', '.join(known)}.")
+    chooser = BayesianChooser(forms[options.form], kernels[options.kernel], options.first)
+    return plan_by_trials("oppa", program, mesh, cluster, chooser, options, host)
 
 
 def plan_by_trials(
@@ -92,7 +96,6 @@ def plan_by_trials(
     program: Program,
     mesh: Mesh | None,
     cluster: Cluster,
-    localize: Localize,
     chooser: Chooser,
     options: TrialOptions,
     host: Host | None,
@@ -113,7 +116,7 @@ def plan_by_trials(
         "trials": f"real, {options.steps} steps" if options.real else "simulated",
         "space": space.to_dict(),
     }
-    trial: Trial = PlanTrial(plans, cluster, localize)
+    trial: Trial = PlanTrial(plans, cluster)
     if options.real:
         trial = RealTrial(plans, _launch_of(host), options.steps, options.time_limit_s)
     memory_bytes = min(one.memory_bytes for one in cluster.device_types(space.devices))
@@ -124,13 +127,13 @@ def plan_by_trials(
             configurations,
             trial,
             chooser,
-            Budget(options.trials),
+            TrialBudget(options.trials),
             memory_bytes=memory_bytes,
             seed=options.seed,
             file=file,
             progress=_progress(options.trials, host),
         )
-    predict = _measured if options.real else PlanTrial(plans, cluster, localize).predict
+    predict = _measured if options.real else PlanTrial(plans, cluster).predict
     plan = _plan_of(found, plans, memory_bytes, options, len(configurations), predict)
     return replace(plan, notes=(*plan.notes, *notes))
 
@@ -176,13 +179,12 @@ class PlanTrial:
 
     plans: Plans
     cluster: Cluster
-    localize: Localize
 
     def run(self, configuration: Configuration) -> Outcome:
         """One time, for the simulator has no noise. What cannot be partitioned has crashed."""
         plan = self.plans.plan(configuration)
         try:
-            found = simulate_plan(self.plans.program, plan, self.cluster, self.localize)
+            found = simulate_plan(self.plans.program, plan, self.cluster)
         except ValueError as error:
             return Outcome("crashed", message=str(error))
         if found.peak_bytes > found.capacity_bytes:
@@ -192,7 +194,7 @@ class PlanTrial:
     def predict(self, one: Record) -> Predicted:
         """The step of a trial once more, by part."""
         plan = self.plans.plan(one.configuration)
-        return simulate_plan(self.plans.program, plan, self.cluster, self.localize)
+        return simulate_plan(self.plans.program, plan, self.cluster)
 
 
 @dataclass(frozen=True)
@@ -218,10 +220,10 @@ def _launch_of(host: Host | None) -> Launch:
     return host.launch
 
 
-def _space(program: Program, mesh: Mesh | None, cluster: Cluster) -> Space:
+def _space(program: Program, mesh: Mesh | None, cluster: Cluster) -> SearchSpace:
     inputs = [shape_of(slot.value) for slot in program.arguments if slot.kind == "input"]
     devices = cluster.num_devices if mesh is None else mesh.num_devices
-    return Space(
+    return SearchSpace(
         devices=devices,
         heads=devices & -devices,  # what does not divide is left out by the rule itself
         layers=1,

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardweave.planners.oppa.choosers import Chooser, History
-from shardweave.planners.oppa.space import Configuration, Table
+from shardweave.planners.oppa.space import Configuration, SpaceTable
 from shardweave.planners.oppa.trials import Record, Trial, TrialFile, TrialsError
 
 
 @dataclass(frozen=True)
-class Budget:
+class TrialBudget:
     """When a search ends: after this many trials, those of earlier searches included, or this
     many seconds; the trial that is then on its way is still made.
     """
@@ -39,7 +39,7 @@ def search(
     configurations: Sequence[Configuration],
     trial: Trial,
     chooser: Chooser,
-    budget: Budget,
+    budget: TrialBudget,
     *,
     memory_bytes: float | None = None,
     seed: int = 0,
@@ -53,7 +53,7 @@ def search(
     interruption (each has random numbers of its own, by seed and number of the trial).
     Raises TrialsError if the file has a trial of a configuration that is not among these.
     """
-    table = Table.of(configurations)
+    table = SpaceTable.of(configurations)
     row_of = {one: row for row, one in enumerate(configurations)}
     records = list(file.records) if file else []
     rows = _rows(records, row_of, file)

@@ -103,7 +103,7 @@ FEATURES = ("data", "tensor", "pipeline", "bucket", "micro_batches", "chunks")
 
 
 @dataclass(frozen=True)
-class Space:
+class SearchSpace:
     """What may be chosen.
 
     devices: all are used. heads: tensor degrees are powers of two that divide it. layers: the
@@ -206,7 +206,7 @@ def divisors(number: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Table:
+class SpaceTable:
     """Configurations as arrays, one row each.
 
     columns: sizes as they are, for formulas. features: each in [0, 1], for models: logarithms of
@@ -220,7 +220,7 @@ class Table:
     names: tuple[str, ...]
 
     @staticmethod
-    def of(configurations: Sequence[Configuration]) -> Table:
+    def of(configurations: Sequence[Configuration]) -> SpaceTable:
         """The arrays of some configurations."""
         columns = {
             name: np.array([getattr(one, name) for one in configurations], dtype=np.float64)
@@ -240,13 +240,13 @@ class Table:
         names = tuple(features) or ("constant",)
         constant = np.zeros(len(configurations))
         stacked = np.stack(list(features.values()) or [constant], axis=1)
-        return Table(configurations, columns, stacked, names)
+        return SpaceTable(configurations, columns, stacked, names)
 
-    def rows(self, index: Sequence[int]) -> Table:
+    def rows(self, index: Sequence[int]) -> SpaceTable:
         """Some of the rows, on the same scales."""
         chosen = [self.configurations[i] for i in index]
         columns = {name: values[list(index)] for name, values in self.columns.items()}
-        return Table(chosen, columns, self.features[list(index)], self.names)
+        return SpaceTable(chosen, columns, self.features[list(index)], self.names)
 
 
 def _buckets(columns: dict[str, Floats]) -> Floats:

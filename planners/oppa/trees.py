@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardweave.planners.oppa.choosers import Choice, History, random_instead
+from shardweave.planners.oppa.choosers import History, Suggestion, random_instead
 from shardweave.planners.oppa.space import Floats
 
 EXPLORING = 0.2
@@ -26,17 +26,17 @@ class TreeChooser:
 
     first: int = 5
 
-    def choose(self, history: History, rng: np.random.Generator) -> Choice:
+    def choose(self, history: History, rng: np.random.Generator) -> Suggestion:
         """The open row of the largest prediction, or in one of five cases any."""
         instead = random_instead(history, self.first, rng)
         if instead is not None:
             return instead
         rows = history.open_rows
         if rng.random() < EXPLORING:
-            return Choice(int(rng.choice(rows)), "random: exploring")
+            return Suggestion(int(rng.choice(rows)), "random: exploring")
         predicted = self._predict(history, rows)
         index = int(rng.choice(np.flatnonzero(predicted == predicted.max())))
-        return Choice(rows[index], f"predicted {predicted[index] * history.scale:.4g} steps/s")
+        return Suggestion(rows[index], f"predicted {predicted[index] * history.scale:.4g} steps/s")
 
     def _predict(self, history: History, rows: list[int]) -> Floats:
         try:

@@ -16,14 +16,8 @@ from collections.abc import Iterable, Sequence
 
 from xdsl.ir import Operation
 
+from shardweave.ir.annotations import Copy, copy_of, phase_of
 from shardweave.ir.dist import STARTED, WaitOp
-from shardweave.ir.syntax import phase_of
-
-
-def thread_of(op: Operation) -> str | None:
-    """The sub-batch of an op, as text; None for ops that all sub-batches share."""
-    copy = op.properties.get("copy")
-    return None if copy is None else str(copy)
 
 
 def pass_regions(ops: Sequence[Operation]) -> list[list[Operation]]:
@@ -78,10 +72,10 @@ class _Interleaver:
         self.places: dict[Operation, int] = {}
 
     def run(self, region: Sequence[Operation]) -> None:
-        threads: dict[str, list[Operation]] = {}
+        threads: dict[Copy, list[Operation]] = {}
         self.shared = []
         for op in region:
-            thread = thread_of(op)
+            thread = copy_of(op)
             if isinstance(op, WaitOp):
                 self.waits.append(op)
             elif thread is None:

@@ -1,7 +1,7 @@
 """Memory while a list schedule is being made: what an op takes, and what its last readers free.
 
 An op runs as soon as it can in a list schedule, so values would live long, above all those that
-recomputation was to save. A `Budget` admits an op only while the live bytes stay under a cap,
+recomputation was to save. A `MemoryBudget` admits an op only while the live bytes stay under a cap,
 and `recompute_gates` keeps recomputation a few communications ahead of its place at most.
 """
 
@@ -10,18 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from xdsl.ir import Operation
 
+from shardweave.ir.annotations import Copy, copy_of, phase_of
 from shardweave.ir.dist import WaitOp
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import phase_of
 from shardweave.planners.cost.memory import held_by, storages_of
-from shardweave.planners.schedule.interleave import thread_of
-
-if TYPE_CHECKING:
-    from shardweave.planners.schedule.list_schedule import Graph
+from shardweave.planners.schedule.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ def _starter(op: Operation) -> Operation:
     return owner
 
 
-class Budget:
+class MemoryBudget:
     """Live bytes after the ops that ran, under a cap."""
 
     def __init__(self, live: Liveness, cap_bytes: int) -> None:
@@ -109,11 +105,11 @@ def recompute_gates(graph: Graph, ahead: int) -> Mapping[int, Sequence[int]]:
     `ahead` communications of its own sub-batch's backward pass before that place (Oases'
     Algorithm 2 is one ahead), and never before that pass begins.
     """
-    starts: dict[str | None, list[int]] = {}
-    first: dict[str | None, int] = {}
+    starts: dict[Copy | None, list[int]] = {}
+    first: dict[Copy | None, int] = {}
     gates: dict[int, list[int]] = {}
     for i, op in enumerate(graph.ops):
-        thread, phase = thread_of(op), phase_of(op)
+        thread, phase = copy_of(op), phase_of(op)
         if phase == "backward":
             first.setdefault(thread, i)
             if graph.streams[i] is not None:

@@ -12,69 +12,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation
 
-from shardweave.ir.dist import STARTED, DistOp, WaitOp
-from shardweave.planners.cost.model import CostModel
-from shardweave.planners.schedule.list_memory import Budget
+from shardweave.ir.dist import WaitOp
+from shardweave.planners.schedule.graph import Graph, producer_of
+from shardweave.planners.schedule.list_memory import MemoryBudget
 
 Priority = Callable[[int], tuple[float, ...]]
 """Of the index of an op; higher goes first."""
-
-
-@dataclass
-class Graph:
-    """The ops of a step (waits folded into their starts) with times and dependences.
-
-    ops: in program order. waits: for a start its wait. compute_s: on the compute stream (of a
-    start, what starting takes). travel_s: from a start to its arrival. tail_s: longest path from
-    the op's beginning to the end.
-    """
-
-    ops: list[Operation]
-    waits: list[Operation | None]
-    compute_s: list[float]
-    travel_s: list[float]
-    streams: list[tuple[str, ...] | None]
-    successors: list[list[int]]
-    num_producers: list[int]
-    tail_s: list[float] = field(default_factory=list[float])
-
-
-def build_graph(ops: Sequence[Operation], cost: CostModel) -> Graph:
-    """Dependences and times. Linear in ops and uses."""
-    kept = [op for op in ops if not isinstance(op, WaitOp)]
-    index = {op: i for i, op in enumerate(kept)}
-    graph = Graph(kept, [None] * len(kept), [], [], [], [[] for _ in kept], [0] * len(kept))
-    for i, op in enumerate(kept):
-        if isinstance(op, STARTED):
-            assert isinstance(op, DistOp)
-            graph.waits[i] = next(use.operation for r in op.results for use in r.uses)
-            graph.travel_s.append(cost.collective_time_s(op))
-            graph.streams.append(cost.stream_of(op))
-        else:
-            graph.travel_s.append(0.0)
-            graph.streams.append(None)
-        graph.compute_s.append(cost.op_time_s(op))
-        producers = {index[p] for p in map(_producer, op.operands) if p is not None}
-        graph.num_producers[i] = len(producers)
-        for producer in producers:
-            graph.successors[producer].append(i)
-    graph.tail_s = [0.0] * len(kept)
-    for i in reversed(range(len(kept))):
-        longest = max((graph.tail_s[s] for s in graph.successors[i]), default=0.0)
-        graph.tail_s[i] = graph.compute_s[i] + graph.travel_s[i] + longest
-    return graph
-
-
-def _producer(value: SSAValue) -> Operation | None:
-    """The op that computes or communicates a value; a wait stands for its start."""
-    owner = value.owner
-    if isinstance(owner, WaitOp):
-        owner = owner.operands[0].owner
-    return owner if isinstance(owner, Operation) else None
 
 
 NO_GATES: Mapping[int, Sequence[int]] = {}
@@ -86,7 +32,7 @@ MOST_SET_ASIDE = 64
 def list_schedule(
     graph: Graph,
     priority: Priority,
-    budget: Budget | None = None,
+    budget: MemoryBudget | None = None,
     gates: Mapping[int, Sequence[int]] = NO_GATES,
 ) -> list[Operation]:
     """The order of all ops, waits included. O((V + E) log V).
@@ -104,7 +50,7 @@ class _Scheduler:
         self,
         graph: Graph,
         priority: Priority,
-        budget: Budget | None,
+        budget: MemoryBudget | None,
         gates: Mapping[int, Sequence[int]],
     ) -> None:
         self.graph = graph
@@ -197,7 +143,7 @@ class _Scheduler:
         op = self.graph.ops[i]
         for value in op.operands:
             if isinstance(value.owner, WaitOp):
-                producer = _producer(value)
+                producer = producer_of(value)
                 assert producer is not None
                 self._wait(self.numbers[producer])
         self.order.append(op)

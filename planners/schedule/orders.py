@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from xdsl.ir import Operation
 
+from shardweave.ir.annotations import copy_of, describe
 from shardweave.ir.dist import STARTED, STARTS
-from shardweave.ir.literals import to_python
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.verify.program import describe
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.presets import find_cluster, preset_names
 from shardweave.planners.cost.simulate import simulate
+from shardweave.planners.schedule.graph import Graph, build_graph
 from shardweave.planners.schedule.interleave import interleave, pass_regions, whole_regions
-from shardweave.planners.schedule.list_memory import Budget, liveness, recompute_gates
-from shardweave.planners.schedule.list_schedule import Graph, build_graph, list_schedule
+from shardweave.planners.schedule.list_memory import MemoryBudget, liveness, recompute_gates
+from shardweave.planners.schedule.list_schedule import list_schedule
 
 SCHEDULES = ("blocking", "sub-batch", "cross-pass", "list")
 
@@ -145,10 +145,7 @@ def _list_orders(program: Program, graph: Graph, cap_bytes: int) -> Iterator[lis
     backward pass meet another's forward pass.
     """
     live = liveness(program, graph)
-    copies: list[int] = []
-    for op in graph.ops:
-        copy = op.properties.get("copy")
-        copies.append(0 if copy is None else sum(cast("list[int]", to_python(copy))))
+    copies = [sum(copy_of(op) or ()) for op in graph.ops]
     total = max(graph.tail_s, default=0.0)
     # An op that frees what it takes is admitted at the cap, and for a moment needs both.
     room = cap_bytes - max(live.created_bytes, default=0)
@@ -158,7 +155,7 @@ def _list_orders(program: Program, graph: Graph, cap_bytes: int) -> Iterator[lis
         def priority(i: int, lead: float = lead) -> tuple[float, ...]:
             return (graph.tail_s[i] - lead * total * copies[i], -float(i))
 
-        yield list_schedule(graph, priority, Budget(live, cap), gates)
+        yield list_schedule(graph, priority, MemoryBudget(live, cap), gates)
 
 
 def reorder(program: Program, order: Sequence[Operation]) -> None:

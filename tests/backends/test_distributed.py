@@ -388,7 +388,7 @@ def sharded_gpt() -> tuple[nn.Module, dict[str, Tensor], Program]:
         if re.search(pattern, slot.name)
     }
     program.set_argument_attributes("dist.sharding", given)
-    passes = "propagate-shardings,insert-collectives"
+    passes = "split-addmm,add-pending-sums,propagate-shardings,insert-collectives"
     return model, batch, run_passes(program, passes, mesh=Mesh(data=2, tensor=2))
 
 

@@ -13,7 +13,7 @@ from shardweave.backends.triton import cache
 from shardweave.backends.triton.ahead import SHARED_LIMIT_BYTES, build, parse_target
 from shardweave.backends.triton.generate import generate
 from shardweave.backends.triton.source import Kernel
-from shardweave.driver.commands.kernels import distinct_kernels
+from shardweave.driver.kernel_files import distinct_kernels
 from shardweave.driver.models import build_example
 from shardweave.ir.capture.capture import capture
 from shardweave.passes.pipeline import run_passes

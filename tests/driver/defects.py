@@ -16,10 +16,10 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from shardweave.ir import dist
+from shardweave.ir.annotations import annotate, copy_of, layer_of, phase_of, set_sharding_attrs
 from shardweave.ir.aten import create
 from shardweave.ir.literals import to_attribute, to_python
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import annotate, layer_of, phase_of
 from shardweave.passes.pipeline import parse_passes
 
 Mistake = Callable[[Program], None]
@@ -97,7 +97,7 @@ def drop(op: Operation) -> None:
 def forget_sharding(value: SSAValue) -> None:
     """Without it, verify cannot know that the value is a pending sum."""
     if isinstance(value.owner, Operation):
-        value.owner.properties.pop("sharding", None)
+        set_sharding_attrs(value.owner, None)
 
 
 def insert_after(op: Operation, new: Operation) -> None:
@@ -186,7 +186,7 @@ def bias_added_by_every_rank_before_the_reduction(program: Program) -> None:
     addition.detach()
     op.parent_block().insert_op_before(addition, op)  # pyright: ignore[reportOptionalMemberAccess]
     addition.operands[use.index] = op.operands[0]
-    addition.properties.pop("sharding", None)
+    set_sharding_attrs(addition, None)
     op.operands[0] = addition.results[0]
 
 
@@ -312,8 +312,8 @@ def accumulation(program: Program) -> Operation:
     """The sum of a weight's gradients over the sub-batches."""
     for op in found(program, "aten.add.Tensor", "backward", "h.0"):
         owners = [value.owner for value in op.operands]
-        copies = {str(o.properties.get("copy")) for o in owners if isinstance(o, Operation)}
-        if "copy" not in op.properties and len(copies) == 2:
+        copies = {copy_of(o) for o in owners if isinstance(o, Operation)}
+        if copy_of(op) is None and len(copies) == 2:
             return op
     raise AssertionError("no sum over sub-batches")
 

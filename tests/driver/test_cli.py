@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor, nn
 
-from shardweave import __version__
+from shardweave.__init__ import __version__
 from shardweave.driver import check
 from shardweave.driver.cli import main
 from shardweave.ir.program import Program
@@ -201,7 +201,7 @@ def test_defect_of_ours_shows_its_traceback_unasked(
     def fail(path: str) -> Program:
         raise KeyError(path)
 
-    monkeypatch.setattr("shardweave.driver.commands.text.read", fail)
+    monkeypatch.setattr("shardweave.driver.commands.programs.read", fail)
     assert main(["opt", "step.mlir"]) == 1
     err = capsys.readouterr().err
     assert "Traceback" in err

@@ -200,7 +200,7 @@ def test_passes_with_insert_collectives_stand_in_place_of_the_default_ones(
     mlp: MLP, batch: dict[str, Tensor]
 ) -> None:
     options: dict[str, Any] = {"kwargs": batch, "mesh": {"data": 2}, "backend": "reference"}
-    unmerged = "propagate-shardings,insert-collectives"
+    unmerged = "split-addmm,add-pending-sums,propagate-shardings,insert-collectives"
     more = sw.compile(mlp, **options, passes=unmerged)
     fewer = sw.compile(mlp, **options)
     assert len(collectives(more)) > len(collectives(fewer)) > 0

@@ -16,7 +16,9 @@ from shardweave.passes.pipeline import run_passes
 from shardweave.tests.zoo import SPECS, captured, megatron
 
 Captured = pytest.CaptureFixture[str]
-PASSES = "propagate-shardings,insert-collectives,cse,dce,merge-collectives"
+PASSES = (
+    "split-addmm,add-pending-sums,propagate-shardings,insert-collectives,cse,dce,merge-collectives"
+)
 
 
 @pytest.fixture(scope="module")

@@ -177,7 +177,7 @@ def test_token_ids_labels_and_masks_are_in_their_ranges() -> None:
 def test_sampled_ids_of_a_cut_vocabulary_reach_all_of_it() -> None:
     local = sw.run_passes(
         captured(SPECS["gpt"]).program,
-        "propagate-shardings,insert-collectives",
+        "split-addmm,add-pending-sums,propagate-shardings,insert-collectives",
         mesh="tensor=2",
     )
     assert sample_values(local)["input", "input_ids"].max() > 16
@@ -243,7 +243,7 @@ def test_run_validates_a_small_model_itself(capsys: Captured) -> None:
 def test_opt_validates_every_pass(tmp_path: str, capsys: Captured) -> None:
     path = f"{tmp_path}/step.mlir"
     main(["capture", GPT, "-o", path])
-    passes = "propagate-shardings,insert-collectives,cse"
+    passes = "split-addmm,add-pending-sums,propagate-shardings,insert-collectives,cse"
     given = ["opt", path, "--mesh", "data=2", "--passes", passes, "-o", f"{tmp_path}/out.mlir"]
     capsys.readouterr()
     assert main([*given, "--validate"]) == 0

@@ -16,8 +16,10 @@ from shardweave.passes.pipeline import PassError, PassPipeline, as_mesh
 from shardweave.tests.driver.defects import DEFECTS, Defect, broken
 from shardweave.tests.zoo import IMAGE_SPECS, SPECS, captured, megatron
 
-LOCAL = "propagate-shardings,insert-collectives,cse,dce,merge-collectives"
-UNROLLED = "propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
+LOCAL = (
+    "split-addmm,add-pending-sums,propagate-shardings,insert-collectives,cse,dce,merge-collectives"
+)
+UNROLLED = "split-addmm,add-pending-sums,propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
 OVERLAP = "overlap-communication{schedule=list cluster=perlmutter}"
 
 PIPELINES = {

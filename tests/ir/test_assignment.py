@@ -13,12 +13,10 @@ from hypothesis import given, settings
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Placement, Sharding, contiguous, fits, ordered
 from shardweave.ir.sharding.assignment import (
-    Chooser,
+    Assigner,
     Operand,
     cheapest_version,
-    dims_of,
     price_of,
-    seat_of,
 )
 from shardweave.ir.sharding.reshard import UnreachableSharding
 from shardweave.ir.sharding.rules.base import Factor, Rule
@@ -57,7 +55,7 @@ def choose(
     left: Operand, right: Operand, goal: Sharding | None = None, mesh: Mesh = MESH
 ) -> tuple[tuple[Sharding, ...], Sharding]:
     """How a matrix product is cut: its operands, and its result."""
-    choice = Chooser(mesh).choose(MATMUL, [left, right], [Y], [goal])
+    choice = Assigner(mesh).assign(MATMUL, [left, right], [Y], [goal])
     return choice.operands, choice.results[0]
 
 
@@ -115,38 +113,38 @@ def test_sum_that_a_product_cannot_carry_is_reduced_before_it() -> None:
 
 
 def test_hint_gives_an_axis_a_place_that_no_operand_proposes() -> None:
-    pending, chooser = on(X, "", "", pending="a"), Chooser(MESH)
+    pending, chooser = on(X, "", "", pending="a"), Assigner(MESH)
     operands = [operand(X, pending), operand(W)]
-    hinted = chooser.choose(MATMUL, operands, [Y], [None], [("a", 0, 6)])
+    hinted = chooser.assign(MATMUL, operands, [Y], [None], [("a", 0, 6)])
     assert hinted.operands[0] == on(X, "a", "")
     assert hinted.results[0] == on(Y, "a", "")
 
 
 def test_sums_pending_in_all_linear_operands_are_carried() -> None:
     rule, pending = addition(*X), operand(X, on(X, "b", "", pending="a"))
-    choice = Chooser(MESH).choose(rule, [pending, pending], [X], [None])
+    choice = Assigner(MESH).assign(rule, [pending, pending], [X], [None])
     assert choice.operands == (on(X, "b", "", pending="a"),) * 2
     assert choice.results == (on(X, "b", "", pending="a"),)
 
 
 def test_sum_pending_in_one_of_two_linear_operands_is_reduced() -> None:
     rule, pending = addition(*X), operand(X, on(X, "", "", pending="a"))
-    choice = Chooser(MESH).choose(rule, [pending, operand(X)], [X], [None])
+    choice = Assigner(MESH).assign(rule, [pending, operand(X)], [X], [None])
     assert not any(sharding.unreduced for sharding in (*choice.operands, *choice.results))
 
 
 def test_pending_maximum_is_not_carried() -> None:
     pending = operand(X, replace(on(X, "", "", pending="a"), reduction="max"))
-    choice = Chooser(MESH).choose(addition(*X), [pending, pending], [X], [None])
+    choice = Assigner(MESH).assign(addition(*X), [pending, pending], [X], [None])
     assert not any(sharding.unreduced for sharding in (*choice.operands, *choice.results))
 
 
 def test_equal_questions_are_answered_once() -> None:
-    chooser, rule = Chooser(MESH), addition(*X)
+    chooser, rule = Assigner(MESH), addition(*X)
     operands = [operand(X, on(X, "a", ""))] * 2
-    first = chooser.choose(rule, operands, [X], [None])
-    assert chooser.choose(rule, list(operands), [X], [None]) is first
-    other = chooser.choose(rule, operands, [X], [on(X, "", "a")])
+    first = chooser.assign(rule, operands, [X], [None])
+    assert chooser.assign(rule, list(operands), [X], [None]) is first
+    other = chooser.assign(rule, operands, [X], [on(X, "", "a")])
     assert other is not first
 
 
@@ -157,7 +155,7 @@ def test_factor_is_cut_only_where_its_rule_allows(factor: Factor) -> None:
     # `i -> .` over a contiguous, whole, indivisible or unsummable factor.
     rule = Rule((factor,), (((0,),),), ((),))
     given_ = Sharding(((Placement("a", 2, 6),) if factor.size == 12 else (),))
-    choice = Chooser(MESH).choose(rule, [operand((factor.size,), given_)], [()], [None])
+    choice = Assigner(MESH).assign(rule, [operand((factor.size,), given_)], [()], [None])
     is_cut = factor == Factor(12)
     assert choice.operands == (given_ if is_cut else Sharding(((),)),)
     assert choice.results == (Sharding((), ("a",) if is_cut else ()),)
@@ -166,10 +164,10 @@ def test_factor_is_cut_only_where_its_rule_allows(factor: Factor) -> None:
 def test_contiguous_factor_refuses_strided_shards() -> None:
     rule = Rule((Factor(12, contiguous=True),), (((0,),),), (((0,),),))
     strided = Sharding(((Placement("a", 2, 1),),))
-    choice = Chooser(MESH).choose(rule, [operand((12,), strided)], [(12,)], [None])
+    choice = Assigner(MESH).assign(rule, [operand((12,), strided)], [(12,)], [None])
     assert choice.operands == (Sharding(((),)),)
     plain = Sharding((contiguous("a", 12, MESH),))
-    choice = Chooser(MESH).choose(rule, [operand((12,), plain)], [(12,)], [None])
+    choice = Assigner(MESH).assign(rule, [operand((12,), plain)], [(12,)], [None])
     assert choice.operands == (plain,)
 
 
@@ -199,23 +197,23 @@ VIEW = Rule((Factor(4), Factor(6)), (((0, 1),),), (((0,), (1,)),))
 def test_placement_of_a_merged_dim_cuts_one_of_its_factors(
     placement: Placement, seat: tuple[int, int] | None
 ) -> None:
-    assert seat_of(VIEW, (0, 1), placement) == seat
+    assert VIEW.seat((0, 1), placement) == seat
 
 
 def test_factor_that_is_whole_has_no_seat() -> None:
     rule = Rule((Factor(4, whole=True), Factor(6)), VIEW.operands, VIEW.results)
-    assert seat_of(rule, (0, 1), Placement("a", 2, 12)) is None
-    assert seat_of(rule, (0, 1), Placement("a", 2, 3)) == (1, 3)
+    assert rule.seat((0, 1), Placement("a", 2, 12)) is None
+    assert rule.seat((0, 1), Placement("a", 2, 3)) == (1, 3)
 
 
 def test_dims_of_is_the_inverse_of_seat_of() -> None:
     for size, stride in product((2, 3), (1, 2, 3, 6, 12)):
         placement = Placement("a", size, stride)
-        seat = seat_of(VIEW, (0, 1), placement)
+        seat = VIEW.seat((0, 1), placement)
         if seat is not None:
             cuts: list[DimSharding] = [(), ()]
             cuts[seat[0]] = (Placement("a", size, seat[1]),)
-            assert dims_of(VIEW, VIEW.operands[0], cuts) == ((placement,),)
+            assert VIEW.dims_of(VIEW.operands[0], cuts) == ((placement,),)
 
 
 # Prices
@@ -266,12 +264,12 @@ def every_cut(rule: Rule, shardings: Sequence[Sharding]) -> list[Cuts]:
 def test_no_other_way_to_use_all_axes_of_a_product_costs_less(mesh: Mesh, random: Random) -> None:
     left = operand(X, random_sharding(X, mesh, random))
     right = operand(W, random_sharding(W, mesh, random))
-    choice = Chooser(mesh).choose(MATMUL, [left, right], [Y], [None])
+    choice = Assigner(mesh).assign(MATMUL, [left, right], [Y], [None])
     assert choice.results[0].problem(Y, mesh) is None
     for cuts in every_cut(MATMUL, [left.versions[0], right.versions[0]]):
-        wanted = [Sharding(dims_of(MATMUL, dims, cuts)) for dims in MATMUL.operands]
+        wanted = [Sharding(MATMUL.dims_of(dims, cuts)) for dims in MATMUL.operands]
         pending = tuple(axis for axis in mesh.names if axis in {p.axis for p in cuts[1]})
-        produced = Sharding(dims_of(MATMUL, MATMUL.results[0], cuts), pending)
+        produced = Sharding(MATMUL.dims_of(MATMUL.results[0], cuts), pending)
         prices = (
             price_of(mesh, left, wanted[0]),
             price_of(mesh, right, wanted[1]),

@@ -15,9 +15,9 @@ from xdsl.dialects.builtin import FileLineColLoc
 
 from shardweave.backends.reference import run_reference, values_of
 from shardweave.driver.models import build_example
+from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.capture.capture import CaptureError, capture
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.verify.program import verify
 from shardweave.tests.zoo import SPECS, captured
 

@@ -11,12 +11,12 @@ import pytest
 from xdsl.dialects import builtin
 from xdsl.ir import Operation
 
+from shardweave.ir.annotations import annotate, layer_of, set_origin
 from shardweave.ir.aten import create
 from shardweave.ir.inspect.diff import Change, blocks_text, structural_diff
 from shardweave.ir.inspect.diff_match import _common, longest_increasing
 from shardweave.ir.literals import to_attribute
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import annotate, layer_of
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.ir_text import step
@@ -26,7 +26,7 @@ Planted = tuple[str, str, int | None, int | None, tuple[str, ...]]
 """Kind, op, its place before and after, and what changed of it."""
 
 GPT = "gpt:layers=10,hidden=16,heads=8,vocab=32,seq=16,batch=8"
-PASSES = "propagate-shardings,insert-collectives,cse,dce"
+PASSES = "split-addmm,add-pending-sums,propagate-shardings,insert-collectives,cse,dce"
 
 
 @cache
@@ -263,7 +263,7 @@ def test_equal_changes_of_equal_layers_are_folded() -> None:
     after = before.clone()
     for op in list(after.ops):
         if op.name == "aten.gelu":
-            op.properties["origin"] = to_attribute("planted")
+            set_origin(op, "planted")
     groups = structural_diff(before, after).groups()
     (group,) = [g for g in groups if g.blocks[0].startswith("h.")]
     assert group.blocks == tuple(f"h.{i}" for i in range(10))
@@ -276,7 +276,7 @@ def test_layer_that_changed_otherwise_is_a_group_of_its_own() -> None:
     after = before.clone()
     for op in list(after.ops):
         if op.name == "aten.gelu" and layer_of(op) != "h.4.mlp":
-            op.properties["origin"] = to_attribute("planted")
+            set_origin(op, "planted")
     (group,) = structural_diff(before, after).groups()
     assert blocks_text(group.blocks) == "h.0, h.1, h.2, h.3, h.5, h.6, h.7, h.8, h.9"
 

@@ -80,14 +80,18 @@ def test_program_without_regions_is_not_copied() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("kernel.yield(%e_1)", "", "the region of kernel.fused ends in kernel.yield"),
+        ("kernel.yield(%e_1)", "", "kernel.fused: the region ends in kernel.yield"),
         (
             "kernel.yield(%e_1)",
             "kernel.yield(%e_1, %e_1)",
-            "kernel.fused gives tensor<4x8xf64>, but",
+            "kernel.fused: it gives tensor<4x8xf64>, but",
         ),
         ("at = [0, 2]", "at = [0]", "at must list 2 places"),
-        ("at = [0, 2]", 'at = [0, 2], of = "x"', "kernel.fused has no argument"),
+        (
+            "at = [0, 2]",
+            'at = [0, 2], of = "x"',
+            "kernel.fused: missing [], unknown ['of']; it takes at",
+        ),
         ("aten.exp(%a)", "aten.expm1(%q)", "used before it is defined"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shardweave.ir.annotations import layer_of
 from shardweave.ir.flops import flops_of
 from shardweave.ir.inspect.outline import fold, layers_of, part_of, select
 from shardweave.ir.program import Program
@@ -52,6 +53,6 @@ def test_parts_are_blocks_and_first_words() -> None:
 
 
 def test_selection_is_of_a_layer_and_what_is_in_it() -> None:
-    chosen = {op.properties["layer"].data for op in select(captured(), layer="h.1.mlp")}  # pyright: ignore[reportAttributeAccessIssue]
+    chosen = {layer_of(op) for op in select(captured(), layer="h.1.mlp")}
     assert chosen == {"h.1.mlp", "h.1.mlp.fc_in", "h.1.mlp.fc_out"}
     assert list(select(captured(), layer="h.1", phase="recompute")) == []

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Placement, Sharding, contiguous
-from shardweave.ir.sharding.reshard import Step, UnreachableSharding, reshard, sent_elements
-from shardweave.ir.sharding.shards import assemble, deal, take_shard, undeal
+from shardweave.ir.sharding.reshard import ReshardStep, UnreachableSharding, reshard, sent_elements
+from shardweave.ir.sharding.shards import assemble, merge_blocks, take_blocks, take_shard
 from shardweave.tests.ir.strategies import (
     all_coordinates,
     meshes,
@@ -32,7 +32,7 @@ def on(shape: tuple[int, ...], *dims: str, pending: str = "", mesh: Mesh = MESH)
     return Sharding(tuple(placed), tuple(pending))
 
 
-def run(step: Step, parts: list[Tensor], before: Sharding, mesh: Mesh) -> list[Tensor]:
+def run(step: ReshardStep, parts: list[Tensor], before: Sharding, mesh: Mesh) -> list[Tensor]:
     """One step on the tensors of all ranks."""
     found = list(parts)
     for ranks in mesh.groups(step.axes):
@@ -42,19 +42,19 @@ def run(step: Step, parts: list[Tensor], before: Sharding, mesh: Mesh) -> list[T
     return found
 
 
-def _result(step: Step, members: list[Tensor], index: int, before: Sharding) -> Tensor:
+def _result(step: ReshardStep, members: list[Tensor], index: int, before: Sharding) -> Tensor:
     size = len(members)
     if step.kind == "slice":
-        return deal(members[index], step.dim, size, step.block, index)
+        return take_blocks(members[index], step.dim, size, step.block, index)
     if step.kind == "all_gather":
-        return undeal(members, step.dim, step.block)
+        return merge_blocks(members, step.dim, step.block)
     if step.kind == "all_to_all":
-        whole = undeal(members, step.from_dim, step.from_block)
-        return deal(whole, step.dim, size, step.block, index)
+        whole = merge_blocks(members, step.from_dim, step.from_block)
+        return take_blocks(whole, step.dim, size, step.block, index)
     stacked = torch.stack(members)
     total = stacked.amax(0) if before.reduction == "max" else stacked.sum(0)
     if step.kind == "reduce_scatter":
-        return deal(total, step.dim, size, step.block, index)
+        return take_blocks(total, step.dim, size, step.block, index)
     assert step.kind == "all_reduce"
     return total
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Placement, Sharding
-from shardweave.ir.sharding.shards import assemble, deal, take_shard, undeal
+from shardweave.ir.sharding.shards import assemble, merge_blocks, take_blocks, take_shard
 from shardweave.tests.ir.strategies import (
     all_coordinates,
     indices_of,
@@ -28,9 +28,9 @@ def numbered(*shape: int) -> torch.Tensor:
 
 def test_blocks_are_dealt_round_robin() -> None:
     tensor = torch.arange(8)
-    assert deal(tensor, 0, 2, 4, 1).tolist() == [4, 5, 6, 7]
-    assert deal(tensor, 0, 2, 2, 0).tolist() == [0, 1, 4, 5]
-    assert deal(tensor, 0, 2, 1, 1).tolist() == [1, 3, 5, 7]
+    assert take_blocks(tensor, 0, 2, 4, 1).tolist() == [4, 5, 6, 7]
+    assert take_blocks(tensor, 0, 2, 2, 0).tolist() == [0, 1, 4, 5]
+    assert take_blocks(tensor, 0, 2, 1, 1).tolist() == [1, 3, 5, 7]
 
 
 @given(
@@ -42,8 +42,8 @@ def test_undeal_is_the_inverse_of_deal(
     shape = [rest] * 3
     shape[dim] = size * block * rounds
     tensor = numbered(*shape)
-    parts = [deal(tensor, dim, size, block, index) for index in range(size)]
-    assert torch.equal(undeal(parts, dim, block), tensor)
+    parts = [take_blocks(tensor, dim, size, block, index) for index in range(size)]
+    assert torch.equal(merge_blocks(parts, dim, block), tensor)
 
 
 @given(shapes, meshes, randoms)

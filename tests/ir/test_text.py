@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, StringAttr
 
+from shardweave.ir.annotations import layer_of, set_layer
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import layer_of
 from shardweave.ir.text import ProgramTextError
 from shardweave.ir.verify.program import verify
 from shardweave.tests.ir_text import step
@@ -181,7 +181,7 @@ def test_unclosed_string_is_found_at_once() -> None:
 def test_layer_of_any_name_reads_back(layer: str, tmp_path: Path) -> None:
     program = Program.parse(TEXT)
     first = next(program.ops)
-    first.properties["layer"] = StringAttr(layer)
+    set_layer(first, layer)
     first.location = FileLineColLoc(StringAttr(f"/é/{layer}.py"), IntAttr(3), IntAttr(1))
     assert Program.parse(str(program)) == program
     program.save(tmp_path / "step.mlir")

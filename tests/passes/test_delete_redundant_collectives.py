@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
+from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.tests.ir_text import assert_same_values, step

@@ -7,12 +7,12 @@ from itertools import product
 
 import pytest
 
+from shardweave.ir.annotations import copy_of, phase_of
 from shardweave.ir.program import Program
+from shardweave.ir.rewrite.rematerialize import POLICIES
 from shardweave.ir.storage import kept_bytes
-from shardweave.ir.syntax import phase_of
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import run_passes
-from shardweave.passes.rematerialize import POLICIES
 from shardweave.planners.schedule.orders import SCHEDULES
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron
 
@@ -21,7 +21,7 @@ MESHES = ("tensor=2", "tensor=4", "data=2,tensor=2")
 COUNTS = (1, 2, 4)
 VARIANTS = tuple(product(POLICIES, (False, True), SCHEDULES))
 
-PARTITIONING = "propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
+PARTITIONING = "split-addmm,add-pending-sums,propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
 
 
 @cache
@@ -96,6 +96,6 @@ def test_two_time_axes_equal_eager() -> None:
     split = "split-batch{n=2 axis=micro},split-batch{n=2}"
     passes = [ApplyPlanPass.of(megatron(spec, "data=2")), split, PARTITIONING, "rematerialize"]
     program = run_passes(captured(spec).program, passes, mesh="data=2")
-    copies = {str(op.properties["copy"]) for op in program.ops if "copy" in op.properties}
+    copies = {copy_of(op) for op in program.ops} - {None}
     assert len(copies) == 4
     assert_equals_eager(scheduled(program, "cross-pass"), captured(spec))

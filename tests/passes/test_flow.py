@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from shardweave.ir.annotations import set_shardings
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
-from shardweave.ir.program import Program
+from shardweave.ir.program import Program, shardings_of
 from shardweave.ir.sharding.flow import (
     MAX_VERSIONS,
     Flow,
-    annotated,
     aten_ops,
     moved_back,
     moved_through,
-    sharding_property,
 )
 from shardweave.ir.types import shape_of
 from shardweave.tests.ir_text import step
@@ -127,17 +126,17 @@ def test_no_more_versions_are_remembered_than_the_limit() -> None:
 
 def test_annotations_of_an_op_come_back_as_shardings() -> None:
     program, _, ops = flow_of(views())
-    assert annotated(ops[0], program) == [None]
+    assert shardings_of(ops[0], program) == [None]
     cut = sharding('[{"tensor":4}, {}]', 32, 6)
-    ops[0].properties["sharding"] = sharding_property([cut], [(32, 6)])
-    assert annotated(ops[0], program) == [cut]
+    set_shardings(ops[0], [cut], [(32, 6)])
+    assert shardings_of(ops[0], program) == [cut]
 
 
 def test_annotation_that_does_not_fit_names_its_op() -> None:
     text = views().replace("%z) :", '%z) {sharding = [#dist.sharding<[{"nope"}, {}]>]} :')
     program = step(text, str(MESH))
     with pytest.raises(ValueError, match=r"^aten\.relu \(%w\): the mesh .* has no axis 'nope'"):
-        annotated(aten_ops(program)[2], program)
+        shardings_of(aten_ops(program)[2], program)
 
 
 def test_partitioned_program_has_no_list_of_aten_ops() -> None:

@@ -12,10 +12,10 @@ from torch import Tensor
 from shardweave.backends.reference import Key, run_reference, values_of
 from shardweave.backends.triton.generate import generate
 from shardweave.driver.models import build_example
+from shardweave.ir.annotations import phase_of
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import phase_of
 from shardweave.ir.verify.program import verify
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.tests.ir_text import step

@@ -14,7 +14,7 @@ from shardweave.tests.ir_text import (
     step,
 )
 
-PASSES = "propagate-shardings,insert-collectives"
+PASSES = "split-addmm,add-pending-sums,propagate-shardings,insert-collectives"
 
 PAIR = """
     param %up : tensor<8x16xf64> [{}, {"tensor"}]

@@ -8,17 +8,17 @@ from random import Random
 import pytest
 from xdsl.ir import Operation
 
+from shardweave.ir.annotations import copy_of, phase_of
 from shardweave.ir.dist import WaitOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import phase_of
 from shardweave.passes.pipeline import run_passes
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.simulate import simulate
-from shardweave.planners.schedule.interleave import thread_of
-from shardweave.planners.schedule.list_memory import Budget, liveness, recompute_gates
-from shardweave.planners.schedule.list_schedule import Graph, build_graph, list_schedule
+from shardweave.planners.schedule.graph import Graph, build_graph
+from shardweave.planners.schedule.list_memory import MemoryBudget, liveness, recompute_gates
+from shardweave.planners.schedule.list_schedule import list_schedule
 from shardweave.planners.schedule.orders import reorder
 from shardweave.tests.ir_text import assert_same_values
 from shardweave.tests.passes.steps import order, random_step
@@ -37,7 +37,7 @@ def by_longest_path(
 ) -> Program:
     """The program in the order that the longest path to the end gives."""
     graph = graph_of(program)
-    budget = None if cap_bytes is None else Budget(liveness(program, graph), cap_bytes)
+    budget = None if cap_bytes is None else MemoryBudget(liveness(program, graph), cap_bytes)
     gates = {} if ahead is None else recompute_gates(graph, ahead)
     after = program.clone()
     places = {op: i for i, op in enumerate(program.ops)}
@@ -249,6 +249,6 @@ def test_recomputation_runs_no_further_ahead_than_its_gate(ahead: int) -> None:
                 for j in range(gate + 1, i)
                 if graph.streams[j] is not None
                 and phase_of(graph.ops[j]) == "backward"
-                and thread_of(graph.ops[j]) == thread_of(graph.ops[i])
+                and copy_of(graph.ops[j]) == copy_of(graph.ops[i])
             ]
             assert len(between) <= ahead - 1

@@ -11,8 +11,9 @@ from xdsl.context import Context
 from xdsl.dialects import builtin
 from xdsl.passes import ModulePass
 
+from shardweave.ir.annotations import layer_of
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import layer_of
+from shardweave.passes.observer import Observer
 from shardweave.passes.observers import (
     DumpFiles,
     KeepFailed,
@@ -21,7 +22,7 @@ from shardweave.passes.observers import (
     PrintChanges,
     PrintPrograms,
 )
-from shardweave.passes.pipeline import Observer, PassError, PassPipeline, run_passes
+from shardweave.passes.pipeline import PassError, PassPipeline, run_passes
 from shardweave.tests.real_step import MESH, annotated, captured
 
 PASSES = "propagate-shardings,insert-collectives,cse,dce"

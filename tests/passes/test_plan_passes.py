@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from shardweave.ir.syntax import phase_of
-from shardweave.passes.plan_passes import localize, plan_passes
-from shardweave.passes.rematerialize import POLICIES
+from shardweave.ir.annotations import phase_of
+from shardweave.ir.rewrite.rematerialize import POLICIES
+from shardweave.passes.plan_passes import plan_passes
 from shardweave.planners import plan_parts
+from shardweave.planners.lower import local_program
 from shardweave.planners.plan import Plan, PlanError
 from shardweave.planners.plan_parts import Pipeline
 from shardweave.planners.schedule.orders import SCHEDULES
@@ -32,7 +33,7 @@ def test_sub_batches_recomputation_and_schedule_of_a_plan_equal_eager(
     plan = replace(
         plan, batch_split=split, recompute=policy, schedule=schedule, cluster="perlmutter"
     )
-    program = localize(captured(SPECS["gpt"]).program, plan)
+    program = local_program(captured(SPECS["gpt"]).program, plan)
     ops = list(program.ops)
     assert any("copy" in op.properties for op in ops) is (split > 1)
     assert any(phase_of(op) == "recompute" for op in ops) is (policy != "none")
@@ -55,4 +56,4 @@ def test_schedule_list_needs_the_cluster_that_it_orders_for() -> None:
 )
 def test_plan_that_no_backend_runs_says_so_and_what_to_do(plan: Plan, expected: str) -> None:
     with pytest.raises(PlanError, match=expected):
-        localize(captured(SPECS["gpt"]).program, plan)
+        local_program(captured(SPECS["gpt"]).program, plan)

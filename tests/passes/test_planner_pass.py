@@ -7,7 +7,7 @@ import pytest
 from shardweave.ir.mesh import Mesh
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import PassPipeline, pass_class, run_passes
-from shardweave.passes.plan_passes import localize
+from shardweave.planners.lower import local_program
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.registry import PLANNERS
 from shardweave.tests.ir_text import shardings
@@ -53,5 +53,7 @@ def test_planner_without_its_cluster_says_where_to_give_one() -> None:
 def test_plan_of_a_pass_partitions_like_the_plan() -> None:
     program = captured(SPECS["gpt"]).program
     mesh = Mesh(data=2, tensor=2)
-    passes = "plan-megatron,propagate-shardings,insert-collectives,cse,dce,merge-collectives"
-    assert run_passes(program, passes, mesh=mesh) == localize(program, plan_megatron(program, mesh))
+    passes = "plan-megatron,split-addmm,add-pending-sums,propagate-shardings,insert-collectives,cse,dce,merge-collectives"
+    assert run_passes(program, passes, mesh=mesh) == local_program(
+        program, plan_megatron(program, mesh)
+    )

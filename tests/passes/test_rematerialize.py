@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from shardweave.backends.reference import run_reference
+from shardweave.ir.annotations import phase_of
 from shardweave.ir.program import Program
 from shardweave.ir.regions import block_of_op
 from shardweave.ir.storage import kept_bytes
-from shardweave.ir.syntax import phase_of
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.tests.ir_text import assert_lines, lines, random_values, step

@@ -25,7 +25,7 @@ def linear(weight: str) -> str:
 
 def test_row_parallel_addmm_adds_its_bias_once_after_the_reduction() -> None:
     assert_passes_to(
-        "propagate-shardings,insert-collectives",
+        "split-addmm,add-pending-sums,propagate-shardings,insert-collectives",
         linear('[{}, {"tensor"}]'),
         """
         %wt = aten.permute(%w, dims = [1, 0]) : tensor<8x8xf64>
@@ -40,7 +40,7 @@ def test_row_parallel_addmm_adds_its_bias_once_after_the_reduction() -> None:
 
 def test_column_parallel_addmm_stays_whole() -> None:
     assert_passes_to(
-        "propagate-shardings,insert-collectives",
+        "split-addmm,add-pending-sums,propagate-shardings,insert-collectives",
         linear('[{"tensor"}, {}]'),
         """
         %wt = aten.permute(%w, dims = [1, 0]) : tensor<16x4xf64>

@@ -8,7 +8,7 @@ from shardweave.ir.mesh import Axis
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.tests.ir_text import assert_same_values, lines, shardings, step
 
-LOCAL = "propagate-shardings,insert-collectives"
+LOCAL = "split-addmm,add-pending-sums,propagate-shardings,insert-collectives"
 
 LINEAR = """
     param %w : tensor<4x6xf64>

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.program import Program
 from shardweave.ir.storage import kept_bytes
-from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.types import shape_of
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import run_passes

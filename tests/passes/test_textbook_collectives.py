@@ -12,10 +12,10 @@ from itertools import pairwise
 
 import pytest
 
+from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.dist import COLLECTIVES, DistOp, sent_bytes
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import layer_of, phase_of
 from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import run_passes

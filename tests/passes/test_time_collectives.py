@@ -9,7 +9,7 @@ import pytest
 from shardweave.ir import dist
 from shardweave.ir.mesh import Axis, Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.rewrite.time_collectives import Step, steps_of
+from shardweave.ir.rewrite.time_collectives import CollectiveStep, steps_of
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.ir_text import assert_same_values, collectives, step
 
@@ -57,7 +57,7 @@ def listed(axes: tuple[str, ...]) -> str:
 
 
 def cut(axes: tuple[str, ...], block: int) -> str:
-    """A dim dealt out over axes in blocks, as `dist.sharding` writes it; each axis has size 2."""
+    """A dim cut over axes in blocks, as `dist.sharding` writes it; each axis has size 2."""
     count = len(axes)
     return ", ".join(f'"{axis}":{block * 2 ** (count - 1 - i)}' for i, axis in enumerate(axes))
 
@@ -143,7 +143,7 @@ def test_broadcast_takes_the_first_sub_batch() -> None:
     assert collectives(after) == []
 
 
-def gather(axes: tuple[str, ...]) -> tuple[list[Step], list[Step]]:
+def gather(axes: tuple[str, ...]) -> tuple[list[CollectiveStep], list[CollectiveStep]]:
     program = timed(f"""
         input %x : tensor<2xf64> [{{{listed(axes)}}}]
         %y = dist.all_gather(%x, axes = [{listed(axes)}], dim = 0, block = 2) : tensor<{2 * 2 ** len(axes)}xf64>
@@ -157,10 +157,10 @@ def gather(axes: tuple[str, ...]) -> tuple[list[Step], list[Step]]:
 
 def test_space_axes_around_a_time_axis_are_gathered_one_by_one_minor_first() -> None:
     over_time, over_space = gather(("data", "batch", "tensor"))
-    assert over_time == [Step(("batch",), dealt=2, gathered=1)]
+    assert over_time == [CollectiveStep(("batch",), cut=2, gathered=1)]
     assert over_space == [
-        Step(("tensor",), dealt=1, gathered=1),
-        Step(("data",), dealt=1, gathered=4),
+        CollectiveStep(("tensor",), cut=1, gathered=1),
+        CollectiveStep(("data",), cut=1, gathered=4),
     ]
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import random
 from itertools import pairwise, product
 
-from shardweave.planners.oases.chain import GIB, Block, Chain, Choice, Work, linearise
+from shardweave.planners.oases.chain import (
+    GIB,
+    Chain,
+    ChainBlock,
+    DegreeOption,
+    PassTimes,
+    linearise,
+)
 
 
 def random_chain(seed: int, *, longest: int = 5, most_degrees: int = 3) -> Chain:
@@ -13,20 +20,20 @@ def random_chain(seed: int, *, longest: int = 5, most_degrees: int = 3) -> Chain
     draw = random.Random(seed)
     num_blocks, num_degrees = draw.randint(1, longest), draw.randint(1, most_degrees)
 
-    def work() -> Work:
-        return Work(
+    def work() -> PassTimes:
+        return PassTimes(
             (draw.uniform(0, 5), draw.uniform(0, 5)), (draw.uniform(0, 5), draw.uniform(0, 5))
         )
 
-    def choice(index: int) -> Choice:
+    def choice(index: int) -> DegreeOption:
         sizes = [draw.randint(0, most) * GIB for most in (20, 9, 5)]
-        return Choice(2**index, work(), work(), *sizes)
+        return DegreeOption(2**index, work(), work(), *sizes)
 
     def gather() -> tuple[tuple[float, ...], ...]:
         return tuple(tuple(draw.uniform(0, 5) for _ in numbers) for _ in numbers)
 
     numbers = range(num_degrees)
-    blocks = tuple(Block(f"b{i}", tuple(map(choice, numbers))) for i in range(num_blocks))
+    blocks = tuple(ChainBlock(f"b{i}", tuple(map(choice, numbers))) for i in range(num_blocks))
     return Chain(blocks, tuple(gather() for _ in blocks[1:]))
 
 
@@ -58,7 +65,11 @@ def switches(degrees: tuple[int, ...]) -> int:
 
 def three_blocks() -> Chain:
     """Three equal blocks with degrees 1 and 2; gathers take 10 s where it grows, 20 s back."""
-    low = Choice(1, Work((4, 4), (1, 1)), Work((6, 6), (1, 1)), 8 * GIB, 2 * GIB, GIB)
-    high = Choice(2, Work((2, 2), (3, 3)), Work((3, 3), (4, 4)), 4 * GIB, 3 * GIB, GIB)
-    blocks = tuple(Block(name, (low, high)) for name in "abc")
+    low = DegreeOption(
+        1, PassTimes((4, 4), (1, 1)), PassTimes((6, 6), (1, 1)), 8 * GIB, 2 * GIB, GIB
+    )
+    high = DegreeOption(
+        2, PassTimes((2, 2), (3, 3)), PassTimes((3, 3), (4, 4)), 4 * GIB, 3 * GIB, GIB
+    )
+    blocks = tuple(ChainBlock(name, (low, high)) for name in "abc")
     return Chain(blocks, (((0.0, 10.0), (20.0, 0.0)),) * 2)

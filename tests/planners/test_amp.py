@@ -24,7 +24,7 @@ from shardweave.planners.amp.memory import shortfall, stage_bytes
 from shardweave.planners.amp.microbatch import fixed_shares
 from shardweave.planners.amp.model import AmpError, LayeredModel, LayerWork, Strategy, strategies
 from shardweave.planners.amp.network import (
-    Links,
+    ClusterArrays,
     boundary_bandwidths,
     megatron_grid,
     ring_bandwidths,
@@ -67,7 +67,7 @@ def chain(layers: int = 6, *, size: float = 1e3, slowdown: float = 3.0) -> Layer
 @pytest.mark.parametrize("name", setups())
 def test_literal_estimates_are_the_published_ones(name: str) -> None:
     setup = setup_of(name)
-    costs = LiteralCosts(setup.model, Links.of(setup.cluster))
+    costs = LiteralCosts(setup.model, ClusterArrays.of(setup.cluster))
     runs = planner_runs(name)
     assert {run.strategy for run in runs} == set(strategies(setup.model, setup.cluster))
     for run in runs:
@@ -80,7 +80,7 @@ def test_literal_estimates_are_the_published_ones(name: str) -> None:
 @pytest.mark.parametrize("name", setups())
 def test_literal_cuts_are_never_worse_than_the_published_ones(name: str) -> None:
     setup = setup_of(name)
-    costs = LiteralCosts(setup.model, Links.of(setup.cluster))
+    costs = LiteralCosts(setup.model, ClusterArrays.of(setup.cluster))
     for run in planner_runs(name):
         found = costs.stage_costs(run.strategy, megatron_grid(run.strategy))
         cuts = setup.model.cuts_of_rows(run.cuts)
@@ -117,7 +117,7 @@ def test_corrected_estimates_order_the_measured_runs_better_than_the_literal_one
 
 def test_stage_takes_the_times_of_the_devices_it_runs_on() -> None:
     model = chain()
-    links = Links.of(cluster(node("fast"), node("slow")))
+    links = ClusterArrays.of(cluster(node("fast"), node("slow")))
     strategy = Strategy(2, 2, 1, 1)
     found = CorrectedCosts(model, links).stage_costs(strategy, megatron_grid(strategy))
     times = found.problem.times[list(found.problem.kinds)]
@@ -128,14 +128,14 @@ def test_stage_takes_the_times_of_the_devices_it_runs_on() -> None:
 
 
 def test_stage_of_mixed_devices_waits_for_the_slowest() -> None:
-    links = Links.of(cluster(node("fast"), node("slow")))
+    links = ClusterArrays.of(cluster(node("fast"), node("slow")))
     strategy = Strategy(1, 4, 1, 1)
     found = CorrectedCosts(chain(), links).stage_costs(strategy, megatron_grid(strategy))
     np.testing.assert_allclose(found.problem.times, 0.09)
 
 
 def test_flows_that_cross_at_once_share_a_nic() -> None:
-    links = Links.of(cluster(node("fast", count=2)))
+    links = ClusterArrays.of(cluster(node("fast", count=2)))
     assert boundary_bandwidths(links, megatron_grid(Strategy(2, 2, 1, 1))) == [5e5]
     assert boundary_bandwidths(links, megatron_grid(Strategy(4, 1, 1, 1))).tolist() == [
         1e7,
@@ -156,7 +156,7 @@ def test_arrays_share_links_as_the_cost_model_does(
     found = cluster(*nodes)
     count = found.num_devices
     pairs = [(a, b) for a, b in zip(left, right, strict=True) if max(a, b) < count]
-    shared = Links.of(found).shared(
+    shared = ClusterArrays.of(found).shared(
         np.array([a for a, _ in pairs], dtype=np.intp),
         np.array([b for _, b in pairs], dtype=np.intp),
     )
@@ -164,13 +164,13 @@ def test_arrays_share_links_as_the_cost_model_does(
 
 
 def test_ring_runs_at_its_slowest_hop() -> None:
-    links = Links.of(cluster(node("fast"), node("fast", nic=5e5), node("fast")))
+    links = ClusterArrays.of(cluster(node("fast"), node("fast", nic=5e5), node("fast")))
     assert ring_bandwidths(links, megatron_grid(Strategy(1, 6, 1, 1))) == [5e5]
     assert ring_bandwidths(links, megatron_grid(Strategy(3, 2, 1, 1))).tolist() == [1e7] * 3
 
 
 def test_sizes_are_in_bytes_of_the_dtype_and_both_ways() -> None:
-    links = Links.of(cluster(node("fast", count=1)))
+    links = ClusterArrays.of(cluster(node("fast", count=1)))
     strategy = Strategy(2, 1, 1, 2)
     found = CorrectedCosts(chain(), links).stage_costs(strategy, megatron_grid(strategy))
     assert found.problem.boundary[0, 1] == pytest.approx(2 * 2 * 2 * 1e3 / 1e7)
@@ -201,7 +201,7 @@ def test_fixed_share_is_what_neither_work_nor_all_reduces_explain() -> None:
 
 def test_synchronisation_is_part_of_what_the_cuts_minimise() -> None:
     model = replace(chain(4, size=1.0), parameters={1: (1e6, 1e6, 1.0, 1.0)})
-    links = Links.of(cluster(node("fast", count=1, devices=4)))
+    links = ClusterArrays.of(cluster(node("fast", count=1, devices=4)))
     strategy = Strategy(2, 2, 1, 4)
     found = CorrectedCosts(model, links).stage_costs(strategy, megatron_grid(strategy))
     best = best_cuts(model, strategy, found)
@@ -214,7 +214,7 @@ def test_synchronisation_is_part_of_what_the_cuts_minimise() -> None:
 @pytest.mark.parametrize("name", setups())
 def test_best_cuts_with_synchronisation_are_the_best_of_all_bounds(name: str) -> None:
     setup = setup_of(name)
-    costs = CorrectedCosts(setup.model, Links.of(setup.cluster), reached=reached())
+    costs = CorrectedCosts(setup.model, ClusterArrays.of(setup.cluster), reached=reached())
     for strategy in strategies(setup.model, setup.cluster):
         if strategy.pipeline != 2:
             continue
@@ -256,7 +256,7 @@ def test_cluster_too_small_in_memory_is_told_the_smallest_shortfall_by_part() ->
     model = chain(size=1e8)  # 1.6 GB of states a layer
     with pytest.raises(AmpError, match=r"nearest is pipeline 4, .*optimizer 2\.24.* too many"):
         search(model, cluster(node("fast", count=2)))
-    links = Links.of(cluster(node("fast", count=2)))
+    links = ClusterArrays.of(cluster(node("fast", count=2)))
     strategy = Strategy(4, 1, 1, 1)
     short = shortfall(model, links, strategy, megatron_grid(strategy))
     assert max(np.diff(short.cuts)) == 2
@@ -281,7 +281,7 @@ def test_annealing_keeps_tensor_groups_within_their_node() -> None:
     setup = setup_of("het_cluster")
     annealing = Annealing(strategies=2, steps=5)
     for placed in search(setup.model, setup.cluster, annealing=annealing)[:2]:
-        nodes = Links.of(setup.cluster).node[placed.grid]
+        nodes = ClusterArrays.of(setup.cluster).node[placed.grid]
         assert (nodes == nodes[:, :, :1]).all()
 
 
@@ -321,14 +321,14 @@ def test_cuts_of_rows_are_cuts_between_layers() -> None:
     ],
 )
 def test_strategy_that_does_not_fit_the_model_is_refused(strategy: Strategy, message: str) -> None:
-    costs = CorrectedCosts(chain(), Links.of(cluster(node("fast", count=2))))
+    costs = CorrectedCosts(chain(), ClusterArrays.of(cluster(node("fast", count=2))))
     with pytest.raises(AmpError, match=message):
         costs.stage_costs(strategy, megatron_grid(strategy))
 
 
 def test_cuts_of_another_number_of_stages_are_refused() -> None:
     strategy = Strategy(2, 2, 1, 1)
-    links = Links.of(cluster(node("fast", count=2)))
+    links = ClusterArrays.of(cluster(node("fast", count=2)))
     found = CorrectedCosts(chain(), links).stage_costs(strategy, megatron_grid(strategy))
     with pytest.raises(AmpError, match="found 3 stages ending at layer 6, expected 2"):
         estimate(chain(), strategy, found, (0, 2, 4, 6))

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
 from shardweave.ir.regions import block_name
-from shardweave.passes import plan_passes
 from shardweave.planners.amp import plan_amp
 from shardweave.planners.amp.model import AmpError
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.workload import batch_of, workload_of
+from shardweave.planners.lower import Lowerings
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_check import check_plan, is_runnable
@@ -29,21 +29,16 @@ HET = find_cluster("amp-het-cluster")  # 12 V100 and 4 T4, three link speeds
 SPEC = "gpt:layers=4,hidden=32,heads=4,vocab=32,seq=8,batch=16"
 
 
-_LOCAL: dict[tuple[int, str], Program] = {}
-
-
-def localize(program: Program, plan: Plan) -> Program:
-    """As the real one, once for each captured program and plan: most tests ask for the same."""
-    key = id(program), plan.to_json()
-    if key not in _LOCAL:
-        _LOCAL[key] = plan_passes.localize(program, plan)
-    return _LOCAL[key]
+@cache
+def lowerings(spec: str) -> Lowerings:
+    """The local programs of a model, each made once: most tests ask for the same."""
+    return Lowerings(captured(spec).program)
 
 
 def planned(spec: str = SPEC, cluster: Cluster = HET, mesh: str = "", **options: Any) -> Plan:
     goal = Mesh.parse(mesh) if mesh else None
     program = captured(spec).program
-    return plan_amp(program, goal, cluster=cluster, localize=localize, **options)
+    return plan_amp(program, goal, cluster=cluster, **options)
 
 
 def with_dtype(cluster: Cluster) -> Cluster:
@@ -59,7 +54,7 @@ HET = with_dtype(HET)
 
 
 def profile(degrees: tuple[int, ...] = (1, 2)) -> ProgramProfile:
-    return profile_program(captured(SPEC).program, HET, localize, degrees)
+    return profile_program(captured(SPEC).program, HET, degrees)
 
 
 def test_layers_are_the_blocks_of_the_program_with_all_its_parameters() -> None:
@@ -78,7 +73,7 @@ def test_time_of_a_block_is_that_of_the_program_at_both_micro_batches_read() -> 
     for samples in (1, 4):
         mesh = Mesh(data=16 // samples, tensor=2)
         program = captured(SPEC).program
-        local = localize(program, plan_megatron(program, mesh))
+        local = lowerings(SPEC).local(plan_megatron(program, mesh))
         alone = replace(HET, nodes=HET.nodes[:1])
         work = workload_of(local, alone, Mesh(tensor=2)).blocks[1]
         device = HET.nodes[0].device
@@ -93,13 +88,13 @@ def test_plan_without_stages_runs_and_equals_eager() -> None:
     plan = planned(max_stages=1, max_tensor=4)
     assert plan.num_stages == 1
     assert is_runnable(plan)
-    assert_equals_eager(localize(captured(SPEC).program, plan), captured(SPEC))
+    assert_equals_eager(lowerings(SPEC).local(plan), captured(SPEC))
 
 
 def test_micro_batches_without_stages_are_sub_batches_that_equal_eager() -> None:
     plan = replace(planned(max_stages=1), batch_split=2)
     plan = replace(plan, mesh={"data": 2, "tensor": 2})
-    assert_equals_eager(localize(captured(SPEC).program, plan), captured(SPEC))
+    assert_equals_eager(lowerings(SPEC).local(plan), captured(SPEC))
 
 
 def test_stages_are_all_layers_in_order_each_with_its_device_type() -> None:
@@ -142,7 +137,7 @@ def test_estimate_without_stages_is_near_the_simulation_without_latency() -> Non
     for mesh in ("data=16", "data=4,tensor=4"):
         plan = planned(spec, cluster, mesh, simulate=0)
         assert plan.predicted is not None
-        simulated = simulate_plan(captured(spec).program, plan, cluster, localize)
+        simulated = simulate_plan(lowerings(spec), plan, cluster)
         assert plan.predicted.time_s == pytest.approx(simulated.time_s, rel=0.05)
 
 

@@ -11,18 +11,18 @@ import pytest
 from shardweave.backends.reference import run_reference
 from shardweave.benchmarks.axonn_planner import captured as stack
 from shardweave.benchmarks.axonn_planner import gpt_model
+from shardweave.ir.annotations import phase_of
 from shardweave.ir.capture.precision import in_float64
 from shardweave.ir.dist import STARTED, WaitOp
 from shardweave.ir.program import Program
-from shardweave.ir.syntax import phase_of
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import as_mesh, run_passes
 from shardweave.planners.axonn import plan_axonn
 from shardweave.planners.axonn.layers import layers_of
 from shardweave.planners.axonn.model import (
+    AxisLinks,
     Grids,
-    Layer,
-    Links,
+    LinearLayer,
     Numbers,
     Passes,
     agnostic_links,
@@ -37,7 +37,7 @@ from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.structure import parallel_pairs
 from shardweave.tests.zoo import SHARDING_PASSES, SPECS, assert_equals_eager, captured, partitioned
 
-LAYER = Layer(rows_in=16, rows_out=16, k=4, n=8)
+LAYER = LinearLayer(rows_in=16, rows_out=16, k=4, n=8)
 GRID = "data=2,z=2,y=2,x=2"
 
 
@@ -70,7 +70,7 @@ def test_transposed_layer_swaps_x_and_y() -> None:
 
 def test_convolution_counts_channels_positions_and_kernel() -> None:
     # 2 samples of 4x4, 3x3 kernel, stride 2: 32 rows in, 8 out.
-    layer = Layer(rows_in=32, rows_out=8, k=4, n=8, kernel=9)
+    layer = LinearLayer(rows_in=32, rows_out=8, k=4, n=8, kernel=9)
     sent = volumes(layer, grids((2, 2, 1, 1)))
     assert one(sent.reduce_y) == 2 * 1 / 2 * 8 * 8 / 2
     assert one(sent.reduce_x) == 2 * 1 / 2 * 32 * 4 / 2
@@ -86,7 +86,7 @@ def test_equation_10_shares_the_network_among_groups_that_leave_a_node() -> None
 
 def test_seconds_of_two_layers_are_the_sum_of_their_collectives() -> None:
     grid = grids((4, 2, 1, 1))
-    links = Links(np.array([[0.5], [0.25], [1.0], [1.0]]), np.zeros((4, 1)))
+    links = AxisLinks(np.array([[0.5], [0.25], [1.0], [1.0]]), np.zeros((4, 1)))
     layers = [LAYER, replace(LAYER, is_transposed=True)]
     found = communication_s(layers, grid, links)
     # x carries the gradient of I, then, transposed, O; y the other two.

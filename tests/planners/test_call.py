@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from shardweave.ir.mesh import Mesh
-from shardweave.passes.plan_passes import localize
 from shardweave.planners.call import call_planner, chooses_mesh, planner_options
 from shardweave.tests.zoo import SPECS, captured
 
@@ -20,7 +19,7 @@ def test_options_are_what_a_user_may_set() -> None:
 
 
 def test_plan_keeps_the_cluster_that_it_was_made_for() -> None:
-    plan = call_planner("megatron", PROGRAM, None, cluster="testbed", localize=localize)
+    plan = call_planner("megatron", PROGRAM, None, cluster="testbed")
     assert plan.cluster == "testbed"
 
 

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 
 import pytest
 
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.passes import plan_passes
 from shardweave.planners.amp import plan_amp
 from shardweave.planners.axonn import plan_axonn
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.zero import passes
+from shardweave.planners.lower import Lowerings
 from shardweave.planners.oases import plan_oases
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Predicted
@@ -44,20 +42,11 @@ def cluster(*, latency: bool) -> Cluster:
 
 
 FREE, REAL = cluster(latency=False), cluster(latency=True)
-
-
-@cache
-def _localized(text: str) -> Program:
-    return plan_passes.localize(PROGRAM, Plan.from_json(text))
-
-
-def localize(program: Program, plan: Plan) -> Program:
-    """`plan_passes.localize`, once for each plan: of these programs, or a planner's own."""
-    return _localized(plan.to_json()) if program is PROGRAM else plan_passes.localize(program, plan)
+LOWERINGS = Lowerings(PROGRAM)
 
 
 def simulated(plan: Plan, on: Cluster) -> Predicted:
-    return simulate_plan(PROGRAM, plan, on, localize)
+    return simulate_plan(LOWERINGS, plan, on)
 
 
 def time_ratio(one: Predicted, other: Predicted) -> float:
@@ -86,9 +75,7 @@ def test_amp_is_exact_but_for_latency_and_what_stages_of_zero_wait_for(
     With the cluster's latency it is 0.3 to 1 of the simulation: AMP knows none.
     """
     for on in (FREE, REAL):
-        plan = plan_amp(
-            PROGRAM, Mesh.parse(mesh), cluster=on, localize=localize, simulate=0, zero=zero
-        )
+        plan = plan_amp(PROGRAM, Mesh.parse(mesh), cluster=on, simulate=0, zero=zero)
         found, estimate = simulated(plan, on), plan.predicted
         assert estimate is not None
         assert memory[0] <= estimate.peak_bytes / found.peak_bytes <= memory[1]
@@ -141,7 +128,6 @@ def test_rounds_of_zero_are_what_the_simulator_sends(zero: int) -> None:
         PROGRAM,
         Mesh(data=replicas, tensor=4),
         cluster=FREE,
-        localize=localize,
         simulate=0,
         zero=zero,
     )

@@ -10,17 +10,17 @@ import pytest
 from shardweave.ir.mesh import Mesh
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import PassPipeline
-from shardweave.passes.plan_passes import localize
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.exhaustive import plan_exhaustive
+from shardweave.planners.lower import local_program
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan_parts import PlanError
 from shardweave.tests.zoo import assert_equals_eager, captured
 
 CLUSTER = find_cluster("perlmutter:nodes=1")  # 4 devices
 SPEC = "gpt:layers=1,hidden=32,heads=4,vocab=32,seq=8,batch=8"
-PARTITION = "propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
+PARTITION = "split-addmm,add-pending-sums,propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
 
 
 def brute_force(data: int, tensor: int) -> float:
@@ -52,22 +52,20 @@ def brute_force(data: int, tensor: int) -> float:
 
 def test_plan_is_the_fastest_of_all() -> None:
     program = captured(SPEC).program
-    plan = plan_exhaustive(
-        program, Mesh(data=2, tensor=2), cluster=CLUSTER, localize=localize, simulate=100
-    )
+    plan = plan_exhaustive(program, Mesh(data=2, tensor=2), cluster=CLUSTER, simulate=100)
     assert plan.predicted is not None
     assert plan.predicted.time_s == pytest.approx(brute_force(2, 2))
     assert plan.predicted.source == "simulated"
     assert plan.reasons[0] == "all 18 plans were partitioned and simulated"
-    assert_equals_eager(localize(program, plan), captured(SPEC))
+    assert_equals_eager(local_program(program, plan), captured(SPEC))
 
 
 def test_large_space_is_estimated_and_its_best_simulated() -> None:
     program = captured(SPEC).program
-    plan = plan_exhaustive(program, None, cluster=CLUSTER, localize=localize, simulate=4, top=9)
+    plan = plan_exhaustive(program, None, cluster=CLUSTER, simulate=4, top=9)
     assert "were estimated by block; the best 4 were simulated" in plan.reasons[0]
     assert len(plan.candidates) == 4
-    every = plan_exhaustive(program, None, cluster=CLUSTER, localize=localize, simulate=1000)
+    every = plan_exhaustive(program, None, cluster=CLUSTER, simulate=1000)
     assert plan.predicted is not None
     assert every.predicted is not None
     assert every.predicted.time_s <= plan.predicted.time_s <= 1.1 * every.predicted.time_s
@@ -77,21 +75,18 @@ def test_cluster_too_small_in_memory_tells_the_shortfall_in_gib_by_part() -> Non
     devices = {name: replace(one, memory_bytes=1000) for name, one in CLUSTER.devices.items()}
     small = replace(CLUSTER, devices=devices)
     with pytest.raises(PlanError, match=r"nearest is .*parameters .* GiB too many; use more"):
-        plan_exhaustive(
-            captured(SPEC).program, Mesh(data=2, tensor=2), cluster=small, localize=localize
-        )
+        plan_exhaustive(captured(SPEC).program, Mesh(data=2, tensor=2), cluster=small)
 
 
 def test_mesh_with_other_axes_is_refused() -> None:
     with pytest.raises(PlanError, match="axis 'x', but 'exhaustive' plans data and tensor"):
-        plan_exhaustive(captured(SPEC).program, Mesh(x=4), cluster=CLUSTER, localize=localize)
+        plan_exhaustive(captured(SPEC).program, Mesh(x=4), cluster=CLUSTER)
 
 
 def test_zero_divides_what_replicas_keep() -> None:
     program, mesh = captured(SPEC).program, Mesh(data=2, tensor=2)
     plans = [
-        plan_exhaustive(program, mesh, cluster=CLUSTER, localize=localize, zero=zero, simulate=2)
-        for zero in (0, 3)
+        plan_exhaustive(program, mesh, cluster=CLUSTER, zero=zero, simulate=2) for zero in (0, 3)
     ]
     assert [plan.zero for plan in plans] == [0, 3]
     before, after = (plan.predicted for plan in plans)

@@ -6,15 +6,23 @@ from dataclasses import replace
 
 import pytest
 
-from shardweave.planners.oases.chain import GIB, Block, Chain, ChainError, Choice, Work, linearise
+from shardweave.planners.oases.chain import (
+    GIB,
+    Chain,
+    ChainBlock,
+    ChainError,
+    DegreeOption,
+    PassTimes,
+    linearise,
+)
 from shardweave.planners.oases.chain import runs as runs_of
 from shardweave.tests.planners.small_chains import three_blocks
 
 
 def test_single_block_overlaps_one_sub_batch_with_the_other() -> None:
-    choice = Choice(1, Work((1, 2), (4, 8)), Work((16, 32), (64, 128)))
+    choice = DegreeOption(1, PassTimes((1, 2), (4, 8)), PassTimes((16, 32), (64, 128)))
     # d0 + max(d1, c0) + c1, forward and backward.
-    chain = Chain((Block("a", (choice,)),), ())
+    chain = Chain((ChainBlock("a", (choice,)),), ())
     assert linearise(chain).time_s((0,)) == (1 + 4 + 8) + (16 + 64 + 128)
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from shardweave.benchmarks.oases_data import BUDGET_BYTES, chain_of, model_of
-from shardweave.planners.oases.chain import GIB, Block, Chain, ChainError, linearise
+from shardweave.planners.oases.chain import GIB, Chain, ChainBlock, ChainError, linearise
 from shardweave.planners.oases.dp import solve_chain
 from shardweave.tests.planners.small_chains import (
     least_time,
@@ -65,7 +65,7 @@ def test_negative_number_of_switches_is_refused() -> None:
 def test_blocks_without_a_common_degree_need_a_switch() -> None:
     chain = three_blocks()
     low, high = chain.blocks[0].choices
-    chain = Chain((Block("one", (low,)), Block("two", (high,))), (((10.0,),),))
+    chain = Chain((ChainBlock("one", (low,)), ChainBlock("two", (high,))), (((10.0,),),))
     assert solve_chain(chain, max_switches=1).degrees == (1, 2)
     with pytest.raises(ChainError, match="allow more switches"):
         solve_chain(chain, max_switches=0)

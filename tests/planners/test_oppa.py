@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from shardweave.benchmarks.oppa_step_model import StepModel, Transformer
+from shardweave.benchmarks.oppa_trials import SimulatedTrial
 from shardweave.driver.models import build_example
 from shardweave.driver.plans import plan
 from shardweave.ir.capture.capture import capture
@@ -23,17 +25,21 @@ from shardweave.planners.oppa.choosers import BayesianChooser, History, RandomCh
 from shardweave.planners.oppa.formula import Samples, columns_of, fit_formula, predict
 from shardweave.planners.oppa.gp import fit
 from shardweave.planners.oppa.prior import MemoryPrior, ThroughputPrior
-from shardweave.planners.oppa.search import Budget, search
-from shardweave.planners.oppa.simulated import SimulatedTrial
-from shardweave.planners.oppa.space import BUCKETS_MIB, Configuration, Space, SpaceError, Table
-from shardweave.planners.oppa.step_model import StepModel, Transformer
+from shardweave.planners.oppa.search import TrialBudget, search
+from shardweave.planners.oppa.space import (
+    BUCKETS_MIB,
+    Configuration,
+    SearchSpace,
+    SpaceError,
+    SpaceTable,
+)
 from shardweave.planners.oppa.trials import Outcome, Record, TrialFile, TrialsError
 
-SMALL = Space(8, 4, 4, 16, data_buckets_mib=(1, 16), zero_buckets_mib=(1, 16))
+SMALL = SearchSpace(8, 4, 4, 16, data_buckets_mib=(1, 16), zero_buckets_mib=(1, 16))
 MODEL = Transformer("small", 4, 512, 4, 2048, 1000, 128, 16)
 
 
-def naive(space: Space) -> set[Configuration]:
+def naive(space: SearchSpace) -> set[Configuration]:
     """Every combination, those that break a rule left out, the meaningless made equal."""
     found: set[Configuration] = set()
     for tensor, pipeline, zero, data_mib, zero_mib, count, chunks, recompute in product(
@@ -69,7 +75,7 @@ def naive(space: Space) -> set[Configuration]:
         replace(SMALL, layers=6, batch=12),
     ],
 )
-def test_space_equals_naive_enumeration(space: Space) -> None:
+def test_space_equals_naive_enumeration(space: SearchSpace) -> None:
     listed = space.enumerate()
     assert len(listed) == len(set(listed))
     assert set(listed) == naive(space)
@@ -77,7 +83,7 @@ def test_space_equals_naive_enumeration(space: Space) -> None:
 
 def test_space_of_sixteen_devices_has_ten_thousand_and_is_made_at_once() -> None:
     start_s = time.process_time()
-    listed = Space(16, 32, 32, 256).enumerate()
+    listed = SearchSpace(16, 32, 32, 256).enumerate()
     assert time.process_time() - start_s < 1.0
     assert len(listed) > 10_000
     assert BUCKETS_MIB == (1, 4, 16, 64, 256, 1024, 4096)
@@ -85,7 +91,7 @@ def test_space_of_sixteen_devices_has_ten_thousand_and_is_made_at_once() -> None
 
 def test_space_without_a_configuration_says_so() -> None:
     with pytest.raises(SpaceError, match="no configuration uses all 8 devices"):
-        Space(8, 1, 1, 3).enumerate()
+        SearchSpace(8, 1, 1, 3).enumerate()
 
 
 def test_configuration_survives_json_and_a_wrong_one_is_named() -> None:
@@ -118,7 +124,7 @@ def test_formulas_of_throughput_equal_hand_worked_numbers(
     form: str, parts: tuple[float, ...]
 ) -> None:
     prior = ThroughputPrior(form)  # pyright: ignore[reportArgumentType]
-    x = columns_of(Table.of([ONE]))
+    x = columns_of(SpaceTable.of([ONE]))
     of = {name: torch.tensor(value, dtype=torch.float64) for name, value in NUMBERS.items()}
     found = (prior.compute_s, prior.data_s, prior.tensor_s, prior.pipeline_s)
     assert [part(x, of).item() for part in found] == pytest.approx(parts)
@@ -126,7 +132,7 @@ def test_formulas_of_throughput_equal_hand_worked_numbers(
 
 
 def test_formula_of_messages_between_stages_is_zero_for_one_stage() -> None:
-    x = columns_of(Table.of([Configuration(4, 4)]))
+    x = columns_of(SpaceTable.of([Configuration(4, 4)]))
     of = {name: torch.tensor(value, dtype=torch.float64) for name, value in NUMBERS.items()}
     assert ThroughputPrior("corrected").pipeline_s(x, of).item() == 0
     assert ThroughputPrior("literal").pipeline_s(x, of).item() > 0
@@ -146,7 +152,7 @@ def test_formula_of_memory_equals_hand_worked_numbers_and_is_capped(
     prior = MemoryPrior(form)  # pyright: ignore[reportArgumentType]
     values = {"weights": 3.2, "activations": 12.8, "constant": 0.1, "kept": 0.25}
     of = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
-    x = columns_of(Table.of([ONE]))
+    x = columns_of(SpaceTable.of([ONE]))
     assert prior(x, of).item() == pytest.approx(share, abs=1e-4)
     assert prior(x, {**of, "constant": torch.tensor(9.0)}).item() == pytest.approx(1.2, abs=1e-6)
 
@@ -161,7 +167,7 @@ def test_expected_improvement_equals_monte_carlo() -> None:
 
 
 def test_fit_of_a_formula_finds_the_numbers_that_made_the_samples() -> None:
-    table = Table.of(SMALL.enumerate()[::7])
+    table = SpaceTable.of(SMALL.enumerate()[::7])
     prior = ThroughputPrior("corrected")
     made = {name: NUMBERS[name] for name in prior.numbers}
     values = predict(table, prior, made)
@@ -177,7 +183,7 @@ def machine() -> StepModel:
 @pytest.mark.parametrize("kernel", ["ard", "additive"])
 def test_process_predicts_as_gpytorch_itself_does(kernel: str) -> None:
     pytest.importorskip("botorch", exc_type=ImportError)
-    table = Table.of(SMALL.enumerate())
+    table = SpaceTable.of(SMALL.enumerate())
     seen, there = table.rows(range(0, 300, 12)), table.rows(range(5, 300, 31))
     values = np.sin(3 * seen.features.sum(1))
     belief = fit(Samples(seen, values, np.full(len(values), 1e-3)), None, kernel)  # pyright: ignore[reportArgumentType]
@@ -191,10 +197,10 @@ def test_search_goes_on_from_its_file_as_if_it_had_not_been_stopped(
     machine: StepModel, tmp_path: Path
 ) -> None:
     space, trial, chooser = SMALL.enumerate(), SimulatedTrial(machine), RandomChooser()
-    whole = search(space, trial, chooser, Budget(12))
+    whole = search(space, trial, chooser, TrialBudget(12))
     for count in (5, 9, 12):
         with TrialFile.open(tmp_path / "t.jsonl", {"a": 1}) as file:
-            part = search(space, trial, chooser, Budget(count), file=file)
+            part = search(space, trial, chooser, TrialBudget(count), file=file)
             assert len(part.records) == count
     assert [r.configuration for r in part.records] == [r.configuration for r in whole.records]
     assert [r.outcome for r in part.records] == [r.outcome for r in whole.records]
@@ -207,11 +213,11 @@ def test_search_goes_on_the_same_between_two_fits_of_its_numbers(
     monkeypatch.setattr(choosers, "FITTED_EACH", 5)
     space, trial = SMALL.enumerate(), SimulatedTrial(machine)
     with patch.object(choosers, "fit", wraps=fit) as fitted:
-        whole = search(space, trial, BayesianChooser(), Budget(13))
+        whole = search(space, trial, BayesianChooser(), TrialBudget(13))
     assert [len(call.args[0].values) for call in fitted.call_args_list] == [5, 10]
     for count in (8, 13):
         with TrialFile.open(tmp_path / "t.jsonl", {}) as file:
-            part = search(space, trial, BayesianChooser(), Budget(count), file=file)
+            part = search(space, trial, BayesianChooser(), TrialBudget(count), file=file)
     assert [r.configuration for r in part.records] == [r.configuration for r in whole.records]
 
 
@@ -249,7 +255,7 @@ def test_variance_of_an_outcome_is_that_of_its_mean() -> None:
 
 
 def test_random_follows_three_trials_without_memory() -> None:
-    table = Table.of(SMALL.enumerate())
+    table = SpaceTable.of(SMALL.enumerate())
     ran = [Record(table.configurations[0], Outcome("ok", (1.0,)))]
     failed = [Record(table.configurations[i], Outcome("out_of_memory")) for i in (1, 2, 3)]
     history = History(table, range(4), [*ran, *failed], 1.0)
@@ -268,7 +274,7 @@ def test_every_oppa_search_is_near_the_best_in_fewer_trials_than_random_ones_nee
     assert (1 - missing) ** len(seeds) < 0.01  # that as many random searches all come near
     for seed in seeds:
         trial = SimulatedTrial(machine, seed)
-        found = search(space, trial, BayesianChooser(), Budget(trials), seed=seed)
+        found = search(space, trial, BayesianChooser(), TrialBudget(trials), seed=seed)
         assert near & {record.configuration for record in found.records}
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardweave.planners.cost.pipeline.events import Message, Part, Played, StageTimes, play
+from shardweave.planners.cost.pipeline.events import Message, Played, StageTimes, TaskPart, play
 from shardweave.planners.cost.pipeline.order import Task, most_in_flight, order_of
 from shardweave.planners.cost.streams import Streams, beside_s
 from shardweave.planners.plan_parts import PIPELINE_SCHEDULES
@@ -25,9 +25,9 @@ def orders(schedule: str, stages: int, count: int) -> list[list[Task]]:
 
 
 def stage(forward: float, backward: float, message: float = 0.0, *links: str) -> StageTimes:
-    one = (Part(backward),)
+    one = (TaskPart(backward),)
     sent = Message(message, links)
-    return StageTimes((Part(forward),), one, one, sent, sent)
+    return StageTimes((TaskPart(forward),), one, one, sent, sent)
 
 
 def chain(*stages: StageTimes) -> list[StageTimes]:
@@ -186,7 +186,7 @@ def test_gradients_of_a_later_stage_synchronise_beside_earlier_backward_passes()
 
 
 def test_parameters_are_gathered_beside_the_block_before_where_the_schedule_overlaps() -> None:
-    part = Part(3.0, gather=Message(2.0), scatter=Message(1.0))
+    part = TaskPart(3.0, gather=Message(2.0), scatter=Message(1.0))
     times = StageTimes((replace(part, scatter=None),) * 3, (part,) * 3, (part,) * 3)
     blocking = played("1f1b", [times], 1)
     assert blocking.time_s == pytest.approx(6 * (2.0 + 3.0) + 3 * 1.0)
@@ -197,7 +197,7 @@ def test_parameters_are_gathered_beside_the_block_before_where_the_schedule_over
 
 
 def test_compute_and_messages_beside_it_slow_each_other_down() -> None:
-    one = Part(4.0, scatter=Message(2.0))
+    one = TaskPart(4.0, scatter=Message(2.0))
     times = StageTimes((), (), (one, one), overlaps=True)
     order = [[Task(False, 0)]]
     assert play([times], order).time_s == pytest.approx(4 + 4 + 2)
@@ -213,8 +213,11 @@ def test_compute_and_messages_beside_it_slow_each_other_down() -> None:
 
 def test_stages_do_not_slow_down_for_messages_of_others() -> None:
     long = Message(100.0)
-    sender, receiver = StageTimes((Part(1.0),), (), (), long), StageTimes((Part(1.0),), (), ())
-    idle = StageTimes((Part(50.0),), (), ())
+    sender, receiver = (
+        StageTimes((TaskPart(1.0),), (), (), long),
+        StageTimes((TaskPart(1.0),), (), ()),
+    )
+    idle = StageTimes((TaskPart(50.0),), (), ())
     order = [Task(True, 0)]
     for slowdown in (1.0, 3.0):
         found = play([sender, receiver, idle], [order, order, []], slowdown)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
-from shardweave.passes import plan_passes
 from shardweave.planners.amp import plan_amp
 from shardweave.planners.amp.model import AmpError
 from shardweave.planners.cost.cluster import Cluster, NodeType
@@ -20,7 +17,8 @@ from shardweave.planners.cost.pipeline import PipelineSimulation, simulate_stage
 from shardweave.planners.cost.pipeline.micro_batch import micro_batch_plan
 from shardweave.planners.cost.placement import on_devices
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.cost.simulate import Simulation
+from shardweave.planners.cost.simulation import Simulation
+from shardweave.planners.lower import Lowerings
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Pipeline, PlanError
@@ -47,14 +45,7 @@ HET = with_dtype(find_cluster("amp-het-cluster"))  # 12 V100 and 4 T4
 UNIT = with_dtype(cluster(nodes=4, devices=4))
 
 
-@cache
-def _localized(text: str) -> Program:
-    return plan_passes.localize(PROGRAM, Plan.from_json(text))
-
-
-def localize(program: Program, plan: Plan) -> Program:
-    assert program is PROGRAM
-    return _localized(plan.to_json())
+LOWERINGS = Lowerings(PROGRAM)
 
 
 def staged(
@@ -72,7 +63,7 @@ def staged(
 
 
 def simulated(plan: Plan, on: Cluster = UNIT) -> PipelineSimulation:
-    return simulate_stages(PROGRAM, plan, on, localize, optimizer_multiplier=2.0)
+    return simulate_stages(LOWERINGS, plan, on, optimizer_multiplier=2.0)
 
 
 def test_each_stage_takes_the_step_in_compute_exposed_communication_and_bubble() -> None:
@@ -92,7 +83,7 @@ def test_one_stage_of_one_micro_batch_is_the_program_itself() -> None:
     # take as long together.
     for mesh in ("data=4", "data=2,tensor=2"):
         plan = plan_megatron(PROGRAM, Mesh.parse(mesh))
-        step = simulation_of(PROGRAM, plan, UNIT, localize)
+        step = simulation_of(LOWERINGS, plan, UNIT)
         assert isinstance(step, Simulation)
         found = simulated(plan)
         assert found.stages[0].compute_s == pytest.approx(step.compute_s)
@@ -109,7 +100,7 @@ def test_overlap_slows_both_simulators_down_alike() -> None:
     )
     for factor in (1.0, 1.5, 3.0):
         on = replace(UNIT, overlap_slowdown=factor)
-        step = simulation_of(PROGRAM, plan, on, localize)
+        step = simulation_of(LOWERINGS, plan, on)
         assert isinstance(step, Simulation)
         (found,) = simulated(plan, on).stages
         assert found.compute_s == pytest.approx(step.compute_s)
@@ -122,9 +113,9 @@ def test_precision_of_a_plan_is_in_both_simulators_memory() -> None:
     parts: list[dict[str, float]] = []
     for precision in ("", "fp32", "bf16-mixed"):
         one = replace(plan, precision=precision)
-        step = simulation_of(PROGRAM, one, UNIT, localize)
+        step = simulation_of(LOWERINGS, one, UNIT)
         assert isinstance(step, Simulation)
-        (stage,) = simulate_stages(PROGRAM, one, UNIT, localize).stages
+        (stage,) = simulate_stages(LOWERINGS, one, UNIT).stages
         assert stage.memory_parts.get("optimizer", 0) == step.memory.parts["optimizer"]
         parts.append(dict(stage.memory_parts))
     # The tests' parameters are of 8 bytes, so that a mixed 16 leaves nothing to the optimizer.
@@ -304,7 +295,7 @@ def test_amp_estimates_with_stages_are_near_the_simulation(mesh: str) -> None:
         {
             one.name: one.predicted
             for one in plan_amp(
-                PROGRAM, Mesh.parse(mesh), cluster=on, localize=localize, simulate=count, top=3
+                PROGRAM, Mesh.parse(mesh), cluster=on, simulate=count, top=3
             ).candidates
         }
         for count in (0, 3)
@@ -316,7 +307,7 @@ def test_amp_estimates_with_stages_are_near_the_simulation(mesh: str) -> None:
 
 
 def test_amp_takes_the_fastest_of_the_best_estimates_and_says_so() -> None:
-    plan = plan_amp(PROGRAM, None, cluster=HET, localize=localize, simulate=3, top=5)
+    plan = plan_amp(PROGRAM, None, cluster=HET, simulate=3, top=5)
     assert plan.predicted is not None
     assert plan.predicted.source == "simulated"
     assert "the 3 best estimates were simulated, and of those this one" in plan.reasons[0]
@@ -331,7 +322,7 @@ def test_amp_takes_the_fastest_of_the_best_estimates_and_says_so() -> None:
 def test_amp_with_zero_fits_where_it_did_not() -> None:
     def fullest(zero: int, on: Cluster) -> Plan:
         mesh = Mesh(pipeline=2, data=8)
-        return plan_amp(PROGRAM, mesh, cluster=on, localize=localize, zero=zero, simulate=1)
+        return plan_amp(PROGRAM, mesh, cluster=on, zero=zero, simulate=1)
 
     plain, divided = fullest(0, HET), fullest(3, HET)
     assert plain.predicted is not None
@@ -345,6 +336,6 @@ def test_amp_with_zero_fits_where_it_did_not() -> None:
     with pytest.raises(AmpError, match="GiB too many"):
         fullest(0, small)
     with pytest.raises(AmpError, match="the released planner knows no ZeRO"):
-        plan_amp(PROGRAM, None, cluster=HET, localize=localize, zero=1, literal=True)
+        plan_amp(PROGRAM, None, cluster=HET, zero=1, literal=True)
     with pytest.raises(AmpError, match="zero is 4; use 0, 1, 2 or 3"):
-        plan_amp(PROGRAM, None, cluster=HET, localize=localize, zero=4)
+        plan_amp(PROGRAM, None, cluster=HET, zero=4)

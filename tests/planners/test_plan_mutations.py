@@ -14,7 +14,7 @@ from shardweave.tests.zoo import captured, megatron
 
 SPEC = "gpt:layers=1,hidden=16,heads=4,vocab=32,seq=8,batch=4"
 MESH = "data=2,tensor=2"
-PASSES = "propagate-shardings,insert-collectives"
+PASSES = "split-addmm,add-pending-sums,propagate-shardings,insert-collectives"
 
 BY_HAND = """{
   "mesh": {"data": 2, "tensor": 2},

@@ -20,7 +20,8 @@ from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.cost.model import kind_of
-from shardweave.planners.cost.simulate import Simulation, simulate
+from shardweave.planners.cost.simulate import simulate
+from shardweave.planners.cost.simulation import Simulation
 from shardweave.tests.ir_text import step
 from shardweave.tests.planners.small_clusters import (
     DEVICE,

@@ -7,10 +7,10 @@ import pytest
 from shardweave.ir.inspect.stats import stats
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.passes.plan_passes import localize
 from shardweave.planners.cost.model import CostModel, kind_of
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.workload import Workload, workload_of
+from shardweave.planners.lower import local_program
 from shardweave.planners.megatron import plan_megatron
 from shardweave.tests.ir_text import step
 from shardweave.tests.planners.small_clusters import cluster
@@ -22,7 +22,7 @@ A100 = next(iter(CLUSTER.devices))
 
 def local(name: str, mesh: Mesh) -> Program:
     program = captured(SPECS[name]).program
-    return localize(program, plan_megatron(program, mesh))
+    return local_program(program, plan_megatron(program, mesh))
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama", "bert", "unet"])

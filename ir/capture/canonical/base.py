@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 import torch
 from xdsl.ir import SSAValue
 
 from shardweave.ir.capture.builder import Builder
-from shardweave.ir.types import AnyTensor, dtype_of, tensor_type
+from shardweave.ir.types import AnyTensor, dtype_of, tensor_type, tensor_type_of
 
 
 class CanonicalError(ValueError):
@@ -83,11 +83,11 @@ def normalized(dim: int, rank: int) -> int:
 
 
 def shape_of_value(value: SSAValue) -> tuple[int, ...]:
-    return cast(AnyTensor, value.type).get_shape()
+    return tensor_type_of(value).get_shape()
 
 
 def dtype_of_value(value: SSAValue) -> torch.dtype:
-    return dtype_of(cast(AnyTensor, value.type).element_type)
+    return dtype_of(tensor_type_of(value).element_type)
 
 
 def typed(shape: tuple[int, ...] | list[int], dtype: torch.dtype) -> AnyTensor:

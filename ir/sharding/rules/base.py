@@ -17,7 +17,15 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import DimSharding, Reduction
+from shardweave.ir.placement import (
+    DimSharding,
+    Placement,
+    Reduction,
+    Sharding,
+    fits,
+    is_contiguous,
+    ordered,
+)
 from shardweave.ir.types import shape_of
 
 Dims = tuple[tuple[int, ...], ...]
@@ -92,6 +100,99 @@ class Rule:
     results: tuple[Dims, ...]
     linear: frozenset[int] = frozenset()
     localize: Localize | None = None
+
+    def seat(self, names: Sequence[int], placement: Placement) -> tuple[int, int] | None:
+        """The factor of a dim made of `names` that a placement cuts, and its stride there.
+
+        None if it cuts across factors, or one that must stay whole.
+        """
+        for factor, size, minor in self._digits(names):
+            if placement.stride % minor == 0 and (minor * size) % placement.span == 0:
+                if not self.factors[factor].whole:
+                    return factor, placement.stride // minor
+        return None
+
+    def factors_of(self, dims: Dims, cut: Sequence[DimSharding]) -> list[DimSharding] | None:
+        """How a cut of a value with these dims cuts the factors; None if it cuts across them."""
+        cuts: list[DimSharding] = [()] * len(self.factors)
+        for names, placements in zip(dims, cut, strict=True):
+            for placement in placements:
+                seat = self.seat(names, placement)
+                if seat is None:
+                    return None
+                factor, stride = seat
+                within = Placement(placement.axis, placement.size, stride)
+                cuts[factor] = ordered({*cuts[factor], within})
+        return cuts
+
+    def dims_of(self, dims: Dims, factors: Sequence[DimSharding]) -> tuple[DimSharding, ...]:
+        """The cut of a value with these dims where the factors are cut as given."""
+        return tuple(
+            ordered(
+                Placement(p.axis, p.size, p.stride * minor)
+                for factor, _, minor in self._digits(names)
+                for p in factors[factor]
+            )
+            for names in dims
+        )
+
+    def one_cut(self, factor: int, placement: Placement) -> list[DimSharding]:
+        """The factors' cuts with a single placement, within `factor`."""
+        return [(placement,) if index == factor else () for index in range(len(self.factors))]
+
+    def carry(
+        self, source: Dims, goal: Dims, cut: Sequence[DimSharding]
+    ) -> tuple[DimSharding, ...] | None:
+        """A cut of a value with dims `source` as one of a value with dims `goal`.
+
+        None if it cuts across factors. What `goal` lacks is dropped.
+        """
+        factors = self.factors_of(source, cut)
+        return None if factors is None else self.dims_of(goal, factors)
+
+    def can_cut(self, factor: int, placements: DimSharding) -> bool:
+        """Whether a factor can be cut so."""
+        limits = self.factors[factor]
+        if not placements:
+            return True
+        if limits.whole or not fits(placements, limits.size):
+            return False
+        return not limits.contiguous or is_contiguous(placements, limits.size)
+
+    def result(
+        self,
+        index: int,
+        factors: Sequence[DimSharding],
+        carried: Sequence[str],
+        axes: Sequence[str],
+    ) -> Sharding | None:
+        """What a result comes out as where the factors are cut so; None if it cannot.
+
+        It is unreduced over the axes of the cut factors that it lacks, and over those `carried`,
+        over which the operands that the op is linear in are sums. axes: of the mesh, in order.
+        """
+        dims = self.results[index]
+        present = {factor for names in dims for factor in names}
+        lost = [i for i, cut in enumerate(factors) if cut and i not in present]
+        reductions = {self.factors[i].reduction for i in lost} | (
+            {"sum"} if carried else set[str]()
+        )
+        if None in reductions or len(reductions) > 1:
+            return None
+        pending = {*carried, *(p.axis for i in lost for p in factors[i])}
+        unreduced = tuple(axis for axis in axes if axis in pending)
+        placed = self.dims_of(dims, factors)
+        return Sharding(placed, unreduced, "max" if "max" in reductions else "sum")
+
+    def _digits(self, names: Sequence[int]) -> list[tuple[int, int, int]]:
+        """For a dim made of factors: (factor, its size, product of the sizes after it)."""
+        digits: list[tuple[int, int, int]] = []
+        minor = 1
+        for factor in reversed(names):
+            size = self.factors[factor].size
+            digits.append((factor, size, minor))
+            minor *= size
+        return digits
 
     def problem(
         self, operand_shapes: Sequence[Sequence[int]], result_shapes: Sequence[Sequence[int]]

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from shardweave.planners.cost.pipeline.order import Task
-from shardweave.planners.cost.simulate import COMPUTE, Event
 from shardweave.planners.cost.streams import Flight, Streams
+from shardweave.planners.cost.timeline import COMPUTE, Event
 from shardweave.planners.cost.zero import DATA_AXIS
 
 PIPELINE_AXIS = "pipeline"
@@ -30,7 +30,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Part:
+class TaskPart:
     """One block's share of a task.
 
     seconds: of the device, communication within the stage that nothing hides included. gather: of
@@ -52,9 +52,9 @@ class StageTimes:
     later ones do; else the stage waits for both.
     """
 
-    forward: tuple[Part, ...]
-    backward: tuple[Part, ...]
-    last_backward: tuple[Part, ...]
+    forward: tuple[TaskPart, ...]
+    backward: tuple[TaskPart, ...]
+    last_backward: tuple[TaskPart, ...]
     to_next: Message | None = None
     to_previous: Message | None = None
     finish: tuple[Message, ...] = ()
@@ -172,13 +172,13 @@ class _Run:
             self._send(stage, task)
         yield from self._finish(stage, parts)
 
-    def _parts(self, times: StageTimes, task: Task, is_last: bool) -> tuple[Part, ...]:
+    def _parts(self, times: StageTimes, task: Task, is_last: bool) -> tuple[TaskPart, ...]:
         if task.is_forward:
             return times.forward
         return times.last_backward if is_last else times.backward
 
     def _gather(
-        self, stage: int, parts: Sequence[Sequence[Part]], place: tuple[int, int] | None
+        self, stage: int, parts: Sequence[Sequence[TaskPart]], place: tuple[int, int] | None
     ) -> None:
         """Start to gather the parameters of the part at `place`, if there is one."""
         if place is None:
@@ -187,7 +187,7 @@ class _Run:
         if message is not None:
             self._collective(("gather", stage, place), message, stage, "forward")
 
-    def _scatter(self, stage: int, place: tuple[int, int], part: Part) -> Process:
+    def _scatter(self, stage: int, place: tuple[int, int], part: TaskPart) -> Process:
         if part.scatter is None:
             return
         key = ("scatter", stage, place)
@@ -195,7 +195,7 @@ class _Run:
         if not self.stages[stage].overlaps:
             yield from self._wait(key, stage)
 
-    def _finish(self, stage: int, parts: Sequence[Sequence[Part]]) -> Process:
+    def _finish(self, stage: int, parts: Sequence[Sequence[TaskPart]]) -> Process:
         """Wait for what is still on its way, and synchronise."""
         for number, found in enumerate(parts):
             for index, part in enumerate(found):
@@ -245,7 +245,7 @@ class _Run:
         self.sent.append((flight, event))
         self.waits[stage].sent_s[DATA_AXIS] += message.seconds
 
-    def _work(self, stage: int, place: tuple[int, int], part: Part) -> None:
+    def _work(self, stage: int, place: tuple[int, int], part: TaskPart) -> None:
         key = ("work", stage, place)
         self._begin(key, part.seconds, ((COMPUTE, stage),), (stage,), is_compute=True)
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.pipeline.events import StageTimes, Waits, play
 from shardweave.planners.cost.pipeline.order import most_in_flight
+from shardweave.planners.cost.pipeline.result import PipelineSimulation, StageResult
 from shardweave.planners.cost.pipeline.stages import (
     Stage,
     between,
@@ -19,115 +16,14 @@ from shardweave.planners.cost.pipeline.stages import (
     pipeline_of,
     stages_of,
 )
-from shardweave.planners.cost.simulate import Event
-from shardweave.planners.cost.workload import Localize
+from shardweave.planners.lower import Lowerings
 from shardweave.planners.plan import Plan
 
 
-@dataclass(frozen=True)
-class StageResult:
-    """One stage of a step, in seconds and bytes of one of its devices.
-
-    The step takes compute_s + slowdown_s + exposed_communication_s + bubble_s: slowdown_s is what
-    compute loses to communication beside it, bubble_s waiting for other stages. communication_s,
-    exposed_s: by axes; `pipeline` is what the stage receives. in_flight: micro-batches whose
-    activations it holds at once.
-    """
-
-    compute_s: float
-    slowdown_s: float
-    communication_s: Mapping[str, float]
-    exposed_s: Mapping[str, float]
-    bubble_s: float
-    memory_parts: Mapping[str, float]
-    memory_bytes: int
-    in_flight: int
-
-    @property
-    def exposed_communication_s(self) -> float:
-        return sum(self.exposed_s.values())
-
-    @property
-    def peak_bytes(self) -> float:
-        return sum(self.memory_parts.values())
-
-
-@dataclass(frozen=True)
-class PipelineSimulation:
-    """One step of a plan on a cluster, in seconds; `stages` says what each does.
-
-    lower_bound_s: no order of the micro-batches beats it, were messages between stages free.
-    """
-
-    cluster: Cluster
-    mesh: Mesh
-    schedule: str
-    micro_batches: int
-    time_s: float
-    lower_bound_s: float
-    stages: tuple[StageResult, ...]
-    events: tuple[Event, ...] = field(repr=False)
-
-    @property
-    def ratio(self) -> float:
-        """How many times longer than the lower bound the step takes."""
-        return self.time_s / self.lower_bound_s if self.lower_bound_s else 1.0
-
-    @property
-    def busiest(self) -> StageResult:
-        """The stage that waits least for others."""
-        return min(self.stages, key=lambda stage: stage.bubble_s)
-
-    @property
-    def fullest(self) -> StageResult:
-        """The stage that takes the largest share of its devices' memory."""
-        return max(self.stages, key=lambda stage: stage.peak_bytes / stage.memory_bytes)
-
-    @property
-    def bubble_s(self) -> float:
-        """Of the busiest stage."""
-        return self.busiest.bubble_s
-
-    @property
-    def peak_bytes(self) -> float:
-        """Of the fullest stage."""
-        return self.fullest.peak_bytes
-
-    @property
-    def memory_bytes(self) -> int:
-        """Of the fullest stage's smallest device."""
-        return self.fullest.memory_bytes
-
-    def summary(self) -> str:
-        """A few lines for people."""
-        from shardweave.planners.cost.pipeline.report import summary
-
-        return summary(self)
-
-    def record(self) -> dict[str, Any]:
-        """The numbers as JSON data."""
-        from shardweave.planners.cost.pipeline.report import record
-
-        return record(self)
-
-    def save_trace(self, path: str | Path) -> None:
-        """Write the events for chrome://tracing or ui.perfetto.dev (JSON)."""
-        from shardweave.planners.cost.timeline import save_trace
-
-        save_trace(self, path)
-
-    def plot(self, path: str | Path) -> None:
-        """Draw the stages over time, coloured by phase."""
-        from shardweave.planners.cost.plot import plot
-
-        plot(self, path)
-
-
 def simulate_stages(
-    program: Program,
+    lowerings: Lowerings,
     plan: Plan,
     cluster: Cluster,
-    localize: Localize,
     *,
     optimizer_multiplier: float | None = None,
 ) -> PipelineSimulation:
@@ -139,7 +35,7 @@ def simulate_stages(
     gradients scattered. Raises ValueError (PlanError, ClusterError) if the plan does not fit the
     program or cluster.
     """
-    stages = stages_of(program, plan, cluster, localize)
+    stages = stages_of(lowerings, plan, cluster)
     times = _with_messages(cluster, stages)
     pipeline = pipeline_of(plan)
     orders = [stage.tasks for stage in stages]

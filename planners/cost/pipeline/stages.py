@@ -8,18 +8,18 @@ from functools import cached_property
 from itertools import pairwise
 
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.links import nics_of, transfer_of
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
-from shardweave.planners.cost.pipeline.events import PIPELINE_AXIS, Message, Part, StageTimes
+from shardweave.planners.cost.pipeline.events import PIPELINE_AXIS, Message, StageTimes, TaskPart
 from shardweave.planners.cost.pipeline.micro_batch import micro_batch_plan
 from shardweave.planners.cost.pipeline.order import Task, most_in_flight, order_of
 from shardweave.planners.cost.placement import PlacedCluster, likeness, on_devices
 from shardweave.planners.cost.streams import beside_s
-from shardweave.planners.cost.workload import BlockWork, Localize, Workload, workload_of
+from shardweave.planners.cost.workload import BlockWork, Workload, workload_of
 from shardweave.planners.cost.zero import DATA_AXIS, DIVIDED, divided, whole_for_a_while
+from shardweave.planners.lower import Lowerings
 from shardweave.planners.plan import Lookup, Plan
 from shardweave.planners.plan_parts import Pipeline, PlanError
 
@@ -122,9 +122,9 @@ class Stage:
             overlaps=self.overlaps,
         )
 
-    def _parts(self, is_forward: bool, gather: str, scatter: str) -> tuple[Part, ...]:
+    def _parts(self, is_forward: bool, gather: str, scatter: str) -> tuple[TaskPart, ...]:
         parts = [
-            Part(
+            TaskPart(
                 self._compute_s(block, is_forward)
                 + sum(self.exposed_s(block, is_forward=is_forward)),
                 self._sync(gather, size),
@@ -157,13 +157,14 @@ class Stage:
         return Message(seconds, nics_of(self.cluster, ranks) if crosses else ())
 
 
-def stages_of(program: Program, plan: Plan, cluster: Cluster, localize: Localize) -> list[Stage]:
+def stages_of(lowerings: Lowerings, plan: Plan, cluster: Cluster) -> list[Stage]:
     """The stages of a plan of a global program; one, on all devices, for a plan without.
 
     One partition, of a micro-batch, and a walk over its program for each kind of placement. Raises
     ValueError if the plan does not fit the program or the cluster.
     """
-    local = localize(program, micro_batch_plan(plan, program))
+    program = lowerings.program
+    local = lowerings.local(micro_batch_plan(plan, program))
     batch = workload_of(program, cluster)
     placements = _placements(plan, cluster)
     mesh = Mesh(**{axis: size for axis, size in plan.mesh.items() if axis != PIPELINE_AXIS})

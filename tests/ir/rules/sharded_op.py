@@ -22,6 +22,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from shardweave.backends.calls import FUNCTIONS
 from shardweave.backends.reference import run_reference
+from shardweave.ir.annotations import ANNOTATIONS, properties_without, set_shardings
 from shardweave.ir.aten import NOT_STORED, AtenOp, create, overload_named, signature_of
 from shardweave.ir.aten_args import DERIVED
 from shardweave.ir.attributes import ShardingAttr
@@ -30,10 +31,7 @@ from shardweave.ir.infer import infer_types
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Sharding, contiguous, fits, is_contiguous
 from shardweave.ir.program import Program
-from shardweave.ir.sharding.assignment import dims_of
-from shardweave.ir.sharding.flow import sharding_property
 from shardweave.ir.sharding.rules import Rule, rule_of
-from shardweave.ir.syntax import ANNOTATIONS
 from shardweave.ir.types import shape_of, shape_of_type, tensor_type
 from shardweave.passes.pipeline import PassPipeline
 
@@ -70,7 +68,7 @@ class Instance:
 
     def clone(self, operands: Sequence[SSAValue]) -> AtenOp:
         """The op, without annotations, on other operands."""
-        kept = {k: v for k, v in self.op.properties.items() if k not in ANNOTATIONS}
+        kept = properties_without(self.op, *ANNOTATIONS)
         return type(self.op).create(
             operands=operands, result_types=list(self.op.result_types), properties=kept
         )
@@ -131,7 +129,7 @@ class Cut:
 
     def operand_shardings(self, rule: Rule) -> list[Sharding]:
         return [
-            Sharding(dims_of(rule, dims, self.factors), self.carried if i in rule.linear else ())
+            Sharding(rule.dims_of(dims, self.factors), self.carried if i in rule.linear else ())
             for i, dims in enumerate(rule.operands)
         ]
 
@@ -143,7 +141,7 @@ class Cut:
             axes = {p.axis for f in lost for p in self.factors[f]} | set(self.carried)
             kinds = {rule.factors[f].reduction for f in lost}
             pending = tuple(axis for axis in mesh.names if axis in axes)
-            placed = dims_of(rule, dims, self.factors)
+            placed = rule.dims_of(dims, self.factors)
             found.append(Sharding(placed, pending, "max" if kinds == {"max"} else "sum"))
         return found
 
@@ -198,7 +196,7 @@ def program_of(
     op = instance.clone(values)
     shapes = [shape_of(result) for result in op.results]
     if annotated:
-        op.properties["sharding"] = sharding_property(results, shapes)
+        set_shardings(op, results, shapes)
     block.add_op(op)
     kept = [ShardingAttr.of(s, shape) for s, shape in zip(results, shapes, strict=True)]
     whole = [ShardingAttr.of(Sharding.replicated(len(shape)), shape) for shape in shapes]
@@ -231,7 +229,7 @@ def _argument(
     type_ = tensor_type((count, *shape), tensor.dtype)
     argument = block.insert_arg(type_, len(block.args))
     total = create("aten.sum.dim_IntList", [argument], [_type(tensor)], {"dim": [0]})
-    total.properties["sharding"] = sharding_property([sharding], [shape])
+    set_shardings(total, [sharding], [shape])
     block.add_op(total)
     terms = Sharding((contiguous(sharding.unreduced, count, mesh), *sharding.dims))
     return total.results[0], ShardingAttr.of(terms, (count, *shape))

@@ -1,4 +1,4 @@
-"""What a step of a transformer takes under any configuration: the machine of simulated trials.
+"""A step of a transformer under any configuration, as a closed form: it times simulated trials.
 
 It knows more than OPPA's formulas (`prior`): matrix products reach a share of the peak that
 depends on their size, ops cost a launch and memory traffic, rings have the latency and the

@@ -1,7 +1,4 @@
-"""The options of `opt` that say which passes run and what is seen of them.
-
-Imports nothing heavy: they are declared for `--help`.
-"""
+"""The `opt` command: passes over a program, and what is seen of them."""
 
 from __future__ import annotations
 
@@ -12,12 +9,84 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardweave.driver.commands.arguments import (
+    Commands,
+    add_program_output,
+    add_validate_options,
+    new_command,
+)
+from shardweave.driver.commands.output import check_output, messages
+
 if TYPE_CHECKING:
-    from shardweave.passes.pipeline import Observer, PassPipeline
+    from shardweave.passes.observer import Observer
+    from shardweave.passes.pipeline import PassPipeline
 
 
-def add_pass_options(command: argparse.ArgumentParser) -> None:
-    """Declare the options, but for the passes themselves."""
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    command = new_command(commands, "opt", "Run passes over a program.")
+    command.add_argument(
+        "file", metavar="FILE", nargs="?", help="a program's text; - reads standard input"
+    )
+    command.add_argument(
+        "--passes", metavar="SPEC", default="", help="pass{option=value},pass,..., in this order"
+    )
+    command.add_argument("--mesh", help="as in data=2,tensor=2; default: the program's own")
+    add_program_output(command)
+    _add_pass_options(command)
+    add_validate_options(command)
+    command.set_defaults(func=opt_command)
+
+
+def opt_command(options: argparse.Namespace) -> int:
+    """Run passes over a program and write the result."""
+    from shardweave.driver.commands.programs import program_line, read, write
+    from shardweave.driver.report.text import seconds_text
+    from shardweave.driver.validate import LIMIT, Validator
+    from shardweave.ir.verify.program import check
+    from shardweave.passes.observers import Observers, PassWatch
+    from shardweave.passes.pipeline import as_mesh
+
+    load_passes(options.load)
+    if options.list_passes:
+        print(list_of_passes())
+        return 0
+    pipeline = pipeline_of(options)
+    if options.print_pipeline:
+        print(pipeline)
+        return 0
+    if options.file is None:
+        raise ValueError("opt needs the FILE to read; give its path, or - for standard input.")
+    check_output(options.output)
+    program = read(options.file)
+    if options.mesh is not None:
+        program.set_mesh(as_mesh(options.mesh))
+    check(program)
+    watch, validator = PassWatch(), None
+    observers = observers_of(options)
+    if options.validate:
+        validator = Validator(limit=options.validate_limit or LIMIT)
+        observers.append(validator)
+    observer = Observers((*observers, watch))
+    result = pipeline.run(program, observer=observer, verify_each=options.verify_each)
+    changed = sum(one.changed for one in watch.seen)
+    out = messages(options.output)
+    print(
+        f"{len(watch.seen)} passes, {changed} of which changed the program, in "
+        f"{seconds_text(sum(one.seconds for one in watch.seen))}: {program_line(result)}",
+        file=out,
+    )
+    if validator is not None:
+        compared = f"{validator.num_values} values compared in {validator.num_runs} runs"
+        print(f"validated every pass: {compared}", file=out)
+    if options.time_passes:
+        print(watch.table(), file=out)
+    write(result, options.output)
+    return 0
+
+
+def _add_pass_options(command: argparse.ArgumentParser) -> None:
+    """Declare which passes run and what is seen of them."""
     command.add_argument(
         "--load",
         action="append",

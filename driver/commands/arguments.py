@@ -1,0 +1,106 @@
+"""Arguments that several commands have, and the kinds of values that they take.
+
+Imports nothing heavy: they are declared for `--help`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+DTYPES = ("float32", "float64", "bfloat16")
+
+MODEL_HELP = (
+    "gpt:layers=2,hidden=64,..., unet:..., cnn:..., hf:TYPE:field=value,... (Hugging Face, random "
+    "weights) or package.module:factory"
+)
+
+Commands = argparse._SubParsersAction  # the class has no public name
+
+
+def new_command(commands: Commands, name: str, summary: str) -> argparse.ArgumentParser:
+    """A command with the arguments that every command has."""
+    command = commands.add_parser(name, help=summary, description=summary)
+    command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return command
+
+
+def add_model(command: argparse.ArgumentParser) -> None:
+    """Declare MODEL, --dtype and --seed."""
+    command.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    command.add_argument(
+        "--dtype", choices=DTYPES, default="float32", help="of weights (default: float32)"
+    )
+    command.add_argument("--seed", type=int, default=0, help="of weights and inputs (default: 0)")
+
+
+def add_program(command: argparse.ArgumentParser) -> None:
+    """Declare FILE, a program's text."""
+    command.add_argument("file", metavar="FILE", help="a program's text; - reads standard input")
+
+
+def add_cluster(command: argparse.ArgumentParser, *, required: bool = True, why: str = "") -> None:
+    """Declare --cluster. why: a few words before its forms."""
+    command.add_argument(
+        "--cluster",
+        required=required,
+        help=f"{why}a preset's name, as h100-pod or testbed:rate=250mbit, or a file",
+    )
+
+
+def add_program_output(command: argparse.ArgumentParser) -> None:
+    """Declare --output, the file for a program's text."""
+    command.add_argument(
+        "-o", "--output", metavar="FILE", default="-", help="where to (default: standard output)"
+    )
+
+
+def add_time_limit(command: argparse.ArgumentParser, what: str) -> None:
+    """Declare --time-limit. what: the words for what it does."""
+    command.add_argument(
+        "--time-limit",
+        type=positive("a number of seconds above 0"),
+        metavar="SECONDS",
+        help=f"{what} after this long (default: no limit)",
+    )
+
+
+def add_validate_options(command: argparse.ArgumentParser) -> None:
+    """Declare --validate and --validate-limit."""
+    command.add_argument(
+        "--validate",
+        action="store_true",
+        help="run the program before and after each pass, and fail if a result differs",
+    )
+    command.add_argument(
+        "--validate-limit",
+        type=positive("a number of FLOPs, such as 1e11"),
+        metavar="FLOPS",
+        help="validate programs of up to this much work a run (default: 2e10, some seconds)",
+    )
+
+
+def positive(expected: str) -> Callable[[str], float]:
+    """A type of argument: a number above 0. expected: the words for it in the error."""
+
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"'{text}' is not {expected}")
+        return value
+
+    return number
+
+
+def count(expected: str, least: int = 0) -> Callable[[str], int]:
+    """A type of argument: a whole number. expected: the words for it in the error."""
+
+    def number(text: str) -> int:
+        if not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"'{text}' is not {expected}")
+        return int(text)
+
+    return number

@@ -1,0 +1,43 @@
+"""Programs as the commands read, write and summarise them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from shardweave.driver.report.text import bytes_text
+from shardweave.ir.annotations import phase_of
+from shardweave.ir.program import Program
+from shardweave.ir.types import num_bytes, tensor_type_of
+
+
+def program_line(program: Program) -> str:
+    """One line: how many ops in which phases, and how much is trained."""
+    phases: dict[str, int] = {}
+    for op in program.ops:
+        phases[phase_of(op)] = phases.get(phase_of(op), 0) + 1
+    by_phase = ", ".join(f"{count} {phase}" for phase, count in phases.items())
+    parameters = [slot.value for slot in program.arguments if slot.kind == "param"]
+    size = bytes_text(sum(num_bytes(tensor_type_of(value)) for value in parameters))
+    mesh = f", on mesh {program.mesh}" if program.mesh else ""
+    whose = " on each rank" if program.is_local else ""
+    return (
+        f"{sum(phases.values())} ops ({by_phase}), {len(parameters)} parameters of "
+        f"{size}{whose}{mesh}"
+    )
+
+
+def read(path: str) -> Program:
+    """The program in a file, or on standard input."""
+    if path == "-":
+        return Program.parse(sys.stdin.read(), "<stdin>")
+    return Program.load(path)
+
+
+def write(program: Program, path: str) -> None:
+    """Write a program to a file, with source lines, or plain to standard output."""
+    if path == "-":
+        print(program, end="")
+    else:
+        program.save(path)
+        print(f"wrote {path} ({bytes_text(Path(path).stat().st_size)})")

@@ -1,0 +1,77 @@
+"""The options of a run of one step. Nothing heavy is imported: `run` reads them before it starts
+processes, which wait for it."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardweave.driver.commands.output import check_output
+from shardweave.ir.mesh import Mesh
+from shardweave.planners.registry import PLANNERS, no_such_plan
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """A model, how it is sharded and what is done with it; see the command's help."""
+
+    model: str
+    mesh: Mesh
+    plan: str
+    backend: str
+    dtype: str
+    seed: int
+    sequence_parallel: bool
+    passes: str
+    check: bool
+    steps: int
+    eager: bool
+    json: str | None
+    validate: bool
+    validate_limit: float | None
+    program: str | None = None
+
+    @staticmethod
+    def of(options: argparse.Namespace) -> RunOptions:
+        """Check the options that can be checked before any process is started."""
+        check_output(options.json)
+        if options.plan not in PLANNERS and not Path(options.plan).is_file():
+            raise ValueError(no_such_plan(options.plan))
+        mesh = Mesh.parse(options.mesh)
+        if options.program is not None:
+            mesh = _mesh_of_program(options)
+        elif options.plan not in PLANNERS:
+            from shardweave.driver.plans import mesh_of_plan
+
+            of_plan = mesh_of_plan(options.plan)
+            mesh = mesh if options.mesh or of_plan is None else of_plan
+        return RunOptions(
+            model=options.model,
+            mesh=mesh,
+            plan=options.plan,
+            backend=options.backend,
+            dtype=options.dtype,
+            seed=options.seed,
+            sequence_parallel=options.sequence_parallel,
+            passes=options.passes,
+            check=options.check,
+            steps=options.steps,
+            eager=not options.no_eager,
+            json=options.json,
+            validate=options.validate,
+            validate_limit=options.validate_limit,
+            program=options.program,
+        )
+
+
+def _mesh_of_program(options: argparse.Namespace) -> Mesh:
+    """The mesh of --program, which is run as it is. Raises ValueError for what it rules out."""
+    from shardweave.ir.program import Program
+
+    if options.mesh or options.passes or options.sequence_parallel or options.validate:
+        raise ValueError(
+            "--program runs a program as it is, on its own mesh; leave --mesh, --passes, "
+            "--sequence-parallel and --validate out, or give them to what makes the program."
+        )
+    return Program.load(options.program).mesh or Mesh()

@@ -1,0 +1,84 @@
+"""Whether an op's operands and results fit its rule: one cut of the factors explains them all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.ir import Operation
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import DimSharding, Sharding, ordered
+from shardweave.ir.sharding.rules import Rule
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """What does not fit. operand: its index, if an operand is what no cut explains."""
+
+    problem: str
+    operand: int | None = None
+
+    def text(self, op: Operation) -> str:
+        """The problem as messages say it, with the operand's name."""
+        if self.operand is None:
+            return self.problem
+        name = op.operands[self.operand].name_hint or self.operand
+        return f"operand {self.operand} (%{name}) {self.problem}"
+
+
+def fitting_factors(
+    rule: Rule, operands: Sequence[Sharding], results: Sequence[Sharding], mesh: Mesh
+) -> tuple[DimSharding, ...] | Misfit:
+    """The cut of an op's factors, read off its operands and results; a Misfit if there is none.
+
+    Operands and results are cut as the factors are; a result is unreduced over the axes of the cut
+    factors that it lacks, and over those over which all operands that the op is linear in are
+    unreduced sums.
+    """
+    factors: list[DimSharding] = [()] * len(rule.factors)
+    for index, (dims, sharding) in enumerate(zip(rule.operands, operands, strict=True)):
+        cuts = rule.factors_of(dims, sharding.dims)
+        if cuts is None:
+            return Misfit("is cut where the op needs it whole", index)
+        factors = _joined(factors, cuts)
+    for index, (dims, sharding) in enumerate(zip(rule.results, results, strict=True)):
+        cuts = rule.factors_of(dims, sharding.dims)
+        if cuts is None:
+            return Misfit(f"result {index} is cut where the op cannot cut it")
+        factors = _joined(factors, cuts)
+    axes = [placement.axis for cut in factors for placement in cut]
+    if len(set(axes)) != len(axes):
+        twice = sorted({axis for axis in axes if axes.count(axis) > 1})
+        return Misfit(f"its operands cut different dims over {twice}")
+    return _misfit(rule, operands, results, factors, mesh) or tuple(factors)
+
+
+def _joined(a: Sequence[DimSharding], b: Sequence[DimSharding]) -> list[DimSharding]:
+    return [ordered({*x, *y}) if y else x for x, y in zip(a, b, strict=True)]
+
+
+def _misfit(
+    rule: Rule,
+    operands: Sequence[Sharding],
+    results: Sequence[Sharding],
+    factors: Sequence[DimSharding],
+    mesh: Mesh,
+) -> Misfit | None:
+    if not all(map(rule.can_cut, range(len(factors)), factors)):
+        return Misfit("it cannot be computed on shards of these operands")
+    linear = [operands[index].unreduced for index in sorted(rule.linear)]
+    carried = linear[0] if linear else ()
+    for index, (dims, sharding) in enumerate(zip(rule.operands, operands, strict=True)):
+        pending = carried if index in rule.linear else ()
+        if sharding.unreduced != pending or (pending and sharding.reduction != "sum"):
+            return Misfit(f"is an unreduced {sharding.reduction} that the op cannot carry", index)
+        if sharding.dims != rule.dims_of(dims, factors):
+            return Misfit("is not cut as the other operands and the results are", index)
+    for index, sharding in enumerate(results):
+        wanted = rule.result(index, factors, carried, mesh.names)
+        if wanted is None:
+            return Misfit(f"result {index} cannot be computed on shards of these operands")
+        if sharding != wanted:
+            return Misfit(f"result {index} comes out as {wanted}, but its sharding is {sharding}")
+    return None

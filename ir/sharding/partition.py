@@ -1,0 +1,169 @@
+"""Partitioning: from a propagated global program to the one that every rank runs.
+
+Nothing is chosen here. Every value gets the type of its shards, every op its local form, and every
+`dist.reshard` the collectives and slices that `reshard` finds for it.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from xdsl.dialects import func
+from xdsl.ir import Block, Operation, SSAValue
+
+from shardweave.ir import dist
+from shardweave.ir.annotations import (
+    annotate,
+    describe,
+    set_sharding_attrs,
+    set_shardings,
+    sharding_attrs_of,
+)
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.literals import Literal
+from shardweave.ir.placement import Sharding
+from shardweave.ir.program import Program, Slot, shardings_of
+from shardweave.ir.sharding.fit import Misfit, fitting_factors
+from shardweave.ir.sharding.flow import is_propagated
+from shardweave.ir.sharding.local_form import LocalForm
+from shardweave.ir.sharding.reshard import ReshardStep, reshard
+from shardweave.ir.sharding.rules import rule_of
+from shardweave.ir.sharding.rules.base import Localize
+from shardweave.ir.types import AnyTensor, shape_of, tensor_type_of, with_shape
+
+_KINDS: dict[str, type[dist.DistOp]] = {
+    "all_reduce": dist.AllReduceOp,
+    "reduce_scatter": dist.ReduceScatterOp,
+    "all_gather": dist.AllGatherOp,
+    "all_to_all": dist.AllToAllOp,
+    "slice": dist.SliceOp,
+}
+
+
+def partition(program: Program) -> dict[SSAValue, SSAValue]:
+    """Make a propagated global program local; returns the local value of each global one.
+
+    The global values are those of the body that was replaced: good as keys, and no longer part of
+    a program. Raises ValueError without a mesh, for a program that is local or not propagated, and
+    where an op's operands do not fit it. Linear in the ops.
+    """
+    if program.mesh is None:
+        raise ValueError("the program has no mesh; give one (mesh=..., or --mesh data=2).")
+    if program.is_local:
+        raise ValueError("the program is local already: its collectives are inserted.")
+    if not is_propagated(program) and any(True for _ in program.ops):
+        raise ValueError(
+            "no op of the program says in which shards its results are; run propagate-shardings "
+            "first."
+        )
+    return _Partition(program).run()
+
+
+class _Partition:
+    def __init__(self, program: Program) -> None:
+        assert program.mesh is not None
+        self.program = program
+        self.mesh = program.mesh
+        self.block = Block()
+        self.local: dict[SSAValue, SSAValue] = {}
+        self.shardings: dict[SSAValue, Sharding] = {}
+
+    def run(self) -> dict[SSAValue, SSAValue]:
+        for slot in self.program.arguments:
+            sharding = self.program.sharding_of_slot(slot)
+            type_ = self._local_type(slot.value, sharding)
+            argument = self.block.insert_arg(type_, len(self.block.args))
+            argument.name_hint = slot.value.name_hint
+            self._define(slot.value, argument, sharding)
+        for op in self.program.ops:
+            if isinstance(op, dist.ReshardOp):
+                self._reshard(op)
+            elif isinstance(op, AtenOp):
+                self._op(op)
+            else:
+                raise ValueError(f"{describe(op)} cannot be partitioned; unfuse-kernels first.")
+        results = [self._returned(slot) for slot in self.program.results]
+        self.block.add_op(func.ReturnOp(*results))
+        self.program.replace_body(self.block)
+        self.program.set_local()
+        return self.local
+
+    def _define(self, value: SSAValue, local: SSAValue, sharding: Sharding) -> None:
+        self.local[value] = local
+        self.shardings[value] = sharding
+
+    def _results(self, op: Operation) -> list[Sharding]:
+        """In which shards an op gives its results."""
+        return [cast(Sharding, sharding) for sharding in shardings_of(op, self.program)]
+
+    def _op(self, op: AtenOp) -> None:
+        rule, results = rule_of(op), self._results(op)
+        operands = [self.shardings[value] for value in op.operands]
+        factors = fitting_factors(rule, operands, results, self.mesh)
+        if isinstance(factors, Misfit):
+            raise ValueError(f"{describe(op)}: {factors.text(op)}; add a dist.reshard before it.")
+        types = [self._local_type(r, s) for r, s in zip(op.results, results, strict=True)]
+        values = [self.local[value] for value in op.operands]
+        form = LocalForm(op, values, factors, types, self.mesh, self.block.add_op)
+        is_plain = rule.localize is None or not any(factors)
+        made = form.clone() if is_plain else list(cast("Localize", rule.localize)(form))
+        assert [r.type for r in made] == types, f"local form of {op.name} has wrong types"
+        for new, old, sharding in zip(made, op.results, results, strict=True):
+            self._annotate(new, old, sharding)
+            new.name_hint = old.name_hint
+            self._define(old, new, sharding)
+
+    def _annotate(self, result: SSAValue, old: SSAValue, sharding: Sharding) -> None:
+        """Record the sharding of one result on the op that makes it."""
+        owner = result.owner
+        assert isinstance(owner, Operation)
+        shape = shape_of(old)
+        if len(owner.results) == 1:
+            set_shardings(owner, [sharding], [shape])
+            return
+        known = sharding_attrs_of(owner) or ()
+        set_sharding_attrs(owner, [*known, ShardingAttr.of(sharding, shape)])
+
+    def _reshard(self, op: dist.ReshardOp) -> None:
+        (source,), (goal,) = op.operands, self._results(op)
+        current, before = self.local[source], self.shardings[source]
+        try:
+            steps = reshard(shape_of(source), before, goal, self.mesh)
+        except ValueError as error:
+            raise ValueError(f"{describe(op)}: {error}") from error
+        for step in steps:
+            current = self._collective(op, current, before, step)
+            before = step.after
+        self._define(op.results[0], current, goal)
+
+    def _collective(
+        self, op: dist.ReshardOp, current: SSAValue, before: Sharding, step: ReshardStep
+    ) -> SSAValue:
+        arguments: dict[str, Literal] = {"axes": list(step.axes)}
+        if step.kind == "all_reduce" and before.reduction == "max":
+            arguments["op"] = "max"
+        elif step.kind != "all_reduce":
+            arguments |= {"dim": step.dim, "block": step.block}
+        if step.kind == "all_to_all":
+            arguments |= {"from_dim": step.from_dim, "from_block": step.from_block}
+        value = op.results[0]
+        type_ = self._local_type(value, step.after)
+        collective = dist.create(_KINDS[step.kind], [current], [type_], **arguments)
+        annotate(collective, op)
+        set_shardings(collective, [step.after], [shape_of(value)])
+        collective.results[0].name_hint = step.kind
+        self.block.add_op(collective)
+        return collective.results[0]
+
+    def _returned(self, slot: Slot) -> SSAValue:
+        promised, held = self.program.sharding_of_slot(slot), self.shardings[slot.value]
+        if promised != held:
+            raise ValueError(
+                f"{slot.kind} '{slot.name}' is returned in other shards than its dist.sharding "
+                "says; add a dist.reshard before the return, or correct dist.sharding."
+            )
+        return self.local[slot.value]
+
+    def _local_type(self, value: SSAValue, sharding: Sharding) -> AnyTensor:
+        return with_shape(tensor_type_of(value), sharding.local_shape(shape_of(value)))

@@ -1,0 +1,30 @@
+"""add-pending-sums: sums over the same axes added to each other before anything else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import builtin
+from xdsl.passes import ModulePass
+
+from shardweave.ir.program import Program
+from shardweave.ir.sharding.pending_sums import add_pending_sums
+
+
+@dataclass(frozen=True)
+class AddPendingSumsPass(ModulePass):
+    """Rewrite (whole + pending) + pending to whole + (pending + pending).
+
+    Autograd adds the gradients of a value's uses in the order in which it meets them: residual,
+    then q, k and v. Where those of q, k and v will be pending sums over an axis, each would be
+    reduced before it meets the residual; added to each other first, they leave one sum to reduce.
+
+    Requires: a global program with a mesh, before `propagate-shardings`. Ensures: numerics
+    unchanged but for the order of additions. Linear in the ops.
+    """
+
+    name = "add-pending-sums"
+
+    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
+        add_pending_sums(Program(op))

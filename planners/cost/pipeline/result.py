@@ -1,0 +1,142 @@
+"""A simulated step of a pipeline: its seconds and bytes by stage, for people and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardweave.ir.mesh import Mesh
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.plot import plot
+from shardweave.planners.cost.timeline import (
+    Event,
+    bytes_text,
+    iteration_line,
+    save_trace,
+    seconds_text,
+)
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """One stage of a step, in seconds and bytes of one of its devices.
+
+    The step takes compute_s + slowdown_s + exposed_communication_s + bubble_s: slowdown_s is what
+    compute loses to communication beside it, bubble_s waiting for other stages. communication_s,
+    exposed_s: by axes; `pipeline` is what the stage receives. in_flight: micro-batches whose
+    activations it holds at once.
+    """
+
+    compute_s: float
+    slowdown_s: float
+    communication_s: Mapping[str, float]
+    exposed_s: Mapping[str, float]
+    bubble_s: float
+    memory_parts: Mapping[str, float]
+    memory_bytes: int
+    in_flight: int
+
+    @property
+    def exposed_communication_s(self) -> float:
+        return sum(self.exposed_s.values())
+
+    @property
+    def peak_bytes(self) -> float:
+        return sum(self.memory_parts.values())
+
+
+@dataclass(frozen=True)
+class PipelineSimulation:
+    """One step of a plan on a cluster, in seconds; `stages` says what each does.
+
+    lower_bound_s: no order of the micro-batches beats it, were messages between stages free.
+    """
+
+    cluster: Cluster
+    mesh: Mesh
+    schedule: str
+    micro_batches: int
+    time_s: float
+    lower_bound_s: float
+    stages: tuple[StageResult, ...]
+    events: tuple[Event, ...] = field(repr=False)
+
+    @property
+    def ratio(self) -> float:
+        """How many times longer than the lower bound the step takes."""
+        return self.time_s / self.lower_bound_s if self.lower_bound_s else 1.0
+
+    @property
+    def busiest(self) -> StageResult:
+        """The stage that waits least for others."""
+        return min(self.stages, key=lambda stage: stage.bubble_s)
+
+    @property
+    def fullest(self) -> StageResult:
+        """The stage that takes the largest share of its devices' memory."""
+        return max(self.stages, key=lambda stage: stage.peak_bytes / stage.memory_bytes)
+
+    @property
+    def bubble_s(self) -> float:
+        """Of the busiest stage."""
+        return self.busiest.bubble_s
+
+    @property
+    def peak_bytes(self) -> float:
+        """Of the fullest stage."""
+        return self.fullest.peak_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the fullest stage's smallest device."""
+        return self.fullest.memory_bytes
+
+    def summary(self) -> str:
+        """The step, and a line for each stage."""
+        waits = f"{self.bubble_s / (self.time_s or 1.0):.0%}"
+        counts = f"{len(self.stages)} stages, {self.micro_batches} micro-batches, {self.schedule}"
+        lines = [
+            iteration_line(self),
+            f"pipeline       {counts}; the busiest stage waits {waits} of the step for others",
+            f"lower bound    {seconds_text(self.lower_bound_s)} with free messages between stages",
+            f"ratio          {self.ratio:.3f} of the lower bound",
+        ]
+        lines += (_line(number, stage) for number, stage in enumerate(self.stages))
+        return "\n".join(lines)
+
+    def record(self) -> dict[str, Any]:
+        """The numbers of a simulation as JSON data."""
+        return {
+            "cluster": self.cluster.name,
+            "mesh": {axis.name: axis.size for axis in self.mesh.axes},
+            "schedule": self.schedule,
+            "micro_batches": self.micro_batches,
+            "time_s": self.time_s,
+            "bubble_s": self.bubble_s,
+            "lower_bound_s": self.lower_bound_s,
+            "ratio": self.ratio,
+            "peak_bytes": self.peak_bytes,
+            "memory_bytes": self.memory_bytes,
+            "stages": [asdict(stage) | {"peak_bytes": stage.peak_bytes} for stage in self.stages],
+        }
+
+    def save_trace(self, path: str | Path) -> None:
+        """Write the events for chrome://tracing or ui.perfetto.dev (JSON)."""
+        save_trace(self, path)
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the stages over time, coloured by phase."""
+        plot(self, path)
+
+
+def _line(number: int, stage: StageResult) -> str:
+    exposed = ", ".join(f"{axes} {seconds_text(t)}" for axes, t in stage.exposed_s.items() if t)
+    over = " - MORE THAN THE DEVICE HAS" if stage.peak_bytes > stage.memory_bytes else ""
+    return (
+        f"stage {number:<9}compute {seconds_text(stage.compute_s + stage.slowdown_s)}, exposed "
+        f"{seconds_text(stage.exposed_communication_s)}{f' ({exposed})' if exposed else ''}, "
+        f"bubble {seconds_text(stage.bubble_s)}; memory {bytes_text(stage.peak_bytes)} of "
+        f"{bytes_text(stage.memory_bytes)}{over}, {stage.in_flight} in flight"
+    )

@@ -1,0 +1,146 @@
+"""A simulated step of one rank: its seconds and bytes, and the text, JSON and trace of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardweave.ir.mesh import Mesh
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.memory import Memory
+from shardweave.planners.cost.plot import plot
+from shardweave.planners.cost.timeline import (
+    Event,
+    bytes_text,
+    iteration_line,
+    save_trace,
+    seconds_text,
+)
+
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LowerBound:
+    """Seconds that no order of the same ops can beat: each part bounds the step.
+
+    compute_s: of all ops alone. link_s: that each link is in use. critical_path_s: the longest
+    chain of ops that need each other.
+    """
+
+    compute_s: float
+    link_s: Mapping[str, float]
+    critical_path_s: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.compute_s, self.critical_path_s, *self.link_s.values(), 0.0)
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One step of a program on a cluster, in seconds and bytes of one rank.
+
+    time_s = compute_s + slowdown_s + exposed_communication_s: ops at full speed, what they lose
+    to communication beside them, and the time that the compute stream stands still.
+    communication_s, exposed_s: by mesh axes. op_end_s: when the compute stream is past each op of
+    the program.
+    """
+
+    cluster: Cluster
+    mesh: Mesh
+    time_s: float
+    compute_s: float
+    slowdown_s: float
+    communication_s: Mapping[Axes, float]
+    exposed_s: Mapping[Axes, float]
+    bound: LowerBound
+    memory: Memory
+    events: tuple[Event, ...] = field(repr=False)
+    op_end_s: tuple[float, ...] = field(repr=False)
+
+    @property
+    def exposed_communication_s(self) -> float:
+        return sum(self.exposed_s.values())
+
+    @property
+    def lower_bound_s(self) -> float:
+        return self.bound.seconds
+
+    @property
+    def ratio(self) -> float:
+        """How many times longer than the lower bound the step takes."""
+        return self.time_s / self.lower_bound_s if self.lower_bound_s else 1.0
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.memory.peak_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the smallest device that is used."""
+        return min(d.memory_bytes for d in self.cluster.device_types(self.mesh.num_devices))
+
+    def summary(self) -> str:
+        """A few lines: time and what it is made of, the bound, the memory."""
+        bound = self.bound
+        total = self.time_s or 1.0
+        lost_s = seconds_text(self.slowdown_s)
+        lost = f", and {lost_s} lost beside communication" if self.slowdown_s else ""
+        lines = [
+            iteration_line(self),
+            f"compute        {seconds_text(self.compute_s)} ({self.compute_s / total:.0%}){lost}",
+        ]
+        for axes, seconds in sorted(self.communication_s.items()):
+            exposed_s = self.exposed_s.get(axes, 0.0)
+            lines.append(
+                f"communication  {seconds_text(seconds)} over {', '.join(axes)}, of which "
+                f"{seconds_text(exposed_s)} exposed ({exposed_s / total:.0%} of the step)"
+            )
+        links = [f"link '{name}' {seconds_text(seconds)}" for name, seconds in bound.link_s.items()]
+        parts = [f"compute {seconds_text(bound.compute_s)}", *links]
+        parts.append(f"critical path {seconds_text(bound.critical_path_s)}")
+        lines.append(
+            f"lower bound    {seconds_text(bound.seconds)} (the largest of {', '.join(parts)})"
+        )
+        lines.append(f"ratio          {self.ratio:.3f} of the lower bound")
+        kinds = [f"{part} {bytes_text(size)}" for part, size in self.memory.parts.items() if size]
+        over = " - MORE THAN THE DEVICE HAS" if self.peak_bytes > self.memory_bytes else ""
+        lines.append(
+            f"peak memory    {bytes_text(self.peak_bytes)} of {bytes_text(self.memory_bytes)}{over}"
+            f" ({', '.join(kinds)})"
+        )
+        return "\n".join(lines)
+
+    def record(self) -> dict[str, Any]:
+        """The numbers of a simulation as JSON data; axes are joined by commas."""
+        return {
+            "cluster": self.cluster.name,
+            "mesh": {axis.name: axis.size for axis in self.mesh.axes},
+            "time_s": self.time_s,
+            "compute_s": self.compute_s,
+            "slowdown_s": self.slowdown_s,
+            "communication_s": {",".join(axes): t for axes, t in self.communication_s.items()},
+            "exposed_communication_s": self.exposed_communication_s,
+            "exposed_s": {",".join(axes): t for axes, t in self.exposed_s.items()},
+            "lower_bound_s": self.lower_bound_s,
+            "bound": {
+                "compute_s": self.bound.compute_s,
+                "link_s": dict(self.bound.link_s),
+                "critical_path_s": self.bound.critical_path_s,
+            },
+            "ratio": self.ratio,
+            "peak_bytes": self.peak_bytes,
+            "memory_bytes": self.memory_bytes,
+            "memory_parts": dict(self.memory.parts),
+        }
+
+    def save_trace(self, path: str | Path) -> None:
+        """Write the events for chrome://tracing or ui.perfetto.dev (JSON)."""
+        save_trace(self, path)
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the streams over time, coloured by phase."""
+        plot(self, path)

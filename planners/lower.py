@@ -1,0 +1,114 @@
+"""Lowering: from a global program and a plan to the program of each rank.
+
+What carries a plan out stands here once, as data: names of passes with their options.
+`local_program` runs the functions behind them, so that planners price the program that runs; the
+driver runs the passes of the same names (`passes.plan_passes`), with verification and observers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardweave.ir.dead_code import remove_dead_ops
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.rewrite.buckets import merge_all_reduces
+from shardweave.ir.rewrite.cse import merge_equal_ops
+from shardweave.ir.rewrite.rematerialize import rematerialize
+from shardweave.ir.rewrite.start import start_collectives
+from shardweave.ir.rewrite.unroll import unroll_time_axes
+from shardweave.ir.sharding.partition import partition
+from shardweave.ir.sharding.pending_sums import add_pending_sums
+from shardweave.ir.sharding.propagate import propagate
+from shardweave.ir.sharding.split_addmm import split_addmms
+from shardweave.ir.sharding.sub_batches import split_batch
+from shardweave.ir.text import without_gc
+from shardweave.planners.annotate import annotate
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_check import check_runnable
+from shardweave.planners.plan_parts import PlanError
+from shardweave.planners.schedule.orders import reschedule
+
+PARTITIONING = ("split-addmm", "add-pending-sums", "propagate-shardings", "insert-collectives")
+CLEANING = ("cse", "dce", "merge-collectives")
+
+FUNCTIONS: Mapping[str, Callable[..., object]] = {
+    "split-batch": split_batch,
+    "split-addmm": split_addmms,
+    "add-pending-sums": add_pending_sums,
+    "propagate-shardings": propagate,
+    "insert-collectives": partition,
+    "unroll-time-axes": unroll_time_axes,
+    "cse": merge_equal_ops,
+    "dce": remove_dead_ops,
+    "merge-collectives": merge_all_reduces,
+    "rematerialize": rematerialize,
+    "start-collectives": start_collectives,
+    "overlap-communication": reschedule,
+}
+"""What the passes that carry plans out do, with the passes' options."""
+
+Lowering = list[tuple[str, dict[str, Any]]]
+"""Names of passes with their options, in order."""
+
+
+def annotation_steps(plan: Plan) -> Lowering:
+    """What follows `apply-plan` before propagation. Raises PlanError for what cannot run yet."""
+    check_runnable(plan)
+    return [("split-batch", {"n": plan.batch_split})] if plan.batch_split > 1 else []
+
+
+def lowering_of(plan: Plan) -> Lowering:
+    """What follows `apply-plan`, from the annotated program to the one that follows the plan.
+
+    Raises PlanError for what no backend can run yet.
+    """
+    names = [*PARTITIONING, *(["unroll-time-axes"] if plan.batch_split > 1 else []), *CLEANING]
+    steps = annotation_steps(plan) + [(name, dict[str, Any]()) for name in names]
+    if plan.recompute != "none":
+        steps.append(("rematerialize", {"policy": plan.recompute}))
+    if plan.schedule:
+        if plan.schedule == "list" and not plan.cluster:
+            raise PlanError(
+                "the plan's schedule 'list' orders ops for a cluster, and the plan names none; "
+                "give 'cluster', a preset's name or a file, or another schedule."
+            )
+        options = {"schedule": plan.schedule} | ({"cluster": plan.cluster} if plan.cluster else {})
+        steps += [("start-collectives", {}), ("overlap-communication", options)]
+    return steps
+
+
+def local_program(program: Program, plan: Plan) -> Program:
+    """The program of each rank of the plan's mesh, from a global one, which stays as it is.
+
+    Raises ValueError (PlanError) if the plan does not fit, or cannot run yet. Nothing is verified.
+    """
+    return lowered(program, plan, lowering_of(plan))
+
+
+@dataclass(frozen=True)
+class Lowerings:
+    """The local programs of one global program, each made once: plans may share them."""
+
+    program: Program
+    made: dict[str, Program] = field(default_factory=dict[str, Program])
+
+    def local(self, plan: Plan) -> Program:
+        """`local_program`, remembered. What is returned must not be changed."""
+        key = plan.to_json()
+        if key not in self.made:
+            self.made[key] = local_program(self.program, plan)
+        return self.made[key]
+
+
+def lowered(program: Program, plan: Plan, steps: Lowering) -> Program:
+    """A copy of a global program, annotated by a plan and taken through some steps."""
+    target = program.clone()
+    target.set_mesh(Mesh(**plan.mesh))
+    with without_gc():
+        annotate(plan, target)
+        for name, options in steps:
+            FUNCTIONS[name](target, **options)
+    return target

@@ -1,0 +1,140 @@
+"""The house drawn as a graph: no import circle, directions within a layer, sizes, and names.
+
+An import counts wherever it stands: in a function, or for types alone.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import networkx as nx
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LAYERS = ("ir", "planners", "passes", "backends", "driver")
+P95_LINES = 320
+
+PLANNER_FOLDERS = ("amp", "axonn", "oases", "oppa")
+
+DIRECTIONS = {
+    "ir": (),
+    "ir.sharding": (),
+    "ir.rewrite": ("ir.sharding",),
+    "ir.inspect": ("ir.sharding",),
+    "ir.verify": ("ir.sharding",),
+    "ir.capture": (),
+}
+"""What the files of a folder of `ir` may import beside each other and the files right in `ir`."""
+
+
+def files() -> list[Path]:
+    """The package's Python files."""
+    return sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    """`ir.sharding.flow`; a package is called as its folder."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Every module of the package, parsed."""
+    return {module_of(path): ast.parse(path.read_text()) for path in files()}
+
+
+def imported(tree: ast.Module, known: set[str]) -> set[str]:
+    """The package's modules that a file imports anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                nested = f"{node.module}.{alias.name}"
+                is_module = nested.removeprefix("shardweave.") in known
+                names.add(nested if is_module else node.module)
+    return {name.removeprefix("shardweave.") for name in names} & known
+
+
+@cache
+def graph() -> nx.DiGraph:
+    """An edge from each module to each that it imports."""
+    known = set(trees())
+    edges = [(name, other) for name in known for other in imported(trees()[name], known)]
+    return nx.DiGraph(edges)
+
+
+def circles(imports: nx.DiGraph) -> list[list[str]]:
+    """Groups of modules that import each other, over however many files."""
+    return [sorted(part) for part in nx.strongly_connected_components(imports) if len(part) > 1]
+
+
+def test_import_in_a_function_or_for_types_closes_a_circle() -> None:
+    typed = "if TYPE_CHECKING:\n    from shardweave.ir.b import B"
+    lazy = "def f():\n    from shardweave.ir import a"
+    known = {"ir.a", "ir.b"}
+    edges = [
+        ("ir.a", imported(ast.parse(typed), known)),
+        ("ir.b", imported(ast.parse(lazy), known)),
+    ]
+    assert edges == [("ir.a", {"ir.b"}), ("ir.b", {"ir.a"})]
+    drawn = nx.DiGraph([(name, other) for name, others in edges for other in others])
+    assert circles(drawn) == [["ir.a", "ir.b"]]
+
+
+def test_no_modules_import_each_other() -> None:
+    assert len(graph()) > 200
+    assert circles(graph()) == []
+
+
+def folder_of(module: str, depth: int = 2) -> str:
+    """`ir.sharding` of `ir.sharding.rules.matmul`, `ir` of `ir.mesh`."""
+    is_package = (ROOT / module.replace(".", "/")).is_dir()
+    parts = module.split(".")
+    return ".".join((parts if is_package else parts[:-1])[:depth])
+
+
+@pytest.mark.parametrize("folder", DIRECTIONS)
+def test_folder_of_ir_imports_those_below_it_alone(folder: str) -> None:
+    allowed = {"ir", folder, *DIRECTIONS[folder]}
+    upward = [
+        f"{module} -> {target}"
+        for module, target in graph().edges
+        if folder_of(module) == folder and folder_of(target) not in allowed
+    ]
+    assert upward == []
+
+
+def test_every_folder_of_ir_has_a_direction() -> None:
+    folders = {folder_of(module) for module in trees() if module.split(".")[0] == "ir"}
+    assert folders == set(DIRECTIONS)
+
+
+def test_cost_of_a_step_knows_no_planner() -> None:
+    planners = {f"planners.{name}" for name in PLANNER_FOLDERS}
+    assert planners <= {folder_of(module) for module in trees()}
+    known = [
+        f"{module} -> {target}"
+        for module, target in graph().edges
+        if folder_of(module) == "planners.cost" and folder_of(target) in planners
+    ]
+    assert known == []
+
+
+def test_files_are_short() -> None:
+    lengths = sorted(len(path.read_text().splitlines()) for path in files())
+    assert lengths[int(0.95 * (len(lengths) - 1))] <= P95_LINES
+
+
+def test_class_name_means_one_thing() -> None:
+    homes: dict[str, list[str]] = defaultdict(list)
+    for module, tree in trees().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(module)
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
