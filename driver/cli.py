@@ -24,6 +24,7 @@ from shardweave.driver.commands import (
     simulate,
 )
 from shardweave.driver.errors import report_error
+from shardweave.passes.notes import heard_by
 
 COMMANDS = (capture, opt, plan, run, simulate, profile, diff, report, show, kernels)
 
@@ -36,12 +37,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 2
     try:
-        return options.func(options)
+        with heard_by(_print_note):
+            return options.func(options)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
     except Exception as error:  # noqa: BLE001  the last place that can tell the user
         return report_error(error, options.debug)
+
+
+def _print_note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -21,6 +21,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.text import print_module
 from shardweave.ir.verify.program import check
+from shardweave.passes.notes import unheard
 from shardweave.passes.observer import Observer
 from shardweave.passes.pipeline import as_mesh, run_passes
 from shardweave.planners.plan import Plan
@@ -163,7 +164,8 @@ def _compile_program(request: Request) -> tuple[Program, Making]:
         notes = (*notes, note)
     local = partition(program, request.mesh, plan, request.passes, observer)
     if request.backend == "triton" and not any(isinstance(op, FusedOp) for op in local.ops):
-        local = run_passes(local, "fuse-kernels")
+        with unheard():
+            local = run_passes(local, "fuse-kernels")
     making = Making(
         capture_s=captured_s - start_s,
         passes_s=time.perf_counter() - captured_s,
@@ -186,7 +188,8 @@ def _validator(program: Program, request: Request) -> tuple[Observer | None, str
     small = replace(request, model=example.module, args=(), kwargs=example.kwargs)
     twin = capture_request(small)
     validator = Validator(inputs=example.kwargs, limit=limit)
-    partition(twin, small.mesh, choose_plan(twin, small), small.passes, validator)
+    with unheard():  # what there is to say is said of the model itself
+        partition(twin, small.mesh, choose_plan(twin, small), small.passes, validator)
     return None, f"every pass was validated on a smaller model of the same structure, {name}"
 
 

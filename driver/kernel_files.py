@@ -16,6 +16,7 @@ from shardweave.driver.report.text import status
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
 from shardweave.ir.verify.program import check
+from shardweave.passes.notes import unheard
 from shardweave.passes.pipeline import run_passes
 
 
@@ -34,7 +35,8 @@ def write_kernels(program: Program, targets: Sequence[str], folder: Path) -> boo
     """
     check(program)
     if not any(isinstance(op, FusedOp) for op in program.ops):
-        program = run_passes(program, "fuse-kernels")
+        with unheard():
+            program = run_passes(program, "fuse-kernels")
     kernels, uses, unfit = distinct_kernels(program)
     folder.mkdir(parents=True, exist_ok=True)
     for name, kernel in kernels.items():

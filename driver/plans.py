@@ -12,6 +12,7 @@ from xdsl.passes import ModulePass
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.passes.notes import unheard
 from shardweave.passes.observer import Observer
 from shardweave.passes.pipeline import PassPipeline, as_mesh
 from shardweave.passes.plan_passes import plan_passes
@@ -159,14 +160,16 @@ def partition(
     `passes` come after the default ones, or in their place if `insert-collectives` is among
     them: then they are the whole way from the annotated program to the local one, and what the
     plan says beside shardings is theirs to do. Without a plan (for one device alone) the program
-    is only cleaned up. observer: sees each pass. Raises PlanError for a plan that no backend can
-    run yet.
+    is only cleaned up. observer: sees each pass. Notes of the default passes are dropped. Raises
+    PlanError for a plan that no backend can run yet.
     """
     given = PassPipeline([passes] if isinstance(passes, str) else passes).passes
-    if plan is None:
-        return PassPipeline([ONE_DEVICE_PASSES, *given]).run(program, observer=observer)
-    is_whole = any(one.name == "insert-collectives" for one in given)
-    chosen = [ApplyPlanPass.of(plan)] if is_whole else plan_passes(plan)
-    program = program.clone()
-    program.set_mesh(mesh)
-    return PassPipeline([*chosen, *given]).run(program, observer=observer)
+    chosen = PassPipeline(ONE_DEVICE_PASSES)
+    if plan is not None:
+        is_whole = any(one.name == "insert-collectives" for one in given)
+        chosen = PassPipeline([ApplyPlanPass.of(plan)] if is_whole else plan_passes(plan))
+        program = program.clone()
+        program.set_mesh(mesh)
+    with unheard():
+        local = chosen.run(program, observer=observer)
+    return PassPipeline(given).run(local, observer=observer) if given else local

@@ -1,10 +1,10 @@
-"""Where the forward pass ends, which block an op belongs to, and which ops bring weights."""
+"""Where the forward pass ends, and which ops bring weights."""
 
 from __future__ import annotations
 
 from xdsl.ir import Operation
 
-from shardweave.ir.annotations import layer_of, phase_of
+from shardweave.ir.annotations import phase_of
 from shardweave.ir.dist import AllGatherOp
 from shardweave.ir.facts import facts_of
 from shardweave.ir.program import Program
@@ -21,20 +21,6 @@ def weight_ops(program: Program) -> list[Operation]:
             known.update(op.results)
             found.append(op)
     return found
-
-
-def block_name(layer: str) -> str | None:
-    """The repeated block a layer lies in: its path up to the first number (`h.3`), or None."""
-    parts = layer.split(".")
-    for index, part in enumerate(parts):
-        if part.isdigit():
-            return ".".join(parts[: index + 1])
-    return None
-
-
-def block_of_op(op: Operation) -> str | None:
-    """The repeated block an op belongs to."""
-    return block_name(layer_of(op))
 
 
 def split_at_backward(program: Program) -> tuple[list[Operation], list[Operation]]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from xdsl.ir import Operation, SSAValue
 
+from shardweave.ir.blocks import Blocks, blocks_of
 from shardweave.ir.dist import DistOp, SliceOp
 from shardweave.ir.facts import facts_of
 from shardweave.ir.kernel import FusedOp
-from shardweave.ir.regions import block_of_op
+from shardweave.ir.program import Program
 from shardweave.ir.storage import is_view, layout_source
 from shardweave.ir.types import num_bytes, tensor_type_of
 
@@ -76,19 +77,20 @@ def _bytes(value: SSAValue) -> int:
     return num_bytes(tensor_type_of(value))
 
 
-def bytes_by_block(ops: Iterable[Operation]) -> dict[str, int]:
+def bytes_by_block(program: Program) -> dict[str, int]:
     """`bytes_moved` by repeated block (`h.3`); "" has what lies in none.
 
     A region counts for the block that most of its ops are in.
     """
     found: Counter[str] = Counter()
-    for op in ops:
-        found[_block_of(op) or ""] += bytes_moved(op)
+    blocks = blocks_of(program)
+    for op in program.ops:
+        found[_block_of(op, blocks) or ""] += bytes_moved(op)
     return dict(found)
 
 
-def _block_of(op: Operation) -> str | None:
+def _block_of(op: Operation, blocks: Blocks) -> str | None:
     if not isinstance(op, FusedOp):
-        return block_of_op(op)
-    blocks = Counter(filter(None, map(block_of_op, op.fused_ops)))
-    return blocks.most_common(1)[0][0] if blocks else None
+        return blocks.of_op(op)
+    counts = Counter(filter(None, map(blocks.of_op, op.fused_ops)))
+    return counts.most_common(1)[0][0] if counts else None

@@ -44,4 +44,7 @@ class ApplyPlanPass(ModulePass):
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         if bool(self.file) == bool(self.json):
             raise ValueError('give one of file="plan.json" and json="...".')
-        annotate(Plan.load(self.file) if self.file else Plan.from_json(self.json), Program(op))
+        program = Program(op)
+        if program.is_local:
+            raise ValueError("the program is local already; apply the plan before partitioning.")
+        annotate(Plan.load(self.file) if self.file else Plan.from_json(self.json), program)

@@ -10,6 +10,7 @@ from xdsl.passes import ModulePass
 
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.gradient_buckets import bucket_gradients
+from shardweave.passes.notes import note
 
 
 @dataclass(frozen=True)
@@ -30,4 +31,8 @@ class BucketCollectivesPass(ModulePass):
     bytes: int = 25 * 2**20
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        bucket_gradients(Program(op), self.bytes)
+        if not bucket_gradients(Program(op), self.bytes):
+            note(
+                "no gradient is reduced on its own; run it behind insert-collectives and before "
+                "start-collectives, on a program whose batch is sharded."
+            )

@@ -10,6 +10,7 @@ from xdsl.passes import ModulePass
 
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.redundancy import delete_redundant_collectives
+from shardweave.passes.notes import note
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,19 @@ class DeleteRedundantCollectivesPass(ModulePass):
     the collectives that save most traffic per byte kept go first. What was kept and saved is
     logged, and stands in `Program.stats()`.
 
-    Requires: a local program. Ensures: numerics unchanged, bit for bit. Linear in the ops.
+    Requires: a local program before `start-collectives`. Ensures: numerics unchanged, bit
+    for bit. Linear in the ops.
     """
 
     name = "delete-redundant-collectives"
     budget: int | None = None
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        delete_redundant_collectives(Program(op), self.budget)
+        deleted, redundant = delete_redundant_collectives(Program(op), self.budget)
+        if not redundant:
+            note(
+                "no recomputed collective repeats an earlier one; run rematerialize before it, "
+                "behind insert-collectives, on a program that is sharded."
+            )
+        elif not deleted:
+            note(f"budget={self.budget} bytes keep none of {redundant} results; give more.")

@@ -12,13 +12,15 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from shardweave.ir.annotations import copy_of, layer_of, phase_of, set_copy, set_layer, set_phase
+from shardweave.ir.blocks import blocks_of
 from shardweave.ir.dist import COLLECTIVES, WaitOp
 from shardweave.ir.fusible import MATMULS, MAX_OPS, MAX_VALUES, role_of, space_of
 from shardweave.ir.kernel import FusedOp, fuse
 from shardweave.ir.program import Program
-from shardweave.ir.regions import block_of_op
+from shardweave.ir.sharding.flow import is_propagated
 from shardweave.ir.storage import layout_source
 from shardweave.ir.traffic import traffic
+from shardweave.passes.notes import note
 
 NEAR = 64
 """Ops between two kernels that read the same value, beyond which they stay apart: one would
@@ -39,7 +41,8 @@ class FuseKernelsPass(ModulePass):
     nothing that it gives was wanted yet, so that there are no cycles. `matmul=false` leaves
     matrix products to the library.
 
-    Requires: a verified program without regions. Ensures: numerics unchanged; `unfuse-kernels`
+    Requires: a verified program without regions, not between `propagate-shardings` and
+    `insert-collectives`. Ensures: numerics unchanged; `unfuse-kernels`
     gives back the same program. Takes n log n steps for n ops: an op has few neighbours and a
     region few ops.
     """
@@ -51,8 +54,19 @@ class FuseKernelsPass(ModulePass):
         program = Program(op)
         if any(isinstance(one, FusedOp) for one in program.ops):
             raise ValueError("the program has fused regions already; run unfuse-kernels first.")
-        for unit in _Fusion(program, matmul=self.matmul).grown():
+        if not program.is_local and is_propagated(program):
+            raise ValueError(
+                "the program is propagated but not partitioned, and a region of it would have no "
+                "sharding; run insert-collectives first."
+            )
+        units = _Fusion(program, matmul=self.matmul).grown()
+        for unit in units:
             _write(unit)
+        if not units:
+            note(
+                "no two ops that a kernel can compute share data, so that nothing is fused; leave "
+                "the pass out."
+            )
 
 
 @dataclass(eq=False)
@@ -75,6 +89,7 @@ class _Fusion:
         self.views: dict[Operation, tuple[object, ...]] = {}
         self.heap: list[tuple[int, int, int, Unit, Unit]] = []
         self.pushed = 0
+        blocks = blocks_of(program)
         for op, key in _keys(program):
             role = role_of(op)
             if role == "view":
@@ -82,7 +97,7 @@ class _Fusion:
             elif role is not None and (matmul or role != "matmul"):
                 place = self.places[op]
                 moved = traffic([op])
-                self.units[op] = Unit({op: place}, key, block_of_op(op), moved, place)
+                self.units[op] = Unit({op: place}, key, blocks.of_op(op), moved, place)
 
     def grown(self) -> list[Unit]:
         """All units of more than one op, in order."""

@@ -8,8 +8,12 @@ from xdsl.context import Context
 from xdsl.dialects import builtin
 from xdsl.passes import ModulePass
 
+from shardweave.ir.dist import STARTED
 from shardweave.ir.program import Program
+from shardweave.passes.notes import note
 from shardweave.planners.schedule.orders import reschedule
+
+BETWEEN_SUB_BATCHES = ("sub-batch", "cross-pass")
 
 
 @dataclass(frozen=True)
@@ -36,4 +40,17 @@ class OverlapCommunicationPass(ModulePass):
     memory_cap: int | None = None
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        reschedule(Program(op), self.schedule, self.cluster, self.memory_cap)
+        program = Program(op)
+        reschedule(program, self.schedule, self.cluster, self.memory_cap)
+        ops = list(program.ops)
+        if not any(isinstance(one, STARTED) for one in ops):
+            note(
+                "the program communicates nothing that could be hidden; shard it first (apply-plan "
+                "or plan-<planner>, then preset:partition), and run start-collectives."
+            )
+        elif self.schedule in BETWEEN_SUB_BATCHES and all("copy" not in o.properties for o in ops):
+            note(
+                f"schedule {self.schedule} lets sub-batches take turns, and the program has none; "
+                "run split-batch before propagate-shardings and unroll-time-axes behind "
+                "insert-collectives, or use schedule=list."
+            )

@@ -20,6 +20,7 @@ from shardweave.ir.program import Program
 from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.text import without_gc
 from shardweave.ir.verify.program import verify
+from shardweave.passes.notes import heard_by, note, unheard
 from shardweave.passes.observer import Observer
 from shardweave.passes.observers import DumpFiles, Observers
 from shardweave.passes.presets import preset_of, readable
@@ -123,7 +124,8 @@ class PassPipeline:
     ) -> Program:
         """Run the passes on a copy of the program and return it.
 
-        verify_each: verify after each pass; otherwise once, at the end.
+        verify_each: verify after each pass; otherwise once, at the end. What passes note is a
+        warning, PassNote, unless `notes.heard_by` says otherwise.
 
         Raises PassError, naming the pass, if one fails or leaves an invalid program.
         """
@@ -134,13 +136,19 @@ class PassPipeline:
             for index, one in enumerate(self.passes):
                 watch.before(one, result)
                 is_last = index + 1 == len(self.passes)
+                notes: list[str] = []
                 try:
-                    _run_one(one, context, result, verify_each or is_last)
+                    with heard_by(notes.append):
+                        _run_one(one, context, result, verify_each or is_last)
                     watch.after(one, result)
                 except Exception as error:
                     earlier = PassPipeline(self.passes[:index])
-                    watch.failed(one, error, partial(earlier.run, program, verify_each=False))
+                    with unheard():
+                        again = partial(earlier.run, program, verify_each=False)
+                        watch.failed(one, error, again)
                     raise
+                for text in notes:
+                    note(f"{one.name}: {text}")
         return result
 
 

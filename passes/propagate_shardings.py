@@ -10,6 +10,7 @@ from xdsl.passes import ModulePass
 
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.propagate import propagate
+from shardweave.passes.idle_axes import note_idle_axes
 
 
 @dataclass(frozen=True)
@@ -34,4 +35,6 @@ class PropagateShardingsPass(ModulePass):
     name = "propagate-shardings"
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        propagate(Program(op))
+        program = Program(op)
+        note_idle_axes(program)
+        propagate(program)

@@ -8,8 +8,10 @@ from xdsl.context import Context
 from xdsl.dialects import builtin
 from xdsl.passes import ModulePass
 
+from shardweave.ir.blocks import BLOCKS, blocks_of
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.rematerialize import rematerialize
+from shardweave.passes.notes import note
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class RematerializePass(ModulePass):
     they are gathered once more in the backward pass, for recomputation and gradients alike.
 
     Requires: a program with forward and backward ops; collectives are recomputed only where
-    they are in the program, so run it after `insert-collectives` (and `unroll-time-axes`).
+    they are in the program, so run it after `insert-collectives` (and `unroll-time-axes`),
+    and before `fuse-kernels`.
     Ensures: numerics unchanged, bit for bit; clones carry phase recompute and `origin`, and
     stand where their block's backward pass begins, or goes on behind a message. Linear in the
     ops; `budget` tries O(log blocks) times.
@@ -37,4 +40,22 @@ class RematerializePass(ModulePass):
     bytes: int | None = None
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        rematerialize(Program(op), self.policy, self.bytes)
+        program = Program(op)
+        count = rematerialize(program, self.policy, self.bytes)
+        if not count:
+            note(self._why_nothing(program))
+
+    def _why_nothing(self, program: Program) -> str:
+        if self.policy == "none":
+            return "policy none recomputes nothing; leave the pass out, or give another policy."
+        if not blocks_of(program).names:
+            return (
+                "the program has no repeated blocks, so that nothing is recomputed; name the "
+                f'modules to recompute in its text, as in attributes {{{BLOCKS} = ["encoder"]}}.'
+            )
+        if self.bytes is not None:
+            return f"the step fits bytes={self.bytes} as it is; give fewer to recompute anything."
+        return (
+            "nothing that the blocks compute is kept for a backward pass, so that nothing is "
+            "recomputed; capture the step with train=True, or leave the pass out."
+        )

@@ -10,6 +10,7 @@ from xdsl.passes import ModulePass
 
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.sub_batches import split_batch
+from shardweave.passes.notes import note
 
 
 @dataclass(frozen=True)
@@ -32,3 +33,5 @@ class SplitBatchPass(ModulePass):
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         split_batch(Program(op), self.n, self.dim, self.axis)
+        if self.n == 1:
+            note("n=1 leaves the batch as it is; give n >= 2, or leave the pass out.")

@@ -10,6 +10,7 @@ from xdsl.passes import ModulePass
 
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.start import start_collectives
+from shardweave.passes.notes import note
 
 
 @dataclass(frozen=True)
@@ -23,4 +24,8 @@ class StartCollectivesPass(ModulePass):
     name = "start-collectives"
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        start_collectives(Program(op))
+        if not start_collectives(Program(op)):
+            note(
+                "the program has no collective that blocks; shard it first (apply-plan or "
+                "plan-<planner>, then preset:partition)."
+            )

@@ -10,6 +10,7 @@ from xdsl.passes import ModulePass
 
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.unroll import unroll_time_axes
+from shardweave.passes.notes import note
 
 
 @dataclass(frozen=True)
@@ -27,4 +28,10 @@ class UnrollTimeAxesPass(ModulePass):
     name = "unroll-time-axes"
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        unroll_time_axes(Program(op))
+        program = Program(op)
+        if program.mesh is None or program.mesh.axes == program.mesh.space_axes:
+            note(
+                "the mesh has no time axis; run split-batch before propagate-shardings, or leave "
+                "the pass out."
+            )
+        unroll_time_axes(program)

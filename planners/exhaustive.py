@@ -8,7 +8,6 @@ from itertools import product
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.regions import block_name
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
 from shardweave.planners.cost.workload import Workload, batch_of, workload_of
@@ -193,7 +192,7 @@ def estimated(base: Predicted, work: Workload, choice: GridPoint, device: str) -
     hand all. With n sub-batches, all but 1/n of the tensor axis' communication can hide behind
     all but 1/n of the compute.
     """
-    repeated = [one for one in work.blocks if block_name(one.name) == one.name]
+    repeated = [one for one in work.blocks if one.is_repeated]
     compute_s, communication = base.compute_s, dict(base.communication_s)
     memory = dict(base.memory_bytes)
     if choice.recompute != "none":

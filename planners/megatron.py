@@ -17,7 +17,7 @@ from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.plan import Plan
-from shardweave.planners.replicated import batch_shardings
+from shardweave.planners.replicated import batch_shardings, idle_data
 from shardweave.planners.structure import Cut, input_embeddings, parallel_pairs
 
 
@@ -58,6 +58,7 @@ def plan_megatron(
         assert cluster is not None, "who calls gives a mesh or a cluster"
         mesh = _node_mesh(program, cluster, options)
     inputs, notes = batch_shardings(program, mesh, data)
+    notes += idle_data(inputs, mesh, data)
     notes += [
         f"axis '{axis.name}' of the mesh is idle: the rule uses '{data}' and '{tensor}' alone"
         for axis in mesh.space_axes

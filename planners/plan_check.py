@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from shardweave.ir.blocks import blocks_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.regions import block_name
 from shardweave.planners.plan import Lookup, Plan, check_names
 from shardweave.planners.plan_parts import PlanError
 from shardweave.planners.sharding_table import ShardingTable
@@ -32,8 +32,8 @@ def _check_stages(plan: Plan, program: Program) -> None:
     if plan.pipeline is None:
         return
     layers = {layer for layer in program.layers() if layer}
-    blocks = {block for layer in layers if (block := block_name(layer)) is not None}
-    known = layers | blocks
+    blocks = blocks_of(program).names
+    known = layers | set(blocks)
     for index, stage in enumerate(plan.pipeline.stages):
         missing = Lookup(dict.fromkeys(stage, "")).unmatched(known)
         if missing:

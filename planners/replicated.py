@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
@@ -15,6 +17,7 @@ def plan_replicated(program: Program, mesh: Mesh, *, data: str = "data") -> Plan
     Inputs whose first dim does not divide stay whole, and a note says so.
     """
     inputs, notes = batch_shardings(program, mesh, data)
+    notes += idle_data(inputs, mesh, data)
     return Plan(
         mesh={axis.name: axis.size for axis in mesh.axes},
         inputs=inputs,
@@ -43,3 +46,13 @@ def batch_shardings(program: Program, mesh: Mesh, data: str) -> tuple[dict[str, 
         rest = ", {}" * (len(shape) - 1)
         inputs[slot.name] = f'[{{"{data}"}}{rest}]'
     return inputs, notes
+
+
+def idle_data(inputs: Mapping[str, str], mesh: Mesh, data: str) -> list[str]:
+    """A note if the data axis cuts no input, for planners that use it for inputs alone."""
+    if inputs or data not in mesh.names or mesh.size(data) == 1:
+        return []
+    return [
+        f"axis '{data}' of the mesh is idle: no input can be cut over {data}={mesh.size(data)}, "
+        "and its ranks all compute the same"
+    ]

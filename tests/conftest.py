@@ -1,5 +1,6 @@
-"""What every test shares: one thread per process, a fixed seed, and the `gpu` marker."""
+"""What every test shares: one thread per process, a fixed seed, the `gpu` marker, little garbage."""
 
+import gc
 import os
 
 # Tensors here are tiny and several ranks share few cores: more threads only make tests slower.
@@ -14,6 +15,12 @@ from hypothesis import settings
 # pays for imports and caches.
 settings.register_profile("shardweave", deadline=None, derandomize=True)
 settings.load_profile("shardweave")
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage rarely: captures live as long as the tests, and each look reads them all."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(scope="session", autouse=True)

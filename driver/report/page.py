@@ -15,6 +15,7 @@ from shardweave.driver.report.pictures import memory_html, timeline_html
 from shardweave.driver.report.shardings import pictures_of, ranks_text, sharding_svg
 from shardweave.driver.report.style import STYLE
 from shardweave.driver.report.text import bytes_text, flops_text
+from shardweave.ir.blocks import blocks_of
 from shardweave.ir.inspect.outline import fold, layers_of, part_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
@@ -138,9 +139,10 @@ def _memory(simulation: Simulation) -> str:
 def _layers(program: Program, simulation: Simulation) -> str:
     compute_s: defaultdict[str, float] = defaultdict(float)
     communication_s: defaultdict[str, float] = defaultdict(float)
+    blocks = blocks_of(program)
     for event in simulation.events:
         times = compute_s if event.stream == COMPUTE else communication_s
-        times[part_of(event.layer)] += event.end_s - event.start_s
+        times[part_of(event.layer, blocks)] += event.end_s - event.start_s
     rows: list[Sequence[Cell]] = []
     for one in fold(layers_of(program)):
         first = one.first

@@ -10,10 +10,10 @@ from itertools import product
 
 import torch
 
+from shardweave.ir.blocks import Blocks, blocks_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Sharding
 from shardweave.ir.program import Program, Slot
-from shardweave.ir.regions import block_name
 from shardweave.ir.sharding.shards import take_shard
 from shardweave.ir.types import shape_of
 
@@ -41,6 +41,7 @@ def pictures_of(program: Program) -> list[Picture]:
 
     Gradients are named only where they are not as their parameters.
     """
+    blocks = blocks_of(program)
     kept: dict[tuple[tuple[int, ...], str], set[str]] = {}
     found: dict[tuple[tuple[int, ...], str], tuple[Sharding, dict[str, None], int]] = {}
     for slot in (*program.arguments, *program.results):
@@ -56,7 +57,7 @@ def pictures_of(program: Program) -> list[Picture]:
             parameters.add(slot.name)
         _, names, count = found.setdefault(key, (sharding, {}, 0))
         if slot.kind != "grad" or slot.name not in parameters:
-            names[_short(slot)] = None
+            names[_short(slot, blocks)] = None
         found[key] = sharding, names, count + 1
     ordered = sorted(found.items(), key=lambda item: -item[1][2])
     return [
@@ -71,9 +72,9 @@ def _text(slot: Slot) -> str:
     return "whole" if given is None else str(given).removeprefix("#dist.sharding")[1:-1]
 
 
-def _short(slot: Slot) -> str:
+def _short(slot: Slot, blocks: Blocks) -> str:
     """The name, with the number of its block left open."""
-    block = block_name(slot.name)
+    block = blocks.of_layer(slot.name)
     name = slot.name
     if block is not None:
         path, _, _ = block.rpartition(".")

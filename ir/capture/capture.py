@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from shardweave.ir.blocks import store_blocks
 from shardweave.ir.capture.fx_import import import_graph
-from shardweave.ir.capture.trace import CaptureError, trace
+from shardweave.ir.capture.module_tree import block_paths
+from shardweave.ir.capture.trace import CaptureError, called_again, trace
 from shardweave.ir.dead_code import remove_dead_ops
 from shardweave.ir.program import Program
 from shardweave.ir.text import without_gc
@@ -40,6 +42,7 @@ def capture(
     with without_gc():
         program = Program(import_graph(traced, tied_names(model)))
         remove_dead_ops(program)
+        store_blocks(program, block_paths(model, called_again(traced.graph)))
     return program
 
 

@@ -215,10 +215,18 @@ def _output(desc: Any, names: list[str]) -> tuple[OutputKind, str]:
     return "output", str(getattr(desc, "idx", 0))
 
 
+def called_again(graph: torch.fx.Graph) -> set[str]:
+    """The qualified names of modules that are called more than once."""
+    stacks = (node.meta.get("nn_module_stack") or {} for node in graph.nodes)
+    entries = (item for stack in stacks for item in stack.items())
+    return {_qualified(path) for key, (path, _) in entries if "@" in key}
+
+
 def module_path(stack: Mapping[str, tuple[str, Any]] | None) -> str | None:
     """The qualified name of the innermost module of an fx module stack; None without one."""
-    if not stack:
-        return None
-    path = str(list(stack.values())[-1][0])
+    return _qualified(list(stack.values())[-1][0]) if stack else None
+
+
+def _qualified(path: str) -> str:
     path = path.removeprefix("L['self']").removeprefix("self").lstrip(".")
     return path.removeprefix("model").lstrip(".")

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardweave.ir.annotations import layer_of, phase_of
+from shardweave.ir.blocks import Blocks
 from shardweave.ir.inspect.diff_lines import Lines
 from shardweave.ir.inspect.diff_match import Matching, longest_increasing, match
 from shardweave.ir.inspect.diff_table import NOT_COMPARED, Interner, ProgramTable, table_of
 from shardweave.ir.inspect.stats import stats
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.program_stats import ProgramStats
-from shardweave.ir.regions import block_name
 from shardweave.ir.text import without_gc
 
 MAX_CHAIN = 256
@@ -63,11 +63,10 @@ class Change:
     details: tuple[Detail, ...]
     hunk: int = 0
 
-    @property
-    def signature(self) -> Hashable:
+    def signature(self, blocks: Blocks) -> Hashable:
         """Equal for the same change of the same op in another layer."""
         details = tuple((d.what, d.general) for d in self.details)
-        return self.kind, self.op, self.phase, _within_block(self.layer), details
+        return self.kind, self.op, self.phase, _within_block(self.layer, blocks), details
 
 
 @dataclass(frozen=True)
@@ -83,11 +82,15 @@ class ChangeGroup:
 
 @dataclass(frozen=True)
 class StructuralDiff:
-    """All changes from the first program to the second, in order, and the numbers of both."""
+    """All changes from the first program to the second, in order, and the numbers of both.
+
+    blocks: the repeated blocks of either.
+    """
 
     changes: tuple[Change, ...]
     stats: tuple[ProgramStats, ProgramStats]
     num_ops: tuple[int, int]
+    blocks: Blocks
 
     @property
     def num_hunks(self) -> int:
@@ -100,12 +103,14 @@ class StructuralDiff:
         """The changes by layer, layers with the same changes folded into one group."""
         blocks: dict[str, list[Change]] = {}
         for change in self.changes:
-            blocks.setdefault(block_name(change.layer) or change.layer, []).append(change)
+            name = self.blocks.of_layer(change.layer) or change.layer
+            blocks.setdefault(name, []).append(change)
         folded: dict[Hashable, list[str]] = {}
         for block, changes in blocks.items():
-            key = tuple(change.signature for change in changes)
-            own = block_name(block) is None
-            folded.setdefault((block if own else _family(block), key), []).append(block)
+            key = tuple(change.signature(self.blocks) for change in changes)
+            is_repeated = block in self.blocks.names
+            family = _family(block) if is_repeated else block
+            folded.setdefault((family, key), []).append(block)
         return [ChangeGroup(tuple(names), tuple(blocks[names[0]])) for names in folded.values()]
 
 
@@ -115,7 +120,8 @@ def structural_diff(a: Program, b: Program) -> StructuralDiff:
     with without_gc():
         mine, others = table_of(a, interner), table_of(b, interner)
         changes = tuple(_Comparison(match(mine, others)).changes())
-    return StructuralDiff(changes, (stats(a), stats(b)), (mine.num_ops, others.num_ops))
+    num_ops = mine.num_ops, others.num_ops
+    return StructuralDiff(changes, (stats(a), stats(b)), num_ops, mine.blocks | others.blocks)
 
 
 class _Comparison:
@@ -337,9 +343,11 @@ def _general(table: ProgramTable, values: Sequence[Value]) -> list[str]:
         op = table.ops[node]
         if op is None:
             slot = table.argument_slots[node]
-            found.append(f"{slot.kind} {_within_block(slot.name)}")
+            found.append(f"{slot.kind} {_within_block(slot.name, table.blocks)}")
         else:
-            found.append(f"{op.name} {result} {_within_block(layer_of(op))} {phase_of(op)}")
+            found.append(
+                f"{op.name} {result} {_within_block(layer_of(op), table.blocks)} {phase_of(op)}"
+            )
     return found
 
 
@@ -385,9 +393,9 @@ def _slot_line(slot: Slot) -> str:
     return f"%{slot.value.name_hint or '?'}: {slot.value.type} {slot.attributes}"
 
 
-def _within_block(layer: str) -> str:
+def _within_block(layer: str, blocks: Blocks) -> str:
     """A layer's name with the number of its block left out."""
-    block = block_name(layer)
+    block = blocks.of_layer(layer)
     return layer if block is None else f"{_family(block)}{layer[len(block) :]}"
 
 
@@ -401,7 +409,10 @@ def blocks_text(blocks: tuple[str, ...]) -> str:
     if len(blocks) == 1:
         return blocks[0] or "outside the layers"
     prefix = blocks[0].rpartition(".")[0]
-    numbers = sorted(int(block.rpartition(".")[2]) for block in blocks)
+    ends = [block.rpartition(".")[2] for block in blocks]
+    if not all(end.isdigit() for end in ends):
+        return ", ".join(blocks)
+    numbers = sorted(map(int, ends))
     if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
         return f"{prefix}.{numbers[0]} … {prefix}.{numbers[-1]}"
     return ", ".join(f"{prefix}.{number}" for number in numbers)

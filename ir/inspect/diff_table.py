@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from xdsl.ir import Attribute, Operation, Region, SSAValue
 
 from shardweave.ir.annotations import copy_of, layer_of, phase_of
+from shardweave.ir.blocks import Blocks, blocks_of
 from shardweave.ir.program import Program, Slot
 
 SlotKey = tuple[str, str]
@@ -51,6 +52,7 @@ class ProgramTable:
     """
 
     program: Program
+    blocks: Blocks
     ops: list[Operation | None]
     operands: list[tuple[tuple[int, int], ...]]
     full: list[int]
@@ -102,6 +104,7 @@ def table_of(program: Program, interner: Interner) -> ProgramTable:
     results = _by_key(program.results)
     return ProgramTable(
         program=program,
+        blocks=blocks_of(program),
         ops=ops,
         operands=operands,
         full=full,

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.annotations import arguments_of, layer_of, phase_of
+from shardweave.ir.blocks import Blocks, blocks_of
 from shardweave.ir.dist import COLLECTIVES
 from shardweave.ir.flops import flops_of
 from shardweave.ir.program import Program
-from shardweave.ir.regions import block_name
 from shardweave.ir.types import num_bytes, tensor_type_of
 
 OUTSIDE = "(outside layers)"
@@ -56,20 +56,22 @@ class Fold:
         return f"{self.first.name} .. {self.layers[-1].name} ({len(self.layers)} equal)"
 
 
-def part_of(layer: str) -> str:
+def part_of(layer: str, blocks: Blocks) -> str:
     """The part of a model that a layer is shown under: its block, or the first word of its name."""
-    return block_name(layer) or layer.partition(".")[0] or OUTSIDE
+    return blocks.of_layer(layer) or layer.partition(".")[0] or OUTSIDE
 
 
 def layers_of(program: Program) -> list[Layer]:
     """The parts of a program in order of first appearance. Linear in its ops."""
+    blocks = blocks_of(program)
     members: dict[str, list[Operation]] = {}
     for op in program.ops:
-        members.setdefault(part_of(layer_of(op)), []).append(op)
+        members.setdefault(part_of(layer_of(op), blocks), []).append(op)
     sizes: Counter[str] = Counter()
     for slot in program.arguments:
         if slot.kind == "param":
-            sizes[part_of(slot.name.rpartition(".")[0])] += num_bytes(tensor_type_of(slot.value))
+            part = part_of(slot.name.rpartition(".")[0], blocks)
+            sizes[part] += num_bytes(tensor_type_of(slot.value))
     return [_layer(name, ops, sizes[name]) for name, ops in members.items()]
 
 

@@ -44,5 +44,5 @@ def stats(program: Program) -> ProgramStats:
         for key, (count, size, sent) in groups.items()
     )
     kept = kept_bytes(program) if ops["backward"] else None
-    moved = bytes_by_block(program.ops)
+    moved = bytes_by_block(program)
     return ProgramStats(dict(ops), dict(flops), parameters, collectives, kept, moved)

@@ -24,24 +24,29 @@ from shardweave.ir.syntax import Operands
 from shardweave.ir.types import dtype_of_value, shape_of, tensor_type_of, with_shape
 
 
-def bucket_gradients(program: Program, bucket_bytes: int) -> None:
+def bucket_gradients(program: Program, bucket_bytes: int) -> int:
     """Join the reductions of gradients into messages of at most `bucket_bytes`. Linear.
 
-    Raises ValueError for a bucket of no bytes.
+    Returns how many reductions there are. Raises ValueError for a bucket of no bytes.
     """
     if bucket_bytes < 1:
         raise ValueError(f"bytes={bucket_bytes}; use a bucket of at least 1 byte.")
-    reductions = _place_by_production(program, _gradient_reductions(program))
+    reductions = _gradient_reductions(program)
     buckets = Buckets(bucket_bytes)
     for one in reductions:
         reduction = one.reduction if isinstance(one, dist.AllReduceOp) else "sum"
         key = (type(one), one.axes, reduction, copy_of(one), phase_of(one))
         buckets.add((*key, dtype_of_value(one.operands[0])), one)
+    for one in _place_by_production(program, reductions):
+        properties = one.properties
+        key = (type(one), one.axes, properties.get("op"), properties.get("copy"))
+        buckets.add((*key, phase_of(one), dtype_of_value(one.operands[0])), one)
     for members in buckets.close():
         if isinstance(members[0], dist.ReduceScatterOp):
             _join_rows(members)
         else:
             join(members)
+    return len(reductions)
 
 
 def _gradient_reductions(program: Program) -> list[dist.DistOp]:

@@ -9,7 +9,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.annotations import arguments_of, phase_of
 from shardweave.ir.dead_code import remove_dead_ops
-from shardweave.ir.dist import COLLECTIVES, DistOp, sent_bytes
+from shardweave.ir.dist import COLLECTIVES, STARTED, DistOp, sent_bytes
 from shardweave.ir.facts import is_random
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
@@ -32,14 +32,21 @@ class _Redundant:
     is_read: bool
 
 
-def delete_redundant_collectives(program: Program, budget: int | None = None) -> None:
+def delete_redundant_collectives(program: Program, budget: int | None = None) -> tuple[int, int]:
     """Replace each recomputed collective of a local program by the kept result of its twin.
 
+    Returns how many were replaced, and how many there are.
+
     budget: bytes on one device that may be kept beyond what is kept already; those that save most
-    traffic per byte go first. Raises ValueError for a negative one. Linear in the ops.
+    traffic per byte go first. Raises ValueError for a negative one, and if
+    collectives are started. Linear in the ops.
     """
     if budget is not None and budget < 0:
         raise ValueError(f"budget={budget} bytes; use a budget >= 0.")
+    if any(isinstance(op, STARTED) for op in program.ops):
+        raise ValueError(
+            "collectives are started already; delete redundant ones before start-collectives."
+        )
     found = _find(program)
     kept = set(kept_values(program))
     found.sort(key=lambda r: -r.sent_bytes / max(_new_bytes(r, kept), 1))
@@ -61,6 +68,7 @@ def delete_redundant_collectives(program: Program, budget: int | None = None) ->
         "%d bytes less to send per rank",
         deleted, len(found), removed - deleted, total, saved,
     )  # fmt: skip
+    return deleted, len(found)
 
 
 def _new_bytes(redundant: _Redundant, kept: set[SSAValue]) -> int:

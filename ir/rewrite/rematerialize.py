@@ -9,10 +9,12 @@ from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.annotations import Copy, arguments_of, copy_of, phase_of, set_origin, set_phase
+from shardweave.ir.blocks import Blocks, blocks_of
 from shardweave.ir.dist import COLLECTIVES
 from shardweave.ir.facts import facts_of, is_random
+from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
-from shardweave.ir.regions import block_of_op, split_at_backward, weight_ops
+from shardweave.ir.regions import split_at_backward, weight_ops
 from shardweave.ir.storage import kept_bytes
 
 POLICIES = ("none", "layer", "after-communication", "budget")
@@ -22,8 +24,10 @@ Segment = tuple[str, Copy | None, int]
 """Block, sub-batch, and number of the stretch between communications that is recomputed at once."""
 
 
-def rematerialize(program: Program, policy: str = "layer", bytes: int | None = None) -> None:
+def rematerialize(program: Program, policy: str = "layer", bytes: int | None = None) -> int:
     """Recompute by one of `POLICIES` in every block; `budget` takes the bytes to keep at most.
+
+    Returns the number of clones.
 
     Raises ValueError for an unknown policy, and bytes without the policy that takes them.
     """
@@ -32,25 +36,24 @@ def rematerialize(program: Program, policy: str = "layer", bytes: int | None = N
     if (bytes is not None) != (policy == "budget"):
         raise ValueError("give bytes=N with policy=budget, and only then.")
     if bytes is None:
-        recompute(program, lambda block: policy)
-    else:
-        recompute_to_fit(program, bytes)
+        return recompute(program, lambda block: policy)
+    return recompute_to_fit(program, bytes)
 
 
-def recompute_to_fit(program: Program, budget: int) -> None:
+def recompute_to_fit(program: Program, budget: int) -> int:
     """Recompute in as few blocks as fit the kept bytes of one device into `budget`.
 
-    Escalates block by block, in the order of the forward pass, first by segments, then whole.
+    Escalates block by block, in the order of the forward pass, first by segments, then whole;
+    returns the number of clones.
     Raises ValueError, with what is needed at least, if recomputing all does not suffice.
     """
-    forward, _ = split_at_backward(program)
-    blocks = dict.fromkeys(b for op in forward if (b := block_of_op(op)) is not None)
     policies = ("after-communication", "layer")
+    blocks = blocks_of(program).names
     escalations = [(block, policy) for policy in policies for block in blocks]
 
-    def recompute_first(count: int, target: Program) -> None:
+    def recompute_first(count: int, target: Program) -> int:
         chosen = dict(escalations[:count])
-        recompute(target, lambda block: chosen.get(block, "none"))
+        return recompute(target, lambda block: chosen.get(block, "none"))
 
     def needed(count: int) -> int:
         copy = program.clone()
@@ -67,22 +70,25 @@ def recompute_to_fit(program: Program, budget: int) -> None:
             f"{least - budget} more than bytes={budget}; give at least {least}, or split the "
             "batch or shard more."
         )
-    recompute_first(fewest, program)
+    return recompute_first(fewest, program)
 
 
 def recompute(program: Program, policy_of: Callable[[str], str]) -> int:
     """Recompute in each block by its policy; returns the number of clones. Linear in the ops.
 
     policy_of: from a block's name to one of `POLICIES`, `budget` apart. Raises ValueError if the
-    program recomputes already.
+    program recomputes already or has fused regions.
     """
     forward, later = split_at_backward(program)
     weights = set(weight_ops(program))
     if any(phase_of(op) == "recompute" and op not in weights for op in later):
         raise ValueError("the program recomputes already; rematerialize it once.")
+    if any(isinstance(op, FusedOp) for op in forward):
+        raise ValueError("the program has fused regions; run unfuse-kernels first.")
     messages: set[Operation] = {op for op in forward + later if isinstance(op, _COLLECTIVES)}
     messages -= weights
-    count = _Recomputation(forward, later, policy_of, messages).run()
+    blocks = blocks_of(program)
+    count = _Recomputation(forward, later, blocks, policy_of, messages).run()
     return count - _gather_once(program)
 
 
@@ -109,6 +115,7 @@ class _Recomputation:
         self,
         forward: list[Operation],
         later: list[Operation],
+        blocks: Blocks,
         policy_of: Callable[[str], str],
         messages: set[Operation],
     ) -> None:
@@ -116,6 +123,7 @@ class _Recomputation:
         self.messages = messages
         self.before = set(forward)
         self.later = later
+        self.block_of = blocks.of_op
         self.policies: dict[str, str] = {}
         self.policy_of = policy_of
         self.segments: dict[Operation, Segment] = {}
@@ -134,7 +142,7 @@ class _Recomputation:
         # recomputation needs nothing of it, and can so run beside it.
         beginnings: dict[str | None, Operation] = {}
         for op in self.later:
-            beginnings.setdefault(block_of_op(op), op)
+            beginnings.setdefault(self.block_of(op), op)
             self._redirect(op, beginnings)
             if op in self.messages and _is_read(op):
                 beginnings.clear()
@@ -144,7 +152,7 @@ class _Recomputation:
         """The segment of each op that its block's policy lets recompute."""
         numbers: dict[tuple[str, Copy | None], int] = {}
         for op in self.forward:
-            block = block_of_op(op)
+            block = self.block_of(op)
             # A random op run again would draw other numbers than the forward pass saw.
             if block is None or is_random(op):
                 continue
@@ -180,7 +188,7 @@ class _Recomputation:
         """Whether a forward op outside the block reads the value."""
         return any(
             phase_of(use.operation) == "forward"
-            and block_of_op(use.operation) != block
+            and self.block_of(use.operation) != block
             and use.operation in self.before
             for use in value.uses
         )
@@ -199,10 +207,10 @@ class _Recomputation:
                 assert isinstance(value.owner, Operation)
                 needed.add(value.owner)
                 stack.extend(value.owner.operands)
-        rerun = {b for op in needed if (b := block_of_op(op)) and self.policies[b] == "layer"}
+        rerun = {b for op in needed if (b := self.block_of(op)) and self.policies[b] == "layer"}
         for op in self.forward:
             # Megatron runs the whole block again, its last collective too, read or not.
-            if op in self.segments and block_of_op(op) in rerun:
+            if op in self.segments and self.block_of(op) in rerun:
                 if not all(map(self._is_free, op.results)):
                     needed.add(op)
         return needed
@@ -242,12 +250,12 @@ class _Recomputation:
     def _again(self, value: SSAValue, block: str | None) -> SSAValue:
         """What a clone in `block` reads: a clone of the same block, or what entered it."""
         owner = value.owner
-        is_inside = isinstance(owner, Operation) and block_of_op(owner) == block
+        is_inside = isinstance(owner, Operation) and self.block_of(owner) == block
         return self.clones.get(value, value) if is_inside else value
 
     def _clone(self, op: Operation, before: Operation) -> None:
         clone = type(op).create(
-            operands=[self._again(v, block_of_op(op)) for v in op.operands],
+            operands=[self._again(v, self.block_of(op)) for v in op.operands],
             result_types=op.result_types,
             properties=op.properties,
             location=op.location,

@@ -7,9 +7,10 @@ from shardweave.ir.dist import STARTS, DistOp, WaitOp
 from shardweave.ir.program import Program
 
 
-def start_collectives(program: Program) -> None:
+def start_collectives(program: Program) -> int:
     """Replace each collective of a local program by a start and a wait right behind it. Linear.
 
+    Returns how many there were.
     Raises ValueError if the program has time axes.
     """
     axes = program.mesh.axes if program.mesh else ()
@@ -19,11 +20,14 @@ def start_collectives(program: Program) -> None:
             f"the sub-batches of the time axes {times} are not written out; run "
             "unroll-time-axes first."
         )
+    count = 0
     for one in list(program.ops):
         kind = STARTS.get(type(one)) if isinstance(one, DistOp) else None
         if kind is not None:
             assert isinstance(one, DistOp)
             _start(one, kind)
+            count += 1
+    return count
 
 
 def _start(op: DistOp, kind: type[DistOp]) -> None:

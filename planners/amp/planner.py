@@ -10,7 +10,6 @@ import numpy as np
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.regions import block_name
 from shardweave.planners.amp.anneal import Annealing
 from shardweave.planners.amp.estimate import BACKWARD
 from shardweave.planners.amp.memory import capacities, stage_bytes
@@ -188,7 +187,7 @@ def _plan(program: Program, placed: Placed, profile: ProgramProfile, links: Clus
 
 def _names(block: BlockWork) -> tuple[str, ...]:
     """How a plan names a block: by its own name, or by the layers in it."""
-    return (block.name,) if block_name(block.name) == block.name else block.layers
+    return (block.name,) if block.is_repeated else block.layers
 
 
 def _types(stage: Grid, links: ClusterArrays) -> str:

@@ -101,7 +101,8 @@ def _model(
     names = [block.name for block in first[degrees[0]].blocks]
     seconds = {key: _seconds(key[0], work) for key, work in one.items()}
     larger = {key: _seconds(key[0], work) for key, work in many.items()}
-    repeated = [index for index, name in enumerate(names) if name.rpartition(".")[2].isdigit()]
+    blocks = first[degrees[0]].blocks
+    repeated = [index for index, block in enumerate(blocks) if block.is_repeated]
     return LayeredModel(
         name="program",
         batch=batch,

@@ -17,10 +17,10 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.aten import AtenOp
+from shardweave.ir.blocks import blocks_of
 from shardweave.ir.facts import weight_of
 from shardweave.ir.placement import Placement
 from shardweave.ir.program import Program
-from shardweave.ir.regions import block_of_op
 from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.ir.types import shape_of
 from shardweave.planners.axonn.model import LinearLayer
@@ -111,6 +111,7 @@ def _sides(rule: Rule, weight: int) -> tuple[int, int] | None:
 def layers_of(program: Program, pairs: Mapping[SSAValue, Cut]) -> list[LinearLayer]:
     """The layers of a program, given its pairs' cuts, in order."""
     found: list[LinearLayer] = []
+    blocks = blocks_of(program)
     for one in linear_maps(program):
         weight = one.op.operands[one.weight]
         k, n = (one.rule.factors[f].size for f in (one.contracted, one.produced))
@@ -123,7 +124,7 @@ def layers_of(program: Program, pairs: Mapping[SSAValue, Cut]) -> list[LinearLay
                 n=n,
                 is_transposed=one.is_contracted_in(pairs.get(one.parameter, ())),
                 kernel=prod(shape_of(weight)) // (k * n),
-                block=block_of_op(one.op) or layer_of(one.op),
+                block=blocks.of_op(one.op) or layer_of(one.op),
             )
         )
     return found

@@ -17,11 +17,12 @@ import torch
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.annotations import layer_of, phase_of
+from shardweave.ir.blocks import Blocks, blocks_of
 from shardweave.ir.dist import COLLECTIVES, DistOp, WaitOp, sent_bytes
 from shardweave.ir.flops import flops_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.regions import block_name, split_at_backward
+from shardweave.ir.regions import split_at_backward
 from shardweave.ir.storage import kept_values, storage_of
 from shardweave.ir.types import dtype_of_value, num_bytes, shape_of, tensor_type_of
 from shardweave.planners.cost.cluster import Cluster, NodeType
@@ -38,16 +39,17 @@ class BlockWork:
     """One block of a step, in FLOPs, bytes and seconds of what the program says: a rank's share
     of a local program, all of a global one.
 
-    name: of the block, or of the first layer in it. layers: all in it. forward_s, backward_s: of
-    compute, by device type (recomputation is part of the backward pass). parameter_bytes: of
-    parameters that are first used here. kept_bytes: results that wait for the backward pass.
-    crossing_bytes: what this and earlier blocks hand to later ones. workspace_bytes: of the
-    largest op, what it reads and writes beside parameters and inputs. sent_bytes: what a
-    rank sends, by mesh axes and phase. communication_s: of those collectives, one after another,
-    by mesh axes and phase.
+    name: of the repeated block, or of the first layer in it. layers: all in it. forward_s,
+    backward_s: of compute, by device type (recomputation is part of the backward pass).
+    parameter_bytes: of parameters that are first used here. kept_bytes: results that wait for the
+    backward pass. crossing_bytes: what this and earlier blocks hand to later ones.
+    workspace_bytes: of the largest op, what it reads and writes beside parameters and inputs.
+    sent_bytes: what a rank sends, by mesh axes and phase. communication_s: of those collectives,
+    one after another, by mesh axes and phase.
     """
 
     name: str
+    is_repeated: bool
     layers: tuple[str, ...]
     forward_flops: int
     backward_flops: int
@@ -114,7 +116,9 @@ def workload_of(program: Program, cluster: Cluster, mesh: Mesh | None = None) ->
     default the program's; collectives over axes that it lacks are left out. Raises ValueError if
     a device has no FLOP/s for a dtype of the program, or the cluster too few devices.
     """
-    members = _blocks(program)
+    blocks = blocks_of(program)
+    members = _blocks(program, blocks)
+    repeated = set(blocks.names)
     costs = {name: CostModel(alone(cluster, name)) for name in cluster.devices}
     tallies = [_Tally() for _ in members.names]
     for op, index in members.of_ops(program):
@@ -130,7 +134,7 @@ def workload_of(program: Program, cluster: Cluster, mesh: Mesh | None = None) ->
     crossing = _crossing(program, members)
     return Workload(
         tuple(
-            tally.block(name, layers, crossed)
+            tally.block(name, layers, crossed, is_repeated=name in repeated)
             for tally, (name, layers), crossed in zip(
                 tallies, members.names.items(), crossing, strict=True
             )
@@ -203,9 +207,12 @@ class _Tally:
             self.waited[key] += links.collective_time_s(op)
             self.sent[key] += sent_bytes(op, links.mesh)
 
-    def block(self, name: str, layers: tuple[str, ...], crossing: int) -> BlockWork:
+    def block(
+        self, name: str, layers: tuple[str, ...], crossing: int, *, is_repeated: bool
+    ) -> BlockWork:
         return BlockWork(
             name=name,
+            is_repeated=is_repeated,
             layers=layers,
             forward_flops=self.flops[True],
             backward_flops=self.flops[False],
@@ -238,7 +245,7 @@ class _Members:
         return self.of_op[op]
 
 
-def _blocks(program: Program) -> _Members:
+def _blocks(program: Program, blocks: Blocks) -> _Members:
     """Deal the layers to blocks, in the order in which the forward pass first meets them."""
     forward, _ = split_at_backward(program)
     layers: dict[str, list[str]] = {}  # by block
@@ -248,10 +255,10 @@ def _blocks(program: Program) -> _Members:
         layer = layer_of(op)
         if not layer or layer in place:
             continue
-        block = block_name(layer)
+        block = blocks.of_layer(layer)
         if block is None:
-            # Neighbours without a number form one block, named by the first of them.
-            is_open = current is not None and block_name(current) is None
+            # Neighbours outside repeated blocks form one block, named by the first of them.
+            is_open = current is not None and blocks.of_layer(current) is None
             block = current if is_open and current is not None else layer
         place[layer] = block
         layers.setdefault(block, []).append(layer)

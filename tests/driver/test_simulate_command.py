@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardweave.driver.cli import main
+from shardweave.tests.ir_text import step
 from shardweave.tests.planners.small_clusters import local
 
 Captured = pytest.CaptureFixture[str]
@@ -107,3 +108,18 @@ def test_plan_is_for_a_captured_program(file: str, tmp_path: Path, capsys: Captu
     plan.write_text("{}")
     assert main(["simulate", file, "--cluster", "testbed", "--plan", str(plan)]) == 1
     assert "program of one rank already; with --plan give" in capsys.readouterr().err
+
+
+def test_global_program_on_a_cluster_gives_a_hint(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "step.mlir"
+    step("input %x : tensor<8x4xf32>\n%y = aten.tanh(%x) : tensor<8x4xf32>\noutput %y").save(path)
+    assert main(["simulate", str(path), "--cluster", "testbed"]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith("note: the program is global, so that one device of the cluster runs all")
+    assert "preset:partition" in err
+    assert "--plan" in err
+
+
+def test_local_program_gives_no_hint(file: str, capsys: Captured) -> None:
+    assert main(["simulate", file, "--cluster", "testbed"]) == 0
+    assert "note:" not in capsys.readouterr().err

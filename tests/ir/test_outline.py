@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardweave.ir.annotations import layer_of
+from shardweave.ir.blocks import Blocks
 from shardweave.ir.flops import flops_of
 from shardweave.ir.inspect.outline import fold, layers_of, part_of, select
 from shardweave.ir.program import Program
@@ -47,9 +48,10 @@ def test_layers_of_other_models_cover_them(name: str) -> None:
 
 
 def test_parts_are_blocks_and_first_words() -> None:
-    assert part_of("transformer.h.3.mlp.c_fc") == "transformer.h.3"
-    assert part_of("head.proj") == "head"
-    assert part_of("") == "(outside layers)"
+    blocks = Blocks(("transformer.h.3",))
+    assert part_of("transformer.h.3.mlp.c_fc", blocks) == "transformer.h.3"
+    assert part_of("head.proj", blocks) == "head"
+    assert part_of("", blocks) == "(outside layers)"
 
 
 def test_selection_is_of_a_layer_and_what_is_in_it() -> None:

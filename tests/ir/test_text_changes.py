@@ -69,7 +69,7 @@ def test_changes_applied_to_the_old_text_give_the_new_one() -> None:
 def test_many_changes_in_a_long_text_take_no_more_than_seconds() -> None:
     old = [f"%v{i} = f(%v{i - 1})" for i in range(1, 10_000)]
     new = [op.replace(" f(", " g(") if index % 10 == 0 else op for index, op in enumerate(old)]
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     changes = changed_text(text(*old), text(*new))
-    assert time.perf_counter() - start_s < 10
+    assert time.process_time() - start_s < 10
     assert changes.count("\n+") == 1000

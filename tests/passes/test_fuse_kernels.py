@@ -41,10 +41,21 @@ def in_float32(kind: str) -> tuple[Program, dict[Key, Tensor]]:
     return program, values_of(program, example.module, example.kwargs)
 
 
+@cache
+def fused_in_float32(kind: str) -> Program:
+    return run_passes(in_float32(kind)[0], "fuse-kernels")
+
+
+@cache
+def fused_step(kind: str) -> Program:
+    """A model's global program, fused; not to be changed."""
+    return run_passes(captured(SPECS[kind]).program, "fuse-kernels")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_fused_step_equals_eager_and_unfuses_to_the_same_program(kind: str) -> None:
     case = captured(SPECS[kind])
-    fused = run_passes(case.program, "fuse-kernels")
+    fused = fused_step(kind)
     assert regions(fused)
     assert_equals_eager(fused, case)
     again = run_passes(fused, "unfuse-kernels")
@@ -79,16 +90,13 @@ def test_started_collectives_keep_what_is_before_and_after_them() -> None:
 
 
 def test_no_region_reaches_from_one_phase_into_another() -> None:
-    case = captured(SPECS["gpt"])
-    fused = run_passes(case.program, "fuse-kernels")
-    for op in fused.ops:
+    for op in fused_step("gpt").ops:
         if isinstance(op, FusedOp) and phase_of(op) == "forward":
             assert {phase_of(inner) for inner in op.fused_ops} == {"forward"}
 
 
 def test_ops_outside_regions_keep_their_order() -> None:
-    program = captured(SPECS["llama"]).program
-    fused = run_passes(program, "fuse-kernels")
+    program, fused = captured(SPECS["llama"]).program, fused_step("llama")
     inside = {place for op in fused.ops if isinstance(op, FusedOp) for place in op.places}
     outside = [op.name for place, op in enumerate(program.ops) if place not in inside]
     assert [op.name for op in fused.ops if not isinstance(op, FusedOp)] == outside
@@ -97,7 +105,7 @@ def test_ops_outside_regions_keep_their_order() -> None:
 @pytest.mark.parametrize("kind", ["gpt", "llama"])
 def test_regions_with_products_compute_the_same_bit_for_bit(kind: str) -> None:
     program, values = in_float32(kind)
-    fused = run_passes(program, "fuse-kernels")
+    fused = fused_in_float32(kind)
     assert any("mm" in name for region in regions(fused) for name in region)
     assert run_passes(fused, "unfuse-kernels") == program
     wanted, found = run_reference(program, values), run_reference(fused, values)
@@ -105,8 +113,7 @@ def test_regions_with_products_compute_the_same_bit_for_bit(kind: str) -> None:
 
 
 def test_residual_joins_the_product_before_it() -> None:
-    program, _ = in_float32("gpt")
-    assert ["addmm", "view", "add.Tensor"] in regions(run_passes(program, "fuse-kernels"))
+    assert ["addmm", "view", "add.Tensor"] in regions(fused_in_float32("gpt"))
 
 
 def test_products_stay_outside_if_asked() -> None:
@@ -150,7 +157,7 @@ def test_fusing_twice_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_region_has_a_kernel(kind: str) -> None:
-    fused = run_passes(in_float32(kind)[0], "fuse-kernels")
+    fused = fused_in_float32(kind)
     sources = {generate(op).source for op in fused.ops if isinstance(op, FusedOp)}
     assert sources
 
@@ -169,7 +176,7 @@ def test_fused_layer_moves_fewer_bytes() -> None:
     for kind, bound in (("gpt", 0.9), ("llama", 0.6)):
         program = captured(SPECS[kind]).program
         before = sum(program.stats().moved_bytes.values())
-        after = sum(run_passes(program, "fuse-kernels").stats().moved_bytes.values())
+        after = sum(fused_step(kind).stats().moved_bytes.values())
         assert after < bound * before
 
 

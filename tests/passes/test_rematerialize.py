@@ -7,8 +7,8 @@ import torch
 
 from shardweave.backends.reference import run_reference
 from shardweave.ir.annotations import phase_of
+from shardweave.ir.blocks import blocks_of
 from shardweave.ir.program import Program
-from shardweave.ir.regions import block_of_op
 from shardweave.ir.storage import kept_bytes
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.planners.cost.memory import peak_memory
@@ -154,10 +154,11 @@ def test_random_numbers_are_kept_not_drawn_again() -> None:
 
 def budget_of(after: Program) -> dict[str | None, int]:
     """By block, how many ops are computed again."""
+    blocks = blocks_of(after)
     found: dict[str | None, int] = {}
     for op in after.ops:
         if phase_of(op) == "recompute":
-            found[block_of_op(op)] = found.get(block_of_op(op), 0) + 1
+            found[blocks.of_op(op)] = found.get(blocks.of_op(op), 0) + 1
     return found
 
 

@@ -270,3 +270,9 @@ def test_without_a_mesh_tensor_takes_the_largest_degree_over_which_anything_divi
     # The MLP has 24 features; but for it, 4 would divide nothing.
     assert plan.mesh == {"data": 1, "tensor": 4}
     assert "h.0.mlp.fc_in.weight" in plan.parameters
+
+
+def test_mesh_over_which_nothing_divides_has_a_note_for_every_axis() -> None:
+    plan = plan_megatron(captured(SPECS["gpt"]).program, as_mesh("data=3,tensor=5"))
+    idle = [note for note in plan.notes if "is idle" in note]
+    assert [note.split("'")[1] for note in idle] == ["data", "tensor"]

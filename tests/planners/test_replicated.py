@@ -28,6 +28,15 @@ def test_input_whose_first_dim_does_not_divide_stays_whole_with_a_note() -> None
     assert plan.notes == ("input 'table' stays whole: its first dim 3 does not divide by data=2",)
 
 
+def test_data_axis_that_cuts_no_input_is_idle_with_a_note() -> None:
+    plan = plan_replicated(step(TEXT), as_mesh("data=7"))
+    assert plan.inputs == {}
+    assert plan.notes[-1] == (
+        "axis 'data' of the mesh is idle: no input can be cut over data=7, and its ranks all "
+        "compute the same"
+    )
+
+
 def test_mesh_without_a_data_axis_cuts_nothing() -> None:
     plan = plan_replicated(step(TEXT), as_mesh("tensor=2"))
     assert (plan.inputs, plan.notes) == ({}, ())

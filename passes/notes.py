@@ -1,0 +1,56 @@
+"""What a pass has to say that is no error: that it found nothing to do, or an option no effect.
+
+A pass calls `note` with a sentence that says why, and what to do. Python warns (`PassNote`), the
+command line prints it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+Listener = Callable[[str], None]
+
+
+class PassNote(UserWarning):
+    """A pass had nothing to do; the message names it and says what would give it something."""
+
+
+_OURS = tuple(str(Path(__file__).parents[1] / folder) for folder in ("passes", "driver"))
+
+
+def _warn(text: str) -> None:
+    """Warn where passes were asked for."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, PassNote, stacklevel=level)
+
+
+_listener: ContextVar[Listener] = ContextVar("_listener", default=_warn)
+
+
+def note(text: str) -> None:
+    """Say something about the pass that runs."""
+    _listener.get()(text)
+
+
+@contextmanager
+def heard_by(listener: Listener) -> Generator[None]:
+    """Give notes to `listener` instead of warning."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+@contextmanager
+def unheard() -> Generator[None]:
+    """Drop the notes of passes that nobody asked for."""
+    with heard_by(lambda text: None):
+        yield
