@@ -18,7 +18,7 @@ from functools import cached_property
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster, DeviceType
 from shardweave.planners.cost.curves import interpolate
-from shardweave.planners.cost.rings import Ring, ring_of
+from shardweave.planners.cost.links import Ring, ring_of
 from shardweave.planners.oppa.space import Configuration
 
 MIB = 2**20

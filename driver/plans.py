@@ -24,7 +24,7 @@ from shardweave.planners.cost.zero import DATA_AXIS
 from shardweave.planners.oppa.host import Host
 from shardweave.planners.plan import Lookup, Plan
 from shardweave.planners.plan_check import check_plan, check_runnable
-from shardweave.planners.predict import ADAM_STATE, predicted_of, simulation_of
+from shardweave.planners.predict import predicted_of, simulation_of
 from shardweave.planners.registry import PLANNERS, no_such_plan
 from shardweave.planners.replicated import batch_shardings
 
@@ -67,13 +67,14 @@ def simulate_plan(
     plan: Plan | str | Path,
     cluster: ClusterLike,
     *,
-    optimizer_multiplier: float = ADAM_STATE,
+    optimizer_multiplier: float | None = None,
 ) -> Simulation | PipelineSimulation:
     """What a step of a global program takes under a plan, or a plan's file, in the simulator.
 
     Of plans that a backend can run, it is the program of a rank that is simulated; of plans with
     stages or ZeRO, blocks and micro-batches. optimizer_multiplier: bytes of optimizer state per
-    byte of parameters (2 for Adam). Raises ValueError if the plan does not fit.
+    byte of parameters (2 for Adam); None: those of Adam in the plan's precision. Raises ValueError
+    if the plan does not fit.
     """
     found = plan if isinstance(plan, Plan) else Plan.load(plan)
     check_plan(found, program)

@@ -9,6 +9,7 @@ from itertools import product
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.memory import check_precision
 from shardweave.planners.cost.workload import Workload, batch_of, workload_of
 from shardweave.planners.lower import local_program
 from shardweave.planners.megatron import plan_megatron
@@ -55,6 +56,7 @@ def plan_exhaustive(
     *,
     cluster: Cluster,
     zero: int = 0,
+    precision: str = "",
     simulate: int = 24,
     top: int = 5,
 ) -> Plan:
@@ -66,12 +68,13 @@ def plan_exhaustive(
     simulated. Of a larger one every sharding is partitioned, the rest of the space is estimated
     from its blocks (`estimated`), and the best `simulate` are simulated; a reason says so. `top`:
     candidates that the plan lists. `zero`: the ZeRO stage of plans with replicas, which are
-    simulated by block. Time: a partition for each plan simulated.
+    simulated by block. `precision`: as of a plan. Time: a partition for each plan simulated.
 
     Raises PlanError if none can be made or none fits, with the smallest shortfall of memory.
     """
+    check_precision(precision)
     plans = {
-        one: replace(plan, zero=zero if one.data > 1 else 0)
+        one: replace(plan, zero=zero if one.data > 1 else 0, precision=precision)
         for one, plan in _plans(program, mesh, cluster)
     }
     if not plans:

@@ -19,6 +19,7 @@ from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners import plan_parts as parts
+from shardweave.planners.cost.memory import PRECISIONS
 from shardweave.planners.op_names import OP_MARK, named_ops
 from shardweave.planners.plan_parts import Candidate, Pipeline, PlanError, Predicted
 
@@ -39,7 +40,9 @@ class Plan:
     batch_split: sub-batches run one after another (`split-batch`). recompute: policy of
     `rematerialize`. schedule: of `overlap-communication`; `cluster` (a preset or a file) is the
     one it orders for. pipeline: stages, None for one. zero: how much of parameters is also
-    sharded over the data axis: 1 optimizer state, 2 gradients too, 3 parameters too.
+    sharded over the data axis: 1 optimizer state, 2 gradients too, 3 parameters too. precision:
+    `fp32`, `bf16-mixed` or `fp16-mixed`, for the memory of the optimizer (`cost.memory`); without
+    it the parameters' dtype has it all.
 
     predicted: what a step is expected to take. reasons: why this plan, and why not the next
     best. candidates: the best plans that were looked at, this one first.
@@ -58,6 +61,7 @@ class Plan:
     cluster: str = ""
     pipeline: Pipeline | None = None
     zero: int = 0
+    precision: str = ""
     predicted: Predicted | None = None
     reasons: tuple[str, ...] = ()
     candidates: tuple[Candidate, ...] = ()
@@ -154,6 +158,7 @@ _READERS: dict[str, parts.Reader] = {
     "cluster": parts.text,
     "pipeline": parts.optional(parts.pipeline),
     "zero": parts.below(4),
+    "precision": parts.one_of(PRECISIONS),
     "predicted": parts.optional(parts.predicted),
     "reasons": parts.list_of(parts.text, "strings"),
     "candidates": parts.list_of(parts.candidate, "candidates"),

@@ -17,9 +17,6 @@ from shardweave.planners.plan import Plan
 from shardweave.planners.plan_check import is_runnable
 from shardweave.planners.plan_parts import Candidate, PlanError, Predicted
 
-ADAM_STATE = 2.0
-"""Bytes of optimizer state per byte of parameters: two moments in the parameters' dtype."""
-
 _TOLD = 0.05
 """Share of the gap between two plans from which on a part is named as its cause."""
 
@@ -33,7 +30,7 @@ def predicted_of(simulation: Simulation | PipelineSimulation) -> Predicted:
         busiest, fullest = simulation.busiest, simulation.fullest
         return Predicted(
             time_s=simulation.time_s,
-            compute_s=busiest.compute_s,
+            compute_s=busiest.compute_s + busiest.slowdown_s,
             communication_s=dict(busiest.communication_s),
             exposed_s=busiest.exposed_communication_s,
             bubble_s=busiest.bubble_s,
@@ -57,20 +54,23 @@ def simulation_of(
     plan: Plan,
     cluster: Cluster,
     *,
-    optimizer_multiplier: float = ADAM_STATE,
+    optimizer_multiplier: float | None = None,
 ) -> Simulation | PipelineSimulation:
     """Partition a global program by a plan, and simulate a step of it on a cluster.
 
     The rank's program itself, op by op; by block and micro-batch for a plan with stages or ZeRO,
-    whose programs no backend has. Raises ValueError (PlanError, PassError, ClusterError) if it
-    cannot be partitioned or placed.
+    whose programs no backend has. optimizer_multiplier: bytes of optimizer state per byte of
+    parameters; None: those of Adam in the plan's precision. Raises ValueError (PlanError,
+    PassError, ClusterError) if it cannot be partitioned or placed.
     """
     if isinstance(program, Program):
         program = Lowerings(program)
     if not is_runnable(plan):
         return simulate_stages(program, plan, cluster, optimizer_multiplier=optimizer_multiplier)
     local = program.local(plan)
-    return simulate(local, cluster, optimizer_multiplier=optimizer_multiplier)
+    return simulate(
+        local, cluster, optimizer_multiplier=optimizer_multiplier, precision=plan.precision
+    )
 
 
 def simulate_plan(
@@ -78,7 +78,7 @@ def simulate_plan(
     plan: Plan,
     cluster: Cluster,
     *,
-    optimizer_multiplier: float = ADAM_STATE,
+    optimizer_multiplier: float | None = None,
 ) -> Predicted:
     """What a step under a plan takes in the simulator. Raises as `simulation_of` does."""
     found = simulation_of(program, plan, cluster, optimizer_multiplier=optimizer_multiplier)

@@ -72,7 +72,6 @@ def _simulated(program: Program, options: argparse.Namespace) -> Simulation | Pi
     from shardweave.passes.notes import note
     from shardweave.planners.cost.presets import find_cluster
     from shardweave.planners.cost.simulate import simulate
-    from shardweave.planners.predict import ADAM_STATE
 
     state: float | None = options.optimizer
     if options.plan is None:
@@ -84,5 +83,4 @@ def _simulated(program: Program, options: argparse.Namespace) -> Simulation | Pi
             f"'{options.file}' is the program of one rank already; with --plan give the captured "
             "one, which `shardweave capture` writes."
         )
-    state = ADAM_STATE if state is None else state
     return simulate_plan(program, options.plan, options.cluster, optimizer_multiplier=state)

@@ -95,6 +95,7 @@ def print_plan(plan: Plan, out: TextIO) -> None:
     words += [f"{plan.batch_split} sub-batches"] if plan.batch_split > 1 else []
     words += [f"recompute {plan.recompute}"] if plan.recompute != "none" else []
     words += [f"schedule {plan.schedule}"] if plan.schedule else []
+    words += [f"precision {plan.precision}"] if plan.precision else []
     print(f"{plan.planner} on mesh {_mesh(plan)}: {', '.join(words)}", file=out)
     if plan.pipeline is not None:
         devices = plan.pipeline.devices or ("",) * plan.num_stages

@@ -10,6 +10,7 @@ import numpy as np
 
 from shardweave.planners.amp.partition import Floats
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.zero import divided
 
 
@@ -28,11 +29,6 @@ class LayerWork:
     flops: float
     kept_bytes: float
     all_reduces: int
-
-
-STATE_BYTES: Mapping[str, float] = {"parameters": 2, "gradients": 2, "optimizer": 12}
-"""Bytes per parameter of Adam in mixed precision: 16-bit weights and gradients, 32-bit master
-weights and two moments (Rajbhandari et al. 2020, Sec. 3.1)."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,9 @@ class LayeredModel:
     repeated: tuple[int, int]
     tied: tuple[Tied, ...] = ()
     fixed: Mapping[str, ByDegree] | None = None
-    state_bytes: Mapping[str, float] = field(default_factory=lambda: STATE_BYTES)
+    state_bytes: Mapping[str, float] = field(
+        default_factory=lambda: state_bytes(2, 2, "fp16-mixed")
+    )
     workspace_bytes: ByDegree | None = None
     keeps_all: bool = False
     zero: int = 0

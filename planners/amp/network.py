@@ -18,6 +18,7 @@ from shardweave.planners.cost.cluster import Cluster
 class ClusterArrays:
     """A cluster as arrays, made once: bytes per second, one direction.
 
+    The rule of `cost.links` for many placements at once: a search looks at thousands of them.
     node: of each device. inside: between two devices of one node, devices x devices, infinite
     elsewhere. nic: of each node. names: the device types, and `kind`, that of each device.
     """

@@ -19,6 +19,7 @@ from shardweave.planners.amp.profile import ProgramProfile, profile_program
 from shardweave.planners.amp.ranking import RankedSetup, Ranking
 from shardweave.planners.amp.search import Placed, search
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.memory import check_precision
 from shardweave.planners.cost.workload import BlockWork
 from shardweave.planners.cost.zero import DIVIDED
 from shardweave.planners.lower import Lowerings
@@ -40,6 +41,7 @@ def plan_amp(
     anneal: int = 0,
     literal: bool = False,
     zero: int = 0,
+    precision: str = "",
     simulate: int = 3,
     top: int = 5,
 ) -> Plan:
@@ -52,7 +54,8 @@ def plan_amp(
 
     max_stages: 1 gives plans that run. max_tensor: the largest tensor degree. anneal: swaps of
     tensor groups that are tried on each of the best strategies; not exact. literal: costs as
-    the released code has them. zero: the ZeRO stage, in memory and in what replicas send. simulate:
+    the released code has them. zero: the ZeRO stage, in memory and in what replicas send.
+    precision: as of a plan, for the memory of the optimizer. simulate:
     how many of the best estimates are simulated; the fastest of those is the plan, and what it is
     predicted to take; 0, and `literal`, leave it at the estimate. top: candidates that the plan
     lists.
@@ -62,7 +65,8 @@ def plan_amp(
     _check_zero(zero, literal)
     wanted = _Wanted.of(mesh, max_stages, max_tensor)
     degrees = _tensor_degrees(cluster, wanted)
-    profile = profile_program(program, cluster, degrees)
+    check_precision(precision)
+    profile = profile_program(program, cluster, degrees, precision)
     profile = replace(profile, model=replace(profile.model, zero=zero))
     found = search(
         profile.model,
@@ -157,7 +161,9 @@ def _plan(program: Program, placed: Placed, profile: ProgramProfile, links: Clus
     mesh = Mesh(data=strategy.data, tensor=strategy.tensor)
     # Without replicas there is nothing to divide.
     zero = profile.model.zero if strategy.data > 1 else 0
-    plan = replace(plan_megatron(program, mesh), planner="amp", zero=zero)
+    plan = replace(
+        plan_megatron(program, mesh), planner="amp", zero=zero, precision=profile.precision
+    )
     in_order = np.arange(placed.grid.size).reshape(placed.grid.shape)
     moved = not np.array_equal(placed.grid, in_order)
     if strategy.pipeline == 1:

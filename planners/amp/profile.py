@@ -13,14 +13,19 @@ from dataclasses import dataclass, replace
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.planners.amp.estimate import BACKWARD
 from shardweave.planners.amp.model import AmpError, LayeredModel, Tied
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.workload import BlockWork, Workload, batch_of, workload_of
+from shardweave.planners.cost.memory import state_bytes
+from shardweave.planners.cost.workload import (
+    BlockWork,
+    Workload,
+    batch_of,
+    parameter_dtype,
+    workload_of,
+)
 from shardweave.planners.lower import local_program
 from shardweave.planners.megatron import plan_megatron
-from shardweave.planners.predict import ADAM_STATE
 
 _MORE = 4
 """Samples of the second, larger micro-batch that is read, or fewer if the batch has fewer."""
@@ -38,10 +43,13 @@ class ProgramProfile:
     blocks: tuple[BlockWork, ...]
     dtype: str
     tensor_s: Mapping[tuple[str, int], tuple[float, ...]]
+    precision: str = ""
 
 
-def profile_program(program: Program, cluster: Cluster, degrees: Iterable[int]) -> ProgramProfile:
-    """Read a global program at some tensor degrees.
+def profile_program(
+    program: Program, cluster: Cluster, degrees: Iterable[int], precision: str = ""
+) -> ProgramProfile:
+    """Read a global program at some tensor degrees. precision: of the plan.
 
     Raises PlanError if its inputs have no batch to divide.
     """
@@ -55,13 +63,15 @@ def profile_program(program: Program, cluster: Cluster, degrees: Iterable[int]) 
         for name, part in _by_device(cluster).items():
             one[name, degree] = workload_of(local, part, Mesh(tensor=degree))
             many[name, degree] = workload_of(larger, part, Mesh(tensor=degree))
-    model = _model(program, batch, more, one, many)
+    if not any(slot.kind == "param" for slot in program.arguments):
+        raise AmpError("the program has no parameters; there is nothing to train.")
+    model = _model(program, batch, more, one, many, precision)
     tensor_s = {
         key: tuple(sum(block.communication_s.values()) for block in work.blocks)
         for key, work in one.items()
     }
-    dtype, _ = _parameter_type(program)
-    return ProgramProfile(model, next(iter(one.values())).blocks, dtype, tensor_s)
+    dtype = str(parameter_dtype(program)).removeprefix("torch.")
+    return ProgramProfile(model, next(iter(one.values())).blocks, dtype, tensor_s, precision)
 
 
 def _local(program: Program, data: int, degree: int) -> Program:
@@ -78,21 +88,13 @@ def _by_device(cluster: Cluster) -> dict[str, Cluster]:
     return found
 
 
-def _parameter_type(program: Program) -> tuple[str, int]:
-    """dtype and bytes of an element of the largest parameter."""
-    types = [tensor_type_of(slot.value) for slot in program.arguments if slot.kind == "param"]
-    if not types:
-        raise AmpError("the program has no parameters; there is nothing to train.")
-    largest = max(types, key=num_bytes)
-    size = num_bytes(largest) // max(1, math.prod(largest.get_shape()))
-    return {2: "bfloat16", 4: "float32", 8: "float64"}[size], size
-
-
 Read = Mapping[tuple[str, int], Workload]
 
 
-def _model(program: Program, batch: int, more: int, one: Read, many: Read) -> LayeredModel:
-    _, size = _parameter_type(program)
+def _model(
+    program: Program, batch: int, more: int, one: Read, many: Read, precision: str
+) -> LayeredModel:
+    size = parameter_dtype(program).itemsize
     devices = list(dict.fromkeys(name for name, _ in one))
     degrees = list(dict.fromkeys(degree for _, degree in one))
     first = {degree: one[devices[0], degree] for degree in degrees}
@@ -119,7 +121,7 @@ def _model(program: Program, batch: int, more: int, one: Read, many: Read) -> La
             name: {n: _fixed(seconds[name, n], larger[name, n], more) for n in degrees}
             for name in devices
         },
-        state_bytes={"parameters": size, "gradients": size, "optimizer": ADAM_STATE * size},
+        state_bytes=state_bytes(size, size, precision),
         workspace_bytes={
             n: tuple(float(b.workspace_bytes) for b in first[n].blocks) for n in degrees
         },

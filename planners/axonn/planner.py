@@ -12,16 +12,17 @@ from xdsl.ir import SSAValue
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Placement, ordered
 from shardweave.ir.program import Program
-from shardweave.ir.types import dtype_of_value, num_bytes, shape_of, tensor_type_of
+from shardweave.ir.types import num_bytes, shape_of, tensor_type_of
 from shardweave.planners.axonn.layers import Map, layers_of, linear_maps
 from shardweave.planners.axonn.model import AXES
 from shardweave.planners.axonn.search import AxonnError, Model, Options, Ranked, best, rank_grids
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.memory import check_precision, state_bytes
 from shardweave.planners.cost.workload import Workload, workload_of
 from shardweave.planners.megatron import sharding_text
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, Predicted
-from shardweave.planners.predict import ADAM_STATE, with_candidates
+from shardweave.planners.predict import with_candidates
 from shardweave.planners.structure import Cut, input_embeddings, parallel_pairs
 
 Grid = tuple[int, int, int, int]
@@ -37,6 +38,7 @@ def plan_axonn(
     aware: bool = True,
     checkpointing: bool = False,
     keep_gathered: bool = False,
+    precision: str = "",
 ) -> Plan:
     """A grid of x, y, z and data, and each weight cut by x and y and stored over z.
 
@@ -47,17 +49,19 @@ def plan_axonn(
 
     top: candidates that the plan lists. literal: the paper's equations, without memory. aware:
     bandwidth by placement. checkpointing: the forward pass is recomputed. keep_gathered: gathered
-    weights are kept (`delete-redundant-collectives` does it).
+    weights are kept (`delete-redundant-collectives` does it). precision: as of a plan, for the
+    memory of the optimizer.
 
     Raises AxonnError if no grid divides the program or fits, with the smallest shortfall in GiB.
     """
+    check_precision(precision)
     if mesh is not None:
-        return _plan(program, _grid_of(mesh), checkpointing)
+        return replace(_plan(program, _grid_of(mesh), checkpointing), precision=precision)
     assert cluster is not None
     devices = cluster.num_devices
     workload = workload_of(program, cluster, Mesh())
     options = Options(literal, aware, checkpointing, keep_gathered)
-    model = model_of(program, workload)
+    model = model_of(program, workload, precision)
     divides = _divisibility(program)
     ranked = rank_grids(model, cluster, devices, options, accept=divides)
     capacity = min(device.memory_bytes for device in cluster.device_types(devices))
@@ -67,7 +71,8 @@ def plan_axonn(
     reason = f"{len(ranked)} grids of {devices} devices divide the program" + (
         "" if literal else " and fit into memory"
     )
-    return replace(plan, reasons=(f"{reason}; this one communicates least", *plan.reasons))
+    reasons = (f"{reason}; this one communicates least", *plan.reasons)
+    return replace(plan, precision=precision, reasons=reasons)
 
 
 def _grid_of(mesh: Mesh) -> Grid:
@@ -81,21 +86,21 @@ def _grid_of(mesh: Mesh) -> Grid:
     return x, y, z, data
 
 
-def model_of(program: Program, workload: Workload) -> Model:
-    """The layers and the memory of a program, with Adam's state in the parameters' dtype."""
+def model_of(program: Program, workload: Workload, precision: str = "") -> Model:
+    """The layers and the memory of a program, with Adam's state."""
     layers = layers_of(program, _widest_pairs(program))
     if not layers:
         raise AxonnError("the program has no linear map and no convolution to plan for.")
     parameters = [slot.value for slot in program.arguments if slot.kind == "param"]
-    itemsize = max(dtype_of_value(value).itemsize for value in parameters)
-    copies = 2 + ADAM_STATE  # the parameter and its gradient
+    itemsize = workload.itemsize
+    state = sum(state_bytes(itemsize, itemsize, precision).values())
     of_layers = itemsize * sum(layer.weights for layer in layers)
     all_bytes = sum(num_bytes(tensor_type_of(value)) for value in parameters)
     return Model(
         layers=tuple(layers),
         itemsize=itemsize,
-        state_bytes=copies * itemsize,
-        other_bytes=copies * max(0, all_bytes - of_layers),
+        state_bytes=state,
+        other_bytes=state / itemsize * max(0, all_bytes - of_layers),
         kept_bytes=workload.kept_bytes,
     )
 

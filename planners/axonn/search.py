@@ -26,8 +26,8 @@ from shardweave.planners.axonn.model import (
     grids_of,
 )
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.links import ring_of
 from shardweave.planners.cost.quantity import gib
-from shardweave.planners.cost.rings import ring_of
 
 
 class AxonnError(ValueError):

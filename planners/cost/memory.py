@@ -11,7 +11,7 @@ from xdsl.ir import Operation, SSAValue
 from shardweave.ir.dist import AllReduceOp
 from shardweave.ir.program import Program
 from shardweave.ir.storage import shared_operand
-from shardweave.ir.types import num_bytes, tensor_type_of
+from shardweave.ir.types import dtype_of_value, num_bytes, tensor_type_of
 from shardweave.planners.cost.model import kind_of
 
 PARTS = (
@@ -23,6 +23,15 @@ PARTS = (
     "activations",
     "communication",
 )
+
+PRECISIONS = ("", "fp32", "bf16-mixed", "fp16-mixed")
+"""What a plan may say of its precision; "" takes the program's own."""
+
+ADAM_STATE = 2.0
+"""Bytes of optimizer state per byte of parameters: two moments in the parameters' dtype."""
+
+MIXED_BYTES = 16
+"""Bytes of a parameter, its gradient and its optimizer state in mixed precision."""
 
 _PART_OF_KIND = {"param": "parameters", "buffer": "buffers", "input": "inputs", "tangent": "inputs"}
 
@@ -65,34 +74,73 @@ class _Tally:
             self.at_peak = dict(self.parts)
 
 
-def peak_memory(program: Program, *, optimizer_multiplier: float = 0.0) -> Memory:
+def check_precision(precision: str) -> None:
+    """Raises ValueError for a precision that no plan can have."""
+    if precision not in PRECISIONS:
+        shown = ", ".join(filter(None, PRECISIONS))
+        raise ValueError(
+            f"precision is '{precision}'; use one of {shown}, or leave it out to take the "
+            "parameters' own."
+        )
+
+
+def state_bytes(
+    parameter_bytes: float,
+    itemsize: int,
+    precision: str = "",
+    optimizer_multiplier: float | None = None,
+) -> dict[str, float]:
+    """Bytes by part of parameters, their gradients and the state of their optimizer.
+
+    itemsize: bytes of an element as the program has it. Adam has two moments in the parameters'
+    dtype; with a mixed precision a parameter takes 16 bytes in all, whatever its dtype: of 16 bits,
+    beside its gradient a copy and two moments of 32 bits (Rajbhandari et al. 2020, Sec. 3.1).
+    optimizer_multiplier: bytes of optimizer state per byte of parameters, in place of Adam's.
+    """
+    if optimizer_multiplier is None:
+        is_mixed = precision.endswith("-mixed")
+        optimizer_multiplier = MIXED_BYTES / itemsize - 2 if is_mixed else ADAM_STATE
+    optimizer = optimizer_multiplier * parameter_bytes
+    return {"parameters": parameter_bytes, "gradients": parameter_bytes, "optimizer": optimizer}
+
+
+def peak_memory(
+    program: Program, *, optimizer_multiplier: float | None = 0.0, precision: str = ""
+) -> Memory:
     """Peak bytes of a step on one device.
 
-    optimizer_multiplier: bytes of optimizer state per byte of parameters (2 for Adam).
+    optimizer_multiplier: bytes of optimizer state per byte of parameters; None: those of Adam in
+    this precision (`state_bytes`).
     """
     tally = _Tally()
-    for tally in _walk(program, optimizer_multiplier):
+    for tally in _walk(program, optimizer_multiplier, precision):
         tally.look()
     return Memory(tally.peak, {part: tally.at_peak.get(part, 0) for part in PARTS})
 
 
 def memory_over_time(
-    program: Program, *, optimizer_multiplier: float = 0.0
+    program: Program, *, optimizer_multiplier: float | None = 0.0, precision: str = ""
 ) -> list[dict[str, int]]:
     """Bytes by part before the first op and while each op runs; as for `peak_memory`."""
     return [
         {part: tally.parts[part] for part in PARTS}
-        for tally in _walk(program, optimizer_multiplier)
+        for tally in _walk(program, optimizer_multiplier, precision)
     ]
 
 
-def _walk(program: Program, optimizer_multiplier: float) -> Iterator[_Tally]:
+def _walk(program: Program, optimizer_multiplier: float | None, precision: str) -> Iterator[_Tally]:
     """The tally, always the same, before the first op and while each op runs."""
     storages, created = storages_of(program)
     tally = _Tally()
+    optimizer = 0.0
     for value in program.function.body.block.args:
-        tally.add(storages[value].part, storages[value].size)
-    tally.add("optimizer", int(optimizer_multiplier * tally.parts["parameters"]))
+        part, size = storages[value].part, storages[value].size
+        tally.add(part, size)
+        if part == "parameters":
+            itemsize = dtype_of_value(value).itemsize
+            state = state_bytes(size, itemsize, precision, optimizer_multiplier)
+            optimizer += state["optimizer"]
+    tally.add("optimizer", int(optimizer))
     yield tally
     dying: dict[int, list[_Storage]] = {}
     for storage in (one for group in created for one in group):

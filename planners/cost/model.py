@@ -10,7 +10,7 @@ step, so that a mixed cluster is as fast as its slowest device.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal, cast
@@ -31,7 +31,7 @@ from shardweave.ir.traffic import bytes_moved
 from shardweave.ir.types import dtype_of_value, num_bytes, shape_of, tensor_type_of
 from shardweave.planners.cost.cluster import Cluster, CollectiveTimes, DeviceType
 from shardweave.planners.cost.curves import interpolate, time_at
-from shardweave.planners.cost.rings import Ring, ring_of
+from shardweave.planners.cost.links import Ring, ring_of, rounds_of
 
 DEFAULT_OP = "default"
 """Name of the curve in `DeviceType.op_times` for ops, by bytes, that have none of their own."""
@@ -175,10 +175,17 @@ class CostModel:
         table = self._table(kind, ring)
         if table is not None:
             return time_at(table.points, max(1, operand_bytes * ring.flows))
-        steps = (2 if kind == "all_reduce" else 1) * (ring.ranks - 1)
+        steps = rounds_of(kind) * (ring.ranks - 1)
         if ring.bandwidth_bytes_s == 0:
             return math.inf
         return steps * ring.latency_s + sent / ring.bandwidth_bytes_s
+
+    def sync_time_s(self, kind: str, axes: Sequence[str], size_bytes: float) -> float:
+        """Seconds of a collective over axes of parameters or gradients of so many bytes, whole."""
+        ring = self.ring_over(tuple(axes))
+        sent = rounds_of(kind) * (ring.ranks - 1) / ring.ranks * size_bytes
+        operand = size_bytes / ring.ranks if kind == "all_gather" else size_bytes
+        return self.ring_time_s(kind, ring, operand, sent)
 
     def _table(self, kind: str, ring: Ring) -> CollectiveTimes | None:
         for table in self.cluster.collectives:
@@ -191,12 +198,15 @@ class CostModel:
 
     def ring(self, op: DistOp) -> Ring:
         """The ranks and links that a collective joins."""
-        key = (op.axes, collective_kind(op) == "all_to_all")
-        found = self._rings.get(key)
-        if found is None:
-            found = ring_of(self.cluster, self.mesh, op.axes, all_pairs=key[1])
-            self._rings[key] = found
-        return found
+        return self.ring_over(op.axes, all_pairs=collective_kind(op) == "all_to_all")
+
+    def ring_over(self, axes: tuple[str, ...], *, all_pairs: bool = False) -> Ring:
+        """The ring over some axes; see `links.ring_of`."""
+        ring = self._rings.get((axes, all_pairs))
+        if ring is None:
+            ring = ring_of(self.cluster, self.mesh, axes, all_pairs=all_pairs)
+            self._rings[axes, all_pairs] = ring
+        return ring
 
     def stream_of(self, op: DistOp) -> tuple[str, ...]:
         """The stream of communication that a collective runs on: its axes, in mesh order."""

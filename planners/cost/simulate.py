@@ -31,12 +31,14 @@ def simulate(
     cluster: Cluster | str | Path,
     mesh: Mesh | None = None,
     *,
-    optimizer_multiplier: float = 0.0,
+    optimizer_multiplier: float | None = 0.0,
+    precision: str = "",
 ) -> Simulation:
     """Simulate one step of a local program, or of a program without a mesh on one device.
 
     cluster: a Cluster, a preset's name or a YAML file. mesh: by default the program's own.
-    optimizer_multiplier: bytes of optimizer state per byte of parameters (2 for Adam).
+    optimizer_multiplier: bytes of optimizer state per byte of parameters (2 for Adam); None: those
+    of Adam in `precision`, as a plan says it.
     Raises ValueError for a program that is not partitioned, or a mesh that does not fit.
     """
     found = find_cluster(cluster)
@@ -58,7 +60,7 @@ def simulate(
         communication_s=dict(run.communication_s),
         exposed_s=dict(run.exposed_s),
         bound=LowerBound(run.compute_s, dict(run.link_s), run.critical_path_s),
-        memory=peak_memory(program, optimizer_multiplier=optimizer_multiplier),
+        memory=peak_memory(program, optimizer_multiplier=optimizer_multiplier, precision=precision),
         events=tuple(sorted(events, key=lambda event: event.start_s)),
         op_end_s=tuple(op_end_s),
     )

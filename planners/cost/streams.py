@@ -14,10 +14,15 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class Flight:
-    """A collective on its way. start_s, end_s: when it began to move data, and arrived."""
+    """A collective on its way. start_s, end_s: when it began to move data, and arrived.
+
+    devices: that take part in it, where there are several; is_compute: it is their own work.
+    """
 
     resources: tuple[Hashable, ...]
     left_s: float
+    devices: tuple[Hashable, ...] = ()
+    is_compute: bool = False
     start_s: float = -1.0
     end_s: float = -1.0
 
@@ -55,9 +60,19 @@ class Streams:
         self.now_s += work_s
         return self.now_s
 
-    def start(self, seconds: float, resources: Iterable[Hashable]) -> Flight:
-        """Start a collective that occupies a stream and links (`resources`) for `seconds`."""
-        flight = Flight(tuple(resources), seconds)
+    def start(
+        self,
+        seconds: float,
+        resources: Iterable[Hashable],
+        devices: tuple[Hashable, ...] = (),
+        *,
+        is_compute: bool = False,
+    ) -> Flight:
+        """Start a collective that occupies a stream and links (`resources`) for `seconds`.
+
+        devices, is_compute: see `Flight`, for `advance`.
+        """
+        flight = Flight(tuple(resources), seconds, devices, is_compute)
         is_free = True
         for resource in flight.resources:
             queue = self._queues.setdefault(resource, deque())
@@ -78,13 +93,32 @@ class Streams:
     def advance(self) -> list[Flight]:
         """Let time pass until something arrives, if nothing has; returns and forgets all that did.
 
-        For simulations of several devices, whose compute takes flights too.
+        For simulations of several devices, whose compute takes flights too: it and what they send
+        or receive beside it slow each other down.
         """
         if not self.landed:
-            first_s = min(one.left_s for one in self._active)
-            self._advance(first_s, first_s, True)
+            factors = self._factors()
+            pairs = list(zip(self._active, factors, strict=True))
+            elapsed_s = min(flight.left_s * factor for flight, factor in pairs)
+            self.now_s += elapsed_s
+            for flight, factor in pairs:
+                flight.left_s -= elapsed_s / factor
+            self._land()
         landed, self.landed = self.landed, []
         return landed
+
+    def _factors(self) -> list[float]:
+        """How many times longer each active flight takes for what runs beside it."""
+        if self.slowdown == self.link_slowdown == 1.0:
+            return [1.0] * len(self._active)
+        busy = {device for one in self._active if one.is_compute for device in one.devices}
+        linked = {device for one in self._active if not one.is_compute for device in one.devices}
+        return [
+            1.0
+            if (linked if one.is_compute else busy).isdisjoint(one.devices)
+            else (self.slowdown if one.is_compute else self.link_slowdown)
+            for one in self._active
+        ]
 
     def _begin(self, flight: Flight) -> None:
         flight.start_s = self.now_s
@@ -99,11 +133,14 @@ class Streams:
         for flight in self._active:
             flight.left_s -= moved_s
         if some_arrive:
-            least_s = min(flight.left_s for flight in self._active)
-            # The first to arrive has nothing left but what rounding makes of it.
-            done = [flight for flight in self._active if flight.left_s <= max(least_s, 1e-15)]
-            self._active = [flight for flight in self._active if flight not in done]
-            self._finish(done)
+            self._land()
+
+    def _land(self) -> None:
+        least_s = min(flight.left_s for flight in self._active)
+        # The first to arrive has nothing left but what rounding makes of it.
+        done = [flight for flight in self._active if flight.left_s <= max(least_s, 1e-15)]
+        self._active = [flight for flight in self._active if flight not in done]
+        self._finish(done)
 
     def _finish(self, done: list[Flight]) -> None:
         """Free what arrived flights occupied, and begin those that waited for it."""
@@ -120,3 +157,15 @@ class Streams:
         for flight in waiting:
             if flight.start_s < 0 and all(self._queues[r][0] is flight for r in flight.resources):
                 self._begin(flight)
+
+
+def beside_s(
+    work_s: float, sent_s: float, slowdown: float, link_slowdown: float
+) -> tuple[float, float]:
+    """Seconds until work and communication that begin at once are both done.
+
+    And what the work loses to the communication; factors as in `Streams`.
+    """
+    both_s = min(work_s * slowdown, sent_s * link_slowdown)
+    left_s = max(work_s - both_s / slowdown, sent_s - both_s / link_slowdown)
+    return both_s + left_s, both_s - both_s / slowdown

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import torch
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.annotations import layer_of, phase_of
@@ -23,7 +24,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.regions import split_at_backward
 from shardweave.ir.storage import kept_values, storage_of
-from shardweave.ir.types import num_bytes, shape_of, tensor_type_of
+from shardweave.ir.types import dtype_of_value, num_bytes, shape_of, tensor_type_of
 from shardweave.planners.cost.cluster import Cluster, NodeType
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.plan_parts import PlanError
@@ -73,10 +74,14 @@ class Shared:
 
 @dataclass(frozen=True)
 class Workload:
-    """The blocks of a step in the order of the forward pass, and what they share."""
+    """The blocks of a step in the order of the forward pass, and what they share.
+
+    itemsize: bytes of an element of the largest parameter.
+    """
 
     blocks: tuple[BlockWork, ...]
     shared: tuple[Shared, ...] = ()
+    itemsize: int = 4
 
     def compute_s(self, device: str) -> float:
         """Seconds of all compute on a device type."""
@@ -135,7 +140,15 @@ def workload_of(program: Program, cluster: Cluster, mesh: Mesh | None = None) ->
             )
         ),
         shared,
+        parameter_dtype(program).itemsize,
     )
+
+
+def parameter_dtype(program: Program) -> torch.dtype:
+    """The dtype of the largest parameter; float32 if there is none."""
+    values = [slot.value for slot in program.arguments if slot.kind == "param"]
+    largest = max(values, key=lambda value: num_bytes(tensor_type_of(value)), default=None)
+    return torch.float32 if largest is None else dtype_of_value(largest)
 
 
 def batch_of(program: Program) -> int:

@@ -18,6 +18,7 @@ from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.memory import ADAM_STATE
 from shardweave.planners.cost.quantity import gib
 from shardweave.planners.oases.chain import MEMORY_PARTS, Chain, linearise, runs
 from shardweave.planners.oases.degree import TIME_AXIS, Axes
@@ -45,7 +46,7 @@ def plan_oases(
     solver: str = "dp",
     max_switches: int | None = None,
     literal: bool = False,
-    optimizer_multiplier: float = 2.0,
+    optimizer_multiplier: float = ADAM_STATE,
     memory_share: float = 0.95,
 ) -> Plan:
     """The degrees of least time for a step of two sub-batches, and the whole step as a plan.

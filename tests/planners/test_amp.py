@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardweave.benchmarks.amp_data import (
     gpt2,
@@ -29,6 +31,7 @@ from shardweave.planners.amp.network import (
 )
 from shardweave.planners.amp.search import best_cuts, literal_cuts, search
 from shardweave.planners.cost.cluster import Cluster, DeviceType, NodeType
+from shardweave.planners.cost.links import hops_at_once
 
 FAST = DeviceType("fast", {"float16": 1e12}, 10**9, 1e12)
 SLOW = replace(FAST, name="slow")
@@ -139,6 +142,25 @@ def test_flows_that_cross_at_once_share_a_nic() -> None:
         1e6,
         1e7,
     ]
+
+
+@given(
+    st.permutations(range(6)),
+    st.permutations(range(6)),
+    st.sampled_from([("fast", "slow"), ("fast",), ("slow", "fast", "fast")]),
+)
+def test_arrays_share_links_as_the_cost_model_does(
+    left: list[int], right: list[int], names: tuple[str, ...]
+) -> None:
+    nodes = [node(name, devices=2, nic=1e6 * (index + 1)) for index, name in enumerate(names)]
+    found = cluster(*nodes)
+    count = found.num_devices
+    pairs = [(a, b) for a, b in zip(left, right, strict=True) if max(a, b) < count]
+    shared = ClusterArrays.of(found).shared(
+        np.array([a for a, _ in pairs], dtype=np.intp),
+        np.array([b for _, b in pairs], dtype=np.intp),
+    )
+    assert shared.tolist() == [bandwidth for bandwidth, _ in hops_at_once(found, pairs)]
 
 
 def test_ring_runs_at_its_slowest_hop() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shardweave.planners.cost.pipeline.events import Message, Played, StageTimes, TaskPart, play
 from shardweave.planners.cost.pipeline.order import Task, most_in_flight, order_of
+from shardweave.planners.cost.streams import Streams, beside_s
 from shardweave.planners.plan_parts import PIPELINE_SCHEDULES
 
 schedules = st.sampled_from(PIPELINE_SCHEDULES)
@@ -193,3 +194,60 @@ def test_parameters_are_gathered_beside_the_block_before_where_the_schedule_over
     # Only the first gather and the last scatter have nothing to hide behind.
     assert overlapped.time_s == pytest.approx(2.0 + 6 * 3.0 + 1.0)
     assert overlapped.waits[0].exposed_s["data"] == pytest.approx(3.0)
+
+
+def test_compute_and_messages_beside_it_slow_each_other_down() -> None:
+    one = TaskPart(4.0, scatter=Message(2.0))
+    times = StageTimes((), (), (one, one), overlaps=True)
+    order = [[Task(False, 0)]]
+    assert play([times], order).time_s == pytest.approx(4 + 4 + 2)
+    slow = play([times], order, 2.0)
+    # Of the second part, 1 is done in the 2 that the first scatter takes.
+    assert slow.time_s == pytest.approx(4 + 2 + 3 + 2)
+    assert slow.waits[0].slowdown_s == pytest.approx(1.0)
+    both = play([times], order, 2.0, 1.5)
+    # The scatter takes 3 beside compute, of which 1.5 is done.
+    assert both.time_s == pytest.approx(4 + 3 + 2.5 + 2)
+    assert both.waits[0].slowdown_s == pytest.approx(1.5)
+
+
+def test_stages_do_not_slow_down_for_messages_of_others() -> None:
+    long = Message(100.0)
+    sender, receiver = (
+        StageTimes((TaskPart(1.0),), (), (), long),
+        StageTimes((TaskPart(1.0),), (), ()),
+    )
+    idle = StageTimes((TaskPart(50.0),), (), ())
+    order = [Task(True, 0)]
+    for slowdown in (1.0, 3.0):
+        found = play([sender, receiver, idle], [order, order, []], slowdown)
+        assert found.time_s == pytest.approx(102.0)
+
+
+@given(st.data(), st.floats(1.0, 3.0), st.floats(1.0, 3.0))
+def test_slowdown_makes_no_step_shorter_and_is_told_by_stage(
+    data: st.DataObject, slowdown: float, link_slowdown: float
+) -> None:
+    stages = [
+        stage(data.draw(seconds), data.draw(seconds), data.draw(seconds), "link")
+        for _ in range(data.draw(sizes))
+    ]
+    count = data.draw(st.integers(1, 5))
+    order = orders("1f1b", len(stages), count)
+    plain, slow = play(chain(*stages), order), play(chain(*stages), order, slowdown, link_slowdown)
+    assert slow.time_s >= plain.time_s * (1 - 1e-9)
+    for times, waits in zip(stages, slow.waits, strict=True):
+        work = count * (times.forward[0].seconds + times.backward[0].seconds)
+        waited = waits.bubble_s + sum(waits.exposed_s.values())
+        assert slow.time_s == pytest.approx(work + waits.slowdown_s + waited)
+
+
+@given(st.floats(0, 5), st.floats(0, 5), st.floats(1, 3), st.floats(1, 3))
+def test_closed_form_of_work_beside_a_message_is_that_of_the_streams(
+    work: float, sent: float, slowdown: float, link_slowdown: float
+) -> None:
+    streams = Streams(slowdown, link_slowdown)
+    flight = streams.start(sent, ("link",))
+    streams.compute(work)
+    end = max(streams.now_s, streams.wait(flight))
+    assert beside_s(work, sent, slowdown, link_slowdown) == pytest.approx((end, streams.lost_s))

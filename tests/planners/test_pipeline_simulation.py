@@ -12,11 +12,11 @@ from shardweave.ir.mesh import Mesh
 from shardweave.planners.amp import plan_amp
 from shardweave.planners.amp.model import AmpError
 from shardweave.planners.cost.cluster import Cluster, NodeType
+from shardweave.planners.cost.links import nics_of, transfer_of
 from shardweave.planners.cost.pipeline import PipelineSimulation, simulate_stages
 from shardweave.planners.cost.pipeline.micro_batch import micro_batch_plan
 from shardweave.planners.cost.placement import on_devices
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.cost.rings import nics_of, transfer_of
 from shardweave.planners.cost.simulation import Simulation
 from shardweave.planners.lower import Lowerings
 from shardweave.planners.megatron import plan_megatron
@@ -67,13 +67,14 @@ def simulated(plan: Plan, on: Cluster = UNIT) -> PipelineSimulation:
 
 
 def test_each_stage_takes_the_step_in_compute_exposed_communication_and_bubble() -> None:
-    for on in (UNIT, HET):
+    for on in (UNIT, HET, replace(HET, overlap_slowdown=1.3, link_slowdown=1.1)):
         for mesh in ("pipeline=2,data=2,tensor=2", "pipeline=2,data=1,tensor=4"):
             for zero in range(4):
                 found = simulated(replace(staged(mesh), zero=zero), on)
                 assert found.time_s >= found.lower_bound_s > 0
                 for one in found.stages:
-                    parts = one.compute_s + one.exposed_communication_s + one.bubble_s
+                    parts = one.compute_s + one.slowdown_s
+                    parts += one.exposed_communication_s + one.bubble_s
                     assert found.time_s == pytest.approx(parts)
 
 
@@ -91,6 +92,34 @@ def test_one_stage_of_one_micro_batch_is_the_program_itself() -> None:
         parts = found.stages[0].memory_parts
         assert parts["parameters"] == step.memory.parts["parameters"]
         assert parts["optimizer"] == step.memory.parts["optimizer"]
+
+
+def test_overlap_slows_both_simulators_down_alike() -> None:
+    plan = replace(
+        plan_megatron(PROGRAM, Mesh(data=2, tensor=4)), batch_split=2, schedule="sub-batch"
+    )
+    for factor in (1.0, 1.5, 3.0):
+        on = replace(UNIT, overlap_slowdown=factor)
+        step = simulation_of(LOWERINGS, plan, on)
+        assert isinstance(step, Simulation)
+        (found,) = simulated(plan, on).stages
+        assert found.compute_s == pytest.approx(step.compute_s)
+        assert (found.slowdown_s > 0) == (step.slowdown_s > 0) == (factor > 1)
+        assert simulated(plan, on).time_s == pytest.approx(step.time_s, rel=0.25)
+
+
+def test_precision_of_a_plan_is_in_both_simulators_memory() -> None:
+    plan = plan_megatron(PROGRAM, Mesh(data=4))
+    parts: list[dict[str, float]] = []
+    for precision in ("", "fp32", "bf16-mixed"):
+        one = replace(plan, precision=precision)
+        step = simulation_of(LOWERINGS, one, UNIT)
+        assert isinstance(step, Simulation)
+        (stage,) = simulate_stages(LOWERINGS, one, UNIT).stages
+        assert stage.memory_parts.get("optimizer", 0) == step.memory.parts["optimizer"]
+        parts.append(dict(stage.memory_parts))
+    # The tests' parameters are of 8 bytes, so that a mixed 16 leaves nothing to the optimizer.
+    assert [part.get("optimizer", 0) for part in parts] == [2 * parts[0]["parameters"]] * 2 + [0]
 
 
 def test_stages_run_on_the_devices_that_they_are_on() -> None:

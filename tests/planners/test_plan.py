@@ -54,6 +54,7 @@ FULL = Plan(
     cluster="testbed",
     pipeline=Pipeline((("wte", "h.0"), ("h.1",)), 4, ("V100", "T4"), ((0, 1), (2, 3))),
     zero=1,
+    precision="bf16-mixed",
     predicted=Predicted(
         1.5, 1.0, {"data": 0.25}, 0.25, 0.25, {"parameters": 8.0}, 16.0, "estimated"
     ),
@@ -73,6 +74,10 @@ def test_all_that_a_plan_can_say_reads_back() -> None:
     [
         ('{"batch_split": 0}', "p: 'batch_split' must be a whole number, 1 or more."),
         ('{"zero": 4}', "p: 'zero' must be a whole number from 0 to 3."),
+        (
+            '{"precision": "half"}',
+            "p: 'precision' is 'half'; use one of \"\", fp32, bf16-mixed, fp16-mixed.",
+        ),
         (
             '{"recompute": "all"}',
             "p: 'recompute' is 'all'; use one of none, layer, after-communication.",
@@ -152,8 +157,8 @@ def test_plan_moves_to_another_mesh_with_axes_of_the_same_names() -> None:
         (
             '{"parameter": {}}',
             "p.json: unknown keys ['parameter']; a plan has activations, batch_split, candidates, "
-            "cluster, inputs, mesh, notes, parameters, pipeline, planner, predicted, reasons, "
-            "recompute, schedule, used, zero.",
+            "cluster, inputs, mesh, notes, parameters, pipeline, planner, precision, predicted, "
+            "reasons, recompute, schedule, used, zero.",
         ),
         ('{"format": "x/2"}', "p.json: format is 'x/2', expected 'shardweave.plan/1'."),
         ('{"mesh": 4}', "p.json: 'mesh' must be an object of axis sizes."),

@@ -2,7 +2,8 @@
 
 Every stage is one device that stands for all of its ranks, and runs its tasks in a given order, one
 at a time. Messages run beside, on `streams.Streams`: those that share a NIC run in turn, in the
-order in which they were sent. Compute is not slowed down by messages beside it.
+order in which they were sent. Compute is slowed down by messages beside it that the stage sends
+or receives, and these by compute, as on the streams of one rank.
 """
 
 from __future__ import annotations
@@ -62,11 +63,15 @@ class StageTimes:
 
 @dataclass(eq=False)
 class Waits:
-    """Why a stage stood still, in seconds: for messages of an axis, or for other stages."""
+    """Why a stage stood still, in seconds: for messages of an axis, or for other stages.
+
+    slowdown_s: what its compute lost to messages beside it.
+    """
 
     exposed_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     sent_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     bubble_s: float = 0.0
+    slowdown_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -78,9 +83,17 @@ class Played:
     events: tuple[Event, ...]
 
 
-def play(stages: Sequence[StageTimes], orders: Sequence[Sequence[Task]]) -> Played:
-    """Run the tasks of all stages. Each step of each message and block is one event."""
-    run = _Run(stages, orders)
+def play(
+    stages: Sequence[StageTimes],
+    orders: Sequence[Sequence[Task]],
+    slowdown: float = 1.0,
+    link_slowdown: float = 1.0,
+) -> Played:
+    """Run the tasks of all stages. Each step of each message and block is one event.
+
+    slowdown: how many times longer compute takes beside messages. link_slowdown: they beside it.
+    """
+    run = _Run(stages, orders, Streams(slowdown, link_slowdown))
     ends = run.play()
     time_s = max(ends)
     for wait, end_s in zip(run.waits, ends, strict=True):
@@ -148,10 +161,12 @@ class _Run:
                 if part.gather is not None:
                     yield from self._wait(("gather", stage, place), stage)
                 # Nobody else uses a stage's device, so that its compute has no queue.
-                self._begin(("work", stage, place), part.seconds, ((COMPUTE, stage),))
+                self._work(stage, place, part)
                 if times.overlaps:
                     self._gather(stage, parts, follows.get(place))
+                began_s = self.streams.now_s
                 yield from self._until(("work", stage, place))
+                self.waits[stage].slowdown_s += self.streams.now_s - began_s - part.seconds
                 yield from self._scatter(stage, place, part)
             self.events.append(_event(stage, task, start_s, self.streams.now_s))
             self._send(stage, task)
@@ -213,7 +228,9 @@ class _Run:
         stream = (PIPELINE_AXIS, stage, goal)
         name = f"stage {stage:02} to {goal:02}"
         event = _event(stage, task, 0.0, 0.0)._replace(name="send", stream=name)
-        flight = self._begin(("message", goal, task), message.seconds, (stream, *message.links))
+        resources = (stream, *message.links)
+        key = ("message", goal, task)
+        flight = self._begin(key, message.seconds, resources, (stage, goal))
         self.sent.append((flight, event))
         self.waits[goal].sent_s[PIPELINE_AXIS] += message.seconds
 
@@ -221,15 +238,28 @@ class _Run:
         self, key: tuple[str, Hashable, Hashable], message: Message, stage: int, phase: str
     ) -> None:
         """Send among the replicas of a stage."""
-        flight = self._begin(key, message.seconds, ((DATA_AXIS, stage), *message.links))
+        resources = ((DATA_AXIS, stage), *message.links)
+        flight = self._begin(key, message.seconds, resources, (stage,))
         name = f"stage {stage:02}"
         event = Event(key[0], name, phase, (), f"{name} {DATA_AXIS}", 0.0, 0.0)
         self.sent.append((flight, event))
         self.waits[stage].sent_s[DATA_AXIS] += message.seconds
 
-    def _begin(self, key: Hashable, seconds: float, resources: tuple[Hashable, ...]) -> Flight:
+    def _work(self, stage: int, place: tuple[int, int], part: TaskPart) -> None:
+        key = ("work", stage, place)
+        self._begin(key, part.seconds, ((COMPUTE, stage),), (stage,), is_compute=True)
+
+    def _begin(
+        self,
+        key: Hashable,
+        seconds: float,
+        resources: tuple[Hashable, ...],
+        devices: tuple[Hashable, ...],
+        *,
+        is_compute: bool = False,
+    ) -> Flight:
         self.began_s[key] = self.streams.now_s
-        flight = self.streams.start(seconds, resources)
+        flight = self.streams.start(seconds, resources, devices, is_compute=is_compute)
         self.keys[flight] = key
         return flight
 

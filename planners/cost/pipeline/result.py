@@ -23,12 +23,14 @@ from shardweave.planners.cost.timeline import (
 class StageResult:
     """One stage of a step, in seconds and bytes of one of its devices.
 
-    The step takes compute_s + exposed_communication_s + bubble_s: bubble_s is waiting for other
-    stages. communication_s, exposed_s: by axes; `pipeline` is what the stage receives. in_flight:
-    micro-batches whose activations it holds at once.
+    The step takes compute_s + slowdown_s + exposed_communication_s + bubble_s: slowdown_s is what
+    compute loses to communication beside it, bubble_s waiting for other stages. communication_s,
+    exposed_s: by axes; `pipeline` is what the stage receives. in_flight: micro-batches whose
+    activations it holds at once.
     """
 
     compute_s: float
+    slowdown_s: float
     communication_s: Mapping[str, float]
     exposed_s: Mapping[str, float]
     bubble_s: float
@@ -133,7 +135,7 @@ def _line(number: int, stage: StageResult) -> str:
     exposed = ", ".join(f"{axes} {seconds_text(t)}" for axes, t in stage.exposed_s.items() if t)
     over = " - MORE THAN THE DEVICE HAS" if stage.peak_bytes > stage.memory_bytes else ""
     return (
-        f"stage {number:<9}compute {seconds_text(stage.compute_s)}, exposed "
+        f"stage {number:<9}compute {seconds_text(stage.compute_s + stage.slowdown_s)}, exposed "
         f"{seconds_text(stage.exposed_communication_s)}{f' ({exposed})' if exposed else ''}, "
         f"bubble {seconds_text(stage.bubble_s)}; memory {bytes_text(stage.peak_bytes)} of "
         f"{bytes_text(stage.memory_bytes)}{over}, {stage.in_flight} in flight"

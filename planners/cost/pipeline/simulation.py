@@ -25,19 +25,21 @@ def simulate_stages(
     plan: Plan,
     cluster: Cluster,
     *,
-    optimizer_multiplier: float,
+    optimizer_multiplier: float | None = None,
 ) -> PipelineSimulation:
     """Simulate a step of a global program under a plan with stages, ZeRO, or neither.
 
     A replica of each stage stands for all, and micro-batches are its events. optimizer_multiplier:
-    bytes of optimizer state per byte of parameters (2 for Adam). Time: a partition, and O(stages x
-    micro-batches) events, by block where parameters are gathered or gradients scattered. Raises
-    ValueError (PlanError, ClusterError) if the plan does not fit the program or cluster.
+    bytes of optimizer state per byte of parameters; None: Adam's in the plan's precision. Time: a
+    partition, and O(stages x micro-batches) events, by block where parameters are gathered or
+    gradients scattered. Raises ValueError (PlanError, ClusterError) if the plan does not fit the
+    program or cluster.
     """
     stages = stages_of(lowerings, plan, cluster)
     times = _with_messages(cluster, stages)
     pipeline = pipeline_of(plan)
-    played = play(times, [stage.tasks for stage in stages])
+    orders = [stage.tasks for stage in stages]
+    played = play(times, orders, cluster.overlap_slowdown, cluster.link_slowdown)
     results = [
         _result(stage, waits, optimizer_multiplier)
         for stage, waits in zip(stages, played.waits, strict=True)
@@ -69,15 +71,16 @@ def lower_bound(times: list[StageTimes], micro_batches: int) -> float:
     return max(micro_batches * own + first for own, first in zip(each, before, strict=True))
 
 
-def _result(stage: Stage, waits: Waits, optimizer_multiplier: float) -> StageResult:
+def _result(stage: Stage, waits: Waits, optimizer_multiplier: float | None) -> StageResult:
     count = pipeline_of(stage.plan).micro_batches
     exposed = {axes: seconds for axes, seconds in waits.exposed_s.items() if seconds}
     inside = inside_totals(stage)
-    alone_s = sum(
+    spent = [
         stage.exposed_s(block, is_forward=is_forward)
         for block in stage.blocks
         for is_forward in (True, False)
-    )
+    ]
+    alone_s, lost_s = (sum(row) for row in zip(*spent, strict=True))
     total = sum(inside.values())
     for axes, seconds in inside.items():
         exposed[axes] = exposed.get(axes, 0.0) + count * alone_s * (
@@ -87,6 +90,7 @@ def _result(stage: Stage, waits: Waits, optimizer_multiplier: float) -> StageRes
     sent = {axes: seconds for axes, seconds in waits.sent_s.items() if seconds}
     return StageResult(
         compute_s=count * compute_s,
+        slowdown_s=waits.slowdown_s + count * lost_s,
         communication_s={**inside, **sent},
         exposed_s=exposed,
         bubble_s=waits.bubble_s,

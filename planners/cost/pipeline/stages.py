@@ -9,12 +9,14 @@ from itertools import pairwise
 
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.links import nics_of, transfer_of
+from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.pipeline.events import PIPELINE_AXIS, Message, StageTimes, TaskPart
 from shardweave.planners.cost.pipeline.micro_batch import micro_batch_plan
 from shardweave.planners.cost.pipeline.order import Task, most_in_flight, order_of
 from shardweave.planners.cost.placement import PlacedCluster, likeness, on_devices
-from shardweave.planners.cost.rings import nics_of, ring_of, transfer_of
+from shardweave.planners.cost.streams import beside_s
 from shardweave.planners.cost.workload import BlockWork, Workload, workload_of
 from shardweave.planners.cost.zero import DATA_AXIS, DIVIDED, divided, whole_for_a_while
 from shardweave.planners.lower import Lowerings
@@ -29,7 +31,7 @@ OVERLAPPING = ("sub-batch", "cross-pass", "list")
 class Stage:
     """One stage of a plan. blocks: of a micro-batch, as its devices run them. crossing_bytes: of
     the whole batch, what it hands to the next. parameter_bytes: by block, shared ones in each
-    stage that uses them."""
+    stage that uses them. itemsize: of a parameter."""
 
     plan: Plan
     number: int
@@ -38,6 +40,7 @@ class Stage:
     blocks: tuple[BlockWork, ...]
     parameter_bytes: tuple[int, ...]
     crossing_bytes: int
+    itemsize: int
 
     @property
     def tasks(self) -> list[Task]:
@@ -56,11 +59,10 @@ class Stage:
         devices = self.cluster.device_types(self.cluster.num_devices)
         return min(device.memory_bytes for device in devices)
 
-    def memory_bytes(self, optimizer_multiplier: float) -> dict[str, float]:
+    def memory_bytes(self, optimizer_multiplier: float | None = None) -> dict[str, float]:
         """Bytes of one device by part, at most: what micro-batches in flight keep, and states."""
         size = float(sum(self.parameter_bytes))
-        optimizer = optimizer_multiplier * size
-        states = {"parameters": size, "gradients": size, "optimizer": optimizer}
+        states = state_bytes(size, self.itemsize, self.plan.precision, optimizer_multiplier)
         kept = sum(block.kept_bytes for block in self.blocks)
         replicas, zero = self._replicas, self.plan.zero
         whole = whole_for_a_while(zero) if replicas > 1 else 0
@@ -86,17 +88,20 @@ class Stage:
                 found[",".join(axes)] = found.get(",".join(axes), 0.0) + seconds
         return found
 
-    def exposed_s(self, block: BlockWork, *, is_forward: bool) -> float:
-        """What of it compute does not hide.
+    def exposed_s(self, block: BlockWork, *, is_forward: bool) -> tuple[float, float]:
+        """What of it compute does not hide, and what compute loses to what it hides.
 
         Blocking schedules hide nothing. In others, while one of n sub-batches communicates another
         computes: all but 1/n of the one hides behind all but 1/n of the other.
         """
         inside_s = sum(self.inside_s(block, is_forward=is_forward).values())
         if not self.overlaps:
-            return inside_s
-        later = 1 - 1 / self.plan.batch_split
-        return inside_s - later * min(inside_s, self._compute_s(block, is_forward))
+            return inside_s, 0.0
+        later, first = 1 - 1 / self.plan.batch_split, 1 / self.plan.batch_split
+        compute_s = self._compute_s(block, is_forward)
+        factors = self.cluster.overlap_slowdown, self.cluster.link_slowdown
+        both_s, lost_s = beside_s(later * compute_s, later * inside_s, *factors)
+        return first * inside_s + both_s - later * compute_s - lost_s, lost_s
 
     @property
     def times(self) -> StageTimes:
@@ -120,7 +125,8 @@ class Stage:
     def _parts(self, is_forward: bool, gather: str, scatter: str) -> tuple[TaskPart, ...]:
         parts = [
             TaskPart(
-                self._compute_s(block, is_forward) + self.exposed_s(block, is_forward=is_forward),
+                self._compute_s(block, is_forward)
+                + sum(self.exposed_s(block, is_forward=is_forward)),
                 self._sync(gather, size),
                 self._sync(scatter, size),
             )
@@ -143,15 +149,12 @@ class Stage:
 
     def _sync(self, kind: str, size: float) -> Message | None:
         """A collective over the replicas of parameters or gradients of `size` bytes each."""
-        replicas = self._replicas
-        if not kind or not size or replicas == 1:
+        if not kind or not size or self._replicas == 1:
             return None
-        ring = ring_of(self.cluster, self.mesh, (DATA_AXIS,))
-        sent = (2 if kind == "all_reduce" else 1) * (replicas - 1) / replicas * size
-        operand = size / replicas if kind == "all_gather" else size
-        seconds = self._links.ring_time_s(kind, ring, operand, sent)
+        seconds = self._links.sync_time_s(kind, (DATA_AXIS,), size)
         ranks = range(self.cluster.num_devices)
-        return Message(seconds, nics_of(self.cluster, ranks) if ring.nodes > 1 else ())
+        crosses = self._links.ring_over((DATA_AXIS,)).nodes > 1
+        return Message(seconds, nics_of(self.cluster, ranks) if crosses else ())
 
 
 def stages_of(lowerings: Lowerings, plan: Plan, cluster: Cluster) -> list[Stage]:
@@ -184,6 +187,7 @@ def stages_of(lowerings: Lowerings, plan: Plan, cluster: Cluster) -> list[Stage]
                 blocks=tuple(work.blocks[index] for index in places),
                 parameter_bytes=tuple(sizes[index] for index in places),
                 crossing_bytes=batch.blocks[places[-1]].crossing_bytes,
+                itemsize=work.itemsize,
             )
         )
     return found

@@ -1,7 +1,11 @@
-"""The rings that collectives form on a cluster, all groups at once, and transfers by pairs."""
+"""What communication gets of a cluster's links: rings of all groups at once, messages by pairs.
+
+The one place that knows how flows share NICs; `model.CostModel` makes seconds of it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -80,16 +84,34 @@ class Transfer:
 
 def transfer_of(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> Transfer:
     """Messages from the first rank of each pair to the second; those of one NIC share it."""
+    hops = hops_at_once(cluster, pairs)
     nodes = [(cluster.place(left)[0], cluster.place(right)[0]) for left, right in pairs]
     crossing = [(left, right) for left, right in nodes if left != right]
-    leaving, entering = Counter(left for left, _ in crossing), Counter(r for _, r in crossing)
-    hops = [_hop(cluster, left, right, leaving, entering) for left, right in pairs]
-    out: list[Nic] = [("out", node) for node in leaving]
+    leaving, entering = dict.fromkeys(pair[0] for pair in crossing), {r: 0 for _, r in crossing}
     return Transfer(
-        min(bandwidth for bandwidth, _, _ in hops),
-        max(latency for _, latency, _ in hops),
-        (*out, *(("in", node) for node in entering)),
+        min(bandwidth for bandwidth, _ in hops),
+        max(latency for _, latency in hops),
+        (*(("out", node) for node in leaving), *(("in", node) for node in entering)),
     )
+
+
+def hops_at_once(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[tuple[float, float]]:
+    """Bandwidth and latency of each of some messages that are sent at once.
+
+    Those that leave or enter one NIC share it; a rank reaches itself at no cost.
+    """
+    nodes = [(cluster.place(left)[0], cluster.place(right)[0]) for left, right in pairs]
+    leaving = Counter(left for left, right in nodes if left != right)
+    entering = Counter(right for left, right in nodes if left != right)
+    return [
+        (math.inf, 0.0) if left == right else _hop(cluster, left, right, leaving, entering)[:2]
+        for left, right in pairs
+    ]
+
+
+def rounds_of(kind: str) -> int:
+    """How many times a ring passes each byte on: an all-reduce scatters and then gathers."""
+    return 2 if kind == "all_reduce" else 1
 
 
 def nics_of(cluster: Cluster, ranks: Sequence[int]) -> tuple[Nic, ...]:
