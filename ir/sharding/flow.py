@@ -44,7 +44,12 @@ class Flow:
         self.versions: dict[SSAValue, list[Sharding]] = {}
         self.stored: dict[SSAValue, Sharding] = {}
         self.pinned: set[SSAValue] = set()
-        # Noted before the program changes: reshards take over uses.
+        # Noted before the program changes: reshards take over uses, and operands of views.
+        self.sources = {
+            op.results[0]: op.operands[0]
+            for op in program.ops
+            if isinstance(op, AtenOp) and facts_of(op).is_rearrangement
+        }
         self.read_twice = {
             value for op in program.ops for value in op.operands if value.has_more_than_one_use()
         }
@@ -73,10 +78,9 @@ class Flow:
 
     def moved_versions(self, value: SSAValue) -> list[tuple[Sharding, Sharding]]:
         """For a view: (version of it, version of its operand that gives it)."""
-        owner = value.owner
-        if not isinstance(owner, AtenOp) or not facts_of(owner).is_rearrangement:
+        source, owner = self.sources.get(value), value.owner
+        if source is None or not isinstance(owner, AtenOp):
             return []
-        source = owner.operands[0]
         if len(self.versions[source]) == 1 and not self.moved_versions(source):
             return []
         moved = [(moved_through(owner, s), s) for s in self.all_versions(source)]
@@ -134,10 +138,9 @@ class Flow:
         Where the operand has other uses too, it is the one to bring there: they may need the
         same (the gradient of an output, for both of a linear map's gradients).
         """
-        owner = value.owner
-        if not isinstance(owner, AtenOp) or not facts_of(owner).is_rearrangement:
+        source, owner = self.sources.get(value), value.owner
+        if source is None or not isinstance(owner, AtenOp):
             return None
-        source = owner.operands[0]
         if source not in self.read_twice or source in self.pinned:
             return None
         before = moved_back(owner, wanted)

@@ -261,10 +261,8 @@ class _Placing:
             return known
         if (value, version) in self.passed:
             return self._split(value, version)
-        view = value.owner
-        assert isinstance(view, AtenOp)
         source = next(old for new, old in self.flow.moved_versions(value) if new == version)
-        return self._viewed(value, self._existing(view.operands[0], source), version)
+        return self._viewed(value, self._existing(self.flow.sources[value], source), version)
 
     def _viewed(self, value: SSAValue, operand: SSAValue, version: Sharding) -> SSAValue:
         """A version of a view's result, made from the right version of its operand."""
