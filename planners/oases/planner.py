@@ -50,9 +50,9 @@ def plan_oases(
 
     Objective: seconds, the paper's (3) + (4) and the reduction of gradients; subject to (6), the
     memory of `memory_share` of the smallest device, in bytes, with the optimizer's state that the
-    plan's `precision` has, or `optimizer_multiplier` bytes per byte of parameters. Exact for this model (`oases_dp`, or an ILP by
-    `solver` highs or cbc). max_switches: how often the degree may change. literal: the objective
-    of the released planner, which knows no reduction of gradients and recomputes all. The model
+    plan's `precision` has, or `optimizer_multiplier` bytes per byte of parameters. Exact for this
+    model (`oases.dp`, or an ILP by `solver` highs or cbc). max_switches: how often the degree may
+    change. literal: the objective of the released planner, which knows no reduction of gradients and recomputes all. The model
     prices, at each degree, the program that runs if all blocks have it.
 
     batch_split: 2, or 1 for a blocking step. Raises ValueError for options that are no such, a
