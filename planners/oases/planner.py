@@ -52,8 +52,9 @@ def plan_oases(
     memory of `memory_share` of the smallest device, in bytes, with the optimizer's state that the
     plan's `precision` has, or `optimizer_multiplier` bytes per byte of parameters. Exact for this
     model (`oases.dp`, or an ILP by `solver` highs or cbc). max_switches: how often the degree may
-    change. literal: the objective of the released planner, which knows no reduction of gradients and recomputes all. The model
-    prices, at each degree, the program that runs if all blocks have it.
+    change. literal: the objective of the released planner, which knows no reduction of gradients
+    and recomputes all. The model prices, at each degree, the program that runs if all blocks have
+    it.
 
     batch_split: 2, or 1 for a blocking step. Raises ValueError for options that are no such, a
     program without parallel pairs, and (ChainError) if no degrees fit into memory.
