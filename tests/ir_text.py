@@ -27,8 +27,8 @@ from shardweave.passes.pipeline import as_mesh, run_passes
 _ARGUMENT = re.compile(r"(param|buffer|input|tangent) %([\w.]+) : (tensor<\S*>) ?(.*)$")
 _RESULT = re.compile(r"(output|grad|buffer) (?:([\w.]+) = )?%([\w.]+) ?(.*)$")
 _OP = re.compile(r"((?:%[\w.]+(?:, )?)+) = .* : (.*)$")
-_ANNOTATIONS = re.compile(r" \{((?:layer|phase|origin|sharding) = .*)\}")
-_SHARDING = re.compile(r"sharding = \[(.*)\]$")
+_ANNOTATIONS = re.compile(r" \{((?:layer|phase|origin|sharding|wanted) = .*)\}")
+_SHARDING = re.compile(r"(?:sharding|wanted) = \[(.*)\]$")
 
 
 def step(text: str, mesh: str = "", *, local: bool = False) -> Program:

@@ -2,7 +2,8 @@
 
 Names are defined before use; types are those torch infers; collectives fit the mesh and the
 shardings of what they move; shardings fit shapes and mesh; pending sums reach only ops that are
-linear in them, and no result. Linear in the number of ops.
+linear in them, and no result; in a propagated global program operands fit their ops. Linear in
+the number of ops.
 
 A program is one block without branches that every rank runs, and its ops have no regions, so all
 ranks issue the same collectives in the same order on every group: a program in which they do not
@@ -17,7 +18,7 @@ from xdsl.dialects import func
 from xdsl.ir import Operation, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
-from shardweave.ir.annotations import describe, sharding_attrs_of
+from shardweave.ir.annotations import describe, sharding_attrs_of, wanted_attrs_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.dist import STARTED, DistOp, ReshardOp, WaitOp
@@ -31,6 +32,7 @@ from shardweave.ir.source_text import excerpt, position
 from shardweave.ir.text import without_gc
 from shardweave.ir.types import shape_of, type_problem
 from shardweave.ir.verify.collectives import problem_of_move, reduced
+from shardweave.ir.verify.propagated import problem_of_fit
 
 Place = Operation | SSAValue | None
 """What a problem is about."""
@@ -83,6 +85,9 @@ class _Verifier:
         self.mesh = program.mesh or Mesh()
         self.defined: set[SSAValue] = set(program.function.body.block.args)
         self.is_local = program.is_local
+        self.is_propagated = not self.is_local and any(
+            sharding_attrs_of(op) is not None for op in program.ops
+        )
         # By ids, as hashing contents takes longer; the program keeps its attributes alive.
         self.read: dict[tuple[int, int], Sharding] = {}
         self.shardings: dict[SSAValue, Sharding] = {}
@@ -165,7 +170,7 @@ class _Verifier:
         except ValueError as error:
             self.found.append(str(error))
             return
-        if not self.is_local:
+        if not (self.is_local or self.is_propagated):
             return
         what = f"{slot.kind} '{slot.name}', {_origin(slot.value)},"
         pending = self.pending.get(slot.value, NOTHING)
@@ -174,7 +179,8 @@ class _Verifier:
             return
         given = self.shardings.get(slot.value)
         if given is not None and given != promised:
-            shape = given.global_shape(shape_of(slot.value))
+            shape = shape_of(slot.value)
+            shape = given.global_shape(shape) if self.is_local else shape
             self.found.append(
                 f"{what} is returned as {ShardingAttr.of(given, shape)}, but dist.sharding of the "
                 f"result says {slot.sharding_attr}; make them equal."
@@ -287,20 +293,30 @@ class _Verifier:
 
     def _shardings(self, op: Operation) -> None:
         attributes = sharding_attrs_of(op)
-        if attributes is None:
+        if attributes is None and self.is_propagated:
+            self.found.append(
+                f"{describe(op)} has no sharding, but other ops do; write the one that its result "
+                "is in, or ask for shardings with wanted = [..] and leave sharding to "
+                "propagate-shardings."
+            )
+        for is_fact, attrs in ((True, attributes), (False, wanted_attrs_of(op))):
+            for result, attr in zip(op.results, attrs or (), strict=attrs is not None):
+                try:
+                    sharding = self._read(attr, result)
+                except ValueError as error:
+                    self.found.append(f"{describe(op)}: {error}")
+                    continue
+                if is_fact:
+                    self._know(result, sharding)
+        if self.is_local:
             self._leaks(op)
-            return
-        for result, one in zip(op.results, attributes, strict=True):
-            try:
-                self._know(result, self._read(one, result))
-            except ValueError as error:
-                self.found.append(f"{describe(op)}: {error}")
-        self._leaks(op)
+        elif self.is_propagated:
+            problem = problem_of_fit(op, self.shardings, self.mesh)
+            if problem is not None:
+                self.found.append(f"{describe(op)}: {problem}.")
 
     def _leaks(self, op: Operation) -> None:
         """In a local program a pending sum may only meet what is linear in it, or be reduced."""
-        if not self.is_local:
-            return
         if isinstance(op, DistOp):
             self._move(op)
             return

@@ -19,7 +19,7 @@ GOOD = """
     param %w : tensor<8x16xf64> [{}, {"tensor"}]
     input %x : tensor<4x8xf64> [{"data"}, {}]
     %h = aten.mm(%x, %w) {layer = "fc"} : tensor<4x16xf64>
-    %y = aten.relu(%h) {layer = "act", sharding = [#dist.sharding<[{"data"}, {}]>]} : tensor<4x16xf64>
+    %y = aten.relu(%h) {layer = "act", wanted = [#dist.sharding<[{"data"}, {}]>]} : tensor<4x16xf64>
     output %y
 """
 
@@ -95,10 +95,10 @@ def test_value_used_before_it_is_defined() -> None:
         (
             '{"data"}, {}]>]',
             '{"data"}, {}]>, #dist.sharding<[{}, {}]>]',
-            "sharding must list one #dist.sharding for each result.",
+            "wanted must list one #dist.sharding for each result.",
         ),
         (
-            'sharding = [#dist.sharding<[{"data"}, {}]>]',
+            'wanted = [#dist.sharding<[{"data"}, {}]>]',
             "sharding = [1 : i64]",
             "sharding must list one #dist.sharding for each result.",
         ),

@@ -403,7 +403,7 @@ def test_local_program_is_not_partitioned_twice() -> None:
     once = run_passes(step(PAIR, "tensor=2"), PASSES)
     with pytest.raises(PassError, match="the program is local already"):
         run_passes(once, "insert-collectives")
-    with pytest.raises(PassError, match="is in the program already"):
+    with pytest.raises(PassError, match="the program is local already"):
         run_passes(once, "propagate-shardings")
 
 

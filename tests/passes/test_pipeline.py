@@ -71,7 +71,7 @@ def test_passes_and_specs_can_be_mixed() -> None:
     [
         (
             "shard",
-            "there is no pass 'shard'; the passes are: apply-plan, bucket-collectives, cse, dce, ",
+            "there is no pass 'shard'; the passes are: add-pending-sums, apply-plan, bucket-collectives, ",
         ),
         (
             "cse{fast=true}",

@@ -25,7 +25,7 @@ def test_presets_stand_among_passes_and_within_presets() -> None:
     names = [one.name for one in parse_passes("cse,preset:megatron,dce")]
     inner = [one.name for one in parse_passes(f"cse,{PRESETS['megatron']},dce")]
     assert names == inner
-    assert names[:2] == ["cse", "propagate-shardings"]
+    assert names[:2] == ["cse", "split-addmm"]
     assert names[-2:] == ["overlap-communication", "dce"]
 
 

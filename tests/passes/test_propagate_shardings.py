@@ -33,7 +33,8 @@ def test_column_parallel_weight_cuts_the_activations_until_the_row_parallel_one(
         %h = aten.mm(%x, %up) <[{"data"}, {"tensor"}]> : tensor<4x16xf64>
         %a = aten.relu(%h) <[{"data"}, {"tensor"}]> : tensor<4x16xf64>
         %y = aten.mm(%a, %down) <[{"data"}, {}], unreduced = ["tensor"]> : tensor<4x8xf64>
-        %z = aten.relu(%y) <[{"data"}, {}]> : tensor<4x8xf64>
+        %y_1 = dist.reshard(%y, why = "a sum pending over tensor meets aten.relu") <[{"data"}, {}]> : tensor<4x8xf64>
+        %z = aten.relu(%y_1) <[{"data"}, {}]> : tensor<4x8xf64>
         """,
     )
     assert shardings(after.results) == {"0": '[{"data"}, {}]'}
@@ -53,9 +54,10 @@ def test_sum_with_several_uses_is_reduced_where_it_is_made() -> None:
         """,
         "a=2",
         """
-        %y = aten.mm(%x, %w) <[{}, {}]> : tensor<4x4xf64>
-        %r = aten.neg(%y) <[{}, {}]> : tensor<4x4xf64>
-        %s = aten.mul.Scalar(%y, other = 2.0) <[{}, {}]> : tensor<4x4xf64>
+        %y = aten.mm(%x, %w) <[{}, {}], unreduced = ["a"]> : tensor<4x4xf64>
+        %y_1 = dist.reshard(%y, why = "several ops read a sum pending over a") <[{}, {}]> : tensor<4x4xf64>
+        %r = aten.neg(%y_1) <[{}, {}]> : tensor<4x4xf64>
+        %s = aten.mul.Scalar(%y_1, other = 2.0) <[{}, {}]> : tensor<4x4xf64>
         """,
     )
 
@@ -75,9 +77,10 @@ def test_sum_with_several_uses_is_scattered_where_one_further_down_holds_shards(
         """,
         "a=2",
         """
-        %y = aten.mm(%x, %w) <[{"a"}, {}]> : tensor<4x4xf64>
-        %s = aten.mul.Scalar(%y, other = 2.0) <[{"a"}, {}]> : tensor<4x4xf64>
-        %t = aten.neg(%y) <[{"a"}, {}]> : tensor<4x4xf64>
+        %y = aten.mm(%x, %w) <[{}, {}], unreduced = ["a"]> : tensor<4x4xf64>
+        %y_1 = dist.reshard(%y, why = "several ops read a sum pending over a") <[{"a"}, {}]> : tensor<4x4xf64>
+        %s = aten.mul.Scalar(%y_1, other = 2.0) <[{"a"}, {}]> : tensor<4x4xf64>
+        %t = aten.neg(%y_1) <[{"a"}, {}]> : tensor<4x4xf64>
         %z = aten.add.Tensor(%s, %r) <[{"a"}, {}]> : tensor<4x4xf64>
         """,
     )
@@ -92,7 +95,10 @@ def test_planned_weight_stays_where_it_is_however_large_the_activation() -> None
         output %z
         """,
         "a=2",
-        '%z = aten.mm(%x, %w) <[{}, {"a"}]> : tensor<64x4xf64>',
+        """
+        %x_1 = dist.reshard(%x, why = "aten.mm reads it in these shards") <[{}, {}]> : tensor<64x8xf64>
+        %z = aten.mm(%x_1, %w) <[{}, {"a"}]> : tensor<64x4xf64>
+        """,
     )
 
 
@@ -105,7 +111,10 @@ def test_in_a_conflict_the_larger_tensor_stays() -> None:
         output %z
         """,
         "a=2",
-        '%z = aten.add.Tensor(%big, %y) <[{}, {"a"}, {}]> : tensor<16x4x8xf64>',
+        """
+        %y_1 = dist.reshard(%y, why = "aten.add.Tensor reads it in these shards") <[{"a"}, {}]> : tensor<4x8xf64>
+        %z = aten.add.Tensor(%big, %y_1) <[{}, {"a"}, {}]> : tensor<16x4x8xf64>
+        """,
     )
 
 
@@ -137,7 +146,8 @@ def test_lookup_in_vocabulary_shards_is_an_unreduced_sum() -> None:
         "data=2,tensor=2",
         """
         %y = aten.embedding(%w, %ids) <[{"data"}, {}, {}], unreduced = ["tensor"]> : tensor<4x8x6xf64>
-        %z = aten.relu(%y) <[{"data"}, {}, {}]> : tensor<4x8x6xf64>
+        %y_1 = dist.reshard(%y, why = "a sum pending over tensor meets aten.relu") <[{"data"}, {}, {}]> : tensor<4x8x6xf64>
+        %z = aten.relu(%y_1) <[{"data"}, {}, {}]> : tensor<4x8x6xf64>
         """,
     )
 
@@ -169,7 +179,8 @@ def test_free_parameter_whose_uses_disagree_stays_whole() -> None:
         """,
         "a=2",
         """
-        %y = aten.add.Tensor(%x, %b) <[{}, {"a"}]> : tensor<4x8xf64>
+        %b_1 = dist.reshard(%b, why = "aten.add.Tensor reads it in these shards") <[{"a"}]> : tensor<8xf64>
+        %y = aten.add.Tensor(%x, %b_1) <[{}, {"a"}]> : tensor<4x8xf64>
         %q = aten.add.Tensor(%z, %b) <[{}, {}]> : tensor<4x8xf64>
         """,
     )
@@ -185,7 +196,10 @@ def test_argument_that_the_user_annotated_as_whole_stays_whole() -> None:
         output %y
         """,
         "a=2",
-        '%y = aten.add.Tensor(%x, %b) <[{}, {"a"}]> : tensor<4x8xf64>',
+        """
+        %b_1 = dist.reshard(%b, why = "aten.add.Tensor reads it in these shards") <[{"a"}]> : tensor<8xf64>
+        %y = aten.add.Tensor(%x, %b_1) <[{}, {"a"}]> : tensor<4x8xf64>
+        """,
     )
     assert shardings(after.arguments)["b"] == "[{}]"
 
@@ -229,8 +243,9 @@ def test_annotation_of_the_user_on_an_op_wins_over_what_its_operands_say() -> No
         """,
         "tensor=2",
         """
-        %h = aten.mm(%x, %up) <[{"tensor"}, {}]> : tensor<4x16xf64>
-        %a = aten.relu(%h) <[{"tensor"}, {}]> : tensor<4x16xf64>
+        %h = aten.mm(%x, %up) <[{}, {"tensor"}]> : tensor<4x16xf64>
+        %h_1 = dist.reshard(%h, why = "the plan wants it so") <[{"tensor"}, {}]> : tensor<4x16xf64>
+        %a = aten.relu(%h_1) <[{"tensor"}, {}]> : tensor<4x16xf64>
         """,
     )
 
@@ -251,11 +266,11 @@ def test_sum_is_not_scattered_for_what_lies_behind_an_annotation() -> None:
     found = [
         lines(
             run_passes(step(text.replace("PIN", pin), "a=2"), "propagate-shardings"), shardings=True
-        )[1]
+        )[2]
         for pin in ("", whole)
     ]
-    assert found[0].startswith('%n = aten.relu(%y) <[{"a"}, {}]>')
-    assert found[1].startswith("%n = aten.relu(%y) <[{}, {}]>")
+    assert found[0].startswith('%n = aten.relu(%y_1) <[{"a"}, {}]>')
+    assert found[1].startswith("%n = aten.relu(%y_1) <[{}, {}]>")
 
 
 def test_two_axes_of_a_dim_stay_major_to_minor() -> None:
@@ -283,7 +298,8 @@ def test_updated_buffer_takes_the_sharding_of_the_buffer() -> None:
         "data=2",
         """
         %s = aten.sum.dim_IntList(%x, dim = [0]) <[{}], unreduced = ["data"]> : tensor<8xf64>
-        %n = aten.add.Tensor(%m, %s) <[{}]> : tensor<8xf64>
+        %s_1 = dist.reshard(%s, why = "a sum pending over data meets aten.add.Tensor") <[{}]> : tensor<8xf64>
+        %n = aten.add.Tensor(%m, %s_1) <[{}]> : tensor<8xf64>
         """,
     )
     assert shardings(after.results) == {"m": "[{}]"}

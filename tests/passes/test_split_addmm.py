@@ -94,12 +94,10 @@ def test_split_op_keeps_layer_phase_name_and_the_annotation_of_the_user() -> Non
     product, total = [line.strip() for line in str(program).splitlines() if 'layer = "fc"' in line]
     assert product.startswith("%mm = aten.mm(")
     assert "wanted" not in product
-    assert total.startswith(
-        '%y = aten.add.Tensor(%mm, %b) {layer = "fc", phase = forward, sharding'
-    )
+    assert total.startswith('%y = aten.add.Tensor(%mm, %b) {layer = "fc", phase = forward, wanted')
 
 
 def test_scaled_addmm_cannot_be_row_parallel_and_the_error_says_what_to_do() -> None:
     text = linear('[{}, {"tensor"}]').replace("%wt) :", "%wt, beta = 2) :")
     with pytest.raises(PassError, match="scale the bias and the product apart in the model"):
-        run_passes(step(text, "tensor=2"), "propagate-shardings")
+        run_passes(step(text, "tensor=2"), "split-addmm")
