@@ -45,7 +45,7 @@ class Flow:
         self.stored: dict[SSAValue, Sharding] = {}
         self.pinned: set[SSAValue] = set()
         # Noted before the program changes: reshards take over uses, and operands of views.
-        self.sources = {
+        self.sources: dict[SSAValue, SSAValue] = {
             op.results[0]: op.operands[0]
             for op in program.ops
             if isinstance(op, AtenOp) and facts_of(op).is_rearrangement
