@@ -15,8 +15,7 @@ from shardweave.passes.idle_axes import note_idle_axes
 
 @dataclass(frozen=True)
 class PropagateShardingsPass(ModulePass):
-    """Give every value of the global program a sharding, and put a `dist.reshard` wherever one
-    changes it.
+    """Give every op its sharding, and put a `dist.reshard` wherever a value changes shards.
 
     Forward in program order: each op is cut by the axes that cut its operands; conflicts go by
     priority (wishes of the plan and the user, then the larger tensor). A pending sum

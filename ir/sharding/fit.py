@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 from xdsl.ir import Operation
 
+from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Sharding, ordered
 from shardweave.ir.sharding.rules import Rule
@@ -82,5 +84,7 @@ def _misfit(
         if wanted is None:
             return Misfit(f"result {index} cannot be computed on shards of these operands")
         if sharding != wanted:
-            return Misfit(f"result {index} comes out as {wanted}, but its sharding is {sharding}")
+            shape = [prod(rule.factors[f].size for f in names) for names in rule.results[index]]
+            made, said = (ShardingAttr.of(s, tuple(shape)) for s in (wanted, sharding))
+            return Misfit(f"result {index} comes out as {made}, but its sharding is {said}")
     return None
