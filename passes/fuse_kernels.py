@@ -6,10 +6,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects import builtin
 from xdsl.ir import Operation, SSAValue
-from xdsl.passes import ModulePass
 
 from shardweave.ir.annotations import copy_of, layer_of, phase_of, set_copy, set_layer, set_phase
 from shardweave.ir.blocks import blocks_of
@@ -21,6 +18,7 @@ from shardweave.ir.sharding.flow import is_propagated
 from shardweave.ir.storage import layout_source
 from shardweave.ir.traffic import traffic
 from shardweave.passes.notes import note
+from shardweave.passes.program_pass import ProgramPass
 
 NEAR = 64
 """Ops between two kernels that read the same value, beyond which they stay apart: one would
@@ -31,7 +29,7 @@ FEW = 8
 
 
 @dataclass(frozen=True)
-class FuseKernelsPass(ModulePass):
+class FuseKernelsPass(ProgramPass):
     """Put ops that exchange or share much data into regions, each to be one kernel.
 
     Regions grow greedily: of all pairs whose union one kernel can compute (`ir.fusible`), the
@@ -50,8 +48,7 @@ class FuseKernelsPass(ModulePass):
     name = "fuse-kernels"
     matmul: bool = True
 
-    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        program = Program(op)
+    def run(self, program: Program) -> None:
         if any(isinstance(one, FusedOp) for one in program.ops):
             raise ValueError("the program has fused regions already; run unfuse-kernels first.")
         if not program.is_local and is_propagated(program):

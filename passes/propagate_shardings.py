@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects import builtin
-from xdsl.passes import ModulePass
-
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.propagate import propagate
 from shardweave.passes.idle_axes import note_idle_axes
+from shardweave.passes.program_pass import ProgramPass
 
 
 @dataclass(frozen=True)
-class PropagateShardingsPass(ModulePass):
+class PropagateShardingsPass(ProgramPass):
     """Give every value of the global program a sharding, and put a `dist.reshard` wherever one
     changes it.
 
@@ -34,7 +31,6 @@ class PropagateShardingsPass(ModulePass):
 
     name = "propagate-shardings"
 
-    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        program = Program(op)
+    def run(self, program: Program) -> None:
         note_idle_axes(program)
         propagate(program)

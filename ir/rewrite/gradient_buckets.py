@@ -33,14 +33,10 @@ def bucket_gradients(program: Program, bucket_bytes: int) -> int:
         raise ValueError(f"bytes={bucket_bytes}; use a bucket of at least 1 byte.")
     reductions = _gradient_reductions(program)
     buckets = Buckets(bucket_bytes)
-    for one in reductions:
+    for one in _place_by_production(program, reductions):
         reduction = one.reduction if isinstance(one, dist.AllReduceOp) else "sum"
         key = (type(one), one.axes, reduction, copy_of(one), phase_of(one))
         buckets.add((*key, dtype_of_value(one.operands[0])), one)
-    for one in _place_by_production(program, reductions):
-        properties = one.properties
-        key = (type(one), one.axes, properties.get("op"), properties.get("copy"))
-        buckets.add((*key, phase_of(one), dtype_of_value(one.operands[0])), one)
     for members in buckets.close():
         if isinstance(members[0], dist.ReduceScatterOp):
             _join_rows(members)
