@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardweave.backends.group import Group
 from shardweave.backends.in_flight import (
+    Group,
     InFlight,
     here,
     start_all_gather,

@@ -7,6 +7,7 @@ Traffic is what one rank sends with ring algorithms, P being the product of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TypeVar, cast
 
@@ -97,13 +98,7 @@ class DistOp(DefinedOp):
 
 
 def _local_elements(values: Sequence[SSAValue]) -> int:
-    total = 0
-    for value in values:
-        count = 1
-        for size in shape_of(value):
-            count *= size
-        total += count
-    return total
+    return sum(math.prod(shape_of(value)) for value in values)
 
 
 def _scaled(shape: tuple[int, ...], dim: int, factor: int) -> tuple[int, ...]:

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.annotations import copy_of, layer_of, phase_of, set_copy, set_layer, set_phase
+from shardweave.ir.annotations import (
+    common_path,
+    copy_of,
+    layer_of,
+    phase_of,
+    set_copy,
+    set_layer,
+    set_phase,
+)
 from shardweave.ir.blocks import blocks_of
 from shardweave.ir.dist import COLLECTIVES, WaitOp
 from shardweave.ir.fusible import MATMULS, MAX_OPS, MAX_VALUES, role_of, space_of
@@ -263,21 +271,10 @@ def _write(unit: Unit) -> None:
         after = after.next_op
         assert after is not None
     fused = fuse(ops, after, [unit.ops[op] for op in ops])
-    set_layer(fused, _common_layer(ops))
+    set_layer(fused, common_path(map(layer_of, ops)))
     phase = unit.key[2]
     assert isinstance(phase, str)
     set_phase(fused, phase)
     copy = copy_of(anchor)
     if copy is not None:
         set_copy(fused, copy)
-
-
-def _common_layer(ops: list[Operation]) -> str:
-    """The longest path that the layers of all ops begin with."""
-    paths = [layer_of(op).split(".") for op in ops]
-    common: list[str] = []
-    for parts in zip(*paths, strict=False):
-        if len(set(parts)) > 1:
-            break
-        common.append(parts[0])
-    return ".".join(common)

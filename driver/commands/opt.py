@@ -18,7 +18,7 @@ from shardweave.driver.commands.arguments import (
 from shardweave.driver.commands.output import check_output, messages
 
 if TYPE_CHECKING:
-    from shardweave.passes.observer import Observer
+    from shardweave.passes.observers import Observer
     from shardweave.passes.pipeline import PassPipeline
 
 

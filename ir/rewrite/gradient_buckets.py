@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from xdsl.ir import Block, Operation, SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir import dist
 from shardweave.ir.annotations import (
@@ -122,7 +123,7 @@ def _join_rows(members: Sequence[dist.DistOp]) -> None:
     annotate(sent, last)
     set_layer(sent, "")
     sent.results[0].name_hint = last.results[0].name_hint
-    _block(last).insert_op_before(sent, last)
+    Rewriter.insert_op(sent, InsertPoint.before(last))
     start = 0
     for member, width in zip(members, widths, strict=True):
         (old,) = member.results
@@ -134,8 +135,7 @@ def _join_rows(members: Sequence[dist.DistOp]) -> None:
         old.replace_all_uses_with(new)
         start += width
     for member in members:
-        member.detach()
-        member.erase()
+        Rewriter.erase_op(member)
 
 
 def _rows(member: dist.DistOp, before: Operation) -> SSAValue:
@@ -166,11 +166,5 @@ def _add(
     op = create(name, operands, [type_], arguments)
     annotate(op, source)
     op.results[0].name_hint = "part"
-    _block(before).insert_op_before(op, before)
+    Rewriter.insert_op(op, InsertPoint.before(before))
     return op.results[0]
-
-
-def _block(op: Operation) -> Block:
-    block = op.parent_block()
-    assert block is not None
-    return block

@@ -10,14 +10,13 @@ import numpy as np
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.planners.amp.anneal import Annealing
 from shardweave.planners.amp.estimate import BACKWARD
 from shardweave.planners.amp.memory import capacities, stage_bytes
 from shardweave.planners.amp.model import AmpError, Strategy
 from shardweave.planners.amp.network import ClusterArrays, Grid
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
 from shardweave.planners.amp.ranking import RankedSetup, Ranking
-from shardweave.planners.amp.search import Placed, search
+from shardweave.planners.amp.search import Annealing, Placed, search
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
 from shardweave.planners.cost.workload import BlockWork

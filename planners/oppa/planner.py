@@ -16,11 +16,10 @@ from shardweave.planners.cost.quantity import gib
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.oppa.choosers import BayesianChooser, Chooser
 from shardweave.planners.oppa.gp import Kernel
-from shardweave.planners.oppa.host import Host, Launch
 from shardweave.planners.oppa.prior import Form
 from shardweave.planners.oppa.search import Found, TrialBudget, search
 from shardweave.planners.oppa.space import Configuration, SearchSpace
-from shardweave.planners.oppa.trials import Outcome, Record, Trial, TrialFile
+from shardweave.planners.oppa.trials import Host, Launch, Outcome, Record, Trial, TrialFile
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
 from shardweave.planners.predict import simulate_plan, with_candidates

@@ -10,13 +10,14 @@ import fcntl
 import json
 import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, cast, get_args
 
 from shardweave.planners.oppa.space import Configuration
+from shardweave.planners.plan import Plan
 
 FORMAT = "shardweave.trials/1"
 
@@ -230,3 +231,18 @@ class TrialFile:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+Launch = Callable[[Plan, int, float], Outcome]
+"""Trains by a plan on real processes, for a number of steps, within a number of seconds."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """The services of a planner's caller.
+
+    launch: None where real trials cannot be made. tell: a callback, given a line after every trial.
+    """
+
+    launch: Launch | None = None
+    tell: Callable[[str], None] | None = None
