@@ -63,7 +63,6 @@ class DistOp(DefinedOp):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The mesh axes that the op joins."""
         return ()
 
     def problem_on(self, mesh: Mesh) -> str | None:
@@ -366,7 +365,6 @@ def sent_bytes(op: DistOp, mesh: Mesh) -> float:
 
 
 def dist_dialect() -> Dialect:
-    """The dialect: its ops and attributes."""
     return Dialect(
         "dist",
         [*COLLECTIVES, *STARTED, WaitOp, SliceOp, ShardIndexOp, ReshardOp],

@@ -73,7 +73,6 @@ class FusedOp(DefinedOp):
 
     @property
     def fused_ops(self) -> list[AtenOp]:
-        """The ops of the region in order."""
         return [op for op in self.block.ops if isinstance(op, AtenOp)]
 
     @property

@@ -81,7 +81,6 @@ class Program:
 
     @staticmethod
     def load(path: str | Path) -> Program:
-        """Read a program from a file."""
         return Program.parse(Path(path).read_text(), str(path))
 
     def save(self, path: str | Path) -> None:

@@ -35,7 +35,6 @@ class ApplyPlanPass(ProgramPass):
 
     @staticmethod
     def of(plan: Plan) -> ApplyPlanPass:
-        """The pass for a plan in memory."""
         return ApplyPlanPass(json=plan.to_json())
 
     def run(self, program: Program) -> None:

@@ -262,7 +262,6 @@ def _in_order(members: dict[Operation, int]) -> list[Operation]:
 
 
 def _write(unit: Unit) -> None:
-    """Make the unit's region, at its place."""
     ops = _in_order(unit.ops)
     anchor = next(op for op in ops if unit.ops[op] == unit.place)
     after = anchor.next_op

@@ -178,5 +178,4 @@ class KeepFailed(Observer):
 
 
 def num_ops(program: Program) -> int:
-    """Ops of the step."""
     return sum(1 for _ in program.ops)

@@ -57,7 +57,6 @@ class CorrectedCosts:
     )
 
     def stage_costs(self, strategy: Strategy, grid: Grid) -> StageCosts:
-        """Times, boundaries, memory limits and synchronisation on a placement."""
         tensor, data = strategy.tensor, strategy.data
         size = element_bytes(self.dtype)
         mixes = [tuple(np.unique(self.links.kind[stage]).tolist()) for stage in grid]
@@ -150,5 +149,4 @@ def fixed_shares(
 
 
 def element_bytes(dtype: str) -> int:
-    """Bytes of one element."""
     return {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}[dtype]

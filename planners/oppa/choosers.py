@@ -138,7 +138,6 @@ class RandomChooser:
     """Any row, all equally likely."""
 
     def choose(self, history: History, rng: np.random.Generator) -> Suggestion:
-        """One of the open rows."""
         return Suggestion(int(rng.choice(history.open_rows)), "random")
 
 

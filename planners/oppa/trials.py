@@ -11,7 +11,7 @@ import json
 import os
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, cast, get_args
@@ -80,14 +80,9 @@ class Record:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON data."""
-        one = self.outcome
         return {
             "configuration": self.configuration.to_dict(),
-            "status": one.status,
-            "times_s": list(one.times_s),
-            "peak_bytes": one.peak_bytes,
-            "message": one.message,
+            **asdict(self.outcome),
             "reason": self.reason,
             "seconds": self.seconds,
         }
@@ -204,7 +199,6 @@ class TrialFile:
                 )
 
     def add(self, record: Record) -> None:
-        """Keep a trial."""
         self._append(record.to_dict())
         self.records.append(record)
 

@@ -37,7 +37,6 @@ class Call:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the first result."""
         return self._first.get_shape()
 
     @property

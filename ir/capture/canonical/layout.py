@@ -107,7 +107,6 @@ def sliced(
     "aten.unsafe_split.Tensor", "aten.unsafe_chunk",
 )  # fmt: skip
 def split(call: Call) -> Result:
-    """One slice per part."""
     source = call["self"]
     dim = normalized(call["dim"], len(shape_of(source)))
     start = 0
@@ -122,7 +121,6 @@ def split(call: Call) -> Result:
 
 @form("aten.unbind.int")
 def unbind(call: Call) -> Result:
-    """One select per index."""
     source = call["self"]
     dim = normalized(call["dim"], len(shape_of(source)))
     b = call.builder
@@ -173,7 +171,6 @@ def cat(call: Call) -> Result:
 
 @form("aten.stack")
 def stack(call: Call) -> Result:
-    """A concatenation along a new dim."""
     dim = normalized(call["dim"], len(call.shape))
     shape = (*call.shape[:dim], 1, *call.shape[dim + 1 :])
     parts = [call.builder.view(part, shape) for part in call["tensors"]]

@@ -218,7 +218,6 @@ def pipeline_of(plan: Plan) -> Pipeline:
 
 
 def _placements(plan: Plan, cluster: Cluster) -> list[PlacedCluster]:
-    """The devices of each stage."""
     count = plan.num_stages
     asked = plan.mesh.get(PIPELINE_AXIS, 1)
     if asked != count:
