@@ -1,5 +1,3 @@
-"""add-pending-sums: sums over the same axes added to each other before anything else."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

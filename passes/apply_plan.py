@@ -1,5 +1,3 @@
-"""apply-plan: attach a plan's shardings to a program."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

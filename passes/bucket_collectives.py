@@ -1,5 +1,3 @@
-"""bucket-collectives: gradients in messages that start while the backward pass goes on."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-"""cse: compute equal things once."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-"""dce: remove ops whose results nobody uses."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-"""delete-redundant-collectives: do not communicate again what was communicated before."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-"""insert-collectives: from the global program to the one that every rank runs."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-"""merge-collectives: fewer, larger messages."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

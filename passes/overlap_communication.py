@@ -1,5 +1,3 @@
-"""overlap-communication: the order of ops that hides communication behind compute."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-"""propagate-shardings: complete a few wishes to the whole program, and write down every move."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-"""rematerialize: compute forward values again in the backward pass instead of keeping them."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

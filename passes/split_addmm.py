@@ -1,5 +1,3 @@
-"""split-addmm: products and additions apart, where the contracted dim is cut."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

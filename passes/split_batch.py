@@ -1,5 +1,3 @@
-"""split-batch: run the batch as sub-batches, one after another on the same device."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-"""start-collectives: every collective becomes a start and a wait."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

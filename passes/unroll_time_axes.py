@@ -1,5 +1,3 @@
-"""unroll-time-axes: write the sub-batches of a local program out."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -33,10 +33,6 @@ class Layer:
     collectives: dict[str, int]
     parameter_bytes: int
 
-    @property
-    def num_collectives(self) -> int:
-        return sum(self.collectives.values())
-
 
 @dataclass(frozen=True)
 class Fold:
