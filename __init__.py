@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from shardweave.driver.compile import compile
     from shardweave.driver.diff import diff
     from shardweave.driver.plans import plan, simulate_plan
-    from shardweave.driver.validate import ValidationError
-    from shardweave.driver.validated import run_passes
+    from shardweave.driver.validate import ValidationError, run_passes
     from shardweave.ir.capture.capture import CaptureError, capture
     from shardweave.ir.mesh import Axis, Mesh
     from shardweave.ir.placement import Sharding

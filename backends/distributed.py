@@ -169,7 +169,6 @@ class Step(nn.Module):
         }
 
     def _batch(self, batch: Mapping[str, Any]) -> dict[Key, Tensor]:
-        """This rank's part of each input."""
         wanted = [name for kind, name in self._slots if kind == "input"]
         if set(batch) != set(wanted):
             raise ValueError(

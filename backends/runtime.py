@@ -6,15 +6,17 @@ nothing, so that a program for one device needs no process group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import ParamSpec
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardweave.backends.group import Group
 from shardweave.backends.in_flight import (
+    Group,
     InFlight,
     here,
     start_all_gather,
@@ -27,6 +29,18 @@ from shardweave.ir.dist import COLLECTIVES
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.shards import take_blocks
+
+_P = ParamSpec("_P")
+
+
+def _waited(start: Callable[_P, InFlight]) -> Callable[_P, Tensor]:
+    """The collective that waits at once for what `start` starts."""
+
+    @wraps(start)
+    def collective(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
+        return start(*args, **kwargs).wait()
+
+    return collective
 
 
 class Runtime:
@@ -140,37 +154,17 @@ class Runtime:
         """The tensor that a started collective brings."""
         return in_flight.wait()
 
-    # Blocking collectives
+    # The same, waited for
 
-    def all_reduce(self, x: Tensor, axes: Sequence[str], op: str = "sum") -> Tensor:
-        """`start_all_reduce`, waited for."""
-        return self.start_all_reduce(x, axes, op).wait()
+    all_reduce = _waited(start_all_reduce)
+    all_gather = _waited(start_all_gather)
+    reduce_scatter = _waited(start_reduce_scatter)
+    all_to_all = _waited(start_all_to_all)
 
     def all_reduce_coalesced(
         self, tensors: Sequence[Tensor], axes: Sequence[str], op: str = "sum"
     ) -> list[Tensor]:
-        """`start_all_reduce_coalesced`, waited for."""
         return [one.wait() for one in self.start_all_reduce_coalesced(tensors, axes, op)]
-
-    def all_gather(self, x: Tensor, axes: Sequence[str], dim: int, block: int) -> Tensor:
-        """`start_all_gather`, waited for."""
-        return self.start_all_gather(x, axes, dim, block).wait()
-
-    def reduce_scatter(self, x: Tensor, axes: Sequence[str], dim: int, block: int) -> Tensor:
-        """`start_reduce_scatter`, waited for."""
-        return self.start_reduce_scatter(x, axes, dim, block).wait()
-
-    def all_to_all(
-        self,
-        x: Tensor,
-        axes: Sequence[str],
-        dim: int,
-        block: int,
-        from_dim: int,
-        from_block: int,
-    ) -> Tensor:
-        """`start_all_to_all`, waited for."""
-        return self.start_all_to_all(x, axes, dim, block, from_dim, from_block).wait()
 
     def broadcast(self, x: Tensor, axes: Sequence[str]) -> Tensor:
         """The value of the rank at coordinate 0 of `axes`."""

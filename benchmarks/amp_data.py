@@ -17,7 +17,7 @@ from functools import cache
 from itertools import repeat
 from pathlib import Path
 
-from shardweave.planners.amp.microbatch import reached_share
+from shardweave.planners.amp.corrected import reached_share
 from shardweave.planners.amp.model import ByDegree, LayeredModel, LayerWork, Strategy, Tied
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster

@@ -139,7 +139,7 @@ def measure(layers: int, model: str = MODEL) -> Run:
         from shardweave.ir.capture.capture import capture
         from shardweave.ir.program import Program
         from shardweave.passes.apply_plan import ApplyPlanPass
-        from shardweave.passes.observer import Observer
+        from shardweave.passes.observers import Observer
         from shardweave.passes.pipeline import PassPipeline, as_mesh
         from shardweave.planners.megatron import plan_megatron
 

@@ -14,8 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from shardweave.planners.cost.cluster import Cluster, CollectiveTimes
-from shardweave.planners.cost.curves import time_at
+from shardweave.planners.cost.cluster import Cluster, CollectiveTimes, time_at
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.oases.chain import GIB, Chain, ChainBlock, DegreeOption, Matrix, PassTimes
 

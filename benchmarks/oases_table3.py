@@ -56,8 +56,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import PassPipeline
-from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.curves import time_at
+from shardweave.planners.cost.cluster import Cluster, time_at
 from shardweave.planners.cost.model import CostModel, kind_of, signature_text
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.simulate import simulate

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from shardweave.ir.mesh import Mesh
-from shardweave.planners.cost.cluster import Cluster, DeviceType
-from shardweave.planners.cost.curves import interpolate
+from shardweave.planners.cost.cluster import Cluster, DeviceType, interpolate
 from shardweave.planners.cost.links import Ring, ring_of
 from shardweave.planners.oppa.space import Configuration
 

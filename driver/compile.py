@@ -22,7 +22,7 @@ from shardweave.ir.program import Program
 from shardweave.ir.text import print_module
 from shardweave.ir.verify.program import check
 from shardweave.passes.notes import unheard
-from shardweave.passes.observer import Observer
+from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import as_mesh, run_passes
 from shardweave.planners.plan import Plan
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,6 @@ class Diff:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """The diff as JSON data."""
         structure = self.structure
         return {
             "same": self.is_empty,
@@ -88,22 +87,10 @@ def diff(a: Program, b: Program, *, cluster: Cluster | str | Path | None = None)
 
 
 def _group_dict(group: ChangeGroup) -> dict[str, Any]:
-    return {
-        "blocks": list(group.blocks),
-        "num_changes": len(group.changes),
-        "changes": [_change_dict(change) for change in group.changes],
-    }
+    changes = [_change_dict(change) for change in group.changes]
+    return {"blocks": list(group.blocks), "num_changes": len(changes), "changes": changes}
 
 
 def _change_dict(change: Change) -> dict[str, Any]:
-    return {
-        "kind": change.kind,
-        "op": change.op,
-        "layer": change.layer,
-        "phase": change.phase,
-        "hunk": change.hunk,
-        "at": list(change.at),
-        "before": change.before,
-        "after": change.after,
-        "details": [{"what": d.what, "before": d.before, "after": d.after} for d in change.details],
-    }
+    details = [{"what": d.what, "before": d.before, "after": d.after} for d in change.details]
+    return asdict(change) | {"at": list(change.at), "details": details}

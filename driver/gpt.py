@@ -28,7 +28,6 @@ class GPTConfig:
     tie: bool = True
 
     def __post_init__(self) -> None:
-        """Check that heads divide the hidden size."""
         if self.hidden % self.heads:
             divisors = [n for n in range(1, self.hidden + 1) if self.hidden % n == 0]
             raise ValueError(
@@ -38,7 +37,6 @@ class GPTConfig:
 
     @property
     def ffn_size(self) -> int:
-        """Width of the hidden layer of each MLP."""
         return self.ffn or 4 * self.hidden
 
 

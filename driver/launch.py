@@ -149,7 +149,6 @@ def _environment(rank: int, num_processes: int, folder: Path) -> dict[str, str]:
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -61,7 +61,6 @@ def _read_options(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _program(options: argparse.Namespace) -> Program:
-    """The program in a file, or that of a model."""
     name = options.file
     if _is_text(name):
         program = read(name)
@@ -96,7 +95,6 @@ def _planned(
 
 
 def _compare(options: argparse.Namespace, given: dict[str, Any], program: Program) -> int:
-    """Two planners, or two plans' files, side by side."""
     names = [name.strip() for name in options.compare.split(",")]
     if len(names) != COMPARED or not all(names):
         raise ValueError(

@@ -13,7 +13,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.notes import unheard
-from shardweave.passes.observer import Observer
+from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import PassPipeline, as_mesh
 from shardweave.passes.plan_passes import plan_passes
 from shardweave.planners.call import ClusterLike, call_planner
@@ -21,7 +21,7 @@ from shardweave.planners.cost.pipeline import PipelineSimulation
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.simulation import Simulation
 from shardweave.planners.cost.zero import DATA_AXIS
-from shardweave.planners.oppa.host import Host
+from shardweave.planners.oppa.trials import Host
 from shardweave.planners.plan import Lookup, Plan
 from shardweave.planners.plan_check import check_plan, check_runnable
 from shardweave.planners.predict import predicted_of, simulation_of

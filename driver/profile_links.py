@@ -154,8 +154,3 @@ def _overlapped(
     end_s = time.perf_counter()
     work.wait()
     return (end_s - first_s) / max(1, products), end_s - start_s
-
-
-def divisors(count: int) -> Sequence[int]:
-    """The sizes of equal groups of `count` ranks, from 2."""
-    return [size for size in range(2, count + 1) if count % size == 0]

@@ -18,7 +18,6 @@ import torch.distributed as dist
 
 from shardweave.driver import launch, steady, world
 from shardweave.driver.profile_links import (
-    divisors,
     measure_collectives,
     measure_overlap,
     measure_start,
@@ -26,6 +25,7 @@ from shardweave.driver.profile_links import (
 from shardweave.driver.profile_ops import measure_ops, measure_peaks, measure_program
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
+from shardweave.planners.degrees import divisors
 
 PROGRAM_SECONDS = 20.0
 """Of measuring all given programs together."""
@@ -77,7 +77,7 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
 def _measure_links(clock: _Clock) -> dict[str, Any]:
     count = dist.get_world_size()
     collectives: list[dict[str, Any]] = []
-    for size in divisors(count):
+    for size in divisors(count)[1:]:
         made = [dist.new_group(list(range(first, first + size))) for first in range(0, count, size)]
         group = made[dist.get_rank() // size]
         assert isinstance(group, dist.ProcessGroup)

@@ -4,7 +4,7 @@ processes, which wait for it."""
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from shardweave.driver.commands.output import check_output
@@ -46,23 +46,8 @@ class RunOptions:
 
             of_plan = mesh_of_plan(options.plan)
             mesh = mesh if options.mesh or of_plan is None else of_plan
-        return RunOptions(
-            model=options.model,
-            mesh=mesh,
-            plan=options.plan,
-            backend=options.backend,
-            dtype=options.dtype,
-            seed=options.seed,
-            sequence_parallel=options.sequence_parallel,
-            passes=options.passes,
-            check=options.check,
-            steps=options.steps,
-            eager=not options.no_eager,
-            json=options.json,
-            validate=options.validate,
-            validate_limit=options.validate_limit,
-            program=options.program,
-        )
+        given = vars(options) | {"mesh": mesh, "eager": not options.no_eager}
+        return RunOptions(**{one.name: given[one.name] for one in fields(RunOptions)})
 
 
 def _mesh_of_program(options: argparse.Namespace) -> Mesh:

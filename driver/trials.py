@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shardweave.driver.launch import terminated_as_exit
-from shardweave.planners.oppa.host import Host
-from shardweave.planners.oppa.trials import Outcome
+from shardweave.planners.oppa.trials import Host, Outcome
 from shardweave.planners.plan import Plan
 
 STOP_GRACE_S = 5.0

@@ -7,8 +7,9 @@ first pass and after each that changed it, and every output, gradient and buffer
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -22,9 +23,11 @@ from shardweave.ir.aten import AtenOp
 from shardweave.ir.capture.precision import in_float64
 from shardweave.ir.facts import is_random
 from shardweave.ir.inspect.stats import stats
+from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.types import shape_of
-from shardweave.passes.observer import Observer
+from shardweave.passes import pipeline
+from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import PassError
 
 BOUND = 1e-9
@@ -244,3 +247,28 @@ def _drops_nothing(op: AtenOp) -> bool:
     """Whether a random op drops no element; attention ops count as random whatever they drop."""
     known = op.signature.parameter("dropout_p")
     return known is not None and op.value("dropout_p") == 0
+
+
+def run_passes(
+    program: Program,
+    passes: str | Iterable[ModulePass | str],
+    *,
+    mesh: Mesh | Mapping[str, int] | str | None = None,
+    validate: bool = False,
+    inputs: Mapping[str, Tensor] | None = None,
+    validate_limit: float = LIMIT,
+    dump_dir: str | Path | None = None,
+) -> Program:
+    """Run passes over a copy of a program, on `mesh` if one is given.
+
+    validate: run the program before and after each pass, in float64 and on all ranks of the
+    virtual mesh, and compare outputs, gradients and buffers. inputs: tensors to validate with,
+    by the names of inputs; by default all arguments are random. validate_limit: the work, in
+    FLOPs of one run, up to which programs are validated. dump_dir: a folder for the program
+    before the first pass and after each, as numbered files; of a failing pass, what it was given.
+
+    Raises PassError if a pass fails, ValidationError (a PassError) if it changes a result, and
+    TooLargeError (a ValueError) for a program above the limit.
+    """
+    validator = Validator(inputs=inputs, limit=validate_limit) if validate else None
+    return pipeline.run_passes(program, passes, mesh=mesh, dump_dir=dump_dir, observer=validator)

@@ -32,7 +32,6 @@ class UNetConfig:
     image_channels: int = 3
 
     def __post_init__(self) -> None:
-        """Check that 2, groups and heads divide the channels, and halvings the size."""
         if self.channels % 2:
             raise ValueError(
                 f"unet: channels={self.channels} is odd; the sines and cosines of the time "

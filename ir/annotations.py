@@ -6,7 +6,7 @@ reading and writing of them goes through the functions of this module.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias, cast
 
 from xdsl.dialects.builtin import ArrayAttr, FileLineColLoc, IntegerAttr, StringAttr
@@ -33,6 +33,16 @@ def layer_of(op: Operation) -> str:
 
 def set_layer(op: Operation, layer: str) -> None:
     op.properties["layer"] = to_attribute(layer)
+
+
+def common_path(layers: Iterable[str]) -> str:
+    """The longest path of modules that all of some layers begin with."""
+    found: list[str] = []
+    for parts in zip(*(layer.split(".") for layer in layers), strict=False):
+        if len(set(parts)) > 1:
+            break
+        found.append(parts[0])
+    return ".".join(found)
 
 
 def phase_of(op: Operation) -> str:

@@ -43,7 +43,6 @@ class Blocks:
         return self._by_layer[layer]
 
     def of_op(self, op: Operation) -> str | None:
-        """The block that an op belongs to."""
         return self.of_layer(layer_of(op))
 
     def __or__(self, other: Blocks) -> Blocks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from xdsl.ir import Operation
+from xdsl.rewriter import Rewriter
 
 from shardweave.ir.program import Program
 
@@ -14,8 +15,7 @@ def remove_dead_ops(program: Program) -> int:
     while op is not None:
         previous = op.prev_op
         if all(result.first_use is None for result in op.results):
-            op.detach()
-            op.erase()
+            Rewriter.erase_op(op)
             removed += 1
         op = previous
     return removed

@@ -7,6 +7,7 @@ Traffic is what one rank sends with ring algorithms, P being the product of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TypeVar, cast
 
@@ -62,7 +63,6 @@ class DistOp(DefinedOp):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The mesh axes that the op joins."""
         return ()
 
     def problem_on(self, mesh: Mesh) -> str | None:
@@ -97,13 +97,7 @@ class DistOp(DefinedOp):
 
 
 def _local_elements(values: Sequence[SSAValue]) -> int:
-    total = 0
-    for value in values:
-        count = 1
-        for size in shape_of(value):
-            count *= size
-        total += count
-    return total
+    return sum(math.prod(shape_of(value)) for value in values)
 
 
 def _scaled(shape: tuple[int, ...], dim: int, factor: int) -> tuple[int, ...]:
@@ -371,7 +365,6 @@ def sent_bytes(op: DistOp, mesh: Mesh) -> float:
 
 
 def dist_dialect() -> Dialect:
-    """The dialect: its ops and attributes."""
     return Dialect(
         "dist",
         [*COLLECTIVES, *STARTED, WaitOp, SliceOp, ShardIndexOp, ReshardOp],

@@ -29,6 +29,7 @@ from xdsl.irdl import (
 )
 from xdsl.parser import Parser
 from xdsl.printer import Printer
+from xdsl.rewriter import InsertPoint, Rewriter
 from xdsl.traits import IsolatedFromAbove, IsTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 
@@ -72,7 +73,6 @@ class FusedOp(DefinedOp):
 
     @property
     def fused_ops(self) -> list[AtenOp]:
-        """The ops of the region in order."""
         return [op for op in self.block.ops if isinstance(op, AtenOp)]
 
     @property
@@ -140,9 +140,7 @@ def fuse(ops: list[Operation], before: Operation, places: list[int]) -> FusedOp:
         properties={"at": to_attribute(places)},
         regions=[Region(block)],
     )
-    parent = before.parent_block()
-    assert parent is not None
-    parent.insert_op_before(fused, before)
+    Rewriter.insert_op(fused, InsertPoint.before(before))
     for result, value in zip(fused.results, outputs, strict=True):
         value.replace_uses_with_if(result, lambda use: use.operation not in members)
         result.name_hint = value.name_hint
@@ -166,16 +164,10 @@ def _escapes(value: SSAValue, members: set[Operation]) -> bool:
 
 def inline(fused: FusedOp) -> list[Operation]:
     """Put the ops of a region in the place of the fused op; returns them."""
-    parent = fused.parent_block()
-    assert parent is not None
-    for argument, operand in zip(fused.block.args, fused.operands, strict=True):
-        argument.replace_all_uses_with(operand)
     ops: list[Operation] = list(fused.fused_ops)
-    for value, result in zip(fused.yielded, fused.results, strict=True):
-        result.replace_all_uses_with(value)
-    for op in ops:
-        op.detach()
-        parent.insert_op_before(op, fused)
-    fused.detach()
-    fused.erase()
+    values, last = fused.yielded, fused.block.last_op
+    assert last is not None
+    Rewriter.inline_block(fused.block, InsertPoint.before(fused), fused.operands)
+    Rewriter.erase_op(last)
+    Rewriter.replace_op(fused, [], values)
     return ops

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -81,7 +81,6 @@ class Program:
 
     @staticmethod
     def load(path: str | Path) -> Program:
-        """Read a program from a file."""
         return Program.parse(Path(path).read_text(), str(path))
 
     def save(self, path: str | Path) -> None:
@@ -128,19 +127,11 @@ class Program:
 
     @property
     def arguments(self) -> list[Slot]:
-        attributes = self.function.arg_attrs
-        values = self.function.body.block.args
-        return [
-            _slot(v, d) for v, d in zip(values, _dictionaries(attributes, len(values)), strict=True)
-        ]
+        return _slots(self.function.body.block.args, self.function.arg_attrs)
 
     @property
     def results(self) -> list[Slot]:
-        attributes = self.function.res_attrs
-        values = self.return_op.operands
-        return [
-            _slot(v, d) for v, d in zip(values, _dictionaries(attributes, len(values)), strict=True)
-        ]
+        return _slots(self.return_op.operands, self.function.res_attrs)
 
     def set_argument_attributes(self, name: str, values: Mapping[int, Attribute | None]) -> None:
         """Set (or, with None, remove) one attribute of several arguments, by index."""
@@ -151,6 +142,13 @@ class Program:
         """Set (or, with None, remove) one attribute of several results, by index."""
         count = len(self.return_op.operands)
         self.function.res_attrs = _with(self.function.res_attrs, count, name, values)
+
+    def reorder(self, order: Iterable[Operation]) -> None:
+        """Put the ops in another order (a permutation of them)."""
+        block, last = self.function.body.block, self.return_op
+        for op in order:
+            op.detach()
+            block.insert_op_before(op, last)
 
     def replace_body(self, block: Block) -> None:
         """Take another body, whose arguments and return have the same slots; the old one goes."""
@@ -262,6 +260,14 @@ def _read(
         ]
     except ValueError as error:
         raise ValueError(f"{describe(op)}: {error}") from error
+
+
+def _slots(
+    values: Sequence[SSAValue], attributes: builtin.ArrayAttr[builtin.DictionaryAttr] | None
+) -> list[Slot]:
+    return [
+        _slot(*pair) for pair in zip(values, _dictionaries(attributes, len(values)), strict=True)
+    ]
 
 
 def _slot(value: SSAValue, attributes: builtin.DictionaryAttr) -> Slot:

@@ -7,7 +7,9 @@ types and shardings, each of which is read and written once; together this halve
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from io import StringIO
+from typing import TypeVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import TensorType
@@ -35,6 +37,9 @@ _TENSOR_TYPE = re.compile(r"tensor<(?:\d+x)*[a-z]+\d+>", re.ASCII)
 _SHARDING = re.compile(r'#dist\.sharding<(?:[^<>"\n]|"[^"\n\\]*")*>')
 _PLAIN = re.compile(r"[ !#-\[\]-~]*")
 """Strings without characters that are written as escapes."""
+
+
+_A = TypeVar("_A", bound=Attribute)
 
 
 class TextLexer(MLIRLexer):
@@ -84,30 +89,25 @@ class TextParser(Parser):
         self._shardings: dict[str, Attribute] = {}
 
     def parse_optional_type(self) -> TypeAttribute | None:
-        match = _TENSOR_TYPE.match(self._text, self.pos)
-        if match is None:
-            return super().parse_optional_type()
-        known = self._types.get(match[0])
-        if known is not None:
-            self._resume_from(match.end())
-            return known
-        type_ = super().parse_optional_type()
-        if type_ is not None:
-            self._types[match[0]] = type_
-        return type_
+        return self._once(_TENSOR_TYPE, self._types, super().parse_optional_type)
 
     def parse_optional_attribute(self) -> Attribute | None:
-        match = _SHARDING.match(self._text, self.pos)
+        return self._once(_SHARDING, self._shardings, super().parse_optional_attribute)
+
+    def _once(
+        self, form: re.Pattern[str], known: dict[str, _A], parse: Callable[[], _A | None]
+    ) -> _A | None:
+        """What `parse` gives; a text of the form is parsed when it is first met."""
+        match = form.match(self._text, self.pos)
         if match is None:
-            return super().parse_optional_attribute()
-        known = self._shardings.get(match[0])
-        if known is not None:
+            return parse()
+        if match[0] in known:
             self._resume_from(match.end())
-            return known
-        sharding = super().parse_optional_attribute()
-        if sharding is not None:
-            self._shardings[match[0]] = sharding
-        return sharding
+            return known[match[0]]
+        made = parse()
+        if made is not None:
+            known[match[0]] = made
+        return made
 
 
 class TextPrinter(Printer):

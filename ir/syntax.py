@@ -180,7 +180,6 @@ def _parse_operand(parser: Parser) -> SSAValue | None | list[SSAValue | None]:
 
 
 def _parse_item(parser: Parser) -> SSAValue | None:
-    """An operand or `none`."""
     if parser.parse_optional_keyword("none") is not None:
         return None
     return _defined(parser, parser.parse_unresolved_operand("expected an operand"))

@@ -31,12 +31,8 @@ def unfuse(program: Program) -> int:
 
 def _put_back(program: Program, places: dict[Operation, int]) -> None:
     order = _original_order(list(program.ops), places)
-    if order is None or not _is_in_order(order, program):
-        return
-    block, last = program.function.body.block, program.return_op
-    for op in order:
-        op.detach()
-        block.insert_op_before(op, last)
+    if order is not None and _is_in_order(order, program):
+        program.reorder(order)
 
 
 def _original_order(ops: list[Operation], places: dict[Operation, int]) -> list[Operation] | None:

@@ -1,19 +1,14 @@
-"""add-pending-sums: sums over the same axes added to each other before anything else."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects import builtin
-from xdsl.passes import ModulePass
-
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.pending_sums import add_pending_sums
+from shardweave.passes.program_pass import ProgramPass
 
 
 @dataclass(frozen=True)
-class AddPendingSumsPass(ModulePass):
+class AddPendingSumsPass(ProgramPass):
     """Rewrite (whole + pending) + pending to whole + (pending + pending).
 
     Autograd adds the gradients of a value's uses in the order in which it meets them: residual,
@@ -26,5 +21,5 @@ class AddPendingSumsPass(ModulePass):
 
     name = "add-pending-sums"
 
-    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        add_pending_sums(Program(op))
+    def run(self, program: Program) -> None:
+        add_pending_sums(program)

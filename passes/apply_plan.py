@@ -1,14 +1,9 @@
-"""apply-plan: attach a plan's shardings to a program."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects import builtin
-from xdsl.passes import ModulePass
-
 from shardweave.ir.program import Program
+from shardweave.passes.program_pass import ProgramPass
 from shardweave.planners.annotate import annotate
 from shardweave.planners.plan import (
     Plan,
@@ -16,7 +11,7 @@ from shardweave.planners.plan import (
 
 
 @dataclass(frozen=True)
-class ApplyPlanPass(ModulePass):
+class ApplyPlanPass(ProgramPass):
     """Annotate parameters, inputs and layer outputs with the shardings of a plan.
 
     The plan is read from `file`, or given as JSON text in `json`. A program without a mesh
@@ -38,13 +33,11 @@ class ApplyPlanPass(ModulePass):
 
     @staticmethod
     def of(plan: Plan) -> ApplyPlanPass:
-        """The pass for a plan in memory."""
         return ApplyPlanPass(json=plan.to_json())
 
-    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
+    def run(self, program: Program) -> None:
         if bool(self.file) == bool(self.json):
             raise ValueError('give one of file="plan.json" and json="...".')
-        program = Program(op)
         if program.is_local:
             raise ValueError("the program is local already; apply the plan before partitioning.")
         annotate(Plan.load(self.file) if self.file else Plan.from_json(self.json), program)

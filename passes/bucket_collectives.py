@@ -1,20 +1,15 @@
-"""bucket-collectives: gradients in messages that start while the backward pass goes on."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects import builtin
-from xdsl.passes import ModulePass
-
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.gradient_buckets import bucket_gradients
 from shardweave.passes.notes import note
+from shardweave.passes.program_pass import ProgramPass
 
 
 @dataclass(frozen=True)
-class BucketCollectivesPass(ModulePass):
+class BucketCollectivesPass(ProgramPass):
     """Join the reductions of gradients into messages of at most `bytes`, in order of production.
 
     All-reduces and reduce-scatters of which only the return reads the results, as gradients, are
@@ -30,8 +25,8 @@ class BucketCollectivesPass(ModulePass):
     name = "bucket-collectives"
     bytes: int = 25 * 2**20
 
-    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        if not bucket_gradients(Program(op), self.bytes):
+    def run(self, program: Program) -> None:
+        if not bucket_gradients(program, self.bytes):
             note(
                 "no gradient is reduced on its own; run it behind insert-collectives and before "
                 "start-collectives, on a program whose batch is sharded."

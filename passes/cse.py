@@ -1,19 +1,14 @@
-"""cse: compute equal things once."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects import builtin
-from xdsl.passes import ModulePass
-
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.cse import merge_equal_ops
+from shardweave.passes.program_pass import ProgramPass
 
 
 @dataclass(frozen=True)
-class CsePass(ModulePass):
+class CsePass(ProgramPass):
     """Replace an op by an earlier one of the same name, operands, arguments and types.
 
     A recomputed op is never merged with its original: recomputing is its point. Nor are two
@@ -24,5 +19,5 @@ class CsePass(ModulePass):
 
     name = "cse"
 
-    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        merge_equal_ops(Program(op))
+    def run(self, program: Program) -> None:
+        merge_equal_ops(program)

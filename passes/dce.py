@@ -1,19 +1,14 @@
-"""dce: remove ops whose results nobody uses."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects import builtin
-from xdsl.passes import ModulePass
-
 from shardweave.ir.dead_code import remove_dead_ops
 from shardweave.ir.program import Program
+from shardweave.passes.program_pass import ProgramPass
 
 
 @dataclass(frozen=True)
-class DcePass(ModulePass):
+class DcePass(ProgramPass):
     """Erase every op without uses, and what only fed such ops.
 
     All ranks run one text, so a dead collective disappears on all of them alike.
@@ -23,5 +18,5 @@ class DcePass(ModulePass):
 
     name = "dce"
 
-    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        remove_dead_ops(Program(op))
+    def run(self, program: Program) -> None:
+        remove_dead_ops(program)

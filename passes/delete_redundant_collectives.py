@@ -1,20 +1,15 @@
-"""delete-redundant-collectives: do not communicate again what was communicated before."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects import builtin
-from xdsl.passes import ModulePass
-
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.redundancy import delete_redundant_collectives
 from shardweave.passes.notes import note
+from shardweave.passes.program_pass import ProgramPass
 
 
 @dataclass(frozen=True)
-class DeleteRedundantCollectivesPass(ModulePass):
+class DeleteRedundantCollectivesPass(ProgramPass):
     """Replace each recomputed collective by the kept result of its forward twin.
 
     A twin is found by value numbering: the same collective on equal operands. Its result is
@@ -31,8 +26,8 @@ class DeleteRedundantCollectivesPass(ModulePass):
     name = "delete-redundant-collectives"
     budget: int | None = None
 
-    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        deleted, redundant = delete_redundant_collectives(Program(op), self.budget)
+    def run(self, program: Program) -> None:
+        deleted, redundant = delete_redundant_collectives(program, self.budget)
         if not redundant:
             note(
                 "no recomputed collective repeats an earlier one; run rematerialize before it, "

@@ -6,12 +6,17 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects import builtin
 from xdsl.ir import Operation, SSAValue
-from xdsl.passes import ModulePass
 
-from shardweave.ir.annotations import copy_of, layer_of, phase_of, set_copy, set_layer, set_phase
+from shardweave.ir.annotations import (
+    common_path,
+    copy_of,
+    layer_of,
+    phase_of,
+    set_copy,
+    set_layer,
+    set_phase,
+)
 from shardweave.ir.blocks import blocks_of
 from shardweave.ir.dist import COLLECTIVES, WaitOp
 from shardweave.ir.fusible import MATMULS, MAX_OPS, MAX_VALUES, role_of, space_of
@@ -21,6 +26,7 @@ from shardweave.ir.sharding.flow import is_propagated
 from shardweave.ir.storage import layout_source
 from shardweave.ir.traffic import traffic
 from shardweave.passes.notes import note
+from shardweave.passes.program_pass import ProgramPass
 
 NEAR = 64
 """Ops between two kernels that read the same value, beyond which they stay apart: one would
@@ -31,7 +37,7 @@ FEW = 8
 
 
 @dataclass(frozen=True)
-class FuseKernelsPass(ModulePass):
+class FuseKernelsPass(ProgramPass):
     """Put ops that exchange or share much data into regions, each to be one kernel.
 
     Regions grow greedily: of all pairs whose union one kernel can compute (`ir.fusible`), the
@@ -50,8 +56,7 @@ class FuseKernelsPass(ModulePass):
     name = "fuse-kernels"
     matmul: bool = True
 
-    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        program = Program(op)
+    def run(self, program: Program) -> None:
         if any(isinstance(one, FusedOp) for one in program.ops):
             raise ValueError("the program has fused regions already; run unfuse-kernels first.")
         if not program.is_local and is_propagated(program):
@@ -257,7 +262,6 @@ def _in_order(members: dict[Operation, int]) -> list[Operation]:
 
 
 def _write(unit: Unit) -> None:
-    """Make the unit's region, at its place."""
     ops = _in_order(unit.ops)
     anchor = next(op for op in ops if unit.ops[op] == unit.place)
     after = anchor.next_op
@@ -266,21 +270,10 @@ def _write(unit: Unit) -> None:
         after = after.next_op
         assert after is not None
     fused = fuse(ops, after, [unit.ops[op] for op in ops])
-    set_layer(fused, _common_layer(ops))
+    set_layer(fused, common_path(map(layer_of, ops)))
     phase = unit.key[2]
     assert isinstance(phase, str)
     set_phase(fused, phase)
     copy = copy_of(anchor)
     if copy is not None:
         set_copy(fused, copy)
-
-
-def _common_layer(ops: list[Operation]) -> str:
-    """The longest path that the layers of all ops begin with."""
-    paths = [layer_of(op).split(".") for op in ops]
-    common: list[str] = []
-    for parts in zip(*paths, strict=False):
-        if len(set(parts)) > 1:
-            break
-        common.append(parts[0])
-    return ".".join(common)

@@ -1,19 +1,14 @@
-"""insert-collectives: from the global program to the one that every rank runs."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects import builtin
-from xdsl.passes import ModulePass
-
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.partition import partition
+from shardweave.passes.program_pass import ProgramPass
 
 
 @dataclass(frozen=True)
-class InsertCollectivesPass(ModulePass):
+class InsertCollectivesPass(ProgramPass):
     """Give every value the type of its shards, and lower every `dist.reshard`.
 
     A reshard becomes the collectives and slices that bring its operand to its sharding, with the
@@ -27,5 +22,5 @@ class InsertCollectivesPass(ModulePass):
 
     name = "insert-collectives"
 
-    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        partition(Program(op))
+    def run(self, program: Program) -> None:
+        partition(program)

@@ -1,19 +1,14 @@
-"""merge-collectives: fewer, larger messages."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects import builtin
-from xdsl.passes import ModulePass
-
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.buckets import merge_all_reduces
+from shardweave.passes.program_pass import ProgramPass
 
 
 @dataclass(frozen=True)
-class MergeCollectivesPass(ModulePass):
+class MergeCollectivesPass(ProgramPass):
     """Join all-reduces over the same axes into one message with several operands.
 
     An all-reduce joins the open bucket of its axes, reduction, dtype and sub-batch; the bucket
@@ -28,5 +23,5 @@ class MergeCollectivesPass(ModulePass):
     name = "merge-collectives"
     bucket_bytes: int = 25 * 2**20
 
-    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        merge_all_reduces(Program(op), self.bucket_bytes)
+    def run(self, program: Program) -> None:
+        merge_all_reduces(program, self.bucket_bytes)

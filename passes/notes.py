@@ -35,7 +35,6 @@ _listener: ContextVar[Listener] = ContextVar("_listener", default=_warn)
 
 
 def note(text: str) -> None:
-    """Say something about the pass that runs."""
     _listener.get()(text)
 
 

@@ -15,7 +15,22 @@ from xdsl.passes import ModulePass
 
 from shardweave.ir.inspect.text_changes import changed_text
 from shardweave.ir.program import Program
-from shardweave.passes.observer import Observer
+
+
+class Observer:
+    """Sees the program before and after each pass; subclass what is needed."""
+
+    def before(self, one: ModulePass, program: Program) -> None:
+        """Called with the program that the pass is about to change."""
+
+    def after(self, one: ModulePass, program: Program) -> None:
+        """Called with the verified result of the pass."""
+
+    def failed(self, one: ModulePass, error: Exception, before: Callable[[], Program]) -> None:
+        """Called before the error of a pass is raised; it may add a note to it.
+
+        before: makes the program that the pass was given, by running the passes before it again.
+        """
 
 
 class Observers(Observer):
@@ -163,5 +178,4 @@ class KeepFailed(Observer):
 
 
 def num_ops(program: Program) -> int:
-    """Ops of the step."""
     return sum(1 for _ in program.ops)

@@ -1,23 +1,18 @@
-"""overlap-communication: the order of ops that hides communication behind compute."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects import builtin
-from xdsl.passes import ModulePass
-
 from shardweave.ir.dist import STARTED
 from shardweave.ir.program import Program
 from shardweave.passes.notes import note
+from shardweave.passes.program_pass import ProgramPass
 from shardweave.planners.schedule.orders import reschedule
 
 BETWEEN_SUB_BATCHES = ("sub-batch", "cross-pass")
 
 
 @dataclass(frozen=True)
-class OverlapCommunicationPass(ModulePass):
+class OverlapCommunicationPass(ProgramPass):
     """Reorder a step so that started collectives run beside compute.
 
     `blocking`: each wait right behind its start (Megatron). `sub-batch`: sub-batches take
@@ -39,8 +34,7 @@ class OverlapCommunicationPass(ModulePass):
     cluster: str = "testbed"
     memory_cap: int | None = None
 
-    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        program = Program(op)
+    def run(self, program: Program) -> None:
         reschedule(program, self.schedule, self.cluster, self.memory_cap)
         ops = list(program.ops)
         if not any(isinstance(one, STARTED) for one in ops):

@@ -21,8 +21,7 @@ from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.text import without_gc
 from shardweave.ir.verify.program import verify
 from shardweave.passes.notes import heard_by, note, unheard
-from shardweave.passes.observer import Observer
-from shardweave.passes.observers import DumpFiles, Observers
+from shardweave.passes.observers import DumpFiles, Observer, Observers
 from shardweave.passes.presets import preset_of, readable
 from shardweave.passes.registry import PASSES, PLANNER_PREFIX
 from shardweave.planners.registry import PLANNERS

@@ -1,20 +1,15 @@
-"""propagate-shardings: complete a few wishes to the whole program, and write down every move."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects import builtin
-from xdsl.passes import ModulePass
-
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.propagate import propagate
 from shardweave.passes.idle_axes import note_idle_axes
+from shardweave.passes.program_pass import ProgramPass
 
 
 @dataclass(frozen=True)
-class PropagateShardingsPass(ModulePass):
+class PropagateShardingsPass(ProgramPass):
     """Give every op its sharding, and put a `dist.reshard` wherever a value changes shards.
 
     Forward in program order: each op is cut by the axes that cut its operands; conflicts go by
@@ -33,7 +28,6 @@ class PropagateShardingsPass(ModulePass):
 
     name = "propagate-shardings"
 
-    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        program = Program(op)
+    def run(self, program: Program) -> None:
         note_idle_axes(program)
         propagate(program)

@@ -1,21 +1,16 @@
-"""rematerialize: compute forward values again in the backward pass instead of keeping them."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from xdsl.context import Context
-from xdsl.dialects import builtin
-from xdsl.passes import ModulePass
 
 from shardweave.ir.blocks import BLOCKS, blocks_of
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.rematerialize import rematerialize
 from shardweave.passes.notes import note
+from shardweave.passes.program_pass import ProgramPass
 
 
 @dataclass(frozen=True)
-class RematerializePass(ModulePass):
+class RematerializePass(ProgramPass):
     """Clone forward ops into the backward pass, so that their results need not be kept.
 
     Blocks are the repeated modules (`h.0`, `encoder.block.3`). Policies: `none` keeps
@@ -39,8 +34,7 @@ class RematerializePass(ModulePass):
     policy: str = "layer"
     bytes: int | None = None
 
-    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        program = Program(op)
+    def run(self, program: Program) -> None:
         count = rematerialize(program, self.policy, self.bytes)
         if not count:
             note(self._why_nothing(program))

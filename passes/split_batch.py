@@ -1,20 +1,15 @@
-"""split-batch: run the batch as sub-batches, one after another on the same device."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects import builtin
-from xdsl.passes import ModulePass
-
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.sub_batches import split_batch
 from shardweave.passes.notes import note
+from shardweave.passes.program_pass import ProgramPass
 
 
 @dataclass(frozen=True)
-class SplitBatchPass(ModulePass):
+class SplitBatchPass(ProgramPass):
     """Cut dim `dim` of the inputs over a new mesh axis of kind time, of size `n`.
 
     A sub-batch is a virtual rank: propagation and partitioning treat the axis like any other,
@@ -31,7 +26,7 @@ class SplitBatchPass(ModulePass):
     dim: int = 0
     axis: str = "batch"
 
-    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        split_batch(Program(op), self.n, self.dim, self.axis)
+    def run(self, program: Program) -> None:
+        split_batch(program, self.n, self.dim, self.axis)
         if self.n == 1:
             note("n=1 leaves the batch as it is; give n >= 2, or leave the pass out.")

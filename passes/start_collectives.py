@@ -1,20 +1,15 @@
-"""start-collectives: every collective becomes a start and a wait."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects import builtin
-from xdsl.passes import ModulePass
-
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.start import start_collectives
 from shardweave.passes.notes import note
+from shardweave.passes.program_pass import ProgramPass
 
 
 @dataclass(frozen=True)
-class StartCollectivesPass(ModulePass):
+class StartCollectivesPass(ProgramPass):
     """Replace each collective by its `dist.start_*` and a `dist.wait` right behind it.
 
     Requires: a local program without time axes. Ensures: numerics unchanged; the schedule is
@@ -23,8 +18,8 @@ class StartCollectivesPass(ModulePass):
 
     name = "start-collectives"
 
-    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        if not start_collectives(Program(op)):
+    def run(self, program: Program) -> None:
+        if not start_collectives(program):
             note(
                 "the program has no collective that blocks; shard it first (apply-plan or "
                 "plan-<planner>, then preset:partition)."

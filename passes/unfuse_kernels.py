@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects import builtin
-from xdsl.passes import ModulePass
-
 from shardweave.ir.program import Program
 from shardweave.ir.unfuse import unfuse
+from shardweave.passes.program_pass import ProgramPass
 
 
 @dataclass(frozen=True)
-class UnfuseKernelsPass(ModulePass):
+class UnfuseKernelsPass(ProgramPass):
     """Replace each `kernel.fused` by its ops.
 
     Requires: a verified program. Ensures: a program without regions; right after `fuse-kernels`
@@ -22,5 +19,5 @@ class UnfuseKernelsPass(ModulePass):
 
     name = "unfuse-kernels"
 
-    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        unfuse(Program(op))
+    def run(self, program: Program) -> None:
+        unfuse(program)

@@ -1,20 +1,15 @@
-"""unroll-time-axes: write the sub-batches of a local program out."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects import builtin
-from xdsl.passes import ModulePass
-
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.unroll import unroll_time_axes
 from shardweave.passes.notes import note
+from shardweave.passes.program_pass import ProgramPass
 
 
 @dataclass(frozen=True)
-class UnrollTimeAxesPass(ModulePass):
+class UnrollTimeAxesPass(ProgramPass):
     """Clone each op once per coordinate on the time axes; what does not vary stays single.
 
     A collective over a time axis becomes local arithmetic: an all-reduce a sum of the copies,
@@ -27,8 +22,7 @@ class UnrollTimeAxesPass(ModulePass):
 
     name = "unroll-time-axes"
 
-    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        program = Program(op)
+    def run(self, program: Program) -> None:
         if program.mesh is None or program.mesh.axes == program.mesh.space_axes:
             note(
                 "the mesh has no time axis; run split-batch before propagate-shardings, or leave "

@@ -19,7 +19,7 @@ from shardweave.planners.plan import Plan
 from shardweave.planners.registry import PLANNERS
 
 if TYPE_CHECKING:
-    from shardweave.planners.oppa.host import Host
+    from shardweave.planners.oppa.trials import Host
 
 GIVEN = ("program", "mesh", "cluster", "host")
 """Parameters of planners that are no options of their user's."""

@@ -11,6 +11,7 @@ from shardweave.ir.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
 from shardweave.planners.cost.workload import Workload, batch_of, workload_of
+from shardweave.planners.degrees import asked_degrees, divisors
 from shardweave.planners.lower import local_program
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
@@ -134,15 +135,9 @@ def _plans(
 def _degrees(mesh: Mesh | None, cluster: Cluster) -> list[tuple[int, int]]:
     if mesh is None:
         devices = cluster.num_devices
-        return [(devices // n, n) for n in range(1, devices + 1) if devices % n == 0]
-    sizes = {axis.name: axis.size for axis in mesh.space_axes}
-    data, tensor = sizes.pop("data", 1), sizes.pop("tensor", 1)
-    if sizes:
-        raise PlanError(
-            f"the mesh {mesh} has an axis '{next(iter(sizes))}', but 'exhaustive' plans data and "
-            "tensor; name the axes so, or give no mesh."
-        )
-    return [(data, tensor)]
+        return [(devices // n, n) for n in divisors(devices)]
+    sizes = asked_degrees(mesh, ("data", "tensor"), "exhaustive", PlanError)
+    return [(sizes.get("data", 1), sizes.get("tensor", 1))]
 
 
 @dataclass(eq=False)

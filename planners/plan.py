@@ -114,7 +114,6 @@ class Plan:
         return Plan(**values)
 
     def save(self, path: str | Path) -> None:
-        """Write the plan as JSON."""
         Path(path).write_text(self.to_json() + "\n")
 
     @staticmethod

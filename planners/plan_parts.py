@@ -61,7 +61,6 @@ class Predicted:
 
     @property
     def peak_bytes(self) -> float:
-        """All parts together."""
         return sum(self.memory_bytes.values())
 
 
@@ -99,7 +98,6 @@ def at_least(least: int) -> Reader:
 
 
 def one_of(words: Iterable[str]) -> Reader:
-    """One of some words."""
     known = tuple(words)
 
     def read(value: object, where: str) -> Any:

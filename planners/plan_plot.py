@@ -41,7 +41,6 @@ def plot_candidates(rows: Sequence[Candidate], path: str | Path) -> None:
 def _bars(
     axes: Axes, names: Sequence[str], rows: Sequence[Mapping[str, float]], scale: float
 ) -> None:
-    """Stacked bars, one for each row."""
     offsets = [0.0] * len(rows)
     for part in dict.fromkeys(part for row in rows for part in row):
         widths = [scale * row.get(part, 0.0) for row in rows]

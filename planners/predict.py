@@ -73,16 +73,9 @@ def simulation_of(
     )
 
 
-def simulate_plan(
-    program: Program | Lowerings,
-    plan: Plan,
-    cluster: Cluster,
-    *,
-    optimizer_multiplier: float | None = None,
-) -> Predicted:
+def simulate_plan(program: Program | Lowerings, plan: Plan, cluster: Cluster) -> Predicted:
     """What a step under a plan takes in the simulator. Raises as `simulation_of` does."""
-    found = simulation_of(program, plan, cluster, optimizer_multiplier=optimizer_multiplier)
-    return predicted_of(found)
+    return predicted_of(simulation_of(program, plan, cluster))
 
 
 def with_candidates(plan: Plan, candidates: Sequence[Candidate]) -> Plan:

@@ -6,8 +6,8 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.oppa.choosers import RandomChooser
-from shardweave.planners.oppa.host import Host
 from shardweave.planners.oppa.planner import DEFAULTS, TrialOptions, plan_by_trials
+from shardweave.planners.oppa.trials import Host
 from shardweave.planners.plan import Plan
 
 

@@ -92,7 +92,6 @@ class _MatmulTemplate:
         self.writer.symbols = [(size, name) for size, name in given if size >= SYMBOLIC]
 
     def _multiply(self) -> None:
-        """The loop over the inner dim."""
         writer = self.writer
         writer.line("total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)")
         writer.line("for start in range(0, k_size, BLOCK_K):")

@@ -66,7 +66,6 @@ class Kernel:
 
     @property
     def constants(self) -> list[str]:
-        """The constexpr parameters, in order."""
         launch = ("num_warps", "num_stages", "programs")
         return [*self.fixed, *(key for key in self.configs[0] if key not in launch)]
 

@@ -15,7 +15,6 @@ from shardweave.driver.commands.output import check_output, messages
 
 
 def add_parser(commands: Commands) -> None:
-    """Declare the command."""
     command = new_command(commands, "capture", "Capture a model's training step as text.")
     add_model(command)
     add_program_output(command)
@@ -27,7 +26,6 @@ def add_parser(commands: Commands) -> None:
 
 
 def capture_command(options: argparse.Namespace) -> int:
-    """Capture a named model and write its program."""
     if options.mesh is not None:
         raise ValueError(
             "capture writes the global program, which is for any mesh; give --mesh to what "

@@ -17,7 +17,6 @@ TROUBLE = 2
 
 
 def add_parser(commands: Commands) -> None:
-    """Declare the command."""
     command = new_command(commands, "diff", "Say what changed between two programs.")
     command.add_argument("before", metavar="A", help="a program's text; - reads standard input")
     command.add_argument("after", metavar="B", help="another program's text")
@@ -40,7 +39,6 @@ def add_parser(commands: Commands) -> None:
 
 
 def diff_command(options: argparse.Namespace) -> int:
-    """Say what changed from one program to the other."""
     if not options.exit_code:
         _diff(options)
         return 0

@@ -9,7 +9,6 @@ from shardweave.driver.commands.arguments import Commands, add_program, new_comm
 
 
 def add_parser(commands: Commands) -> None:
-    """Declare the command."""
     command = new_command(commands, "kernels", "Write and compile the kernels of a program.")
     add_program(command)
     command.add_argument(

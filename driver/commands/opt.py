@@ -18,12 +18,11 @@ from shardweave.driver.commands.arguments import (
 from shardweave.driver.commands.output import check_output, messages
 
 if TYPE_CHECKING:
-    from shardweave.passes.observer import Observer
+    from shardweave.passes.observers import Observer
     from shardweave.passes.pipeline import PassPipeline
 
 
 def add_parser(commands: Commands) -> None:
-    """Declare the command."""
     command = new_command(commands, "opt", "Run passes over a program.")
     command.add_argument(
         "file", metavar="FILE", nargs="?", help="a program's text; - reads standard input"
@@ -39,7 +38,6 @@ def add_parser(commands: Commands) -> None:
 
 
 def opt_command(options: argparse.Namespace) -> int:
-    """Run passes over a program and write the result."""
     from shardweave.driver.commands.programs import program_line, read, write
     from shardweave.driver.report.text import seconds_text
     from shardweave.driver.validate import LIMIT, Validator

@@ -15,7 +15,6 @@ from shardweave.planners.registry import PLANNERS
 
 
 def add_parser(commands: Commands) -> None:
-    """Declare the command."""
     command = new_command(commands, "plan", "Choose how to train a program on a cluster.")
     command.add_argument(
         "file", metavar="PROGRAM", help=f"a captured program's text, or a model: {MODEL_HELP}"
@@ -55,7 +54,6 @@ def add_parser(commands: Commands) -> None:
 
 
 def plan_command(options: argparse.Namespace) -> int:
-    """Plan a program, or compare two plans of it."""
     from shardweave.driver.planning import plan_program
 
     return plan_program(options)

@@ -9,7 +9,6 @@ from shardweave.driver.commands.arguments import Commands, add_time_limit, count
 
 
 def add_parser(commands: Commands) -> None:
-    """Declare the command."""
     command = new_command(commands, "profile", "Measure this machine's CPU into a cluster file.")
     command.add_argument(
         "programs", metavar="PROGRAM", nargs="*", help="measure the ops of these programs exactly"
@@ -41,7 +40,6 @@ def add_parser(commands: Commands) -> None:
 
 
 def profile_command(options: argparse.Namespace) -> int:
-    """Measure, write the cluster, and say what it holds."""
     from shardweave.driver.profile import profile_machine
     from shardweave.planners.cost.cluster_file import save_cluster
 

@@ -9,7 +9,6 @@ from shardweave.driver.commands.arguments import Commands, add_cluster, add_prog
 
 
 def add_parser(commands: Commands) -> None:
-    """Declare the command."""
     command = new_command(commands, "report", "Write what a step does as an HTML page.")
     add_program(command)
     add_cluster(command)
@@ -30,7 +29,6 @@ def add_parser(commands: Commands) -> None:
 
 
 def report_command(options: argparse.Namespace) -> int:
-    """Simulate a program and write the page."""
     from shardweave.driver.commands.output import check_output
     from shardweave.driver.commands.programs import read
     from shardweave.driver.report.page import report_page

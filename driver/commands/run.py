@@ -23,7 +23,6 @@ BACKENDS = ("distributed", "reference", "triton")
 
 
 def add_parser(commands: Commands) -> None:
-    """Declare the command."""
     command = new_command(
         commands, "run", "Run a model's training step, sharded, on one process per device."
     )

@@ -10,7 +10,6 @@ PHASES = ("forward", "recompute", "backward", "optimizer")
 
 
 def add_parser(commands: Commands) -> None:
-    """Declare the command."""
     command = new_command(commands, "show", "Show a program's layers, or some of its ops.")
     add_program(command)
     command.add_argument(

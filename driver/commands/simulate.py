@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Commands) -> None:
-    """Declare the command."""
     command = new_command(commands, "simulate", "Say what a program's schedule takes on a cluster.")
     command.add_argument(
         "file",

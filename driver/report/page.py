@@ -230,7 +230,6 @@ def _candidate(one: Candidate) -> tuple[Cell, ...]:
 
 
 def _plain(value: Any) -> str:
-    """JSON data as a person writes it."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {_plain(one)}" for key, one in value.items()) or "-"
     if isinstance(value, list):

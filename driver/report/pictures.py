@@ -8,9 +8,8 @@ from html import escape
 from shardweave.driver.report.text import bytes_text
 from shardweave.ir.attributes import PHASES
 from shardweave.planners.cost.memory import PARTS
-from shardweave.planners.cost.plot import bars_of
 from shardweave.planners.cost.simulation import Simulation
-from shardweave.planners.cost.timeline import Event, seconds_text, stream_names
+from shardweave.planners.cost.timeline import Event, bars_of, seconds_text, stream_names
 
 WIDTH = 1000
 _ROW, _AREA = 26, 180
@@ -51,7 +50,7 @@ def _stream_svg(simulation: Simulation, stream: str) -> str:
     total_ms = simulation.time_s * 1e3 or 1.0
     events = [event for event in simulation.events if event.stream == stream]
     parts: list[str] = []
-    for (phase, is_odd), spans in bars_of(events, simulation).items():
+    for (phase, is_odd), spans in bars_of(events, simulation.time_s).items():
         for start_ms, length_ms in spans:
             x, width = start_ms / total_ms * WIDTH, max(length_ms / total_ms * WIDTH, 0.4)
             box = f'x="{x:.2f}" y="1" width="{width:.2f}" height="{_ROW - 2}"'

@@ -12,7 +12,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.flow import is_propagated
 from shardweave.passes.notes import unheard
-from shardweave.passes.observer import Observer
+from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import run_passes
 from shardweave.planners.plan import Plan
 

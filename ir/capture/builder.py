@@ -55,7 +55,6 @@ class Builder:
         return op
 
     def full(self, shape: Sequence[int], value: bool | int | float, dtype: torch.dtype) -> SSAValue:
-        """A tensor filled with one value."""
         type_ = tensor_type(shape, dtype)
         return self.add("aten.full", [], [type_], {"fill_value": value}).results[0]
 
@@ -86,7 +85,6 @@ class Builder:
         return self.add("aten.permute", [value], [wanted], {"dims": order}).results[0]
 
     def expand(self, value: SSAValue, shape: Sequence[int]) -> SSAValue:
-        """The value broadcast to a shape."""
         type_ = tensor_type_of(value)
         wanted = tensor_type(shape, dtype_of(type_.element_type))
         if wanted == type_:
@@ -94,7 +92,6 @@ class Builder:
         return self.add("aten.expand", [value], [wanted]).results[0]
 
     def cast(self, value: SSAValue, dtype: torch.dtype) -> SSAValue:
-        """The value in another dtype."""
         type_ = tensor_type_of(value)
         wanted = tensor_type(type_.get_shape(), dtype)
         if wanted == type_:
@@ -102,5 +99,4 @@ class Builder:
         return self.add("aten._to_copy", [value], [wanted]).results[0]
 
     def sum(self, value: SSAValue, dims: Sequence[int], keepdim: bool = False) -> SSAValue:
-        """Sum over dims."""
         return self.call("aten.sum.dim_IntList", value, dim=list(dims), keepdim=keepdim)

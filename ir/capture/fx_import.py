@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from xdsl.dialects import builtin, func
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
-from shardweave.ir.annotations import layer_of, set_phase
+from shardweave.ir.annotations import common_path, layer_of, set_phase
 from shardweave.ir.aten import NOT_STORED, op_name, signature_of
 from shardweave.ir.aten_args import DERIVED
 from shardweave.ir.attributes import PhaseAttr
@@ -199,17 +199,9 @@ class _Importer:
 
     def _common_layer(self, node: torch.fx.Node) -> str:
         """For ops that autograd adds: the layer that its operands' layers share."""
-        layers: list[list[str]] = []
-        for source in node.all_input_nodes:
-            value = self.values.get(source)
-            if isinstance(value, SSAValue) and isinstance(value.owner, Operation):
-                layers.append(layer_of(value.owner).split("."))
-        shared: list[str] = []
-        for parts in zip(*layers, strict=False):
-            if len(set(parts)) > 1:
-                break
-            shared.append(parts[0])
-        return ".".join(shared)
+        values = map(self.values.get, node.all_input_nodes)
+        owners = (value.owner for value in values if isinstance(value, SSAValue))
+        return common_path(layer_of(op) for op in owners if isinstance(op, Operation))
 
     def _mark_phase(self, last_before: Operation | None) -> None:
         op = self.block.first_op if last_before is None else last_before.next_op

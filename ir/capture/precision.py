@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from xdsl.dialects import builtin, func
-from xdsl.ir import Attribute, Block, Region, SSAValue
+from xdsl.ir import Attribute, Block, SSAValue
 
 from shardweave.ir.program import Program
 from shardweave.ir.types import dtype_of, dtype_of_value, is_element, shape_of, tensor_type
@@ -15,9 +15,9 @@ def in_float64(program: Program) -> Program:
 
     Casts between floating-point types become casts from float64 to itself. Linear in the ops.
     """
-    old = program.function
-    block = Block(arg_types=[_type(value) for value in old.body.block.args])
-    values: dict[SSAValue, SSAValue] = dict(zip(old.body.block.args, block.args, strict=True))
+    arguments = program.function.body.block.args
+    block = Block(arg_types=[_type(value) for value in arguments])
+    values: dict[SSAValue, SSAValue] = dict(zip(arguments, block.args, strict=True))
     for before, after in values.items():
         after.name_hint = before.name_hint
     for op in program.ops:
@@ -25,22 +25,16 @@ def in_float64(program: Program) -> Program:
             operands=[values[value] for value in op.operands],
             result_types=[_type(value) for value in op.results],
             properties={name: _property(value) for name, value in op.properties.items()},
+            location=op.location,
         )
-        copy.location = op.location
         for before, after in zip(op.results, copy.results, strict=True):
             after.name_hint = before.name_hint
             values[before] = after
         block.add_op(copy)
-    results = [values[value] for value in program.return_op.operands]
-    block.add_op(func.ReturnOp(*results))
-    function = func.FuncOp(
-        old.sym_name.data,
-        builtin.FunctionType.from_lists([a.type for a in block.args], [r.type for r in results]),
-        Region(block),
-        arg_attrs=old.arg_attrs,
-        res_attrs=old.res_attrs,
-    )
-    return Program(builtin.ModuleOp([function], dict(program.module.attributes)))
+    block.add_op(func.ReturnOp(*(values[value] for value in program.return_op.operands)))
+    exact = program.clone()
+    exact.replace_body(block)
+    return exact
 
 
 def _type(value: SSAValue) -> Attribute:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xdsl.ir import Attribute, Operation, SSAValue
 
@@ -158,7 +158,7 @@ class _Comparison:
                 hunk += 1
             was_same = same is None
             if same is not None:
-                yield _in_hunk(same, hunk)
+                yield replace(same, hunk=hunk)
 
     def _fixed(self) -> set[int]:
         """Nodes of the first program that keep their order: as many as can be."""
@@ -323,11 +323,6 @@ class _Comparison:
             yield Detail(
                 "value", *names, (_general(self.a, [value])[0], _general(self.b, [new])[0])
             )
-
-
-def _in_hunk(change: Change, hunk: int) -> Change:
-    object.__setattr__(change, "hunk", hunk)
-    return change
 
 
 def _ssa(table: ProgramTable, value: Value) -> SSAValue:

@@ -36,10 +36,6 @@ class Layer:
     parameter_bytes: int
 
     @property
-    def num_collectives(self) -> int:
-        return sum(self.collectives.values())
-
-    @property
     def moves(self) -> str:
         """What moves data in it: `2 all_reduce over tensor`, or in a global program `5 reshard`."""
         counts = {**self.collectives, "reshard": self.reshards}

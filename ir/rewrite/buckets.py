@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 
 from xdsl.ir import Operation
+from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir import dist
 from shardweave.ir.annotations import (
@@ -78,17 +79,10 @@ def join(members: Sequence[dist.DistOp]) -> None:
     annotate(merged, last)
     set_layer(merged, "")
     _join_shardings(merged, members)
-    block = last.parent_block()
-    assert block is not None
-    block.insert_op_before(merged, last)
+    Rewriter.insert_op(merged, InsertPoint.before(last))
     results = iter(merged.results)
     for member in members:
-        for old in member.results:
-            new = next(results)
-            new.name_hint = old.name_hint
-            old.replace_all_uses_with(new)
-        member.detach()
-        member.erase()
+        Rewriter.replace_op(member, [], [next(results) for _ in member.results])
 
 
 def _join_shardings(merged: Operation, members: Iterable[Operation]) -> None:

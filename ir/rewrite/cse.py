@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.rewriter import Rewriter
 
 from shardweave.ir.annotations import arguments_of, phase_of
 from shardweave.ir.facts import is_random
@@ -21,10 +22,7 @@ def merge_equal_ops(program: Program) -> None:
             continue
         first = known.setdefault(_key(candidate), candidate)
         if first is not candidate:
-            for old, new in zip(candidate.results, first.results, strict=True):
-                old.replace_all_uses_with(new)
-            candidate.detach()
-            candidate.erase()
+            Rewriter.replace_op(candidate, [], first.results)
 
 
 def _key(op: Operation) -> Key:

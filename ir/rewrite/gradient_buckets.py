@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from xdsl.ir import Block, Operation, SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir import dist
 from shardweave.ir.annotations import (
@@ -33,14 +34,10 @@ def bucket_gradients(program: Program, bucket_bytes: int) -> int:
         raise ValueError(f"bytes={bucket_bytes}; use a bucket of at least 1 byte.")
     reductions = _gradient_reductions(program)
     buckets = Buckets(bucket_bytes)
-    for one in reductions:
+    for one in _place_by_production(program, reductions):
         reduction = one.reduction if isinstance(one, dist.AllReduceOp) else "sum"
         key = (type(one), one.axes, reduction, copy_of(one), phase_of(one))
         buckets.add((*key, dtype_of_value(one.operands[0])), one)
-    for one in _place_by_production(program, reductions):
-        properties = one.properties
-        key = (type(one), one.axes, properties.get("op"), properties.get("copy"))
-        buckets.add((*key, phase_of(one), dtype_of_value(one.operands[0])), one)
     for members in buckets.close():
         if isinstance(members[0], dist.ReduceScatterOp):
             _join_rows(members)
@@ -126,7 +123,7 @@ def _join_rows(members: Sequence[dist.DistOp]) -> None:
     annotate(sent, last)
     set_layer(sent, "")
     sent.results[0].name_hint = last.results[0].name_hint
-    _block(last).insert_op_before(sent, last)
+    Rewriter.insert_op(sent, InsertPoint.before(last))
     start = 0
     for member, width in zip(members, widths, strict=True):
         (old,) = member.results
@@ -138,8 +135,7 @@ def _join_rows(members: Sequence[dist.DistOp]) -> None:
         old.replace_all_uses_with(new)
         start += width
     for member in members:
-        member.detach()
-        member.erase()
+        Rewriter.erase_op(member)
 
 
 def _rows(member: dist.DistOp, before: Operation) -> SSAValue:
@@ -170,11 +166,5 @@ def _add(
     op = create(name, operands, [type_], arguments)
     annotate(op, source)
     op.results[0].name_hint = "part"
-    _block(before).insert_op_before(op, before)
+    Rewriter.insert_op(op, InsertPoint.before(before))
     return op.results[0]
-
-
-def _block(op: Operation) -> Block:
-    block = op.parent_block()
-    assert block is not None
-    return block

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir.annotations import Copy, arguments_of, copy_of, phase_of, set_origin, set_phase
 from shardweave.ir.blocks import Blocks, blocks_of
@@ -102,10 +103,7 @@ def _gather_once(program: Program) -> int:
         key = (op.name, *op.operands, arguments_of(op, "copy"), *op.result_types)
         first = known.setdefault(key, op)
         if first is not op:
-            for old, new in zip(op.results, first.results, strict=True):
-                old.replace_all_uses_with(new)
-            op.detach()
-            op.erase()
+            Rewriter.replace_op(op, [], first.results)
             count += 1
     return count
 
@@ -167,10 +165,9 @@ class _Recomputation:
 
     def _is_kept(self, value: SSAValue) -> bool:
         """Whether a value is there in the backward pass without being recomputed."""
-        found = self.kept.get(value)
-        if found is None:
-            found = self.kept[value] = self._must_be_kept(value)
-        return found
+        if value not in self.kept:
+            self.kept[value] = self._must_be_kept(value)
+        return self.kept[value]
 
     def _must_be_kept(self, value: SSAValue) -> bool:
         op = value.owner
@@ -267,9 +264,7 @@ class _Recomputation:
         for new, old in zip(clone.results, op.results, strict=True):
             new.name_hint = old.name_hint
             self.clones[old] = new
-        block = before.parent_block()
-        assert block is not None
-        block.insert_op_before(clone, before)
+        Rewriter.insert_op(clone, InsertPoint.before(before))
         self.count += 1
 
 

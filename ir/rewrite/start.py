@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from xdsl.rewriter import Rewriter
+
 from shardweave.ir.annotations import annotate, set_sharding_attrs, sharding_attrs_of
 from shardweave.ir.dist import STARTS, DistOp, WaitOp
 from shardweave.ir.program import Program
@@ -31,8 +33,6 @@ def start_collectives(program: Program) -> int:
 
 
 def _start(op: DistOp, kind: type[DistOp]) -> None:
-    block = op.parent_block()
-    assert block is not None
     start = kind.create(
         operands=op.operands,
         result_types=op.result_types,
@@ -42,11 +42,6 @@ def _start(op: DistOp, kind: type[DistOp]) -> None:
     wait = WaitOp.create(operands=start.results, result_types=op.result_types)
     annotate(wait, op)
     set_sharding_attrs(wait, sharding_attrs_of(op))
-    block.insert_op_before(start, op)
-    block.insert_op_before(wait, op)
-    for started, arrived, old in zip(start.results, wait.results, op.results, strict=True):
-        arrived.name_hint = old.name_hint
+    for started in start.results:
         started.name_hint = "started"
-        old.replace_all_uses_with(arrived)
-    op.detach()
-    op.erase()
+    Rewriter.replace_op(op, [start, wait], wait.results)

@@ -29,7 +29,6 @@ class LiteralCosts:
     links: ClusterArrays
 
     def stage_costs(self, strategy: Strategy, grid: Grid) -> StageCosts:
-        """Times, boundaries and synchronisation on a placement."""
         tensor, data = strategy.tensor, strategy.data
         names = self.links.names
         by_name = np.stack([self.model.times(name, tensor) for name in names])

@@ -120,7 +120,6 @@ def shortfall(
 def stage_bytes(
     model: LayeredModel, strategy: Strategy, cuts: Sequence[int]
 ) -> list[dict[str, float]]:
-    """Bytes of each stage by part."""
     parameters = model.stage_parameters(cuts, strategy.tensor)
     kept = strategy.micro_batch * np.array(model.kept_bytes[strategy.tensor])
     found: list[dict[str, float]] = []

@@ -12,6 +12,7 @@ from shardweave.planners.amp.partition import Floats
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.zero import divided
+from shardweave.planners.degrees import divisors
 
 
 class AmpError(ValueError):
@@ -159,13 +160,9 @@ def strategies(model: LayeredModel, cluster: Cluster) -> Iterator[Strategy]:
     for tensor in model.degrees:
         if any(size % tensor for size in sizes):
             continue
-        for data in _divisors(devices // tensor):
+        for data in divisors(devices // tensor):
             pipeline = devices // (tensor * data)
             if model.batch % data or pipeline > model.num_layers:
                 continue
-            for micro_batch in _divisors(model.batch // data):
+            for micro_batch in divisors(model.batch // data):
                 yield Strategy(pipeline, data, tensor, micro_batch)
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]

@@ -32,7 +32,6 @@ class ClusterArrays:
 
     @staticmethod
     def of(cluster: Cluster) -> ClusterArrays:
-        """The links of a cluster."""
         places = [cluster.place(rank) for rank in range(cluster.num_devices)]
         node = np.array([one for one, _ in places], dtype=np.intp)
         inside = np.full((len(places), len(places)), np.inf)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -10,23 +10,23 @@ import numpy as np
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.planners.amp.anneal import Annealing
 from shardweave.planners.amp.estimate import BACKWARD
 from shardweave.planners.amp.memory import capacities, stage_bytes
 from shardweave.planners.amp.model import AmpError, Strategy
 from shardweave.planners.amp.network import ClusterArrays, Grid
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
-from shardweave.planners.amp.ranking import RankedSetup, Ranking
-from shardweave.planners.amp.search import Placed, search
+from shardweave.planners.amp.search import Annealing, Placed, search
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
+from shardweave.planners.cost.timeline import seconds_text
 from shardweave.planners.cost.workload import BlockWork
 from shardweave.planners.cost.zero import DIVIDED
+from shardweave.planners.degrees import asked_degrees, divisors
 from shardweave.planners.lower import Lowerings
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, Pipeline, Predicted
-from shardweave.planners.predict import simulate_plan, with_candidates
+from shardweave.planners.predict import fits, simulate_plan, why_slower, with_candidates
 
 AXES = ("pipeline", "data", "tensor")
 
@@ -92,14 +92,54 @@ def plan_amp(
         return replace(
             plan, reasons=(f"{reason}the estimate of this one is the least", *plan.reasons)
         )
+    plans = [_plan(program, one.placed, profile, links) for one in choices[:simulate]]
+    plan, why = _fastest(program, cluster, choices, plans, max(1, top))
+    return replace(plan, reasons=(reason + why, *plan.reasons))
+
+
+@dataclass(frozen=True)
+class RankedSetup:
+    """A strategy with what it is estimated to take."""
+
+    name: str
+    placed: Placed
+    estimated: Predicted
+
+
+def _fastest(
+    program: Program,
+    cluster: Cluster,
+    choices: Sequence[RankedSetup],
+    plans: Sequence[Plan],
+    top: int,
+) -> tuple[Plan, str]:
+    """The fastest of the plans of the first choices, simulated, and why.
+
+    The others are its candidates, those that are only estimated last.
+    """
     lowerings = Lowerings(program)
-    ranking = Ranking(
-        choices,
-        [_plan(program, one.placed, profile, links) for one in choices[:simulate]],
-        lambda plan: simulate_plan(lowerings, plan, cluster),
+    rows = [
+        (Candidate(choice.name, simulate_plan(lowerings, plan, cluster)), choice, plan)
+        for choice, plan in zip(choices, plans, strict=False)
+    ]
+    # A sort is stable: of plans that take as long, the least estimate comes first.
+    rows.sort(key=lambda row: (not fits(row[0].predicted), row[0].predicted.time_s))
+    _, chosen, plan = rows[0]
+    why = (
+        f"the {len(rows)} best estimates were simulated, and of those this one is the fastest "
+        f"(number {choices.index(chosen) + 1} by estimate, "
+        f"{seconds_text(chosen.estimated.time_s)})"
     )
-    plan = ranking.best(max(1, top))
-    return replace(plan, reasons=(reason + ranking.reason, *plan.reasons))
+    found = with_candidates(plan, [row for row, _, _ in rows][:top])
+    rest = [
+        Candidate(
+            one.name,
+            one.estimated,
+            f"not simulated; by estimate {why_slower(chosen.estimated, one.estimated)}",
+        )
+        for one in choices[len(rows) : top]
+    ]
+    return replace(found, candidates=(*found.candidates, *rest)), why
 
 
 def _check_zero(zero: int, literal: bool) -> None:
@@ -119,14 +159,7 @@ class _Wanted:
 
     @staticmethod
     def of(mesh: Mesh | None, max_stages: int | None, max_tensor: int | None) -> _Wanted:
-        sizes = {} if mesh is None else {axis.name: axis.size for axis in mesh.space_axes}
-        unknown = [name for name in sizes if name not in AXES]
-        if unknown:
-            raise AmpError(
-                f"the mesh has an axis '{unknown[0]}', but 'amp' plans {', '.join(AXES)}; name the "
-                "axes so, or give no mesh."
-            )
-        return _Wanted(sizes, max_stages, max_tensor)
+        return _Wanted(asked_degrees(mesh, AXES, "amp", AmpError), max_stages, max_tensor)
 
     def accepts(self, strategy: Strategy) -> bool:
         degrees = (strategy.pipeline, strategy.data, strategy.tensor)
@@ -140,7 +173,7 @@ class _Wanted:
 def _tensor_degrees(cluster: Cluster, wanted: _Wanted) -> list[int]:
     """Tensor degrees that divide every node, or the one that the mesh asks for."""
     whole = int(np.gcd.reduce([node.devices for node in cluster.nodes]))
-    degrees = [n for n in range(1, whole + 1) if whole % n == 0]
+    degrees = divisors(whole)
     if wanted.sizes:
         degrees = [n for n in degrees if n == wanted.sizes.get("tensor", 1)]
         devices = int(np.prod(list(wanted.sizes.values())))
@@ -191,7 +224,6 @@ def _names(block: BlockWork) -> tuple[str, ...]:
 
 
 def _types(stage: Grid, links: ClusterArrays) -> str:
-    """The device types of a stage."""
     return "+".join(dict.fromkeys(links.names[kind] for kind in links.kind[stage].flat))
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardweave.planners.degrees import divisors
+
 AXES = ("x", "y", "z", "data")
 """The axes of a grid, the innermost first."""
 
@@ -69,14 +71,11 @@ class Volumes:
 
 def grids_of(devices: int) -> Grids:
     """All (Gx, Gy, Gz, Gdata) with as many devices. There are C(p + 3, 3) for 2^p devices."""
-    divisors = [d for d in range(1, devices + 1) if devices % d == 0]
     found = [
         (x, y, z, devices // (x * y * z))
-        for x in divisors
-        for y in divisors
-        if devices % (x * y) == 0
-        for z in divisors
-        if devices % (x * y * z) == 0
+        for x in divisors(devices)
+        for y in divisors(devices // x)
+        for z in divisors(devices // (x * y))
     ]
     return np.array(found, dtype=np.int64)
 

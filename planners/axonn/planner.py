@@ -19,6 +19,7 @@ from shardweave.planners.axonn.search import AxonnError, Model, Options, Ranked,
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision, state_bytes
 from shardweave.planners.cost.workload import Workload, workload_of
+from shardweave.planners.degrees import asked_degrees
 from shardweave.planners.megatron import sharding_text
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, Predicted
@@ -76,13 +77,8 @@ def plan_axonn(
 
 
 def _grid_of(mesh: Mesh) -> Grid:
-    unknown = [axis.name for axis in mesh.space_axes if axis.name not in AXES and axis.size > 1]
-    if unknown:
-        raise AxonnError(
-            f"the mesh has an axis '{unknown[0]}', but 'axonn' plans {', '.join(AXES)}; name the "
-            "axes so, or give no mesh."
-        )
-    x, y, z, data = (mesh.size(axis) if axis in mesh.names else 1 for axis in AXES)
+    sizes = asked_degrees(mesh, AXES, "axonn", AxonnError)
+    x, y, z, data = (sizes.get(axis, 1) for axis in AXES)
     return x, y, z, data
 
 

@@ -75,7 +75,6 @@ class Options:
 
     @property
     def passes(self) -> Passes:
-        """How often collectives happen."""
         if self.literal:
             return Passes()
         return Passes(

@@ -6,9 +6,10 @@ the mesh's last axis stays within a node for as long as it fits.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -216,3 +217,59 @@ class Cluster:
                 for island in node.islands:
                     hub = f"{name} island {place // island.devices} of {island.devices}"
                     yield hub, device, island.bandwidth_bytes_s
+
+
+def interpolate(points: Points, x: float) -> float:
+    """The y at x > 0; beyond the ends the y of the end."""
+    index = bisect_left(points, (x,))
+    if index == 0:
+        return points[0][1]
+    if index == len(points):
+        return points[-1][1]
+    (x0, y0), (x1, y1) = points[index - 1], points[index]
+    if y0 <= 0 or y1 <= 0:
+        return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    share = math.log(x / x0) / math.log(x1 / x0)
+    return math.exp(math.log(y0) + share * (math.log(y1) - math.log(y0)))
+
+
+def time_at(points: Points, work: float) -> float:
+    """Seconds for an amount of work: a curve that beyond its end grows with the work."""
+    last, seconds = points[-1]
+    if work > last:
+        return seconds * work / last
+    return interpolate(points, work)
+
+
+@dataclass(frozen=True)
+class PlacedCluster(Cluster):
+    """A cluster whose rank r is device `order[r]`; nodes, links and NICs stay what they are."""
+
+    order: tuple[int, ...] = ()
+
+    @cached_property
+    def num_devices(self) -> int:
+        return len(self.order)
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """The node that a rank is on, and which device of it."""
+        return self._place_of_device(self.order[rank])
+
+    def device_types(self, num_ranks: int) -> list[DeviceType]:
+        """The distinct types among the devices of the first `num_ranks` ranks."""
+        names = (self.node_type(self.place(rank)[0]).device for rank in range(num_ranks))
+        return [self.devices[name] for name in dict.fromkeys(names)]
+
+
+def on_devices(cluster: Cluster, devices: Sequence[int]) -> PlacedCluster:
+    """These devices, by number, in this order. Raises ClusterError for one that is not there."""
+    cluster.check_fits(max(devices) + 1, f"a plan that uses device {max(devices)}")
+    known = {one.name: getattr(cluster, one.name) for one in fields(Cluster)}
+    return PlacedCluster(**known, order=tuple(devices))
+
+
+def likeness(cluster: PlacedCluster) -> Hashable:
+    """Equal for devices that are joined alike: nodes are numbered as the ranks meet them."""
+    places = [cluster.place(rank) for rank in range(cluster.num_devices)]
+    numbers = {node: index for index, node in enumerate(dict.fromkeys(node for node, _ in places))}
+    return tuple((numbers[node], cluster.node_type(node), place) for node, place in places)

@@ -29,8 +29,13 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.storage import is_view
 from shardweave.ir.traffic import bytes_moved
 from shardweave.ir.types import dtype_of_value, num_bytes, shape_of, tensor_type_of
-from shardweave.planners.cost.cluster import Cluster, CollectiveTimes, DeviceType
-from shardweave.planners.cost.curves import interpolate, time_at
+from shardweave.planners.cost.cluster import (
+    Cluster,
+    CollectiveTimes,
+    DeviceType,
+    interpolate,
+    time_at,
+)
 from shardweave.planners.cost.links import Ring, ring_of, rounds_of
 
 DEFAULT_OP = "default"

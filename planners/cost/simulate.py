@@ -51,15 +51,17 @@ def simulate(
     run.finish()
     time_s = run.streams.now_s
     events = [*run.events, *(run.event_of(op, flight) for op, flight in run.flights)]
+    bound = LowerBound(run.compute_s, dict(run.link_s), run.critical_path_s)
     return Simulation(
         cluster=found,
         mesh=model.mesh,
         time_s=time_s,
+        lower_bound_s=bound.seconds,
         compute_s=run.compute_s,
         slowdown_s=run.streams.lost_s,
         communication_s=dict(run.communication_s),
         exposed_s=dict(run.exposed_s),
-        bound=LowerBound(run.compute_s, dict(run.link_s), run.critical_path_s),
+        bound=bound,
         memory=peak_memory(program, optimizer_multiplier=optimizer_multiplier, precision=precision),
         events=tuple(sorted(events, key=lambda event: event.start_s)),
         op_end_s=tuple(op_end_s),
@@ -99,7 +101,6 @@ class _Run:
     critical_path_s: float = 0.0
 
     def step(self, op: Operation) -> None:
-        """Issue one op."""
         kind = kind_of(op)
         arrives_s = self._compute(op)
         if kind == "wait":

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from shardweave.ir.mesh import Mesh
-from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import Memory
-from shardweave.planners.cost.plot import plot
-from shardweave.planners.cost.timeline import (
-    Event,
-    bytes_text,
-    iteration_line,
-    save_trace,
-    seconds_text,
-)
+from shardweave.planners.cost.timeline import Timeline, bytes_text, seconds_text
 
 Axes = tuple[str, ...]
 
@@ -40,7 +30,7 @@ class LowerBound:
 
 
 @dataclass(frozen=True)
-class Simulation:
+class Simulation(Timeline):
     """One step of a program on a cluster, in seconds and bytes of one rank.
 
     time_s = compute_s + slowdown_s + exposed_communication_s: ops at full speed, what they lose
@@ -49,30 +39,17 @@ class Simulation:
     the program.
     """
 
-    cluster: Cluster
-    mesh: Mesh
-    time_s: float
     compute_s: float
     slowdown_s: float
     communication_s: Mapping[Axes, float]
     exposed_s: Mapping[Axes, float]
     bound: LowerBound
     memory: Memory
-    events: tuple[Event, ...] = field(repr=False)
     op_end_s: tuple[float, ...] = field(repr=False)
 
     @property
     def exposed_communication_s(self) -> float:
         return sum(self.exposed_s.values())
-
-    @property
-    def lower_bound_s(self) -> float:
-        return self.bound.seconds
-
-    @property
-    def ratio(self) -> float:
-        """How many times longer than the lower bound the step takes."""
-        return self.time_s / self.lower_bound_s if self.lower_bound_s else 1.0
 
     @property
     def peak_bytes(self) -> int:
@@ -90,7 +67,7 @@ class Simulation:
         lost_s = seconds_text(self.slowdown_s)
         lost = f", and {lost_s} lost beside communication" if self.slowdown_s else ""
         lines = [
-            iteration_line(self),
+            self.headline(),
             f"compute        {seconds_text(self.compute_s)} ({self.compute_s / total:.0%}){lost}",
         ]
         for axes, seconds in sorted(self.communication_s.items()):
@@ -136,11 +113,3 @@ class Simulation:
             "memory_bytes": self.memory_bytes,
             "memory_parts": dict(self.memory.parts),
         }
-
-    def save_trace(self, path: str | Path) -> None:
-        """Write the events for chrome://tracing or ui.perfetto.dev (JSON)."""
-        save_trace(self, path)
-
-    def plot(self, path: str | Path) -> None:
-        """Draw the streams over time, coloured by phase."""
-        plot(self, path)

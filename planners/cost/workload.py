@@ -8,8 +8,8 @@ rank, so that any degree of parallelism is read off the program that would reall
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -19,7 +19,6 @@ from xdsl.ir import Operation, SSAValue
 from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.blocks import Blocks, blocks_of
 from shardweave.ir.dist import COLLECTIVES, DistOp, WaitOp, sent_bytes
-from shardweave.ir.flops import flops_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.regions import split_at_backward
@@ -36,7 +35,7 @@ _COLLECTIVES = tuple(COLLECTIVES)
 
 @dataclass(frozen=True)
 class BlockWork:
-    """One block of a step, in FLOPs, bytes and seconds of what the program says: a rank's share
+    """One block of a step, in bytes and seconds of what the program says: a rank's share
     of a local program, all of a global one.
 
     name: of the repeated block, or of the first layer in it. layers: all in it. forward_s,
@@ -51,8 +50,6 @@ class BlockWork:
     name: str
     is_repeated: bool
     layers: tuple[str, ...]
-    forward_flops: int
-    backward_flops: int
     forward_s: Mapping[str, float]
     backward_s: Mapping[str, float]
     parameter_bytes: int
@@ -104,10 +101,6 @@ class Workload:
     def kept_bytes(self) -> int:
         return sum(one.kept_bytes for one in self.blocks)
 
-    @property
-    def num_blocks(self) -> int:
-        return len(self.blocks)
-
 
 def workload_of(program: Program, cluster: Cluster, mesh: Mesh | None = None) -> Workload:
     """Read the blocks off a program. Linear in its ops.
@@ -121,14 +114,14 @@ def workload_of(program: Program, cluster: Cluster, mesh: Mesh | None = None) ->
     repeated = set(blocks.names)
     costs = {name: CostModel(alone(cluster, name)) for name in cluster.devices}
     tallies = [_Tally() for _ in members.names]
-    for op, index in members.of_ops(program):
+    for op, index in members.of_op.items():
         tallies[index].add(op, costs)
     links = CostModel(cluster, mesh or program.mesh or Mesh())
-    for op, index in members.of_ops(program):
+    for op, index in members.of_op.items():
         tallies[index].communicate(op, links)
     for value in kept_values(program):
         owner = value.owner
-        index = members.index_of(owner) if isinstance(owner, Operation) else 0
+        index = members.of_op[owner] if isinstance(owner, Operation) else 0
         tallies[index].kept += num_bytes(tensor_type_of(value))
     shared = _count_parameters(program, members, tallies)
     crossing = _crossing(program, members)
@@ -175,7 +168,6 @@ def alone(cluster: Cluster, device: str) -> Cluster:
 class _Tally:
     """What is counted of one block."""
 
-    flops: Counter[bool] = field(default_factory=Counter[bool])
     seconds: defaultdict[tuple[str, bool], float] = field(
         default_factory=lambda: defaultdict(float)
     )
@@ -191,7 +183,6 @@ class _Tally:
         if isinstance(op, (*_COLLECTIVES, WaitOp)):
             return
         is_forward = phase_of(op) == "forward"
-        self.flops[is_forward] += flops_of(op)
         for name, cost in costs.items():
             self.seconds[name, is_forward] += cost.op_time_s(op)
         read = [value for value in op.operands if isinstance(value.owner, Operation)]
@@ -214,8 +205,6 @@ class _Tally:
             name=name,
             is_repeated=is_repeated,
             layers=layers,
-            forward_flops=self.flops[True],
-            backward_flops=self.flops[False],
             forward_s={device: self.seconds[device, True] for device in self.devices},
             backward_s={device: self.seconds[device, False] for device in self.devices},
             parameter_bytes=self.parameters,
@@ -237,12 +226,6 @@ class _Members:
     names: Mapping[str, tuple[str, ...]]
     place: Mapping[str, int]
     of_op: Mapping[Operation, int]
-
-    def of_ops(self, program: Program) -> Iterator[tuple[Operation, int]]:
-        return ((op, self.of_op[op]) for op in program.ops)
-
-    def index_of(self, op: Operation) -> int:
-        return self.of_op[op]
 
 
 def _blocks(program: Program, blocks: Blocks) -> _Members:
@@ -298,7 +281,7 @@ def _count_parameters(
 def _crossing(program: Program, members: _Members) -> list[int]:
     """Bytes of forward results that are made up to each block and read in a later one."""
     last_use: dict[SSAValue, int] = {}
-    for op, index in members.of_ops(program):
+    for op, index in members.of_op.items():
         if phase_of(op) == "forward":
             for operand in op.operands:
                 value = storage_of(operand)

@@ -13,14 +13,14 @@ from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.quantity import gib
+from shardweave.planners.degrees import asked_degrees
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.oppa.choosers import BayesianChooser, Chooser
 from shardweave.planners.oppa.gp import Kernel
-from shardweave.planners.oppa.host import Host, Launch
 from shardweave.planners.oppa.prior import Form
 from shardweave.planners.oppa.search import Found, TrialBudget, search
 from shardweave.planners.oppa.space import Configuration, SearchSpace
-from shardweave.planners.oppa.trials import Outcome, Record, Trial, TrialFile
+from shardweave.planners.oppa.trials import Host, Launch, Outcome, Record, Trial, TrialFile
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
 from shardweave.planners.predict import simulate_plan, with_candidates
@@ -149,7 +149,6 @@ class Plans:
     )
 
     def base(self, data: int, tensor: int, sequence_parallel: bool) -> Plan:
-        """The shardings alone."""
         key = (data, tensor, sequence_parallel)
         if key not in self._bases:
             mesh = Mesh(data=data, tensor=tensor)
@@ -164,7 +163,6 @@ class Plans:
         return bool(is_cut and (not one.sequence_parallel or base.activations))
 
     def plan(self, one: Configuration) -> Plan:
-        """All of it."""
         return replace(
             self.base(one.data, one.tensor, one.sequence_parallel),
             recompute=one.recompute,
@@ -207,7 +205,6 @@ class RealTrial:
     time_limit_s: float
 
     def run(self, configuration: Configuration) -> Outcome:
-        """What the launch says."""
         return self.launch(self.plans.plan(configuration), self.steps, self.time_limit_s)
 
 
@@ -238,16 +235,9 @@ def _space(program: Program, mesh: Mesh | None, cluster: Cluster) -> SearchSpace
 
 
 def _is_wanted(one: Configuration, mesh: Mesh | None, plans: Plans) -> bool:
-    if mesh is not None:
-        sizes = {axis.name: axis.size for axis in mesh.space_axes if axis.size > 1}
-        if set(sizes) - set(AXES):
-            raise PlanError(
-                f"the mesh {mesh} has axes that are neither data nor tensor; name the axes so, or "
-                "give no mesh."
-            )
-        if (one.data, one.tensor) != (sizes.get("data", 1), sizes.get("tensor", 1)):
-            return False
-    return plans.is_useful(one)
+    sizes = asked_degrees(mesh, AXES, plans.planner, PlanError)
+    asked = sizes.get("data", 1), sizes.get("tensor", 1)
+    return (mesh is None or asked == (one.data, one.tensor)) and plans.is_useful(one)
 
 
 def _progress(trials: int, host: Host | None) -> Callable[[Sequence[Record]], None] | None:

@@ -70,7 +70,6 @@ class ThroughputPrior:
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Names of the numbers that are fitted."""
         ends = ("data", "tensor", "pipeline")
         found = ("work", *(f"{end}_{what}" for end in ends for what in ("latency", "transfer")))
         return (*found, "recomputed") if self.form == "extended" else found
@@ -134,7 +133,6 @@ class MemoryPrior:
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Names of the numbers that are fitted."""
         found = ("weights", "activations", "constant")
         return (*found, "kept") if self.form == "extended" else found
 

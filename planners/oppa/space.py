@@ -16,6 +16,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from shardweave.planners.degrees import divisors
+
 Floats = NDArray[np.float64]
 
 BUCKETS_MIB = tuple(4**k for k in range(7))
@@ -69,7 +71,6 @@ class Configuration:
         return ", ".join(parts) or "one device"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON data."""
         return asdict(self)
 
     @staticmethod
@@ -130,14 +131,12 @@ class SearchSpace:
     is_accumulating: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON data."""
         return {
             name: list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
         }
 
     def degrees(self) -> Iterator[tuple[int, int, int]]:
-        """Data, tensor and pipeline degrees."""
         for tensor in divisors(math.gcd(self.devices, self.heads)):
             if tensor & (tensor - 1):
                 continue
@@ -149,7 +148,6 @@ class SearchSpace:
                     yield data, tensor, pipeline
 
     def pipelining(self, data: int, pipeline: int) -> list[tuple[int, int]]:
-        """Micro-batches and chunks."""
         most = self.max_micro_batches or self.batch
         if pipeline == 1 and not self.is_accumulating:
             most = 1
@@ -200,11 +198,6 @@ class SearchSpace:
         return [name for name in self.schedules if name not in SCHEDULES_OF_SUB_BATCHES]
 
 
-def divisors(number: int) -> list[int]:
-    """All divisors, in order."""
-    return [n for n in range(1, number + 1) if number % n == 0]
-
-
 @dataclass(frozen=True)
 class SpaceTable:
     """Configurations as arrays, one row each.
@@ -221,7 +214,6 @@ class SpaceTable:
 
     @staticmethod
     def of(configurations: Sequence[Configuration]) -> SpaceTable:
-        """The arrays of some configurations."""
         columns = {
             name: np.array([getattr(one, name) for one in configurations], dtype=np.float64)
             for name in (*NUMBERS, "zero")

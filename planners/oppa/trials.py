@@ -10,13 +10,14 @@ import fcntl
 import json
 import os
 import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, cast, get_args
 
 from shardweave.planners.oppa.space import Configuration
+from shardweave.planners.plan import Plan
 
 FORMAT = "shardweave.trials/1"
 
@@ -79,14 +80,9 @@ class Record:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON data."""
-        one = self.outcome
         return {
             "configuration": self.configuration.to_dict(),
-            "status": one.status,
-            "times_s": list(one.times_s),
-            "peak_bytes": one.peak_bytes,
-            "message": one.message,
+            **asdict(self.outcome),
             "reason": self.reason,
             "seconds": self.seconds,
         }
@@ -203,7 +199,6 @@ class TrialFile:
                 )
 
     def add(self, record: Record) -> None:
-        """Keep a trial."""
         self._append(record.to_dict())
         self.records.append(record)
 
@@ -230,3 +225,18 @@ class TrialFile:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+Launch = Callable[[Plan, int, float], Outcome]
+"""Trains by a plan on real processes, for a number of steps, within a number of seconds."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """The services of a planner's caller.
+
+    launch: None where real trials cannot be made. tell: a callback, given a line after every trial.
+    """
+
+    launch: Launch | None = None
+    tell: Callable[[str], None] | None = None

@@ -127,7 +127,6 @@ class _Scheduler:
                 self._push(i)
 
     def _issue(self, i: int) -> None:
-        """Run an op, or start a communication."""
         self._append(i)
         self.now += self.graph.compute_s[i]
         stream = self.graph.streams[i]

@@ -59,7 +59,7 @@ class _Scheduling:
         elif self.schedule == "list":
             self._best(program, ops)
         else:
-            reorder(program, _fixed_order(self.schedule, ops))
+            program.reorder(_fixed_order(self.schedule, ops))
         self._check_memory(program)
 
     def _check_memory(self, program: Program) -> None:
@@ -86,7 +86,7 @@ class _Scheduling:
         """Try every order and keep the fastest that fits the memory cap."""
         cluster = self._find_cluster()
         fixed = [_fixed_order(name, ops) for name in SCHEDULES[:-1]]
-        reorder(program, fixed[-1])
+        program.reorder(fixed[-1])
         graph = build_graph(list(program.ops), CostModel(cluster, program.mesh or Mesh()))
         tried = [_try(program, cluster, order) for order in fixed]
         enough = max(one.peak_bytes for one in tried)
@@ -95,7 +95,7 @@ class _Scheduling:
         if min(one.peak_bytes for one in tried) > cap:  # for the error, what is really needed
             tried += [_try(program, cluster, one) for one in _list_orders(program, graph, enough)]
         best = min(tried, key=lambda one: (max(0, one.peak_bytes - cap), one.time_s))
-        reorder(program, best.order)
+        program.reorder(best.order)
 
 
 class _Try(NamedTuple):
@@ -105,7 +105,7 @@ class _Try(NamedTuple):
 
 
 def _try(program: Program, cluster: Cluster, order: list[Operation]) -> _Try:
-    reorder(program, order)
+    program.reorder(order)
     result = simulate(program, cluster)
     return _Try(order, result.time_s, result.peak_bytes)
 
@@ -156,12 +156,3 @@ def _list_orders(program: Program, graph: Graph, cap_bytes: int) -> Iterator[lis
             return (graph.tail_s[i] - lead * total * copies[i], -float(i))
 
         yield list_schedule(graph, priority, MemoryBudget(live, cap), gates)
-
-
-def reorder(program: Program, order: Sequence[Operation]) -> None:
-    """Put the ops of a program in another order (a permutation of them)."""
-    block = program.function.body.block
-    last = program.return_op
-    for op in order:
-        op.detach()
-        block.insert_op_before(op, last)

@@ -20,7 +20,7 @@ def test_every_op_and_parameter_is_in_one_layer(program: Program) -> None:
     assert sorted(map(id, members)) == sorted(map(id, program.ops))
     stats = program.stats()
     assert sum(layer.parameter_bytes for layer in layers) == stats.parameter_bytes
-    assert sum(layer.num_collectives for layer in layers) == stats.count()
+    assert sum(sum(layer.collectives.values()) for layer in layers) == stats.count()
     assert sum(sum(one.flops.values()) for one in layers) == sum(map(flops_of, program.ops))
     for phase, count in stats.ops.items():
         assert sum(layer.ops.get(phase, 0) for layer in layers) == count

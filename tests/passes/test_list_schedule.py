@@ -19,7 +19,6 @@ from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.schedule.graph import Graph, build_graph
 from shardweave.planners.schedule.list_memory import MemoryBudget, liveness, recompute_gates
 from shardweave.planners.schedule.list_schedule import list_schedule
-from shardweave.planners.schedule.orders import reorder
 from shardweave.tests.ir_text import assert_same_values
 from shardweave.tests.passes.steps import order, random_step
 from shardweave.tests.planners.small_clusters import SQUARE, cluster, local
@@ -43,7 +42,7 @@ def by_longest_path(
     places = {op: i for i, op in enumerate(program.ops)}
     ops = list(after.ops)
     found = list_schedule(graph, lambda i: (graph.tail_s[i], -float(i)), budget, gates)
-    reorder(after, [ops[places[op]] for op in found])
+    after.reorder([ops[places[op]] for op in found])
     return after
 
 
@@ -211,7 +210,7 @@ def test_small_steps_take_hardly_more_than_the_best_of_all_orders() -> None:
         program = small_step(seed)
         times = []
         for ops in all_orders(graph_of(program)):
-            reorder(program, ops)
+            program.reorder(ops)
             times.append(simulate(program, CLUSTER).time_s)
         found = simulate(by_longest_path(program), CLUSTER)
         assert found.lower_bound_s <= min(times) * (1 + 1e-9)

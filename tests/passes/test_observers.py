@@ -13,10 +13,10 @@ from xdsl.passes import ModulePass
 
 from shardweave.ir.annotations import layer_of
 from shardweave.ir.program import Program
-from shardweave.passes.observer import Observer
 from shardweave.passes.observers import (
     DumpFiles,
     KeepFailed,
+    Observer,
     Observers,
     PassWatch,
     PrintChanges,

@@ -13,7 +13,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.cse import CsePass
 from shardweave.passes.merge_collectives import MergeCollectivesPass
-from shardweave.passes.observer import Observer
+from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import (
     PassError,
     PassPipeline,

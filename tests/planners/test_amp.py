@@ -16,12 +16,10 @@ from shardweave.benchmarks.amp_data import (
     setups,
 )
 from shardweave.benchmarks.amp_planner import DATA, estimate_runs, quality, search_s
-from shardweave.planners.amp.anneal import Annealing
-from shardweave.planners.amp.corrected import CorrectedCosts
+from shardweave.planners.amp.corrected import CorrectedCosts, fixed_shares
 from shardweave.planners.amp.estimate import estimate
 from shardweave.planners.amp.literal import LiteralCosts
 from shardweave.planners.amp.memory import shortfall, stage_bytes
-from shardweave.planners.amp.microbatch import fixed_shares
 from shardweave.planners.amp.model import AmpError, LayeredModel, LayerWork, Strategy, strategies
 from shardweave.planners.amp.network import (
     ClusterArrays,
@@ -29,7 +27,7 @@ from shardweave.planners.amp.network import (
     megatron_grid,
     ring_bandwidths,
 )
-from shardweave.planners.amp.search import best_cuts, literal_cuts, search
+from shardweave.planners.amp.search import Annealing, best_cuts, literal_cuts, search
 from shardweave.planners.cost.cluster import Cluster, DeviceType, NodeType
 from shardweave.planners.cost.links import hops_at_once
 

@@ -20,8 +20,13 @@ from shardweave.ir.capture.capture import capture
 from shardweave.ir.program import Program
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.oppa import choosers
-from shardweave.planners.oppa.acquisition import chance_below, expected_improvement
-from shardweave.planners.oppa.choosers import BayesianChooser, History, RandomChooser
+from shardweave.planners.oppa.choosers import (
+    BayesianChooser,
+    History,
+    RandomChooser,
+    chance_below,
+    expected_improvement,
+)
 from shardweave.planners.oppa.formula import Samples, columns_of, fit_formula, predict
 from shardweave.planners.oppa.gp import fit
 from shardweave.planners.oppa.prior import MemoryPrior, ThroughputPrior

@@ -9,12 +9,10 @@ from xdsl.ir import SSAValue
 from shardweave.ir.capture.canonical.base import (
     Call,
     Result,
-    dtype_of_value,
     form,
     normalized,
-    shape_of_value,
-    typed,
 )
+from shardweave.ir.types import dtype_of_value, shape_of, tensor_type
 
 _WITH_SCALAR = ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "remainder",
                 "fmod", "bitwise_and", "bitwise_or", "bitwise_xor")  # fmt: skip
@@ -28,21 +26,20 @@ def binary(call: Call) -> Result:
     source: SSAValue = call["self"]
     other: SSAValue | float = call["other"]
     values = {"alpha": call["alpha"]} if "alpha" in call.arguments else {}
-    result = typed(call.shape, call.dtype)
     if isinstance(other, SSAValue):
-        return call.builder.add(f"{base}.Tensor", [source, other], [result], values).results[0]
-    same = source.type == result
+        return call.add(f"{base}.Tensor", [source, other], values)
+    same = source.type == tensor_type(call.shape, call.dtype)
     if same and _NEUTRAL.get(base.split(".")[1]) == other:
         return source
     values["other"] = other
-    return call.builder.add(f"{base}.Scalar", [source], [result], values).results[0]
+    return call.add(f"{base}.Scalar", [source], values)
 
 
 @form("aten.mean", "aten.mean.dim")
 def mean(call: Call) -> Result:
     """The sum over the global extent, divided by that extent."""
     source = call["self"]
-    shape = shape_of_value(source)
+    shape = shape_of(source)
     dims = [normalized(d, len(shape)) for d in call.arguments.get("dim") or range(len(shape))]
     count = math.prod(shape[d] for d in dims)
     b = call.builder
@@ -54,20 +51,19 @@ def mean(call: Call) -> Result:
 @form("aten.sum", "aten.sum.dim_IntList")
 def sum_(call: Call) -> Result:
     source = call["self"]
-    rank = len(shape_of_value(source))
+    rank = len(shape_of(source))
     dims = sorted(normalized(d, rank) for d in call.arguments.get("dim") or range(rank))
     values = {"dim": dims, "keepdim": call.arguments.get("keepdim", False)}
     if call.arguments.get("dtype") not in (None, dtype_of_value(source)):
         values["dtype"] = call["dtype"]
-    result = typed(call.shape, call.dtype)
-    return call.builder.add("aten.sum.dim_IntList", [source], [result], values).results[0]
+    return call.add("aten.sum.dim_IntList", [source], values)
 
 
 @form("aten.var.correction", "aten.var_mean.correction")
 def variance(call: Call) -> Result:
     """The mean square distance from the global mean."""
     source = call["self"]
-    shape = shape_of_value(source)
+    shape = shape_of(source)
     dims = [normalized(d, len(shape)) for d in call.arguments.get("dim") or range(len(shape))]
     count = math.prod(shape[d] for d in dims)
     correction = call.arguments.get("correction")
@@ -80,4 +76,4 @@ def variance(call: Call) -> Result:
     result = b.call("aten.div.Scalar", total, other=freedom)
     if call.name == "aten.var.correction":
         return result
-    return [result, b.view(center, shape_of_value(result))]
+    return [result, b.view(center, shape_of(result))]

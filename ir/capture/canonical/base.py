@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -12,7 +12,8 @@ import torch
 from xdsl.ir import SSAValue
 
 from shardweave.ir.capture.builder import Builder
-from shardweave.ir.types import AnyTensor, dtype_of, tensor_type, tensor_type_of
+from shardweave.ir.syntax import Operands
+from shardweave.ir.types import AnyTensor, dtype_of
 
 
 class CanonicalError(ValueError):
@@ -36,12 +37,17 @@ class Call:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the first result."""
         return self._first.get_shape()
 
     @property
     def dtype(self) -> torch.dtype:
         return dtype_of(self._first.element_type)
+
+    def add(
+        self, name: str, operands: Operands, values: Mapping[str, Any] | None = None
+    ) -> SSAValue:
+        """Append an op whose result is the call's first."""
+        return self.builder.add(name, operands, [self._first], values).results[0]
 
     @property
     def _first(self) -> AnyTensor:
@@ -80,15 +86,3 @@ def lookup(name: str) -> Form | None:
 def normalized(dim: int, rank: int) -> int:
     """A dim counted from the front."""
     return dim % rank if rank else 0
-
-
-def shape_of_value(value: SSAValue) -> tuple[int, ...]:
-    return tensor_type_of(value).get_shape()
-
-
-def dtype_of_value(value: SSAValue) -> torch.dtype:
-    return dtype_of(tensor_type_of(value).element_type)
-
-
-def typed(shape: tuple[int, ...] | list[int], dtype: torch.dtype) -> AnyTensor:
-    return tensor_type(shape, dtype)

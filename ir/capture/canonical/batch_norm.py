@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
 
-from shardweave.ir.capture.canonical.base import Call, Result, form, shape_of_value
+from shardweave.ir.capture.canonical.base import Call, Result, form
+from shardweave.ir.types import shape_of
 
 
 @dataclass
@@ -42,7 +43,7 @@ def batch_norm(call: Call) -> Result:
     """Output, batch mean, 1 / standard deviation, and the new running mean and variance."""
     b = call.builder
     source = call["input"]
-    channels = _Channels(call, shape_of_value(source))
+    channels = _Channels(call, shape_of(source))
     running_mean, running_var = call["running_mean"], call["running_var"]
     if not call.arguments.get("training", True):
         output = _normalize(call, channels, running_mean, _rstd(call, running_var))
@@ -68,7 +69,7 @@ def batch_norm(call: Call) -> Result:
 @form("aten._native_batch_norm_legit_no_training", "aten.native_batch_norm")
 def batch_norm_inference(call: Call) -> Result:
     """The affine map of the running statistics."""
-    channels = _Channels(call, shape_of_value(call["input"]))
+    channels = _Channels(call, shape_of(call["input"]))
     assert not call.arguments.get("training", False)
     mean, rstd = call["running_mean"], _rstd(call, call["running_var"])
     return [_normalize(call, channels, mean, rstd), mean, rstd]
@@ -105,7 +106,7 @@ def batch_norm_backward(call: Call) -> Result:
     """
     b = call.builder
     grad, source = call["grad_out"], call["input"]
-    channels = _Channels(call, shape_of_value(source))
+    channels = _Channels(call, shape_of(source))
     training = call["train"]
     mean = call["save_mean"] if training else call["running_mean"]
     rstd = call["save_invstd"] if training else _rstd(call, call["running_var"])

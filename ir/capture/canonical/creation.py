@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardweave.ir.capture.canonical.base import Call, CanonicalError, Result, form, typed
+from shardweave.ir.capture.canonical.base import Call, CanonicalError, Result, form
 
 _FILL: dict[str, float | None] = {
     "zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1,
@@ -42,8 +42,7 @@ def arange(call: Call) -> Result:
     start = call.arguments.get("start") or 0
     step = call.arguments.get("step") or 1
     values = {"start": start, "step": step}
-    result = typed(call.shape, call.dtype)
-    return call.builder.add("aten.arange.start_step", [], [result], values).results[0]
+    return call.add("aten.arange.start_step", [], values)
 
 
 @form("aten.empty.memory_format", "aten.new_empty", "aten.empty_like", "aten.new_empty_strided")

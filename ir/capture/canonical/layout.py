@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 from xdsl.ir import SSAValue
 
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.capture.canonical.base import (
     Call,
     Result,
-    dtype_of_value,
     form,
     normalized,
-    shape_of_value,
-    typed,
 )
+from shardweave.ir.types import dtype_of_value, shape_of, tensor_type
 
 
 @form(
@@ -51,7 +51,7 @@ def view(call: Call) -> Result:
 def permute(call: Call) -> Result:
     """Any permutation of dims."""
     source = call["self"]
-    rank = len(shape_of_value(source))
+    rank = len(shape_of(source))
     order = list(range(rank))
     if call.name == "aten.permute":
         order = [normalized(d, rank) for d in call["dims"]]
@@ -73,7 +73,7 @@ def expand(call: Call) -> Result:
 def repeat(call: Call) -> Result:
     """Expand in front of each dim, then merge: the repeats become a factor of their own."""
     repeats = list(call["repeats"])
-    shape = shape_of_value(call["self"])
+    shape = shape_of(call["self"])
     shape = (1,) * (len(repeats) - len(shape)) + shape
     b = call.builder
     cut = b.view(call["self"], [n for size in shape for n in (1, size)])
@@ -92,13 +92,13 @@ def sliced(
     call: Call, source: SSAValue, dim: int, start: int, step: int, shape: tuple[int, ...]
 ) -> SSAValue:
     """Slice `source` along `dim` to `shape`."""
-    size = shape_of_value(source)
+    size = shape_of(source)
     dim = normalized(dim, len(size))
     if size == shape:
         return source
     start = max(start + size[dim], 0) if start < 0 else min(start, size[dim])
     values = {"dim": dim, "start": start, "step": step}
-    result = typed(shape, dtype_of_value(source))
+    result = tensor_type(shape, dtype_of_value(source))
     return call.builder.add("aten.slice.Tensor", [source], [result], values).results[0]
 
 
@@ -107,9 +107,8 @@ def sliced(
     "aten.unsafe_split.Tensor", "aten.unsafe_chunk",
 )  # fmt: skip
 def split(call: Call) -> Result:
-    """One slice per part."""
     source = call["self"]
-    dim = normalized(call["dim"], len(shape_of_value(source)))
+    dim = normalized(call["dim"], len(shape_of(source)))
     start = 0
     parts: list[SSAValue | None] = []
     for type_ in call.types:
@@ -122,9 +121,8 @@ def split(call: Call) -> Result:
 
 @form("aten.unbind.int")
 def unbind(call: Call) -> Result:
-    """One select per index."""
     source = call["self"]
-    dim = normalized(call["dim"], len(shape_of_value(source)))
+    dim = normalized(call["dim"], len(shape_of(source)))
     b = call.builder
     return [
         b.add("aten.select.int", [source], [type_], {"dim": dim, "index": index}).results[0]
@@ -136,53 +134,47 @@ def unbind(call: Call) -> Result:
 @form("aten.slice_backward")
 def slice_backward(call: Call) -> Result:
     grad = call["grad_output"]
-    if shape_of_value(grad) == call.shape:
+    if shape_of(grad) == call.shape:
         return grad
     dim = normalized(call["dim"], len(call.shape))
     start = call["start"]
     start = max(start + call.shape[dim], 0) if start < 0 else start
     values = {"dim": dim, "start": start, "step": call["step"]}
-    result = typed(call.shape, call.dtype)
-    return call.builder.add("aten.slice_backward", [grad], [result], values).results[0]
+    return call.add("aten.slice_backward", [grad], values)
 
 
 @form("aten.select.int")
 def select(call: Call) -> Result:
-    shape = shape_of_value(call["self"])
+    shape = shape_of(call["self"])
     dim = normalized(call["dim"], len(shape))
     values = {"dim": dim, "index": normalized(call["index"], shape[dim])}
-    result = typed(call.shape, call.dtype)
-    return call.builder.add("aten.select.int", [call["self"]], [result], values).results[0]
+    return call.add("aten.select.int", [call["self"]], values)
 
 
 @form("aten.select_backward")
 def select_backward(call: Call) -> Result:
     dim = normalized(call["dim"], len(call.shape))
     values = {"dim": dim, "index": normalized(call["index"], call.shape[dim])}
-    result = typed(call.shape, call.dtype)
     grad = call["grad_output"]
-    return call.builder.add("aten.select_backward", [grad], [result], values).results[0]
+    return call.add("aten.select_backward", [grad], values)
 
 
 @form("aten.cat")
 def cat(call: Call) -> Result:
     """A concatenation of what is not empty."""
-    parts = [p for p in call["tensors"] if 0 not in shape_of_value(p)]
+    parts = [p for p in call["tensors"] if 0 not in shape_of(p)]
     if len(parts) == 1:
         return parts[0]
     dim = normalized(call["dim"], len(call.shape))
-    result = typed(call.shape, call.dtype)
-    return call.builder.add("aten.cat", [parts], [result], {"dim": dim}).results[0]
+    return call.add("aten.cat", [parts], {"dim": dim})
 
 
 @form("aten.stack")
 def stack(call: Call) -> Result:
-    """A concatenation along a new dim."""
     dim = normalized(call["dim"], len(call.shape))
     shape = (*call.shape[:dim], 1, *call.shape[dim + 1 :])
     parts = [call.builder.view(part, shape) for part in call["tensors"]]
-    result = typed(call.shape, call.dtype)
-    return call.builder.add("aten.cat", [parts], [result], {"dim": dim}).results[0]
+    return call.add("aten.cat", [parts], {"dim": dim})
 
 
 @form("aten.index.Tensor", "aten._unsafe_index.Tensor")
@@ -192,23 +184,21 @@ def index(call: Call) -> Result:
     indices = list(call["indices"])
     if _counts_every_dim(source, indices, call.shape):
         return call.builder.view(source, call.shape)
-    result = typed(call.shape, call.dtype)
-    return call.builder.add("aten.index.Tensor", [source, indices], [result]).results[0]
+    return call.add("aten.index.Tensor", [source, indices])
 
 
 @form("aten.index_put", "aten._unsafe_index_put")
 def index_put(call: Call) -> Result:
-    result = typed(call.shape, call.dtype)
     operands = [call["self"], list(call["indices"]), call["values"]]
     values = {"accumulate": call["accumulate"]}
-    return call.builder.add("aten.index_put", operands, [result], values).results[0]
+    return call.add("aten.index_put", operands, values)
 
 
 def _counts_every_dim(
     source: SSAValue, indices: list[SSAValue | None], shape: tuple[int, ...]
 ) -> bool:
     """Whether index k runs over 0, 1, .. of dim k, along result dims in the same order."""
-    sizes = shape_of_value(source)
+    sizes = shape_of(source)
     if len(indices) != len(sizes):
         return False
     previous = -1
@@ -218,22 +208,16 @@ def _counts_every_dim(
         dim = _counted_dim(value, size)
         if dim is None:
             return False
-        dim += len(shape) - len(shape_of_value(value))
+        dim += len(shape) - len(shape_of(value))
         if dim <= previous or shape[dim] != size:
             return False
         previous = dim
-    rest = 1
-    for size in shape:
-        rest *= size
-    total = 1
-    for size in sizes:
-        total *= size
-    return rest == total
+    return math.prod(shape) == math.prod(sizes)
 
 
 def _counted_dim(value: SSAValue, size: int) -> int | None:
     """The dim along which `value` is 0, 1, .., size - 1 (and constant along the others)."""
-    shape = shape_of_value(value)
+    shape = shape_of(value)
     wide = [d for d, n in enumerate(shape) if n != 1]
     if len(wide) > 1 or (wide and shape[wide[0]] != size) or (not wide and size != 1):
         return None

@@ -16,11 +16,10 @@ from shardweave.ir.capture.canonical.base import (
     Call,
     CanonicalError,
     Result,
-    dtype_of_value,
     form,
     normalized,
-    shape_of_value,
 )
+from shardweave.ir.types import dtype_of_value, shape_of
 
 _NONE, _MEAN, _SUM = 0, 1, 2
 
@@ -63,7 +62,7 @@ def _row_gradient(grad: SSAValue, dim: int) -> SSAValue | None:
         return None
     into, source = owner.operands[0].owner, owner.operands[2]
     zeros = isinstance(into, AtenOp) and into.name == "aten.full" and into.value("fill_value") == 0
-    one = shape_of_value(source)[dim] == 1
+    one = shape_of(source)[dim] == 1
     return source if zeros and one and owner.value("dim") == dim else None
 
 
@@ -79,7 +78,7 @@ def _target_column(call: Call, classes_dim: int) -> tuple[SSAValue, SSAValue]:
     """Target indices with ignored ones at 0, and which rows count; both with a class dim of 1."""
     b = call.builder
     target = call["target"]
-    shape = shape_of_value(target)
+    shape = shape_of(target)
     column = b.view(target, (*shape[:classes_dim], 1, *shape[classes_dim:]))
     counts = b.call("aten.ne.Scalar", column, other=call["ignore_index"])
     zero = b.full((), 0, dtype_of_value(target))
@@ -92,12 +91,12 @@ def nll_loss(call: Call) -> Result:
     _check_unweighted(call)
     b = call.builder
     source = call["self"]
-    dim = 1 if len(shape_of_value(source)) > 1 else 0
+    dim = 1 if len(shape_of(source)) > 1 else 0
     index, counts = _target_column(call, dim)
     picked = b.call("aten.gather", source, index, dim=dim)
     zero = b.full((), 0.0, call.dtype)
     rows = b.call("aten.where.self", counts, b.call("aten.neg", picked), zero)
-    rank = len(shape_of_value(rows))
+    rank = len(shape_of(rows))
     total_weight = b.sum(b.cast(counts, call.dtype), range(rank))
     if call["reduction"] == _NONE:
         return [b.view(rows, call.shape), total_weight]
@@ -115,7 +114,7 @@ def nll_loss_backward(call: Call) -> Result:
     grad = call["grad_output"]
     dim = 1 if len(call.shape) > 1 else 0
     index, counts = _target_column(call, dim)
-    column_shape = shape_of_value(index)
+    column_shape = shape_of(index)
     if call["reduction"] == _NONE:
         grad = b.view(grad, column_shape)
     elif call["reduction"] == _MEAN:
@@ -139,12 +138,12 @@ def mse_loss_backward(call: Call) -> Result:
     b = call.builder
     distance = b.call("aten.sub.Tensor", call["self"], call["target"])
     slope = b.call("aten.mul.Scalar", distance, other=2.0)
-    return b.call("aten.mul.Tensor", slope, _spread(call, shape_of_value(distance)))
+    return b.call("aten.mul.Tensor", slope, _spread(call, shape_of(distance)))
 
 
 def _reduced(call: Call, rows: SSAValue) -> SSAValue:
     b = call.builder
-    shape = shape_of_value(rows)
+    shape = shape_of(rows)
     if call["reduction"] == _NONE:
         return rows
     total = b.sum(rows, range(len(shape)))

@@ -145,7 +145,6 @@ class _Run:
         return ends
 
     def _stage(self, stage: int) -> Process:
-        """A stage's life."""
         times = self.stages[stage]
         tasks = self.orders[stage]
         parts = [self._parts(times, task, task == tasks[-1]) for task in tasks]
@@ -237,7 +236,6 @@ class _Run:
     def _collective(
         self, key: tuple[str, Hashable, Hashable], message: Message, stage: int, phase: str
     ) -> None:
-        """Send among the replicas of a stage."""
         resources = ((DATA_AXIS, stage), *message.links)
         flight = self._begin(key, message.seconds, resources, (stage,))
         name = f"stage {stage:02}"

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardweave.ir.mesh import Mesh
-from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.plot import plot
-from shardweave.planners.cost.timeline import (
-    Event,
-    bytes_text,
-    iteration_line,
-    save_trace,
-    seconds_text,
-)
+from shardweave.planners.cost.timeline import Timeline, bytes_text, seconds_text
 
 
 @dataclass(frozen=True)
@@ -48,25 +38,15 @@ class StageResult:
 
 
 @dataclass(frozen=True)
-class PipelineSimulation:
+class PipelineSimulation(Timeline):
     """One step of a plan on a cluster, in seconds; `stages` says what each does.
 
     lower_bound_s: no order of the micro-batches beats it, were messages between stages free.
     """
 
-    cluster: Cluster
-    mesh: Mesh
     schedule: str
     micro_batches: int
-    time_s: float
-    lower_bound_s: float
     stages: tuple[StageResult, ...]
-    events: tuple[Event, ...] = field(repr=False)
-
-    @property
-    def ratio(self) -> float:
-        """How many times longer than the lower bound the step takes."""
-        return self.time_s / self.lower_bound_s if self.lower_bound_s else 1.0
 
     @property
     def busiest(self) -> StageResult:
@@ -98,7 +78,7 @@ class PipelineSimulation:
         waits = f"{self.bubble_s / (self.time_s or 1.0):.0%}"
         counts = f"{len(self.stages)} stages, {self.micro_batches} micro-batches, {self.schedule}"
         lines = [
-            iteration_line(self),
+            self.headline(),
             f"pipeline       {counts}; the busiest stage waits {waits} of the step for others",
             f"lower bound    {seconds_text(self.lower_bound_s)} with free messages between stages",
             f"ratio          {self.ratio:.3f} of the lower bound",
@@ -121,14 +101,6 @@ class PipelineSimulation:
             "memory_bytes": self.memory_bytes,
             "stages": [asdict(stage) | {"peak_bytes": stage.peak_bytes} for stage in self.stages],
         }
-
-    def save_trace(self, path: str | Path) -> None:
-        """Write the events for chrome://tracing or ui.perfetto.dev (JSON)."""
-        save_trace(self, path)
-
-    def plot(self, path: str | Path) -> None:
-        """Draw the stages over time, coloured by phase."""
-        plot(self, path)
 
 
 def _line(number: int, stage: StageResult) -> str:

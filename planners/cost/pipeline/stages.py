@@ -8,14 +8,13 @@ from functools import cached_property
 from itertools import pairwise
 
 from shardweave.ir.mesh import Mesh
-from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.cluster import Cluster, PlacedCluster, likeness, on_devices
 from shardweave.planners.cost.links import nics_of, transfer_of
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.pipeline.events import PIPELINE_AXIS, Message, StageTimes, TaskPart
 from shardweave.planners.cost.pipeline.micro_batch import micro_batch_plan
 from shardweave.planners.cost.pipeline.order import Task, most_in_flight, order_of
-from shardweave.planners.cost.placement import PlacedCluster, likeness, on_devices
 from shardweave.planners.cost.streams import beside_s
 from shardweave.planners.cost.workload import BlockWork, Workload, workload_of
 from shardweave.planners.cost.zero import DATA_AXIS, DIVIDED, divided, whole_for_a_while
@@ -219,7 +218,6 @@ def pipeline_of(plan: Plan) -> Pipeline:
 
 
 def _placements(plan: Plan, cluster: Cluster) -> list[PlacedCluster]:
-    """The devices of each stage."""
     count = plan.num_stages
     asked = plan.mesh.get(PIPELINE_AXIS, 1)
     if asked != count:

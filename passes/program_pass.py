@@ -1,0 +1,19 @@
+"""The base of passes that change a step in place."""
+
+from __future__ import annotations
+
+from xdsl.context import Context
+from xdsl.dialects import builtin
+from xdsl.passes import ModulePass
+
+from shardweave.ir.program import Program
+
+
+class ProgramPass(ModulePass):
+    """A pass over a Program: `run` is what it does."""
+
+    def run(self, program: Program) -> None:
+        raise NotImplementedError
+
+    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
+        self.run(Program(op))
