@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from xdsl.ir import Operation
 
@@ -27,8 +28,9 @@ class Misfit:
         return f"operand {self.operand} (%{name}) {self.problem}"
 
 
+@lru_cache(maxsize=16384)
 def fitting_factors(
-    rule: Rule, operands: Sequence[Sharding], results: Sequence[Sharding], mesh: Mesh
+    rule: Rule, operands: tuple[Sharding, ...], results: tuple[Sharding, ...], mesh: Mesh
 ) -> tuple[DimSharding, ...] | Misfit:
     """The cut of an op's factors, read off its operands and results; a Misfit if there is none.
 
