@@ -82,7 +82,7 @@ _HOMES = {
     "parse": "ir.program:Program.parse",
     "plan": "driver.plans:plan",
     "register_pass": "passes.registry:register_pass",
-    "run_passes": "driver.validated:run_passes",
+    "run_passes": "driver.validate:run_passes",
     "simulate": "planners.cost.simulate:simulate",
     "simulate_plan": "driver.plans:simulate_plan",
     "verify": "ir.verify.program:verify",

@@ -35,6 +35,8 @@ MESH = "tensor=8,data=128"
 PLANNER = "megatron"
 PASSES = (
     "apply-plan",
+    "split-addmm",
+    "add-pending-sums",
     "propagate-shardings",
     "insert-collectives",
     "cse",

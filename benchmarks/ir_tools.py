@@ -51,8 +51,7 @@ def large_program(num_ops: int, model: str = MODEL) -> Program:
     example = build_example(model)
     program = capture(example.module, kwargs=example.kwargs)
     plan = ApplyPlanPass.of(plan_megatron(program, as_mesh(MESH)))
-    passes = "propagate-shardings,insert-collectives,cse,dce,merge-collectives"
-    local = run_passes(program, [plan, passes], mesh=MESH)
+    local = run_passes(program, [plan, "preset:partition"], mesh=MESH)
     repeat_step(local, num_ops)
     return local
 

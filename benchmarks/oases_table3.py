@@ -64,7 +64,10 @@ from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.oases.chain import linearise
 from shardweave.planners.oases.dp import solve_chain
 
-PARTITION = "propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
+PARTITION = (
+    "split-addmm,add-pending-sums,propagate-shardings,insert-collectives,unroll-time-axes,"
+    "cse,dce,merge-collectives"
+)
 SPLIT = "split-batch{n=2}"
 DELETE = "delete-redundant-collectives"
 METHODS: dict[str, tuple[str, str, str]] = {

@@ -7,7 +7,10 @@ from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import PassPipeline
 from shardweave.planners.megatron import plan_megatron
 
-PARTITION = "propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
+PARTITION = (
+    "split-addmm,add-pending-sums,propagate-shardings,insert-collectives,unroll-time-axes,"
+    "cse,dce,merge-collectives"
+)
 DELETE = "delete-redundant-collectives"
 SPLIT = "split-batch{n=2}"
 ROWS: dict[str, tuple[str, str, str]] = {

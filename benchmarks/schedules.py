@@ -34,7 +34,8 @@ from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.schedule.orders import SCHEDULES
 
 STEP = (
-    "split-batch{n=2},propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,"
+    "split-batch{n=2},split-addmm,add-pending-sums,propagate-shardings,insert-collectives,"
+    "unroll-time-axes,cse,dce,"
     'merge-collectives,rematerialize{policy="layer"},delete-redundant-collectives,start-collectives'
 )
 MODEL = "gpt:layers={layers},hidden={hidden},heads={heads},vocab=51200,seq={seq},batch={batch}"

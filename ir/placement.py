@@ -85,6 +85,18 @@ class Sharding:
     unreduced: tuple[str, ...] = ()
     reduction: Reduction = "sum"
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Shardings are looked up far more often than made."""
+        return hash((self.dims, self.unreduced, self.reduction))
+
+    def __reduce__(self) -> tuple[type[Sharding], tuple[object, ...]]:
+        """Without the hash, which differs between processes."""
+        return Sharding, (self.dims, self.unreduced, self.reduction)
+
     @staticmethod
     def replicated(rank: int) -> Sharding:
         return Sharding(((),) * rank)

@@ -61,9 +61,18 @@ def tensor_type(shape: Sequence[int], dtype: torch.dtype) -> AnyTensor:
     return _interned(tuple(shape), dtype)
 
 
-@lru_cache(maxsize=65536)
+_shapes: dict[int, tuple[AnyTensor, tuple[int, ...]]] = {}
+"""Shapes by the id of their type, which hashing would take longer than reading; holding the type
+keeps its id from being used again."""
+
+
 def shape_of_type(type_: AnyTensor) -> tuple[int, ...]:
-    return type_.get_shape()
+    known = _shapes.get(id(type_))
+    if known is None:
+        if len(_shapes) >= 65536:
+            _shapes.clear()
+        known = _shapes[id(type_)] = type_, type_.get_shape()
+    return known[1]
 
 
 def tensor_type_of(value: SSAValue) -> AnyTensor:

@@ -10,8 +10,7 @@ from shardweave.passes.program_pass import ProgramPass
 
 @dataclass(frozen=True)
 class PropagateShardingsPass(ProgramPass):
-    """Give every value of the global program a sharding, and put a `dist.reshard` wherever one
-    changes it.
+    """Give every op its sharding, and put a `dist.reshard` wherever a value changes shards.
 
     Forward in program order: each op is cut by the axes that cut its operands; conflicts go by
     priority (wishes of the plan and the user, then the larger tensor). A pending sum

@@ -33,6 +33,9 @@ def local(passes: str = "preset:partition") -> Program:
     return PassPipeline(passes).run(annotated())
 
 
+PROPAGATION = "split-addmm,add-pending-sums,propagate-shardings"
+
+
 def save(program: Program, folder: Path, name: str = "step.mlir") -> Path:
     """Write a program and return where it is."""
     path = folder / name

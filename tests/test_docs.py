@@ -27,6 +27,9 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 LANGUAGES = {"", "console", "json", "mlir", "python", "sh", "text"}
 _GPU_TEST = re.compile(r"@pytest\.mark\.gpu\n(?:@.*\n)*def (test_\w+)")
 _MAKE = re.compile(r"(?:^|`)make ([a-z-]+)", re.M)
+_NAMED = re.compile(
+    r"`((?:ir|planners|passes|backends|driver|tests|benchmarks|examples)/[\w./*-]+)(?::([\w.]+))?`"
+)
 _LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 
 
@@ -63,6 +66,24 @@ def test_every_block_has_a_language_that_is_checked_or_known_not_to_be(page: Pat
 def test_links_to_files_lead_to_files(page: Path) -> None:
     links = [link for link in _LINK.findall(page.read_text()) if "://" not in link]
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_and_functions_that_the_page_names_exist(page: Path) -> None:
+    missing = [
+        f"{path}:{name}"
+        for path, name in _NAMED.findall(page.read_text())
+        if not any(_defines(file, name) for file in ROOT.glob(path))
+    ]
+    assert missing == []
+
+
+def _defines(file: Path, name: str) -> bool:
+    """Whether a file has a function or class, or a class in it a method (`Rule.seat`)."""
+    text = file.read_text() if name else ""
+    return all(
+        re.search(rf"(?:def|class) {part}\b", text) for part in filter(None, name.split("."))
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

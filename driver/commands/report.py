@@ -15,7 +15,7 @@ def add_parser(commands: Commands) -> None:
     command.add_argument(
         "--plan",
         metavar="FILE",
-        help="the plan, to be shown; a program that is still global is partitioned by it",
+        help="the plan, to be shown; a program without shardings is partitioned by it",
     )
     command.add_argument("-o", "--output", metavar="FILE", required=True, help="the page")
     command.add_argument(
@@ -31,10 +31,9 @@ def add_parser(commands: Commands) -> None:
 def report_command(options: argparse.Namespace) -> int:
     from shardweave.driver.commands.output import check_output
     from shardweave.driver.commands.programs import read
-    from shardweave.driver.plans import partition
     from shardweave.driver.report.page import report_page
+    from shardweave.driver.report.reshards import local_with_reshards
     from shardweave.driver.report.text import bytes_text
-    from shardweave.ir.mesh import Mesh
     from shardweave.ir.verify.program import check
     from shardweave.planners.cost.simulate import simulate
     from shardweave.planners.plan import Plan
@@ -43,14 +42,14 @@ def report_command(options: argparse.Namespace) -> int:
     program = read(options.file)
     check(program)
     plan = Plan.load(options.plan) if options.plan else None
-    if plan is not None and not program.is_local:
-        program = partition(program, program.mesh or Mesh(**plan.mesh), plan)
+    program, reshards = local_with_reshards(program, plan)
     found = simulate(program, options.cluster, optimizer_multiplier=options.optimizer)
     page = report_page(
         program,
         found,
         title=Path(options.file).name,
         plan=plan,
+        reshards=reshards,
         optimizer_multiplier=options.optimizer,
     )
     Path(options.output).write_text(page)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
 from itertools import groupby
 
@@ -101,7 +101,7 @@ def change_text(number: Number) -> str:
 
 
 def _group_lines(group: ChangeGroup, shown: int | None) -> Iterator[Text]:
-    changes = group.changes[:shown]
+    changes = group.changes if shown is None else _first(group.changes, shown)
     for title, rows in groupby(changes, key=where):
         yield Text(f"  {title}", style="dim")
         for change in rows:
@@ -109,6 +109,13 @@ def _group_lines(group: ChangeGroup, shown: int | None) -> Iterator[Text]:
     left = len(group.changes) - len(changes)
     if left:
         yield Text(f"  ... {left} more (--all shows them)", style="dim")
+
+
+def _first(changes: Sequence[Change], shown: int) -> list[Change]:
+    """Some of a group's changes, in order: ops that came, went or moved before those that only
+    read otherwise."""
+    by_kind = sorted(range(len(changes)), key=lambda index: changes[index].kind == "changed")
+    return [changes[index] for index in sorted(by_kind[:shown])]
 
 
 def _change_lines(change: Change) -> Iterable[Text]:

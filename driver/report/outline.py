@@ -29,8 +29,7 @@ def outline(program: Program, *, is_folded: bool = True) -> str:
         counts = "".join(f" {one.first.ops.get(phase, 0) or '-':>10}" for phase in phases)
         size = one.first.parameter_bytes
         held = bytes_text(size) if size else "-"
-        sent = ", ".join(f"{n} {what}" for what, n in one.first.collectives.items())
-        lines.append(f"{one.name:{width}}{counts} {held:>12}  {sent}".rstrip())
+        lines.append(f"{one.name:{width}}{counts} {held:>12}  {one.first.moves}".rstrip())
     return "\n".join(lines)
 
 

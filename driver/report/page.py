@@ -12,6 +12,7 @@ from html import escape
 from typing import Any
 
 from shardweave.driver.report.pictures import memory_html, timeline_html
+from shardweave.driver.report.reshards import Row
 from shardweave.driver.report.shardings import pictures_of, ranks_text, sharding_svg
 from shardweave.driver.report.style import STYLE
 from shardweave.driver.report.text import bytes_text, flops_text
@@ -35,10 +36,12 @@ def report_page(
     *,
     title: str,
     plan: Plan | None = None,
+    reshards: Sequence[Row] = (),
     optimizer_multiplier: float = 0.0,
 ) -> str:
     """The page for a local program (or one without a mesh) and its simulation on a cluster.
 
+    reshards: rows of `reshards_of`, of the global program that it was made from.
     optimizer_multiplier: that of the simulation, for the memory over time.
     """
     series = memory_over_time(program, optimizer_multiplier=optimizer_multiplier)
@@ -46,6 +49,7 @@ def report_page(
         _tiles(program, simulation),
         _section("Streams over time", timeline_html(simulation)),
         _section("Communication", _communication(program, simulation)),
+        _section("Reshards", _reshards(reshards)) if reshards else "",
         _section("Memory over time", memory_html(simulation, series) + _memory(simulation)),
         _section("Layers", _layers(program, simulation)),
         _section("Shardings", _shardings(program, simulation.mesh)),
@@ -130,6 +134,11 @@ def _communication(program: Program, simulation: Simulation) -> str:
     return times + _table(head, rows)
 
 
+def _reshards(rows: Sequence[Row]) -> str:
+    head = ("layer", "phase", "value", "from", "to", "why")
+    return "<p class='soft'>Of equal layers, the first.</p>" + _table(head, rows)
+
+
 def _memory(simulation: Simulation) -> str:
     parts = {part: size for part, size in simulation.memory.parts.items() if size}
     rows = [(part, (bytes_text(size),)) for part, size in parts.items()]
@@ -154,7 +163,7 @@ def _layers(program: Program, simulation: Simulation) -> str:
                 (bytes_text(first.parameter_bytes) if first.parameter_bytes else "-",),
                 (seconds_text(compute_s[first.name]),),
                 (seconds_text(communication_s[first.name]),),
-                ", ".join(f"{n} {what}" for what, n in first.collectives.items()) or "-",
+                first.moves or "-",
             )
         )
     head: list[Cell] = ["layer", ("forward",), ("recompute",), ("backward",), ("work",)]

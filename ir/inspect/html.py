@@ -29,14 +29,14 @@ def program_html(program: Program) -> str:
 
 
 def _layer(one: Fold, lines: Lines, left: int) -> str:
-    counts = ", ".join(f"{count} {phase}" for phase, count in one.first.ops.items())
-    sent = "".join(f", {n} {what}" for what, n in one.first.collectives.items())
+    counts = [f"{count} {phase}" for phase, count in one.first.ops.items()]
+    said = ", ".join(filter(None, [*counts, one.first.moves]))
     shown = [escape(lines.line(op)) for op in one.first.members[: max(left, 0)]]
     hidden = len(one.first.members) - len(shown)
     if hidden:
         shown.append(f"... and {hidden} more ops; str(program) has all of them")
     return (
-        f"<details><summary><b>{escape(one.name)}</b>: {escape(counts + sent)}</summary>"
+        f"<details><summary><b>{escape(one.name)}</b>: {escape(said)}</summary>"
         f'<pre style="{_STYLE}">' + "\n".join(shown) + "</pre></details>"
     )
 

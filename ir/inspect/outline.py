@@ -10,7 +10,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.annotations import arguments_of, layer_of, phase_of
 from shardweave.ir.blocks import Blocks, blocks_of
-from shardweave.ir.dist import COLLECTIVES
+from shardweave.ir.dist import COLLECTIVES, ReshardOp
 from shardweave.ir.flops import flops_of
 from shardweave.ir.program import Program
 from shardweave.ir.types import num_bytes, tensor_type_of
@@ -22,8 +22,9 @@ OUTSIDE = "(outside layers)"
 class Layer:
     """One repeated block (`h.0`), or another top-level part of the model, with all its ops.
 
-    ops, flops: by phase. collectives: messages by kind and axes. parameter_bytes: of the
-    parameters whose names begin with its own; on one rank, if the program is local.
+    ops, flops: by phase. collectives: messages by kind and axes. reshards: how many it has, in a
+    propagated program. parameter_bytes: of the parameters whose names begin with its own; on one
+    rank, if the program is local.
     """
 
     name: str
@@ -31,7 +32,14 @@ class Layer:
     ops: dict[str, int]
     flops: dict[str, int]
     collectives: dict[str, int]
+    reshards: int
     parameter_bytes: int
+
+    @property
+    def moves(self) -> str:
+        """What moves data in it: `2 all_reduce over tensor`, or in a global program `5 reshard`."""
+        counts = {**self.collectives, "reshard": self.reshards}
+        return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,10 @@ def _layer(name: str, ops: Sequence[Operation], parameter_bytes: int) -> Layer:
             kind = op.name.removeprefix("dist.").removeprefix("start_")
             collectives[f"{kind} over {', '.join(op.axes)}"] += 1
     counts = Counter(phase_of(op) for op in ops)
-    return Layer(name, tuple(ops), dict(counts), dict(flops), dict(collectives), parameter_bytes)
+    reshards = sum(isinstance(op, ReshardOp) for op in ops)
+    return Layer(
+        name, tuple(ops), dict(counts), dict(flops), dict(collectives), reshards, parameter_bytes
+    )
 
 
 def fold(layers: Sequence[Layer]) -> list[Fold]:
@@ -101,7 +112,7 @@ def body_of(layer: Layer) -> tuple[object, ...]:
     """What a layer does, without its name: equal for equal layers.
 
     An operand is the result of a given op of the layer, or comes from outside; which value it
-    is there does not count.
+    is there does not count, nor do the words that say why a reshard is there: they may name it.
     """
     inside: dict[SSAValue, tuple[int, int]] = {}
     return tuple(_form(index, op, layer.name, inside) for index, op in enumerate(layer.members))
@@ -112,12 +123,15 @@ def _form(
 ) -> tuple[object, ...]:
     for position, result in enumerate(op.results):
         inside[result] = index, position
+    arguments = arguments_of(op, "phase", "copy", "sharding")
+    if isinstance(op, ReshardOp):
+        arguments -= {("why", op.why_attr)}
     return (
         op.name,
         layer_of(op).removeprefix(layer),
         tuple(inside.get(operand) for operand in op.operands),
         tuple(op.result_types),
-        arguments_of(op, "phase", "copy", "sharding"),
+        arguments,
     )
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 
 from xdsl.ir import Operation
 
+from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Sharding, ordered
 from shardweave.ir.sharding.rules import Rule
@@ -27,8 +30,9 @@ class Misfit:
         return f"operand {self.operand} (%{name}) {self.problem}"
 
 
+@lru_cache(maxsize=16384)
 def fitting_factors(
-    rule: Rule, operands: Sequence[Sharding], results: Sequence[Sharding], mesh: Mesh
+    rule: Rule, operands: tuple[Sharding, ...], results: tuple[Sharding, ...], mesh: Mesh
 ) -> tuple[DimSharding, ...] | Misfit:
     """The cut of an op's factors, read off its operands and results; a Misfit if there is none.
 
@@ -80,5 +84,7 @@ def _misfit(
         if wanted is None:
             return Misfit(f"result {index} cannot be computed on shards of these operands")
         if sharding != wanted:
-            return Misfit(f"result {index} comes out as {wanted}, but its sharding is {sharding}")
+            shape = [prod(rule.factors[f].size for f in names) for names in rule.results[index]]
+            made, said = (ShardingAttr.of(s, tuple(shape)) for s in (wanted, sharding))
+            return Misfit(f"result {index} comes out as {made}, but its sharding is {said}")
     return None

@@ -23,7 +23,7 @@ from shardweave.ir.sharding.assignment import (
     cheapest_version,
 )
 from shardweave.ir.sharding.reshard import ReshardStep, UnreachableSharding, reshard
-from shardweave.ir.sharding.rules import rule_of
+from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.ir.types import dtype_of_value, shape_of
 
 MAX_VERSIONS = 4
@@ -41,11 +41,12 @@ class Flow:
         self.program = program
         self.mesh = mesh
         self.assigner = Assigner(mesh)
+        self.rules: dict[AtenOp, Rule] = {}
         self.versions: dict[SSAValue, list[Sharding]] = {}
         self.stored: dict[SSAValue, Sharding] = {}
         self.pinned: set[SSAValue] = set()
         # Noted before the program changes: reshards take over uses, and operands of views.
-        self.sources = {
+        self.sources: dict[SSAValue, SSAValue] = {
             op.results[0]: op.operands[0]
             for op in program.ops
             if isinstance(op, AtenOp) and facts_of(op).is_rearrangement
@@ -59,6 +60,13 @@ class Flow:
             self.stored[slot.value] = program.sharding_of_slot(slot)
             if slot.kind == "param" and not self.stored[slot.value].is_replicated:
                 self.pinned.add(slot.value)
+
+    def rule(self, op: AtenOp) -> Rule:
+        """The rule of an op, looked up once."""
+        rule = self.rules.get(op)
+        if rule is None:
+            rule = self.rules[op] = rule_of(op)
+        return rule
 
     def operand(self, value: SSAValue) -> Operand:
         return Operand(
@@ -102,7 +110,7 @@ class Flow:
         """
         try:
             return self.assigner.assign(
-                rule_of(op),
+                self.rule(op),
                 [self.operand(v) for v in op.operands],
                 [shape_of(r) for r in op.results],
                 goals,

@@ -99,8 +99,8 @@ class _Partition:
 
     def _op(self, op: AtenOp) -> None:
         rule, results = rule_of(op), self._results(op)
-        operands = [self.shardings[value] for value in op.operands]
-        factors = fitting_factors(rule, operands, results, self.mesh)
+        operands = tuple(self.shardings[value] for value in op.operands)
+        factors = fitting_factors(rule, operands, tuple(results), self.mesh)
         if isinstance(factors, Misfit):
             raise ValueError(f"{describe(op)}: {factors.text(op)}; add a dist.reshard before it.")
         types = [self._local_type(r, s) for r, s in zip(op.results, results, strict=True)]

@@ -15,7 +15,7 @@ from shardweave.ir.aten import AtenOp
 from shardweave.ir.placement import Placement, Sharding
 from shardweave.ir.program import Slot, wishes_of
 from shardweave.ir.sharding.flow import Flow
-from shardweave.ir.sharding.rules import Rule, rule_of
+from shardweave.ir.sharding.rules import Rule
 
 LOOKAHEAD = 6
 """Linear ops that are looked through: a gradient passes a view, a permutation, a cast and an
@@ -47,7 +47,7 @@ class WantedSeats:
         Either the sum comes with an operand, or the op itself would make one over shards: that
         of an embedding's gradient over tokens, where the embedding is cut along its rows.
         """
-        rule = rule_of(op)
+        rule = self.flow.rule(op)
         operands = [self.flow.sharding(v) for v in op.operands]
         pending = {a for sharding in operands for a in sharding.unreduced}
         placed = {a for sharding in operands for a in sharding.placed_axes}
@@ -80,7 +80,7 @@ class WantedSeats:
         return None
 
     def _at(self, user: AtenOp, index: int, axis: str, depth: int) -> Seat | None:
-        rule = rule_of(user)
+        rule = self.flow.rule(user)
         for other, dims in zip(user.operands, rule.operands, strict=True):
             versions = self.flow.versions.get(other)
             if versions is None or other is user.operands[index] or other in self.flow.pinned:

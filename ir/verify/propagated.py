@@ -23,8 +23,8 @@ def problem_of_fit(op: Operation, shardings: Mapping[SSAValue, Sharding], mesh: 
     """
     if not all(value in shardings for value in (*op.operands, *op.results)):
         return None
-    operands = [shardings[value] for value in op.operands]
-    results = [shardings[value] for value in op.results]
+    operands = tuple(shardings[value] for value in op.operands)
+    results = tuple(shardings[value] for value in op.results)
     if isinstance(op, ReshardOp):
         try:
             reshard(shape_of(op.operands[0]), operands[0], results[0], mesh)

@@ -2,48 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.facts import facts_of, weight_of
-from shardweave.ir.placement import Placement
+from shardweave.ir.placement import Placement, Sharding
 from shardweave.ir.program import Program
-from shardweave.ir.storage import storage_of
-from shardweave.ir.types import shape_of
+from shardweave.ir.types import AnyTensor, dtype_of, dtype_of_value, num_bytes, shape_of
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.oases.blocks import ProgramBlock, read_blocks
 from shardweave.planners.oases.chain import Chain, ChainBlock, DegreeOption, Matrix, PassTimes
-from shardweave.planners.oases.degree import Axes, DegreeModel, DegreeTimes, batch_size
+from shardweave.planners.oases.degree import Axes, DegreeSpace, batch_size
+from shardweave.planners.oases.prices import DegreePrices, handed_at, moving_s, price
 from shardweave.planners.structure import Cut, Pair, find_pairs, input_embeddings
 
 
 @dataclass(frozen=True)
 class ChainOptions:
     """How the step runs. recompute: a policy of `rematerialize`. optimizer_multiplier: bytes of
-    optimizer state per byte of parameters. literal: as the paper counts."""
+    optimizer state per byte of parameters, in place of what `precision` says. literal: as the paper
+    counts."""
 
     recompute: str
-    optimizer_multiplier: float
-    literal: bool
+    optimizer_multiplier: float | None = None
+    precision: str = ""
+    literal: bool = False
 
 
 @dataclass(frozen=True)
 class ProgramChain:
-    """A chain, and the blocks and times that it comes from.
-
-    cuts: of the parameters, by block and degree, over one axis of the size of the degree. times:
-    by degree.
-    """
+    """A chain, and the blocks, degrees and prices that it comes from."""
 
     chain: Chain
-    blocks: tuple[ProgramBlock, ...]
-    axes: Axes
-    cuts: tuple[dict[int, dict[SSAValue, Cut]], ...]
-    times: dict[int, DegreeTimes]
+    space: DegreeSpace
+    prices: Mapping[int, DegreePrices]
 
 
 def chain_of_program(
@@ -52,38 +50,39 @@ def chain_of_program(
     """The planning problem that a program is on a cluster.
 
     A block can have the degrees over which all its pairs divide, and that leave each device a
-    sample of every sub-batch. Raises ValueError if that leaves a block none. Walks the program
+    sample of every sub-batch. Raises ValueError if that leaves a block none. Lowers the program
     once a degree.
     """
     wide = [degree for degree in axes.degrees if degree > 1]
     pairs = {degree: find_pairs(program, "degree", degree) for degree in wide}
     blocks = read_blocks(program, pairs[wide[0]] if wide else [])
     cuts = [_cuts(program, block, pairs) for block in blocks]
-    model = DegreeModel(program, axes, CostModel(cluster, axes.mesh))
-    times: dict[int, DegreeTimes] = {}
+    handed: dict[int, dict[SSAValue, Sharding]] = {}
     for degree in axes.degrees:
         everywhere = {v: c for block in cuts for v, c in block.get(degree, {}).items()}
-        ends = frozenset(op for pair in pairs.get(degree, ()) for op in pair.ends)
-        found = model.times(degree, everywhere, ends)
-        if found is not None:
-            times[degree] = found
-    _check(program, blocks, cuts, times, axes)
+        held = handed_at(program, axes, degree, everywhere)
+        if held is not None:
+            handed[degree] = held
+    _check(program, blocks, cuts, handed, axes)
+    space = DegreeSpace(axes, tuple(blocks), tuple(cuts), handed)
+    prices = {degree: price(program, space, degree, cluster) for degree in handed}
     owners = _owners(program, blocks)
     chosen = tuple(
         ChainBlock(
             block.name,
             tuple(
-                _choice(block, degree, times[degree], owners[number], axes, options)
-                for degree in sorted(set(cuts[number]) & set(times))
+                _option(space, number, degree, prices[degree], owners[number], options)
+                for degree in sorted(set(cuts[number]) & set(prices))
             ),
         )
         for number, block in enumerate(blocks)
     )
+    costs = CostModel(cluster, axes.mesh)
     gathers = tuple(
-        _gathers(model, block.enters[0], before, after, times)
+        _gathers(space, block.enters[0], before, after, costs)
         for block, (before, after) in zip(blocks[1:], pairwise(chosen), strict=True)
     )
-    return ProgramChain(Chain(chosen, gathers), tuple(blocks), axes, tuple(cuts), times)
+    return ProgramChain(Chain(chosen, gathers), space, prices)
 
 
 def _cuts(
@@ -126,107 +125,95 @@ def _check(
     program: Program,
     blocks: Sequence[ProgramBlock],
     cuts: Sequence[dict[int, dict[SSAValue, Cut]]],
-    times: dict[int, DegreeTimes],
+    degrees: Collection[int],
     axes: Axes,
 ) -> None:
     for block, known in zip(blocks, cuts, strict=True):
-        if not set(known) & set(times):
+        if not set(known) & set(degrees):
             raise ValueError(
                 f"block '{block.name}' can have degrees {sorted(known)} by its features, and "
-                f"{sorted(times)} by a batch of {batch_size(program)} in {axes.batch_split} "
+                f"{sorted(degrees)} by a batch of {batch_size(program)} in {axes.batch_split} "
                 f"sub-batches on {axes.mesh.num_devices} devices; use a larger batch, "
                 "batch_split=1 or fewer devices."
             )
 
 
-def _owners(program: Program, blocks: Sequence[ProgramBlock]) -> list[list[tuple[str, SSAValue]]]:
+def _owners(program: Program, blocks: Sequence[ProgramBlock]) -> list[list[str]]:
     """The parameters of each block; one that several use belongs to the first."""
     numbers: dict[Operation, int] = {
         op: number for number, block in enumerate(blocks) for op in block.forward
     }
-    found: list[list[tuple[str, SSAValue]]] = [[] for _ in blocks]
+    found: list[list[str]] = [[] for _ in blocks]
     for slot in program.arguments:
         users = [numbers[u.operation] for u in slot.value.uses if u.operation in numbers]
         if slot.kind == "param" and users:
-            found[min(users)].append((slot.name, slot.value))
+            found[min(users)].append(slot.name)
     return found
 
 
-def _choice(
-    block: ProgramBlock,
+def _option(
+    space: DegreeSpace,
+    number: int,
     degree: int,
-    times: DegreeTimes,
-    parameters: Iterable[tuple[str, SSAValue]],
-    axes: Axes,
+    prices: DegreePrices,
+    parameters: Sequence[str],
     options: ChainOptions,
 ) -> DegreeOption:
-    def seconds(table: dict[Operation, float], ops: Iterable[Operation]) -> float:
-        return sum(table.get(op, 0.0) for op in ops)
-
-    ends = {op for pair in block.pairs for op in pair.ends}
-    forward = seconds(times.compute_s, block.forward)
-    forward_message = seconds(times.communication_s, block.forward)
-    backward = seconds(times.compute_s, block.backward)
-    backward_message = seconds(times.communication_s, block.backward)
+    """A block at a degree, with its recomputation."""
+    one, split = prices.blocks[number], space.axes.batch_split
+    backward, backward_message = list(one.backward_s), list(one.backward_message_s)
+    kept_bytes = one.kept_bytes
     if options.recompute != "none":
-        kept = options.recompute == "after-communication" and not options.literal
         # What only feeds a message whose result is kept is not computed again.
-        backward += forward - (seconds(times.compute_s, ends) if kept else 0.0)
-        backward_message += forward_message if options.recompute == "layer" else 0.0
-    split = axes.batch_split
-    saved = _bytes(times, _saved(block))
-    state = 2 + options.optimizer_multiplier
-    own = list(parameters)
+        keeps_messages = options.recompute == "after-communication"
+        skips = keeps_messages and not options.literal
+        for copy in range(2):
+            backward[copy] += one.forward_s[copy] - (one.fed_s[copy] if skips else 0.0)
+            if options.recompute == "layer":
+                backward_message[copy] += one.forward_message_s[copy]
+        kept_bytes = split * _entering_bytes(space, number, degree)
+        kept_bytes += one.message_bytes if keeps_messages else 0
+    running = one.kept_bytes // split
     return DegreeOption(
         degree,
-        _pass_times(forward, forward_message, split),
-        _pass_times(backward, backward_message, split),
-        state_bytes=int(state * _bytes(times, [value for _, value in own])),
-        kept_bytes=split * (saved if options.recompute == "none" else _kept(block, times, options)),
-        runtime_bytes=saved if options.recompute == "none" else 2 * saved,
-        sync_s=0.0 if options.literal else sum(times.sync_s.get(name, 0.0) for name, _ in own),
+        PassTimes(_pair(one.forward_s), _pair(one.forward_message_s)),
+        PassTimes(_pair(backward), _pair(backward_message)),
+        state_bytes=sum(_state_bytes(prices.parameters[name], options) for name in parameters),
+        kept_bytes=kept_bytes,
+        runtime_bytes=running if options.recompute == "none" else 2 * running,
+        sync_s=0.0 if options.literal else one.sync_s,
     )
 
 
-def _pass_times(compute_s: float, communication_s: float, split: int) -> PassTimes:
-    """Of two sub-batches; of a whole batch, the other is empty."""
-    if split == 1:
-        return PassTimes((compute_s, 0.0), (communication_s, 0.0))
-    return PassTimes((compute_s, compute_s), (communication_s, communication_s))
+def _state_bytes(parameter: AnyTensor, options: ChainOptions) -> int:
+    """Bytes of one device's part of a parameter, its gradient and its optimizer's state."""
+    size, itemsize = num_bytes(parameter), dtype_of(parameter.element_type).itemsize
+    parts = state_bytes(size, itemsize, options.precision, options.optimizer_multiplier)
+    return int(sum(parts.values()))
 
 
-def _saved(block: ProgramBlock) -> list[SSAValue]:
-    """What the forward pass of a block computes and its backward pass reads."""
-    read = {storage_of(value) for op in block.backward for value in op.operands}
-    return [value for op in block.forward for value in op.results if value in read]
+def _pair(seconds: Sequence[float]) -> tuple[float, float]:
+    return seconds[0], seconds[1]
 
 
-def _kept(block: ProgramBlock, times: DegreeTimes, options: ChainOptions) -> int:
-    """What a block that is recomputed keeps: what enters it, and what its messages bring."""
-    values = list(block.enters)
-    if options.recompute == "after-communication":
-        values += [op.results[0] for pair in block.pairs for op in pair.ends]
-    return _bytes(times, values)
-
-
-def _bytes(times: DegreeTimes, values: Iterable[SSAValue]) -> int:
-    return sum(times.local_bytes(value) for value in values)
+def _entering_bytes(space: DegreeSpace, number: int, degree: int) -> int:
+    """Bytes of what enters a block, of one sub-batch on one device."""
+    handed = space.handed[degree]
+    return sum(
+        prod(handed[value].local_shape(shape_of(value))) * dtype_of_value(value).itemsize
+        for value in space.blocks[number].enters
+    )
 
 
 def _gathers(
-    model: DegreeModel,
-    value: SSAValue,
-    before: ChainBlock,
-    after: ChainBlock,
-    times: dict[int, DegreeTimes],
+    space: DegreeSpace, value: SSAValue, before: ChainBlock, after: ChainBlock, costs: CostModel
 ) -> Matrix:
     """Seconds of gathering, in all sub-batches, what one block hands to the next."""
-    held = {degree: found.shardings[value].whole() for degree, found in times.items()}
 
     def gather_s(one: int, two: int) -> float:
         if one == two:
             return 0.0
-        small, large = held[min(one, two)], held[max(one, two)]
-        return model.axes.batch_split * model.moving_s(value, small, large)
+        small, large = (space.handed[degree][value] for degree in sorted((one, two)))
+        return space.axes.batch_split * moving_s(value, small, large, space.axes, costs)
 
     return tuple(tuple(gather_s(a.degree, b.degree) for b in after.choices) for a in before.choices)

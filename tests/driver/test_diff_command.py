@@ -13,6 +13,7 @@ from shardweave.driver.cli import main
 from shardweave.driver.diff import diff
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import run_passes
+from shardweave.tests.real_step import PROPAGATION, annotated, local, save
 from shardweave.tests.zoo import SPECS, captured, megatron
 
 Captured = pytest.CaptureFixture[str]
@@ -61,6 +62,16 @@ def test_only_some_changes_of_a_layer_are_shown_unless_all_are_asked_for(
     assert "... 16 more (--all shows them)" in capsys.readouterr().out
     main(["diff", *files, "--all"])
     assert "more (--all" not in capsys.readouterr().out
+
+
+def test_reshards_are_shown_before_ops_that_only_got_shardings(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    before, after = save(annotated(), tmp_path), save(local(PROPAGATION), tmp_path, "after.mlir")
+    assert main(["diff", str(before), str(after)]) == 0
+    out = capsys.readouterr().out
+    assert out.count("dist.reshard(") > 20
+    assert 'why = "a sum pending over tensor meets aten.add.Tensor"' in out
 
 
 def test_json_has_every_change_and_number(files: tuple[str, str], capsys: Captured) -> None:

@@ -19,7 +19,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.planners.cost.memory import memory_over_time
 from shardweave.planners.cost.simulate import simulate
 from shardweave.tests import zoo
-from shardweave.tests.real_step import MESH, MODEL, annotated, captured, local, save
+from shardweave.tests.real_step import MESH, MODEL, PROPAGATION, annotated, captured, local, save
 
 Captured = pytest.CaptureFixture[str]
 
@@ -71,6 +71,25 @@ def test_page_says_what_the_simulation_and_the_plan_say(page: Path) -> None:
     assert "h.*.mlp.fc_in.weight" in html
     assert '<td>that</td><td class="n">750.00 ms</td>' in html
     assert "<td>250 ms slower</td>" in html
+
+
+def test_page_of_a_propagated_program_says_why_data_moves(tmp_path: Path) -> None:
+    source, out = save(local(PROPAGATION), tmp_path), tmp_path / "report.html"
+    assert main(["report", str(source), "--cluster", CLUSTER, "-o", str(out)]) == 0
+    html = out.read_text()
+    assert "<h2>Reshards</h2>" in html
+    row = ("h.0 .. h.1 (2 equal)", "forward", "%mm", '[{"data"}, {}], unreduced = ["tensor"]')
+    row = (*row, '[{"data"}, {}]', "a sum pending over tensor meets aten.add.Tensor")
+    assert "".join(f"<td>{escape(cell)}</td>" for cell in row) in html
+    assert "<td>all_reduce</td><td>tensor</td>" in html
+
+
+def test_page_of_a_captured_program_and_a_plan_says_why_data_moves(tmp_path: Path) -> None:
+    source, out = save(captured(), tmp_path), tmp_path / "report.html"
+    zoo.megatron(MODEL, str(MESH)).save(tmp_path / "plan.json")
+    options = ["--cluster", CLUSTER, "--plan", str(tmp_path / "plan.json"), "-o", str(out)]
+    assert main(["report", str(source), *options]) == 0
+    assert "<td>a sum pending over tensor meets aten.add.Tensor</td>" in out.read_text()
 
 
 def test_page_asks_for_nothing_else(page: Path) -> None:

@@ -10,7 +10,7 @@ from shardweave.ir.flops import flops_of
 from shardweave.ir.inspect.outline import fold, layers_of, part_of, select
 from shardweave.ir.program import Program
 from shardweave.tests import zoo
-from shardweave.tests.real_step import captured, local
+from shardweave.tests.real_step import PROPAGATION, captured, local
 
 
 @pytest.mark.parametrize("program", [captured(), local("preset:oases")], ids=["global", "local"])
@@ -30,6 +30,15 @@ def test_equal_layers_fold_and_others_do_not() -> None:
     names = [one.name for one in fold(layers_of(captured()))]
     assert "h.0 .. h.1 (2 equal)" in names
     assert {"wte", "wpe", "ln_f", "head"} <= set(names)
+
+
+def test_equal_layers_of_a_propagated_program_fold_and_count_their_reshards() -> None:
+    program = local(PROPAGATION)  # A reshard's words name the gradient that it is for.
+    (layer,) = [one for one in fold(layers_of(program)) if one.name.startswith("h.")]
+    assert layer.name == "h.0 .. h.1 (2 equal)"
+    placed = [op for op in layer.first.members if op.name == "dist.reshard"]
+    assert layer.first.reshards == len(placed) > 2
+    assert layer.first.moves == f"{len(placed)} reshard"
 
 
 def test_layer_with_another_sharding_is_not_equal() -> None:

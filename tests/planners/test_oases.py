@@ -25,9 +25,9 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.oases.blocks import read_blocks
 from shardweave.planners.oases.chain import ChainError, linearise
-from shardweave.planners.oases.degree import Axes, prime_factors
+from shardweave.planners.oases.degree import Axes, plan_of_degrees, prime_factors
 from shardweave.planners.oases.dp import solve_chain
-from shardweave.planners.oases.planner import plan_oases, plan_of_degrees
+from shardweave.planners.oases.planner import plan_oases
 from shardweave.planners.oases.program import ChainOptions, ProgramChain, chain_of_program
 from shardweave.planners.plan import Plan
 from shardweave.planners.structure import find_pairs
@@ -70,7 +70,7 @@ def mlps() -> Captured:
 
 
 def chain_on(program: Program, mesh: Mesh, cluster: Cluster | str = CLUSTER) -> ProgramChain:
-    options = ChainOptions("after-communication", 2.0, literal=False)
+    options = ChainOptions("after-communication")
     return chain_of_program(
         program, Axes.of(mesh, "tensor", "data", 2), find_cluster(cluster), options
     )
@@ -149,12 +149,12 @@ def test_program_without_pairs_has_no_blocks() -> None:
 def test_mixed_degrees_equal_eager(spec: str, mesh: str) -> None:
     case = captured(SPECS[spec])
     found = chain_on(case.program, Mesh.parse("tensor=4"))
-    plan = plan_of_degrees(case.program, Mesh.parse("tensor=4"), found, MIXED[spec])
+    plan = plan_of_degrees(case.program, found.space, MIXED[spec])
     if mesh != "tensor=4":
         # Eight samples over two devices, two sub-batches and two digits leave one each.
         degrees = [max(2, degree) for degree in MIXED[spec]]
         found = chain_on(case.program, Mesh.parse(mesh))
-        plan = plan_of_degrees(case.program, Mesh.parse(mesh), found, degrees)
+        plan = plan_of_degrees(case.program, found.space, degrees)
     plan = replace(plan, recompute="after-communication", schedule="cross-pass")
     assert Plan.from_json(plan.to_json()) == plan
     local = assert_runs(case, Mesh.parse(mesh), plan)
@@ -169,7 +169,7 @@ def test_mixed_degrees_equal_eager(spec: str, mesh: str) -> None:
 def test_mixed_degrees_of_mlps_equal_eager(degrees: tuple[int, int]) -> None:
     case = mlps()
     found = chain_on(case.program, Mesh(tensor=4))
-    assert_runs(case, Mesh(tensor=4), plan_of_degrees(case.program, Mesh(tensor=4), found, degrees))
+    assert_runs(case, Mesh(tensor=4), plan_of_degrees(case.program, found.space, degrees))
 
 
 def test_growing_degree_gathers_the_batch_forward_and_shrinking_one_backward() -> None:
@@ -178,7 +178,7 @@ def test_growing_degree_gathers_the_batch_forward_and_shrinking_one_backward() -
     found = chain_on(case.program, mesh)
     counts: dict[tuple[int, ...], list[int]] = {}
     for degrees in ((2, 2, 4, 4, 4), (4, 4, 2, 2, 2)):
-        plan = replace(plan_of_degrees(case.program, mesh, found, degrees), batch_split=1)
+        plan = replace(plan_of_degrees(case.program, found.space, degrees), batch_split=1)
         target = case.program.clone()
         target.set_mesh(mesh)
         local = PassPipeline(plan_passes(plan)).run(target)

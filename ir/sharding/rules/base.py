@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import torch
@@ -100,6 +101,13 @@ class Rule:
     results: tuple[Dims, ...]
     linear: frozenset[int] = frozenset()
     localize: Localize | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.factors, self.operands, self.results, self.linear, self.localize))
 
     def seat(self, names: Sequence[int], placement: Placement) -> tuple[int, int] | None:
         """The factor of a dim made of `names` that a placement cuts, and its stride there.

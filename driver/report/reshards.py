@@ -1,0 +1,72 @@
+"""The reshards of a step: where the global program moves data between shards, and why."""
+
+from __future__ import annotations
+
+from xdsl.passes import ModulePass
+
+from shardweave.driver.plans import partition
+from shardweave.ir.annotations import phase_of, sharding_attrs_of
+from shardweave.ir.dist import ReshardOp
+from shardweave.ir.inspect.outline import fold, layers_of
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.sharding.flow import is_propagated
+from shardweave.passes.notes import unheard
+from shardweave.passes.observers import Observer
+from shardweave.passes.pipeline import run_passes
+from shardweave.planners.plan import Plan
+
+Row = tuple[str, ...]
+"""Layer, phase, value, shards before, shards after, why."""
+
+LOWERING = "insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
+
+
+def reshards_of(program: Program) -> list[Row]:
+    """The reshards of a propagated program in order; of equal layers, those of the first."""
+    texts = {slot.value: str(slot.sharding_attr) for slot in program.arguments}
+    for op in program.ops:
+        texts |= dict(zip(op.results, map(str, sharding_attrs_of(op) or ()), strict=False))
+
+    def shards(value: object) -> str:
+        return texts[value].removeprefix("#dist.sharding")[1:-1]
+
+    return [
+        (
+            one.name,
+            phase_of(op),
+            f"%{op.value.name_hint or '-'}",
+            shards(op.value),
+            shards(op.resharded),
+            op.why,
+        )
+        for one in fold(layers_of(program))
+        for op in one.first.members
+        if isinstance(op, ReshardOp)
+    ]
+
+
+class _Reshards(Observer):
+    """Notes the reshards before they are lowered."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def before(self, one: ModulePass, program: Program) -> None:
+        if one.name == "insert-collectives":
+            self.rows = reshards_of(program)
+
+
+def local_with_reshards(program: Program, plan: Plan | None) -> tuple[Program, list[Row]]:
+    """The program of each rank, and the reshards of the global one that it is made from.
+
+    A propagated program is lowered as it is, and one without shardings by the plan; any other
+    is returned.
+    """
+    noted = _Reshards()
+    if not program.is_local and is_propagated(program):
+        with unheard():
+            program = run_passes(program, LOWERING, observer=noted)
+    elif plan is not None and not program.is_local:
+        program = partition(program, program.mesh or Mesh(**plan.mesh), plan, observer=noted)
+    return program, noted.rows
