@@ -69,6 +69,8 @@ demo: $(STAMP)
 
 # A worker begins with one half of the tests, in order, since what a test captures the next ones
 # use too; the one that is done first takes over some of what the other has left.
+# They start many processes: code is compiled once, whatever the environment says.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xdsl.passes import ModulePass
 
@@ -27,6 +27,9 @@ from shardweave.planners.plan_check import check_plan, check_runnable
 from shardweave.planners.predict import predicted_of, simulation_of
 from shardweave.planners.registry import PLANNERS, no_such_plan
 from shardweave.planners.replicated import batch_shardings
+
+if TYPE_CHECKING:
+    from shardweave.planners.oppa.host import Host
 
 MeshLike = Mesh | Mapping[str, int] | str
 

@@ -1,7 +1,10 @@
 """Two plans compared: what they say differently, and what each costs on a cluster."""
 
+import warnings
+
 import shardweave as sw
 from shardweave.driver.models import build_example
+from shardweave.passes.notes import PassNote
 
 MESH, CLUSTER = "data=2,tensor=2", "oases-3090"
 
@@ -21,6 +24,8 @@ for what in ("parameters", "inputs", "activations"):
         print(f"{what} '{name}': {old.get(name, 'not given')} -> {new.get(name, 'not given')}")
     print(f"{len(changed)} {what} differ")
 
+# "replicated" shards nothing, as propagate-shardings notes; that is what it is here for.
+warnings.simplefilter("ignore", PassNote)
 print(f"{'plan':18} {'step':>9} {'exposed':>9} {'memory':>9}")
 for name, plan in plans.items():
     plan.save("plan.json")

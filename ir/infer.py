@@ -24,7 +24,10 @@ _inferred: dict[OpKey, tuple[AnyTensor, ...] | str] = {}
 
 # Fake tensors on the CPU, as in capture: a tensor on the meta device takes the types that GPU
 # kernels give (float32 statistics of a half-precision layer norm).
-_fake_mode = FakeTensorMode()
+@lru_cache(maxsize=1)
+def _fake_mode() -> FakeTensorMode:
+    """Made when it is first needed: it imports all of torch's compiler."""
+    return FakeTensorMode()
 
 
 _REFUSALS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError,
@@ -34,7 +37,7 @@ _REFUSALS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, 
 
 @lru_cache(maxsize=16384)
 def _fake(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    with _fake_mode:
+    with _fake_mode():
         return torch.empty(shape, dtype=dtype)
 
 
@@ -66,7 +69,7 @@ def _run_on_fake(op: AtenOp) -> tuple[AnyTensor, ...] | str:
     overload = overload_named(CALLEE.get(op.name, op.name))
     try:
         args, kwargs = arguments(op, lambda v: _fake(shape_of(v), dtype_of_value(v)))
-        with _fake_mode, _torch_silent():
+        with _fake_mode(), _torch_silent():
             returned: Any = overload(*args, **kwargs)
     except (NotImplementedError, UnsupportedOperatorException):
         # No meta kernel: nothing to compare with, so the stated types stand.

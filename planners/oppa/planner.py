@@ -116,7 +116,8 @@ def plan_by_trials(
         "trials": f"real, {options.steps} steps" if options.real else "simulated",
         "space": space.to_dict(),
     }
-    trial: Trial = PlanTrial(plans, cluster)
+    simulated = PlanTrial(plans, cluster)
+    trial: Trial = simulated
     if options.real:
         trial = RealTrial(plans, _launch_of(host), options.steps, options.time_limit_s)
     memory_bytes = min(one.memory_bytes for one in cluster.device_types(space.devices))
@@ -133,7 +134,7 @@ def plan_by_trials(
             file=file,
             progress=_progress(options.trials, host),
         )
-    predict = _measured if options.real else PlanTrial(plans, cluster).predict
+    predict = _measured if options.real else simulated.predict
     plan = _plan_of(found, plans, memory_bytes, options, len(configurations), predict)
     return replace(plan, notes=(*plan.notes, *notes))
 
@@ -171,18 +172,20 @@ class Plans:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class PlanTrial:
     """A trial in the simulator: the program is partitioned by the plan, and its step simulated."""
 
     plans: Plans
     cluster: Cluster
+    _predicted: dict[Configuration, Predicted] = field(
+        default_factory=dict[Configuration, Predicted]
+    )
 
     def run(self, configuration: Configuration) -> Outcome:
         """One time, for the simulator has no noise. What cannot be partitioned has crashed."""
-        plan = self.plans.plan(configuration)
         try:
-            found = simulate_plan(self.plans.program, plan, self.cluster)
+            found = self._predict(configuration)
         except ValueError as error:
             return Outcome("crashed", message=str(error))
         if found.peak_bytes > found.capacity_bytes:
@@ -190,9 +193,14 @@ class PlanTrial:
         return Outcome("ok", (found.time_s,), found.peak_bytes)
 
     def predict(self, one: Record) -> Predicted:
-        """The step of a trial once more, by part."""
-        plan = self.plans.plan(one.configuration)
-        return simulate_plan(self.plans.program, plan, self.cluster)
+        """The step of a trial by part; simulated here if the trial is of an earlier search."""
+        return self._predict(one.configuration)
+
+    def _predict(self, configuration: Configuration) -> Predicted:
+        if configuration not in self._predicted:
+            plan = self.plans.plan(configuration)
+            self._predicted[configuration] = simulate_plan(self.plans.program, plan, self.cluster)
+        return self._predicted[configuration]
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from shardweave.tests import zoo
 from shardweave.tests.real_step import PROPAGATION, captured, local
 
 
-@pytest.mark.parametrize("program", [captured(), local("preset:oases")], ids=["global", "local"])
-def test_every_op_and_parameter_is_in_one_layer(program: Program) -> None:
+@pytest.mark.parametrize("is_local", [False, True], ids=["global", "local"])
+def test_every_op_and_parameter_is_in_one_layer(is_local: bool) -> None:
+    program = local("preset:oases") if is_local else captured()
     layers = layers_of(program)
     members = [op for layer in layers for op in layer.members]
     assert sorted(map(id, members)) == sorted(map(id, program.ops))

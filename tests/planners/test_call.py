@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
 from shardweave.planners.call import call_planner, chooses_mesh, planner_options
 from shardweave.tests.zoo import SPECS, captured
 
-PROGRAM = captured(SPECS["gpt"]).program
+
+def program() -> Program:
+    return captured(SPECS["gpt"]).program
 
 
 def test_options_are_what_a_user_may_set() -> None:
@@ -19,16 +22,16 @@ def test_options_are_what_a_user_may_set() -> None:
 
 
 def test_plan_keeps_the_cluster_that_it_was_made_for() -> None:
-    plan = call_planner("megatron", PROGRAM, None, cluster="testbed")
+    plan = call_planner("megatron", program(), None, cluster="testbed")
     assert plan.cluster == "testbed"
 
 
 def test_missing_mesh_cluster_planner_and_option_are_told_in_one_line() -> None:
     with pytest.raises(ValueError, match="'replicated' does not choose a mesh; give one, as data="):
-        call_planner("replicated", PROGRAM, None)
+        call_planner("replicated", program(), None)
     with pytest.raises(ValueError, match="'megatron' needs a cluster; give"):
-        call_planner("megatron", PROGRAM, None)
+        call_planner("megatron", program(), None)
     with pytest.raises(ValueError, match="no planner 'x'; use one of amp"):
-        call_planner("x", PROGRAM, None)
+        call_planner("x", program(), None)
     with pytest.raises(ValueError, match="no option 'x'; its options are data"):
-        call_planner("replicated", PROGRAM, Mesh(data=2), options={"x": 1})
+        call_planner("replicated", program(), Mesh(data=2), options={"x": 1})

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
 from shardweave.planners.amp import plan_amp
 from shardweave.planners.axonn import plan_axonn
 from shardweave.planners.cost.cluster import Cluster
@@ -25,7 +27,14 @@ from shardweave.planners.plan_parts import Predicted
 from shardweave.planners.predict import simulate_plan
 from shardweave.tests.zoo import captured
 
-PROGRAM = captured("gpt:layers=4,hidden=128,heads=8,vocab=64,seq=64,batch=16").program
+
+def program() -> Program:
+    return captured("gpt:layers=4,hidden=128,heads=8,vocab=64,seq=64,batch=16").program
+
+
+@cache
+def lowerings() -> Lowerings:
+    return Lowerings(program())
 
 
 def cluster(*, latency: bool) -> Cluster:
@@ -42,11 +51,10 @@ def cluster(*, latency: bool) -> Cluster:
 
 
 FREE, REAL = cluster(latency=False), cluster(latency=True)
-LOWERINGS = Lowerings(PROGRAM)
 
 
 def simulated(plan: Plan, on: Cluster) -> Predicted:
-    return simulate_plan(LOWERINGS, plan, on)
+    return simulate_plan(lowerings(), plan, on)
 
 
 def time_ratio(one: Predicted, other: Predicted) -> float:
@@ -75,7 +83,7 @@ def test_amp_is_exact_but_for_latency_and_what_stages_of_zero_wait_for(
     With the cluster's latency it is 0.3 to 1 of the simulation: AMP knows none.
     """
     for on in (FREE, REAL):
-        plan = plan_amp(PROGRAM, Mesh.parse(mesh), cluster=on, simulate=0, zero=zero)
+        plan = plan_amp(program(), Mesh.parse(mesh), cluster=on, simulate=0, zero=zero)
         found, estimate = simulated(plan, on), plan.predicted
         assert estimate is not None
         assert memory[0] <= estimate.peak_bytes / found.peak_bytes <= memory[1]
@@ -99,9 +107,9 @@ def test_axonn_counts_the_weights_exactly_and_the_activations_within_a_factor_of
 ) -> None:
     """Equations 1 to 6 know linear maps alone: sums of q, k and v's input gradients, done once in
     the program, are counted three times (x), norms, embeddings and the loss over y not at all."""
-    plan = plan_axonn(PROGRAM, None, cluster=FREE, top=10_000)
+    plan = plan_axonn(program(), None, cluster=FREE, top=10_000)
     (row,) = [one for one in plan.candidates if one.name == grid]
-    found = simulated(plan_axonn(PROGRAM, Mesh.parse(grid)), FREE)
+    found = simulated(plan_axonn(program(), Mesh.parse(grid)), FREE)
     ratio = sum_of(row.predicted.communication_s) / sum_of(found.communication_s)
     assert low <= ratio <= high
     assert 0.5 <= row.predicted.peak_bytes / found.peak_bytes <= 1.45
@@ -114,7 +122,7 @@ def test_oases_is_within_10_percent_and_its_released_form_within_40(
 ) -> None:
     """(3) + (4) leave out what runs before and after the chain; the released form also the first
     pair and the gradients' reduction. Memory (6) counts all blocks' activations at once."""
-    plan = plan_oases(PROGRAM, Mesh.parse(mesh), cluster=FREE, literal=literal)
+    plan = plan_oases(program(), Mesh.parse(mesh), cluster=FREE, literal=literal)
     estimate, found = plan.candidates[0].predicted, simulated(plan, FREE)
     assert low <= time_ratio(estimate, found) <= high
     assert 0.85 <= estimate.peak_bytes / found.peak_bytes <= 1.55
@@ -125,7 +133,7 @@ def test_rounds_of_zero_are_what_the_simulator_sends(zero: int) -> None:
     """The closed form of a synchronisation, exact without latency."""
     replicas = 4
     plan = plan_amp(
-        PROGRAM,
+        program(),
         Mesh(data=replicas, tensor=4),
         cluster=FREE,
         simulate=0,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
 from shardweave.planners.amp import plan_amp
 from shardweave.planners.amp.model import AmpError
 from shardweave.planners.cost.cluster import Cluster, NodeType, on_devices
@@ -26,9 +28,17 @@ from shardweave.tests.planners.small_clusters import cluster
 from shardweave.tests.zoo import captured
 
 SPEC = "gpt:layers=4,hidden=32,heads=4,vocab=32,seq=8,batch=16"
-PROGRAM = captured(SPEC).program
 BLOCKS = ("h.0", "h.1", "h.2", "h.3")
 HALVES = (("wte", "wpe", "h.0", "h.1"), ("h.2", "h.3", "ln_f", "head"))
+
+
+def program() -> Program:
+    return captured(SPEC).program
+
+
+@cache
+def lowerings() -> Lowerings:
+    return Lowerings(program())
 
 
 def with_dtype(found: Cluster) -> Cluster:
@@ -44,9 +54,6 @@ HET = with_dtype(find_cluster("amp-het-cluster"))  # 12 V100 and 4 T4
 UNIT = with_dtype(cluster(nodes=4, devices=4))
 
 
-LOWERINGS = Lowerings(PROGRAM)
-
-
 def staged(
     mesh: str = "pipeline=2,data=2,tensor=2",
     stages: Sequence[Sequence[str]] = HALVES,
@@ -56,13 +63,13 @@ def staged(
 ) -> Plan:
     sizes = {axis.name: axis.size for axis in Mesh.parse(mesh).axes}
     inside = {name: size for name, size in sizes.items() if name != "pipeline"}
-    plan = plan_megatron(PROGRAM, Mesh(**inside), sequence_parallel=sequence_parallel)
+    plan = plan_megatron(program(), Mesh(**inside), sequence_parallel=sequence_parallel)
     names = tuple(tuple(stage) for stage in stages)
     return replace(plan, mesh=sizes, pipeline=Pipeline(names, micro_batches))
 
 
 def simulated(plan: Plan, on: Cluster = UNIT) -> PipelineSimulation:
-    return simulate_stages(LOWERINGS, plan, on, optimizer_multiplier=2.0)
+    return simulate_stages(lowerings(), plan, on, optimizer_multiplier=2.0)
 
 
 def test_each_stage_takes_the_step_in_compute_exposed_communication_and_bubble() -> None:
@@ -81,8 +88,8 @@ def test_one_stage_of_one_micro_batch_is_the_program_itself() -> None:
     # The gradients' sum is one collective here and several in the program, which without latency
     # take as long together.
     for mesh in ("data=4", "data=2,tensor=2"):
-        plan = plan_megatron(PROGRAM, Mesh.parse(mesh))
-        step = simulation_of(LOWERINGS, plan, UNIT)
+        plan = plan_megatron(program(), Mesh.parse(mesh))
+        step = simulation_of(lowerings(), plan, UNIT)
         assert isinstance(step, Simulation)
         found = simulated(plan)
         assert found.stages[0].compute_s == pytest.approx(step.compute_s)
@@ -95,11 +102,11 @@ def test_one_stage_of_one_micro_batch_is_the_program_itself() -> None:
 
 def test_overlap_slows_both_simulators_down_alike() -> None:
     plan = replace(
-        plan_megatron(PROGRAM, Mesh(data=2, tensor=4)), batch_split=2, schedule="sub-batch"
+        plan_megatron(program(), Mesh(data=2, tensor=4)), batch_split=2, schedule="sub-batch"
     )
     for factor in (1.0, 1.5, 3.0):
         on = replace(UNIT, overlap_slowdown=factor)
-        step = simulation_of(LOWERINGS, plan, on)
+        step = simulation_of(lowerings(), plan, on)
         assert isinstance(step, Simulation)
         (found,) = simulated(plan, on).stages
         assert found.compute_s == pytest.approx(step.compute_s)
@@ -108,13 +115,13 @@ def test_overlap_slows_both_simulators_down_alike() -> None:
 
 
 def test_precision_of_a_plan_is_in_both_simulators_memory() -> None:
-    plan = plan_megatron(PROGRAM, Mesh(data=4))
+    plan = plan_megatron(program(), Mesh(data=4))
     parts: list[dict[str, float]] = []
     for precision in ("", "fp32", "bf16-mixed"):
         one = replace(plan, precision=precision)
-        step = simulation_of(LOWERINGS, one, UNIT)
+        step = simulation_of(lowerings(), one, UNIT)
         assert isinstance(step, Simulation)
-        (stage,) = simulate_stages(LOWERINGS, one, UNIT).stages
+        (stage,) = simulate_stages(lowerings(), one, UNIT).stages
         assert stage.memory_parts.get("optimizer", 0) == step.memory.parts["optimizer"]
         parts.append(dict(stage.memory_parts))
     # The tests' parameters are of 8 bytes, so that a mixed 16 leaves nothing to the optimizer.
@@ -154,7 +161,7 @@ def test_memory_counts_the_micro_batches_in_flight() -> None:
 def test_parameters_of_all_stages_are_those_of_the_program() -> None:
     plan = staged("pipeline=2,data=2,tensor=1")
     found = simulated(plan)
-    whole = PROGRAM.stats().parameter_bytes
+    whole = program().stats().parameter_bytes
     tied = 32 * 32 * 8  # the table of the first stage is the last one's output projection
     assert sum(one.memory_parts["parameters"] for one in found.stages) == whole + tied
 
@@ -228,7 +235,7 @@ def test_some_devices_of_a_cluster_keep_their_nodes_and_types() -> None:
 
 def test_micro_batches_cut_what_the_plan_does_not_cut() -> None:
     plan = staged("pipeline=2,data=1,tensor=2", sequence_parallel=True)
-    found = micro_batch_plan(plan, PROGRAM)
+    found = micro_batch_plan(plan, program())
     assert found.mesh == {"data": 4, "tensor": 2}
     assert found.inputs["input_ids"] == '[{"data"}, {}]'
     assert all('"data"' in text for text in found.activations.values())
@@ -294,7 +301,7 @@ def test_amp_estimates_with_stages_are_near_the_simulation(mesh: str) -> None:
         {
             one.name: one.predicted
             for one in plan_amp(
-                PROGRAM, Mesh.parse(mesh), cluster=on, simulate=count, top=3
+                program(), Mesh.parse(mesh), cluster=on, simulate=count, top=3
             ).candidates
         }
         for count in (0, 3)
@@ -306,7 +313,7 @@ def test_amp_estimates_with_stages_are_near_the_simulation(mesh: str) -> None:
 
 
 def test_amp_takes_the_fastest_of_the_best_estimates_and_says_so() -> None:
-    plan = plan_amp(PROGRAM, None, cluster=HET, simulate=3, top=5)
+    plan = plan_amp(program(), None, cluster=HET, simulate=3, top=5)
     assert plan.predicted is not None
     assert plan.predicted.source == "simulated"
     assert "the 3 best estimates were simulated, and of those this one" in plan.reasons[0]
@@ -321,7 +328,7 @@ def test_amp_takes_the_fastest_of_the_best_estimates_and_says_so() -> None:
 def test_amp_with_zero_fits_where_it_did_not() -> None:
     def fullest(zero: int, on: Cluster) -> Plan:
         mesh = Mesh(pipeline=2, data=8)
-        return plan_amp(PROGRAM, mesh, cluster=on, zero=zero, simulate=1)
+        return plan_amp(program(), mesh, cluster=on, zero=zero, simulate=1)
 
     plain, divided = fullest(0, HET), fullest(3, HET)
     assert plain.predicted is not None
@@ -335,6 +342,6 @@ def test_amp_with_zero_fits_where_it_did_not() -> None:
     with pytest.raises(AmpError, match="GiB too many"):
         fullest(0, small)
     with pytest.raises(AmpError, match="the released planner knows no ZeRO"):
-        plan_amp(PROGRAM, None, cluster=HET, zero=1, literal=True)
+        plan_amp(program(), None, cluster=HET, zero=1, literal=True)
     with pytest.raises(AmpError, match="zero is 4; use 0, 1, 2 or 3"):
-        plan_amp(PROGRAM, None, cluster=HET, zero=4)
+        plan_amp(program(), None, cluster=HET, zero=4)
