@@ -5,7 +5,7 @@ from __future__ import annotations
 from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 
 from shardweave.ir.annotations import phase_of
-from shardweave.ir.dist import COLLECTIVES, DistOp, WaitOp
+from shardweave.ir.dist import COLLECTIVES, WaitOp
 from shardweave.ir.facts import facts_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
@@ -35,7 +35,6 @@ def shared_operand(op: Operation, position: int, mesh: Mesh | None = None) -> SS
     if isinstance(op, WaitOp):
         return op.operands[position]
     if isinstance(op, COLLECTIVES):
-        assert isinstance(op, DistOp)
         is_alone = mesh is not None and mesh.sizes(op.axes) == 1
         return op.operands[position] if is_alone else None
     return op.operands[0] if is_view(op) else None

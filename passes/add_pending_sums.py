@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.pending_sums import add_pending_sums
-from shardweave.passes.program_pass import ProgramPass
+from shardweave.passes.program_pass import PassOnProgram
 
 
 @dataclass(frozen=True)
-class AddPendingSumsPass(ProgramPass):
+class AddPendingSumsPass(PassOnProgram):
     """Rewrite (whole + pending) + pending to whole + (pending + pending).
 
     Autograd adds the gradients of a value's uses in the order in which it meets them: residual,

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardweave.ir.program import Program
-from shardweave.passes.program_pass import ProgramPass
+from shardweave.passes.program_pass import PassOnProgram
 from shardweave.planners.annotate import annotate
 from shardweave.planners.plan import (
     Plan,
@@ -11,7 +11,7 @@ from shardweave.planners.plan import (
 
 
 @dataclass(frozen=True)
-class ApplyPlanPass(ProgramPass):
+class ApplyPlanPass(PassOnProgram):
     """Annotate parameters, inputs and layer outputs with the shardings of a plan.
 
     The plan is read from `file`, or given as JSON text in `json`. A program without a mesh

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.gradient_buckets import bucket_gradients
 from shardweave.passes.notes import note
-from shardweave.passes.program_pass import ProgramPass
+from shardweave.passes.program_pass import PassOnProgram
 
 
 @dataclass(frozen=True)
-class BucketCollectivesPass(ProgramPass):
+class BucketCollectivesPass(PassOnProgram):
     """Join the reductions of gradients into messages of at most `bytes`, in order of production.
 
     All-reduces and reduce-scatters of which only the return reads the results, as gradients, are

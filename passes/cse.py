@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.cse import merge_equal_ops
-from shardweave.passes.program_pass import ProgramPass
+from shardweave.passes.program_pass import PassOnProgram
 
 
 @dataclass(frozen=True)
-class CsePass(ProgramPass):
+class CsePass(PassOnProgram):
     """Replace an op by an earlier one of the same name, operands, arguments and types.
 
     A recomputed op is never merged with its original: recomputing is its point. Nor are two

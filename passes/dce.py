@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from shardweave.ir.dead_code import remove_dead_ops
 from shardweave.ir.program import Program
-from shardweave.passes.program_pass import ProgramPass
+from shardweave.passes.program_pass import PassOnProgram
 
 
 @dataclass(frozen=True)
-class DcePass(ProgramPass):
+class DcePass(PassOnProgram):
     """Erase every op without uses, and what only fed such ops.
 
     All ranks run one text, so a dead collective disappears on all of them alike.

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.redundancy import delete_redundant_collectives
 from shardweave.passes.notes import note
-from shardweave.passes.program_pass import ProgramPass
+from shardweave.passes.program_pass import PassOnProgram
 
 
 @dataclass(frozen=True)
-class DeleteRedundantCollectivesPass(ProgramPass):
+class DeleteRedundantCollectivesPass(PassOnProgram):
     """Replace each recomputed collective by the kept result of its forward twin.
 
     A twin is found by value numbering: the same collective on equal operands. Its result is

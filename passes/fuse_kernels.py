@@ -26,7 +26,7 @@ from shardweave.ir.sharding.flow import is_propagated
 from shardweave.ir.storage import layout_source
 from shardweave.ir.traffic import traffic
 from shardweave.passes.notes import note
-from shardweave.passes.program_pass import ProgramPass
+from shardweave.passes.program_pass import PassOnProgram
 
 NEAR = 64
 """Ops between two kernels that read the same value, beyond which they stay apart: one would
@@ -37,7 +37,7 @@ FEW = 8
 
 
 @dataclass(frozen=True)
-class FuseKernelsPass(ProgramPass):
+class FuseKernelsPass(PassOnProgram):
     """Put ops that exchange or share much data into regions, each to be one kernel.
 
     Regions grow greedily: of all pairs whose union one kernel can compute (`ir.fusible`), the

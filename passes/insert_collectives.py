@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.partition import partition
-from shardweave.passes.program_pass import ProgramPass
+from shardweave.passes.program_pass import PassOnProgram
 
 
 @dataclass(frozen=True)
-class InsertCollectivesPass(ProgramPass):
+class InsertCollectivesPass(PassOnProgram):
     """Give every value the type of its shards, and lower every `dist.reshard`.
 
     A reshard becomes the collectives and slices that bring its operand to its sharding, with the

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.buckets import merge_all_reduces
-from shardweave.passes.program_pass import ProgramPass
+from shardweave.passes.program_pass import PassOnProgram
 
 
 @dataclass(frozen=True)
-class MergeCollectivesPass(ProgramPass):
+class MergeCollectivesPass(PassOnProgram):
     """Join all-reduces over the same axes into one message with several operands.
 
     An all-reduce joins the open bucket of its axes, reduction, dtype and sub-batch; the bucket

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from shardweave.ir.dist import STARTED
 from shardweave.ir.program import Program
 from shardweave.passes.notes import note
-from shardweave.passes.program_pass import ProgramPass
+from shardweave.passes.program_pass import PassOnProgram
 from shardweave.planners.schedule.orders import reschedule
 
 BETWEEN_SUB_BATCHES = ("sub-batch", "cross-pass")
 
 
 @dataclass(frozen=True)
-class OverlapCommunicationPass(ProgramPass):
+class OverlapCommunicationPass(PassOnProgram):
     """Reorder a step so that started collectives run beside compute.
 
     `blocking`: each wait right behind its start (Megatron). `sub-batch`: sub-batches take

@@ -9,7 +9,7 @@ from xdsl.passes import ModulePass
 from shardweave.ir.program import Program
 
 
-class ProgramPass(ModulePass):
+class PassOnProgram(ModulePass):
     """A pass over a Program: `run` is what it does."""
 
     def run(self, program: Program) -> None:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.propagate import propagate
 from shardweave.passes.idle_axes import note_idle_axes
-from shardweave.passes.program_pass import ProgramPass
+from shardweave.passes.program_pass import PassOnProgram
 
 
 @dataclass(frozen=True)
-class PropagateShardingsPass(ProgramPass):
+class PropagateShardingsPass(PassOnProgram):
     """Give every op its sharding, and put a `dist.reshard` wherever a value changes shards.
 
     Forward in program order: each op is cut by the axes that cut its operands; conflicts go by

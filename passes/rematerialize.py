@@ -6,11 +6,11 @@ from shardweave.ir.blocks import BLOCKS, blocks_of
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.rematerialize import rematerialize
 from shardweave.passes.notes import note
-from shardweave.passes.program_pass import ProgramPass
+from shardweave.passes.program_pass import PassOnProgram
 
 
 @dataclass(frozen=True)
-class RematerializePass(ProgramPass):
+class RematerializePass(PassOnProgram):
     """Clone forward ops into the backward pass, so that their results need not be kept.
 
     Blocks are the repeated modules (`h.0`, `encoder.block.3`). Policies: `none` keeps

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.split_addmm import split_addmms
-from shardweave.passes.program_pass import ProgramPass
+from shardweave.passes.program_pass import PassOnProgram
 
 
 @dataclass(frozen=True)
-class SplitAddmmPass(ProgramPass):
+class SplitAddmmPass(PassOnProgram):
     """Make an addmm whose weight is cut along the contracted dim a matrix product and an addition.
 
     An addmm adds its bias once, so that it cannot be computed on shards of the contracted dim.

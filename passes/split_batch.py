@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.sub_batches import split_batch
 from shardweave.passes.notes import note
-from shardweave.passes.program_pass import ProgramPass
+from shardweave.passes.program_pass import PassOnProgram
 
 
 @dataclass(frozen=True)
-class SplitBatchPass(ProgramPass):
+class SplitBatchPass(PassOnProgram):
     """Cut dim `dim` of the inputs over a new mesh axis of kind time, of size `n`.
 
     A sub-batch is a virtual rank: propagation and partitioning treat the axis like any other,

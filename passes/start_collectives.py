@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.start import start_collectives
 from shardweave.passes.notes import note
-from shardweave.passes.program_pass import ProgramPass
+from shardweave.passes.program_pass import PassOnProgram
 
 
 @dataclass(frozen=True)
-class StartCollectivesPass(ProgramPass):
+class StartCollectivesPass(PassOnProgram):
     """Replace each collective by its `dist.start_*` and a `dist.wait` right behind it.
 
     Requires: a local program without time axes. Ensures: numerics unchanged; the schedule is

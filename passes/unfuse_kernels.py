@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from shardweave.ir.program import Program
 from shardweave.ir.unfuse import unfuse
-from shardweave.passes.program_pass import ProgramPass
+from shardweave.passes.program_pass import PassOnProgram
 
 
 @dataclass(frozen=True)
-class UnfuseKernelsPass(ProgramPass):
+class UnfuseKernelsPass(PassOnProgram):
     """Replace each `kernel.fused` by its ops.
 
     Requires: a verified program. Ensures: a program without regions; right after `fuse-kernels`

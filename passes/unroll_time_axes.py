@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.unroll import unroll_time_axes
 from shardweave.passes.notes import note
-from shardweave.passes.program_pass import ProgramPass
+from shardweave.passes.program_pass import PassOnProgram
 
 
 @dataclass(frozen=True)
-class UnrollTimeAxesPass(ProgramPass):
+class UnrollTimeAxesPass(PassOnProgram):
     """Clone each op once per coordinate on the time axes; what does not vary stays single.
 
     A collective over a time axis becomes local arithmetic: an all-reduce a sum of the copies,

@@ -111,10 +111,7 @@ def find_pairs(program: Program, axis: str, size: int) -> list[Pair]:
 def _separable(
     program: Program, axis: str, size: int, uneven: dict[AtenOp, str] | None = None
 ) -> Groups:
-    """The groups of maps that can be cut.
-
-    uneven: is filled with the maps that stay whole because their features do not divide by
-    `size`, and what it is that does not ("4 groups of 6 features (such as heads)").
+    """The groups of maps that can be cut; `uneven` as for `parallel_pairs`.
 
     Repeats the analysis without the maps that turned out not to be separable, until none is
     left: a handful of walks over the forward ops.

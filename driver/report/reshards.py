@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from xdsl.ir import SSAValue
 from xdsl.passes import ModulePass
 
 from shardweave.driver.plans import partition
@@ -28,7 +29,7 @@ def reshards_of(program: Program) -> list[Row]:
     for op in program.ops:
         texts |= dict(zip(op.results, map(str, sharding_attrs_of(op) or ()), strict=False))
 
-    def shards(value: object) -> str:
+    def shards(value: SSAValue) -> str:
         return texts[value].removeprefix("#dist.sharding")[1:-1]
 
     return [

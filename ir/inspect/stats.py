@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from shardweave.ir.annotations import phase_of
-from shardweave.ir.dist import COLLECTIVES, DistOp, sent_bytes
+from shardweave.ir.dist import COLLECTIVES, sent_bytes
 from shardweave.ir.flops import flops_of
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.mesh import Mesh
@@ -31,7 +31,6 @@ def stats(program: Program) -> ProgramStats:
             sum(map(flops_of, op.fused_ops)) if isinstance(op, FusedOp) else flops_of(op)
         )
         if isinstance(op, COLLECTIVES):  # started ones are subclasses
-            assert isinstance(op, DistOp)
             group = groups[op.name.removeprefix("dist.").removeprefix("start_"), op.axes, phase]
             group[0] += 1
             group[1] += sum(num_bytes(tensor_type_of(v)) for v in op.operands)

@@ -100,7 +100,6 @@ def _find(program: Program) -> list[_Redundant]:
         for mine, others in zip(op.results, twin.results, strict=True):
             number[mine] = others
         if isinstance(op, COLLECTIVES) and phase_of(op) == "recompute":
-            assert isinstance(op, DistOp)
             assert isinstance(twin, DistOp)
             found.append(_Redundant(op, twin, sent_bytes(op, mesh), op in live))
     return found

@@ -19,7 +19,6 @@ from shardweave.ir.regions import split_at_backward, weight_ops
 from shardweave.ir.storage import kept_bytes
 
 POLICIES = ("none", "layer", "after-communication", "budget")
-_COLLECTIVES = tuple(COLLECTIVES)
 
 Segment = tuple[str, Copy | None, int]
 """Block, sub-batch, and number of the stretch between communications that is recomputed at once."""
@@ -86,7 +85,7 @@ def recompute(program: Program, policy_of: Callable[[str], str]) -> int:
         raise ValueError("the program recomputes already; rematerialize it once.")
     if any(isinstance(op, FusedOp) for op in forward):
         raise ValueError("the program has fused regions; run unfuse-kernels first.")
-    messages: set[Operation] = {op for op in forward + later if isinstance(op, _COLLECTIVES)}
+    messages: set[Operation] = {op for op in forward + later if isinstance(op, COLLECTIVES)}
     messages -= weights
     blocks = blocks_of(program)
     count = _Recomputation(forward, later, blocks, policy_of, messages).run()

@@ -24,10 +24,8 @@ def start_collectives(program: Program) -> int:
         )
     count = 0
     for one in list(program.ops):
-        kind = STARTS.get(type(one)) if isinstance(one, DistOp) else None
-        if kind is not None:
-            assert isinstance(one, DistOp)
-            _start(one, kind)
+        if isinstance(one, DistOp) and type(one) in STARTS:
+            _start(one, STARTS[type(one)])
             count += 1
     return count
 

@@ -18,7 +18,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.blocks import Blocks, blocks_of
-from shardweave.ir.dist import COLLECTIVES, DistOp, WaitOp, sent_bytes
+from shardweave.ir.dist import COLLECTIVES, WaitOp, sent_bytes
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.regions import split_at_backward
@@ -29,8 +29,6 @@ from shardweave.planners.cost.model import CostModel
 from shardweave.planners.plan_parts import PlanError
 
 AxesAndPhase = tuple[tuple[str, ...], str]
-
-_COLLECTIVES = tuple(COLLECTIVES)
 
 
 @dataclass(frozen=True)
@@ -180,7 +178,7 @@ class _Tally:
 
     def add(self, op: Operation, costs: Mapping[str, CostModel]) -> None:
         self.devices = tuple(costs)
-        if isinstance(op, (*_COLLECTIVES, WaitOp)):
+        if isinstance(op, (*COLLECTIVES, WaitOp)):
             return
         is_forward = phase_of(op) == "forward"
         for name, cost in costs.items():
@@ -190,9 +188,8 @@ class _Tally:
         self.workspace = max(self.workspace, touched)
 
     def communicate(self, op: Operation, links: CostModel) -> None:
-        if not isinstance(op, _COLLECTIVES):
+        if not isinstance(op, COLLECTIVES):
             return
-        assert isinstance(op, DistOp)
         if set(op.axes) <= set(links.mesh.names):
             key = links.stream_of(op), phase_of(op)
             self.waited[key] += links.collective_time_s(op)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.dist import STARTED, DistOp, WaitOp
+from shardweave.ir.dist import STARTED, WaitOp
 from shardweave.planners.cost.model import CostModel
 
 
@@ -37,7 +37,6 @@ def build_graph(ops: Sequence[Operation], cost: CostModel) -> Graph:
     graph = Graph(kept, [None] * len(kept), [], [], [], [[] for _ in kept], [0] * len(kept))
     for i, op in enumerate(kept):
         if isinstance(op, STARTED):
-            assert isinstance(op, DistOp)
             graph.waits[i] = next(use.operation for r in op.results for use in r.uses)
             graph.travel_s.append(cost.collective_time_s(op))
             graph.streams.append(cost.stream_of(op))

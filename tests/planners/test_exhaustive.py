@@ -79,7 +79,7 @@ def test_cluster_too_small_in_memory_tells_the_shortfall_in_gib_by_part() -> Non
 
 
 def test_mesh_with_other_axes_is_refused() -> None:
-    with pytest.raises(PlanError, match="axis 'x', but 'exhaustive' plans data and tensor"):
+    with pytest.raises(PlanError, match="axis 'x', but 'exhaustive' plans data, tensor"):
         plan_exhaustive(captured(SPEC).program, Mesh(x=4), cluster=CLUSTER)
 
 
