@@ -29,7 +29,7 @@ from shardweave.planners.registry import PLANNERS, no_such_plan
 from shardweave.planners.replicated import batch_shardings
 
 if TYPE_CHECKING:
-    from shardweave.planners.oppa.host import Host
+    from shardweave.planners.oppa.trials import Host
 
 MeshLike = Mesh | Mapping[str, int] | str
 
