@@ -138,3 +138,56 @@ def test_class_name_means_one_thing() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(module)
     assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
+
+
+HOMES = {
+    "bytes_moved": "ir.traffic",
+    "storage_of": "ir.storage",
+    "kept_values": "ir.storage",
+    "state_bytes": "planners.cost.memory",
+    "propagate": "ir.sharding.propagate",
+    "reshard": "ir.sharding.reshard",
+}
+"""Facts with one home: the functions that say them, and where."""
+
+
+@pytest.mark.parametrize("name", HOMES)
+def test_fact_has_one_home(name: str) -> None:
+    homes = [
+        module
+        for module, tree in trees().items()
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
+    assert homes == [HOMES[name]]
+
+
+def words_in(node: ast.AST) -> set[str]:
+    """The string constants of a set, a dict's keys, or a tuple."""
+    items = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", [])
+    return {item.value for item in items if isinstance(item, ast.Constant)}
+
+
+def test_what_is_a_view_is_said_once() -> None:
+    """No second set, tuple or table of names holds views: those of code generation are functions."""
+    tables = [
+        module
+        for module, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Set | ast.Dict | ast.Tuple | ast.List)
+        if {"aten.view", "aten.permute"} <= words_in(node)
+        if module != "backends.triton.values"
+    ]
+    assert tables == ["ir.facts"]
+
+
+def test_axes_are_assigned_in_one_walk() -> None:
+    """Only the flow of propagation asks which axes cut an op, so that no planner walks on its own."""
+    askers = {
+        module
+        for module, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("Assigner", "self.assigner.assign")
+    }
+    assert askers == {"ir.sharding.flow"}
