@@ -86,7 +86,7 @@ class _Verifier:
         self.defined: set[SSAValue] = set(program.function.body.block.args)
         self.is_local = program.is_local
         self.is_propagated = not self.is_local and any(
-            sharding_attrs_of(op) is not None for op in program.ops
+            isinstance(op.properties.get("sharding"), builtin.ArrayAttr) for op in program.ops
         )
         # By ids, as hashing contents takes longer; the program keeps its attributes alive.
         self.read: dict[tuple[int, int], Sharding] = {}

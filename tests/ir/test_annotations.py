@@ -46,6 +46,15 @@ def program() -> Program:
     )
 
 
+def annotate_all(step_: Program) -> None:
+    """Say of every op that its result is cut, as its input is."""
+    for op in step_.ops:
+        set_shardings(op, [cut()], [(4, 8)])
+    attribute = ShardingAttr.of(cut(), (4, 8))
+    step_.set_argument_attributes("dist.sharding", {0: attribute})
+    step_.set_result_attributes("dist.sharding", {0: attribute})
+
+
 def cut() -> Sharding:
     return Sharding((contiguous(["data"], 4, Mesh.parse(MESH)), ()))
 
@@ -65,7 +74,7 @@ def test_annotations_that_are_set_come_back_and_out_of_the_text() -> None:
     set_phase(op, "recompute")
     set_origin(op, "mul")
     set_copy(op, (0, 1))
-    set_shardings(op, [cut()], [(4, 8)])
+    annotate_all(step_)
     for read in (step_, Program.parse(str(step_))):
         op = next(read.ops)
         assert (layer_of(op), phase_of(op)) == ("h.0.mlp", "recompute")

