@@ -165,7 +165,7 @@ def test_fact_has_one_home(name: str) -> None:
 def words_in(node: ast.AST) -> set[str]:
     """The string constants of a set, a dict's keys, or a tuple."""
     items = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", [])
-    return {item.value for item in items if isinstance(item, ast.Constant)}
+    return {str(item.value) for item in items if isinstance(item, ast.Constant)}
 
 
 def test_what_is_a_view_is_said_once() -> None:

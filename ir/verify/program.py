@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects import func
+from xdsl.dialects import builtin, func
 from xdsl.ir import Operation, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
