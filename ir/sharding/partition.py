@@ -41,12 +41,11 @@ _KINDS: dict[str, type[dist.DistOp]] = {
 }
 
 
-def partition(program: Program) -> dict[SSAValue, SSAValue]:
-    """Make a propagated global program local; returns the local value of each global one.
+def partition(program: Program) -> None:
+    """Make a propagated global program local. Linear in the ops.
 
-    The global values are those of the body that was replaced: good as keys, and no longer part of
-    a program. Raises ValueError without a mesh, for a program that is local or not propagated, and
-    where an op's operands do not fit it. Linear in the ops.
+    Raises ValueError without a mesh, for a program that is local or not propagated, and where an
+    op's operands do not fit it.
     """
     if program.mesh is None:
         raise ValueError("the program has no mesh; give one (mesh=..., or --mesh data=2).")
@@ -57,7 +56,7 @@ def partition(program: Program) -> dict[SSAValue, SSAValue]:
             "no op of the program says in which shards its results are; run propagate-shardings "
             "first."
         )
-    return _Partition(program).run()
+    _Partition(program).run()
 
 
 class _Partition:
@@ -69,7 +68,7 @@ class _Partition:
         self.local: dict[SSAValue, SSAValue] = {}
         self.shardings: dict[SSAValue, Sharding] = {}
 
-    def run(self) -> dict[SSAValue, SSAValue]:
+    def run(self) -> None:
         for slot in self.program.arguments:
             sharding = self.program.sharding_of_slot(slot)
             type_ = self._local_type(slot.value, sharding)
@@ -87,7 +86,6 @@ class _Partition:
         self.block.add_op(func.ReturnOp(*results))
         self.program.replace_body(self.block)
         self.program.set_local()
-        return self.local
 
     def _define(self, value: SSAValue, local: SSAValue, sharding: Sharding) -> None:
         self.local[value] = local

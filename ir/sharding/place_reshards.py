@@ -292,8 +292,9 @@ class _Placing:
         self, value: SSAValue, source: SSAValue, wanted: Sharding, user: Operation, why: str
     ) -> ReshardOp:
         op = create(ReshardOp, [source], [value.type], why=why)
-        is_end = isinstance(user, func.ReturnOp) and isinstance(value.owner, Operation)
-        annotate(op, value.owner if is_end and isinstance(value.owner, Operation) else user)
+        producer = value.owner
+        is_end = isinstance(user, func.ReturnOp)
+        annotate(op, producer if is_end and isinstance(producer, Operation) else user)
         set_shardings(op, [wanted], [shape_of(value)])
         op.results[0].name_hint = value.name_hint
         self._add(op)
