@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from shardweave.backends.mirror import mirror
+from shardweave.backends.ownership import owned
 from shardweave.backends.reference import run_reference
 from shardweave.ir.program import Program
 
@@ -38,7 +39,8 @@ class VirtualStep(nn.Module):
         batch = {f"arg{index}": arg for index, arg in enumerate(args)} | kwargs
         values = self._stored | {("input", name): tensor for name, tensor in batch.items()}
         outputs: list[Tensor] = []
-        for (kind, name), tensor in run_reference(self.program, values).items():
+        results = owned(run_reference(self.program, values), values.values())
+        for (kind, name), tensor in results.items():
             if kind == "grad":
                 self._accumulate(name, tensor)
             elif kind == "buffer":
@@ -56,7 +58,6 @@ class VirtualStep(nn.Module):
         if not parameter.requires_grad:
             return
         if parameter.grad is None:
-            # Two parameters may have one gradient; each needs its own, since it is added to.
-            parameter.grad = gradient.clone()
+            parameter.grad = gradient
         else:
             parameter.grad.add_(gradient)

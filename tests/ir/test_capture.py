@@ -38,6 +38,10 @@ class Model(nn.Module):
         return self.function(self, *args, **kwargs)
 
 
+def _raise(message: str) -> bool:
+    raise ValueError(message)
+
+
 def x() -> Tensor:
     return torch.randn(2, 4, dtype=torch.float64)
 
@@ -327,30 +331,49 @@ def test_gradients_are_those_of_eager(function: Callable[..., Any]) -> None:
     [
         (
             lambda self, a: self.drop(self.linear(a)).sum(),
-            r"^module 'drop': aten\.native_dropout draws random numbers, .*; set the module's "
+            r"^module 'drop' \(test_capture\.py:\d+: `.*`\): aten\.native_dropout draws random numbers, .*; set the module's "
             r"dropout probability to 0",
         ),
         (
             lambda self, a: (self.linear(a) + torch.randn_like(a)).sum(),
-            r"^the model: aten\.randn_like draws random numbers",
+            r"^the model \(test_capture\.py:\d+: `.*`\): aten\.randn_like draws random numbers",
         ),
         (
-            lambda self, a: (self.linear(a) * torch.tensor([1.0, 2.0, 3.0, 4.0])).sum(),
-            r"^the model makes a constant tensor of 4 values while it runs; register it as a "
-            r"buffer",
+            lambda self, a: (
+                self.linear(a).sum() + torch.tensor([float(i) for i in range(99)]).sum()
+            ),
+            r"^the model \(test_capture\.py:\d+: `.*`\): the code writes out a constant tensor of 99 "
+            r"values; register it as a buffer",
         ),
         (
             lambda self, a: self.linear(a).sum() if a.sum() > 0 else self.linear(a).mean(),
-            r"^torch could not trace the model: Data-dependent branching.*test_capture\.py.*"
-            r"\(no data-dependent shapes or branches\)\.$",
+            r"^the model \(test_capture\.py:.*: Data-dependent branching.*torch\.where",
         ),
         (
             lambda self, a: self.linear(a)[a > 0].sum(),
-            r"^torch could not trace the model: aten\.nonzero.*test_capture\.py",
+            r"^the model \(test_capture\.py:\d+: `.*`\): the shape of this result depends on the "
+            r"data, .*torch\.where\(mask, x, 0\)",
+        ),
+        (
+            lambda self, a: self.linear(a)[torch.where(a[:, 0] > 0)[0]].sum(),
+            r"the shape of this result depends on the data",
         ),
         (
             lambda self, a: self.linear(a).sum() * a.sum().item(),
-            r"^torch could not trace the model: aten\._local_scalar_dense.*test_capture\.py",
+            r"^the model \(test_capture\.py:\d+: `.*`\): a Python number is read out of a tensor",
+        ),
+        (
+            lambda self, a: sum(self.linear(a).sum() for _ in range(int(a.sum()))),
+            r"^the model \(test_capture\.py:\d+: `.*`\): a Python number is read out of a tensor",
+        ),
+        (
+            lambda self, a: (self.linear(a) @ torch.ones(3, 3, dtype=a.dtype)).sum(),
+            r"^the model \(test_capture\.py:\d+: `.*`\): a and b must have same reduction dim, but "
+            r"got \[2, 4\] X \[3, 3\]",
+        ),
+        (
+            lambda self, a: self.linear(a).sum() if a.ndim > 2 else _raise("expected 7 dims"),
+            r"^the model \(test_capture\.py:\d+: `.*`\): forward raises ValueError: expected 7 dims$",
         ),
         (
             lambda self, a: self.linear(a),
@@ -362,11 +385,11 @@ def test_gradients_are_those_of_eager(function: Callable[..., Any]) -> None:
         ),
         (
             lambda self, a: self.linear(a.add_(1)).sum(),
-            r"^the model changes its input 'arg0' in place; copy it in the model first\.$",
+            r"^the model \(test_capture\.py:.*: forward changes input 'arg0' in place; copy it first",
         ),
         (
             lambda self, a: torch.fft.fft(self.linear(a)).abs().sum(),
-            r"^the model: dtype torch\.complex128 has no tensor type in the IR; use one of float64",
+            r"^the model \(test_capture\.py:.*: dtype torch\.complex128 has no tensor type in the IR; use one of float64",
         ),
         (
             lambda self, a: F.cross_entropy(
