@@ -39,7 +39,7 @@ def _refusal(model: nn.Module, tensor: Tensor, site: Site) -> str:
     name = place.rpartition(".")[2] if place else "name"
     return (
         f"{site}: this reads {where}, of shape {tuple(tensor.shape)}, which is no parameter, "
-        f'buffer or input; in __init__ write self.register_buffer("{name}", tensor, persistent=False).'
+        f'buffer or input; write self.register_buffer("{name}", .., persistent=False) in __init__.'
     )
 
 

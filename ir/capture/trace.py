@@ -266,7 +266,7 @@ def _check_fits(name: str, node: torch.fx.Node, old: torch.Tensor) -> None:
     if new.shape != old.shape or new.dtype != old.dtype:
         raise CaptureError(
             f"{site_of_node(node)}: forward makes buffer '{name}' of shape {tuple(old.shape)} "
-            f"and {old.dtype} one of shape {tuple(new.shape)} and {new.dtype}; a step's buffers keep their form."
+            f"and {old.dtype} one of shape {tuple(new.shape)} and {new.dtype}; keep its form."
         )
 
 
