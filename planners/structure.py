@@ -121,6 +121,7 @@ def _separable(
     activations = _input_dependent(program, forward)
     banned: set[AtenOp] = set()
     parts: dict[AtenOp, int] = {}
+    stacks: set[AtenOp] = set()
     while True:
         analysis = _Analysis(parameters, activations, axis, size, banned, parts)
         for op in forward:
@@ -131,10 +132,14 @@ def _separable(
         retry = {op: n for op, n in groups.parts.items() if op not in parts}
         failed = _spread(groups.joined, groups.dead - set(retry)) | analysis.unended()
         if not retry and not failed:
+            for op in groups.ended if uneven is not None else ():
+                uneven.pop(op, None)  # the parts of a fused projection are cut each for itself
             return groups
         parts |= retry
+        stacks |= retry.keys() & groups.uneven.keys()
         if not retry:
-            banned |= failed
+            # What was taken for a stack of projections, and is none, fails without the others.
+            banned |= (failed & stacks) or failed
 
 
 def _input_dependent(program: Program, forward: list[AtenOp]) -> set[SSAValue]:
@@ -269,9 +274,9 @@ class _Analysis:
                 seat = rule.seat(names, placement)
                 if seat is None:
                     self._note_uneven(rule, names, label)
-                    wholes = [rule.factors[f].size for f in names if rule.factors[f].whole]
-                    for source in label.sources if wholes else ():
-                        self.groups.parts[source] = wholes[0]
+                    parts = _parts(rule, names, self.size)
+                    for source in label.sources if parts else ():
+                        self.groups.parts[source] = parts
                 return seat
         return None
 
@@ -301,6 +306,18 @@ class _Analysis:
                 self.groups.dead |= sources
             elif known is None:
                 self.groups.cuts[parameter] = (back, sources)
+
+
+def _parts(rule: Rule, names: Sequence[int], size: int) -> int:
+    """In how many parts the features come that a dim of these factors has, each to be cut.
+
+    Of a factor that must be whole its size; else that of the first, which may stack projections
+    (the queries, keys and values of `nn.MultiheadAttention`). 0 if it is no stack.
+    """
+    factors = [rule.factors[factor] for factor in names]
+    wholes = [factor.size for factor in factors if factor.whole]
+    stacked = len(factors) > 1 and factors[0].size % size != 0
+    return (wholes or ([factors[0].size] if stacked else [0]))[0]
 
 
 def _only_in(rule: Rule, weight: int, *, present: bool) -> int | None:

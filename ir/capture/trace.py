@@ -14,8 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
+from unittest import mock
 
 import torch
+from torch._dynamo import functional_export
 from torch._dynamo.functional_export import _dynamo_graph_capture_for_export
 from torch._functorch._aot_autograd import descriptors as aot
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
@@ -24,6 +26,7 @@ from torch.export._trace import _restore_state_dict
 
 from shardweave.ir.capture.explain import check_data_dependence, explained
 from shardweave.ir.capture.hooks import Hook, check_hooks, check_leaf_hooks, install_hooks
+from shardweave.ir.capture.huggingface import eager_masks
 from shardweave.ir.capture.loose_tensors import check_all_registered
 from shardweave.ir.capture.observe import Observation, observed
 from shardweave.ir.capture.site import CaptureError, Site, qualified, site_of_node
@@ -129,10 +132,24 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    """Code that asks is told that it is compiled, but not exported.
+
+    A program has fixed shapes. What a model does for the sake of other ones, such as a mask in
+    place of causal attention (Hugging Face), it is to leave.
+    """
+    with mock.patch.object(torch.compiler, "_is_compiling_flag", True):
+        yield
+
+
+@contextlib.contextmanager
 def _tracing(model: torch.nn.Module, train: bool) -> Iterator[None]:
     """Train or inference mode, restored afterwards; the fake mode of fake parameters."""
     was_training = {name: module.training for name, module in model.named_modules()}
     with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            mock.patch.object(functional_export, "_compiling_state_context", _compiling)
+        )
         mode = _fake_mode_of(model)
         if mode is not None:
             stack.enter_context(mode)
@@ -165,7 +182,7 @@ def trace(
     tensors = tuple(value.detach() for value in args)
     named = {name: value.detach() for name, value in kwargs.items()}
     try:
-        with _quiet(), _tracing(model, train), observed() as seen:
+        with _quiet(), _tracing(model, train), eager_masks(named), observed() as seen:
             try:
                 return _trace(wrapped, tensors, named, seen)
             except CaptureError:
