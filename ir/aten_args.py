@@ -92,12 +92,12 @@ DERIVED: dict[str, dict[str, Derivation]] = {
     "aten.native_group_norm": _GROUP_NORM,
     "aten.native_group_norm_backward": _GROUP_NORM,
     "aten.convolution_backward": {"bias_sizes": _bias_sizes},
-    "aten.upsample_nearest2d": {"output_size": lambda op: _result_shape(op)[2:]},
+    "aten.upsample_nearest2d": {"output_size": lambda op: _result_shape(op)[-2:]},
     "aten.upsample_nearest2d_backward": {
-        "output_size": lambda op: list(shape_of(op.operands[0]))[2:],
+        "output_size": lambda op: list(shape_of(op.operands[0]))[-2:],
         "input_size": _result_shape,
     },
-    "aten._adaptive_avg_pool2d": {"output_size": lambda op: _result_shape(op)[2:]},
+    "aten._adaptive_avg_pool2d": {"output_size": lambda op: _result_shape(op)[-2:]},
 }
 """Per op, how each argument that restates a shape follows from the op's types."""
 

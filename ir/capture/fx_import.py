@@ -25,6 +25,7 @@ from shardweave.ir.capture.builder import Builder
 from shardweave.ir.capture.canonical import Call, lookup
 from shardweave.ir.capture.site import CaptureError, module_path, site_of_node, users_line
 from shardweave.ir.capture.trace import Traced
+from shardweave.ir.capture.unwritten import Unwritten
 from shardweave.ir.types import AnyTensor, element_of, tensor_type
 
 _MAX_RUNS = 64
@@ -65,6 +66,7 @@ class _Importer:
         self.builder = Builder(self.block)
         self.values: dict[torch.fx.Node, Any] = {}
         self.backward: set[SSAValue] = set()
+        self.unwritten = Unwritten()
         self.inputs = iter(traced.inputs)
         self.arguments: dict[tuple[str, str], SSAValue] = {}
         self.argument_attributes: list[Attribute] = []
@@ -76,7 +78,9 @@ class _Importer:
                 self.values[node] = self._argument(node)
             elif node.op == "get_attr":
                 self.values[node] = self._constant(node)
-            elif node.op == "call_function":
+            elif node.op == "call_function" and (node.users or node.meta.get("val") is not None):
+                # What gives nothing is an assertion.
+                self.unwritten.visit(node)
                 self._annotate(node)
                 self.values[node] = self._call(node)
                 self._mark_phase(first_new)

@@ -1,6 +1,6 @@
 # pyright: basic
 # torch's tracing API is private and only partly typed.
-"""The one file that touches torch's private tracing API.
+"""The files `trace`, `settings`, `observe` and `hooks` touch torch's private tracing API.
 
 `trace` turns a model and its inputs into one functional graph of ATen ops, forward and
 backward together, whose inputs and outputs say what they are.
@@ -9,19 +9,15 @@ backward together, whose inputs and outputs say what they are.
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
-from unittest import mock
 
 import torch
-from torch._dynamo import functional_export
 from torch._dynamo.functional_export import _dynamo_graph_capture_for_export
 from torch._functorch._aot_autograd import descriptors as aot
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export._trace import _restore_state_dict
 
 from shardweave.ir.capture.explain import check_data_dependence, explained
@@ -29,6 +25,7 @@ from shardweave.ir.capture.hooks import Hook, check_hooks, check_leaf_hooks, ins
 from shardweave.ir.capture.huggingface import eager_masks
 from shardweave.ir.capture.loose_tensors import check_all_registered
 from shardweave.ir.capture.observe import Observation, observed
+from shardweave.ir.capture.settings import settings
 from shardweave.ir.capture.site import CaptureError, Site, qualified, site_of_node
 from shardweave.ir.capture.state import assigned_buffers
 
@@ -112,57 +109,6 @@ def _loss_of(output: Any) -> torch.Tensor | None:
     return getattr(output, "loss", None)
 
 
-def _fake_mode_of(model: torch.nn.Module) -> FakeTensorMode | None:
-    for tensor in model.parameters():
-        if isinstance(tensor, FakeTensor):
-            return tensor.fake_mode
-    return None
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's log of an error that is explained anyway."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def _compiling() -> Iterator[None]:
-    """Code that asks is told that it is compiled, but not exported.
-
-    A program has fixed shapes. What a model does for the sake of other ones, such as a mask in
-    place of causal attention (Hugging Face), it is to leave.
-    """
-    with mock.patch.object(torch.compiler, "_is_compiling_flag", True):
-        yield
-
-
-@contextlib.contextmanager
-def _tracing(model: torch.nn.Module, train: bool) -> Iterator[None]:
-    """Train or inference mode, restored afterwards; the fake mode of fake parameters."""
-    was_training = {name: module.training for name, module in model.named_modules()}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(
-            mock.patch.object(functional_export, "_compiling_state_context", _compiling)
-        )
-        mode = _fake_mode_of(model)
-        if mode is not None:
-            stack.enter_context(mode)
-        if not train:
-            model.eval()
-            stack.enter_context(torch.no_grad())
-        try:
-            yield
-        finally:
-            for name, module in model.named_modules():
-                module.training = was_training[name]
-
-
 def trace(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, train: bool
 ) -> Traced:
@@ -182,7 +128,7 @@ def trace(
     tensors = tuple(value.detach() for value in args)
     named = {name: value.detach() for name, value in kwargs.items()}
     try:
-        with _quiet(), _tracing(model, train), eager_masks(named), observed() as seen:
+        with settings(model, train), eager_masks(named), observed() as seen:
             try:
                 return _trace(wrapped, tensors, named, seen)
             except CaptureError:

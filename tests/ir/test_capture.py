@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from xdsl.dialects.builtin import FileLineColLoc
 
@@ -388,18 +387,8 @@ def test_gradients_are_those_of_eager(function: Callable[..., Any]) -> None:
             r"^the model \(test_capture\.py:.*: forward changes input 'arg0' in place; copy it first",
         ),
         (
-            lambda self, a: torch.fft.fft(self.linear(a)).abs().sum(),
-            r"^the model \(test_capture\.py:.*: dtype torch\.complex128 has no tensor type in the IR; use one of float64",
-        ),
-        (
-            lambda self, a: F.cross_entropy(
-                self.linear(a), a.argmax(1), weight=torch.ones(4, dtype=a.dtype)
-            ),
-            r"cross entropy with class weights is not supported; multiply the per-token loss",
-        ),
-        (
             lambda self, a: (self.linear(a) + torch.empty_like(a)).sum(),
-            r"aten\.empty_like makes a tensor without values.*use zeros in the model\.$",
+            r"aten\.empty_like\S* makes a tensor without values.*use zeros in the model\.$",
         ),
     ],
 )
