@@ -45,6 +45,9 @@ class Write:
     before: Any
     after: Any
     is_read: bool
+    owner: Any = None
+    """The object whose attribute this is; None for items, globals and the like."""
+    name: str = ""
 
 
 @dataclass
@@ -114,6 +117,8 @@ def _writes(graph: Any) -> Iterator[Write]:
                 before,
                 _constant(value),
                 before is ABSENT or read.attribute(source, name),
+                vars(variable).get("value"),
+                name,
             )
         if isinstance(variable, ConstDictVariable):
             yield from _written_items(variable, site, read)

@@ -7,7 +7,9 @@ is gone by then, unless it is a tensor that the program returns.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
@@ -22,34 +24,78 @@ _REGISTERED = re.compile(
 def assigned_buffers(model: nn.Module, writes: Iterable[Write]) -> list[str]:
     """The qualified names of buffers that forward gives another tensor.
 
-    Raises CaptureError for other state that it changes and that a step would read again.
+    Raises CaptureError for what a step cannot hold.
     """
     names: list[str] = []
     for write in writes:
-        if write.place.endswith("_non_persistent_buffers_set"):
-            continue  # torch's own; a buffer that is assigned passes through it
         registered = _REGISTERED.match(write.place)
         if registered is None:
-            _check_python_state(write)
-        elif "parameters" in registered.groups():
+            continue
+        if "parameters" in registered.groups():
             raise CaptureError(
                 f"{write.site}: forward assigns parameter '{registered[4]}', which the optimizer "
                 "would not see; make it a buffer, or compute it without assigning it."
             )
-        else:
-            path, name = registered[1], registered[4]
-            names.append(f"{path}.{name}" if path else name)
-            _check_buffer(model, names[-1], write)
+        path, name = registered[1], registered[4]
+        names.append(f"{path}.{name}" if path else name)
+        _check_buffer(model, names[-1], write)
     return names
 
 
-def _check_python_state(write: Write) -> None:
-    is_same = type(write.before) is type(write.after) and write.before == write.after
-    if not write.is_read or (is_same and write.after is not UNKNOWN):
-        return
+def python_state(writes: Iterable[Write]) -> list[Write]:
+    """The writes to other state that the next step would find changed."""
+    return [
+        write
+        for write in writes
+        if not _REGISTERED.match(write.place)
+        and not write.place.endswith("_non_persistent_buffers_set")  # torch's own, of buffers
+        and write.is_read
+        and (write.after is UNKNOWN or not _same(write.before, write.after))
+    ]
+
+
+def check_settles(writes: Sequence[Write], code: str, trace: Callable[[], tuple[Any, str]]) -> None:
+    """Raises CaptureError unless the state stays where one step brings it, and so does the graph.
+
+    Many models fill in a setting at their first call. code: of the graph before; trace: traces
+    again, and gives what is written then and the code.
+    """
+    refused = next((write for write in writes if not _can_be_set(write)), None)
+    if refused is None and writes:
+        with _set_to_after(writes):
+            again, new_code = trace()
+        refused = None if new_code == code else writes[0]
+        refused = next(iter(python_state(again)), refused)
+    if refused is not None:
+        raise CaptureError(_refusal(refused))
+
+
+def _can_be_set(write: Write) -> bool:
+    return write.owner is not None and write.after is not UNKNOWN and write.after is not ABSENT
+
+
+@contextmanager
+def _set_to_after(writes: Sequence[Write]) -> Iterator[None]:
+    for write in writes:
+        setattr(write.owner, write.name, write.after)
+    try:
+        yield
+    finally:
+        for write in writes:
+            if write.before is ABSENT:
+                delattr(write.owner, write.name)
+            else:
+                setattr(write.owner, write.name, write.before)
+
+
+def _same(before: Any, after: Any) -> bool:
+    return type(before) is type(after) and before == after
+
+
+def _refusal(write: Write) -> str:
     name = write.place.rpartition(".")[2]
     name = name if name.isidentifier() and not name.startswith("__") else "name"
-    raise CaptureError(
+    return (
         f"{write.site}: forward changes `{write.place}`, Python state that the next step would "
         "read, but a program keeps what the first step had; hold it in a buffer "
         f'(self.register_buffer("{name}", torch.tensor(..)) in __init__), or pass it as an input. '

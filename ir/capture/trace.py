@@ -9,7 +9,7 @@ backward together, whose inputs and outputs say what they are.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -24,10 +24,10 @@ from shardweave.ir.capture.explain import check_data_dependence, explained
 from shardweave.ir.capture.hooks import Hook, check_hooks, check_leaf_hooks, install_hooks
 from shardweave.ir.capture.huggingface import eager_masks
 from shardweave.ir.capture.loose_tensors import check_all_registered
-from shardweave.ir.capture.observe import Observation, observed
+from shardweave.ir.capture.observe import Observation, Write, observed
 from shardweave.ir.capture.settings import settings
 from shardweave.ir.capture.site import CaptureError, Site, qualified, site_of_node
-from shardweave.ir.capture.state import assigned_buffers
+from shardweave.ir.capture.state import assigned_buffers, check_settles, python_state
 
 InputKind = Literal["param", "buffer", "input", "tangent"]
 OutputKind = Literal["loss", "output", "grad", "buffer"]
@@ -171,8 +171,10 @@ def _exported(
     wrapped: _Wrapped, args: tuple[Any, ...], kwargs: dict[str, Any], seen: Observation
 ) -> Any:
     """Dynamo's graph, which returns the buffers that forward assigns as well."""
-    exported: Any = _dynamo_graph_capture_for_export(wrapped)(*args, **kwargs)
-    assigned = tuple(assigned_buffers(wrapped.model, seen.writes))
+    exported = _dynamo_graph(wrapped, args, kwargs)
+    writes = seen.writes
+    _check_state(writes, exported, seen, partial(_dynamo_graph, wrapped, args, kwargs))
+    assigned = tuple(assigned_buffers(wrapped.model, writes))
     if assigned and not wrapped.assigned:
         wrapped.assigned = assigned
         return _exported(wrapped, args, kwargs, seen)
@@ -184,12 +186,28 @@ def _exported(
     return exported
 
 
+def _dynamo_graph(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return _dynamo_graph_capture_for_export(function)(*args, **kwargs)
+
+
+def _check_state(
+    writes: Sequence[Write], exported: Any, seen: Observation, trace: Callable[[], Any]
+) -> None:
+    def again() -> tuple[list[Write], str]:
+        graph = trace()
+        return seen.writes, graph.code
+
+    check_settles(python_state(writes), exported.code, again)
+
+
 def _exported_hook(
     model: torch.nn.Module, seen: Observation, hook: Hook, gradient: torch.Tensor
 ) -> torch.fx.GraphModule:
     """A hook on a gradient as a graph; what it may do is what forward may do."""
-    exported: Any = _dynamo_graph_capture_for_export(hook)(gradient)
-    assigned_buffers(model, seen.writes)
+    exported = _dynamo_graph(hook, (gradient,), {})
+    writes = seen.writes
+    _check_state(writes, exported, seen, partial(_dynamo_graph, hook, (gradient,), {}))
+    assigned_buffers(model, writes)
     check_data_dependence(exported.graph)
     check_all_registered(model, exported)
     exported.recompile()  # dynamo has renamed what its code reads

@@ -271,10 +271,13 @@ def test_refusal_names_the_submodule_and_shows_the_line() -> None:
         (lambda self, x: self.state.update(last=x.sum()), {"last": None}),
         (lambda self, x: setattr(self.state, "n", x.sum()), Counting()),
         (lambda self, x: setattr(self, "state", max(self.state, x.shape[0])), 4),
+        (lambda self, x: setattr(self, "state", max(self.state, x.shape[0])), 0),
+        (lambda self, x: hasattr(self, "late") or setattr(self, "late", x.shape[0]), None),
+        (lambda self, x: self.state.n or setattr(self.state, "n", 3), Counting()),
     ],
-    ids=["size", "tensor", "list", "item", "attribute", "settled"],
+    ids=["size", "tensor", "list", "item", "attribute", "settled", "settles", "created", "filled"],
 )
-def test_python_state_that_is_only_written_or_stays_is_no_obstacle(
+def test_python_state_that_is_only_written_or_settles_is_no_obstacle(
     write: Callable[[Any, Tensor], None], state: Any
 ) -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
