@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from shardweave.backends.checkpoint import checkpointable
 from shardweave.backends.cuda_graph import GraphedStep
 from shardweave.backends.emit import Key, StepFunction, emit, load_step
+from shardweave.backends.input_gradients import check_required, give, is_input_gradient
 from shardweave.backends.layout import as_dtensor, like, local_of, placements_of, whole
 from shardweave.backends.mirror import mirror
 from shardweave.backends.ownership import owned
@@ -74,7 +75,9 @@ class Step(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The loss of a batch, or the outputs of a program without gradients. Collective."""
         given = {key: local_of(self._stored[key]) for key in self._slots if key in self._stored}
-        given |= self._batch({f"arg{index}": arg for index, arg in enumerate(args)} | kwargs)
+        batch = {f"arg{index}": arg for index, arg in enumerate(args)} | kwargs
+        check_required((slot for slot, _ in self._results), batch)
+        given |= self._batch(batch)
         given |= self._tangents()
         results = owned(self._run(self.runtime, given), given.values())
         outputs: list[Tensor] = []
@@ -84,6 +87,8 @@ class Step(nn.Module):
                 self._accumulate(slot.name, local)
             elif slot.kind == "buffer":
                 local_of(self._stored["buffer", slot.name]).copy_(local)
+            elif is_input_gradient(slot):
+                give(slot.name, whole(local, sharding, self.runtime), batch)
             else:
                 outputs.append(whole(local, sharding, self.runtime))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)

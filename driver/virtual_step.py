@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardweave.backends.input_gradients import check_required, give
 from shardweave.backends.mirror import mirror
 from shardweave.backends.ownership import owned
 from shardweave.backends.reference import run_reference
-from shardweave.ir.program import Program
+from shardweave.ir.program import INPUT_GRADIENT, Program
 
 
 class VirtualStep(nn.Module):
@@ -37,7 +38,8 @@ class VirtualStep(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The loss of a global batch, or the outputs of a program without gradients."""
         batch = {f"arg{index}": arg for index, arg in enumerate(args)} | kwargs
-        values = self._stored | {("input", name): tensor for name, tensor in batch.items()}
+        check_required(self.program.results, batch)
+        values = self._stored | {("input", name): t.detach() for name, t in batch.items()}
         outputs: list[Tensor] = []
         results = owned(run_reference(self.program, values), values.values())
         for (kind, name), tensor in results.items():
@@ -45,6 +47,8 @@ class VirtualStep(nn.Module):
                 self._accumulate(name, tensor)
             elif kind == "buffer":
                 self._stored["buffer", name].copy_(tensor)
+            elif name.startswith(INPUT_GRADIENT):
+                give(name, tensor, batch)
             else:
                 outputs.append(tensor)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)

@@ -34,6 +34,10 @@ _VIEWS = {
 this file may know of them; each is imported when it is first called."""
 
 
+INPUT_GRADIENT = "gradient of "
+"""How the name of an output begins that is the gradient of an input, whose name follows."""
+
+
 @dataclass(frozen=True)
 class Slot:
     """One argument or result of the step.

@@ -24,10 +24,12 @@ from shardweave.ir.capture.explain import check_data_dependence, explained
 from shardweave.ir.capture.hooks import Hook, check_hooks, check_leaf_hooks, install_hooks
 from shardweave.ir.capture.huggingface import eager_masks
 from shardweave.ir.capture.loose_tensors import check_all_registered
+from shardweave.ir.capture.meta_device import off_meta
 from shardweave.ir.capture.observe import Observation, Write, observed
 from shardweave.ir.capture.settings import settings
 from shardweave.ir.capture.site import CaptureError, Site, qualified, site_of_node
 from shardweave.ir.capture.state import assigned_buffers, check_settles, python_state
+from shardweave.ir.program import INPUT_GRADIENT
 
 InputKind = Literal["param", "buffer", "input", "tangent"]
 OutputKind = Literal["loss", "output", "grad", "buffer"]
@@ -116,17 +118,12 @@ def trace(
 
     Raises CaptureError if torch cannot trace the model.
     """
-    if any(tensor.is_meta for tensor in model.parameters()):
-        raise CaptureError(
-            "the model has parameters on the meta device, which have no gradients; build it "
-            "under torch._subclasses.fake_tensor.FakeTensorMode() on cpu instead."
-        )
+    model, args, kwargs = off_meta(model, args, kwargs)
     _check_arguments(args, kwargs)
     check_hooks(model)
     wrapped = _Wrapped(model, train)
-    # A gradient for an input that happens to require one is nobody's parameter.
-    tensors = tuple(value.detach() for value in args)
-    named = {name: value.detach() for name, value in kwargs.items()}
+    tensors = tuple(map(_as_input, args))
+    named = {name: _as_input(value) for name, value in kwargs.items()}
     try:
         with settings(model, train), eager_masks(named), observed() as seen:
             try:
@@ -137,6 +134,11 @@ def trace(
                 raise explained(error, seen) from error
     finally:
         torch._dynamo.reset()
+
+
+def _as_input(value: torch.Tensor) -> torch.Tensor:
+    """A leaf that requires a gradient if `value` does."""
+    return value.detach().requires_grad_(value.requires_grad)
 
 
 def _check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -270,8 +272,7 @@ def _input(desc: Any, names: list[str]) -> tuple[InputKind, str]:
 def _output(desc: Any, names: list[str]) -> tuple[OutputKind, str]:
     if isinstance(desc, aot.GradAOTOutput):
         kind, name = _input(desc.grad_of, names)
-        assert kind in ("param", "buffer"), desc
-        return "grad", name
+        return ("output", f"{INPUT_GRADIENT}{name}") if kind == "input" else ("grad", name)
     return "output", str(getattr(desc, "idx", 0))
 
 

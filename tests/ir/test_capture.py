@@ -195,9 +195,10 @@ def test_frozen_parameter_is_an_argument_without_a_gradient() -> None:
     assert slots(program, "grad") == ["linear.bias"]
 
 
-def test_input_that_requires_a_gradient_gets_none() -> None:
+def test_gradient_of_an_input_that_requires_one_is_an_output() -> None:
     program = capture(Model(lambda self, a: self.linear(a).sum()), [x().requires_grad_()])
     assert slots(program, "grad") == ["linear.weight", "linear.bias"]
+    assert slots(program, "output") == ["0", "gradient of arg0"]
 
 
 @pytest.mark.parametrize(
