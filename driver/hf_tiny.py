@@ -52,6 +52,10 @@ def tiny_fields(defaults: Mapping[str, Any], renamed: Mapping[str, str]) -> dict
 
     renamed: other names of fields, by which a type calls what it stores under a common one.
     """
+    if isinstance(defaults.get("depths"), list):
+        # In stages, whose widths depend on one another: one block in each.
+        stages = {"depths": [1] * len(defaults["depths"])}
+        return stages | ({"image_size": 64} if "image_size" in defaults else {})
     names = {stored: name for name, stored in renamed.items()}
     fields: dict[str, Any] = {}
     for name, value in defaults.items():

@@ -37,10 +37,8 @@ def _fake(value: Any, made: dict[int, Tensor]) -> Any:
     if not isinstance(value, Tensor):
         return value
     if id(value) not in made:
-        fake = torch.empty_like(value, device="cpu").requires_grad_(value.requires_grad)
-        made[id(value)] = nn.Parameter(fake, value.requires_grad) if _is_parameter(value) else fake
+        fake = torch.empty(value.shape, dtype=value.dtype, device="cpu")
+        if isinstance(value, nn.Parameter):
+            fake = nn.Parameter(fake, value.requires_grad)
+        made[id(value)] = fake
     return made[id(value)]
-
-
-def _is_parameter(value: Tensor) -> bool:
-    return isinstance(value, nn.Parameter)

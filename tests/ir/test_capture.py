@@ -413,10 +413,21 @@ def test_argument_that_is_no_tensor_is_named(value: object) -> None:
     )
 
 
-def test_meta_parameters_are_refused_since_they_have_no_gradients() -> None:
-    model = Model(lambda self, a: self.linear(a).sum()).to("meta")
-    with pytest.raises(CaptureError, match=r"parameters on the meta device.*FakeTensorMode"):
-        capture(model, [x()])
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_model_on_the_meta_device_gives_the_program_of_a_real_one(device: str) -> None:
+    def make() -> nn.Module:
+        model = Model(
+            lambda self, a: self.norm(self.twin(self.linear(a))).square().sum(),
+            twin=nn.Linear(4, 4, dtype=torch.float64),
+            norm=nn.BatchNorm1d(4).double(),
+        )
+        model.twin.weight = model.linear.weight  # pyright: ignore[reportAttributeAccessIssue]
+        return model
+
+    with torch.device("meta"):
+        meta = make()
+    assert capture(meta, [x().to(device)]) == capture(make(), [x()])
+    assert all(tensor.is_meta for tensor in meta.parameters())
 
 
 def test_output_of_an_inference_pass_must_be_found() -> None:
