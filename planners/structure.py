@@ -132,8 +132,8 @@ def _separable(
         retry = {op: n for op, n in groups.parts.items() if op not in parts}
         failed = _spread(groups.joined, groups.dead - set(retry)) | analysis.unended()
         if not retry and not failed:
-            for op in groups.ended if uneven is not None else ():
-                uneven.pop(op, None)  # the parts of a fused projection are cut each for itself
+            for op in groups.ended:  # the parts of a fused projection are cut each for itself
+                (uneven or {}).pop(op, None)
             return groups
         parts |= retry
         stacks |= retry.keys() & groups.uneven.keys()

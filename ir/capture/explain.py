@@ -77,7 +77,8 @@ def _site(error: Exception, module: str) -> Site:
     frames = getattr(error, "real_stack", None)
     if frames:
         return site_of_frames(module, frames)
-    return Site(module, *(users_line(str(error)) or ()))
+    file, line = users_line(str(error)) or ("", 0)
+    return Site(module, file, line)
 
 
 def _unquoted(text: str) -> str:

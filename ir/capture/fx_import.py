@@ -112,7 +112,8 @@ class _Importer:
     def _constant(self, node: torch.fx.Node) -> SSAValue:
         """A tensor that the code writes out: its runs of equal values, one after another."""
         value = self.traced.constants[str(node.target)]
-        runs = [(key, len(list(run))) for key, run in groupby(value.flatten().tolist())]
+        elements = cast("list[float]", value.flatten().tolist())
+        runs = [(key, len(list(run))) for key, run in groupby(elements)]
         if len(runs) > _MAX_RUNS:
             raise CaptureError(
                 f"{site_of_node(next(iter(node.users)))}: the code writes out a constant tensor of "

@@ -14,6 +14,7 @@ import torch
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _CHILD = re.compile(r"(?:\.__dict__\['_modules'\]|\._modules)\[['\"]([^'\"]*)['\"]\]")
+_NOWHERE = ("", 0)
 _GLOBAL = re.compile(r"^G\['(?:__import_)?(\w+)'\]\.?")
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _TRACING = (
@@ -48,25 +49,26 @@ def site_of_node(node: torch.fx.Node) -> Site:
     """Of a call in a traced graph; a backward call has the site of its forward call."""
     meta = node.meta
     stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
-    return Site(module_path(stack) or "", *(users_line(meta.get("stack_trace")) or ()))
+    file, line = users_line(meta.get("stack_trace")) or _NOWHERE
+    return Site(module_path(stack) or "", file, line)
 
 
 def site_of_frames(module: str, frames: Iterable[FrameSummary]) -> Site:
     """The innermost frame of the user's own code."""
     places = [(frame.filename, frame.lineno or 0) for frame in frames]
-    return Site(module, *_innermost(places))
+    return Site(module, *(_innermost(places) or _NOWHERE))
 
 
 def users_line(stack_trace: str | None) -> tuple[str, int] | None:
     """File and line of the innermost frame of a trace, torch's own left out if others are there."""
     places = [(file, int(line)) for file, line in _FRAME.findall(stack_trace or "")]
-    return _innermost(places) or None
+    return _innermost(places)
 
 
-def _innermost(places: list[tuple[str, int]]) -> tuple[()] | tuple[str, int]:
+def _innermost(places: list[tuple[str, int]]) -> tuple[str, int] | None:
     of_models = [place for place in places if not place[0].startswith(_TRACING)]
     own = [place for place in of_models if not place[0].startswith(_TORCH)]
-    return (own or of_models or [()])[-1]
+    return (own or of_models or [None])[-1]
 
 
 def module_path(stack: Mapping[str, tuple[str, Any]] | None) -> str | None:

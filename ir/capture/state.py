@@ -7,7 +7,7 @@ is gone by then, unless it is a tensor that the program returns.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -75,7 +75,7 @@ def _can_be_set(write: Write) -> bool:
 
 
 @contextmanager
-def _set_to_after(writes: Sequence[Write]) -> Iterator[None]:
+def _set_to_after(writes: Sequence[Write]) -> Generator[None]:
     for write in writes:
         setattr(write.owner, write.name, write.after)
     try:

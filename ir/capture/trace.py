@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch._dynamo.functional_export import _dynamo_graph_capture_for_export
@@ -219,7 +219,7 @@ def _exported_hook(
 def _outputs(
     output: torch.fx.Node, names: list[str], wrapped: _Wrapped
 ) -> tuple[tuple[OutputKind, str], ...]:
-    descs, nodes = output.meta["desc"], output.args[0]
+    descs, nodes = output.meta["desc"], cast("Sequence[Any]", output.args[0])
     num_plain = sum(isinstance(desc, aot.PlainAOTOutput) for desc in descs) - len(wrapped.assigned)
     slots: list[tuple[OutputKind, str]] = []
     for desc, node in zip(descs, nodes, strict=True):

@@ -291,8 +291,9 @@ def test_python_state_that_is_only_written_or_settles_is_no_obstacle(
 
 
 def _shared() -> nn.Module:
-    model = Model(lambda self, x: (_assign(self, x), self.linear(x).sum())[1], sub=nn.Module())
-    model.sub.register_buffer("twin", model.ema)  # pyright: ignore[reportCallIssue]
+    sub = nn.Module()
+    model = Model(lambda self, x: (_assign(self, x), self.linear(x).sum())[1], sub=sub)
+    sub.register_buffer("twin", model.get_buffer("ema"))
     return model
 
 
