@@ -21,8 +21,8 @@ from torch import Tensor
 from xdsl.ir import Operation, SSAValue
 from xdsl.printer import Printer
 
-from shardweave.backends.calls import FUNCTIONS, NEED_CONTIGUOUS, callee_of
-from shardweave.backends.liveness import last_uses
+from shardweave.backends.calls import FUNCTIONS, NEED_CONTIGUOUS, callee_of, takes_device
+from shardweave.backends.programs import Key, last_uses
 from shardweave.ir import dist
 from shardweave.ir.annotations import ANNOTATIONS, layer_of, phase_of, properties_without
 from shardweave.ir.aten import AtenOp, overload_named
@@ -32,9 +32,6 @@ from shardweave.ir.literals import to_python
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.types import dtype_of_value, shape_of
 from shardweave.ir.unfuse import without_regions
-
-Key = tuple[str, str]
-"""Kind and name of an argument or result: `("param", "wte.weight")`, `("output", "0")`."""
 
 StepFunction = Callable[[Any, Mapping[Key, Tensor]], dict[Key, Tensor]]
 """`step(rt, given)`."""
@@ -221,7 +218,7 @@ def _literal(value: Any) -> str:
 def _aten_statement(op: AtenOp, names: Mapping[SSAValue, _Code]) -> str:
     form = "{}.contiguous()" if op.name in NEED_CONTIGUOUS else "{}"
     positional, keywords = arguments(op, lambda value: _Code(form.format(names[value])))
-    if not op.operands and op.signature.parameter("device") is not None:
+    if takes_device(op):
         keywords["device"] = _Code("rt.device")
     # The name of a function of ours; an overload prints as `aten.add.Tensor`.
     function = callee_of(op)

@@ -48,10 +48,8 @@ class Group:
 
 
 # torch 2.13 deprecates the older names, which are all that 2.11 has.
-_all_gather_single: Callable[..., Any] = getattr(
-    dist, "all_gather_single", dist.all_gather_into_tensor
-)
-_reduce_scatter_single: Callable[..., Any] = getattr(
+gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+scatter_single: Callable[..., Any] = getattr(
     dist, "reduce_scatter_single", dist.reduce_scatter_tensor
 )
 
@@ -83,8 +81,8 @@ def here(x: Tensor) -> InFlight:
     return InFlight(None, lambda: x)
 
 
-def start_all_reduce(x: Tensor, group: Group, op: str) -> InFlight:
-    """Start reducing a copy of `x`."""
+def start_all_reduce(x: Tensor, group: Group, op: str = "sum") -> InFlight:
+    """The sum (or maximum) of `x` over the group, on every rank."""
     # Reducing a strided view in place corrupts it silently under gloo.
     out = x.clone(memory_format=torch.contiguous_format)
     work = dist.all_reduce(out, _reduction(op), group=group.process_group, async_op=True)
@@ -92,7 +90,7 @@ def start_all_reduce(x: Tensor, group: Group, op: str) -> InFlight:
 
 
 def start_all_reduces(tensors: Sequence[Tensor], group: Group, op: str) -> list[InFlight]:
-    """Start reducing several tensors, one message per dtype."""
+    """`start_all_reduce` of several tensors, one message per dtype."""
     found: list[InFlight] = [here(x) for x in tensors]
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         chosen = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
@@ -106,9 +104,9 @@ def start_all_reduces(tensors: Sequence[Tensor], group: Group, op: str) -> list[
 
 
 def start_all_gather(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
-    """Start bringing the shards of all members together."""
+    """The shards of all ranks along `dim`, `block` elements in turn."""
     flat = x.new_empty(group.size * x.numel())
-    work = _all_gather_single(flat, x.reshape(-1), group=group.process_group, async_op=True)
+    work = gather_single(flat, x.reshape(-1), group=group.process_group, async_op=True)
 
     def arrive() -> Tensor:
         if group.is_sorted and dim == 0 and block == x.shape[0]:
@@ -119,23 +117,24 @@ def start_all_gather(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
 
 
 def start_reduce_scatter(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
-    """Start summing, each member keeping its shard."""
+    """This rank's shard along `dim` of the sum over the group."""
     parts = group.by_group_rank(dealt(x, dim, group.size, block))
     out = x.new_empty(parts.shape[1:])
-    work = _reduce_scatter_single(
-        out.view(-1), parts.reshape(-1), group=group.process_group, async_op=True
-    )
+    work = scatter_single(out.view(-1), parts.reshape(-1), group=group.process_group, async_op=True)
     return InFlight(work, lambda kept=parts: out)
 
 
 def start_all_to_all(
-    x: Tensor, group: Group, split: tuple[int, int], joined: tuple[int, int]
+    x: Tensor, group: Group, dim: int, block: int, from_dim: int, from_block: int
 ) -> InFlight:
-    """Start splitting one (dim, block) over the members while another is gathered."""
-    parts = group.by_group_rank(dealt(x, split[0], group.size, split[1]))
+    """Gather `from_dim` over the group while `dim` is split over it."""
+    parts = group.by_group_rank(dealt(x, dim, group.size, block))
     received = torch.empty_like(parts)
     work = dist.all_to_all_single(received, parts, group=group.process_group, async_op=True)
-    return InFlight(work, lambda kept=parts: merge_blocks(group.by_position(received), *joined))
+    return InFlight(
+        work,
+        lambda kept=parts: merge_blocks(group.by_position(received), from_dim, from_block),
+    )
 
 
 def dealt(x: Tensor, dim: int, size: int, block: int) -> Tensor:

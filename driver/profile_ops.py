@@ -12,10 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.backends.calls import NEED_CONTIGUOUS, callee_of
-from shardweave.backends.liveness import last_uses
+from shardweave.backends.calls import prepared
+from shardweave.backends.programs import last_uses
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.aten_args import arguments
 from shardweave.ir.dist import DistOp, ShardIndexOp, SliceOp, WaitOp
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.shards import take_blocks
@@ -237,16 +236,7 @@ def _call(op: Operation, environment: Mapping[SSAValue, Tensor]) -> Callable[[],
         return lambda: _stand_in(op, [environment[value] for value in op.operands])
     if not isinstance(op, AtenOp):
         raise ValueError(f"'{op.name}' cannot be measured; lower it first.")
-    dense = op.name in NEED_CONTIGUOUS
-    args, kwargs = arguments(op, lambda v: environment[v].contiguous() if dense else environment[v])
-    function = callee_of(op)
-
-    def run() -> Sequence[Tensor]:
-        returned = function(*args, **kwargs)
-        parts = returned if isinstance(returned, (tuple, list)) else (returned,)
-        return [part for part in parts if part is not None]
-
-    return run
+    return prepared(op, environment.__getitem__)
 
 
 def _stand_in(op: DistOp, operands: Sequence[Tensor]) -> Sequence[Tensor]:

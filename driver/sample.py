@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.backends.reference import Key
+from shardweave.backends.programs import Key, sharding_held
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.dist import DistOp
 from shardweave.ir.program import Program, Slot
@@ -78,8 +78,7 @@ def sample_values(
 
 
 def _global_shape(slot: Slot, program: Program) -> tuple[int, ...]:
-    shape = shape_of(slot.value)
-    return program.sharding_of_slot(slot).global_shape(shape) if program.is_local else shape
+    return sharding_held(program, slot).global_shape(shape_of(slot.value))
 
 
 def _numbers(slot: Slot, program: Program, generator: torch.Generator) -> Tensor:

@@ -16,7 +16,8 @@ from torch import Tensor
 from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 
-from shardweave.backends.reference import Key, run_reference
+from shardweave.backends.programs import Key
+from shardweave.backends.reference import run_reference
 from shardweave.driver.sample import sample_values
 from shardweave.ir.annotations import layer_of
 from shardweave.ir.aten import AtenOp

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from shardweave.backends.mirror import mirror
+from shardweave.backends.bound import BoundProgram, owned
+from shardweave.backends.programs import Key
 from shardweave.backends.reference import run_reference
 from shardweave.ir.program import Program
 
 
-class VirtualStep(nn.Module):
+class VirtualStep(BoundProgram):
     """A program bound to whole parameters; calling it runs every rank of its mesh in turn.
 
     As with `backends.distributed.Step`, parameters and buffers are copies of the model's,
@@ -20,43 +21,14 @@ class VirtualStep(nn.Module):
     """
 
     def __init__(self, program: Program, model: nn.Module) -> None:
-        super().__init__()
-        self.program = program
-        self._stored: dict[tuple[str, str], Tensor] = {}
-        mirror(model, self, self._store)
+        super().__init__(program)
+        self._mirror(model, lambda kind, name, tensor: tensor.detach().to("cpu", copy=True))
 
-    def _store(self, kind: str, name: str, tensor: Tensor) -> Tensor:
-        copy = tensor.detach().to("cpu", copy=True)
-        if kind == "param":
-            copy = nn.Parameter(copy, requires_grad=tensor.requires_grad)
-        self._stored[kind, name] = copy
-        return copy
-
-    @torch.no_grad()
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The loss of a global batch, or the outputs of a program without gradients."""
-        batch = {f"arg{index}": arg for index, arg in enumerate(args)} | kwargs
+    def run(self, batch: Mapping[str, Any]) -> Mapping[Key, Tensor]:
+        """The global results."""
         values = self._stored | {("input", name): tensor for name, tensor in batch.items()}
-        outputs: list[Tensor] = []
-        for (kind, name), tensor in run_reference(self.program, values).items():
-            if kind == "grad":
-                self._accumulate(name, tensor)
-            elif kind == "buffer":
-                self._stored["buffer", name].copy_(tensor)
-            else:
-                outputs.append(tensor)
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        return owned(run_reference(self.program, values), values.values())
 
     def full_state_dict(self) -> dict[str, Any]:
         """A copy of `state_dict`, whose tensors are whole already."""
         return {name: tensor.clone() for name, tensor in self.state_dict().items()}
-
-    def _accumulate(self, name: str, gradient: Tensor) -> None:
-        parameter = self._stored["param", name]
-        if not parameter.requires_grad:
-            return
-        if parameter.grad is None:
-            # Two parameters may have one gradient; each needs its own, since it is added to.
-            parameter.grad = gradient.clone()
-        else:
-            parameter.grad.add_(gradient)

@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from xdsl.ir import SSAValue
 
-from shardweave.backends.calls import NEED_CONTIGUOUS, callee_of
+from shardweave.backends.calls import prepared
 from shardweave.backends.triton.cache import cache_folder, write_file
 from shardweave.backends.triton.generate import kernel_of
 from shardweave.backends.triton.region import Region, region_of
 from shardweave.backends.triton.source import Config, Kernel
 from shardweave.backends.triton.tune import ATEN, choose
 from shardweave.backends.triton.writer import UnfitError
-from shardweave.ir.aten_args import arguments
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
 from shardweave.ir.types import dtype_of_value, shape_of
@@ -165,17 +165,10 @@ def _blocks(count: int, block: int) -> int:
 
 def run_on_aten(op: FusedOp, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The results of a region, computed by its ops one after another."""
-    values: dict[Any, Any] = dict(zip(op.block.args, tensors, strict=True))
+    values: dict[SSAValue, Tensor] = dict(zip(op.block.args, tensors, strict=True))
     device = tensors[0].device if tensors else torch.device("cpu")
     for inner in op.fused_ops:
-        dense = inner.name in NEED_CONTIGUOUS
-        positional, keywords = arguments(
-            inner, lambda v, dense=dense: values[v].contiguous() if dense else values[v]
+        values.update(
+            zip(inner.results, prepared(inner, values.__getitem__, device)(), strict=True)
         )
-        if not inner.operands and inner.signature.parameter("device") is not None:
-            keywords["device"] = device
-        returned: Any = callee_of(inner)(*positional, **keywords)
-        parts = returned if isinstance(returned, tuple | list) else (returned,)
-        given = [part for part in parts if part is not None]
-        values.update(zip(inner.results, given, strict=True))
     return tuple(values[value] for value in op.yielded)

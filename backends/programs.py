@@ -1,10 +1,22 @@
-"""When a value of a program is used for the last time."""
+"""What the backends read off a program: its arguments and results by name, and when values die."""
 
 from __future__ import annotations
 
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
-from shardweave.ir.program import Program
+from shardweave.ir.placement import Sharding
+from shardweave.ir.program import Program, Slot
+from shardweave.ir.types import shape_of
+
+Key = tuple[str, str]
+"""Kind and name of an argument or result: `("param", "wte.weight")`, `("output", "0")`."""
+
+
+def sharding_held(program: Program, slot: Slot) -> Sharding:
+    """How the ranks hold an argument or result: whole, where the program is not partitioned."""
+    if not program.is_local:
+        return Sharding.replicated(len(shape_of(slot.value)))
+    return program.sharding_of_slot(slot)
 
 
 def last_uses(program: Program) -> dict[Operation, list[SSAValue]]:
