@@ -114,10 +114,11 @@ def _device_of(measured: dict[str, Any], num_processes: int) -> DeviceType:
     curves = {name: _points(points) for name, points in measured["ops"].items()}
     copied, seconds = curves["default"][-1]
     peak = measured["peaks"]["float32"]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return DeviceType(
         name="cpu",
         flops=measured["peaks"],
-        memory_bytes=_memory_bytes() // num_processes,
+        memory_bytes=memory // num_processes,
         memory_bandwidth_bytes_s=copied / seconds,
         overhead_s=curves["default"][0][1],
         efficiency=tuple((work, min(1.0, work / s / peak)) for work, s in curves["aten.mm"]),
@@ -147,7 +148,3 @@ def _link_of(collectives: Sequence[CollectiveTimes], ranks: int) -> tuple[float,
             bandwidth = share * (large - small) / max(large_s - small_s, 1e-9)
             return bandwidth, small_s / (2 * (ranks - 1))
     return 0.0, 0.0
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

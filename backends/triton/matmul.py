@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from xdsl.ir import SSAValue
 
 from shardweave.backends.triton.formulas import computed_in, type_text
-from shardweave.backends.triton.index import Base, of_base, unraveled
+from shardweave.backends.triton.index import Base, of_base
 from shardweave.backends.triton.region import Region
-from shardweave.backends.triton.source import Config, Kernel, KernelSignature, render
+from shardweave.backends.triton.source import Config, Kernel, KernelDraft
 from shardweave.backends.triton.values import Values
 from shardweave.backends.triton.writer import Guards, Indices, Term, UnfitError
 from shardweave.ir.aten import AtenOp
@@ -61,8 +61,8 @@ class _MatmulTemplate:
         self.left, self.right = self.product.operands[-2:]
         (m, k), n = shape_of(self.left), shape_of(self.right)[1]
         self.sizes = {"m_size": m, "n_size": n, "k_size": k}
-        self.signature = KernelSignature(region)
-        self.writer = self.signature.writer(strides)
+        self.draft = KernelDraft(region, strides)
+        self.writer = self.draft.writer
         self.writer.masks = {axis: f"in_{axis}" for axis in ("row", "col", "k_a", "k_b")}
         self.values = Values(self.writer)
         extents = {"row": m, "col": n, "k_a": k, "k_b": k}
@@ -75,16 +75,10 @@ class _MatmulTemplate:
         self._use_symbols("n_size")
         self.values.special = dict.fromkeys(MATMULS, self._result)
         place = self.bases["row"] * self.sizes["n_size"] + self.bases["col"]
-        for value, pointer in zip(self.region.stored, self.signature.outputs, strict=True):
-            own = unraveled(place, shape_of(value), self.writer.name_index)
-            term = self.values.at(value, own)
-            self.writer.store(pointer, value, place, term, frozenset({"row", "col"}))
-        constants = ["BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M"]
-        name, source = render(self.signature, self.writer, "matmul", list(self.sizes), constants)
+        for value, pointer in self.draft.outputs.items():
+            self.values.store(pointer, value, place, frozenset({"row", "col"}))
         is_plain = len(self.region.ops) == 1
-        configs = _configs(dtype_of_value(self.left).itemsize, is_plain)
-        types = self.signature.types(())
-        return Kernel(name, source, "matmul", self.region, types, self.sizes, (), {}, configs)
+        return self.draft.kernel(self.sizes, _configs(dtype_of_value(self.left).itemsize, is_plain))
 
     def _use_symbols(self, *names: str) -> None:
         """Sizes that are written as arguments where they are strides, in order of preference."""
@@ -94,24 +88,20 @@ class _MatmulTemplate:
     def _multiply(self) -> None:
         writer = self.writer
         writer.line("total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)")
-        writer.line("for start in range(0, k_size, BLOCK_K):")
-        writer.indent += "    "
-        for line in _STEP.splitlines():
-            writer.line(line)
-        state = writer.state()
-        # Of equal sizes each factor names its own: products of other sizes share the source.
-        self._use_symbols("k_size", "m_size")
-        left = _factor(self.values, self.left, (self.bases["row"], self.bases["k_a"]))
-        is_transposed = writer.strides.get(self.right, (0,))[0] == 1
-        order = ("k_size", "n_size") if is_transposed else ("n_size", "k_size")
-        self._use_symbols(*order)
-        right = _factor(self.values, self.right, (self.bases["k_b"], self.bases["col"]))
-        a, b = _block(left, "[BLOCK_M, BLOCK_K]"), _block(right, "[BLOCK_K, BLOCK_N]")
-        if "k_a" not in left.axes:  # read without k's mask, it would count for every k
-            a = f"tl.where(in_k_a, {a}, 0)"
-        writer.line(f'total = tl.dot({a}, {b}, total, input_precision="{self.precision}")')
-        writer.indent = writer.indent[4:]
-        writer.restore(state, erase=False)
+        with writer.block("for start in range(0, k_size, BLOCK_K):"):
+            for line in _STEP.splitlines():
+                writer.line(line)
+            # Of equal sizes each factor names its own: products of other sizes share the source.
+            self._use_symbols("k_size", "m_size")
+            left = _factor(self.values, self.left, (self.bases["row"], self.bases["k_a"]))
+            is_transposed = writer.strides.get(self.right, (0,))[0] == 1
+            order = ("k_size", "n_size") if is_transposed else ("n_size", "k_size")
+            self._use_symbols(*order)
+            right = _factor(self.values, self.right, (self.bases["k_b"], self.bases["col"]))
+            a, b = _block(left, "[BLOCK_M, BLOCK_K]"), _block(right, "[BLOCK_K, BLOCK_N]")
+            if "k_a" not in left.axes:  # read without k's mask, it would count for every k
+                a = f"tl.where(in_k_a, {a}, 0)"
+            writer.line(f'total = tl.dot({a}, {b}, total, input_precision="{self.precision}")')
 
     def _result(self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards) -> Term:
         if indices != (self.bases["row"], self.bases["col"]):

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import torch
 from xdsl.ir import SSAValue
 
-from shardweave.backends.triton.formulas import computed_in, number
-from shardweave.backends.triton.index import Index, divided, raveled, unraveled
+from shardweave.backends.triton.formulas import computed_in, converted, number
+from shardweave.backends.triton.index import Index, divided, raveled
 from shardweave.backends.triton.values import Special, Values
 from shardweave.backends.triton.writer import Guards, Indices, NotReadyError, Term, UnfitError
 from shardweave.ir.aten import AtenOp
@@ -41,43 +40,32 @@ class Reducer:
 
     def __post_init__(self) -> None:
         self.finished: dict[Key, Term] = {}
-        special: dict[str, Special] = {
-            "aten.sum.dim_IntList": self._total,
-            "aten.amax": self._total,
-            "aten.amin": self._total,
-            "aten._softmax": self._softmax,
-            "aten._safe_softmax": self._softmax,
-            "aten._softmax_backward_data": self._softmax_backward,
-            LAYER_NORM: self._layer_norm,
-            LAYER_NORM_BACKWARD: self._layer_norm_backward,
+        self.ops: dict[str, tuple[Special, Callable[[AtenOp], list[Accumulation]]]] = {
+            "aten.sum.dim_IntList": (self._total, self._total_steps),
+            "aten.amax": (self._total, self._total_steps),
+            "aten.amin": (self._total, self._total_steps),
+            "aten._softmax": (self._softmax, self._softmax_steps),
+            "aten._safe_softmax": (self._softmax, self._softmax_steps),
+            "aten._softmax_backward_data": (self._softmax_backward, self._softmax_backward_steps),
+            LAYER_NORM: (self._layer_norm, self._layer_norm_steps),
+            LAYER_NORM_BACKWARD: (self._layer_norm_backward, self._layer_norm_backward_steps),
         }
-        self.values.special.update(special)
+        self.values.special |= {name: result for name, (result, _) in self.ops.items()}
 
     def steps(self, op: AtenOp) -> list[Accumulation]:
         """What an op accumulates over rows, and over columns."""
-        makers = {
-            "aten._softmax": self._softmax_steps,
-            "aten._safe_softmax": self._softmax_steps,
-            "aten._softmax_backward_data": self._softmax_backward_steps,
-            LAYER_NORM: self._layer_norm_steps,
-            LAYER_NORM_BACKWARD: self._layer_norm_backward_steps,
-        }
-        return makers.get(op.name, self._total_steps)(op)
+        _, steps = self.ops[op.name]
+        return steps(op)
 
     # Pieces
 
-    def space(self, value: SSAValue) -> Indices:
-        """The indices of the value's element at this row and column."""
-        flat = self.row * self.columns + self.col
-        return unraveled(flat, shape_of(value), self.values.writer.name_index)
-
     def each(self, value: SSAValue) -> Term:
-        return self.values.at(value, self.space(value))
+        """The value's element at this row and column."""
+        return self.values.at(value, self.values.indices(value, self.row * self.columns + self.col))
 
     def of_row(self, value: SSAValue) -> Term:
         """An element of a value that has one for each row."""
-        own = unraveled(self.row, shape_of(value), self.values.writer.name_index)
-        return self.values.at(value, own)
+        return self.values.at(value, self.values.indices(value, self.row))
 
     def done(self, key: Key) -> Term:
         if key not in self.finished:
@@ -112,7 +100,7 @@ class Reducer:
             found = self.each(source)
             if found.dtype == dtype or found.is_literal:
                 return found
-            text = f"{found.name}.to({_type(dtype)})"
+            text = converted(found.name, found.dtype, dtype)
             return self.values.writer.assign("wide", text, dtype, found.axes)
 
         over = reductions_of(op)[0].over
@@ -208,8 +196,7 @@ class Reducer:
         return self.write("layer_norm", text, x, axes, op.name)
 
     def _of_column(self, value: SSAValue, col: Index) -> Term:
-        own = unraveled(col, shape_of(value), self.values.writer.name_index)
-        return self.values.at(value, own)
+        return self.values.at(value, self.values.indices(value, col))
 
     def _layer_norm_backward_steps(self, op: AtenOp) -> list[Accumulation]:
         dx, dweight, dbias = op.value("output_mask")
@@ -258,7 +245,3 @@ class Reducer:
         axes = grad.axes | normal.axes | tilt.axes
         text = f"({grad.name} - {inner}) * {rstd.name}"
         return self.write("layer_norm_grad", text, grad, axes, op.name)
-
-
-def _type(dtype: torch.dtype) -> str:
-    return f"tl.{str(dtype).removeprefix('torch.')}".replace("tl.bool", "tl.int1")

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from shardweave.backends.triton.cache import cache_folder, read_entry, write_file
+from shardweave.backends.triton.cache import cache_folder, write_file
 from shardweave.backends.triton.source import Config, Kernel
 
 logger = logging.getLogger(__name__)
@@ -63,8 +63,10 @@ def entry_path(kernel: Kernel, device_name: str) -> Path:
 
 def read_choice(path: Path, kernel: Kernel) -> Config | None:
     """The choice in a file; None if there is none, or none that this kernel knows."""
-    entry = read_entry(path)
-    found: Any = None if entry is None else entry.get("config")
+    try:
+        found = json.loads(path.read_text())["config"]
+    except (OSError, ValueError, KeyError, TypeError):  # a corrupt entry is no entry
+        return None
     return found if found in (*kernel.configs, ATEN) else None
 
 

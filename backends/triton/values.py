@@ -47,10 +47,18 @@ class Values:
     def at(self, value: SSAValue, indices: Indices, guards: Guards = ()) -> Term:
         """The variable that holds the element of `value` at `indices`."""
         key = (value, indices, guards)
-        found = self.writer.recall(key)
-        if found is None:
-            found = self.writer.remember(key, self._compute(value, indices, guards))
-        return found
+        if key not in self.writer.known:
+            self.writer.known[key] = self._compute(value, indices, guards)
+        return self.writer.known[key]
+
+    def indices(self, value: SSAValue, place: Index) -> Indices:
+        """The indices of the element at a place among all elements of a dense value."""
+        return unraveled(place, shape_of(value), self.writer.name_index)
+
+    def store(self, pointer: str, value: SSAValue, place: Index, axes: frozenset[str]) -> None:
+        """Write the element at a place of a value that is stored, dense."""
+        term = self.at(value, self.indices(value, place))
+        self.writer.store(pointer, value, place, term, axes)
 
     def _compute(self, value: SSAValue, indices: Indices, guards: Guards) -> Term:
         op = value.owner
@@ -99,7 +107,7 @@ class Values:
     def view(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
         flat = raveled(indices, shape_of(op.results[0]))
         source = op.operands[0]
-        return self.at(source, unraveled(flat, shape_of(source), self.writer.name_index), guards)
+        return self.at(source, self.indices(source, flat), guards)
 
     def permute(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
         own: list[Index] = [ZERO] * len(indices)
