@@ -57,8 +57,8 @@ class BoundProgram(nn.Module):
     def _mirror(self, model: nn.Module, copy: Callable[[str, str, Tensor], Tensor]) -> None:
         """Take over the names of a model: its tree of modules, without their code.
 
-        copy: from kind, qualified name and the model's tensor to the one to keep. It is called
-        once for a tensor of several names, with the first.
+        copy: makes the tensor to keep of a kind, a qualified name and the model's tensor. Of a
+        tensor with several names it gets the first.
         """
         kept: dict[int, Tensor] = {}
 

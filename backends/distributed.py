@@ -24,18 +24,15 @@ from shardweave.ir.types import dtype_of_value, shape_of
 
 
 class Step(BoundProgram):
-    """A program bound to parameters: calling it runs forward and backward.
+    """A program bound to parameters: calling it runs forward and backward, as `BoundProgram` says.
 
-    `step(**batch)` returns the loss and leaves gradients in the parameters' `.grad`, added to
-    what is there, as `loss.backward()` does; buffers are updated. A program without gradients
-    returns its outputs. A batch holds, by the names of the captured arguments, global tensors
-    (the same on every rank), this rank's shards, or DTensors; outputs are global.
+    A batch holds, by the names of the captured arguments, global tensors (the same on every rank),
+    this rank's shards, or DTensors; outputs are global.
 
     Parameters and buffers are copied from `model`, which must hold the same values on every
-    rank, and keep its names. On a mesh of several devices they are DTensors that hold this
-    rank's shard, so that torch's optimizers, `clip_grad_norm_` and `torch.distributed.checkpoint`
-    work on them; on one device they are plain tensors. What the program does not use is kept
-    whole and gets no gradient.
+    rank. On a mesh of several devices they are DTensors that hold this rank's shard, so that
+    torch's optimizers, `clip_grad_norm_` and `torch.distributed.checkpoint` work on them; on one
+    device they are plain tensors. What the program does not use is kept whole and gets no gradient.
 
     program: a local program, or a global one to run on one device. kernels: whether fused regions
     run as generated Triton kernels; on the CPU, and where no template fits, they run on ATen, as

@@ -22,7 +22,7 @@ def sharding_held(program: Program, slot: Slot) -> Sharding:
 def last_uses(program: Program) -> dict[Operation, list[SSAValue]]:
     """For each op the values that can be freed after it, its own unread results included.
 
-    Arguments and results of the program are not among them: the caller holds them.
+    The caller holds the arguments and results of the program, which are not among them.
     """
     kept = {slot.value for slot in program.results}
     last: dict[SSAValue, Operation] = {}

@@ -23,14 +23,12 @@ from shardweave.ir.text import print_module
 from shardweave.ir.verify.program import check
 from shardweave.passes.notes import unheard
 from shardweave.passes.observers import Observer
-from shardweave.passes.pipeline import as_mesh, run_passes
+from shardweave.passes.pipeline import MeshLike, as_mesh, run_passes
 from shardweave.planners.plan import Plan
 
 DEFAULT_PLAN = "megatron"
 
 BACKENDS = ("distributed", "reference", "triton")
-
-MeshLike = Mesh | Mapping[str, int] | str
 
 
 def compile(

@@ -84,10 +84,9 @@ def build_example(spec: str, *, dtype: torch.dtype = torch.float32, seed: int = 
 
 
 def announce(spec: str, dtype: torch.dtype) -> None:
-    """Say on standard error how large a model is that takes so long to build that it seems to hang.
+    """Say on standard error how large a model of Hugging Face is that takes long to build.
 
-    Of Hugging Face models, whose sizes are full ones unless given. Raises ValueError as
-    `build_example` does.
+    Raises ValueError as `build_example` does.
     """
     scheme, _, rest = spec.partition(":")
     model_type, _, options = rest.partition(":")

@@ -98,10 +98,7 @@ def measure_start(group: dist.ProcessGroup) -> tuple[float, float]:
 
 
 def measure_overlap(group: dist.ProcessGroup, all_reduce: Points) -> tuple[float, float]:
-    """How many times longer compute takes beside an all-reduce, and the other way round.
-
-    Collective.
-    """
+    """How many times longer compute takes beside an all-reduce, and the reverse. Collective."""
     bytes_s = all_reduce[-1][0] / all_reduce[-1][1]
     size = min(2**26, max(2**20, int(bytes_s * OVERLAP_S)))
     x = torch.ones(size // 4)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardweave.driver.launch import terminated_as_exit
+from shardweave.driver.launch import stop, terminated_as_exit
 from shardweave.planners.oppa.trials import Host, Outcome
 from shardweave.planners.plan import Plan
 
@@ -86,18 +86,12 @@ def _run(command: Sequence[str], log: Path, time_limit_s: float) -> int | None:
 
 
 def _stop_group(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of a process' group: ask its leader, then kill all."""
-    if process.poll() is None:
-        process.terminate()  # the launcher then stops its ranks
-        try:
-            process.wait(STOP_GRACE_S)
-        except subprocess.TimeoutExpired:
-            pass
+    """End what is left of a process' group: its leader, which stops its ranks, then all."""
+    stop([process], STOP_GRACE_S)
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:  # none is left
         return
-    process.wait()
 
 
 def _failure(said: str, code: int) -> Outcome:

@@ -20,10 +20,7 @@ PREFIX = "shardweave-"
 
 
 def name_in_xdsl(name: str) -> str:
-    """The name of our pass in `xdsl-opt`: its own, or with a prefix where xDSL has one of it.
-
-    xDSL refuses two passes of one name, and has its own `cse` and `dce`.
-    """
+    """The name of our pass in `xdsl-opt`: with a prefix where xDSL has its own, as of `cse`."""
     return PREFIX + name if name in get_all_passes() else name
 
 

@@ -24,12 +24,11 @@ from shardweave.ir.aten import AtenOp
 from shardweave.ir.capture.precision import in_float64
 from shardweave.ir.facts import is_random
 from shardweave.ir.inspect.stats import stats
-from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.types import shape_of
 from shardweave.passes import pipeline
 from shardweave.passes.observers import Observer
-from shardweave.passes.pipeline import PassError
+from shardweave.passes.pipeline import MeshLike, PassError
 
 BOUND = 1e-9
 """Largest difference that counts as equal, relative to the largest element of the value. Sums
@@ -56,10 +55,7 @@ class TooLargeError(ValueError):
 
 @dataclass(frozen=True)
 class Difference:
-    """A value that is not what it was. index: of the first element that differs.
-
-    num_different: how many elements differ, of `size`.
-    """
+    """A value of which `num_different` elements of `size` differ; index: of the first of them."""
 
     key: Key
     layer: str
@@ -254,7 +250,7 @@ def run_passes(
     program: Program,
     passes: str | Iterable[ModulePass | str],
     *,
-    mesh: Mesh | Mapping[str, int] | str | None = None,
+    mesh: MeshLike | None = None,
     validate: bool = False,
     inputs: Mapping[str, Tensor] | None = None,
     validate_limit: float = LIMIT,

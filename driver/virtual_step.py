@@ -14,11 +14,7 @@ from shardweave.ir.program import Program
 
 
 class VirtualStep(BoundProgram):
-    """A program bound to whole parameters; calling it runs every rank of its mesh in turn.
-
-    As with `backends.distributed.Step`, parameters and buffers are copies of the model's,
-    gradients are added to `.grad`, and buffers are updated; all are whole tensors on the CPU.
-    """
+    """A program bound to whole parameters on the CPU; calling it runs every rank of its mesh."""
 
     def __init__(self, program: Program, model: nn.Module) -> None:
         super().__init__(program)

@@ -45,10 +45,7 @@ SYMBOLIC = 16
 def matmul_kernel(
     region: Region, strides: Sequence[Sequence[int]] | None = None, precision: str = "ieee"
 ) -> Kernel:
-    """A block of the product for each program; pointwise ops before and after, in registers.
-
-    precision: of float32 products, "ieee" or "tf32".
-    """
+    """A block of the product for each program; pointwise ops before and after, in registers."""
     return _MatmulTemplate(region, strides, precision).kernel()
 
 

@@ -74,7 +74,7 @@ class Kernel:
 
 
 class KernelDraft:
-    """A kernel of a region while it is written. outputs: the parameter of each stored value.
+    """A kernel while it is written. outputs: the parameter of each stored value.
 
     strides: of the inputs, in elements; dense ones if None.
     """

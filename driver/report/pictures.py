@@ -9,7 +9,7 @@ from shardweave.driver.report.text import bytes_text
 from shardweave.ir.attributes import PHASES
 from shardweave.planners.cost.memory import PARTS
 from shardweave.planners.cost.simulation import Simulation
-from shardweave.planners.cost.timeline import Event, bars_of, seconds_text, stream_names
+from shardweave.planners.cost.timeline import bars_of, seconds_text, stream_names
 
 WIDTH = 1000
 _ROW, _AREA = 26, 180
@@ -49,6 +49,7 @@ def _is_odd(copy: Sequence[int]) -> bool:
 def _stream_svg(simulation: Simulation, stream: str) -> str:
     total_ms = simulation.time_s * 1e3 or 1.0
     events = [event for event in simulation.events if event.stream == stream]
+    busy = seconds_text(sum(event.end_s - event.start_s for event in events))
     parts: list[str] = []
     for (phase, is_odd), spans in bars_of(events, simulation.time_s).items():
         for start_ms, length_ms in spans:
@@ -59,15 +60,11 @@ def _stream_svg(simulation: Simulation, stream: str) -> str:
             if is_odd:
                 parts.append(f'<rect class="hatch" {box}/>')
     return (
-        f'<svg role="img" aria-label="stream {escape(stream, quote=True)}: {_busy(events)}" '
+        f'<svg role="img" aria-label="stream {escape(stream, quote=True)}: busy for {busy}" '
         f'viewBox="0 0 {WIDTH} {_ROW}" preserveAspectRatio="none" height="{_ROW}">'
         + "".join(parts)
         + "</svg>"
     )
-
-
-def _busy(events: Sequence[Event]) -> str:
-    return f"busy for {seconds_text(sum(event.end_s - event.start_s for event in events))}"
 
 
 def _axis(total_s: float) -> str:

@@ -82,30 +82,25 @@ def _short(slot: Slot, blocks: Blocks) -> str:
     return name if slot.kind == "param" else f"{slot.kind} {name or '-'}"
 
 
+@lru_cache(maxsize=4096)
 def runs_of(dim: DimSharding, size: int, mesh: Mesh) -> list[Run]:
     """A dim from its first index to its last, cut where other devices begin to hold it."""
-    return list(_runs(dim, size, mesh))
-
-
-@lru_cache(maxsize=4096)
-def _runs(dim: DimSharding, size: int, mesh: Mesh) -> tuple[Run, ...]:
-    axes = {placement.axis for placement in dim}
+    axes = sorted({placement.axis for placement in dim})
     holders = torch.zeros(size, dtype=torch.int64)
     groups: dict[tuple[tuple[str, int], ...], set[int]] = {}
     for rank in range(mesh.num_devices):
         at = mesh.coordinates(rank)
-        groups.setdefault(tuple((axis, at[axis]) for axis in sorted(axes)), set()).add(rank)
+        groups.setdefault(tuple((axis, at[axis]) for axis in axes), set()).add(rank)
     indices = torch.arange(size)
     for number, coordinates in enumerate(groups):
         holders[take_shard(indices, Sharding((dim,)), dict(coordinates))] = number
     ranks = [frozenset(group) for group in groups.values()]
     values, counts = torch.unique_consecutive(holders, return_counts=True)
-    found: list[Run] = []
-    start = 0
-    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-        found.append((start, start + count, ranks[value]))
-        start += count
-    return tuple(found)
+    ends = counts.cumsum(0)
+    return [
+        (end - count, end, ranks[value])
+        for value, count, end in zip(values.tolist(), counts.tolist(), ends.tolist(), strict=True)
+    ]
 
 
 def sharding_svg(picture: Picture, mesh: Mesh) -> str:
@@ -116,13 +111,12 @@ def sharding_svg(picture: Picture, mesh: Mesh) -> str:
     sharding, shape = picture.sharding, picture.shape
     cut = [index for index, dim in enumerate(sharding.dims) if dim]
     shown = sorted([*cut, *(i for i in range(len(shape)) if i not in cut)][:2])
-    rows: Sequence[Run] = [(0, 1, frozenset(range(mesh.num_devices)))]
+    rows = [(0, 1, frozenset(range(mesh.num_devices)))]
     if len(shown) == 2:
         rows = runs_of(sharding.dims[shown[0]], shape[shown[0]], mesh)
     columns = runs_of(sharding.dims[shown[-1]], shape[shown[-1]], mesh)
-    rest = frozenset(range(mesh.num_devices))
     height = HEIGHT if len(shown) == 2 else FLAT_HEIGHT
-    cells = _cells(rows[:_MAX_RUNS], columns[:_MAX_RUNS], rest, height)
+    cells = _cells(rows[:_MAX_RUNS], columns[:_MAX_RUNS], height)
     label = f"{picture.names[0]}: {picture.text}"
     return (
         f'<svg class="sharding" role="img" aria-label="{escape(label, quote=True)}" '
@@ -131,12 +125,12 @@ def sharding_svg(picture: Picture, mesh: Mesh) -> str:
     )
 
 
-def _cells(rows: Sequence[Run], columns: Sequence[Run], rest: frozenset[int], height: int) -> str:
+def _cells(rows: Sequence[Run], columns: Sequence[Run], height: int) -> str:
     """The rectangles. Cells are drawn as large as their share of what is shown."""
     tall, wide = rows[-1][1], columns[-1][1]
     parts: list[str] = []
     for (top, bottom, of_row), (left, right, of_column) in product(rows, columns):
-        ranks = sorted(of_row & of_column & rest)
+        ranks = sorted(of_row & of_column)
         x, y = left / wide * WIDTH, top / tall * height
         width, depth = (right - left) / wide * WIDTH, (bottom - top) / tall * height
         text = ranks_text(ranks)
