@@ -87,6 +87,12 @@ class BoundProgram(nn.Module):
                     new[name] = None if tensor is None else stored(kind, dot + name, tensor)
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model's parameters are; the CPU if it has none."""
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
 def local_of(tensor: Tensor) -> Tensor:
     """This rank's part, sharing memory, of a DTensor or of a plain tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from shardweave.backends.bound import BoundProgram, like, local_of, owned
+from shardweave.backends.bound import BoundProgram, device_of, like, local_of, owned
 from shardweave.backends.checkpoint import checkpointable
 from shardweave.backends.cuda_graph import GraphedStep
 from shardweave.backends.emit import StepFunction, emit, load_step
 from shardweave.backends.layout import as_dtensor, placements_of, whole
 from shardweave.backends.programs import Key, sharding_held
 from shardweave.backends.runtime import Runtime
-from shardweave.backends.triton.launch import fused_calls
+from shardweave.backends.triton.launch import FusedCall
+from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.shards import take_shard
@@ -59,7 +60,8 @@ class Step(BoundProgram):
         self._keys = {id(tensor): key for key, tensor in self._stored.items()}
         self._results = [(slot, sharding_held(program, slot)) for slot in program.results]
         self._check_results()
-        self.kernels = fused_calls(program) if kernels else []
+        fused = [op for op in program.ops if isinstance(op, FusedOp)] if kernels else []
+        self.kernels = [FusedCall(op) for op in fused]
         self.source = emit(program, kernels=kernels)
         run = load_step(self.source, self.kernels)
         self._run: StepFunction = GraphedStep(run) if cuda_graph else run
@@ -217,10 +219,8 @@ class Step(BoundProgram):
 
 def _runtime_for(program: Program, model: nn.Module) -> Runtime:
     mesh = program.mesh if program.is_local else None
-    if mesh is not None and mesh.num_devices > 1:
-        return Runtime(mesh)
-    first = next(model.parameters(), None)
-    return Runtime(mesh, None if first is None else first.device)
+    is_wide = mesh is not None and mesh.num_devices > 1
+    return Runtime(mesh, None if is_wide else device_of(model))
 
 
 def _check_mesh(program: Program, runtime: Runtime) -> None:

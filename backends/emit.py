@@ -12,7 +12,7 @@ import json
 import keyword
 import linecache
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
 from typing import Any
 
@@ -22,7 +22,7 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.printer import Printer
 
 from shardweave.backends.calls import FUNCTIONS, NEED_CONTIGUOUS, callee_of, takes_device
-from shardweave.backends.programs import Key, last_uses
+from shardweave.backends.programs import Key, free_name, last_uses
 from shardweave.ir import dist
 from shardweave.ir.annotations import ANNOTATIONS, layer_of, phase_of, properties_without
 from shardweave.ir.aten import AtenOp, overload_named
@@ -117,17 +117,11 @@ def _names(program: Program) -> dict[SSAValue, _Code]:
     printer = Printer(stream=StringIO())
     taken = set(_RESERVED)
     names: dict[SSAValue, _Code] = {}
-    for value in _values(program):
-        names[value] = _Code(_free(_identifier(printer.print_ssa_value(value)), taken))
-        taken.add(names[value])
+    made = (result for op in program.ops for result in op.results)
+    for value in (*program.function.body.block.args, *made):
+        word = _identifier(printer.print_ssa_value(value))
+        names[value] = _Code(free_name(word, taken, "__"))
     return names
-
-
-def _values(program: Program) -> Iterator[SSAValue]:
-    """All values in the order in which the text defines them."""
-    yield from program.function.body.block.args
-    for op in program.ops:
-        yield from op.results
 
 
 def _identifier(name: str) -> str:
@@ -135,14 +129,6 @@ def _identifier(name: str) -> str:
     if word[:1].isdigit():
         word = f"v{word}"
     return f"{word}_" if keyword.iskeyword(word) else word
-
-
-def _free(word: str, taken: set[str]) -> str:
-    found, count = word, 1
-    while found in taken:
-        count += 1
-        found = f"{word}__{count}"
-    return found
 
 
 # Parts of the function

@@ -20,13 +20,11 @@ class Group:
 
     ranks: their global ranks by position along the axes, the first axis slowest.
     order: for each position the rank within `process_group`, which torch sorts by global rank.
-    position: this rank's.
     """
 
     process_group: dist.ProcessGroup
     ranks: tuple[int, ...]
     order: tuple[int, ...]
-    position: int
 
     @property
     def size(self) -> int:
@@ -40,11 +38,20 @@ class Group:
         """Entries of dim 0, which stand by rank within the process group, by position."""
         return [by_group_rank[rank] for rank in self.order]
 
-    def by_group_rank(self, by_position: Tensor) -> Tensor:
-        """Inverse of `by_position`, as one tensor."""
-        if self.is_sorted:
-            return by_position
-        return by_position[[self.order.index(rank) for rank in range(self.size)]]
+    def dealt(self, x: Tensor, dim: int, block: int) -> Tensor:
+        """The part of each rank in a block-cyclic cut of `dim`, by rank within the process group.
+
+        It is `take_blocks` for every index at once, stacked in a contiguous dim 0.
+        """
+        shape = list(x.shape)
+        rounds = shape[dim] // (self.size * block)
+        cut = x.reshape(*shape[:dim], rounds, self.size, block, *shape[dim + 1 :])
+        parts = cut.movedim(dim + 1, 0).reshape(
+            self.size, *shape[:dim], rounds * block, *shape[dim + 1 :]
+        )
+        if not self.is_sorted:
+            parts = parts[[self.order.index(rank) for rank in range(self.size)]]
+        return parts.contiguous()
 
 
 # torch 2.13 deprecates the older names, which are all that 2.11 has.
@@ -118,7 +125,7 @@ def start_all_gather(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
 
 def start_reduce_scatter(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
     """This rank's shard along `dim` of the sum over the group."""
-    parts = group.by_group_rank(dealt(x, dim, group.size, block))
+    parts = group.dealt(x, dim, block)
     out = x.new_empty(parts.shape[1:])
     work = scatter_single(out.view(-1), parts.reshape(-1), group=group.process_group, async_op=True)
     return InFlight(work, lambda kept=parts: out)
@@ -128,21 +135,13 @@ def start_all_to_all(
     x: Tensor, group: Group, dim: int, block: int, from_dim: int, from_block: int
 ) -> InFlight:
     """Gather `from_dim` over the group while `dim` is split over it."""
-    parts = group.by_group_rank(dealt(x, dim, group.size, block))
+    parts = group.dealt(x, dim, block)
     received = torch.empty_like(parts)
     work = dist.all_to_all_single(received, parts, group=group.process_group, async_op=True)
     return InFlight(
         work,
         lambda kept=parts: merge_blocks(group.by_position(received), from_dim, from_block),
     )
-
-
-def dealt(x: Tensor, dim: int, size: int, block: int) -> Tensor:
-    """`take_blocks` for every index at once, stacked in a contiguous dim 0."""
-    shape = list(x.shape)
-    rounds = shape[dim] // (size * block)
-    parts = x.reshape(*shape[:dim], rounds, size, block, *shape[dim + 1 :]).movedim(dim + 1, 0)
-    return parts.reshape(size, *shape[:dim], rounds * block, *shape[dim + 1 :]).contiguous()
 
 
 def _reduction(op: str) -> Any:

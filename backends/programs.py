@@ -1,4 +1,4 @@
-"""What the backends read off a program: its arguments and results by name, and when values die."""
+"""What the backends read off a program: how it is held, when values die, and names for them."""
 
 from __future__ import annotations
 
@@ -33,4 +33,14 @@ def last_uses(program: Program) -> dict[Operation, list[SSAValue]]:
     for value, op in last.items():
         if value not in kept and not isinstance(value, BlockArgument):
             found.setdefault(op, []).append(value)
+    return found
+
+
+def free_name(word: str, taken: set[str], joint: str = "") -> str:
+    """The word, or the word and a number, that is not taken yet; it is from now on."""
+    found, count = word, 1
+    while found in taken:
+        count += 1
+        found = f"{word}{joint}{count}"
+    taken.add(found)
     return found

@@ -204,11 +204,11 @@ def _difference(a: Tensor, b: Tensor) -> float:
         return 0.0
     if a.shape != b.shape or not a.is_floating_point():
         return float("inf")
-    if torch.equal(a.isfinite(), b.isfinite()):
-        finite = a.isfinite()
-        same_odd = torch.equal(a[~finite].nan_to_num(), b[~finite].nan_to_num())
-        if same_odd:
-            a, b = a[finite].double(), b[finite].double()
-            scale = max(a.abs().max().item(), b.abs().max().item()) if a.numel() else 0.0
-            return (a - b).abs().max().item() / scale if scale else 0.0
-    return float("inf")
+    finite = a.isfinite()
+    if not torch.equal(finite, b.isfinite()):
+        return float("inf")
+    if not torch.equal(a[~finite].nan_to_num(), b[~finite].nan_to_num()):
+        return float("inf")
+    a, b = a[finite].double(), b[finite].double()
+    scale = max(a.abs().max().item(), b.abs().max().item()) if a.numel() else 0.0
+    return (a - b).abs().max().item() / scale if scale else 0.0

@@ -113,7 +113,7 @@ class Runtime:
             process_group = made[groups.index(mine)]
         assert isinstance(process_group, dist.ProcessGroup)
         order = tuple(sorted(mine).index(rank) for rank in mine)
-        return Group(process_group, tuple(mine), order, mine.index(self.rank))
+        return Group(process_group, tuple(mine), order)
 
     # Collectives: each starts a message, and gives what `wait` turns into the tensor
 

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardweave.backends.bound import device_of
 from shardweave.backends.distributed import Step
 from shardweave.backends.runtime import Runtime
 from shardweave.driver import world
 from shardweave.driver.models import Example
 from shardweave.driver.plans import Passes, PlanLike, mesh_of_plan, partition, resolve_plan
+from shardweave.driver.run_options import BACKENDS
 from shardweave.driver.virtual_step import VirtualStep
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.mesh import Mesh
@@ -27,8 +29,6 @@ from shardweave.passes.pipeline import MeshLike, as_mesh, run_passes
 from shardweave.planners.plan import Plan
 
 DEFAULT_PLAN = "megatron"
-
-BACKENDS = ("distributed", "reference", "triton")
 
 
 def compile(
@@ -220,11 +220,11 @@ def _given_program(program: Program, request: Request) -> tuple[Program, Making]
 
 def choose_plan(program: Program, request: Request) -> Plan | None:
     """The plan to follow; None, where there is nothing to shard and no plan is given."""
-    mesh, plan, sequence_parallel = request.mesh, request.plan, request.sequence_parallel
-    if plan is None and mesh.num_devices == 1 and not sequence_parallel:
+    plan, is_sequential = request.plan, request.sequence_parallel
+    if plan is None and request.mesh.num_devices == 1 and not is_sequential:
         return None
     given = DEFAULT_PLAN if plan is None else plan
-    return resolve_plan(given, program, mesh, sequence_parallel=sequence_parallel)
+    return resolve_plan(given, program, request.mesh, sequence_parallel=is_sequential)
 
 
 def bind(program: Program, request: Request, device: torch.device) -> Step | VirtualStep:
@@ -239,9 +239,3 @@ def bind(program: Program, request: Request, device: torch.device) -> Step | Vir
         kernels=request.backend == "triton",
         cuda_graph=request.cuda_graph,
     )
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Where a model's parameters are; the CPU if it has none."""
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device

@@ -114,21 +114,12 @@ def _configured(
     return head, config, size, notes + size_notes
 
 
-def known_types() -> dict[str, str]:
-    """Map every model type that can be built to its task, in alphabetical order."""
-    tasks: dict[str, str] = {}
-    for head in HEADS:
-        for model_type in _table(head):
-            tasks.setdefault(model_type, head.task)
-    return dict(sorted(tasks.items()))
-
-
 def head_of_type(model_type: str) -> Head:
     """Return the first task of HEADS that the type has a model class for; ValueError if none."""
     for head in HEADS:
         if model_type in _table(head):
             return head
-    known = known_types()
+    known = sorted({name for head in HEADS for name in _table(head)})
     meant = did_you_mean(model_type, known, 3)
     raise ValueError(
         f"hf: no model type '{model_type}' with a training head; "

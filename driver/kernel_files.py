@@ -89,16 +89,9 @@ def _write(folder: Path, name: str, built: Built) -> Built:
 
 
 def _record(name: str, built: Built) -> dict[str, object]:
-    return {
-        "kernel": name,
-        "family": built.kernel.family,
-        "target": built.target,
-        "config": built.config,
-        "registers": built.registers,
-        "shared_bytes": built.shared_bytes,
-        "spilled_bytes": built.spilled_bytes,
-        "problem": built.problem,
-    }
+    kept = ("target", "config", "registers", "shared_bytes", "spilled_bytes", "problem")
+    values = {key: getattr(built, key) for key in kept}
+    return {"kernel": name, "family": built.kernel.family, **values}
 
 
 def _print_table(built: dict[str, list[Built]], uses: dict[str, int]) -> None:

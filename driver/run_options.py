@@ -11,6 +11,8 @@ from shardweave.driver.commands.arguments import check_output
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.registry import PLANNERS, no_such_plan
 
+BACKENDS = ("distributed", "reference", "triton")
+
 
 @dataclass(frozen=True)
 class RunOptions:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -36,7 +36,6 @@ class _Use:
     size: int | None = None
     is_flag: bool = False
     ignored: int | None = None
-    seen: set[SSAValue] = field(default_factory=set[SSAValue])
 
 
 def sample_values(
@@ -80,8 +79,7 @@ def _numbers(slot: Slot, program: Program, generator: torch.Generator) -> Tensor
 
 def _integers(slot: Slot, program: Program, generator: torch.Generator) -> Tensor:
     shape = _global_shape(slot, program)
-    use = _Use()
-    _follow(slot.value, use, program)
+    use = _use_of(slot.value, program)
     if use.size is None or use.is_flag:
         flags = (torch.rand(shape, generator=generator) < 0.8).long()
         if shape:
@@ -96,16 +94,16 @@ def _integers(slot: Slot, program: Program, generator: torch.Generator) -> Tenso
     return indices
 
 
-def _follow(value: SSAValue, use: _Use, program: Program) -> None:
-    """Collect what is done with an integer value and with what is computed from it."""
-    queue = [value]
+def _use_of(value: SSAValue, program: Program) -> _Use:
+    """What is done with an integer value and with what is computed from it."""
+    use, queue, seen = _Use(), [value], set[SSAValue]()
     while queue:
         current = queue.pop()
-        if current in use.seen:
-            continue
-        use.seen.add(current)
-        for one in current.uses:
-            queue += _read(one.operation, current, use, program)
+        if current not in seen:
+            seen.add(current)
+            for one in current.uses:
+                queue += _read(one.operation, current, use, program)
+    return use
 
 
 def _read(op: Operation, value: SSAValue, use: _Use, program: Program) -> list[SSAValue]:

@@ -167,13 +167,11 @@ def find_differences(
     scales = _scales(expected)
     differences: list[tuple[int, Difference]] = []
     for key, wanted in expected.items():
-        slot, value = slots.get(key), found.get(key)
-        if slot is None or value is None:
-            differences.append((-1, _whole(key, "", wanted)))
-            continue
-        owner = slot.value.owner
-        difference = _compare(key, _layer(slot), wanted, value, scales[key[0]])
+        slot = slots.get(key)
+        layer, value = (_layer(slot), found.get(key)) if slot else ("", None)
+        difference = _compare(key, layer, wanted, value, scales[key[0]])
         if difference is not None:
+            owner = slot.value.owner if slot else None
             place = places.get(owner, -1) if isinstance(owner, Operation) else -1
             differences.append((place, difference))
     differences.sort(key=lambda item: item[0])
@@ -193,10 +191,11 @@ def _largest(value: Tensor) -> float:
 
 
 def _compare(
-    key: Key, layer: str, wanted: Tensor, value: Tensor, scale: float
+    key: Key, layer: str, wanted: Tensor, value: Tensor | None, scale: float
 ) -> Difference | None:
-    if value.shape != wanted.shape:
-        return _whole(key, layer, wanted)
+    if value is None or value.shape != wanted.shape:
+        first = wanted.flatten()[0].item() if wanted.numel() else math.nan
+        return Difference(key, layer, (), first, math.nan, wanted.numel(), wanted.numel())
     bound = BOUND * max(_largest(wanted), FLOOR * scale)
     # Not "> bound": what is not a number is different, too.
     differs = ~((value.double() - wanted.double()).abs() <= bound)
@@ -206,11 +205,6 @@ def _compare(
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(first), wanted.shape))
     pair = wanted.flatten()[first].item(), value.flatten()[first].item()
     return Difference(key, layer, index, *pair, int(differs.sum()), wanted.numel())
-
-
-def _whole(key: Key, layer: str, wanted: Tensor) -> Difference:
-    first = wanted.flatten()[0].item() if wanted.numel() else math.nan
-    return Difference(key, layer, (), first, math.nan, wanted.numel(), wanted.numel())
 
 
 def _layer(slot: Slot) -> str:

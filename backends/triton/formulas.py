@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -192,10 +193,7 @@ FORMULAS: dict[str, Formula] = {**COMPARISONS, **MIXED, **ARITHMETIC, **LOGICAL}
 
 def common_dtype(dtypes: list[torch.dtype]) -> torch.dtype:
     """What operands of these dtypes are compared in."""
-    found = dtypes[0]
-    for dtype in dtypes[1:]:
-        found = torch.promote_types(found, dtype)
-    return computed_in(found)
+    return computed_in(reduce(torch.promote_types, dtypes))
 
 
 def converted(name: str, source: torch.dtype, target: torch.dtype) -> str:

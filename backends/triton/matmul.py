@@ -115,18 +115,14 @@ class _MatmulTemplate:
 def _factor(values: Values, value: SSAValue, indices: Indices) -> Term:
     """A block of a factor, in the factor's own dtype: a product of halves wants halves."""
     dtype = dtype_of_value(value)
-    values.writer.widens = not _is_loaded(value)
+    # Nothing but views may lie between an input and the factor.
+    values.writer.widens = isinstance(layout_source(value).owner, AtenOp)
     term = values.at(value, indices)
     values.writer.widens = True
     if term.dtype == dtype:
         return term
     text = f"{term.name}.to({type_text(dtype)})"
     return values.writer.assign("factor", text, dtype, term.axes)
-
-
-def _is_loaded(value: SSAValue) -> bool:
-    """Whether nothing but views lies between an input and the factor."""
-    return not isinstance(layout_source(value).owner, AtenOp)
 
 
 def _block(term: Term, shape: str) -> str:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from xdsl.ir import SSAValue
 
+from shardweave.backends.programs import free_name
 from shardweave.backends.triton.formulas import computed_in, type_text
 from shardweave.backends.triton.region import Region
 from shardweave.backends.triton.writer import Writer, short_name
@@ -82,9 +83,9 @@ class KernelDraft:
     def __init__(self, region: Region, strides: Sequence[Sequence[int]] | None) -> None:
         taken: set[str] = set()
         given = strides or [dense_strides(shape_of(value)) for value in region.inputs]
-        pointers = {v: _free(f"{short_name(v)}_ptr", taken) for v in region.inputs}
+        pointers = {v: free_name(f"{short_name(v)}_ptr", taken) for v in region.inputs}
         self.region = region
-        self.outputs = {v: _free(f"out_{short_name(v)}_ptr", taken) for v in region.stored}
+        self.outputs = {v: free_name(f"out_{short_name(v)}_ptr", taken) for v in region.stored}
         self.writer = Writer(pointers, dict(zip(region.inputs, given, strict=True)))
 
     def kernel(
@@ -150,12 +151,3 @@ def _op_lines(region: Region) -> list[str]:
         made = ", ".join(numbers[result] for result in op.results)
         lines.append(f"{made} = {op.name}({given})")
     return lines
-
-
-def _free(word: str, taken: set[str]) -> str:
-    found, count = word, 1
-    while found in taken:
-        count += 1
-        found = f"{word}{count}"
-    taken.add(found)
-    return found

@@ -20,7 +20,7 @@ ATEN: Config = {"aten": 1}
 """The choice not to use the kernel: the region's ops, one after another, took less time."""
 
 
-def choose(kernel: Kernel, device: torch.device, run: Callable[[Config], None]) -> Config:
+def choose(kernel: Kernel, device: torch.device, run: Callable[[Config], object]) -> Config:
     """The fastest configuration on this device, from the cache on disk or measured now.
 
     run: runs the kernel with a configuration (or the ops, for `ATEN`), on the inputs at hand.
@@ -34,7 +34,7 @@ def choose(kernel: Kernel, device: torch.device, run: Callable[[Config], None]) 
     return best
 
 
-def measure(kernel: Kernel, run: Callable[[Config], None]) -> Config:
+def measure(kernel: Kernel, run: Callable[[Config], object]) -> Config:
     """The configuration that takes the least time; those that do not fit the device are skipped."""
     from triton.runtime.errors import OutOfResources
     from triton.testing import do_bench

@@ -27,7 +27,7 @@ from shardweave.backends.triton.index import (
     raveled,
     unraveled,
 )
-from shardweave.backends.triton.writer import Guards, Indices, Term, UnfitError, Writer
+from shardweave.backends.triton.writer import Guard, Guards, Indices, Term, UnfitError, Writer
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.types import dtype_of_value, shape_of
 
@@ -161,7 +161,8 @@ class Values:
         found = self.at(source, own, (*guards, *self._guard(tests, index)))
         if not tests:
             return found
-        text = f"tl.where({_both(tests)}, {found.name}, {_zero(found.dtype)})"
+        zero = "False" if found.dtype == torch.bool else "0"
+        text = f"tl.where({_both(tests)}, {found.name}, {zero})"
         hint = op.name.split(".")[1]
         return self.writer.assign(hint, text, found.dtype, index.axes | found.axes, op.name)
 
@@ -171,7 +172,8 @@ class Values:
             return ()
         if not index.axes:
             raise UnfitError("one fixed element of a cut value is read")
-        return (self.writer.condition(_both(tests), index.axes),)
+        inside = self.writer.assign("inside", _both(tests), torch.bool, index.axes)
+        return (Guard(inside.name, index.axes),)
 
     def _between(self, index: Index, start: int, stop: int, size: int) -> list[str]:
         text = self._text(index)
@@ -222,10 +224,6 @@ class Values:
 
 def _both(tests: list[str]) -> str:
     return " & ".join(f"({test})" for test in tests)
-
-
-def _zero(dtype: torch.dtype) -> str:
-    return "False" if dtype == torch.bool else "0"
 
 
 def _as(term: Term, dtype: torch.dtype) -> str:

@@ -129,10 +129,6 @@ class Writer:
         words += [guard.name for guard in guards]
         return " & ".join(dict.fromkeys(words))
 
-    def condition(self, text: str, axes: frozenset[str]) -> Guard:
-        term = self.assign("inside", text, torch.bool, axes)
-        return Guard(term.name, axes)
-
     # Memory
 
     def load(self, value: SSAValue, indices: Indices, guards: Guards) -> Term:

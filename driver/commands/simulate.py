@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import TYPE_CHECKING
 
 from shardweave.driver.commands.arguments import Commands, add_cluster, new_command
@@ -51,18 +52,17 @@ def simulate_command(options: argparse.Namespace) -> int:
     program = read(options.file)
     check(program)
     found = _simulated(program, options)
-    written = f"{len(found.events)} events"
     if options.json:
         print(json.dumps(found.record(), indent=2))
     else:
         print(found.summary())
+    out = sys.stderr if options.json else sys.stdout
     if options.trace:
         found.save_trace(options.trace)
+        print(f"wrote {options.trace} ({len(found.events)} events)", file=out)
     if options.plot:
         found.plot(options.plot)
-    for path, what in ((options.trace, written), (options.plot, "a picture")):
-        if path and not options.json:
-            print(f"wrote {path} ({what})")
+        print(f"wrote {options.plot} (a picture)", file=out)
     return 0
 
 

@@ -73,10 +73,7 @@ def _axis(total_s: float) -> str:
 
 
 def memory_html(simulation: Simulation, series: Sequence[Mapping[str, int]]) -> str:
-    """Memory by part over the time of the step, stacked.
-
-    series: bytes by part before the first op and during each, as `memory_over_time` gives them.
-    """
+    """Memory over the time of the step, stacked. series: that of `memory_over_time`."""
     times = [0.0, *simulation.op_end_s]
     points = _thinned(times, series, simulation.time_s)
     peak = max((sum(parts.values()) for _, parts in points), default=0) or 1

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
-from itertools import product
+from itertools import groupby, product
 
 import torch
 
+from shardweave.backends.programs import sharding_held
 from shardweave.ir.blocks import Blocks, blocks_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Sharding
@@ -42,29 +43,19 @@ def pictures_of(program: Program) -> list[Picture]:
     Gradients are named only where they are not as their parameters.
     """
     blocks = blocks_of(program)
-    kept: dict[tuple[tuple[int, ...], str], set[str]] = {}
-    found: dict[tuple[tuple[int, ...], str], tuple[Sharding, dict[str, None], int]] = {}
+    groups: dict[tuple[tuple[int, ...], str], list[Slot]] = {}
     for slot in (*program.arguments, *program.results):
-        sharding = program.sharding_of_slot(slot)
-        shape = shape_of(slot.value)
-        if program.is_local:
-            shape = sharding.global_shape(shape)
-        if not shape:
-            continue
-        key = shape, _text(slot)
-        parameters = kept.setdefault(key, set())
-        if slot.kind == "param":
-            parameters.add(slot.name)
-        _, names, count = found.setdefault(key, (sharding, {}, 0))
-        if slot.kind != "grad" or slot.name not in parameters:
-            names[_short(slot, blocks)] = None
-        found[key] = sharding, names, count + 1
-    ordered = sorted(found.items(), key=lambda item: -item[1][2])
-    return [
-        Picture(tuple(names), shape, text, sharding)
-        for (shape, text), (sharding, names, _) in ordered
-        if names
-    ]
+        shape = sharding_held(program, slot).global_shape(shape_of(slot.value))
+        if shape:
+            groups.setdefault((shape, _text(slot)), []).append(slot)
+    pictures: list[Picture] = []
+    for (shape, text), slots in sorted(groups.items(), key=lambda item: -len(item[1])):
+        parameters = {slot.name for slot in slots if slot.kind == "param"}
+        named = [s for s in slots if s.kind != "grad" or s.name not in parameters]
+        names = tuple(dict.fromkeys(_short(slot, blocks) for slot in named))
+        if names:
+            pictures.append(Picture(names, shape, text, program.sharding_of_slot(slots[0])))
+    return pictures
 
 
 def _text(slot: Slot) -> str:
@@ -167,11 +158,7 @@ def _caption(picture: Picture, shown: Sequence[int], num_rows: int, num_columns:
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """`0-3,8` of 0, 1, 2, 3, 8."""
-    parts: list[str] = []
-    start = 0
-    for index in range(1, len(ranks) + 1):
-        if index == len(ranks) or ranks[index] != ranks[index - 1] + 1:
-            first, last = ranks[start], ranks[index - 1]
-            parts.append(f"{first}" if first == last else f"{first}-{last}")
-            start = index
-    return ",".join(parts)
+    # Along consecutive ranks, what a rank is above its place in the list stays the same.
+    runs = groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0])
+    spans = [[rank for _, rank in run] for _, run in runs]
+    return ",".join(f"{s[0]}" if len(s) == 1 else f"{s[0]}-{s[-1]}" for s in spans)
