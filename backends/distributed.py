@@ -74,9 +74,8 @@ class Step(BoundProgram):
         results = owned(self._run(self.runtime, given), given.values())
         for slot, sharding in self._results:
             if slot.kind == "output":
-                results["output", slot.name] = whole(
-                    results["output", slot.name], sharding, self.runtime
-                )
+                key = slot.kind, slot.name
+                results[key] = whole(results[key], sharding, self.runtime)
         return results
 
     def explain(self) -> str:

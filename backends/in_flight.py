@@ -63,6 +63,7 @@ scatter_single: Callable[..., Any] = getattr(
 _REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 
+@dataclass(slots=True)
 class InFlight:
     """One tensor that a collective is bringing.
 
@@ -70,17 +71,14 @@ class InFlight:
     the work is done. The buffers of the message live as long as this does.
     """
 
-    __slots__ = ("_arrive", "_work")
-
-    def __init__(self, work: Any, arrive: Callable[[], Tensor]) -> None:
-        self._work = work
-        self._arrive = arrive
+    work: Any
+    arrive: Callable[[], Tensor]
 
     def wait(self) -> Tensor:
         """The tensor, arrived. On a GPU the current stream waits, on the CPU this thread."""
-        if self._work is not None:
-            self._work.wait()
-        return self._arrive()
+        if self.work is not None:
+            self.work.wait()
+        return self.arrive()
 
 
 def here(x: Tensor) -> InFlight:

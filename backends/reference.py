@@ -93,10 +93,7 @@ def values_of(program: Program, model: nn.Module, batch: Mapping[str, Tensor]) -
 
 
 def _virtual_mesh(program: Program) -> Mesh:
-    """The mesh that the program runs on: a program that is not local needs one device.
-
-    Sub-batches that are not unrolled yet run as ranks of their own.
-    """
+    """The mesh of a local program, sub-batches not unrolled yet as ranks, too; else one device."""
     if program.mesh is None or not program.is_local:
         return Mesh()
     return Mesh(Axis(axis.name, axis.size) for axis in program.mesh.axes)

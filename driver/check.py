@@ -37,11 +37,10 @@ TOLERANCES: dict[torch.dtype, Tolerance] = {
 }
 """By dtype.
 
-A sum taken in another order differs by a few eps times how much its terms cancel: some 1e-13
-in float64 and 1e-6 in float32 for models of a few layers. A wrong program, one that lacks a
-reduction for example, is wrong by 1e-1 or more; the bounds of float64 and float32 lie between,
-with room for deeper models. A gradient that is zero in exact arithmetic comes out as less than
-a tenth of eps times the norm of all gradients, for which bound * floor leaves room.
+A sum taken in another order differs by some 1e-13 in float64 and 1e-6 in float32 for models of a
+few layers, a wrong program by 1e-1 or more; the bounds lie between, with room for deeper models.
+A gradient that is zero in exact arithmetic comes out as less than a tenth of eps times the norm of
+all gradients, for which bound * floor leaves room.
 
 bfloat16 has 3 digits: the gradients of small transformers in eager mode are themselves up to
 5e-2 away from those in float64. Its bound tells a wrong program from a right one, and no

@@ -9,8 +9,9 @@ from pathlib import Path
 from rich.console import Console
 
 from shardweave.backends.triton.ahead import Built, build, parse_target
-from shardweave.backends.triton.generate import UnfitError, generate
+from shardweave.backends.triton.generate import generate
 from shardweave.backends.triton.source import Kernel
+from shardweave.backends.triton.writer import UnfitError
 from shardweave.driver.report.text import plain_table, status
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program

@@ -28,7 +28,6 @@ from shardweave.planners.plan_parts import Candidate
 from shardweave.planners.plan_plot import plot_candidates
 from shardweave.planners.registry import PLANNERS, no_such_plan
 
-COMPARED = 2
 DIFFERENCES = 20
 """How many lines of what differs between two plans are shown."""
 
@@ -94,7 +93,7 @@ def _planned(
 
 def _compare(options: argparse.Namespace, given: dict[str, Any], program: Program) -> int:
     names = [name.strip() for name in options.compare.split(",")]
-    if len(names) != COMPARED or not all(names):
+    if len(names) != 2 or not all(names):
         raise ValueError(
             f"--compare '{options.compare}' must name two planners or plan files, such as "
             "megatron,amp."

@@ -15,8 +15,6 @@ from shardweave.driver.launch import launch
 from shardweave.ir.program import Program
 from shardweave.planners.cost.cluster import Cluster, CollectiveTimes, DeviceType, NodeType, Points
 
-WORKER = "shardweave.driver.profile_worker"
-
 SPARE_BYTES = "268435456"
 
 
@@ -49,7 +47,7 @@ def profile_machine(
         request, output = Path(folder, "request.json"), Path(folder, "measured.json")
         paths = [_file_of(program, Path(folder, f"{n}.mlir")) for n, program in enumerate(programs)]
         request.write_text(json.dumps({"programs": paths, "output": str(output)}))
-        command = [sys.executable, "-m", WORKER, str(request)]
+        command = [sys.executable, "-m", "shardweave.driver.profile_worker", str(request)]
         launch(_prefixed(command, launcher), num_processes, time_limit_s=time_limit_s)
         measured = json.loads(output.read_text())
     return cluster_of(measured, name, num_processes, on_node)

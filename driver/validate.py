@@ -20,7 +20,6 @@ from shardweave.backends.programs import Key
 from shardweave.backends.reference import run_reference
 from shardweave.driver.sample import sample_values
 from shardweave.ir.annotations import layer_of
-from shardweave.ir.aten import AtenOp
 from shardweave.ir.capture.precision import in_float64
 from shardweave.ir.facts import is_random
 from shardweave.ir.inspect.stats import stats
@@ -145,10 +144,7 @@ class Validator(Observer):
 
 
 def work_of(program: Program) -> float:
-    """What running the whole program takes, in FLOPs, all ranks together.
-
-    Elements of values count too, since small ops take time that is not arithmetic.
-    """
+    """FLOPs of a run on all ranks; elements count too: small ops take time without arithmetic."""
     elements = sum(math.prod(shape_of(r)) for op in program.ops for r in op.results)
     elements += sum(math.prod(shape_of(slot.value)) for slot in program.arguments)
     ranks = program.mesh.num_devices if program.is_local and program.mesh else 1
@@ -227,17 +223,14 @@ def _check_size(program: Program, limit: float) -> None:
 
 def _check_not_random(program: Program) -> None:
     for op in program.ops:
-        if is_random(op) and not _drops_nothing(op):
+        # Attention ops count as random whatever they drop.
+        if is_random(op) and not (
+            op.signature.parameter("dropout_p") and op.value("dropout_p") == 0
+        ):
             raise ValueError(
                 f"{op.name} in layer '{layer_of(op)}' draws random numbers, so that two runs "
                 "cannot be compared; validate the program without it."
             )
-
-
-def _drops_nothing(op: AtenOp) -> bool:
-    """Whether a random op drops no element; attention ops count as random whatever they drop."""
-    known = op.signature.parameter("dropout_p")
-    return known is not None and op.value("dropout_p") == 0
 
 
 def run_passes(

@@ -89,11 +89,6 @@ _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715
 
 
-def tanh(a: str) -> str:
-    """tanh without a library call: it must run in the interpreter and on every target."""
-    return f"(2.0 * tl.sigmoid(2.0 * ({a})) - 1.0)"
-
-
 def _gelu_inner(a: str) -> str:
     return f"{_SQRT_2_OVER_PI} * ({a} + {_CUBIC} * {a} * {a} * {a})"
 
@@ -174,7 +169,8 @@ ARITHMETIC: dict[str, Formula] = {
     "aten.sqrt": _call("tl.sqrt"),
     "aten.sub.Scalar": _sum_with_other("-"),
     "aten.sub.Tensor": _sum("-"),
-    "aten.tanh": lambda op, a: tanh(a),
+    # Not a library call: it must run in the interpreter and on every target.
+    "aten.tanh": lambda op, a: f"(2.0 * tl.sigmoid(2.0 * ({a})) - 1.0)",
     "aten.tanh_backward": lambda op, g, y: f"{g} * (1.0 - {y} * {y})",
     "aten.threshold_backward": _threshold_backward,
 }

@@ -8,11 +8,8 @@ from shardweave.backends.triton.loops import pointwise_kernel, reduction_kernel
 from shardweave.backends.triton.matmul import matmul_kernel
 from shardweave.backends.triton.region import Region, region_of
 from shardweave.backends.triton.source import Kernel
-from shardweave.backends.triton.writer import UnfitError
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.strides import expected_strides
-
-__all__ = ["UnfitError", "generate"]
 
 
 def generate(op: FusedOp, strides: Sequence[Sequence[int]] | None = None) -> Kernel:

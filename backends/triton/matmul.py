@@ -66,8 +66,7 @@ class _MatmulTemplate:
         self.bases = {b: of_base(Base(b, size, frozenset({b}))) for b, size in extents.items()}
 
     def kernel(self) -> Kernel:
-        for line in _BLOCK_OF.splitlines():
-            self.writer.line(line)
+        self.writer.line(_BLOCK_OF)
         self._multiply()
         self._use_symbols("n_size")
         self.values.special = dict.fromkeys(MATMULS, self._result)
@@ -86,8 +85,7 @@ class _MatmulTemplate:
         writer = self.writer
         writer.line("total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)")
         with writer.block("for start in range(0, k_size, BLOCK_K):"):
-            for line in _STEP.splitlines():
-                writer.line(line)
+            writer.line(_STEP)
             # Of equal sizes each factor names its own: products of other sizes share the source.
             self._use_symbols("k_size", "m_size")
             left = _factor(self.values, self.left, (self.bases["row"], self.bases["k_a"]))

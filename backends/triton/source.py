@@ -27,7 +27,7 @@ LAUNCH = ("num_warps", "num_stages", "programs")
 """Keys of a configuration that are no parameters."""
 
 HEADER = '''\
-"""{summary}
+"""A kernel of the family '{family}'.
 
 Written by shardweave. Computes
 {ops}
@@ -108,7 +108,7 @@ class KernelDraft:
             *(f"{constant}: tl.constexpr" for constant in constants),
         ]
         head = HEADER.format(
-            summary=f"A kernel of the family '{region.space.family}'.",
+            family=region.space.family,
             ops="\n".join(f"    {line}" for line in _op_lines(region)),
             name=name,
             parameters=",\n    ".join(parameters),

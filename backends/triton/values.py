@@ -22,7 +22,6 @@ from shardweave.backends.triton.index import (
     ZERO,
     Base,
     Index,
-    constant,
     of_base,
     raveled,
     unraveled,
@@ -130,7 +129,7 @@ class Values:
         source = op.operands[0]
         shape = shape_of(source)
         dim = op.value("dim") % len(shape)
-        chosen = constant(_wrapped(op.value("index"), shape[dim]))
+        chosen = Index(constant=_wrapped(op.value("index"), shape[dim]))
         return self.at(source, (*indices[:dim], chosen, *indices[dim:]), guards)
 
     def slice_backward(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
@@ -239,7 +238,7 @@ def _wrapped(position: int, size: int) -> int:
 
 
 def _shifted(indices: Indices, dim: int, offset: int) -> Indices:
-    return (*indices[:dim], indices[dim] + constant(offset), *indices[dim + 1 :])
+    return (*indices[:dim], indices[dim] + Index(constant=offset), *indices[dim + 1 :])
 
 
 _Handler = Callable[[Values, AtenOp, Indices, Guards], Term]

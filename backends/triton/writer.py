@@ -75,7 +75,8 @@ class Writer:
     # Statements
 
     def line(self, text: str) -> None:
-        self.lines.append(f"{self.indent}{text}" if text else "")
+        """Write a statement, or several on lines of their own."""
+        self.lines += [f"{self.indent}{one}" for one in text.splitlines()]
 
     def fresh(self, hint: str) -> str:
         """A new variable, named after `hint`."""

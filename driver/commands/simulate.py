@@ -38,12 +38,6 @@ def add_parser(commands: Commands) -> None:
     command.set_defaults(func=simulate_command)
 
 
-GLOBAL = (
-    "the program is global, so that one device of the cluster runs all of it; partition it first "
-    "(shardweave opt --mesh data=2 --passes plan-megatron,preset:partition), or give --plan."
-)
-
-
 def simulate_command(options: argparse.Namespace) -> int:
     """Simulate a program, or one under a plan; print a summary, or the numbers as JSON."""
     from shardweave.driver.commands.programs import read
@@ -75,7 +69,11 @@ def _simulated(program: Program, options: argparse.Namespace) -> Simulation | Pi
     state: float | None = options.optimizer
     if options.plan is None:
         if not program.is_local and find_cluster(options.cluster).num_devices > 1:
-            note(GLOBAL)
+            note(
+                "the program is global, so that one device of the cluster runs all of it; "
+                "partition it first (shardweave opt --mesh data=2 --passes "
+                "plan-megatron,preset:partition), or give --plan."
+            )
         return simulate(program, options.cluster, optimizer_multiplier=state or 0.0)
     if program.is_local:
         raise ValueError(

@@ -26,8 +26,7 @@ from shardweave.planners.cost.simulation import Simulation
 SHOWN = 20
 """Changes of one group that are shown unless all are asked for."""
 
-SIGNS = {"added": "+", "removed": "-", "moved": ">", "changed": "~"}
-STYLES = {"added": "green", "removed": "red", "moved": "blue", "changed": "yellow"}
+STYLES = {"added": "+ green", "removed": "- red", "moved": "> blue", "changed": "~ yellow"}
 
 
 def plain_text(diff: StructuralDiff, numbers: list[Number]) -> str:
@@ -103,9 +102,9 @@ def _first(changes: Sequence[Change], shown: int) -> list[Change]:
 
 
 def _change_lines(change: Change) -> Iterable[Text]:
-    style = STYLES[change.kind]
+    sign, style = STYLES[change.kind].split()
     line = change.after or change.before or change.op
-    yield Text(f"  {SIGNS[change.kind]} {line}", style=style)
+    yield Text(f"  {sign} {line}", style=style)
     for detail in detail_lines(change):
         yield Text(f"      {detail}", style=style)
 

@@ -25,7 +25,7 @@ def timeline_html(simulation: Simulation) -> str:
     ]
     phases = [phase for phase in PHASES if any(e.phase == phase for e in simulation.events)]
     legend = [f'<span><i class="{phase}"></i>{phase}</span>' for phase in phases]
-    if any(_is_odd(event.copy) for event in simulation.events):
+    if any(sum(event.copy) % 2 for event in simulation.events):
         legend.append('<span><i class="hatch"></i>every second sub-batch</span>')
     return (
         _HATCH
@@ -40,10 +40,6 @@ _HATCH = (
     'height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
     '<rect width="2" height="6" class="stripe"/></pattern></defs></svg>'
 )
-
-
-def _is_odd(copy: Sequence[int]) -> bool:
-    return sum(copy) % 2 == 1
 
 
 def _stream_svg(simulation: Simulation, stream: str) -> str:
