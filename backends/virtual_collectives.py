@@ -28,11 +28,11 @@ def run_collective(
     if isinstance(op, (dist.WaitOp, dist.ReshardOp)):  # a global program has whole values
         return [list(tensors) for tensors in operands]
     # What starts a collective is one of its kind.
-    implementation = next((run for k, run in _IMPLEMENTATIONS.items() if isinstance(op, k)), None)
-    if implementation is None:
+    found = [run for kind, run in _IMPLEMENTATIONS.items() if isinstance(op, kind)]
+    if not found:
         raise ValueError(f"the reference backend does not run '{op.name}'.")
     return [
-        _on_groups(tensors, lambda members: implementation(op, members), op.axes, mesh)
+        _on_groups(tensors, lambda members: found[0](op, members), op.axes, mesh)
         for tensors in operands
     ]
 
