@@ -6,21 +6,21 @@ import json
 import math
 import resource
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import nn
 
 from shardweave.driver import world
-from shardweave.driver.check import CheckResult, Expected, compare, loss_of, run_eager
+from shardweave.driver.check import CheckResult, compare, eager_step, results_of, run_eager
 from shardweave.driver.compile import Request, bind, compile_program
 from shardweave.driver.launch import num_cores
 from shardweave.driver.models import Example, announce, build_example
-from shardweave.driver.report.text import RunReport, print_report, status
+from shardweave.driver.report.run import RunReport, print_report
+from shardweave.driver.report.text import status
 from shardweave.driver.run_options import RunOptions
 from shardweave.driver.training import Training, train, work_of
 from shardweave.driver.twin import twin_spec
@@ -73,21 +73,12 @@ def run(options: RunOptions) -> RunReport:
         step = bind(program, request, device)
     with status("running it", quiet=world.rank() != 0):
         loss, check, training, eager = _measure(options, step, example, device)
-    notes = (*example.notes, *made.notes, *_notes_on_time(options, device))
     return RunReport(
-        model=options.model,
-        mesh="" if not options.mesh.axes else str(options.mesh),
+        options=options,
         plan=f"of {options.program}" if given else options.plan,
-        dtype=options.dtype,
-        backend=options.backend,
+        making=made,
         device=device.type,
-        num_devices=options.mesh.num_devices,
-        sequence_parallel=options.sequence_parallel,
-        seed=options.seed,
-        num_ops=made.num_captured_ops,
         num_local_ops=sum(1 for _ in program.ops),
-        capture_s=made.capture_s,
-        passes_s=made.passes_s,
         collectives=stats(program).collectives,
         work=work_of(example.kwargs),
         loss=loss,
@@ -95,7 +86,7 @@ def run(options: RunOptions) -> RunReport:
         training=training,
         eager_training=eager,
         peak_bytes=_peak_bytes(device),
-        notes=notes,
+        notes=(*example.notes, *made.notes, *_notes_on_time(options, device)),
     )
 
 
@@ -114,7 +105,7 @@ def _measure(
     """Run the step, checked if asked to, and train; then the eager model on rank 0 alone."""
     batch = {name: tensor.to(device) for name, tensor in example.kwargs.items()}
     loss = step(**batch)
-    found = gather(step, loss) if options.check else None
+    found = results_of(step, loss) if options.check else None
     training = None
     if options.steps:
         training = train(lambda: step(**batch), step.parameters(), options.steps)
@@ -125,9 +116,8 @@ def _measure(
             if found is not None:
                 check = compare(found, run_eager(eager, batch), getattr(torch, options.dtype))
             if options.steps and options.eager:
-                eager_training = train(
-                    lambda: _eager_step(eager, batch), eager.parameters(), options.steps
-                )
+                parameters = eager.parameters()
+                eager_training = train(lambda: eager_step(eager, batch), parameters, options.steps)
     return loss.double().item(), check, training, eager_training
 
 
@@ -137,29 +127,6 @@ def _peak_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
-
-
-def gather(step: nn.Module, loss: Tensor) -> Expected:
-    """A step's loss, gradients and buffers as whole tensors. Collective."""
-    return Expected(
-        loss.double().item(),
-        {
-            name: _whole(torch.zeros_like(p) if p.grad is None else p.grad)
-            for name, p in step.named_parameters()
-        },
-        {name: _whole(buffer).clone() for name, buffer in step.named_buffers()},
-    )
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _eager_step(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    loss = loss_of(model(**batch))
-    loss.backward()
-    return loss
 
 
 @contextmanager

@@ -26,6 +26,9 @@ from shardweave.passes.presets import preset_of, readable
 from shardweave.passes.registry import PASSES, PLANNER_PREFIX
 from shardweave.planners.registry import PLANNERS
 
+MeshLike = Mesh | Mapping[str, int] | str
+"""A mesh, axis sizes by name, or text such as "data=2,tensor=2"."""
+
 
 class PassError(ValueError):
     """A pass failed; the message names it."""
@@ -168,7 +171,7 @@ def run_passes(
     program: Program,
     passes: str | Iterable[ModulePass | str],
     *,
-    mesh: Mesh | Mapping[str, int] | str | None = None,
+    mesh: MeshLike | None = None,
     dump_dir: str | Path | None = None,
     observer: Observer | None = None,
 ) -> Program:
@@ -184,7 +187,7 @@ def run_passes(
     return PassPipeline(passes).run(program, observer=observer)
 
 
-def as_mesh(mesh: Mesh | Mapping[str, int] | str) -> Mesh:
+def as_mesh(mesh: MeshLike) -> Mesh:
     """A Mesh from one, from its text, or from axis sizes by name."""
     if isinstance(mesh, Mesh):
         return mesh

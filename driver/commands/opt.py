@@ -13,9 +13,10 @@ from shardweave.driver.commands.arguments import (
     Commands,
     add_program_output,
     add_validate_options,
+    check_output,
+    messages,
     new_command,
 )
-from shardweave.driver.commands.output import check_output, messages
 
 if TYPE_CHECKING:
     from shardweave.passes.observers import Observer

@@ -34,10 +34,7 @@ def outline(program: Program, *, is_folded: bool = True) -> str:
 
 
 def selection(program: Program, wanted: Selection, *, is_counted: bool, is_folded: bool) -> str:
-    """The lines of the ops that are selected, or how many there are of each name.
-
-    Raises ValueError, with near names, if there are none.
-    """
+    """The lines of the selected ops, or how many there are of each name; ValueError if none."""
     chosen = list(select(program, **wanted))
     if not chosen:
         raise ValueError(_nothing(program, wanted))

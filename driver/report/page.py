@@ -41,8 +41,7 @@ def report_page(
 ) -> str:
     """The page for a local program (or one without a mesh) and its simulation on a cluster.
 
-    reshards: rows of `reshards_of`, of the global program that it was made from.
-    optimizer_multiplier: that of the simulation, for the memory over time.
+    reshards: of the global program that it was made from. optimizer_multiplier: the simulation's.
     """
     series = memory_over_time(program, optimizer_multiplier=optimizer_multiplier)
     sections = [
