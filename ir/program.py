@@ -171,6 +171,12 @@ class Program:
         attribute = self.module.attributes.get(MESH)
         return attribute.mesh if isinstance(attribute, MeshAttr) else None
 
+    def needed_mesh(self) -> Mesh:
+        """The mesh. Raises ValueError for a program without one."""
+        if self.mesh is None:
+            raise ValueError("the program has no mesh; give one (mesh=..., or --mesh data=2).")
+        return self.mesh
+
     def set_mesh(self, mesh: Mesh) -> None:
         self.module.attributes[MESH] = MeshAttr.of(mesh)
 

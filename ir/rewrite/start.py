@@ -15,8 +15,7 @@ def start_collectives(program: Program) -> int:
     Returns how many there were.
     Raises ValueError if the program has time axes.
     """
-    axes = program.mesh.axes if program.mesh else ()
-    times = [axis.name for axis in axes if axis.kind == "time"]
+    times = list(program.mesh.time_names) if program.mesh else []
     if times:
         raise ValueError(
             f"the sub-batches of the time axes {times} are not written out; run "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
+from math import prod
 from typing import TypeVar
 
 from xdsl.dialects import func
@@ -33,7 +35,7 @@ def unroll_time_axes(program: Program) -> None:
     Raises ValueError for a global program that has time axes. Linear in the resulting ops.
     """
     mesh = program.mesh
-    if mesh is None or all(axis.kind == "space" for axis in mesh.axes):
+    if mesh is None or not mesh.time_names:
         return
     if not program.is_local:
         raise ValueError("the program is global; run insert-collectives first.")
@@ -44,9 +46,8 @@ class _Unroller:
     def __init__(self, program: Program, mesh: Mesh) -> None:
         self.program = program
         self.mesh = mesh
-        times = [axis for axis in mesh.axes if axis.kind == "time"]
-        self.names = [axis.name for axis in times]
-        self.coordinates = list(product(*(range(axis.size) for axis in times)))
+        self.names = mesh.time_names
+        self.coordinates = list(product(*(range(mesh.size(name)) for name in self.names)))
         self.block = Block()
         self.copies: dict[SSAValue, Copies] = {}
         self.ops = TimeOps(self.block)
@@ -58,7 +59,7 @@ class _Unroller:
         for index, slot in enumerate(arguments):
             sharding = shardings[slot.value]
             self._argument(slot, sharding)
-            space = without_axes(sharding, self.names)
+            space = sharding.without(self.names)
             shape = sharding.global_shape(shape_of(slot.value))
             entries[index] = ShardingAttr.of(space, shape)
         for op in self.program.ops:
@@ -129,7 +130,7 @@ class _Unroller:
                     copies, placement.axis, dim, block_of(sharding.dims[dim], placement)
                 )
             values.append(copies[self.coordinates[0]])
-            entries[index] = ShardingAttr.of(without_axes(sharding, self.names), shape)
+            entries[index] = ShardingAttr.of(sharding.without(self.names), shape)
         return values, entries
 
     # Ops
@@ -142,14 +143,9 @@ class _Unroller:
         shardings = shardings_of(op, self.program)
 
         def clone(operands: tuple[SSAValue, ...]) -> Operation:
-            one = type(op).create(
-                operands=operands,
-                result_types=op.result_types,
-                properties=op.properties,
-                location=op.location,
-            )
-            self._finish(one, shardings, op)
-            return one
+            copy = op.clone(dict(zip(op.operands, operands, strict=True)))
+            self._finish(copy, shardings, op)
+            return copy
 
         self._define(op, self._once(self._operands(op), clone))
 
@@ -253,11 +249,11 @@ class _Unroller:
                 for value, shape in zip(operands, draft.expected_shapes(self.mesh), strict=True)
             ]
             draft.erase()
-            one = type(op).create(
+            copy = type(op).create(
                 operands=operands, result_types=types, properties=properties, location=op.location
             )
-            self._finish(one, shardings, op)
-            return one
+            self._finish(copy, shardings, op)
+            return copy
 
         keys = {c: tuple(copies[c] for copies in found) for c in self.coordinates}
         clones = self._once(keys, clone)
@@ -278,26 +274,16 @@ class _Unroller:
         )
 
 
-def without_axes(sharding: Sharding, names: list[str]) -> Sharding:
-    """The sharding with some axes gathered: their placements dropped, others unmoved."""
-    dims = tuple(tuple(p for p in dim if p.axis not in names) for dim in sharding.dims)
-    unreduced = tuple(a for a in sharding.unreduced if a not in names)
-    return Sharding(dims, unreduced, sharding.reduction if unreduced else "sum")
-
-
-def scaled_without(sharding: Sharding, names: list[str]) -> Sharding:
+def scaled_without(sharding: Sharding, names: Collection[str]) -> Sharding:
     """The sharding of one copy: its global value is smaller by the dropped axes' digits."""
     dims: list[DimSharding] = []
     for dim in sharding.dims:
-        kept: list[Placement] = []
-        for placement in dim:
-            if placement.axis in names:
-                continue
-            minor = 1
-            for other in dim:
-                if other.axis in names and other.stride < placement.stride:
-                    minor *= other.size
-            kept.append(Placement(placement.axis, placement.size, placement.stride // minor))
-        dims.append(ordered(kept))
-    unreduced = tuple(a for a in sharding.unreduced if a not in names)
-    return Sharding(tuple(dims), unreduced, sharding.reduction if unreduced else "sum")
+        dropped = [p for p in dim if p.axis in names]
+        dims.append(
+            ordered(
+                replace(p, stride=p.stride // prod(d.size for d in dropped if d.stride < p.stride))
+                for p in dim
+                if p not in dropped
+            )
+        )
+    return replace(sharding.reduced(names), dims=tuple(dims))

@@ -70,7 +70,8 @@ class WantedSeats:
         for use in value.uses:
             user = use.operation
             if isinstance(user, func.ReturnOp):
-                seat = _seat_in(self.stored(self.result_slots[use.index]), axis)
+                stored = self.stored(self.result_slots[use.index])
+                seat = None if stored is None else stored.seat_of(axis)
             elif isinstance(user, AtenOp):
                 seat = self._at(user, use.index, axis, depth)
             else:
@@ -85,26 +86,17 @@ class WantedSeats:
             versions = self.flow.versions.get(other)
             if versions is None or other is user.operands[index] or other in self.flow.pinned:
                 continue
-            held = _seat_in(versions[0], axis)
+            held = versions[0].seat_of(axis)
             if held is not None:
                 return _on_operand(rule, index, rule.seat(dims[held[0]], held[1]), held[1])
         if len(user.results) != 1 or index not in rule.linear:
             return None
         wish = wishes_of(user, self.flow.program)[0]
         # Where a plan places a value, nothing below it counts.
-        below = _seat_in(wish, axis) if wish else self.of(user.results[0], axis, depth - 1)
+        below = wish.seat_of(axis) if wish else self.of(user.results[0], axis, depth - 1)
         if below is None:
             return None
         return _on_operand(rule, index, rule.seat(rule.results[0][below[0]], below[1]), below[1])
-
-
-def _seat_in(sharding: Sharding | None, axis: str) -> Seat | None:
-    """The seat that a sharding gives an axis."""
-    for dim, placements in enumerate(sharding.dims if sharding is not None else ()):
-        for placement in placements:
-            if placement.axis == axis:
-                return dim, placement
-    return None
 
 
 def _on_operand(
@@ -123,11 +115,9 @@ def _on_operand(
 def _summed_axes(rule: Rule, operands: Sequence[Sharding]) -> set[str]:
     """The axes that cut a factor which the first result lacks."""
     kept = {factor for factors in rule.results[0] for factor in factors}
-    summed: set[str] = set()
-    for dims, sharding in zip(rule.operands, operands, strict=True):
-        for factors, placements in zip(dims, sharding.dims, strict=True):
-            for placement in placements:
-                seat = rule.seat(factors, placement)
-                if seat is not None and seat[0] not in kept:
-                    summed.add(placement.axis)
-    return summed
+    return {
+        placement.axis
+        for dims, sharding in zip(rule.operands, operands, strict=True)
+        for placement, seat in rule.seats(dims, sharding.dims)
+        if seat is not None and seat[0] not in kept
+    }

@@ -14,8 +14,16 @@ import torch
 from xdsl.ir import SSAValue
 
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.sharding.rules.base import Factor, Localizer, Rule, replicated_rule, rule
-from shardweave.ir.sharding.rules.dims import Names, broadcast, dim_of, named_rule, passing
+from shardweave.ir.sharding.rules.base import (
+    Factor,
+    Localizer,
+    Names,
+    Rule,
+    named_rule,
+    replicated_rule,
+    rule,
+)
+from shardweave.ir.sharding.rules.dims import broadcast, dim_of, passing
 from shardweave.ir.types import dtype_of_value, shape_of
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
-
-from xdsl.ir import SSAValue
-
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.aten_args import DERIVED
-from shardweave.ir.sharding.rules.base import Localizer, Notation, Rule, rule
+from shardweave.ir.sharding.rules.base import Notation, Rule, rule
+from shardweave.ir.sharding.rules.dims import dividing
 from shardweave.ir.types import shape_of
 
 
@@ -60,10 +56,7 @@ def group_norm_backward(op: AtenOp) -> Rule:
 
 def _grouped(op: AtenOp, operands: list[str], results: list[str]) -> Rule:
     text = f"{', '.join(operands)} -> {', '.join(results)}"
-    return Notation(op, text, {"g": op.value("group")}).rule(whole=["c"], localize=_localize_groups)
-
-
-def _localize_groups(local: Localizer) -> Sequence[SSAValue]:
     # Every text starts with `n (g c)`, so g is factor 1.
-    num_shards = prod(placement.size for placement in local.placements[1])
-    return local.clone(group=local.op.value("group") // num_shards)
+    return Notation(op, text, {"g": op.value("group")}).rule(
+        whole=["c"], localize=dividing("group", 1)
+    )
