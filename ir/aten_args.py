@@ -7,6 +7,7 @@ still makes the right call, and no size literal can go stale.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -60,13 +61,6 @@ def _group_norm_input(op: AtenOp) -> tuple[int, ...]:
     return shape_of(op.operands[1 if op.name.endswith("backward") else 0])
 
 
-def _num_pixels(op: AtenOp) -> int:
-    count = 1
-    for size in _group_norm_input(op)[2:]:
-        count *= size
-    return count
-
-
 def _bias_sizes(op: AtenOp) -> list[int] | None:
     return list(shape_of(op.results[-1])) if op.value("output_mask")[2] else None
 
@@ -74,7 +68,7 @@ def _bias_sizes(op: AtenOp) -> list[int] | None:
 _GROUP_NORM: dict[str, Derivation] = {
     "N": lambda op: _group_norm_input(op)[0],
     "C": lambda op: _group_norm_input(op)[1],
-    "HxW": _num_pixels,
+    "HxW": lambda op: math.prod(_group_norm_input(op)[2:]),
 }
 
 DERIVED: dict[str, dict[str, Derivation]] = {

@@ -87,8 +87,13 @@ class DistOp(DefinedOp):
 
     def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
         """Result shapes that follow from the operands."""
-        del mesh
-        return [shape_of(operand) for operand in self.operands]
+        ranks = mesh.sizes(self.axes)
+        return [self.expected_shape(shape_of(operand), ranks) for operand in self.operands]
+
+    def expected_shape(self, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+        """The shape of the result that an operand of this shape has on each of `ranks` ranks."""
+        del ranks
+        return shape
 
     @staticmethod
     def sent(elements: int, ranks: int) -> float:
@@ -127,19 +132,13 @@ class AlongDimOp(OverAxesOp):
         return self.block_attr.value.data
 
     def verify_(self) -> None:
-        self._check_dim("dim", self.dim)
-
-    def _check_dim(self, name: str, dim: int) -> None:
         rank = len(shape_of(self.operands[0]))
-        if not 0 <= dim < rank:
-            raise VerifyException(f"{name} must be in [0, {rank})")
-
-    def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
-        ranks = mesh.sizes(self.axes)
-        return [self.expected_shape(shape_of(operand), ranks) for operand in self.operands]
+        for name in ("dim", "from_dim"):
+            dim = self.properties.get(name)
+            if isinstance(dim, IntegerAttr) and not 0 <= dim.value.data < rank:
+                raise VerifyException(f"{name} must be in [0, {rank})")
 
     def expected_shape(self, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
-        """The result's shape for an operand of this one: `dim` is cut."""
         return (*shape[: self.dim], shape[self.dim] // ranks, *shape[self.dim + 1 :])
 
 
@@ -243,10 +242,6 @@ class AllToAllOp(AlongDimOp):
     @property
     def from_block(self) -> int:
         return self.from_block_attr.value.data
-
-    def verify_(self) -> None:
-        self._check_dim("dim", self.dim)
-        self._check_dim("from_dim", self.from_dim)
 
     def expected_shape(self, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
         return _joined(super().expected_shape(shape, ranks), self.from_dim, ranks)

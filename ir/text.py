@@ -9,14 +9,15 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from io import StringIO
 
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.context import Context
+from xdsl.dialects.builtin import Builtin, ModuleOp
+from xdsl.dialects.func import Func, FuncOp, ReturnOp
 from xdsl.ir import Operation
 from xdsl.utils.exceptions import ParseError, VerifyException
 
 from shardweave.ir.aten import aten_dialect
-from shardweave.ir.context import make_context
 from shardweave.ir.dist import dist_dialect
+from shardweave.ir.kernel import kernel_dialect
 from shardweave.ir.source_text import SourceText, excerpt, position
 from shardweave.ir.strings import TextParser, TextPrinter
 
@@ -58,6 +59,17 @@ def print_module(module: ModuleOp, *, locations: bool = False) -> str:
     stream = StringIO()
     TextPrinter(stream, print_debuginfo=locations).print_op(module)
     return stream.getvalue() + "\n"
+
+
+def make_context() -> Context:
+    """The xDSL context with the dialects of a program."""
+    context = Context()
+    context.load_dialect(Builtin)
+    context.load_dialect(Func)
+    context.register_dialect("aten", aten_dialect)
+    context.register_dialect("dist", dist_dialect)
+    context.register_dialect("kernel", kernel_dialect)
+    return context
 
 
 class _PlacingParser(TextParser):

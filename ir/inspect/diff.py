@@ -170,30 +170,27 @@ class _Comparison:
 
     def _change(self, node: int | None, other: int | None, *, is_fixed: bool) -> Change | None:
         """What is to be said of an op of one program, or of both; None if nothing is."""
-        (a, b), nodes = self.tables, (node, other)
-        ops = [None if n is None else t.op(n) for t, n in zip(self.tables, nodes, strict=True)]
-        places = [
-            None if n is None else n - t.num_arguments for t, n in zip((a, b), nodes, strict=True)
-        ]
         details: list[Detail] = []
         if node is None or other is None:
             kind = "added" if node is None else "removed"
         else:
-            if a.full[node] != b.full[other]:
-                details += _own_details(a.op(node), b.op(other))
-            details += self._operand_details(node, other)
+            details += self._details(node, other)
             if not details and is_fixed:
                 return None
             kind = "changed" if details else "moved"
-            if details and not is_fixed:
-                details.append(Detail("place", str(places[0]), str(places[1]), ("", "")))
-        op = ops[1] or ops[0]
-        assert op is not None
-        before, after = (
-            lines.line(o) if o else "" for lines, o in zip(self.lines, ops, strict=True)
-        )
+        sides = list(zip(self.tables, self.lines, (node, other), strict=True))
+        before, after = ("" if n is None else lines.line(table.op(n)) for table, lines, n in sides)
+        places = [None if n is None else n - table.num_arguments for table, _, n in sides]
+        if details and not is_fixed:
+            details.append(Detail("place", str(places[0]), str(places[1]), ("", "")))
+        op = next(table.op(n) for table, _, n in reversed(sides) if n is not None)
         at = places[0], places[1]
         return Change(kind, op.name, layer_of(op), phase_of(op), before, after, at, tuple(details))
+
+    def _details(self, node: int, other: int) -> Iterator[Detail]:
+        if self.tables[0].full[node] != self.tables[1].full[other]:
+            yield from _own_details(self.tables[0].op(node), self.tables[1].op(other))
+        yield from self._operand_details(node, other)
 
     def _operand_details(self, node: int, other: int) -> Iterator[Detail]:
         mine, others = self.tables[0].operands[node], self.tables[1].operands[other]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
+from itertools import takewhile
 
 _NOTES = re.compile(r'\{(?:layer = "(?P<layer>[^"]*)")?(?:, )?(?:phase = (?P<phase>\w+))?')
 
@@ -28,13 +29,9 @@ def changed_text(before: str, after: str, num_context: int = 1) -> str:
     )
 
 
-def _num_equal(one: Sequence[str], other: Sequence[str]) -> int:
-    count = 0
-    for left, right in zip(one, other, strict=False):
-        if left != right:
-            break
-        count += 1
-    return count
+def _num_equal(old: Sequence[str], new: Sequence[str]) -> int:
+    """How many lines both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
 
 
 def _hunks(old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
@@ -42,13 +39,8 @@ def _hunks(old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
     for group in matcher.get_grouped_opcodes(1):
         if all(tag == "equal" for tag, *_ in group):
             continue
-        changed = [
-            line
-            for tag, i1, i2, j1, j2 in group
-            if tag != "equal"
-            for line in (*old[i1:i2], *new[j1:j2])
-        ]
-        yield f"@@ {_where(changed)} @@"
+        changes = [(old[i1:i2], new[j1:j2]) for tag, i1, i2, j1, j2 in group if tag != "equal"]
+        yield f"@@ {_where(line for pair in changes for lines in pair for line in lines)} @@"
         for tag, i1, i2, j1, j2 in group:
             if tag == "equal":
                 yield from (f" {line}" for line in old[i1:i2])
@@ -66,7 +58,7 @@ def _lines(text: str) -> list[str]:
     return found
 
 
-def _where(lines: Sequence[str]) -> str:
+def _where(lines: Iterable[str]) -> str:
     """The layer and phase of the first line that has them."""
     for line in lines:
         match = _NOTES.search(line)

@@ -22,9 +22,9 @@ def start_collectives(program: Program) -> int:
             "unroll-time-axes first."
         )
     count = 0
-    for one in list(program.ops):
-        if isinstance(one, DistOp) and type(one) in STARTS:
-            _start(one, STARTS[type(one)])
+    for op in list(program.ops):
+        if isinstance(op, DistOp) and type(op) in STARTS:
+            _start(op, STARTS[type(op)])
             count += 1
     return count
 

@@ -53,15 +53,11 @@ class _Unroller:
         self.ops = TimeOps(self.block)
 
     def run(self) -> None:
-        arguments = self.program.arguments
-        shardings = {slot.value: self.program.sharding_of_slot(slot) for slot in arguments}
         entries: dict[int, Attribute | None] = {}
-        for index, slot in enumerate(arguments):
-            sharding = shardings[slot.value]
+        for index, slot in enumerate(self.program.arguments):
+            sharding = self.program.sharding_of_slot(slot)
             self._argument(slot, sharding)
-            space = sharding.without(self.names)
-            shape = sharding.global_shape(shape_of(slot.value))
-            entries[index] = ShardingAttr.of(space, shape)
+            entries[index] = self._space_attr(slot, sharding)
         for op in self.program.ops:
             self._op(op)
         results, result_entries = self._results()
@@ -100,15 +96,11 @@ class _Unroller:
         argument.name_hint = slot.value.name_hint
         copies: Copies = dict.fromkeys(self.coordinates, argument)
         for dim, placement in placements:
-            block = self._outer_block(sharding, dim, placement)
+            # In the device's part the minor ones among the dim's other time axes are still whole.
+            others = [name for name in self.names if name != placement.axis]
+            block = block_of(sharding.without(others).dims[dim], placement)
             copies = self._cut(copies, placement.axis, dim, block)
         self.copies[slot.value] = copies
-
-    def _outer_block(self, sharding: Sharding, dim: int, placement: Placement) -> int:
-        """Block of a time placement in the device's part, other time axes of the dim still whole
-        if they are minor."""
-        space = tuple(p for p in sharding.dims[dim] if p.axis not in self.names or p == placement)
-        return block_of(space, placement)
 
     def _time_placements(self, sharding: Sharding) -> list[tuple[int, Placement]]:
         return [
@@ -123,15 +115,18 @@ class _Unroller:
         entries: dict[int, Attribute | None] = {}
         for index, slot in enumerate(self.program.results):
             sharding = self.program.sharding_of_slot(slot)
-            shape = sharding.global_shape(shape_of(slot.value))
             copies = self.copies[slot.value]
             for dim, placement in self._time_placements(sharding):
-                copies = self._gathered(
-                    copies, placement.axis, dim, block_of(sharding.dims[dim], placement)
-                )
+                block = block_of(sharding.dims[dim], placement)
+                copies = self._gathered(copies, placement.axis, dim, block)
             values.append(copies[self.coordinates[0]])
-            entries[index] = ShardingAttr.of(sharding.without(self.names), shape)
+            entries[index] = self._space_attr(slot, sharding)
         return values, entries
+
+    def _space_attr(self, slot: Slot, sharding: Sharding) -> ShardingAttr:
+        """How a slot is cut over space axes alone."""
+        shape = sharding.global_shape(shape_of(slot.value))
+        return ShardingAttr.of(sharding.without(self.names), shape)
 
     # Ops
 
@@ -239,16 +234,14 @@ class _Unroller:
             properties["block"] = to_attribute(op.block * longer)
         if isinstance(op, dist.AllToAllOp):
             properties["from_block"] = to_attribute(op.from_block * step.gathered)
+        ranks = self.mesh.sizes(step.axes)
         shardings = shardings_of(op, self.program) if is_last else [None] * len(op.results)
 
         def clone(operands: tuple[SSAValue, ...]) -> Operation:
-            # What comes out follows from what goes in, once there is an op to ask.
-            draft = type(op).create(operands=operands, properties=properties)
             types = [
-                with_shape(tensor_type_of(value), shape)
-                for value, shape in zip(operands, draft.expected_shapes(self.mesh), strict=True)
+                with_shape(tensor_type_of(value), op.expected_shape(shape_of(value), ranks))
+                for value in operands
             ]
-            draft.erase()
             copy = type(op).create(
                 operands=operands, result_types=types, properties=properties, location=op.location
             )

@@ -54,7 +54,7 @@ class Flow:
             value for op in program.ops for value in op.operands if value.has_more_than_one_use()
         }
         for slot in program.arguments:
-            self.versions[slot.value] = [program.used_sharding_of_slot(slot)]
+            self.versions[slot.value] = [program.sharding_of_slot(slot, used=True)]
             self.stored[slot.value] = program.sharding_of_slot(slot)
             if slot.kind == "param" and not self.stored[slot.value].is_replicated:
                 self.pinned.add(slot.value)

@@ -1,9 +1,4 @@
-"""Adding pending sums to each other before anything else.
-
-Autograd adds the gradients of a value's uses in the order it meets them: residual, then q,
-then k, then v. Where q, k and v are pending sums over an axis, each would be reduced before
-it meets the residual. Adding them to each other first leaves one sum to reduce.
-"""
+"""Adding pending sums to each other before anything else, so that one is left to reduce."""
 
 from __future__ import annotations
 

@@ -3,12 +3,8 @@
 Each op reads every operand in the shards that its assignment wants. Where the producer gives
 others, a reshard brings the value there, once for all uses that need the same: before the first
 use, or, for a result that is wanted otherwise (a gradient, a wish), right after its producer. A
-view of a version that exists is made again instead, which is free.
-
-A parameter that is stored in finer shards than its uses read (`dist.used`) is resharded before its
-first use, and again, with phase recompute, before its first use in the backward pass, so that the
-whole need not be kept in between. Views of it are made where they are needed, and a cast to a
-narrower type is done on the shards, so that fewer bytes are gathered.
+view of a version that exists is made again instead, which is free. Weights that are stored in finer
+shards are made as `stored_weights` says.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from shardweave.ir.aten import AtenOp
 from shardweave.ir.placement import Placement, Sharding
 from shardweave.ir.program import Slot, wishes_of
 from shardweave.ir.sharding.flow import Flow
-from shardweave.ir.sharding.rules import Rule
+from shardweave.ir.sharding.rules.base import Dims, Rule
 
 LOOKAHEAD = 6
 """Linear ops that are looked through: a gradient passes a view, a permutation, a cast and an
@@ -88,7 +88,7 @@ class WantedSeats:
                 continue
             held = versions[0].seat_of(axis)
             if held is not None:
-                return _on_operand(rule, index, rule.seat(dims[held[0]], held[1]), held[1])
+                return _carried(rule, held, dims, rule.operands[index])
         if len(user.results) != 1 or index not in rule.linear:
             return None
         wish = wishes_of(user, self.flow.program)[0]
@@ -96,20 +96,15 @@ class WantedSeats:
         below = wish.seat_of(axis) if wish else self.of(user.results[0], axis, depth - 1)
         if below is None:
             return None
-        return _on_operand(rule, index, rule.seat(rule.results[0][below[0]], below[1]), below[1])
+        return _carried(rule, below, rule.results[0], rule.operands[index])
 
 
-def _on_operand(
-    rule: Rule, index: int, seat: tuple[int, int] | None, placement: Placement
-) -> Seat | None:
-    """A factor's seat as one of an operand's dims."""
-    if seat is None:
-        return None
-    cuts = rule.one_cut(seat[0], Placement(placement.axis, placement.size, seat[1]))
-    for dim, placements in enumerate(rule.dims_of(rule.operands[index], cuts)):
-        if placements:
-            return dim, placements[0]
-    return None
+def _carried(rule: Rule, seat: Seat, source: Dims, goal: Dims) -> Seat | None:
+    """A seat on a value with dims `source` as one on a value with dims `goal`."""
+    dim, placement = seat
+    cut = [(placement,) if index == dim else () for index in range(len(source))]
+    dims = rule.carry(source, goal, cut)
+    return None if dims is None else Sharding(dims).seat_of(placement.axis)
 
 
 def _summed_axes(rule: Rule, operands: Sequence[Sharding]) -> set[str]:

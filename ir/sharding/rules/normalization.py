@@ -26,15 +26,12 @@ def layer_norm(op: AtenOp) -> Rule:
 def layer_norm_backward(op: AtenOp) -> Rule:
     """`... k, ... k, ... ., ... ., k, k -> ... k, k, k`: leading dims reduce in the last two."""
     kept, ones = "..." + " ." * _normalized_rank(op), "." + " ." * (_normalized_rank(op) - 1)
-    num_parameters = sum(op.tensor(n) is not None for n in ("weight", "bias") if _takes(op, n))
+    taken = [name for name in ("weight", "bias") if op.signature.parameter(name) is not None]
+    num_parameters = sum(op.tensor(name) is not None for name in taken)
     operands = [kept] * (len(op.operands) - num_parameters) + [ones] * num_parameters
     results = [kept, ones, ones]
     wanted = [dims for dims, given in zip(results, op.value("output_mask"), strict=False) if given]
     return Notation(op, f"{', '.join(operands)} -> {', '.join(wanted)}").rule()
-
-
-def _takes(op: AtenOp, name: str) -> bool:
-    return op.signature.parameter(name) is not None
 
 
 @rule("aten.native_group_norm")
