@@ -34,13 +34,10 @@ def _num_arange(op: AtenOp) -> Any:
 
 
 def _slice_end(op: AtenOp) -> int:
-    length: int = shape_of(op.results[0])[int(op.value("dim"))]
+    """The end of the part, which is the result of a slice and the operand of its backward."""
+    part = op.operands[0] if op.name.endswith("backward") else op.results[0]
+    length: int = shape_of(part)[int(op.value("dim"))]
     return (op.value("start") or 0) + (length - 1) * op.value("step") + 1
-
-
-def _slice_backward_end(op: AtenOp) -> int:
-    length: int = shape_of(op.operands[0])[int(op.value("dim"))]
-    return op.value("start") + (length - 1) * op.value("step") + 1
 
 
 def _normalized_shape(op: AtenOp) -> list[int]:
@@ -78,7 +75,7 @@ DERIVED: dict[str, dict[str, Derivation]] = {
     "aten.arange.start_step": {"end": _num_arange, "dtype": _result_dtype},
     "aten._to_copy": {"dtype": _result_dtype},
     "aten.slice.Tensor": {"end": _slice_end},
-    "aten.slice_backward": {"input_sizes": _result_shape, "end": _slice_backward_end},
+    "aten.slice_backward": {"input_sizes": _result_shape, "end": _slice_end},
     "aten.select_backward": {"input_sizes": _result_shape},
     "aten.embedding_dense_backward": {"num_weights": lambda op: _result_shape(op)[0]},
     "aten.native_layer_norm": {"normalized_shape": _normalized_shape},

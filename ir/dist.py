@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from xdsl.dialects.builtin import (
     ArrayAttr,
-    FixedBitwidthType,
     IntegerAttr,
     StringAttr,
     TensorType,
@@ -42,7 +41,7 @@ from shardweave.ir.attributes import MeshAttr, PhaseAttr, ShardingAttr
 from shardweave.ir.literals import Literal, to_attribute
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.syntax import DefinedOp
-from shardweave.ir.types import TENSOR, shape_of, tensor_type_of
+from shardweave.ir.types import TENSOR, dtype_of_value, shape_of, tensor_type_of
 
 TENSORS = RangeOf(TENSOR).of_length(AtLeast(1))
 AXES = MessageConstraint(
@@ -327,9 +326,7 @@ def create(
 
 def sent_bytes(op: DistOp, mesh: Mesh) -> float:
     """Bytes that one rank sends for a collective (ring algorithms)."""
-    type_ = tensor_type_of(op.operands[0])
-    element = cast(FixedBitwidthType, type_.element_type)
-    return op.sent_elements(mesh) * element.size
+    return op.sent_elements(mesh) * dtype_of_value(op.operands[0]).itemsize
 
 
 def dist_dialect() -> Dialect:

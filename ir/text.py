@@ -120,7 +120,8 @@ def _check_form(module: ModuleOp, text: str, name: str) -> None:
 
 def _error(text: str, name: str, offset: int, message: str) -> ProgramTextError:
     line, column = position(text, offset)
-    error = ProgramTextError(f"{name}:{line}:{column}: {_one_line(message)}")
+    said = " ".join(message.split()) or "not a program"
+    error = ProgramTextError(f"{name}:{line}:{column}: {said}")
     error.add_note(excerpt(text, offset))
     return error
 
@@ -136,7 +137,3 @@ def _said(error: ParseError, text: str) -> tuple[int, str]:
     meant = f"did you mean '{near[0]}'?" if near else "a step has ops of aten and dist."
     place = text.rfind(unknown[1], 0, error.span.start)
     return max(place, 0), f"there is no op '{unknown[1]}'; {meant}"
-
-
-def _one_line(message: str) -> str:
-    return " ".join(message.split()) or "not a program"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,31 +19,23 @@ from shardweave.ir.syntax import Operands
 from shardweave.ir.types import AnyTensor, shape_of_type, tensor_type
 
 
+@dataclass(frozen=True)
 class Localizer:
     """An op, its operands in local shards, and for each factor of its rule the axes that cut it.
 
     types: of the results in local shards. insert: adds an op to the local program.
     """
 
-    def __init__(
-        self,
-        op: AtenOp,
-        operands: Sequence[SSAValue],
-        placements: Sequence[DimSharding],
-        types: Sequence[AnyTensor],
-        mesh: Mesh,
-        insert: Callable[[Operation], None],
-    ) -> None:
-        self.op = op
-        self.operands = operands
-        self.placements = placements
-        self.mesh = mesh
-        self._types = types
-        self._insert = insert
+    op: AtenOp
+    operands: Sequence[SSAValue]
+    placements: Sequence[DimSharding]
+    types: Sequence[AnyTensor]
+    mesh: Mesh
+    insert: Callable[[Operation], None]
 
     def result_shape(self, index: int) -> tuple[int, ...]:
         """Local shape of a result."""
-        return shape_of_type(self._types[index])
+        return shape_of_type(self.types[index])
 
     def emit(
         self,
@@ -67,7 +60,7 @@ class Localizer:
         properties.update({name: to_attribute(value) for name, value in values.items()})
         copy = type(self.op).create(
             operands=self.operands if operands is None else operands,
-            result_types=list(self._types),
+            result_types=list(self.types),
             properties=properties,
         )
         return self._add(copy)
@@ -77,5 +70,5 @@ class Localizer:
         base = op.name.split(".")[1].lstrip("_")
         for result in op.results:
             result.name_hint = base
-        self._insert(op)
+        self.insert(op)
         return list(op.results)

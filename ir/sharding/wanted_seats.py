@@ -7,6 +7,7 @@ follows the uses of a value through ops that are linear in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from xdsl.dialects import func
 from xdsl.ir import SSAValue
@@ -25,21 +26,16 @@ Seat = tuple[int, Placement]
 """A dim of a value, and the placement on it."""
 
 
+@dataclass(frozen=True)
 class WantedSeats:
     """Answers where uses want an axis, given the shardings known so far.
 
     result_slots: the program's results. stored: from a result to how its parameter is stored.
     """
 
-    def __init__(
-        self,
-        flow: Flow,
-        result_slots: Sequence[Slot],
-        stored: Callable[[Slot], Sharding | None],
-    ) -> None:
-        self.flow = flow
-        self.result_slots = result_slots
-        self.stored = stored
+    flow: Flow
+    result_slots: Sequence[Slot]
+    stored: Callable[[Slot], Sharding | None]
 
     def hints(self, op: AtenOp) -> Iterator[tuple[str, int, int]]:
         """Seats (axis, factor, stride) for axes of a sum, read off what its uses hold.
@@ -51,11 +47,8 @@ class WantedSeats:
         operands = [self.flow.sharding(v) for v in op.operands]
         pending = {a for sharding in operands for a in sharding.unreduced}
         placed = {a for sharding in operands for a in sharding.placed_axes}
-        travels = {
-            a
-            for a in pending
-            if all(a in operands[i].unreduced for i in rule.linear) and rule.linear
-        }
+        linear = [frozenset(operands[index].unreduced) for index in rule.linear]
+        travels = frozenset.intersection(*linear) if linear else frozenset[str]()
         for axis in sorted((pending - placed - travels) | _summed_axes(rule, operands)):
             for result, dims in zip(op.results, rule.results, strict=True):
                 wanted = self.of(result, axis)
