@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from xdsl.dialects import func
 from xdsl.ir import SSAValue
@@ -44,12 +45,7 @@ class WantedSeats:
         of an embedding's gradient over tokens, where the embedding is cut along its rows.
         """
         rule = self.flow.rule(op)
-        operands = [self.flow.sharding(v) for v in op.operands]
-        pending = {a for sharding in operands for a in sharding.unreduced}
-        placed = {a for sharding in operands for a in sharding.placed_axes}
-        linear = [frozenset(operands[index].unreduced) for index in rule.linear]
-        travels = frozenset.intersection(*linear) if linear else frozenset[str]()
-        for axis in sorted((pending - placed - travels) | _summed_axes(rule, operands)):
+        for axis in _stopped_axes(rule, tuple(map(self.flow.sharding, op.operands))):
             for result, dims in zip(op.results, rule.results, strict=True):
                 wanted = self.of(result, axis)
                 seat = None if wanted is None else rule.seat(dims[wanted[0]], wanted[1])
@@ -98,6 +94,16 @@ def _carried(rule: Rule, seat: Seat, source: Dims, goal: Dims) -> Seat | None:
     cut = [(placement,) if index == dim else () for index in range(len(source))]
     dims = rule.carry(source, goal, cut)
     return None if dims is None else Sharding(dims).seat_of(placement.axis)
+
+
+@lru_cache(maxsize=16384)
+def _stopped_axes(rule: Rule, operands: tuple[Sharding, ...]) -> list[str]:
+    """The axes of sums that do not travel through an op, and of those that the op itself makes."""
+    pending = {a for sharding in operands for a in sharding.unreduced}
+    placed = {a for sharding in operands for a in sharding.placed_axes}
+    linear = [frozenset(operands[index].unreduced) for index in rule.linear]
+    travels = frozenset.intersection(*linear) if linear else frozenset[str]()
+    return sorted((pending - placed - travels) | _summed_axes(rule, operands))
 
 
 def _summed_axes(rule: Rule, operands: Sequence[Sharding]) -> set[str]:
