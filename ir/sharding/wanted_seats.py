@@ -101,8 +101,9 @@ def _stopped_axes(rule: Rule, operands: tuple[Sharding, ...]) -> list[str]:
     """The axes of sums that do not travel through an op, and of those that the op itself makes."""
     pending = {a for sharding in operands for a in sharding.unreduced}
     placed = {a for sharding in operands for a in sharding.placed_axes}
-    linear = [frozenset(operands[index].unreduced) for index in rule.linear]
-    travels = frozenset.intersection(*linear) if linear else frozenset[str]()
+    travels = {
+        a for a in pending if rule.linear and all(a in operands[i].unreduced for i in rule.linear)
+    }
     return sorted((pending - placed - travels) | _summed_axes(rule, operands))
 
 
