@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -133,8 +134,7 @@ class AtenOp(CallOp):
             raise VerifyException(
                 f"{self.name} takes {len(wanted)} tensor arguments, found {len(given)}"
             )
-        for index, parameter in enumerate(wanted):
-            operand = given[index] if index < len(given) else None
+        for parameter, operand in zip_longest(wanted, given):
             _check_operand(self.name, parameter, operand)
         for name, attribute in self.properties.items():
             if name in ANNOTATIONS or name == STRUCTURE:
@@ -146,7 +146,7 @@ class AtenOp(CallOp):
                 to_python(attribute)
             except ValueError as error:
                 raise VerifyException(f"{self.name}: {name} cannot be {attribute}") from error
-        if self.name in _SLICES and "start" in self.properties:
+        if self.name in ("aten.slice.Tensor", "aten.slice_backward") and "start" in self.properties:
             _check_start(self.name, self.value("start"))
         if not self.results:
             raise VerifyException(f"{self.name} has no result; give its type after ':'")
@@ -154,8 +154,6 @@ class AtenOp(CallOp):
 
 _right_forms: set[tuple[str, int, int, frozenset[tuple[str, Attribute]]]] = set()
 """Names, numbers of operands and results, and arguments that were checked before."""
-
-_SLICES = ("aten.slice.Tensor", "aten.slice_backward")
 
 
 def _check_start(name: str, start: object) -> None:
@@ -215,17 +213,13 @@ def create(
         parameter = signature.parameter(key)
         if parameter is None:
             raise ValueError(f"{name} has no argument '{key}'.")
-        if parameter.has_default and _same(parameter.default, value):
-            continue
-        properties[key] = to_attribute(value)
+        default = parameter.default
+        if not (parameter.has_default and type(default) is type(value) and default == value):
+            properties[key] = to_attribute(value)
     if structure is not None:
         properties[STRUCTURE] = structure
     properties.update(annotations)
     return aten_class(name).create(operands=flat, result_types=result_types, properties=properties)
-
-
-def _same(default: Any, value: Any) -> bool:
-    return type(default) is type(value) and default == value
 
 
 @cache

@@ -82,6 +82,11 @@ class Mesh:
         return tuple(axis for axis in self.axes if axis.kind == "space")
 
     @property
+    def time_names(self) -> tuple[str, ...]:
+        """The names of the axes over which sub-batches run one after another."""
+        return tuple(axis.name for axis in self.axes if axis.kind == "time")
+
+    @property
     def num_devices(self) -> int:
         return math.prod(axis.size for axis in self.space_axes)
 

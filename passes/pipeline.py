@@ -14,11 +14,10 @@ from xdsl.passes import ModulePass
 from xdsl.utils.arg_spec import ArgSpec, parse_pipeline
 from xdsl.utils.exceptions import ArgSpecParseError, ParseError, PassFailedException
 
-from shardweave.ir.context import make_context
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.suggest import did_you_mean
-from shardweave.ir.text import without_gc
+from shardweave.ir.text import make_context, without_gc
 from shardweave.ir.verify.program import verify
 from shardweave.passes.notes import heard_by, note, unheard
 from shardweave.passes.observers import DumpFiles, Observer, Observers
