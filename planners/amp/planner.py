@@ -73,7 +73,6 @@ def plan_amp(
         cluster,
         literal=literal,
         annealing=Annealing(steps=anneal) if anneal else None,
-        dtype=profile.dtype,
         accept=wanted.accepts,
     )
     links = ClusterArrays.of(cluster)
