@@ -16,12 +16,7 @@ from shardweave.planners.lower import local_program
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
-from shardweave.planners.predict import (
-    check_some_fit,
-    fits,
-    simulate_plan,
-    with_candidates,
-)
+from shardweave.planners.predict import check_some_fit, simulate_plan, with_candidates
 
 SPLITS = (1, 2, 4)
 SPLIT_SCHEDULE = "cross-pass"
@@ -95,7 +90,7 @@ def plan_exhaustive(
     ]
     check_some_fit(found, cluster, space.problem)
     # A sort is stable: of plans that take as long, the simpler comes first.
-    found.sort(key=lambda row: (not fits(row.predicted), row.predicted.time_s))
+    found.sort(key=lambda row: (not row.predicted.fits, row.predicted.time_s))
     plan = next(plan for one, plan in plans.items() if str(one) == found[0].name)
     return with_candidates(replace(plan, reasons=(reason,)), found[: max(1, top)])
 
@@ -171,7 +166,7 @@ def _best_estimates(plans: Mapping[GridPoint, Plan], space: _Space) -> list[Grid
             works[one] = predicted, space.work(plans[one])
     device = _slowest(space.cluster)
     found = {one: estimated(*works[one.base], one, device) for one in plans if one.base in works}
-    return sorted(found, key=lambda one: (not fits(found[one]), found[one].time_s))
+    return sorted(found, key=lambda one: (not found[one].fits, found[one].time_s))
 
 
 def _slowest(cluster: Cluster) -> str:

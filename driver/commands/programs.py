@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from shardweave.driver.report.text import bytes_text
 from shardweave.ir.annotations import phase_of
 from shardweave.ir.program import Program
 from shardweave.ir.types import num_bytes, tensor_type_of
+from shardweave.planners.cost.quantity import bytes_text
 
 
 def program_line(program: Program) -> str:

@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from shardweave.driver.report.numbers import Number
-from shardweave.driver.report.text import bytes_text, seconds_text
 from shardweave.ir.inspect.diff import (
     Change,
     ChangeGroup,
@@ -19,6 +18,7 @@ from shardweave.ir.inspect.diff import (
     blocks_text,
     count_by_kind,
 )
+from shardweave.planners.cost.quantity import bytes_text, seconds_text
 
 SHOWN = 20
 """Changes of one group that are shown unless all are asked for."""

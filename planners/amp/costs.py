@@ -41,7 +41,7 @@ def corrected_costs(
     stages that do not fit into memory are left out; the synchronisation is part of what the
     partition minimises (`search`). Nothing is fitted to steps that were measured.
     """
-    mixes = [tuple(np.unique(links.kind[stage]).tolist()) for stage in grid]
+    mixes: list[tuple[int, ...]] = [tuple(np.unique(links.kind[stage]).tolist()) for stage in grid]
     kinds = list(dict.fromkeys(mixes))
     names = [[links.names[kind] for kind in mix] for mix in kinds]
     # Tensor ranks hold the same output: each sends its share, and gathers at the other end.

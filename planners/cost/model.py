@@ -31,7 +31,6 @@ from shardweave.ir.traffic import bytes_moved
 from shardweave.ir.types import dtype_of_value, num_bytes, shape_of, tensor_type_of
 from shardweave.planners.cost.cluster import (
     Cluster,
-    CollectiveTimes,
     DeviceType,
     interpolate,
     time_at,
@@ -116,11 +115,8 @@ class CostModel:
         """Seconds that the device spends on starting a collective."""
         if self.mesh.sizes(op.axes) == 1:
             return 0.0
-        cluster = self.cluster
-        copied = self._operand_bytes(op) if cluster.start_bandwidth_bytes_s else 0
-        return cluster.start_overhead_s + (
-            copied / cluster.start_bandwidth_bytes_s if copied else 0.0
-        )
+        seconds, bandwidth = self.cluster.start_overhead_s, self.cluster.start_bandwidth_bytes_s
+        return seconds + (self._operand_bytes(op) / bandwidth if bandwidth else 0.0)
 
     def _time_on(self, op: Operation, device: DeviceType) -> float:
         if device.measured:
@@ -167,19 +163,16 @@ class CostModel:
         key = (op.axes, self._signature(op))
         found = self._collective_times.get(key)
         if found is None:
-            found = self._collective_times[key] = self._collective_time(op)
+            kind, operand_bytes = collective_kind(op), self._operand_bytes(op)
+            found = self.ring_time_s(kind, self.ring(op), operand_bytes, sent_bytes(op, self.mesh))
+            self._collective_times[key] = found
         return found
-
-    def _collective_time(self, op: DistOp) -> float:
-        return self.ring_time_s(
-            collective_kind(op), self.ring(op), self._operand_bytes(op), sent_bytes(op, self.mesh)
-        )
 
     def ring_time_s(self, kind: str, ring: Ring, operand_bytes: float, sent: float) -> float:
         """Seconds of a collective of some kind on a ring, of which each rank sends `sent` bytes."""
-        table = self._table(kind, ring)
-        if table is not None:
-            return time_at(table.points, max(1, operand_bytes * ring.flows))
+        for table in self.cluster.collectives:
+            if (table.kind, table.ranks, table.nodes) == (kind, ring.ranks, ring.nodes):
+                return time_at(table.points, max(1, operand_bytes * ring.flows))
         steps = rounds_of(kind) * (ring.ranks - 1)
         if ring.bandwidth_bytes_s == 0:
             return math.inf
@@ -192,17 +185,11 @@ class CostModel:
         operand = size_bytes / ring.ranks if kind == "all_gather" else size_bytes
         return self.ring_time_s(kind, ring, operand, sent)
 
-    def _table(self, kind: str, ring: Ring) -> CollectiveTimes | None:
-        for table in self.cluster.collectives:
-            if (table.kind, table.ranks, table.nodes) == (kind, ring.ranks, ring.nodes):
-                return table
-        return None
-
     def _operand_bytes(self, op: Operation) -> int:
         return sum(num_bytes(tensor_type_of(value)) for value in op.operands)
 
     def ring(self, op: DistOp) -> Ring:
-        """The ranks and links that a collective joins."""
+        """The ranks and links that a collective joins; those that share a link run in turn."""
         return self.ring_over(op.axes, all_pairs=collective_kind(op) == "all_to_all")
 
     def ring_over(self, axes: tuple[str, ...], *, all_pairs: bool = False) -> Ring:
@@ -216,10 +203,6 @@ class CostModel:
     def stream_of(self, op: DistOp) -> tuple[str, ...]:
         """The stream of communication that a collective runs on: its axes, in mesh order."""
         return tuple(name for name in self.mesh.names if name in op.axes)
-
-    def links_of(self, op: DistOp) -> tuple[str, ...]:
-        """The links that a collective occupies; collectives that share one run in turn."""
-        return self.ring(op).links
 
 
 def collective_kind(op: Operation) -> str:

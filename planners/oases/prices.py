@@ -27,6 +27,7 @@ from shardweave.ir.storage import kept_values
 from shardweave.ir.types import AnyTensor, dtype_of_value, num_bytes, shape_of, tensor_type_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.model import CostModel
+from shardweave.planners.linear_maps import Cut
 from shardweave.planners.lower import PARTITIONING, Lowering, annotation_steps, lowered
 from shardweave.planners.oases.degree import (
     TIME_AXIS,
@@ -35,7 +36,6 @@ from shardweave.planners.oases.degree import (
     batch_annotations,
     plan_of_degrees,
 )
-from shardweave.planners.structure import Cut
 
 _COLLECTIVES = tuple(COLLECTIVES)
 
