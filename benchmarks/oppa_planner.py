@@ -34,7 +34,7 @@ from shardweave.planners.oppa.choosers import (
     Chooser,
     RandomChooser,
 )
-from shardweave.planners.oppa.search import TrialBudget, search
+from shardweave.planners.oppa.search import search
 from shardweave.planners.oppa.space import Configuration, SearchSpace
 from shardweave.planners.oppa.trees import TreeChooser
 from shardweave.planners.oppa.trials import Record
@@ -158,9 +158,9 @@ def one_search(
         limit = trial.memory_bytes
         search(
             list(shares),
-            trial,
+            trial.run,
             chooser,
-            TrialBudget(trials),
+            trials,
             memory_bytes=limit,
             seed=seed,
             progress=note,

@@ -112,8 +112,7 @@ class SearchSpace:
     micro-batches). batch: samples; the data degree divides it and micro-batches divide a
     replica's share of it; there are at least as many as stages. With one stage there is one chunk.
     A data degree of 1 has no ZeRO and no bucket; ZeRO uses its own bucket, else the data bucket
-    is used. max_*: tighter limits. `is_accumulating`: whether one stage may have micro-batches;
-    False is the released code's space.
+    is used. max_micro_batches: a tighter limit.
     """
 
     devices: int
@@ -126,9 +125,7 @@ class SearchSpace:
     recompute: tuple[str, ...] = ("none", "layer")
     schedules: tuple[str, ...] = ("none",)
     sequence_parallel: tuple[bool, ...] = (False,)
-    max_pipeline: int | None = None
     max_micro_batches: int | None = None
-    is_accumulating: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -142,15 +139,11 @@ class SearchSpace:
                 continue
             for pipeline in divisors(math.gcd(self.devices // tensor, self.layers)):
                 data = self.devices // (tensor * pipeline)
-                if data * tensor * pipeline != self.devices or self.batch % data:
-                    continue
-                if self.max_pipeline is None or pipeline <= self.max_pipeline:
+                if self.batch % data == 0:
                     yield data, tensor, pipeline
 
     def pipelining(self, data: int, pipeline: int) -> list[tuple[int, int]]:
         most = self.max_micro_batches or self.batch
-        if pipeline == 1 and not self.is_accumulating:
-            most = 1
         counts = [n for n in divisors(self.batch // data) if pipeline <= n <= most]
         if pipeline == 1:
             return [(n, 1) for n in counts]
@@ -210,7 +203,6 @@ class SpaceTable:
     configurations: Sequence[Configuration]
     columns: dict[str, Floats] = field(repr=False)
     features: Floats = field(repr=False)
-    names: tuple[str, ...]
 
     @staticmethod
     def of(configurations: Sequence[Configuration]) -> SpaceTable:
@@ -229,16 +221,15 @@ class SpaceTable:
             values = [getattr(one, name) for one in configurations]
             for value in list(dict.fromkeys(values))[1:]:
                 features[f"{name}={value}"] = np.array([float(one == value) for one in values])
-        names = tuple(features) or ("constant",)
         constant = np.zeros(len(configurations))
         stacked = np.stack(list(features.values()) or [constant], axis=1)
-        return SpaceTable(configurations, columns, stacked, names)
+        return SpaceTable(configurations, columns, stacked)
 
     def rows(self, index: Sequence[int]) -> SpaceTable:
         """Some of the rows, on the same scales."""
         chosen = [self.configurations[i] for i in index]
         columns = {name: values[list(index)] for name, values in self.columns.items()}
-        return SpaceTable(chosen, columns, self.features[list(index)], self.names)
+        return SpaceTable(chosen, columns, self.features[list(index)])
 
 
 def _buckets(columns: dict[str, Floats]) -> Floats:
