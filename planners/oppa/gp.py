@@ -13,8 +13,6 @@ from __future__ import annotations
 import importlib
 import math
 import warnings
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType
@@ -25,13 +23,12 @@ from torch import Tensor
 
 from shardweave.planners.oppa.formula import (
     NUMBERS_DEVIATION,
-    Formula,
     Samples,
     columns_of,
     first_guess,
     fit_formula,
 )
-from shardweave.planners.oppa.prior import Columns
+from shardweave.planners.oppa.prior import Columns, Formula
 from shardweave.planners.oppa.space import Floats, SpaceTable
 
 Kernel = Literal["ard", "additive"]
@@ -89,7 +86,9 @@ def fit(samples: Samples, formula: Formula | None, kernel: Kernel) -> Belief:
     library = botorch()
     features = _inputs(samples.table)
     mean = _formula_mean(samples, formula) if formula else None
-    with _quiet():
+    with warnings.catch_warnings():
+        # An optimiser that stops early, or a matrix that needs jitter, still gives a usable fit.
+        warnings.simplefilter("ignore")
         model = library.models.SingleTaskGP(
             features,
             torch.tensor(samples.values)[:, None],
@@ -105,14 +104,6 @@ def fit(samples: Samples, formula: Formula | None, kernel: Kernel) -> Belief:
         library.fit.fit_gpytorch_mll(likelihood, optimizer_kwargs=options, max_attempts=2)
     model.eval()
     return Belief(model, samples)
-
-
-@contextmanager
-def _quiet() -> Generator[None]:
-    """An optimiser that stops early, or a matrix that needs jitter, still gives a usable fit."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _inputs(table: SpaceTable) -> Tensor:

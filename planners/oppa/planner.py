@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import product
 from statistics import fmean
 from typing import cast, get_args
 
@@ -15,20 +16,20 @@ from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.quantity import gib
-from shardweave.planners.degrees import asked_degrees
+from shardweave.planners.degrees import asked_degrees, divisors
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.oppa.choosers import BayesianChooser, Chooser
 from shardweave.planners.oppa.gp import Kernel
 from shardweave.planners.oppa.prior import Form
 from shardweave.planners.oppa.search import Found, search
-from shardweave.planners.oppa.space import Configuration, SearchSpace
+from shardweave.planners.oppa.space import Configuration
 from shardweave.planners.oppa.trials import Host, Outcome, Record, Trial, TrialFile
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
 from shardweave.planners.predict import simulate_plan, with_candidates
 
 AXES = ("data", "tensor")
-SCHEDULES = ("none", "sub-batch", "cross-pass")
+SUB_BATCH_SCHEDULES = ("none", "sub-batch", "cross-pass")
 MAX_SUB_BATCHES = 4
 
 
@@ -106,11 +107,12 @@ def plan_by_trials(
 ) -> Plan:
     """The fastest plan that a search finds; see `plan_oppa`."""
     plans = Plans(name, program)
-    space = _space(program, mesh, cluster)
-    configurations = [one for one in space.enumerate() if _is_wanted(one, mesh, plans)]
+    devices = cluster.num_devices if mesh is None else mesh.num_devices
+    space = _space(program, devices)
+    configurations = [one for one in space if _is_wanted(one, mesh, plans)]
     if not configurations:
         raise PlanError(
-            f"no plan of data x tensor uses the {space.devices} devices of "
+            f"no plan of data x tensor uses the {devices} devices of "
             f"{mesh or cluster.name} for this program; change the batch, or give a mesh."
         )
     problem = {
@@ -118,11 +120,10 @@ def plan_by_trials(
         "cluster": cluster.name,
         "mesh": "" if mesh is None else str(mesh),
         "trials": f"real, {options.steps} steps" if options.real else "simulated",
-        "space": space.to_dict(),
     }
     simulated = PlanTrial(plans, cluster)
     trial = _real_trial(plans, options, host) if options.real else simulated.run
-    memory_bytes = min(one.memory_bytes for one in cluster.device_types(space.devices))
+    memory_bytes = min(one.memory_bytes for one in cluster.device_types(devices))
     opened = TrialFile.open(options.file, problem) if options.file else nullcontext()
     with opened as file:
         notes = tuple(file.notes) if file else ()
@@ -216,21 +217,34 @@ def _real_trial(plans: Plans, options: TrialOptions, host: Host | None) -> Trial
     return lambda one: launch(plans.plan(one), options.steps, options.time_limit_s)
 
 
-def _space(program: Program, mesh: Mesh | None, cluster: Cluster) -> SearchSpace:
+def _space(program: Program, devices: int) -> list[Configuration]:
+    """What backends run on so many devices, always in the same order.
+
+    The data degree divides the batch, and sub-batches a replica's share of it. Without two
+    sub-batches there is nothing to alternate between, and without a tensor axis no sequence to cut.
+    """
     inputs = [shape_of(slot.value) for slot in program.arguments if slot.kind == "input"]
-    devices = cluster.num_devices if mesh is None else mesh.num_devices
-    return SearchSpace(
-        devices=devices,
-        heads=devices & -devices,  # what does not divide is left out by the rule itself
-        layers=1,
-        batch=max((shape[0] for shape in inputs if shape), default=1),
-        zero_stages=(0,),
-        data_buckets_mib=(1,),
-        recompute=RECOMPUTE,
-        schedules=SCHEDULES,
-        sequence_parallel=(False, True),
-        max_micro_batches=MAX_SUB_BATCHES,
-    )
+    batch = max((shape[0] for shape in inputs if shape), default=1)
+    found: list[Configuration] = []
+    for tensor in divisors(devices & -devices):
+        data = devices // tensor
+        if batch % data:
+            continue
+        counts = [n for n in divisors(batch // data) if n <= MAX_SUB_BATCHES]
+        sequences = (False, True) if tensor > 1 else (False,)
+        for count, recompute, sequence in product(counts, RECOMPUTE, sequences):
+            found += [
+                Configuration(
+                    data=data,
+                    tensor=tensor,
+                    micro_batches=count,
+                    recompute=recompute,
+                    schedule=schedule,
+                    sequence_parallel=sequence,
+                )
+                for schedule in (SUB_BATCH_SCHEDULES if count > 1 else ("none",))
+            ]
+    return found
 
 
 def _is_wanted(one: Configuration, mesh: Mesh | None, plans: Plans) -> bool:

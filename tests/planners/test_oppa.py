@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from shardweave.benchmarks.oppa_space import BUCKETS_MIB, SearchSpace
 from shardweave.benchmarks.oppa_step_model import StepModel, Transformer
 from shardweave.benchmarks.oppa_trials import SimulatedTrial
 from shardweave.driver.models import build_example
@@ -31,13 +32,7 @@ from shardweave.planners.oppa.formula import Samples, columns_of, fit_formula, p
 from shardweave.planners.oppa.gp import fit
 from shardweave.planners.oppa.prior import MemoryPrior, ThroughputPrior
 from shardweave.planners.oppa.search import search
-from shardweave.planners.oppa.space import (
-    BUCKETS_MIB,
-    Configuration,
-    SearchSpace,
-    SpaceError,
-    SpaceTable,
-)
+from shardweave.planners.oppa.space import Configuration, SpaceError, SpaceTable
 from shardweave.planners.oppa.trials import Outcome, Record, TrialFile, TrialsError
 
 SMALL = SearchSpace(8, 4, 4, 16, data_buckets_mib=(1, 16), zero_buckets_mib=(1, 16))
