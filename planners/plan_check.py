@@ -10,16 +10,12 @@ from shardweave.planners.plan_names import Lookup, argument_shardings, check_nam
 from shardweave.planners.plan_parts import PlanError
 
 
-def check_plan(plan: Plan, program: Program, mesh: Mesh | None = None) -> None:
-    """Raises PlanError unless a global program on a mesh (the plan's own) can follow the plan."""
-    mesh = mesh or Mesh(**plan.mesh)
+def check_plan(plan: Plan, program: Program) -> None:
+    """Raises PlanError unless a global program on the plan's mesh can follow the plan."""
     check_names(plan, program)
-    for kind, table in (
-        ("param", plan.parameters),
-        ("param", plan.used),
-        ("input", plan.inputs),
-    ):
-        argument_shardings(program, kind, table, mesh)
+    tables = (("param", plan.parameters), ("param", plan.used), ("input", plan.inputs))
+    for kind, table in tables:
+        argument_shardings(program, kind, table, Mesh(**plan.mesh))
     _check_stages(plan, program)
 
 

@@ -101,20 +101,13 @@ def why_slower(best: Predicted, other: Predicted) -> str:
     gap = other.time_s - best.time_s
     before, after = time_parts(best), time_parts(other)
     changes = {part: after.get(part, 0.0) - before.get(part, 0.0) for part in before | after}
-    largest = sorted(changes.items(), key=lambda item: -item[1])
-    worse = [
-        f"{part} +{seconds_text(change)}"
-        for part, change in largest[:2]
-        if change > _TOLD * abs(gap)
-    ]
-    better = [
-        f"{part} -{seconds_text(-change)}"
-        for part, change in largest[-1:]
-        if -change > _TOLD * abs(gap)
-    ]
     if not gap:
         return "takes as long"
-    parts = f" ({', '.join([*worse, *better])})" if worse or better else ""
+    largest = sorted(changes.items(), key=lambda item: -item[1])
+    least = _TOLD * abs(gap)
+    told = [f"{part} +{seconds_text(more)}" for part, more in largest[:2] if more > least]
+    told += [f"{part} -{seconds_text(-more)}" for part, more in largest[-1:] if -more > least]
+    parts = f" ({', '.join(told)})" if told else ""
     return f"{seconds_text(gap)} slower{parts}"
 
 

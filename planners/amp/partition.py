@@ -46,11 +46,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Partition:
-    """cuts: 0, then where each stage ends. seconds: the objective. bottleneck_s: slowest stage."""
+    """cuts: 0, then where each stage ends. seconds: the objective."""
 
     cuts: tuple[int, ...]
     seconds: float
-    bottleneck_s: float
 
 
 def partition(problem: Problem) -> Partition | None:
@@ -73,7 +72,7 @@ def partition(problem: Problem) -> Partition | None:
             assert cuts is not None
     slowest = _bottleneck(program.prefix, problem.kinds, cuts)
     seconds = problem.repeats * slowest + objective_without_bottleneck(problem, cuts)
-    return Partition(cuts, seconds, slowest)
+    return Partition(cuts, seconds)
 
 
 def objective_without_bottleneck(problem: Problem, cuts: Sequence[int]) -> float:

@@ -78,22 +78,24 @@ def plan_amp(
         accept=partial(_is_wanted, sizes, max_stages),
     )
     links = ClusterArrays.of(cluster)
+    simulate = 0 if literal else simulate
     rows = [
         Candidate(_name(one.estimate.strategy, profile), _predicted(one, profile, links))
-        for one in found[: max(1, top, 0 if literal else simulate)]
+        for one in found[: max(1, top, simulate)]
     ]
     reason = (
         f"{len(found)} strategies fit into memory, of {cluster.name}'s {cluster.num_devices} "
         "devices; "
     )
-    if literal or simulate < 1:
-        plan = _plan(program, found[0], profile, links)
-        plan = with_candidates(plan, rows[: max(1, top)])
-        return replace(
-            plan, reasons=(f"{reason}the estimate of this one is the least", *plan.reasons)
-        )
-    plans = [_plan(program, one, profile, links) for one in found[:simulate]]
-    plan, why = _fastest(program, cluster, rows, plans, max(1, top))
+    plans = [
+        replace(_plan(program, one, profile, links), precision=precision)
+        for one in found[: max(1, simulate)]
+    ]
+    if simulate < 1:
+        plan = with_candidates(plans[0], rows[: max(1, top)])
+        why = "the estimate of this one is the least"
+    else:
+        plan, why = _fastest(program, cluster, rows, plans, max(1, top))
     return replace(plan, reasons=(reason + why, *plan.reasons))
 
 
@@ -167,9 +169,7 @@ def _plan(program: Program, placed: Placed, profile: ProgramProfile, links: Clus
     mesh = Mesh(data=strategy.data, tensor=strategy.tensor)
     # Without replicas there is nothing to divide.
     zero = profile.model.zero if strategy.data > 1 else 0
-    plan = replace(
-        plan_megatron(program, mesh), planner="amp", zero=zero, precision=profile.precision
-    )
+    plan = replace(plan_megatron(program, mesh), planner="amp", zero=zero)
     in_order = np.arange(placed.grid.size).reshape(placed.grid.shape)
     moved = not np.array_equal(placed.grid, in_order)
     if strategy.pipeline == 1:

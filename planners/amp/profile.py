@@ -42,7 +42,6 @@ class ProgramProfile:
     model: LayeredModel
     blocks: tuple[BlockWork, ...]
     tensor_s: Mapping[tuple[str, int], tuple[float, ...]]
-    precision: str = ""
 
 
 def profile_program(
@@ -69,7 +68,7 @@ def profile_program(
         key: tuple(sum(block.communication_s.values()) for block in work.blocks)
         for key, work in one.items()
     }
-    return ProgramProfile(model, next(iter(one.values())).blocks, tensor_s, precision)
+    return ProgramProfile(model, next(iter(one.values())).blocks, tensor_s)
 
 
 def _local(program: Program, data: int, degree: int) -> Program:

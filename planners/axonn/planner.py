@@ -139,7 +139,7 @@ def _widest_pairs(program: Program) -> dict[SSAValue, Cut]:
 
 def _divisibility(program: Program) -> Callable[[Grid], bool]:
     """A predicate: whether a grid cuts the batch, all pairs by x, and their other side by y."""
-    most = len(_widest_pairs(program))
+    widest = _widest_pairs(program)
     batches = {
         shape_of(slot.value)[0]
         for slot in program.arguments
@@ -150,17 +150,17 @@ def _divisibility(program: Program) -> Callable[[Grid], bool]:
     def pairs(size: int) -> dict[SSAValue, Cut]:
         return parallel_pairs(program, "x", size)
 
-    maps = list(linear_maps(program))
-    widest = _widest_pairs(program)
     sides = {
-        one.rule.factors[_stream_side(one, widest)].size for one in maps if one.parameter in widest
+        one.rule.factors[_stream_side(one, widest)].size
+        for one in linear_maps(program)
+        if one.parameter in widest
     }
 
     def accept(grid: Grid) -> bool:
         x, y, z, data = grid
         if any(batch % (z * data) for batch in batches):
             return False
-        if x > 1 and (not most or len(pairs(x)) < most):
+        if x > 1 and (not widest or len(pairs(x)) < len(widest)):
             return False
         return y == 1 or (bool(sides) and all(side % y == 0 for side in sides))
 
@@ -197,12 +197,12 @@ def _plan(program: Program, grid: Grid, checkpointing: bool) -> Plan:
     cuts: dict[SSAValue, Cut] = dict(pairs)
     maps = {one.parameter: one for one in linear_maps(program)}
     for parameter, one in maps.items():
-        _add(cuts, parameter, one.cut(_stream_side(one, structure), "y", y), "y", y, notes)
+        _cut_by_y(cuts, parameter, one.cut(_stream_side(one, structure), "y", y), y, notes)
     tables = {table for _, table in input_embeddings(program)} - set(maps)
     for table in tables:
         width = shape_of(table)[1]
         along = None if width % y or y == 1 else ((), (Placement("y", y, width // y),))
-        _add(cuts, table, along, "y", y, notes)
+        _cut_by_y(cuts, table, along, y, notes)
     for parameter in [*maps, *tables]:
         cut = cuts.get(parameter, ((),) * len(shape_of(parameter)))
         cuts[parameter] = _stored(cut, shape_of(parameter), z)
@@ -224,21 +224,16 @@ def _plan(program: Program, grid: Grid, checkpointing: bool) -> Plan:
     )
 
 
-def _add(
-    cuts: dict[SSAValue, Cut],
-    parameter: SSAValue,
-    cut: Cut | None,
-    axis: str,
-    size: int,
-    notes: list[str],
+def _cut_by_y(
+    cuts: dict[SSAValue, Cut], parameter: SSAValue, cut: Cut | None, y: int, notes: list[str]
 ) -> None:
-    """Cut a parameter by one more axis, unless another axis cuts that dim already."""
-    if size == 1:
+    """Cut a parameter by y too, unless x cuts that dim already."""
+    if y == 1:
         return
     known = cuts.get(parameter, ((),) * len(shape_of(parameter)))
     if cut is None or any(a and b for a, b in zip(known, cut, strict=True)):
         name = parameter.name_hint or "a parameter"
-        notes.append(f"'{name}' stays whole over {axis}={size}: its features do not divide")
+        notes.append(f"'{name}' stays whole over y={y}: its features do not divide")
         return
     cuts[parameter] = tuple(a or b for a, b in zip(known, cut, strict=True))
 
