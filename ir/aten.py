@@ -22,6 +22,7 @@ from xdsl.utils.exceptions import VerifyException
 from shardweave.ir.annotations import ANNOTATIONS, annotation_problem, arguments_of
 from shardweave.ir.literals import Literal, to_attribute, to_python
 from shardweave.ir.syntax import STRUCTURE, CallOp, Operands, flatten
+from shardweave.ir.types import number_of_type
 
 NOT_STORED = frozenset({"device", "layout", "pin_memory", "memory_format", "generator"})
 """Arguments about placement and memory layout, which the backend decides."""
@@ -117,6 +118,16 @@ class AtenOp(CallOp):
         return parameter.default
 
     def verify_(self) -> None:
+        problem = annotation_problem(self)
+        if problem is not None:
+            raise VerifyException(problem)
+        form = self.name, len(self.operands), len(self.results), arguments_of(self)
+        if form not in _right_forms:
+            self._verify_form()
+            _right_forms.add(form)
+
+    def _verify_form(self) -> None:
+        """Raises VerifyException where operands and arguments are not those of the schema."""
         given, wanted = self.structured_operands, self.signature.tensors
         if len(given) > len(wanted):
             raise VerifyException(
@@ -125,9 +136,6 @@ class AtenOp(CallOp):
         for index, parameter in enumerate(wanted):
             operand = given[index] if index < len(given) else None
             _check_operand(self.name, parameter, operand)
-        problem = annotation_problem(self)
-        if problem is not None:
-            raise VerifyException(problem)
         for name, attribute in self.properties.items():
             if name in ANNOTATIONS or name == STRUCTURE:
                 continue
@@ -143,6 +151,9 @@ class AtenOp(CallOp):
         if not self.results:
             raise VerifyException(f"{self.name} has no result; give its type after ':'")
 
+
+_right_forms: set[tuple[str, int, int, frozenset[tuple[str, Attribute]]]] = set()
+"""Names, numbers of operands and results, and arguments that were checked before."""
 
 _SLICES = ("aten.slice.Tensor", "aten.slice_backward")
 
@@ -167,13 +178,13 @@ def _check_operand(
         raise VerifyException(f"{name} expects {wanted} for '{parameter.name}'")
 
 
-OpKey = tuple[str, tuple[Attribute, ...], tuple[Attribute, ...], frozenset[tuple[str, Attribute]]]
+OpKey = tuple[str, tuple[int, ...], tuple[int, ...], frozenset[tuple[str, Attribute]]]
 
 
 def key_of_op(op: AtenOp) -> OpKey:
     """Equal for ops of equal name, types and arguments, whatever their layer."""
-    operand_types = tuple(operand.type for operand in op.operands)
-    return op.name, operand_types, tuple(r.type for r in op.results), arguments_of(op)
+    operands, results = (tuple(map(number_of_type, values)) for values in (op.operands, op.results))
+    return op.name, operands, results, arguments_of(op)
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Literal
 
@@ -43,6 +44,18 @@ class Mesh:
         if len(set(names)) != len(names):
             raise ValueError(f"mesh axes {names} are not distinct; name each axis once.")
         object.__setattr__(self, "axes", all_axes)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Meshes are looked up by far more often than made."""
+        return hash(self.axes)
+
+    def __reduce__(self) -> tuple[type[Mesh], tuple[object, ...]]:
+        """Without the hash, which differs between processes."""
+        return Mesh, (self.axes,)
 
     @staticmethod
     def parse(text: str) -> Mesh:

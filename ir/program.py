@@ -71,6 +71,8 @@ class Program:
         self.module = module
         self.source = source
         """The text that the ops were parsed from, if they were; a copy has none."""
+        self._mesh: tuple[Attribute | None, Mesh | None] = None, None
+        """The module's attribute that was read last, and what it says."""
 
     # Text
 
@@ -169,7 +171,9 @@ class Program:
     @property
     def mesh(self) -> Mesh | None:
         attribute = self.module.attributes.get(MESH)
-        return attribute.mesh if isinstance(attribute, MeshAttr) else None
+        if attribute is not self._mesh[0]:
+            self._mesh = attribute, attribute.mesh if isinstance(attribute, MeshAttr) else None
+        return self._mesh[1]
 
     def set_mesh(self, mesh: Mesh) -> None:
         self.module.attributes[MESH] = MeshAttr.of(mesh)
@@ -225,11 +229,10 @@ def sharding_of(
     attribute: ShardingAttr | None, shape: tuple[int, ...], program: Program
 ) -> Sharding:
     """The sharding an attribute stands for, given the value's shape in the program."""
-    if attribute is None or program.mesh is None:
+    mesh = program.mesh
+    if attribute is None or mesh is None:
         return Sharding.replicated(len(shape))
-    if program.is_local:
-        return attribute.on_local(shape, program.mesh)
-    return attribute.on(shape, program.mesh)
+    return attribute.on_local(shape, mesh) if program.is_local else attribute.on(shape, mesh)
 
 
 def shardings_of(op: Operation, program: Program) -> list[Sharding | None]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Placement, Sharding, fits, ordered
@@ -33,8 +33,7 @@ that cut the op though nothing asks for it."""
 FREE: Price = (0, 0.0, 0)
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """What is known of an operand: its global shape, element size in bytes, and versions.
 
     versions: the shardings in which the value exists already, the annotated one first.

@@ -159,10 +159,12 @@ class Flow:
 
     def use(self, value: SSAValue, wanted: Sharding) -> None:
         """Note the versions that bringing a value to `wanted` makes."""
+        if wanted in self.versions[value]:
+            return
         origin = self.origin(value, wanted)
         if origin is not None:
             self.use(*origin)
-        elif wanted != self.versions[value][0]:
+        else:
             for step in self.steps(value, wanted)[1]:
                 self.remember(value, step.after)
 

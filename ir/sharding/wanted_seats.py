@@ -7,6 +7,7 @@ follows the uses of a value through ops that are linear in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 
 from xdsl.dialects import func
 from xdsl.ir import SSAValue
@@ -48,15 +49,7 @@ class WantedSeats:
         of an embedding's gradient over tokens, where the embedding is cut along its rows.
         """
         rule = self.flow.rule(op)
-        operands = [self.flow.sharding(v) for v in op.operands]
-        pending = {a for sharding in operands for a in sharding.unreduced}
-        placed = {a for sharding in operands for a in sharding.placed_axes}
-        travels = {
-            a
-            for a in pending
-            if all(a in operands[i].unreduced for i in rule.linear) and rule.linear
-        }
-        for axis in sorted((pending - placed - travels) | _summed_axes(rule, operands)):
+        for axis in _stopped_axes(rule, tuple(map(self.flow.sharding, op.operands))):
             for result, dims in zip(op.results, rule.results, strict=True):
                 wanted = self.of(result, axis)
                 seat = None if wanted is None else rule.seat(dims[wanted[0]], wanted[1])
@@ -118,6 +111,17 @@ def _on_operand(
         if placements:
             return dim, placements[0]
     return None
+
+
+@lru_cache(maxsize=16384)
+def _stopped_axes(rule: Rule, operands: tuple[Sharding, ...]) -> list[str]:
+    """The axes of sums that do not travel through an op, and of those that the op itself makes."""
+    pending = {a for sharding in operands for a in sharding.unreduced}
+    placed = {a for sharding in operands for a in sharding.placed_axes}
+    travels = {
+        a for a in pending if all(a in operands[i].unreduced for i in rule.linear) and rule.linear
+    }
+    return sorted((pending - placed - travels) | _summed_axes(rule, operands))
 
 
 def _summed_axes(rule: Rule, operands: Sequence[Sharding]) -> set[str]:
