@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal, cast
 
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dist import (
     COLLECTIVES,
@@ -28,7 +28,13 @@ from shardweave.ir.flops import flops_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.storage import is_view
 from shardweave.ir.traffic import bytes_moved
-from shardweave.ir.types import dtype_of_value, num_bytes, shape_of, tensor_type_of
+from shardweave.ir.types import (
+    dtype_of_value,
+    num_bytes,
+    number_of_type,
+    shape_of,
+    tensor_type_of,
+)
 from shardweave.planners.cost.cluster import (
     Cluster,
     DeviceType,
@@ -89,8 +95,6 @@ class CostModel:
     def __post_init__(self) -> None:
         self.cluster.check_fits(self.mesh.num_devices, f"the mesh {self.mesh}")
         self.devices = self.cluster.device_types(max(1, self.mesh.num_devices))
-        self._types: dict[int, tuple[Attribute, int]] = {}
-        self._type_numbers: dict[Attribute, int] = {}
         self._op_times: dict[Hashable, float] = {}
         self._collective_times: dict[Hashable, float] = {}
         self._rings: dict[tuple[tuple[str, ...], bool], Ring] = {}
@@ -138,21 +142,12 @@ class CostModel:
         return max(flops / rate, memory_s) + device.overhead_s
 
     def _signature(self, op: Operation) -> Hashable:
-        numbers = [self._number(value.type) for value in op.operands]
+        numbers = [number_of_type(value) for value in op.operands]
         numbers.append(-1)
-        numbers += [self._number(value.type) for value in op.results]
+        numbers += [number_of_type(value) for value in op.results]
         if op.regions:
             return op.name, _flops(op), tuple(numbers)
         return op.name, tuple(numbers)
-
-    def _number(self, type_: Attribute) -> int:
-        """A small number for a type: equal types have equal ones. Hashing a type is slow."""
-        found = self._types.get(id(type_))
-        if found is None:
-            number = self._type_numbers.setdefault(type_, len(self._type_numbers))
-            # Holding the type keeps its id from being used again.
-            found = self._types[id(type_)] = (type_, number)
-        return found[1]
 
     # Communication
 
