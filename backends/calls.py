@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
+from xdsl.ir import SSAValue
+
 from shardweave.backends.attention import flash_attention, flash_attention_backward
 from shardweave.ir.aten import AtenOp, overload_named
-from shardweave.ir.aten_args import CALLEE
+from shardweave.ir.aten_args import CALLEE, arguments
 
 _FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 
@@ -34,3 +38,27 @@ so, and which operands are strided changes with the sharding.
 def callee_of(op: AtenOp) -> Callable[..., Any]:
     """The Python function that an op calls with its arguments."""
     return FUNCTIONS.get(op.name) or overload_named(CALLEE.get(op.name, op.name))
+
+
+def takes_device(op: AtenOp) -> bool:
+    """Whether an op must be told where to compute, since it has no operand that is there."""
+    return not op.operands and op.signature.parameter("device") is not None
+
+
+def prepared(
+    op: AtenOp, tensor_of: Callable[[SSAValue], Tensor], device: torch.device | None = None
+) -> Callable[[], list[Tensor]]:
+    """The call of an op on the tensors of its operands, which returns those of its results."""
+    dense = op.name in NEED_CONTIGUOUS
+    args, kwargs = arguments(op, lambda v: tensor_of(v).contiguous() if dense else tensor_of(v))
+    if device is not None and takes_device(op):
+        kwargs["device"] = device
+    function = callee_of(op)
+
+    def call() -> list[Tensor]:
+        returned = function(*args, **kwargs)
+        parts = returned if isinstance(returned, tuple | list) else (returned,)
+        # A gradient that the op's mask leaves out is None, and not a result of the op.
+        return [part for part in parts if part is not None]
+
+    return call

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -45,12 +45,11 @@ def checkpointable(state: _T) -> _T:
     return state
 
 
-@dataclass(frozen=True)
-class _Run:
+class _Run(NamedTuple):
     """Consecutive indices of one dim: where they start in the whole, here, and how many."""
 
     offset: int
-    local_offset: int
+    start: int
     length: int
 
 
@@ -86,10 +85,7 @@ class _Boxes:
         """The box at an index's offset, sharing memory with the local tensor."""
         for box in product(*self.runs):
             if index.offset == torch.Size(run.offset for run in box):
-                view = self.local
-                for dim, run in enumerate(box):
-                    view = view.narrow(dim, run.local_offset, run.length)
-                return view
+                return self.local[tuple(slice(r.start, r.start + r.length) for r in box)]
         raise ValueError(f"'{index.fqn}' has no box at {index.offset} on this rank.")
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardweave.backends.emit import Key, StepFunction
+from shardweave.backends.emit import StepFunction
+from shardweave.backends.programs import Key
 
 WARM_UP_CALLS = 3
 """Calls before the capture: kernels are compiled and tuned, libraries take their workspace."""

@@ -9,34 +9,31 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shardweave.backends.bound import BoundProgram, device_of, like, local_of, owned
 from shardweave.backends.checkpoint import checkpointable
 from shardweave.backends.cuda_graph import GraphedStep
-from shardweave.backends.emit import Key, StepFunction, emit, load_step
-from shardweave.backends.input_gradients import check_required, give, is_input_gradient
-from shardweave.backends.layout import as_dtensor, like, local_of, placements_of, whole
-from shardweave.backends.mirror import mirror
-from shardweave.backends.ownership import owned
+from shardweave.backends.emit import StepFunction, emit, load_step
+from shardweave.backends.layout import as_dtensor, placements_of, whole
+from shardweave.backends.programs import Key, sharding_held
 from shardweave.backends.runtime import Runtime
-from shardweave.backends.triton.launch import fused_calls
+from shardweave.backends.triton.launch import FusedCall
+from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import Sharding
-from shardweave.ir.program import Program, Slot
+from shardweave.ir.program import Program
 from shardweave.ir.sharding.shards import take_shard
 from shardweave.ir.types import dtype_of_value, shape_of
 
 
-class Step(nn.Module):
-    """A program bound to parameters: calling it runs forward and backward.
+class Step(BoundProgram):
+    """A program bound to parameters: calling it runs forward and backward, as `BoundProgram` says.
 
-    `step(**batch)` returns the loss and leaves gradients in the parameters' `.grad`, added to
-    what is there, as `loss.backward()` does; buffers are updated. A program without gradients
-    returns its outputs. A batch holds, by the names of the captured arguments, global tensors
-    (the same on every rank), this rank's shards, or DTensors; outputs are global.
+    A batch holds, by the names of the captured arguments, global tensors (the same on every rank),
+    this rank's shards, or DTensors; outputs are global.
 
     Parameters and buffers are copied from `model`, which must hold the same values on every
-    rank, and keep its names. On a mesh of several devices they are DTensors that hold this
-    rank's shard, so that torch's optimizers, `clip_grad_norm_` and `torch.distributed.checkpoint`
-    work on them; on one device they are plain tensors. What the program does not use is kept
-    whole and gets no gradient.
+    rank. On a mesh of several devices they are DTensors that hold this rank's shard, so that
+    torch's optimizers, `clip_grad_norm_` and `torch.distributed.checkpoint` work on them; on one
+    device they are plain tensors. What the program does not use is kept whole and gets no gradient.
 
     program: a local program, or a global one to run on one device. kernels: whether fused regions
     run as generated Triton kernels; on the CPU, and where no template fits, they run on ATen, as
@@ -54,44 +51,32 @@ class Step(nn.Module):
         kernels: bool = False,
         cuda_graph: bool = False,
     ) -> None:
-        super().__init__()
-        self.program = program
+        super().__init__(program)
         self.runtime = runtime or _runtime_for(program, model)
         _check_mesh(program, self.runtime)
         self._slots = {(slot.kind, slot.name): slot for slot in program.arguments}
-        self._shardings = {key: _sharding(program, slot) for key, slot in self._slots.items()}
-        self._stored: dict[Key, Tensor] = {}
-        mirror(model, self, self._store)
+        self._shardings = {key: sharding_held(program, slot) for key, slot in self._slots.items()}
+        self._mirror(model, self._copy)
         self._keys = {id(tensor): key for key, tensor in self._stored.items()}
-        self._results = [(slot, _sharding(program, slot)) for slot in program.results]
+        self._results = [(slot, sharding_held(program, slot)) for slot in program.results]
         self._check_results()
-        self.kernels = fused_calls(program) if kernels else []
+        fused = [op for op in program.ops if isinstance(op, FusedOp)] if kernels else []
+        self.kernels = [FusedCall(op) for op in fused]
         self.source = emit(program, kernels=kernels)
         run = load_step(self.source, self.kernels)
         self._run: StepFunction = GraphedStep(run) if cuda_graph else run
         self.runtime.prepare(program)
 
-    @torch.no_grad()
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The loss of a batch, or the outputs of a program without gradients. Collective."""
+    def run(self, batch: Mapping[str, Any]) -> Mapping[Key, Tensor]:
+        """This rank's part of gradients and buffers, and whole outputs. Collective."""
         given = {key: local_of(self._stored[key]) for key in self._slots if key in self._stored}
-        batch = {f"arg{index}": arg for index, arg in enumerate(args)} | kwargs
-        check_required((slot for slot, _ in self._results), batch)
-        given |= self._batch(batch)
-        given |= self._tangents()
+        given |= self._batch(batch) | self._tangents()
         results = owned(self._run(self.runtime, given), given.values())
-        outputs: list[Tensor] = []
         for slot, sharding in self._results:
-            local = results[slot.kind, slot.name]
-            if slot.kind == "grad":
-                self._accumulate(slot.name, local)
-            elif slot.kind == "buffer":
-                local_of(self._stored["buffer", slot.name]).copy_(local)
-            elif is_input_gradient(slot):
-                give(slot.name, whole(local, sharding, self.runtime), batch)
-            else:
-                outputs.append(whole(local, sharding, self.runtime))
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+            if slot.kind == "output":
+                key = slot.kind, slot.name
+                results[key] = whole(results[key], sharding, self.runtime)
+        return results
 
     def explain(self) -> str:
         """What runs each fused region: its kernel, or ATen and why. A line for each."""
@@ -134,7 +119,7 @@ class Step(nn.Module):
         }
         return super().load_state_dict(fitting, strict=strict)
 
-    def _store(self, kind: str, name: str, tensor: Tensor) -> Tensor:
+    def _copy(self, kind: str, name: str, tensor: Tensor) -> Tensor:
         """The parameter or buffer that stands for one of the model's."""
         key = (kind, name)
         sharding = self._shardings.setdefault(key, Sharding.replicated(tensor.ndim))
@@ -143,11 +128,7 @@ class Step(nn.Module):
         shard = take_shard(tensor.detach(), sharding, self.runtime.coordinates)
         # Never the model's own memory: training a step must not change the model.
         local = torch.empty_like(shard, device=self.runtime.device).copy_(shard)
-        stored = as_dtensor(local, sharding, self.runtime)
-        if kind == "param":
-            stored = nn.Parameter(stored, requires_grad=tensor.requires_grad)
-        self._stored[key] = stored
-        return stored
+        return as_dtensor(local, sharding, self.runtime)
 
     def _as_stored(self, name: str, value: Any, stored: Tensor) -> Any:
         """A given tensor in the form of the stored one."""
@@ -202,15 +183,6 @@ class Step(nn.Module):
             )
         return local.detach().to(self.runtime.device)
 
-    def _accumulate(self, name: str, grad: Tensor) -> None:
-        parameter = self._stored["param", name]
-        if not parameter.requires_grad:
-            return
-        if parameter.grad is None:
-            parameter.grad = like(grad, parameter)
-        else:
-            local_of(parameter.grad).add_(grad)
-
     # Checks
 
     def _check_tensor(self, key: Key, tensor: Tensor) -> None:
@@ -225,8 +197,11 @@ class Step(nn.Module):
 
     def _check_results(self) -> None:
         """The model has what the program reads, and what it updates is sharded alike."""
-        missing = [key for key in self._slots if key[0] in ("param", "buffer")]
-        missing = [f"{kind} '{name}'" for kind, name in missing if (kind, name) not in self._stored]
+        missing = [
+            f"{kind} '{name}'"
+            for kind, name in self._slots
+            if kind in ("param", "buffer") and (kind, name) not in self._stored
+        ]
         if missing:
             raise ValueError(f"the model lacks {', '.join(missing)}; capture this model.")
         for slot, found in self._results:
@@ -241,18 +216,10 @@ class Step(nn.Module):
                 )
 
 
-def _sharding(program: Program, slot: Slot) -> Sharding:
-    if not program.is_local:
-        return Sharding.replicated(len(shape_of(slot.value)))
-    return program.sharding_of_slot(slot)
-
-
 def _runtime_for(program: Program, model: nn.Module) -> Runtime:
     mesh = program.mesh if program.is_local else None
-    if mesh is not None and mesh.num_devices > 1:
-        return Runtime(mesh)
-    first = next(model.parameters(), None)
-    return Runtime(mesh, None if first is None else first.device)
+    is_wide = mesh is not None and mesh.num_devices > 1
+    return Runtime(mesh, None if is_wide else device_of(model))
 
 
 def _check_mesh(program: Program, runtime: Runtime) -> None:

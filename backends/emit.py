@@ -12,7 +12,7 @@ import json
 import keyword
 import linecache
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
 from typing import Any
 
@@ -21,8 +21,8 @@ from torch import Tensor
 from xdsl.ir import Operation, SSAValue
 from xdsl.printer import Printer
 
-from shardweave.backends.calls import FUNCTIONS, NEED_CONTIGUOUS, callee_of
-from shardweave.backends.liveness import last_uses
+from shardweave.backends.calls import FUNCTIONS, NEED_CONTIGUOUS, callee_of, takes_device
+from shardweave.backends.programs import Key, free_name, last_uses
 from shardweave.ir import dist
 from shardweave.ir.annotations import ANNOTATIONS, layer_of, phase_of, properties_without
 from shardweave.ir.aten import AtenOp, overload_named
@@ -32,9 +32,6 @@ from shardweave.ir.literals import to_python
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.types import dtype_of_value, shape_of
 from shardweave.ir.unfuse import without_regions
-
-Key = tuple[str, str]
-"""Kind and name of an argument or result: `("param", "wte.weight")`, `("output", "0")`."""
 
 StepFunction = Callable[[Any, Mapping[Key, Tensor]], dict[Key, Tensor]]
 """`step(rt, given)`."""
@@ -120,17 +117,11 @@ def _names(program: Program) -> dict[SSAValue, _Code]:
     printer = Printer(stream=StringIO())
     taken = set(_RESERVED)
     names: dict[SSAValue, _Code] = {}
-    for value in _values(program):
-        names[value] = _Code(_free(_identifier(printer.print_ssa_value(value)), taken))
-        taken.add(names[value])
+    made = (result for op in program.ops for result in op.results)
+    for value in (*program.function.body.block.args, *made):
+        word = _identifier(printer.print_ssa_value(value))
+        names[value] = _Code(free_name(word, taken, "__"))
     return names
-
-
-def _values(program: Program) -> Iterator[SSAValue]:
-    """All values in the order in which the text defines them."""
-    yield from program.function.body.block.args
-    for op in program.ops:
-        yield from op.results
 
 
 def _identifier(name: str) -> str:
@@ -138,14 +129,6 @@ def _identifier(name: str) -> str:
     if word[:1].isdigit():
         word = f"v{word}"
     return f"{word}_" if keyword.iskeyword(word) else word
-
-
-def _free(word: str, taken: set[str]) -> str:
-    found, count = word, 1
-    while found in taken:
-        count += 1
-        found = f"{word}__{count}"
-    return found
 
 
 # Parts of the function
@@ -221,7 +204,7 @@ def _literal(value: Any) -> str:
 def _aten_statement(op: AtenOp, names: Mapping[SSAValue, _Code]) -> str:
     form = "{}.contiguous()" if op.name in NEED_CONTIGUOUS else "{}"
     positional, keywords = arguments(op, lambda value: _Code(form.format(names[value])))
-    if not op.operands and op.signature.parameter("device") is not None:
+    if takes_device(op):
         keywords["device"] = _Code("rt.device")
     # The name of a function of ours; an overload prints as `aten.add.Tensor`.
     function = callee_of(op)

@@ -20,13 +20,11 @@ class Group:
 
     ranks: their global ranks by position along the axes, the first axis slowest.
     order: for each position the rank within `process_group`, which torch sorts by global rank.
-    position: this rank's.
     """
 
     process_group: dist.ProcessGroup
     ranks: tuple[int, ...]
     order: tuple[int, ...]
-    position: int
 
     @property
     def size(self) -> int:
@@ -40,24 +38,32 @@ class Group:
         """Entries of dim 0, which stand by rank within the process group, by position."""
         return [by_group_rank[rank] for rank in self.order]
 
-    def by_group_rank(self, by_position: Tensor) -> Tensor:
-        """Inverse of `by_position`, as one tensor."""
-        if self.is_sorted:
-            return by_position
-        return by_position[[self.order.index(rank) for rank in range(self.size)]]
+    def dealt(self, x: Tensor, dim: int, block: int) -> Tensor:
+        """The part of each rank in a block-cyclic cut of `dim`, by rank within the process group.
+
+        It is `take_blocks` for every index at once, stacked in a contiguous dim 0.
+        """
+        shape = list(x.shape)
+        rounds = shape[dim] // (self.size * block)
+        cut = x.reshape(*shape[:dim], rounds, self.size, block, *shape[dim + 1 :])
+        parts = cut.movedim(dim + 1, 0).reshape(
+            self.size, *shape[:dim], rounds * block, *shape[dim + 1 :]
+        )
+        if not self.is_sorted:
+            parts = parts[[self.order.index(rank) for rank in range(self.size)]]
+        return parts.contiguous()
 
 
 # torch 2.13 deprecates the older names, which are all that 2.11 has.
-_all_gather_single: Callable[..., Any] = getattr(
-    dist, "all_gather_single", dist.all_gather_into_tensor
-)
-_reduce_scatter_single: Callable[..., Any] = getattr(
+gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+scatter_single: Callable[..., Any] = getattr(
     dist, "reduce_scatter_single", dist.reduce_scatter_tensor
 )
 
 _REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 
+@dataclass(slots=True)
 class InFlight:
     """One tensor that a collective is bringing.
 
@@ -65,17 +71,14 @@ class InFlight:
     the work is done. The buffers of the message live as long as this does.
     """
 
-    __slots__ = ("_arrive", "_work")
-
-    def __init__(self, work: Any, arrive: Callable[[], Tensor]) -> None:
-        self._work = work
-        self._arrive = arrive
+    work: Any
+    arrive: Callable[[], Tensor]
 
     def wait(self) -> Tensor:
         """The tensor, arrived. On a GPU the current stream waits, on the CPU this thread."""
-        if self._work is not None:
-            self._work.wait()
-        return self._arrive()
+        if self.work is not None:
+            self.work.wait()
+        return self.arrive()
 
 
 def here(x: Tensor) -> InFlight:
@@ -83,8 +86,8 @@ def here(x: Tensor) -> InFlight:
     return InFlight(None, lambda: x)
 
 
-def start_all_reduce(x: Tensor, group: Group, op: str) -> InFlight:
-    """Start reducing a copy of `x`."""
+def start_all_reduce(x: Tensor, group: Group, op: str = "sum") -> InFlight:
+    """The sum (or maximum) of `x` over the group, on every rank."""
     # Reducing a strided view in place corrupts it silently under gloo.
     out = x.clone(memory_format=torch.contiguous_format)
     work = dist.all_reduce(out, _reduction(op), group=group.process_group, async_op=True)
@@ -92,7 +95,7 @@ def start_all_reduce(x: Tensor, group: Group, op: str) -> InFlight:
 
 
 def start_all_reduces(tensors: Sequence[Tensor], group: Group, op: str) -> list[InFlight]:
-    """Start reducing several tensors, one message per dtype."""
+    """`start_all_reduce` of several tensors, one message per dtype."""
     found: list[InFlight] = [here(x) for x in tensors]
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         chosen = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
@@ -106,9 +109,9 @@ def start_all_reduces(tensors: Sequence[Tensor], group: Group, op: str) -> list[
 
 
 def start_all_gather(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
-    """Start bringing the shards of all members together."""
+    """The shards of all ranks along `dim`, `block` elements in turn."""
     flat = x.new_empty(group.size * x.numel())
-    work = _all_gather_single(flat, x.reshape(-1), group=group.process_group, async_op=True)
+    work = gather_single(flat, x.reshape(-1), group=group.process_group, async_op=True)
 
     def arrive() -> Tensor:
         if group.is_sorted and dim == 0 and block == x.shape[0]:
@@ -119,31 +122,24 @@ def start_all_gather(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
 
 
 def start_reduce_scatter(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
-    """Start summing, each member keeping its shard."""
-    parts = group.by_group_rank(dealt(x, dim, group.size, block))
+    """This rank's shard along `dim` of the sum over the group."""
+    parts = group.dealt(x, dim, block)
     out = x.new_empty(parts.shape[1:])
-    work = _reduce_scatter_single(
-        out.view(-1), parts.reshape(-1), group=group.process_group, async_op=True
-    )
+    work = scatter_single(out.view(-1), parts.reshape(-1), group=group.process_group, async_op=True)
     return InFlight(work, lambda kept=parts: out)
 
 
 def start_all_to_all(
-    x: Tensor, group: Group, split: tuple[int, int], joined: tuple[int, int]
+    x: Tensor, group: Group, dim: int, block: int, from_dim: int, from_block: int
 ) -> InFlight:
-    """Start splitting one (dim, block) over the members while another is gathered."""
-    parts = group.by_group_rank(dealt(x, split[0], group.size, split[1]))
+    """Gather `from_dim` over the group while `dim` is split over it."""
+    parts = group.dealt(x, dim, block)
     received = torch.empty_like(parts)
     work = dist.all_to_all_single(received, parts, group=group.process_group, async_op=True)
-    return InFlight(work, lambda kept=parts: merge_blocks(group.by_position(received), *joined))
-
-
-def dealt(x: Tensor, dim: int, size: int, block: int) -> Tensor:
-    """`take_blocks` for every index at once, stacked in a contiguous dim 0."""
-    shape = list(x.shape)
-    rounds = shape[dim] // (size * block)
-    parts = x.reshape(*shape[:dim], rounds, size, block, *shape[dim + 1 :]).movedim(dim + 1, 0)
-    return parts.reshape(size, *shape[:dim], rounds * block, *shape[dim + 1 :]).contiguous()
+    return InFlight(
+        work,
+        lambda kept=parts: merge_blocks(group.by_position(received), from_dim, from_block),
+    )
 
 
 def _reduction(op: str) -> Any:

@@ -13,7 +13,7 @@ from shardweave.ir.program import INPUT_GRADIENT, Slot
 def check_required(results: Iterable[Slot], batch: Mapping[str, Tensor]) -> None:
     """Raises ValueError if an input requires a gradient that the program does not compute."""
     slots = list(results)
-    names = {slot.name.removeprefix(INPUT_GRADIENT) for slot in slots if is_input_gradient(slot)}
+    names = {slot.name.removeprefix(INPUT_GRADIENT) for slot in slots if slot.kind == "output"}
     is_training = any(slot.kind == "grad" for slot in slots)
     for name, tensor in batch.items():
         if is_training and tensor.requires_grad and name not in names:
@@ -21,11 +21,6 @@ def check_required(results: Iterable[Slot], batch: Mapping[str, Tensor]) -> None
                 f"input '{name}' requires a gradient, but the one that the step was captured with "
                 "did not; detach it, or capture with one that does."
             )
-
-
-def is_input_gradient(slot: Slot) -> bool:
-    """Whether a result is the gradient of an input."""
-    return slot.kind == "output" and slot.name.startswith(INPUT_GRADIENT)
 
 
 def give(name: str, gradient: Tensor, batch: Mapping[str, Tensor]) -> None:

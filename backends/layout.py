@@ -69,18 +69,6 @@ def as_dtensor(local: Tensor, sharding: Sharding, runtime: Runtime) -> Tensor:
     return tensor
 
 
-def like(local: Tensor, stored: Tensor) -> Tensor:
-    """`local` as a part of a tensor placed as `stored` is; much faster than `as_dtensor`."""
-    if isinstance(stored, DTensor):
-        return DTensor(local, stored._spec, requires_grad=False)
-    return local
-
-
-def local_of(tensor: Tensor) -> Tensor:
-    """This rank's part, sharing memory, of a DTensor or of a plain tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def whole(local: Tensor, sharding: Sharding, runtime: Runtime) -> Tensor:
     """The global tensor of which this rank holds `local`. Collective."""
     for axis in sharding.unreduced:

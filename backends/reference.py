@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.backends.calls import NEED_CONTIGUOUS, callee_of
-from shardweave.backends.liveness import last_uses
+from shardweave.backends.calls import prepared
+from shardweave.backends.programs import Key, last_uses, sharding_held
 from shardweave.backends.virtual_collectives import run_collective
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.aten_args import arguments
 from shardweave.ir.dist import DistOp
 from shardweave.ir.mesh import Axis, Mesh
 from shardweave.ir.placement import Sharding
@@ -26,9 +25,6 @@ from shardweave.ir.program import Program, Slot
 from shardweave.ir.sharding.shards import assemble, take_shard
 from shardweave.ir.types import dtype_of_value, shape_of
 from shardweave.ir.unfuse import without_regions
-
-Key = tuple[str, str]
-"""Kind and name of an argument or result: `("param", "wte.weight")`, `("output", "0")`."""
 
 PerRank = list[Tensor]
 """One value on every rank, by rank number."""
@@ -58,7 +54,7 @@ def run_reference(program: Program, values: Mapping[Key, Tensor]) -> dict[Key, T
     program = without_regions(program)
     mesh = _virtual_mesh(program)
     environment = {
-        slot.value: _spread(_argument(program, slot, values), _placement(program, slot), mesh)
+        slot.value: _spread(_argument(program, slot, values), sharding_held(program, slot), mesh)
         for slot in program.arguments
     }
     dying = last_uses(program)
@@ -97,24 +93,15 @@ def values_of(program: Program, model: nn.Module, batch: Mapping[str, Tensor]) -
 
 
 def _virtual_mesh(program: Program) -> Mesh:
-    """The mesh that the program runs on: a program that is not local needs one device.
-
-    Sub-batches that are not unrolled yet run as ranks of their own.
-    """
+    """The mesh of a local program, sub-batches not unrolled yet as ranks, too; else one device."""
     if program.mesh is None or not program.is_local:
         return Mesh()
     return Mesh(Axis(axis.name, axis.size) for axis in program.mesh.axes)
 
 
-def _placement(program: Program, slot: Slot) -> Sharding:
-    if not program.is_local:
-        return Sharding.replicated(len(shape_of(slot.value)))
-    return program.sharding_of_slot(slot)
-
-
 def _argument(program: Program, slot: Slot, values: Mapping[Key, Tensor]) -> Tensor:
     """The global tensor given for an argument."""
-    shape = _placement(program, slot).global_shape(shape_of(slot.value))
+    shape = sharding_held(program, slot).global_shape(shape_of(slot.value))
     dtype = dtype_of_value(slot.value)
     tensor = values.get((slot.kind, slot.name))
     if tensor is None:
@@ -175,23 +162,14 @@ def _run(op: Operation, environment: Mapping[SSAValue, PerRank], mesh: Mesh) -> 
     return [list(tensors) for tensors in zip(*per_rank, strict=True)]
 
 
-def _call(op: AtenOp, rank: int, environment: Mapping[SSAValue, PerRank]) -> tuple[Tensor, ...]:
+def _call(op: AtenOp, rank: int, environment: Mapping[SSAValue, PerRank]) -> list[Tensor]:
     """The results of an ATen op on one rank."""
-    dense = op.name in NEED_CONTIGUOUS
-
-    def operand(value: SSAValue) -> Tensor:
-        tensor = environment[value][rank]
-        return tensor.contiguous() if dense else tensor
-
-    args, kwargs = arguments(op, operand)
+    call = prepared(op, lambda value: environment[value][rank])
     try:
-        returned: Any = callee_of(op)(*args, **kwargs)
+        results = call()
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         shapes = [tuple(environment[value][rank].shape) for value in op.operands]
         raise ValueError(f"{op.name} failed on operands of shapes {shapes}: {error}") from error
-    parts = returned if isinstance(returned, tuple | list) else (returned,)
-    # A gradient that the op's mask leaves out is None, and not a result of the op.
-    results = tuple(part for part in parts if part is not None)
     for value, tensor in zip(op.results, results, strict=True):
         if tuple(tensor.shape) != shape_of(value):
             raise ValueError(
@@ -203,7 +181,7 @@ def _call(op: AtenOp, rank: int, environment: Mapping[SSAValue, PerRank]) -> tup
 
 def _collect(slot: Slot, tensors: PerRank, program: Program, mesh: Mesh) -> Tensor:
     """The global value of a result, after checking that its replicas agree."""
-    sharding = _placement(program, slot)
+    sharding = sharding_held(program, slot)
     first: dict[tuple[int, ...], int] = {}
     for rank, tensor in enumerate(tensors):
         owner = first.setdefault(_shard_key(sharding, mesh.coordinates(rank)), rank)
@@ -223,11 +201,11 @@ def _difference(a: Tensor, b: Tensor) -> float:
         return 0.0
     if a.shape != b.shape or not a.is_floating_point():
         return float("inf")
-    if torch.equal(a.isfinite(), b.isfinite()):
-        finite = a.isfinite()
-        same_odd = torch.equal(a[~finite].nan_to_num(), b[~finite].nan_to_num())
-        if same_odd:
-            a, b = a[finite].double(), b[finite].double()
-            scale = max(a.abs().max().item(), b.abs().max().item()) if a.numel() else 0.0
-            return (a - b).abs().max().item() / scale if scale else 0.0
-    return float("inf")
+    finite = a.isfinite()
+    if not torch.equal(finite, b.isfinite()):
+        return float("inf")
+    if not torch.equal(a[~finite].nan_to_num(), b[~finite].nan_to_num()):
+        return float("inf")
+    a, b = a[finite].double(), b[finite].double()
+    scale = max(a.abs().max().item(), b.abs().max().item()) if a.numel() else 0.0
+    return (a - b).abs().max().item() / scale if scale else 0.0

@@ -8,37 +8,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import ParamSpec
+from typing import Concatenate, ParamSpec
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardweave.backends.in_flight import (
-    Group,
-    InFlight,
-    here,
-    start_all_gather,
-    start_all_reduce,
-    start_all_reduces,
-    start_all_to_all,
-    start_reduce_scatter,
-)
+from shardweave.backends import in_flight
+from shardweave.backends.in_flight import Group, InFlight, here
 from shardweave.ir.dist import COLLECTIVES
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.shards import take_blocks
 
 _P = ParamSpec("_P")
+_Start = Callable[Concatenate["Runtime", Tensor, Sequence[str], _P], InFlight]
+_Collective = Callable[Concatenate["Runtime", Tensor, Sequence[str], _P], Tensor]
 
 
-def _waited(start: Callable[_P, InFlight]) -> Callable[_P, Tensor]:
+def _over_axes(start: Callable[Concatenate[Tensor, Group, _P], InFlight]) -> _Start[_P]:
+    """What starts a collective over the mesh axes that are named, if it joins several ranks."""
+
+    @wraps(start)
+    def started(
+        self: Runtime, x: Tensor, axes: Sequence[str], *args: _P.args, **kwargs: _P.kwargs
+    ) -> InFlight:
+        group = self.group(axes)
+        return here(x) if group is None else start(x, group, *args, **kwargs)
+
+    return started
+
+
+def _waited(start: _Start[_P]) -> _Collective[_P]:
     """The collective that waits at once for what `start` starts."""
 
     @wraps(start)
-    def collective(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
-        return start(*args, **kwargs).wait()
+    def collective(
+        self: Runtime, x: Tensor, axes: Sequence[str], *args: _P.args, **kwargs: _P.kwargs
+    ) -> Tensor:
+        return start(self, x, axes, *args, **kwargs).wait()
 
     return collective
 
@@ -104,14 +113,14 @@ class Runtime:
             process_group = made[groups.index(mine)]
         assert isinstance(process_group, dist.ProcessGroup)
         order = tuple(sorted(mine).index(rank) for rank in mine)
-        return Group(process_group, tuple(mine), order, mine.index(self.rank))
+        return Group(process_group, tuple(mine), order)
 
     # Collectives: each starts a message, and gives what `wait` turns into the tensor
 
-    def start_all_reduce(self, x: Tensor, axes: Sequence[str], op: str = "sum") -> InFlight:
-        """The sum (or maximum) of `x` over `axes`, on every rank."""
-        group = self.group(axes)
-        return here(x) if group is None else start_all_reduce(x, group, op)
+    start_all_reduce = _over_axes(in_flight.start_all_reduce)
+    start_all_gather = _over_axes(in_flight.start_all_gather)
+    start_reduce_scatter = _over_axes(in_flight.start_reduce_scatter)
+    start_all_to_all = _over_axes(in_flight.start_all_to_all)
 
     def start_all_reduce_coalesced(
         self, tensors: Sequence[Tensor], axes: Sequence[str], op: str = "sum"
@@ -120,39 +129,9 @@ class Runtime:
         group = self.group(axes)
         if group is None:
             return [here(x) for x in tensors]
-        return start_all_reduces(tensors, group, op)
+        return in_flight.start_all_reduces(tensors, group, op)
 
-    def start_all_gather(self, x: Tensor, axes: Sequence[str], dim: int, block: int) -> InFlight:
-        """The shards of all ranks of `axes` along `dim`, `block` elements in turn."""
-        group = self.group(axes)
-        return here(x) if group is None else start_all_gather(x, group, dim, block)
-
-    def start_reduce_scatter(
-        self, x: Tensor, axes: Sequence[str], dim: int, block: int
-    ) -> InFlight:
-        """This rank's shard along `dim` of the sum over `axes`."""
-        group = self.group(axes)
-        return here(x) if group is None else start_reduce_scatter(x, group, dim, block)
-
-    def start_all_to_all(
-        self,
-        x: Tensor,
-        axes: Sequence[str],
-        dim: int,
-        block: int,
-        from_dim: int,
-        from_block: int,
-    ) -> InFlight:
-        """Gather `from_dim` over `axes` while `dim` is split over them."""
-        group = self.group(axes)
-        if group is None:
-            return here(x)
-        return start_all_to_all(x, group, (dim, block), (from_dim, from_block))
-
-    @staticmethod
-    def wait(in_flight: InFlight) -> Tensor:
-        """The tensor that a started collective brings."""
-        return in_flight.wait()
+    wait = staticmethod(InFlight.wait)
 
     # The same, waited for
 

@@ -24,40 +24,36 @@ def run_collective(
     Groups whose members hold the very same tensors share their results.
     """
     if isinstance(op, dist.ShardIndexOp):
-        return [_on_groups(None, lambda members: _positions(len(members)), op.axes, mesh)]
+        operands = [[torch.empty(0)] * mesh.num_devices]
     if isinstance(op, (dist.WaitOp, dist.ReshardOp)):  # a global program has whole values
         return [list(tensors) for tensors in operands]
-    if type(op) not in _IMPLEMENTATIONS:
+    # What starts a collective is one of its kind.
+    found = [run for kind, run in _IMPLEMENTATIONS.items() if isinstance(op, kind)]
+    if not found:
         raise ValueError(f"the reference backend does not run '{op.name}'.")
-    implementation = _IMPLEMENTATIONS[type(op)]
     return [
-        _on_groups(tensors, lambda members: implementation(op, members), op.axes, mesh)
+        _on_groups(tensors, lambda members: found[0](op, members), op.axes, mesh)
         for tensors in operands
     ]
 
 
 def _on_groups(
-    tensors: Sequence[Tensor] | None,
+    tensors: Sequence[Tensor],
     run: Callable[[Group], list[Tensor]],
     axes: Sequence[str],
     mesh: Mesh,
 ) -> list[Tensor]:
     """Apply `run` to the members of each group that `axes` join."""
-    nothing = torch.empty(0)
     found: dict[tuple[int, ...], list[Tensor]] = {}
-    results = [nothing] * mesh.num_devices
+    results = list(tensors)
     for ranks in mesh.groups(axes):
-        members = [nothing if tensors is None else tensors[rank] for rank in ranks]
+        members = [tensors[rank] for rank in ranks]
         key = tuple(id(member) for member in members)
         if key not in found:
             found[key] = run(members)
         for rank, result in zip(ranks, found[key], strict=True):
             results[rank] = result
     return results
-
-
-def _positions(size: int) -> list[Tensor]:
-    return [torch.tensor(index) for index in range(size)]
 
 
 def _reduced(members: Group, reduction: str) -> Tensor:
@@ -71,42 +67,27 @@ def _reduced(members: Group, reduction: str) -> Tensor:
     raise ValueError(f'dist.all_reduce: found op = "{reduction}", expected "sum" or "max".')
 
 
-def _all_reduce(op: dist.AllReduceOp, members: Group) -> list[Tensor]:
-    return [_reduced(members, op.reduction)] * len(members)
-
-
-def _reduce_scatter(op: dist.ReduceScatterOp, members: Group) -> list[Tensor]:
-    return _dealt(op, [_reduced(members, "sum")] * len(members))
-
-
-def _all_gather(op: dist.AllGatherOp, members: Group) -> list[Tensor]:
-    return [merge_blocks(list(members), op.dim, op.block)] * len(members)
-
-
-def _all_to_all(op: dist.AllToAllOp, members: Group) -> list[Tensor]:
-    whole = merge_blocks(list(members), op.from_dim, op.from_block)
-    return _dealt(op, [whole] * len(members))
-
-
 def _dealt(op: dist.AlongDimOp, members: Group) -> list[Tensor]:
     """Of each member's tensor the blocks that fall to its position."""
     dim, block, size = op.dim, op.block, len(members)
     return [take_blocks(tensor, dim, size, block, index) for index, tensor in enumerate(members)]
 
 
-def _broadcast(op: dist.DistOp, members: Group) -> list[Tensor]:
-    del op
-    return [members[0]] * len(members)
+def _to_all(tensor: Tensor, members: Group) -> list[Tensor]:
+    return [tensor] * len(members)
+
+
+def _all_to_all(op: dist.AllToAllOp, members: Group) -> list[Tensor]:
+    whole = merge_blocks(list(members), op.from_dim, op.from_block)
+    return _dealt(op, _to_all(whole, members))
 
 
 _IMPLEMENTATIONS: dict[type[dist.DistOp], Callable[[Any, Group], list[Tensor]]] = {
-    dist.AllReduceOp: _all_reduce,
-    dist.ReduceScatterOp: _reduce_scatter,
-    dist.AllGatherOp: _all_gather,
+    dist.AllReduceOp: lambda op, group: _to_all(_reduced(group, op.reduction), group),
+    dist.ReduceScatterOp: lambda op, group: _dealt(op, _to_all(_reduced(group, "sum"), group)),
+    dist.AllGatherOp: lambda op, group: _to_all(merge_blocks(list(group), op.dim, op.block), group),
     dist.AllToAllOp: _all_to_all,
     dist.SliceOp: _dealt,
-    dist.BroadcastOp: _broadcast,
-}
-_IMPLEMENTATIONS |= {
-    started: _IMPLEMENTATIONS[blocking] for blocking, started in dist.STARTS.items()
+    dist.BroadcastOp: lambda op, group: _to_all(group[0], group),
+    dist.ShardIndexOp: lambda op, group: [torch.tensor(index) for index in range(len(group))],
 }

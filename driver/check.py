@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from shardweave.ir.program import Program
 from shardweave.ir.types import dtype_of_value
@@ -41,11 +42,10 @@ TOLERANCES: dict[torch.dtype, Tolerance] = {
 }
 """By dtype.
 
-A sum taken in another order differs by a few eps times how much its terms cancel: some 1e-13
-in float64 and 1e-6 in float32 for models of a few layers. A wrong program, one that lacks a
-reduction for example, is wrong by 1e-1 or more; the bounds of float64 and float32 lie between,
-with room for deeper models. A gradient that is zero in exact arithmetic comes out as less than
-a tenth of eps times the norm of all gradients, for which bound * floor leaves room.
+A sum taken in another order differs by some 1e-13 in float64 and 1e-6 in float32 for models of a
+few layers, a wrong program by 1e-1 or more; the bounds lie between, with room for deeper models.
+A gradient that is zero in exact arithmetic comes out as less than a tenth of eps times the norm of
+all gradients, for which bound * floor leaves room.
 
 bfloat16 has 3 digits: the gradients of small transformers in eager mode are themselves up to
 5e-2 away from those in float64. Its bound tells a wrong program from a right one, and no
@@ -129,18 +129,28 @@ def loss_of(output: Any) -> Tensor:
     return output["loss"] if isinstance(output, Mapping) else output.loss
 
 
-def run_eager(model: nn.Module, batch: Mapping[str, Tensor]) -> Expected:
-    """One forward and backward pass of the model; its gradients and buffers are left changed."""
-    model.zero_grad(set_to_none=True)
+def eager_step(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """One forward and backward pass of the model, which adds to its gradients; the loss."""
     loss = loss_of(model(**batch))
     loss.backward()
+    return loss
+
+
+def run_eager(model: nn.Module, batch: Mapping[str, Tensor]) -> Expected:
+    """What one forward and backward pass gives; the gradients and buffers are left changed."""
+    model.zero_grad(set_to_none=True)
+    return results_of(model, eager_step(model, batch))
+
+
+def results_of(module: nn.Module, loss: Tensor) -> Expected:
+    """What a model or a step has computed, as whole tensors. Collective."""
     return Expected(
         loss.detach().double().item(),
         {
-            name: torch.zeros_like(p) if p.grad is None else p.grad.detach().clone()
-            for name, p in model.named_parameters()
+            name: _whole(torch.zeros_like(p) if p.grad is None else p.grad)
+            for name, p in module.named_parameters()
         },
-        {name: buffer.detach().clone() for name, buffer in model.named_buffers()},
+        {name: _whole(buffer) for name, buffer in module.named_buffers()},
     )
 
 
@@ -152,17 +162,23 @@ def compare_steps(
     Raises ValueError as `compare` does.
     """
     steps = [compare(step, wanted, dtype) for step, wanted in zip(found, eager, strict=True)]
-    gradients = max(steps, key=lambda step: _sortable(step.max_rel_grad_error))
-    buffers = max(steps, key=lambda step: _sortable(step.buffer_error))
+    gradients = max(steps, key=lambda step: _by_size(step.max_rel_grad_error))
+    buffers = max(steps, key=lambda step: _by_size(step.buffer_error))
     return replace(
         gradients,
         loss=steps[0].loss,
         eager_loss=steps[0].eager_loss,
-        loss_error=max((step.loss_error for step in steps), key=_sortable),
+        loss_error=max((step.loss_error for step in steps), key=_by_size),
         buffer_error=buffers.buffer_error,
         worst_buffer=buffers.worst_buffer,
         num_steps=len(steps),
     )
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """A copy, whole on every rank."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
 
 
 def compare(found: Expected, eager: Expected, dtype: torch.dtype) -> CheckResult:
@@ -236,8 +252,8 @@ def _floats(tensors: Mapping[str, Tensor]) -> list[Tensor]:
 
 def _worst(errors: Mapping[str, float]) -> str | None:
     """The name of the largest error; one that is not a number is larger than all."""
-    return max(errors, key=lambda name: _sortable(errors[name]), default=None)
+    return max(errors, key=lambda name: _by_size(errors[name]), default=None)
 
 
-def _sortable(error: float) -> float:
-    return math.inf if math.isnan(error) else error
+def _by_size(error: float) -> tuple[bool, float]:
+    return math.isnan(error), error

@@ -9,24 +9,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from shardweave.__init__ import __version__
-from shardweave.driver.commands import (
-    capture,
-    diff,
-    kernels,
-    opt,
-    plan,
-    profile,
-    report,
-    run,
-    show,
-    simulate,
-)
 from shardweave.driver.errors import report_error
 from shardweave.passes.notes import heard_by
 
-COMMANDS = (capture, opt, plan, run, simulate, profile, diff, report, show, kernels)
+COMMANDS = "capture opt plan run simulate profile diff report show kernels".split()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,6 +45,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"shardweave {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        command.add_parser(commands)
+    for name in COMMANDS:
+        import_module(f"shardweave.driver.commands.{name}").add_parser(commands)
     return parser

@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from shardweave.backends.bound import BoundProgram, device_of, owned
 from shardweave.backends.distributed import Step
+from shardweave.backends.programs import Key
+from shardweave.backends.reference import run_reference
 from shardweave.backends.runtime import Runtime
 from shardweave.driver import world
 from shardweave.driver.models import Example
 from shardweave.driver.plans import Passes, PlanLike, mesh_of_plan, partition, resolve_plan
-from shardweave.driver.virtual_step import VirtualStep
+from shardweave.driver.run_options import BACKENDS
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
@@ -23,14 +26,8 @@ from shardweave.ir.text import print_module
 from shardweave.ir.verify.program import check
 from shardweave.passes.notes import unheard
 from shardweave.passes.observers import Observer
-from shardweave.passes.pipeline import as_mesh, run_passes
+from shardweave.passes.pipeline import MeshLike, as_mesh, run_passes
 from shardweave.planners.plan import Plan
-
-DEFAULT_PLAN = "megatron"
-
-BACKENDS = ("distributed", "reference", "triton")
-
-MeshLike = Mesh | Mapping[str, int] | str
 
 
 def compile(
@@ -222,11 +219,28 @@ def _given_program(program: Program, request: Request) -> tuple[Program, Making]
 
 def choose_plan(program: Program, request: Request) -> Plan | None:
     """The plan to follow; None, where there is nothing to shard and no plan is given."""
-    mesh, plan, sequence_parallel = request.mesh, request.plan, request.sequence_parallel
-    if plan is None and mesh.num_devices == 1 and not sequence_parallel:
+    plan, is_sequential = request.plan, request.sequence_parallel
+    if plan is None and request.mesh.num_devices == 1 and not is_sequential:
         return None
-    given = DEFAULT_PLAN if plan is None else plan
-    return resolve_plan(given, program, mesh, sequence_parallel=sequence_parallel)
+    given = "megatron" if plan is None else plan
+    return resolve_plan(given, program, request.mesh, sequence_parallel=is_sequential)
+
+
+class VirtualStep(BoundProgram):
+    """A program bound to whole parameters on the CPU; calling it runs every rank of its mesh."""
+
+    def __init__(self, program: Program, model: nn.Module) -> None:
+        super().__init__(program)
+        self._mirror(model, lambda kind, name, tensor: tensor.detach().to("cpu", copy=True))
+
+    def run(self, batch: Mapping[str, Any]) -> Mapping[Key, Tensor]:
+        """The global results."""
+        values = self._stored | {("input", name): tensor for name, tensor in batch.items()}
+        return owned(run_reference(self.program, values), values.values())
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """A copy of `state_dict`, whose tensors are whole already."""
+        return {name: tensor.clone() for name, tensor in self.state_dict().items()}
 
 
 def bind(program: Program, request: Request, device: torch.device) -> Step | VirtualStep:
@@ -241,9 +255,3 @@ def bind(program: Program, request: Request, device: torch.device) -> Step | Vir
         kernels=request.backend == "triton",
         cuda_graph=request.cuda_graph,
     )
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Where a model's parameters are; the CPU if it has none."""
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device

@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from shardweave.driver.report.diff_html import page
-from shardweave.driver.report.diff_text import plain_text
-from shardweave.driver.report.numbers import Number, program_numbers, simulated_numbers
+from shardweave.driver.report.diff_text import (
+    Number,
+    plain_text,
+    program_numbers,
+    simulated_numbers,
+)
 from shardweave.ir.inspect.diff import (
     Change,
     ChangeGroup,

@@ -46,10 +46,8 @@ class Attention(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.head_size = config.hidden // config.heads
-        self.q = nn.Linear(config.hidden, config.hidden)
-        self.k = nn.Linear(config.hidden, config.hidden)
-        self.v = nn.Linear(config.hidden, config.hidden)
-        self.proj = nn.Linear(config.hidden, config.hidden)
+        sizes = config.hidden, config.hidden
+        self.q, self.k, self.v, self.proj = (nn.Linear(*sizes) for _ in range(4))
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Shapes: batch x seq x hidden -> batch x heads x seq x head_size."""

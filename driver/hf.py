@@ -7,6 +7,7 @@ nothing is downloaded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,21 +52,24 @@ POSITION_FIELDS = (
 
 @dataclass(frozen=True)
 class InputSize:
-    """What the inputs are measured by: batch, tokens per sequence, pixels per side of an image."""
+    """Batch, tokens of a sequence, pixels along a side of an image, and the dtype of pixels."""
 
     batch: int
     seq: int
     image_size: int
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
 class Head:
-    """A training task: the table of model classes by type, and the inputs that it learns from."""
+    """A training task: in transformers, the class that makes models and the table of their classes
+    by type; and the inputs that it learns from.
+    """
 
     task: str
     auto_class: str
     table: str
-    make_inputs: Callable[[PreTrainedConfig, InputSize, torch.dtype], dict[str, Tensor]]
+    make_inputs: Callable[[PreTrainedConfig, InputSize], dict[str, Tensor]]
 
 
 def build_hf(
@@ -77,22 +81,12 @@ def build_hf(
     config has none). Random state is torch's global one. Unknown types and fields, and values
     that the config refuses, raise ValueError.
     """
-    head = head_of_type(model_type)
-    defaults = _transformers().CONFIG_MAPPING[model_type]()
-    options = _given(options, defaults)
-    fields, size_options = _split_options(model_type, options, defaults)
-    config, notes = _make_config(model_type, fields, defaults)
-    size, size_notes = _input_size(size_options, config)
-    if head.task == SEQ2SEQ:
-        _give_decoder_a_start(config)
-    try:
-        module = _build_module(head, config, dtype)
-    except ValueError as error:
-        raise ValueError(f"hf:{model_type}: {error}") from error
-    notes += _choose_experts(module, "experts_implementation" in fields) + size_notes
+    head, config, size, notes = _configured(model_type, options, dtype)
+    module = _build_module(head, config, dtype)
+    notes += _choose_experts(module, "experts_implementation" in options)
     if head.task == CAUSAL:
         notes += _choose_causal_loss(module, dtype)
-    return module, head.make_inputs(config, size, dtype), tuple(notes)
+    return module, head.make_inputs(config, size), tuple(notes)
 
 
 def default_fields(model_type: str) -> Fields:
@@ -102,29 +96,25 @@ def default_fields(model_type: str) -> Fields:
 
 
 def count_parameters(model_type: str, options: Mapping[str, Any]) -> int:
-    """Parameters of the model that `build_hf` would build, which takes no memory to say.
-
-    Raises ValueError as `build_hf` does.
-    """
-    head = head_of_type(model_type)
-    defaults = _transformers().CONFIG_MAPPING[model_type]()
-    fields, _ = _split_options(model_type, _given(options, defaults), defaults)
-    config, _ = _make_config(model_type, fields, defaults)
-    try:
-        with torch.device("meta"):
-            module = _build_module(head, config, torch.float32)
-    except ValueError as error:
-        raise ValueError(f"hf:{model_type}: {error}") from error
+    """Parameters of the model that `build_hf` would build, without the memory; the same errors."""
+    head, config, _, _ = _configured(model_type, options, torch.float32)
+    with torch.device("meta"):
+        module = _build_module(head, config, torch.float32)
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def known_types() -> dict[str, str]:
-    """Map every model type that can be built to its task, in alphabetical order."""
-    tasks: dict[str, str] = {}
-    for head in HEADS:
-        for model_type in _table(head):
-            tasks.setdefault(model_type, head.task)
-    return dict(sorted(tasks.items()))
+def _configured(
+    model_type: str, options: Mapping[str, Any], dtype: torch.dtype
+) -> tuple[Head, PreTrainedConfig, InputSize, list[str]]:
+    """The head, config and input size that options ask for, and notes of what was decided."""
+    head = head_of_type(model_type)
+    defaults = _transformers().CONFIG_MAPPING[model_type]()
+    fields, sizes = _split_options(model_type, _given(options, defaults), defaults)
+    config, notes = _make_config(model_type, fields, defaults)
+    size, size_notes = _input_size(sizes, config, dtype)
+    if head.task == SEQ2SEQ:
+        _give_decoder_a_start(config)
+    return head, config, size, notes + size_notes
 
 
 def head_of_type(model_type: str) -> Head:
@@ -132,7 +122,7 @@ def head_of_type(model_type: str) -> Head:
     for head in HEADS:
         if model_type in _table(head):
             return head
-    known = known_types()
+    known = sorted({name for head in HEADS for name in _table(head)})
     meant = did_you_mean(model_type, known, 3)
     raise ValueError(
         f"hf: no model type '{model_type}' with a training head; "
@@ -157,7 +147,7 @@ def _table(head: Head) -> Mapping[str, Any]:
     _transformers()
     from transformers.models.auto import modeling_auto
 
-    return getattr(modeling_auto, head.table)
+    return getattr(modeling_auto, f"MODEL_FOR_{head.table}_MAPPING_NAMES")
 
 
 def _given(options: Mapping[str, Any], defaults: PreTrainedConfig) -> Fields:
@@ -267,7 +257,9 @@ def _token_ids_in_range(fields: Fields, defaults: PreTrainedConfig, given: set[s
     return decided
 
 
-def _input_size(options: dict[str, int], config: PreTrainedConfig) -> tuple[InputSize, list[str]]:
+def _input_size(
+    options: dict[str, int], config: PreTrainedConfig, dtype: torch.dtype
+) -> tuple[InputSize, list[str]]:
     """Size the inputs, with sequences no longer than the model's positions reach."""
     seq, notes = options.get("seq", DEFAULT_SEQ), list[str]()
     limits = {name: getattr(config, name, None) for name in POSITION_FIELDS}
@@ -283,23 +275,26 @@ def _input_size(options: dict[str, int], config: PreTrainedConfig) -> tuple[Inpu
             f"hf:{config.model_type}: images of image_size={image_size} are not supported; "
             f"give one integer, image_size=..."
         )
-    return InputSize(options.get("batch", DEFAULT_BATCH), seq, image_size), notes
+    return InputSize(options.get("batch", DEFAULT_BATCH), seq, image_size, dtype), notes
 
 
 def _build_module(head: Head, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
     """Build the model with random weights; under FakeTensorMode, with weights of no value."""
     from transformers.initialization import no_init_weights
 
+    is_fake = isinstance(torch.empty(0), FakeTensor)
     classes = _table(head)[config.model_type]
     if not isinstance(classes, str):
         config.architectures = [classes[0]]  # of several (DeiT), the one without a teacher
     auto_class = getattr(_transformers(), head.auto_class)
-    if not isinstance(torch.empty(0), FakeTensor):
-        return auto_class.from_config(config, dtype=dtype)
-    # Some initialisers look at the values that they drew, which fake tensors do not have.
-    with no_init_weights():
-        module = auto_class.from_config(config, dtype=dtype)
-    module.tie_weights()  # otherwise the last step of the initialisation
+    try:
+        # Some initialisers look at the values that they drew, which fake tensors do not have.
+        with no_init_weights() if is_fake else nullcontext():
+            module = auto_class.from_config(config, dtype=dtype)
+        if is_fake:
+            module.tie_weights()  # otherwise the last step of the initialisation
+    except ValueError as error:
+        raise ValueError(f"hf:{config.model_type}: {error}") from error
     return module
 
 
@@ -365,22 +360,16 @@ def _random_tokens(config: PreTrainedConfig, size: InputSize) -> Tensor:
     return torch.randint(0, vocab, (size.batch, size.seq))
 
 
-def _causal_inputs(
-    config: PreTrainedConfig, size: InputSize, dtype: torch.dtype
-) -> dict[str, Tensor]:
+def _causal_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor]:
     tokens = _random_tokens(config, size)
     return {"input_ids": tokens, "labels": tokens.clone()}
 
 
-def _seq2seq_inputs(
-    config: PreTrainedConfig, size: InputSize, dtype: torch.dtype
-) -> dict[str, Tensor]:
+def _seq2seq_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor]:
     return {"input_ids": _random_tokens(config, size), "labels": _random_tokens(config, size)}
 
 
-def _masked_inputs(
-    config: PreTrainedConfig, size: InputSize, dtype: torch.dtype
-) -> dict[str, Tensor]:
+def _masked_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor]:
     """Tokens of which a fraction is asked for, in sequences padded by up to a quarter."""
     tokens = _random_tokens(config, size)
     lengths = torch.randint(size.seq - size.seq // 4, size.seq + 1, (size.batch, 1))
@@ -392,40 +381,19 @@ def _masked_inputs(
     return {"input_ids": tokens, "attention_mask": is_token.long(), "labels": labels}
 
 
-def _image_inputs(
-    config: PreTrainedConfig, size: InputSize, dtype: torch.dtype
-) -> dict[str, Tensor]:
+def _image_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor]:
     channels = getattr(config, "num_channels", 3)
     labels = torch.randint(0, config.num_labels or 2, (size.batch,))
-    pixels = torch.randn(size.batch, channels, size.image_size, size.image_size, dtype=dtype)
+    shape = (size.batch, channels, size.image_size, size.image_size)
+    pixels = torch.randn(shape, dtype=size.dtype)
     return {"pixel_values": pixels, "labels": labels}
 
 
 # In order: a type with several heads takes the first. Bart-like types are trained as seq2seq,
 # BERT-like ones as masked models though they can decode too.
 HEADS = (
-    Head(
-        SEQ2SEQ,
-        "AutoModelForSeq2SeqLM",
-        "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
-        _seq2seq_inputs,
-    ),
-    Head(
-        IMAGE,
-        "AutoModelForImageClassification",
-        "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
-        _image_inputs,
-    ),
-    Head(
-        MASKED,
-        "AutoModelForMaskedLM",
-        "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
-        _masked_inputs,
-    ),
-    Head(
-        CAUSAL,
-        "AutoModelForCausalLM",
-        "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
-        _causal_inputs,
-    ),
+    Head(SEQ2SEQ, "AutoModelForSeq2SeqLM", "SEQ_TO_SEQ_CAUSAL_LM", _seq2seq_inputs),
+    Head(IMAGE, "AutoModelForImageClassification", "IMAGE_CLASSIFICATION", _image_inputs),
+    Head(MASKED, "AutoModelForMaskedLM", "MASKED_LM", _masked_inputs),
+    Head(CAUSAL, "AutoModelForCausalLM", "CAUSAL_LM", _causal_inputs),
 )

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from shardweave.backends.triton.ahead import Built, build, parse_target
-from shardweave.backends.triton.generate import UnfitError, generate
+from shardweave.backends.triton.generate import generate
 from shardweave.backends.triton.source import Kernel
-from shardweave.driver.report.text import status
+from shardweave.backends.triton.writer import UnfitError
+from shardweave.driver.report.text import plain_table, status
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
 from shardweave.ir.verify.program import check
@@ -29,10 +29,7 @@ def parse_targets(text: str) -> list[str]:
 
 
 def write_kernels(program: Program, targets: Sequence[str], folder: Path) -> bool:
-    """Write the kernels and say so; returns whether each can run on every target.
-
-    A program without fused regions is fused first.
-    """
+    """Write the kernels of a program, fused or not; returns whether each runs on every target."""
     check(program)
     if not any(isinstance(op, FusedOp) for op in program.ops):
         with unheard():
@@ -93,22 +90,14 @@ def _write(folder: Path, name: str, built: Built) -> Built:
 
 
 def _record(name: str, built: Built) -> dict[str, object]:
-    return {
-        "kernel": name,
-        "family": built.kernel.family,
-        "target": built.target,
-        "config": built.config,
-        "registers": built.registers,
-        "shared_bytes": built.shared_bytes,
-        "spilled_bytes": built.spilled_bytes,
-        "problem": built.problem,
-    }
+    kept = ("target", "config", "registers", "shared_bytes", "spilled_bytes", "problem")
+    values = {key: getattr(built, key) for key in kept}
+    return {"kernel": name, "family": built.kernel.family, **values}
 
 
 def _print_table(built: dict[str, list[Built]], uses: dict[str, int]) -> None:
-    table = Table("kernel", "target", box=None, pad_edge=False)
-    for column in ("regions", "registers", "shared bytes", "spilled bytes"):
-        table.add_column(column, justify="right")
+    numbers = ["regions", "registers", "shared bytes", "spilled bytes"]
+    table = plain_table(["kernel", "target"], numbers)
     for name, group in built.items():
         for one in group:
             numbers = (uses[name], one.registers, one.shared_bytes, one.spilled_bytes)

@@ -66,7 +66,7 @@ def launch(
                 workers.append(_start(command, rank, num_processes, Path(folder)))
             _wait(workers, time_limit_s)
         finally:
-            _stop(workers)
+            stop([worker.process for worker in workers], STOP_GRACE_S)
 
 
 def is_worker() -> bool:
@@ -224,18 +224,18 @@ def _last_lines(text: str) -> str:
     return "\n".join(text.rstrip().splitlines()[-TAIL_LINES:])
 
 
-def _stop(workers: Sequence[Worker]) -> None:
+def stop(processes: Sequence[subprocess.Popen[bytes]], grace_s: float) -> None:
     """End what still runs: ask first, then kill."""
-    for worker in workers:
-        if worker.process.poll() is None:
-            worker.process.terminate()
-    deadline_s = time.monotonic() + STOP_GRACE_S
-    for worker in workers:
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    deadline_s = time.monotonic() + grace_s
+    for process in processes:
         try:
-            worker.process.wait(max(0.0, deadline_s - time.monotonic()))
+            process.wait(max(0.0, deadline_s - time.monotonic()))
         except subprocess.TimeoutExpired:
-            worker.process.kill()
-            worker.process.wait()
+            process.kill()
+            process.wait()
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from shardweave.driver import world
 from shardweave.driver.check import (
@@ -21,14 +20,16 @@ from shardweave.driver.check import (
     Expected,
     check_steps,
     coarsest_dtype,
-    loss_of,
+    eager_step,
+    results_of,
     run_eager,
     tolerance_of,
 )
 from shardweave.driver.compile import Request, bind, compile_program
 from shardweave.driver.launch import num_cores
 from shardweave.driver.models import Example, announce, build_example
-from shardweave.driver.report.text import RunReport, print_report, status
+from shardweave.driver.report.run import RunReport, print_report
+from shardweave.driver.report.text import status
 from shardweave.driver.run_options import RunOptions
 from shardweave.driver.training import Training, train, work_of
 from shardweave.driver.twin import twin_spec
@@ -86,19 +87,11 @@ def run(options: RunOptions) -> RunReport:
         coarsest = coarsest_dtype(program, dtype)
         notes += (f"the bound is that of {coarsest}, in which the model computes a part",)
     return RunReport(
-        model=options.model,
-        mesh="" if not options.mesh.axes else str(options.mesh),
+        options=options,
         plan=f"of {options.program}" if given else options.plan,
-        dtype=options.dtype,
-        backend=options.backend,
+        making=made,
         device=device.type,
-        num_devices=options.mesh.num_devices,
-        sequence_parallel=options.sequence_parallel,
-        seed=options.seed,
-        num_ops=made.num_captured_ops,
         num_local_ops=sum(1 for _ in program.ops),
-        capture_s=made.capture_s,
-        passes_s=made.passes_s,
         collectives=stats(program).collectives,
         work=work_of(example.kwargs),
         loss=loss,
@@ -135,7 +128,7 @@ def _measure(
         step.zero_grad(set_to_none=True)
         loss = step(**inputs)
         if options.check:
-            found.append(gather(step, loss))
+            found.append(results_of(step, loss))
     training = None
     if options.steps:
         training = train(lambda: step(**batch), step.parameters(), options.steps)
@@ -147,9 +140,8 @@ def _measure(
                 expected = [run_eager(eager, inputs) for inputs in batches]
                 check = check_steps(found, expected, getattr(torch, options.dtype), program)
             if options.steps and options.eager:
-                eager_training = train(
-                    lambda: _eager_step(eager, batch), eager.parameters(), options.steps
-                )
+                parameters = eager.parameters()
+                eager_training = train(lambda: eager_step(eager, batch), parameters, options.steps)
     first_loss = found[0].loss if found else loss.double().item()
     return first_loss, check, training, eager_training
 
@@ -171,29 +163,6 @@ def _peak_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
-
-
-def gather(step: nn.Module, loss: Tensor) -> Expected:
-    """A step's loss, gradients and buffers as whole tensors. Collective."""
-    return Expected(
-        loss.double().item(),
-        {
-            name: _whole(torch.zeros_like(p) if p.grad is None else p.grad)
-            for name, p in step.named_parameters()
-        },
-        {name: _whole(buffer).clone() for name, buffer in step.named_buffers()},
-    )
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _eager_step(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    loss = loss_of(model(**batch))
-    loss.backward()
-    return loss
 
 
 @contextmanager

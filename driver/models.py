@@ -39,19 +39,12 @@ class Example:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Family:
-    """Models of our own: their sizes, with defaults, and how to build one."""
-
-    config: type[Any]
-    build: Callable[[Any], tuple[nn.Module, dict[str, Tensor]]]
-
-
-FAMILIES = {
-    "gpt": Family(GPTConfig, build_gpt),
-    "unet": Family(UNetConfig, build_unet),
-    "cnn": Family(CNNConfig, build_cnn),
+FAMILIES: dict[str, tuple[type[Any], Callable[[Any], tuple[nn.Module, dict[str, Tensor]]]]] = {
+    "gpt": (GPTConfig, build_gpt),
+    "unet": (UNetConfig, build_unet),
+    "cnn": (CNNConfig, build_cnn),
 }
+"""Models of our own: their sizes, with defaults, and how to build one."""
 
 
 def build_example(spec: str, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Example:
@@ -85,10 +78,9 @@ def build_example(spec: str, *, dtype: torch.dtype = torch.float32, seed: int = 
 
 
 def announce(spec: str, dtype: torch.dtype) -> None:
-    """Say on standard error how large a model is that takes so long to build that it seems to hang.
+    """Say on standard error how large a model of Hugging Face is that takes long to build.
 
-    Of Hugging Face models, whose sizes are full ones unless given. Raises ValueError as
-    `build_example` does.
+    Raises ValueError as `build_example` does.
     """
     scheme, _, rest = spec.partition(":")
     model_type, _, options = rest.partition(":")
@@ -144,10 +136,10 @@ def _what_exists(word: str) -> str:
 
 
 def _family_example(name: str, text: str, dtype: torch.dtype) -> Example:
-    family = FAMILIES[name]
-    config = read_config(name, family.config, parse_options(text))
+    config_class, build = FAMILIES[name]
+    config = read_config(name, config_class, parse_options(text))
     with _default_dtype(dtype):
-        return Example(*family.build(config))
+        return Example(*build(config))
 
 
 @contextmanager

@@ -6,12 +6,12 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from rich.console import Console
 
-from shardweave.driver.commands.output import check_output, messages
+from shardweave.driver.commands.arguments import check_output, messages
 from shardweave.driver.commands.programs import read
 from shardweave.driver.models import build_example, parse_options
 from shardweave.driver.plans import plan, simulated
@@ -28,7 +28,6 @@ from shardweave.planners.plan_parts import Candidate
 from shardweave.planners.plan_plot import plot_candidates
 from shardweave.planners.registry import PLANNERS, no_such_plan
 
-COMPARED = 2
 DIFFERENCES = 20
 """How many lines of what differs between two plans are shown."""
 
@@ -38,26 +37,24 @@ def plan_program(options: argparse.Namespace) -> int:
     check_output(options.output)
     check_output(options.plot)
     find_cluster(options.cluster)  # before the work that it is needed for
-    given = _read_options(options.option)
+    given = parse_options(",".join(text.strip() for text in options.option))
     program = _program(options)
     out = messages(options.output or "")
     if options.compare:
         return _compare(options, given, program)
     with status(f"planning with {options.planner}") as shown:
         found = _planned(options, options.planner, given, program, tell=shown.update)
+    considered = found.candidates or _rows([found.planner], [found])
     if options.explain:
-        print_candidates(found.candidates or _only(found), out)
+        print_candidates(considered, out)
     print_plan(found, out)
-    if options.plot:
-        plot_candidates(found.candidates or _only(found), options.plot)
-        print(f"wrote {options.plot} (a picture)", file=out)
-    _write(found, options.output)
+    _plot(considered, options.plot, out)
+    if options.output == "-":
+        sys.stdout.write(found.to_json() + "\n")
+    elif options.output:
+        found.save(options.output)
+        print(f"wrote {options.output}")
     return 0
-
-
-def _read_options(texts: Sequence[str]) -> dict[str, Any]:
-    """`-O option=value`, several of them, each of one or more."""
-    return parse_options(",".join(text.strip() for text in texts))
 
 
 def _program(options: argparse.Namespace) -> Program:
@@ -96,7 +93,7 @@ def _planned(
 
 def _compare(options: argparse.Namespace, given: dict[str, Any], program: Program) -> int:
     names = [name.strip() for name in options.compare.split(",")]
-    if len(names) != COMPARED or not all(names):
+    if len(names) != 2 or not all(names):
         raise ValueError(
             f"--compare '{options.compare}' must name two planners or plan files, such as "
             "megatron,amp."
@@ -105,20 +102,13 @@ def _compare(options: argparse.Namespace, given: dict[str, Any], program: Progra
     for name in names:
         with status(f"planning with {name}"):
             plans.append(_plan_named(options, name, given, program))
-    rows = [
-        Candidate(name, one.predicted)
-        for name, one in zip(names, plans, strict=True)
-        if one.predicted is not None
-    ]
     Console().print(comparison_table(names, plans))
     lines = [line for line in plans[0].diff(plans[1]) if not _is_outcome(line)]
     for line in lines[:DIFFERENCES]:
         print(line)
     if len(lines) > DIFFERENCES:
         print(f"and {len(lines) - DIFFERENCES} more lines")
-    if options.plot:
-        plot_candidates(rows, options.plot)
-        print(f"wrote {options.plot} (a picture)")
+    _plot(_rows(names, plans), options.plot, sys.stdout)
     return 0
 
 
@@ -140,14 +130,13 @@ def _is_outcome(line: str) -> bool:
     return what in ("predicted", "reasons", "candidates", "planner", "notes")
 
 
-def _only(found: Plan) -> tuple[Candidate, ...]:
-    """The plan as the one row of a table."""
-    return (Candidate(found.planner, found.predicted),) if found.predicted else ()
+def _rows(names: Sequence[str], plans: Sequence[Plan]) -> tuple[Candidate, ...]:
+    """The plans of which something is predicted, as rows of a table."""
+    pairs = zip(names, plans, strict=True)
+    return tuple(Candidate(name, one.predicted) for name, one in pairs if one.predicted)
 
 
-def _write(found: Plan, path: str | None) -> None:
-    if path == "-":
-        sys.stdout.write(found.to_json() + "\n")
-    elif path:
-        found.save(path)
-        print(f"wrote {path}")
+def _plot(rows: Sequence[Candidate], path: str | None, out: TextIO) -> None:
+    if path:
+        plot_candidates(rows, path)
+        print(f"wrote {path} (a picture)", file=out)

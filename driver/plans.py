@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xdsl.passes import ModulePass
 
@@ -14,7 +14,7 @@ from shardweave.ir.program import Program
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.notes import unheard
 from shardweave.passes.observers import Observer
-from shardweave.passes.pipeline import PassPipeline, as_mesh
+from shardweave.passes.pipeline import MeshLike, PassPipeline, as_mesh
 from shardweave.passes.plan_passes import plan_passes
 from shardweave.planners.call import ClusterLike, call_planner
 from shardweave.planners.cost.pipeline import PipelineSimulation
@@ -22,16 +22,12 @@ from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.simulation import Simulation
 from shardweave.planners.cost.zero import DATA_AXIS
 from shardweave.planners.oppa.trials import Host
-from shardweave.planners.plan import Lookup, Plan
+from shardweave.planners.plan import Plan
 from shardweave.planners.plan_check import check_plan, check_runnable
+from shardweave.planners.plan_names import Lookup
 from shardweave.planners.predict import predicted_of, simulation_of
 from shardweave.planners.registry import PLANNERS, no_such_plan
 from shardweave.planners.replicated import batch_shardings
-
-if TYPE_CHECKING:
-    from shardweave.planners.oppa.trials import Host
-
-MeshLike = Mesh | Mapping[str, int] | str
 
 PlanLike = Plan | str | Path | Mapping[str, str]
 """A plan, a planner's name, a JSON file's path, or shardings by name (or name pattern)."""

@@ -15,8 +15,6 @@ from shardweave.driver.launch import launch
 from shardweave.ir.program import Program
 from shardweave.planners.cost.cluster import Cluster, CollectiveTimes, DeviceType, NodeType, Points
 
-WORKER = "shardweave.driver.profile_worker"
-
 SPARE_BYTES = "268435456"
 
 
@@ -49,7 +47,7 @@ def profile_machine(
         request, output = Path(folder, "request.json"), Path(folder, "measured.json")
         paths = [_file_of(program, Path(folder, f"{n}.mlir")) for n, program in enumerate(programs)]
         request.write_text(json.dumps({"programs": paths, "output": str(output)}))
-        command = [sys.executable, "-m", WORKER, str(request)]
+        command = [sys.executable, "-m", "shardweave.driver.profile_worker", str(request)]
         launch(_prefixed(command, launcher), num_processes, time_limit_s=time_limit_s)
         measured = json.loads(output.read_text())
     return cluster_of(measured, name, num_processes, on_node)
@@ -114,10 +112,11 @@ def _device_of(measured: dict[str, Any], num_processes: int) -> DeviceType:
     curves = {name: _points(points) for name, points in measured["ops"].items()}
     copied, seconds = curves["default"][-1]
     peak = measured["peaks"]["float32"]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return DeviceType(
         name="cpu",
         flops=measured["peaks"],
-        memory_bytes=_memory_bytes() // num_processes,
+        memory_bytes=memory // num_processes,
         memory_bandwidth_bytes_s=copied / seconds,
         overhead_s=curves["default"][0][1],
         efficiency=tuple((work, min(1.0, work / s / peak)) for work, s in curves["aten.mm"]),
@@ -147,7 +146,3 @@ def _link_of(collectives: Sequence[CollectiveTimes], ranks: int) -> tuple[float,
             bandwidth = share * (large - small) / max(large_s - small_s, 1e-9)
             return bandwidth, small_s / (2 * (ranks - 1))
     return 0.0, 0.0
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

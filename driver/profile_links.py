@@ -5,12 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardweave.backends.in_flight import gather_single, scatter_single
 from shardweave.driver.profile_ops import Points
 
 SIZES = (2**10, 2**15, 2**18, 2**20, 2**22, 2**24)
@@ -43,26 +45,15 @@ def measure_collectives(group: dist.ProcessGroup, ranks: int) -> dict[str, Point
 def _starter(kind: str, size: int, group: dist.ProcessGroup, ranks: int) -> Start:
     """A function that starts one collective on `size` bytes of float32 a rank."""
     x = torch.ones(size // 4)
-    if kind == "all_reduce":
-        return lambda: dist.all_reduce(x, group=group, async_op=True)
-    if kind == "broadcast":
-        first = dist.get_process_group_ranks(group)[0]
-        return lambda: dist.broadcast(x, src=first, group=group, async_op=True)
-    if kind == "all_gather":
-        whole = torch.empty(ranks * x.numel())
-        return lambda: _gather(whole, x, group=group, async_op=True)
-    if kind == "reduce_scatter":
-        x = torch.ones(max(1, x.numel() // ranks) * ranks)
-        part = torch.empty(x.numel() // ranks)
-        return lambda: _scatter(part, x, group=group, async_op=True)
-    x = torch.ones(max(1, x.numel() // ranks) * ranks)
-    received = torch.empty_like(x)
-    return lambda: dist.all_to_all_single(received, x, group=group, async_op=True)
-
-
-# torch 2.13 deprecates the older names, which are all that 2.11 has.
-_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+    even = torch.ones(max(1, x.numel() // ranks) * ranks)
+    calls: dict[str, Callable[..., Any]] = {
+        "all_reduce": partial(dist.all_reduce, x),
+        "broadcast": partial(dist.broadcast, x, src=dist.get_process_group_ranks(group)[0]),
+        "all_gather": partial(gather_single, torch.empty(ranks * x.numel()), x),
+        "reduce_scatter": partial(scatter_single, torch.empty(even.numel() // ranks), even),
+        "all_to_all": partial(dist.all_to_all_single, torch.empty_like(even), even),
+    }
+    return partial(calls[kind], group=group, async_op=True)
 
 
 def _time_s(start: Start) -> float:
@@ -107,50 +98,35 @@ def measure_start(group: dist.ProcessGroup) -> tuple[float, float]:
 
 
 def measure_overlap(group: dist.ProcessGroup, all_reduce: Points) -> tuple[float, float]:
-    """How many times longer compute takes beside an all-reduce, and the other way round.
-
-    Collective.
-    """
+    """How many times longer compute takes beside an all-reduce, and the reverse. Collective."""
     bytes_s = all_reduce[-1][0] / all_reduce[-1][1]
     size = min(2**26, max(2**20, int(bytes_s * OVERLAP_S)))
     x = torch.ones(size // 4)
     left, right = torch.randn(256, 512), torch.randn(512, 512)
-    reduce_s = _time_s(lambda: dist.all_reduce(x, group=group, async_op=True))
+    reduce = partial(dist.all_reduce, x, group=group, async_op=True)
+    reduce_s = _time_s(reduce)
     compute: list[float] = []
     communication: list[float] = []
     # In turn, and means over equal spans: so what else the machine does weighs on both alike.
     for _ in range(5):
-        alone_s = _alone(reduce_s, left, right)
-        beside_s, all_s = _overlapped(x, group, left, right)
-        compute.append(beside_s / alone_s)
-        communication.append(_slowest([all_s])[0] / reduce_s)
+        dist.barrier()
+        end_s = time.perf_counter() + reduce_s
+        alone_s = _product_s(lambda end_s=end_s: time.perf_counter() >= end_s, left, right)
+        dist.barrier()
+        start_s = time.perf_counter()
+        work = reduce()
+        assert work is not None
+        compute.append(_product_s(work.is_completed, left, right) / alone_s)
+        communication.append(_slowest([time.perf_counter() - start_s])[0] / reduce_s)
+        work.wait()
     return max(1.0, statistics.median(compute)), max(1.0, statistics.median(communication))
 
 
-def _alone(span_s: float, left: Tensor, right: Tensor) -> float:
-    """Mean seconds of a product, repeated for a while."""
-    dist.barrier()
+def _product_s(is_over: Callable[[], bool], left: Tensor, right: Tensor) -> float:
+    """Mean seconds of a product, repeated until something is over."""
     start_s = time.perf_counter()
     products = 0
-    while time.perf_counter() - start_s < span_s or not products:
+    while not products or not is_over():
         torch.mm(left, right)
         products += 1
     return (time.perf_counter() - start_s) / products
-
-
-def _overlapped(
-    x: Tensor, group: dist.ProcessGroup, left: Tensor, right: Tensor
-) -> tuple[float, float]:
-    """Mean seconds of a product while an all-reduce is under way, and those of the all-reduce."""
-    dist.barrier()
-    start_s = time.perf_counter()
-    work = dist.all_reduce(x, group=group, async_op=True)
-    assert work is not None
-    products = 0
-    first_s = time.perf_counter()
-    while not work.is_completed():
-        torch.mm(left, right)
-        products += 1
-    end_s = time.perf_counter()
-    work.wait()
-    return (end_s - first_s) / max(1, products), end_s - start_s

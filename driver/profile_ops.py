@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,10 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.backends.calls import NEED_CONTIGUOUS, callee_of
-from shardweave.backends.liveness import last_uses
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.aten_args import arguments
+from shardweave.backends.calls import prepared
+from shardweave.backends.programs import last_uses
+from shardweave.ir.aten import AtenOp, overload_named
 from shardweave.ir.dist import DistOp, ShardIndexOp, SliceOp, WaitOp
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.shards import take_blocks
@@ -40,6 +40,8 @@ PRODUCTS = (
 SEQUENCES = (32, 128, 256)
 DTYPES = ("float64", "bfloat16", "float16")
 
+_FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
+
 Call = Callable[[], object]
 Points = list[tuple[float, float]]
 
@@ -61,89 +63,53 @@ def median_s(call: Call, seconds: float = SECONDS) -> float:
 def measure_ops() -> dict[str, Points]:
     """(work, seconds) by op name, as `DeviceType.op_times` has them. Collective."""
     found: dict[str, Points] = {}
-    for name, work, call in _arithmetic():
-        found.setdefault(name, []).append((work, median_s(call)))
+    for name, flops, args in _arithmetic():
+        call = partial(overload_named(name), *args)
+        found.setdefault(name, []).append((flops, median_s(call)))
     for elements in ELEMENTS:
-        for name, moved, call in _by_bytes(elements):
-            found.setdefault(name, []).append((moved, median_s(call)))
-    return found
+        for name, args in _elementwise(elements):
+            call = partial(overload_named(name), *args)
+            found.setdefault(name, []).append((_bytes(args) + _bytes(call()), median_s(call)))
+        turned = torch.randn(elements // 64, 64).t()
+        copied = 2.0 * turned.nbytes
+        found.setdefault("aten.view", []).append((copied, median_s(partial(turned.reshape, -1))))
+    return found | {DEFAULT_OP: found["aten.add.Tensor"]}
 
 
 def measure_peaks(float32: float) -> dict[str, float]:
     """FLOP/s by dtype: of float32 as given, of others relative to it by one product. Collective."""
-    reference_s = median_s(_product(256, 256, 256, torch.float32))
+    reference_s = median_s(_product(torch.float32))
     found = {"float32": float32}
     for name in DTYPES:
-        seconds = median_s(_product(256, 256, 256, getattr(torch, name)), SECONDS / 2)
+        seconds = median_s(_product(getattr(torch, name)), SECONDS / 2)
         found[name] = float32 * reference_s / seconds
     return found
 
 
-def _product(m: int, k: int, n: int, dtype: torch.dtype) -> Call:
-    left, right = torch.randn(m, k, dtype=dtype), torch.randn(k, n, dtype=dtype)
-    return lambda: torch.mm(left, right)
+def _product(dtype: torch.dtype) -> Call:
+    return partial(torch.mm, *(torch.randn(256, 256, dtype=dtype) for _ in range(2)))
 
 
-def _arithmetic() -> Iterator[tuple[str, float, Call]]:
-    """(op, FLOPs, call): products, attention and convolutions in float32."""
-    aten = torch.ops.aten
+def _arithmetic() -> Iterator[tuple[str, float, Sequence[Any]]]:
+    """(op, FLOPs, arguments): products, attention and convolutions in float32."""
     for m, k, n in PRODUCTS:
         left, right, bias = torch.randn(m, k), torch.randn(k, n), torch.randn(n)
-        yield "aten.mm", 2.0 * m * k * n, lambda a=left, b=right: aten.mm(a, b)
-        yield "aten.addmm", 2.0 * m * k * n, lambda c=bias, a=left, b=right: aten.addmm(c, a, b)
+        yield "aten.mm", 2.0 * m * k * n, (left, right)
+        yield "aten.addmm", 2.0 * m * k * n, (bias, left, right)
     for size in SEQUENCES:
         batch = torch.randn(16, size, 64)
-        turned = batch.transpose(1, 2)
-        yield (
-            "aten.bmm",
-            2.0 * 16 * size * size * 64,
-            lambda a=batch, b=turned: aten.bmm(a, b),
-        )
-        yield from _attention(size)
-        image, kernel = torch.randn(4, 32, size // 4, size // 4), torch.randn(32, 32, 3, 3)
-        flops = 2.0 * image.numel() * 32 * 9
+        yield "aten.bmm", 2.0 * batch.numel() * size, (batch, batch.transpose(1, 2))
+        q = torch.randn(4, 4, size, 64)
+        flops = 2.0 * q.numel() * size
+        out, logsumexp = overload_named(_FLASH)(q, q, q, 0.0, True)
+        yield _FLASH, 2 * flops, (q, q, q, 0.0, True)
+        yield f"{_FLASH}_backward", 5 * flops, (out, q, q, q, out, logsumexp, 0.0, True)
+        x, w = torch.randn(4, 32, size // 4, size // 4), torch.randn(32, 32, 3, 3)
+        flops = 2.0 * x.numel() * 32 * 9
         sizes = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-        yield (
-            "aten.convolution",
-            flops,
-            lambda x=image, w=kernel, s=sizes: aten.convolution(x, w, None, *s),
-        )
-        yield (
-            "aten.convolution_backward",
-            2 * flops,
-            lambda x=image, w=kernel, s=sizes: aten.convolution_backward(
-                x, x, w, None, *s, [True, True, False]
-            ),
-        )
-
-
-def _attention(size: int) -> Iterator[tuple[str, float, Call]]:
-    name = "_scaled_dot_product_flash_attention_for_cpu"
-    forward = getattr(torch.ops.aten, name)
-    backward = getattr(torch.ops.aten, f"{name}_backward")
-    q = torch.randn(4, 4, size, 64)
-    out, logsumexp = forward(q, q, q, 0.0, True)
-    flops = 2.0 * q.numel() * size
-    yield f"aten.{name}", 2 * flops, lambda: forward(q, q, q, 0.0, True)
-    yield (
-        f"aten.{name}_backward",
-        5 * flops,
-        lambda: backward(out, q, q, q, out, logsumexp, 0.0, True),
-    )
-
-
-def _by_bytes(elements: int) -> Iterator[tuple[str, float, Call]]:
-    """(op, bytes moved, call) of ops that cost what they read and write, in float32."""
-    for name, args in _byte_calls(elements):
-        packet, _, overload = name.removeprefix("aten.").partition(".")
-        function = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        moved = _bytes(args) + _bytes(function(*args))
-        call = lambda f=function, a=args: f(*a)  # noqa: E731  one form for every op
-        yield name, moved, call
-        if name == "aten.add.Tensor":
-            yield DEFAULT_OP, moved, call
-    turned = torch.randn(elements // 64, 64).t()
-    yield "aten.view", 2.0 * turned.nbytes, lambda: turned.reshape(-1)
+        mask = [True, True, False]
+        yield "aten.convolution", flops, (x, w, None, *sizes)
+        yield "aten.convolution_backward", 2 * flops, (x, x, w, None, *sizes, mask)
 
 
 def _bytes(value: object) -> float:
@@ -154,10 +120,12 @@ def _bytes(value: object) -> float:
     return 0.0
 
 
-def _byte_calls(elements: int) -> Iterator[tuple[str, Sequence[Any]]]:
+def _elementwise(elements: int) -> Iterator[tuple[str, Sequence[Any]]]:
+    """(op, arguments) of ops that cost what they read and write, in float32."""
     rows = torch.randn(elements // 64, 64)
     weight = torch.ones(64)
     out, mean, rstd = torch.ops.aten.native_layer_norm(rows, [64], weight, weight, 1e-5)
+    mask = [True, True, True]
     yield "aten.add.Tensor", (rows, rows)
     yield "aten.mul.Tensor", (rows, rows)
     yield "aten.gelu", (rows,)
@@ -169,10 +137,7 @@ def _byte_calls(elements: int) -> Iterator[tuple[str, Sequence[Any]]]:
     yield "aten.clone", (rows,)
     yield "aten.sum.dim_IntList", (rows, [0])
     yield "aten.native_layer_norm", (rows, [64], weight, weight, 1e-5)
-    yield (
-        "aten.native_layer_norm_backward",
-        (out, rows, [64], mean, rstd, weight, weight, [True, True, True]),
-    )
+    yield "aten.native_layer_norm_backward", (out, rows, [64], mean, rstd, weight, weight, mask)
     yield "aten._softmax", (rows, 1, False)
     yield "aten._softmax_backward_data", (rows, rows, 1, torch.float32)
     yield "aten._log_softmax", (rows, 1, False)
@@ -237,16 +202,7 @@ def _call(op: Operation, environment: Mapping[SSAValue, Tensor]) -> Callable[[],
         return lambda: _stand_in(op, [environment[value] for value in op.operands])
     if not isinstance(op, AtenOp):
         raise ValueError(f"'{op.name}' cannot be measured; lower it first.")
-    dense = op.name in NEED_CONTIGUOUS
-    args, kwargs = arguments(op, lambda v: environment[v].contiguous() if dense else environment[v])
-    function = callee_of(op)
-
-    def run() -> Sequence[Tensor]:
-        returned = function(*args, **kwargs)
-        parts = returned if isinstance(returned, (tuple, list)) else (returned,)
-        return [part for part in parts if part is not None]
-
-    return run
+    return prepared(op, environment.__getitem__)
 
 
 def _stand_in(op: DistOp, operands: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -11,21 +11,19 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from shardweave.driver import launch, steady, world
-from shardweave.driver.profile_links import (
-    measure_collectives,
-    measure_overlap,
-    measure_start,
-)
-from shardweave.driver.profile_ops import measure_ops, measure_peaks, measure_program
+from shardweave.driver.profile_links import measure_collectives, measure_overlap, measure_start
+from shardweave.driver.profile_ops import Points, measure_ops, measure_peaks, measure_program
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.degrees import divisors
+
+_K = TypeVar("_K")
 
 PROGRAM_SECONDS = 20.0
 """Of measuring all given programs together."""
@@ -117,7 +115,7 @@ def _middle(seconds: list[float]) -> float:
     return statistics.fmean(ordered[cut : len(ordered) - cut])
 
 
-def _averaged_times(own: dict[str, float]) -> dict[str, float]:
+def _averaged_times(own: dict[_K, float]) -> dict[_K, float]:
     """The mean over all ranks, which have the same names in the same order."""
     if not dist.is_initialized() or not own:
         return own
@@ -126,14 +124,9 @@ def _averaged_times(own: dict[str, float]) -> dict[str, float]:
     return dict(zip(own, (all_s / dist.get_world_size()).tolist(), strict=True))
 
 
-def _averaged(
-    own: dict[str, list[tuple[float, float]]],
-) -> dict[str, list[tuple[float, float]]]:
-    flat = {f"{name} {work}": s for name, points in own.items() for work, s in points}
-    mean = _averaged_times(flat)
-    return {
-        name: [(work, mean[f"{name} {work}"]) for work, _ in points] for name, points in own.items()
-    }
+def _averaged(own: dict[str, Points]) -> dict[str, Points]:
+    mean = _averaged_times({(name, work): s for name, points in own.items() for work, s in points})
+    return {name: [(work, mean[name, work]) for work, _ in points] for name, points in own.items()}
 
 
 if __name__ == "__main__":

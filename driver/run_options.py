@@ -7,9 +7,11 @@ import argparse
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from shardweave.driver.commands.output import check_output
+from shardweave.driver.commands.arguments import check_output
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.registry import PLANNERS, no_such_plan
+
+BACKENDS = ("distributed", "reference", "triton")
 
 
 @dataclass(frozen=True)

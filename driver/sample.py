@@ -7,31 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.backends.reference import Key
+from shardweave.backends.programs import Key, sharding_held
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.dist import DistOp
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.types import dtype_of_value, shape_of
-
-INDEXED: Mapping[str, tuple[str, str]] = {
-    "aten.embedding": ("weight", "indices"),
-    "aten.gather": ("self", "index"),
-    "aten.scatter_add": ("self", "index"),
-    "aten.scatter.src": ("self", "index"),
-    "aten.scatter.value": ("self", "index"),
-    "aten.index_select": ("self", "index"),
-    "aten.index_add": ("self", "index"),
-}
-"""Ops that look things up: what they look into, and by what."""
-
-ROWS = frozenset({"aten.index.Tensor", "aten.index_put"})
-"""Ops that look up by a list of indices, one for each of the first dims."""
 
 COUNTS = frozenset({"aten.cumsum", "aten.sum.dim_IntList", "aten.mul.Tensor"})
 """Ops on integers that say of their operand that it counts: it is 0 or 1, not an index."""
@@ -50,7 +36,6 @@ class _Use:
     size: int | None = None
     is_flag: bool = False
     ignored: int | None = None
-    seen: set[SSAValue] = field(default_factory=set[SSAValue])
 
 
 def sample_values(
@@ -78,8 +63,7 @@ def sample_values(
 
 
 def _global_shape(slot: Slot, program: Program) -> tuple[int, ...]:
-    shape = shape_of(slot.value)
-    return program.sharding_of_slot(slot).global_shape(shape) if program.is_local else shape
+    return sharding_held(program, slot).global_shape(shape_of(slot.value))
 
 
 def _numbers(slot: Slot, program: Program, generator: torch.Generator) -> Tensor:
@@ -95,8 +79,7 @@ def _numbers(slot: Slot, program: Program, generator: torch.Generator) -> Tensor
 
 def _integers(slot: Slot, program: Program, generator: torch.Generator) -> Tensor:
     shape = _global_shape(slot, program)
-    use = _Use()
-    _follow(slot.value, use, program)
+    use = _use_of(slot.value, program)
     if use.size is None or use.is_flag:
         flags = (torch.rand(shape, generator=generator) < 0.8).long()
         if shape:
@@ -111,16 +94,16 @@ def _integers(slot: Slot, program: Program, generator: torch.Generator) -> Tenso
     return indices
 
 
-def _follow(value: SSAValue, use: _Use, program: Program) -> None:
-    """Collect what is done with an integer value and with what is computed from it."""
-    queue = [value]
+def _use_of(value: SSAValue, program: Program) -> _Use:
+    """What is done with an integer value and with what is computed from it."""
+    use, queue, seen = _Use(), [value], set[SSAValue]()
     while queue:
         current = queue.pop()
-        if current in use.seen:
-            continue
-        use.seen.add(current)
-        for one in current.uses:
-            queue += _read(one.operation, current, use, program)
+        if current not in seen:
+            seen.add(current)
+            for one in current.uses:
+                queue += _read(one.operation, current, use, program)
+    return use
 
 
 def _read(op: Operation, value: SSAValue, use: _Use, program: Program) -> list[SSAValue]:
@@ -153,19 +136,15 @@ def _size_looked_up(op: AtenOp, value: SSAValue, program: Program) -> int | None
     """How many things an op chooses from by the value; None if it does no such thing."""
     if op.name == "aten.embedding_dense_backward" and value is op.operands[1]:
         return shape_of(op.results[0])[0]
-    if op.name in ROWS:
-        indices = op.tensor("indices")
-        assert isinstance(indices, list)
+    names = [p.name for p in op.signature.tensors if p.name in ("index", "indices")]
+    indices = op.tensor(names[0]) if names else None
+    table, dims = op.operands[0], list[int]()
+    if isinstance(indices, list):  # one for each of the first dims
         dims = [dim for dim, index in enumerate(indices) if index is value]
-        return min((_whole(op.operands[0], dim, program) for dim in dims), default=None)
-    names = INDEXED.get(op.name)
-    if names is None or op.tensor(names[1]) is not value:
-        return None
-    table = op.tensor(names[0])
-    assert isinstance(table, SSAValue)
-    rank = len(shape_of(table))
-    dim = 0 if op.name == "aten.embedding" else op.value("dim") % max(rank, 1)
-    return _whole(table, dim, program)
+    elif indices is value:
+        has_dim = op.signature.parameter("dim") is not None
+        dims = [op.value("dim") % max(len(shape_of(table)), 1) if has_dim else 0]
+    return min((_whole(table, dim, program) for dim in dims), default=None)
 
 
 def _whole(value: SSAValue, dim: int, program: Program) -> int:

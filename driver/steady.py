@@ -37,10 +37,7 @@ def awake() -> Iterator[None]:
 
 
 def hasten_network_threads() -> None:
-    """Let the other threads of this process, gloo's, run at once when a message comes.
-
-    They need little time, but need it then. Does nothing where that is not allowed.
-    """
+    """Let this process's other threads, gloo's, run at once when a message comes, if allowed."""
     if not os.path.isdir("/proc/self/task"):
         return
     for thread in map(int, os.listdir("/proc/self/task")):

@@ -17,8 +17,7 @@ LEARNING_RATE = 1e-3
 class Training:
     """The loss before each update, and the seconds of the steps, optimizer included.
 
-    times_s: without the first step, unless it is the only one, for it pays for allocations and for
-    the optimizer's state.
+    times_s: without the first of several steps, which pays for allocations and optimizer state.
     """
 
     losses: tuple[float, ...]

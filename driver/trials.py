@@ -11,9 +11,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from shardweave.driver.launch import terminated_as_exit
+from shardweave.driver.launch import stop, terminated_as_exit
 from shardweave.planners.oppa.trials import Host, Outcome
 from shardweave.planners.plan import Plan
 
@@ -25,9 +24,9 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "killed by SIGKILL", "Can
 
 @dataclass(frozen=True)
 class LocalTrials:
-    """Trains a model on processes of this machine, as `shardweave run MODEL` does.
+    """Trains a model, named as in `shardweave run MODEL`, on processes of this machine.
 
-    model: as the command takes it. command: what starts Python; tests put another in its place.
+    command: what starts Python; tests put another in its place.
     """
 
     model: str
@@ -57,7 +56,9 @@ class LocalTrials:
                 return Outcome("timed_out", message=f"stopped after {time_limit_s:g} s")
             if code != 0:
                 return _failure(said, code)
-            return _success(json.loads(report.read_text()))
+            made = json.loads(report.read_text())
+            times = tuple(float(t) for t in made["step_times_s"])
+            return Outcome("ok", times, float(made["peak_bytes"]))
 
 
 def host_of(
@@ -86,18 +87,12 @@ def _run(command: Sequence[str], log: Path, time_limit_s: float) -> int | None:
 
 
 def _stop_group(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of a process' group: ask its leader, then kill all."""
-    if process.poll() is None:
-        process.terminate()  # the launcher then stops its ranks
-        try:
-            process.wait(STOP_GRACE_S)
-        except subprocess.TimeoutExpired:
-            pass
+    """End what is left of a process' group: its leader, which stops its ranks, then all."""
+    stop([process], STOP_GRACE_S)
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:  # none is left
         return
-    process.wait()
 
 
 def _failure(said: str, code: int) -> Outcome:
@@ -106,8 +101,3 @@ def _failure(said: str, code: int) -> Outcome:
     message = " ".join(errors[-1:] or lines[-TAIL_LINES:]) or f"exit code {code}"
     is_memory = any(sign in said for sign in NO_MEMORY)
     return Outcome("out_of_memory" if is_memory else "crashed", message=message)
-
-
-def _success(report: dict[str, Any]) -> Outcome:
-    times = tuple(float(t) for t in report["step_times_s"])
-    return Outcome("ok", times, float(report["peak_bytes"]))

@@ -10,21 +10,22 @@ import dataclasses
 from math import gcd
 from typing import Any
 
+from shardweave.driver.hf import DEFAULT_BATCH, DEFAULT_SEQ, default_fields
 from shardweave.driver.models import FAMILIES, Option, parse_options
 
 MAX_LAYERS = 2
 MAX_HEAD_SIZE = 8
-SMALL_FFN, SMALL_VOCAB, SMALL_SEQ = 16, 32, 16
 
 LAYERS = ("layers", "num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers")
 LAYERS += ("encoder_layers", "decoder_layers")
 HEADS = ("heads", "num_attention_heads", "n_head", "num_heads", "num_key_value_heads")
 HEADS += ("encoder_attention_heads", "decoder_attention_heads")
 HIDDEN = ("hidden", "hidden_size", "n_embd", "d_model")
-FFN = ("ffn", "intermediate_size", "n_inner", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim")
 HEAD_SIZE = ("d_kv", "head_dim")
-VOCAB = ("vocab", "vocab_size")
+FFN = ("ffn", "intermediate_size", "n_inner", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim")
 SEQ = ("seq", "n_positions", "max_position_embeddings")
+GOALS = dict.fromkeys((*FFN, *SEQ), 16) | dict.fromkeys(("vocab", "vocab_size"), 32)
+"""About how large a small size is."""
 
 
 def twin_spec(spec: str, parts: int) -> str:
@@ -37,9 +38,10 @@ def twin_spec(spec: str, parts: int) -> str:
     head, options, sizes = scheme, rest, {}
     if scheme == "hf":
         model_type, _, options = rest.partition(":")
-        head, sizes = f"hf:{model_type}", _hf_sizes(model_type)
+        head, sizes = f"hf:{model_type}", default_fields(model_type)
+        sizes = {"batch": DEFAULT_BATCH, "seq": DEFAULT_SEQ} | sizes
     elif scheme in FAMILIES:
-        sizes = {f.name: f.default for f in dataclasses.fields(FAMILIES[scheme].config)}
+        sizes = {f.name: f.default for f in dataclasses.fields(FAMILIES[scheme][0])}
     else:
         raise ValueError(
             f"model '{spec}' has no sizes to shrink; validate with a factory of a smaller one."
@@ -65,31 +67,14 @@ def shrunk(sizes: dict[str, Any], parts: int) -> dict[str, Option]:
             found[key] = gcd(heads, parts) * min(value // heads, MAX_HEAD_SIZE)
         elif key in HEAD_SIZE:
             found[key] = min(value, MAX_HEAD_SIZE)
-        elif key in (*FFN, *VOCAB, *SEQ):
-            found[key] = _small(value, parts, _goal(key))
+        elif key in GOALS:  # what divides both the size and the parts divides the small size too
+            unit = gcd(value, parts)
+            found[key] = min(value, unit * max(1, GOALS[key] // unit))
     return found
-
-
-def _goal(key: str) -> int:
-    if key in FFN:
-        return SMALL_FFN
-    return SMALL_VOCAB if key in VOCAB else SMALL_SEQ
-
-
-def _small(value: int, parts: int, goal: int) -> int:
-    """A multiple of what divides both, near `goal`, and no larger than the value."""
-    unit = gcd(value, parts)
-    return min(value, unit * max(1, goal // unit))
 
 
 def _is_size(value: object) -> bool:
     return type(value) is int and value > 0
-
-
-def _hf_sizes(model_type: str) -> dict[str, Any]:
-    from shardweave.driver.hf import DEFAULT_BATCH, DEFAULT_SEQ, default_fields
-
-    return {"batch": DEFAULT_BATCH, "seq": DEFAULT_SEQ, **default_fields(model_type)}
 
 
 def _word(value: Option) -> str:

@@ -5,7 +5,7 @@ Found through the `xdsl.universe` entry point, so that `xdsl-opt step.mlir` read
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 from xdsl.passes import ModulePass
 from xdsl.transforms import get_all_passes
@@ -20,26 +20,20 @@ PREFIX = "shardweave-"
 
 
 def name_in_xdsl(name: str) -> str:
-    """The name of our pass in `xdsl-opt`: its own, or with a prefix where xDSL has one of it.
-
-    xDSL refuses two passes of one name, and has its own `cse` and `dce`.
-    """
+    """The name of our pass in `xdsl-opt`: with a prefix where xDSL has its own, as of `cse`."""
     return PREFIX + name if name in get_all_passes() else name
 
 
-def _pass_loader(name: str) -> Callable[[], type[ModulePass]]:
-    def load() -> type[ModulePass]:
-        found = pass_class(name)
-        renamed = name_in_xdsl(name)
-        if renamed == name:
-            return found
-        # A pass is built from a spec of its own name only.
-        return type(found.__name__, (found,), {"name": renamed, "__doc__": found.__doc__})
-
-    return load
+def _load(name: str) -> type[ModulePass]:
+    found = pass_class(name)
+    renamed = name_in_xdsl(name)
+    if renamed == name:
+        return found
+    # A pass is built from a spec of its own name only.
+    return type(found.__name__, (found,), {"name": renamed, "__doc__": found.__doc__})
 
 
 SHARDWEAVE_UNIVERSE = Universe(
     all_dialects={"aten": aten_dialect, "dist": dist_dialect},
-    all_passes={name_in_xdsl(name): _pass_loader(name) for name in PASSES},
+    all_passes={name_in_xdsl(name): partial(_load, name) for name in PASSES},
 )

@@ -16,19 +16,18 @@ from torch import Tensor
 from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 
-from shardweave.backends.reference import Key, run_reference
+from shardweave.backends.programs import Key
+from shardweave.backends.reference import run_reference
 from shardweave.driver.sample import sample_values
 from shardweave.ir.annotations import layer_of
-from shardweave.ir.aten import AtenOp
 from shardweave.ir.capture.precision import in_float64
 from shardweave.ir.facts import is_random
 from shardweave.ir.inspect.stats import stats
-from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.types import shape_of
 from shardweave.passes import pipeline
 from shardweave.passes.observers import Observer
-from shardweave.passes.pipeline import PassError
+from shardweave.passes.pipeline import MeshLike, PassError
 
 BOUND = 1e-9
 """Largest difference that counts as equal, relative to the largest element of the value. Sums
@@ -55,10 +54,7 @@ class TooLargeError(ValueError):
 
 @dataclass(frozen=True)
 class Difference:
-    """A value that is not what it was. index: of the first element that differs.
-
-    num_different: how many elements differ, of `size`.
-    """
+    """A value of which `num_different` elements of `size` differ; index: of the first of them."""
 
     key: Key
     layer: str
@@ -148,10 +144,7 @@ class Validator(Observer):
 
 
 def work_of(program: Program) -> float:
-    """What running the whole program takes, in FLOPs, all ranks together.
-
-    Elements of values count too, since small ops take time that is not arithmetic.
-    """
+    """FLOPs of a run on all ranks; elements count too: small ops take time without arithmetic."""
     elements = sum(math.prod(shape_of(r)) for op in program.ops for r in op.results)
     elements += sum(math.prod(shape_of(slot.value)) for slot in program.arguments)
     ranks = program.mesh.num_devices if program.is_local and program.mesh else 1
@@ -170,13 +163,11 @@ def find_differences(
     scales = _scales(expected)
     differences: list[tuple[int, Difference]] = []
     for key, wanted in expected.items():
-        slot, value = slots.get(key), found.get(key)
-        if slot is None or value is None:
-            differences.append((-1, _whole(key, "", wanted)))
-            continue
-        owner = slot.value.owner
-        difference = _compare(key, _layer(slot), wanted, value, scales[key[0]])
+        slot = slots.get(key)
+        layer, value = (_layer(slot), found.get(key)) if slot else ("", None)
+        difference = _compare(key, layer, wanted, value, scales[key[0]])
         if difference is not None:
+            owner = slot.value.owner if slot else None
             place = places.get(owner, -1) if isinstance(owner, Operation) else -1
             differences.append((place, difference))
     differences.sort(key=lambda item: item[0])
@@ -196,10 +187,11 @@ def _largest(value: Tensor) -> float:
 
 
 def _compare(
-    key: Key, layer: str, wanted: Tensor, value: Tensor, scale: float
+    key: Key, layer: str, wanted: Tensor, value: Tensor | None, scale: float
 ) -> Difference | None:
-    if value.shape != wanted.shape:
-        return _whole(key, layer, wanted)
+    if value is None or value.shape != wanted.shape:
+        first = wanted.flatten()[0].item() if wanted.numel() else math.nan
+        return Difference(key, layer, (), first, math.nan, wanted.numel(), wanted.numel())
     bound = BOUND * max(_largest(wanted), FLOOR * scale)
     # Not "> bound": what is not a number is different, too.
     differs = ~((value.double() - wanted.double()).abs() <= bound)
@@ -209,11 +201,6 @@ def _compare(
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(first), wanted.shape))
     pair = wanted.flatten()[first].item(), value.flatten()[first].item()
     return Difference(key, layer, index, *pair, int(differs.sum()), wanted.numel())
-
-
-def _whole(key: Key, layer: str, wanted: Tensor) -> Difference:
-    first = wanted.flatten()[0].item() if wanted.numel() else math.nan
-    return Difference(key, layer, (), first, math.nan, wanted.numel(), wanted.numel())
 
 
 def _layer(slot: Slot) -> str:
@@ -236,24 +223,21 @@ def _check_size(program: Program, limit: float) -> None:
 
 def _check_not_random(program: Program) -> None:
     for op in program.ops:
-        if is_random(op) and not _drops_nothing(op):
+        # Attention ops count as random whatever they drop.
+        if is_random(op) and not (
+            op.signature.parameter("dropout_p") and op.value("dropout_p") == 0
+        ):
             raise ValueError(
                 f"{op.name} in layer '{layer_of(op)}' draws random numbers, so that two runs "
                 "cannot be compared; validate the program without it."
             )
 
 
-def _drops_nothing(op: AtenOp) -> bool:
-    """Whether a random op drops no element; attention ops count as random whatever they drop."""
-    known = op.signature.parameter("dropout_p")
-    return known is not None and op.value("dropout_p") == 0
-
-
 def run_passes(
     program: Program,
     passes: str | Iterable[ModulePass | str],
     *,
-    mesh: Mesh | Mapping[str, int] | str | None = None,
+    mesh: MeshLike | None = None,
     validate: bool = False,
     inputs: Mapping[str, Tensor] | None = None,
     validate_limit: float = LIMIT,

@@ -98,10 +98,7 @@ class PixelAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm = nn.GroupNorm(groups, channels)
-        self.q = nn.Linear(channels, channels)
-        self.k = nn.Linear(channels, channels)
-        self.v = nn.Linear(channels, channels)
-        self.proj = nn.Linear(channels, channels)
+        self.q, self.k, self.v, self.proj = (nn.Linear(channels, channels) for _ in range(4))
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Shapes: batch x pixels x channels -> batch x heads x pixels x channels/heads."""

@@ -7,6 +7,7 @@ reading and writing of them goes through the functions of this module.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import TypeAlias, cast
 
 from xdsl.dialects.builtin import ArrayAttr, FileLineColLoc, IntegerAttr, StringAttr
@@ -37,12 +38,8 @@ def set_layer(op: Operation, layer: str) -> None:
 
 def common_path(layers: Iterable[str]) -> str:
     """The longest path of modules that all of some layers begin with."""
-    found: list[str] = []
-    for parts in zip(*(layer.split(".") for layer in layers), strict=False):
-        if len(set(parts)) > 1:
-            break
-        found.append(parts[0])
-    return ".".join(found)
+    columns = zip(*(layer.split(".") for layer in layers), strict=False)
+    return ".".join(parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, columns))
 
 
 def phase_of(op: Operation) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from xdsl.utils.exceptions import VerifyException
 from shardweave.ir.annotations import ANNOTATIONS, annotation_problem, arguments_of
 from shardweave.ir.literals import Literal, to_attribute, to_python
 from shardweave.ir.syntax import STRUCTURE, CallOp, Operands, flatten
+from shardweave.ir.types import number_of_type
 
 NOT_STORED = frozenset({"device", "layout", "pin_memory", "memory_format", "generator"})
 """Arguments about placement and memory layout, which the backend decides."""
@@ -117,17 +119,23 @@ class AtenOp(CallOp):
         return parameter.default
 
     def verify_(self) -> None:
+        problem = annotation_problem(self)
+        if problem is not None:
+            raise VerifyException(problem)
+        form = self.name, len(self.operands), len(self.results), arguments_of(self)
+        if form not in _right_forms:
+            self._verify_form()
+            _right_forms.add(form)
+
+    def _verify_form(self) -> None:
+        """Raises VerifyException where operands and arguments are not those of the schema."""
         given, wanted = self.structured_operands, self.signature.tensors
         if len(given) > len(wanted):
             raise VerifyException(
                 f"{self.name} takes {len(wanted)} tensor arguments, found {len(given)}"
             )
-        for index, parameter in enumerate(wanted):
-            operand = given[index] if index < len(given) else None
+        for parameter, operand in zip_longest(wanted, given):
             _check_operand(self.name, parameter, operand)
-        problem = annotation_problem(self)
-        if problem is not None:
-            raise VerifyException(problem)
         for name, attribute in self.properties.items():
             if name in ANNOTATIONS or name == STRUCTURE:
                 continue
@@ -138,13 +146,14 @@ class AtenOp(CallOp):
                 to_python(attribute)
             except ValueError as error:
                 raise VerifyException(f"{self.name}: {name} cannot be {attribute}") from error
-        if self.name in _SLICES and "start" in self.properties:
+        if self.name in ("aten.slice.Tensor", "aten.slice_backward") and "start" in self.properties:
             _check_start(self.name, self.value("start"))
         if not self.results:
             raise VerifyException(f"{self.name} has no result; give its type after ':'")
 
 
-_SLICES = ("aten.slice.Tensor", "aten.slice_backward")
+_right_forms: set[tuple[str, int, int, frozenset[tuple[str, Attribute]]]] = set()
+"""Names, numbers of operands and results, and arguments that were checked before."""
 
 
 def _check_start(name: str, start: object) -> None:
@@ -167,13 +176,13 @@ def _check_operand(
         raise VerifyException(f"{name} expects {wanted} for '{parameter.name}'")
 
 
-OpKey = tuple[str, tuple[Attribute, ...], tuple[Attribute, ...], frozenset[tuple[str, Attribute]]]
+OpKey = tuple[str, tuple[int, ...], tuple[int, ...], frozenset[tuple[str, Attribute]]]
 
 
 def key_of_op(op: AtenOp) -> OpKey:
     """Equal for ops of equal name, types and arguments, whatever their layer."""
-    operand_types = tuple(operand.type for operand in op.operands)
-    return op.name, operand_types, tuple(r.type for r in op.results), arguments_of(op)
+    operands, results = (tuple(map(number_of_type, values)) for values in (op.operands, op.results))
+    return op.name, operands, results, arguments_of(op)
 
 
 @cache
@@ -204,17 +213,13 @@ def create(
         parameter = signature.parameter(key)
         if parameter is None:
             raise ValueError(f"{name} has no argument '{key}'.")
-        if parameter.has_default and _same(parameter.default, value):
-            continue
-        properties[key] = to_attribute(value)
+        default = parameter.default
+        if not (parameter.has_default and type(default) is type(value) and default == value):
+            properties[key] = to_attribute(value)
     if structure is not None:
         properties[STRUCTURE] = structure
     properties.update(annotations)
     return aten_class(name).create(operands=flat, result_types=result_types, properties=properties)
-
-
-def _same(default: Any, value: Any) -> bool:
-    return type(default) is type(value) and default == value
 
 
 @cache

@@ -7,6 +7,7 @@ still makes the right call, and no size literal can go stale.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -33,13 +34,10 @@ def _num_arange(op: AtenOp) -> Any:
 
 
 def _slice_end(op: AtenOp) -> int:
-    length: int = shape_of(op.results[0])[int(op.value("dim"))]
+    """The end of the part, which is the result of a slice and the operand of its backward."""
+    part = op.operands[0] if op.name.endswith("backward") else op.results[0]
+    length: int = shape_of(part)[int(op.value("dim"))]
     return (op.value("start") or 0) + (length - 1) * op.value("step") + 1
-
-
-def _slice_backward_end(op: AtenOp) -> int:
-    length: int = shape_of(op.operands[0])[int(op.value("dim"))]
-    return op.value("start") + (length - 1) * op.value("step") + 1
 
 
 def _normalized_shape(op: AtenOp) -> list[int]:
@@ -60,13 +58,6 @@ def _group_norm_input(op: AtenOp) -> tuple[int, ...]:
     return shape_of(op.operands[1 if op.name.endswith("backward") else 0])
 
 
-def _num_pixels(op: AtenOp) -> int:
-    count = 1
-    for size in _group_norm_input(op)[2:]:
-        count *= size
-    return count
-
-
 def _bias_sizes(op: AtenOp) -> list[int] | None:
     return list(shape_of(op.results[-1])) if op.value("output_mask")[2] else None
 
@@ -74,7 +65,7 @@ def _bias_sizes(op: AtenOp) -> list[int] | None:
 _GROUP_NORM: dict[str, Derivation] = {
     "N": lambda op: _group_norm_input(op)[0],
     "C": lambda op: _group_norm_input(op)[1],
-    "HxW": _num_pixels,
+    "HxW": lambda op: math.prod(_group_norm_input(op)[2:]),
 }
 
 DERIVED: dict[str, dict[str, Derivation]] = {
@@ -84,7 +75,7 @@ DERIVED: dict[str, dict[str, Derivation]] = {
     "aten.arange.start_step": {"end": _num_arange, "dtype": _result_dtype},
     "aten._to_copy": {"dtype": _result_dtype},
     "aten.slice.Tensor": {"end": _slice_end},
-    "aten.slice_backward": {"input_sizes": _result_shape, "end": _slice_backward_end},
+    "aten.slice_backward": {"input_sizes": _result_shape, "end": _slice_end},
     "aten.select_backward": {"input_sizes": _result_shape},
     "aten.embedding_dense_backward": {"num_weights": lambda op: _result_shape(op)[0]},
     "aten.native_layer_norm": {"normalized_shape": _normalized_shape},

@@ -9,6 +9,8 @@ and do the same ops.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -21,6 +23,8 @@ from shardweave.ir.program import Program
 
 BLOCKS = "dist.blocks"
 """Attribute of a program's module: the paths of its blocks, in order of first use."""
+
+_UP_TO_NUMBER = re.compile(r"(?:[^.]*\.)*?\d+(?![^.])")
 
 
 @dataclass(frozen=True)
@@ -87,16 +91,8 @@ def _derived(program: Program) -> Blocks:
 
 def _numbered(program: Program) -> tuple[str, ...]:
     """The paths of layers up to their first number."""
-    paths = (_up_to_number(layer) for layer in dict.fromkeys(map(layer_of, program.ops)))
-    return tuple(dict.fromkeys(path for path in paths if path is not None))
-
-
-def _up_to_number(layer: str) -> str | None:
-    parts = layer.split(".")
-    for index, part in enumerate(parts):
-        if part.isdigit():
-            return ".".join(parts[: index + 1])
-    return None
+    matches = (_UP_TO_NUMBER.match(layer) for layer in dict.fromkeys(map(layer_of, program.ops)))
+    return tuple(dict.fromkeys(match[0] for match in matches if match))
 
 
 @dataclass
@@ -131,11 +127,9 @@ def _equal_siblings(program: Program) -> Iterator[str]:
 
 def _repeated_in(siblings: Sequence[_Module]) -> Iterator[str]:
     bodies = [module.body for module in siblings]
-    counts: dict[tuple[str, ...] | None, int] = {}
-    for body in bodies:
-        counts[body] = counts.get(body, 0) + (body is not None)
+    counts = Counter(body for body in bodies if body is not None)
     for module, body in zip(siblings, bodies, strict=True):
-        if counts[body] > 1:
+        if body is not None and counts[body] > 1:
             yield module.path
         else:
             yield from _repeated_in(list(module.children.values()))

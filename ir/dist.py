@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from xdsl.dialects.builtin import (
     ArrayAttr,
-    FixedBitwidthType,
     IntegerAttr,
     StringAttr,
     TensorType,
@@ -42,7 +41,7 @@ from shardweave.ir.attributes import MeshAttr, PhaseAttr, ShardingAttr
 from shardweave.ir.literals import Literal, to_attribute
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.syntax import DefinedOp
-from shardweave.ir.types import TENSOR, shape_of, tensor_type_of
+from shardweave.ir.types import TENSOR, dtype_of_value, shape_of, tensor_type_of
 
 TENSORS = RangeOf(TENSOR).of_length(AtLeast(1))
 AXES = MessageConstraint(
@@ -87,25 +86,24 @@ class DistOp(DefinedOp):
 
     def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
         """Result shapes that follow from the operands."""
-        del mesh
-        return [shape_of(operand) for operand in self.operands]
+        ranks = mesh.sizes(self.axes)
+        return [self.expected_shape(shape_of(operand), ranks) for operand in self.operands]
+
+    def expected_shape(self, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+        """The shape of the result that an operand of this shape has on each of `ranks` ranks."""
+        del ranks
+        return shape
+
+    @staticmethod
+    def sent(elements: int, ranks: int) -> float:
+        """Elements that one of `ranks` ranks sends, if its operands have `elements`."""
+        del elements, ranks
+        return 0.0
 
     def sent_elements(self, mesh: Mesh) -> float:
         """Elements that one rank sends over the network."""
-        del mesh
-        return 0.0
-
-
-def _local_elements(values: Sequence[SSAValue]) -> int:
-    return sum(math.prod(shape_of(value)) for value in values)
-
-
-def _scaled(shape: tuple[int, ...], dim: int, factor: int) -> tuple[int, ...]:
-    return (*shape[:dim], shape[dim] * factor, *shape[dim + 1 :])
-
-
-def _divided(shape: tuple[int, ...], dim: int, divisor: int) -> tuple[int, ...]:
-    return (*shape[:dim], shape[dim] // divisor, *shape[dim + 1 :])
+        elements = sum(math.prod(shape_of(value)) for value in self.operands)
+        return self.sent(elements, mesh.sizes(self.axes))
 
 
 class OverAxesOp(DistOp):
@@ -133,12 +131,18 @@ class AlongDimOp(OverAxesOp):
         return self.block_attr.value.data
 
     def verify_(self) -> None:
-        self._check_dim("dim", self.dim)
-
-    def _check_dim(self, name: str, dim: int) -> None:
         rank = len(shape_of(self.operands[0]))
-        if not 0 <= dim < rank:
-            raise VerifyException(f"{name} must be in [0, {rank})")
+        for name in ("dim", "from_dim"):
+            dim = self.properties.get(name)
+            if isinstance(dim, IntegerAttr) and not 0 <= dim.value.data < rank:
+                raise VerifyException(f"{name} must be in [0, {rank})")
+
+    def expected_shape(self, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+        return (*shape[: self.dim], shape[self.dim] // ranks, *shape[self.dim + 1 :])
+
+
+def _joined(shape: tuple[int, ...], dim: int, ranks: int) -> tuple[int, ...]:
+    return (*shape[:dim], shape[dim] * ranks, *shape[dim + 1 :])
 
 
 @irdl_op_definition
@@ -176,9 +180,9 @@ class AllReduceOp(OverAxesOp):
     def reduction(self) -> str:
         return "sum" if self.op_attr is None else self.op_attr.data
 
-    def sent_elements(self, mesh: Mesh) -> float:
-        size = mesh.sizes(self.axes)
-        return 2 * _local_elements(self.operands) * (size - 1) / size
+    @staticmethod
+    def sent(elements: int, ranks: int) -> float:
+        return 2 * elements * (ranks - 1) / ranks
 
 
 @irdl_op_definition
@@ -192,13 +196,9 @@ class ReduceScatterOp(AlongDimOp):
     terms = var_operand_def(TENSORS)
     shards = var_result_def(TENSORS)
 
-    def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
-        size = mesh.sizes(self.axes)
-        return [_divided(shape_of(v), self.dim, size) for v in self.operands]
-
-    def sent_elements(self, mesh: Mesh) -> float:
-        size = mesh.sizes(self.axes)
-        return _local_elements(self.operands) * (size - 1) / size
+    @staticmethod
+    def sent(elements: int, ranks: int) -> float:
+        return elements * (ranks - 1) / ranks
 
 
 @irdl_op_definition
@@ -212,12 +212,12 @@ class AllGatherOp(AlongDimOp):
     shards = var_operand_def(TENSORS)
     gathered = var_result_def(TENSORS)
 
-    def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
-        size = mesh.sizes(self.axes)
-        return [_scaled(shape_of(v), self.dim, size) for v in self.operands]
+    def expected_shape(self, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+        return _joined(shape, self.dim, ranks)
 
-    def sent_elements(self, mesh: Mesh) -> float:
-        return float(_local_elements(self.operands) * (mesh.sizes(self.axes) - 1))
+    @staticmethod
+    def sent(elements: int, ranks: int) -> float:
+        return float(elements * (ranks - 1))
 
 
 @irdl_op_definition
@@ -242,18 +242,12 @@ class AllToAllOp(AlongDimOp):
     def from_block(self) -> int:
         return self.from_block_attr.value.data
 
-    def verify_(self) -> None:
-        self._check_dim("dim", self.dim)
-        self._check_dim("from_dim", self.from_dim)
+    def expected_shape(self, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+        return _joined(super().expected_shape(shape, ranks), self.from_dim, ranks)
 
-    def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
-        size = mesh.sizes(self.axes)
-        shape = _divided(shape_of(self.operands[0]), self.dim, size)
-        return [_scaled(shape, self.from_dim, size)]
-
-    def sent_elements(self, mesh: Mesh) -> float:
-        size = mesh.sizes(self.axes)
-        return _local_elements(self.operands) * (size - 1) / size
+    @staticmethod
+    def sent(elements: int, ranks: int) -> float:
+        return elements * (ranks - 1) / ranks
 
 
 @irdl_op_definition
@@ -264,10 +258,6 @@ class SliceOp(AlongDimOp):
     value = operand_def(TENSOR)
     shard = result_def(TENSOR)
 
-    def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
-        size = mesh.sizes(self.axes)
-        return [_divided(shape_of(self.operands[0]), self.dim, size)]
-
 
 @irdl_op_definition
 class BroadcastOp(OverAxesOp):
@@ -277,8 +267,9 @@ class BroadcastOp(OverAxesOp):
     values = var_operand_def(TENSORS)
     copies = var_result_def(TENSORS)
 
-    def sent_elements(self, mesh: Mesh) -> float:
-        return float(_local_elements(self.operands))
+    @staticmethod
+    def sent(elements: int, ranks: int) -> float:
+        return float(elements)
 
 
 @irdl_op_definition
@@ -296,33 +287,6 @@ COLLECTIVES = (AllReduceOp, ReduceScatterOp, AllGatherOp, AllToAllOp, BroadcastO
 """The ops that communicate."""
 
 
-# What starts a collective has its definition, under another name.
-
-
-class StartAllReduceOp(AllReduceOp):
-    """Start an all_reduce. Its results are in flight: only one `dist.wait` may read them."""
-
-    name = "dist.start_all_reduce"
-
-
-class StartReduceScatterOp(ReduceScatterOp):
-    """Start a reduce_scatter. Its result is in flight: only one `dist.wait` may read it."""
-
-    name = "dist.start_reduce_scatter"
-
-
-class StartAllGatherOp(AllGatherOp):
-    """Start an all_gather. Its result is in flight: only one `dist.wait` may read it."""
-
-    name = "dist.start_all_gather"
-
-
-class StartAllToAllOp(AllToAllOp):
-    """Start an all_to_all. Its result is in flight: only one `dist.wait` may read it."""
-
-    name = "dist.start_all_to_all"
-
-
 @irdl_op_definition
 class WaitOp(DistOp):
     """Wait for all results of one started collective. Results: the same values, arrived."""
@@ -332,13 +296,16 @@ class WaitOp(DistOp):
     arrived = var_result_def(TENSORS)
 
 
+def _start_of(kind: type[DistOp]) -> type[DistOp]:
+    name = kind.name.replace("dist.", "dist.start_")
+    return type(f"Start{kind.__name__}", (kind,), {"name": name})
+
+
 STARTS: dict[type[DistOp], type[DistOp]] = {
-    AllReduceOp: StartAllReduceOp,
-    ReduceScatterOp: StartReduceScatterOp,
-    AllGatherOp: StartAllGatherOp,
-    AllToAllOp: StartAllToAllOp,
+    kind: _start_of(kind) for kind in (AllReduceOp, ReduceScatterOp, AllGatherOp, AllToAllOp)
 }
-"""The asynchronous form of each collective that has one."""
+"""The asynchronous form of each collective that has one: defined alike, under the name
+`dist.start_*`. Its results are in flight: only one `dist.wait` may read them."""
 
 STARTED = tuple(STARTS.values())
 
@@ -359,9 +326,7 @@ def create(
 
 def sent_bytes(op: DistOp, mesh: Mesh) -> float:
     """Bytes that one rank sends for a collective (ring algorithms)."""
-    type_ = tensor_type_of(op.operands[0])
-    element = cast(FixedBitwidthType, type_.element_type)
-    return op.sent_elements(mesh) * element.size
+    return op.sent_elements(mesh) * dtype_of_value(op.operands[0]).itemsize
 
 
 def dist_dialect() -> Dialect:

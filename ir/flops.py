@@ -8,21 +8,18 @@ from collections.abc import Callable
 from xdsl.ir import Operation
 
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.facts import facts_of
+from shardweave.ir.facts import Product, facts_of
 from shardweave.ir.types import shape_of
 
 
-def _matmul(op: AtenOp) -> int:
-    """2 m n k for each product: the result's elements times twice the contracted dim."""
-    product = facts_of(op).product
-    assert product is not None
-    left = op.operands[product.factors[0]]
-    return 2 * math.prod(shape_of(op.results[0])) * shape_of(left)[-1]
+def _product(op: AtenOp, product: Product) -> int:
+    """2 m n k for each product: the result's elements times twice what each sums over.
 
-
-def _convolution(op: AtenOp) -> int:
-    """Each output element sums over the kernel and the input channels of its group."""
-    return 2 * math.prod(shape_of(op.results[0])) * math.prod(shape_of(op.operands[1])[1:])
+    A convolution sums over the kernel and the input channels of its group.
+    """
+    left, right = (shape_of(op.operands[index]) for index in product.factors)
+    summed = math.prod(right[1:]) if op.name == "aten.convolution" else left[-1]
+    return 2 * math.prod(shape_of(op.results[0])) * summed
 
 
 def _convolution_backward(op: AtenOp) -> int:
@@ -39,11 +36,6 @@ def _attention(op: AtenOp, products: int) -> int:
 
 
 _FLOPS: dict[str, Callable[[AtenOp], int]] = {
-    "aten.mm": _matmul,
-    "aten.bmm": _matmul,
-    "aten.addmm": _matmul,
-    "aten.baddbmm": _matmul,
-    "aten.convolution": _convolution,
     "aten.convolution_backward": _convolution_backward,
     "aten._scaled_dot_product_flash_attention_for_cpu": lambda op: _attention(op, 2),
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": lambda op: _attention(op, 5),
@@ -52,5 +44,9 @@ _FLOPS: dict[str, Callable[[AtenOp], int]] = {
 
 def flops_of(op: Operation) -> int:
     """Multiplications and additions of matrix products, convolutions and attention; else 0."""
-    count = _FLOPS.get(op.name)
-    return count(op) if count is not None and isinstance(op, AtenOp) else 0
+    if not isinstance(op, AtenOp):
+        return 0
+    product, count = facts_of(op).product, _FLOPS.get(op.name)
+    if product is not None:
+        return _product(op, product)
+    return 0 if count is None else count(op)

@@ -53,9 +53,8 @@ MOVES = frozenset(
 MATMULS = frozenset({"aten.mm", "aten.addmm"})
 LAYER_NORM, LAYER_NORM_BACKWARD = "aten.native_layer_norm", "aten.native_layer_norm_backward"
 _TRAILING = frozenset({"aten._softmax", "aten._safe_softmax", "aten._softmax_backward_data"})
-_REDUCTIONS = frozenset(
-    {"aten.sum.dim_IntList", "aten.amax", "aten.amin", LAYER_NORM, LAYER_NORM_BACKWARD}
-) | _TRAILING  # fmt: skip
+_OVER_DIMS = frozenset({"aten.sum.dim_IntList", "aten.amax", "aten.amin"})
+_REDUCTIONS = _TRAILING | _OVER_DIMS | {LAYER_NORM, LAYER_NORM_BACKWARD}
 
 _ROLES: dict[str, Role] = {
     **dict.fromkeys(POINTWISE, "pointwise"),
@@ -80,64 +79,39 @@ def role_of(op: Operation) -> Role | None:
     role = "view" if facts_of(op).is_layout else _ROLES.get(op.name)
     if role is None or not isinstance(op, AtenOp):
         return None
-    if not _has_plain_types(op):
+    if not all(0 < _numel(value) < 2**31 for value in (*op.operands, *op.results)):
         return None
     special = _SPECIAL.get(op.name)
     return role if special is None or special(op) else None
-
-
-def _has_plain_types(op: AtenOp) -> bool:
-    values = (*op.operands, *op.results)
-    return all(0 < _numel(value) < 2**31 for value in values)
 
 
 def _numel(value: SSAValue) -> int:
     return math.prod(shape_of(value))
 
 
-def _is_known_power(op: AtenOp) -> bool:
-    return op.value("exponent") in _UNARY_POWERS
-
-
 def _picks_one(op: AtenOp) -> bool:
     """gather and scatter_add of one element for each row."""
-    dim, rank = op.value("dim"), len(shape_of(op.operands[0]))
-    index = op.operands[1]
-    return dim % rank == rank - 1 and shape_of(index)[-1:] == (1,) and _others_equal(op, index)
-
-
-def _others_equal(op: AtenOp, index: SSAValue) -> bool:
-    return shape_of(op.operands[0])[:-1] == shape_of(index)[:-1]
+    table, index = (shape_of(value) for value in op.operands[:2])
+    is_last = op.value("dim") % len(table) == len(table) - 1
+    return is_last and index[-1:] == (1,) and table[:-1] == index[:-1]
 
 
 def _is_last_dim(op: AtenOp) -> bool:
-    return op.value("dim") % len(shape_of(op.results[0])) == len(shape_of(op.results[0])) - 1
-
-
-def _is_steady(op: AtenOp) -> bool:
-    return op.value("step") == 1
-
-
-def _is_plain_addmm(op: AtenOp) -> bool:
-    return op.value("beta") == 1 and op.value("alpha") == 1
-
-
-def _reduces_an_end(op: AtenOp) -> bool:
-    return bool(reductions_of(op))
+    rank = len(shape_of(op.results[0]))
+    return op.value("dim") % rank == rank - 1
 
 
 _SPECIAL: dict[str, Callable[[AtenOp], bool]] = {
-    "aten.pow.Tensor_Scalar": _is_known_power,
+    "aten.pow.Tensor_Scalar": lambda op: op.value("exponent") in _UNARY_POWERS,
     "aten.gather": _picks_one,
     "aten.scatter_add": _picks_one,
-    "aten.slice.Tensor": _is_steady,
-    "aten.slice_backward": _is_steady,
-    "aten.addmm": _is_plain_addmm,
-    "aten.sum.dim_IntList": _reduces_an_end,
-    "aten.amax": _reduces_an_end,
-    "aten.amin": _reduces_an_end,
+    "aten.slice.Tensor": lambda op: op.value("step") == 1,
+    "aten.slice_backward": lambda op: op.value("step") == 1,
+    "aten.addmm": lambda op: op.value("beta") == 1 and op.value("alpha") == 1,
+    **dict.fromkeys(_OVER_DIMS, lambda op: bool(reductions_of(op))),
     **dict.fromkeys(_TRAILING, _is_last_dim),
 }
+"""What else must hold of an op for a kernel to hold it."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ the ops. `at` remembers where the ops stood, so that `unfuse` gives back the pro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Self
 
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, i64
@@ -132,7 +132,7 @@ def fuse(ops: list[Operation], before: Operation, places: list[int]) -> FusedOp:
     """
     members = set(ops)
     inputs = dict.fromkeys(v for op in ops for v in op.operands if v.owner not in members)
-    outputs = [r for op in ops for r in op.results if _escapes(r, members)]
+    outputs = escaping_values(ops)
     block = Block(arg_types=[value.type for value in inputs])
     fused = FusedOp.create(
         operands=list(inputs),
@@ -158,8 +158,15 @@ def fuse(ops: list[Operation], before: Operation, places: list[int]) -> FusedOp:
     return fused
 
 
-def _escapes(value: SSAValue, members: set[Operation]) -> bool:
-    return any(use.operation not in members for use in value.uses)
+def escaping_values(ops: Collection[Operation]) -> list[SSAValue]:
+    """The results of some ops that others read."""
+    members = set(ops)
+    return [
+        result
+        for op in ops
+        for result in op.results
+        if any(use.operation not in members for use in result.uses)
+    ]
 
 
 def inline(fused: FusedOp) -> list[Operation]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Literal
 
@@ -44,6 +45,18 @@ class Mesh:
             raise ValueError(f"mesh axes {names} are not distinct; name each axis once.")
         object.__setattr__(self, "axes", all_axes)
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Meshes are looked up by far more often than made."""
+        return hash(self.axes)
+
+    def __reduce__(self) -> tuple[type[Mesh], tuple[object, ...]]:
+        """Without the hash, which differs between processes."""
+        return Mesh, (self.axes,)
+
     @staticmethod
     def parse(text: str) -> Mesh:
         """Read `data=2,tensor=4`. The empty text is the mesh of one device without axes."""
@@ -67,6 +80,11 @@ class Mesh:
     @property
     def space_axes(self) -> tuple[Axis, ...]:
         return tuple(axis for axis in self.axes if axis.kind == "space")
+
+    @property
+    def time_names(self) -> tuple[str, ...]:
+        """The names of the axes over which sub-batches run one after another."""
+        return tuple(axis.name for axis in self.axes if axis.kind == "time")
 
     @property
     def num_devices(self) -> int:

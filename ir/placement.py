@@ -11,8 +11,8 @@ as data: no gather is ever needed to tell.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -121,6 +121,26 @@ class Sharding:
     def whole(self) -> Sharding:
         """The same placements with nothing left to reduce."""
         return Sharding(self.dims) if self.unreduced else self
+
+    def reduced(self, axes: Collection[str]) -> Sharding:
+        """The same placements with nothing left to reduce over some axes."""
+        left = tuple(axis for axis in self.unreduced if axis not in axes)
+        return Sharding(self.dims, left, self.reduction if left else "sum")
+
+    def without(self, axes: Collection[str]) -> Sharding:
+        """The same with nothing placed or left to reduce over some axes; others stay unmoved."""
+        dims = tuple(tuple(p for p in dim if p.axis not in axes) for dim in self.dims)
+        return replace(self.reduced(axes), dims=dims)
+
+    def with_dim(self, dim: int, placements: Iterable[Placement]) -> Sharding:
+        """The same with other placements of one dim."""
+        dims = (*self.dims[:dim], ordered(placements), *self.dims[dim + 1 :])
+        return Sharding(dims, self.unreduced, self.reduction)
+
+    def seat_of(self, axis: str) -> tuple[int, Placement] | None:
+        """The dim that an axis cuts, and its placement there; None if it cuts none."""
+        placed = ((dim, p) for dim, placements in enumerate(self.dims) for p in placements)
+        return next(((dim, p) for dim, p in placed if p.axis == axis), None)
 
     def local_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Shape of one device's part of a value of global `shape`."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import cast
+from typing import Any, cast
 
 from xdsl.dialects import builtin, func
 from xdsl.ir import Attribute, Block, Operation, SSAValue
@@ -25,13 +25,6 @@ MESH = "dist.mesh"
 LOCAL = "dist.local"
 USED = "dist.used"
 """Of a parameter, before `insert-collectives`: how ops read it, if that is not how it is stored."""
-
-_VIEWS = {
-    "html": "shardweave.ir.inspect.html:program_html",
-    "stats": "shardweave.ir.inspect.stats:stats",
-}
-"""Functions of a program that its methods stand for. They read programs, so a name is all that
-this file may know of them; each is imported when it is first called."""
 
 
 INPUT_GRADIENT = "gradient of "
@@ -75,6 +68,8 @@ class Program:
         self.module = module
         self.source = source
         """The text that the ops were parsed from, if they were; a copy has none."""
+        self._mesh: tuple[Attribute | None, Mesh | None] = None, None
+        """The module's attribute that was read last, and what it says."""
 
     # Text
 
@@ -101,7 +96,7 @@ class Program:
 
     def _repr_html_(self) -> str:
         """The layers, folded, for a notebook."""
-        return resolve_name(_VIEWS["html"])(self)
+        return _call("shardweave.ir.inspect.html:program_html", self)
 
     def __eq__(self, other: object) -> bool:
         """Whether both have the same structure, types and annotations; names do not count."""
@@ -157,15 +152,10 @@ class Program:
     def replace_body(self, block: Block) -> None:
         """Take another body, whose arguments and return have the same slots; the old one goes."""
         region = self.function.body
-        old = region.blocks[0]
-        for op in reversed(list(old.ops)):
-            op.detach()
-            op.erase(safe_erase=False)
-        region.detach_block(old)
+        region.erase_block(0)
         region.add_block(block)
-        last = self.return_op
         self.function.function_type = builtin.FunctionType.from_lists(
-            [argument.type for argument in block.args], list(last.operand_types)
+            list(block.arg_types), list(self.return_op.operand_types)
         )
 
     # Mesh
@@ -173,7 +163,15 @@ class Program:
     @property
     def mesh(self) -> Mesh | None:
         attribute = self.module.attributes.get(MESH)
-        return attribute.mesh if isinstance(attribute, MeshAttr) else None
+        if attribute is not self._mesh[0]:
+            self._mesh = attribute, attribute.mesh if isinstance(attribute, MeshAttr) else None
+        return self._mesh[1]
+
+    def needed_mesh(self) -> Mesh:
+        """The mesh. Raises ValueError for a program without one."""
+        if self.mesh is None:
+            raise ValueError("the program has no mesh; give one (mesh=..., or --mesh data=2).")
+        return self.mesh
 
     def set_mesh(self, mesh: Mesh) -> None:
         self.module.attributes[MESH] = MeshAttr.of(mesh)
@@ -186,21 +184,13 @@ class Program:
     def set_local(self) -> None:
         self.module.attributes[LOCAL] = builtin.UnitAttr()
 
-    def sharding_of_slot(self, slot: Slot) -> Sharding:
+    def sharding_of_slot(self, slot: Slot, *, used: bool = False) -> Sharding:
         """The sharding of an argument or result; replicated where none is given.
 
+        used: that in which ops read an argument (`dist.used`), where it is stored in another.
         Raises ValueError, naming the slot, if its annotation does not fit it.
         """
-        return self._slot_sharding(slot, "dist.sharding")
-
-    def used_sharding_of_slot(self, slot: Slot) -> Sharding:
-        """The sharding in which ops read an argument: `dist.used`, or how it is stored.
-
-        Raises ValueError, naming the slot, if its annotation does not fit it.
-        """
-        return self._slot_sharding(slot, USED if USED in slot.attributes.data else "dist.sharding")
-
-    def _slot_sharding(self, slot: Slot, name: str) -> Sharding:
+        name = USED if used and USED in slot.attributes.data else "dist.sharding"
         given = slot.attributes.data.get(name)
         if given is not None and not isinstance(given, ShardingAttr):
             raise ValueError(
@@ -215,7 +205,7 @@ class Program:
 
     def stats(self) -> ProgramStats:
         """Ops and FLOPs by phase, parameter bytes, collectives by kind, axes and phase."""
-        return resolve_name(_VIEWS["stats"])(self)
+        return _call("shardweave.ir.inspect.stats:stats", self)
 
     def layers(self) -> dict[str, list[Operation]]:
         """The ops of each layer, in order of first appearance."""
@@ -225,15 +215,19 @@ class Program:
         return found
 
 
+def _call(function: str, program: Program) -> Any:
+    """What a function says of a program; it reads programs, so that this file knows its name."""
+    return resolve_name(function)(program)
+
+
 def sharding_of(
     attribute: ShardingAttr | None, shape: tuple[int, ...], program: Program
 ) -> Sharding:
     """The sharding an attribute stands for, given the value's shape in the program."""
-    if attribute is None or program.mesh is None:
+    mesh = program.mesh
+    if attribute is None or mesh is None:
         return Sharding.replicated(len(shape))
-    if program.is_local:
-        return attribute.on_local(shape, program.mesh)
-    return attribute.on(shape, program.mesh)
+    return attribute.on_local(shape, mesh) if program.is_local else attribute.on(shape, mesh)
 
 
 def shardings_of(op: Operation, program: Program) -> list[Sharding | None]:
@@ -269,17 +263,13 @@ def _read(
 def _slots(
     values: Sequence[SSAValue], attributes: builtin.ArrayAttr[builtin.DictionaryAttr] | None
 ) -> list[Slot]:
-    return [
-        _slot(*pair) for pair in zip(values, _dictionaries(attributes, len(values)), strict=True)
-    ]
+    pairs = zip(values, _dictionaries(attributes, len(values)), strict=True)
+    return [Slot(_word(a, "dist.kind"), _word(a, "dist.name"), value, a) for value, a in pairs]
 
 
-def _slot(value: SSAValue, attributes: builtin.DictionaryAttr) -> Slot:
-    def word(name: str) -> str:
-        attribute = attributes.data.get(name)
-        return attribute.data if isinstance(attribute, builtin.StringAttr) else ""
-
-    return Slot(word("dist.kind"), word("dist.name"), value, attributes)
+def _word(attributes: builtin.DictionaryAttr, name: str) -> str:
+    attribute = attributes.data.get(name)
+    return attribute.data if isinstance(attribute, builtin.StringAttr) else ""
 
 
 def _dictionaries(

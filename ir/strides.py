@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 
@@ -16,12 +17,7 @@ Sizes = tuple[int, ...]
 
 def dense_strides(shape: Sequence[int]) -> Sizes:
     """Strides of a contiguous tensor."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def expected_strides(value: SSAValue) -> Sizes:

@@ -70,19 +70,15 @@ class CallOp(Operation):
         ]
 
     def print(self, printer: Printer) -> None:
+        named = [
+            (name, value)
+            for name, value in self.properties.items()
+            if name not in ANNOTATIONS and name != STRUCTURE
+        ]
         with printer.in_parens():
-            first = True
-            for operand in self.structured_operands:
-                if not first:
-                    printer.print_string(", ")
-                first = False
-                _print_operand(printer, operand)
-            for name, value in self.properties.items():
-                if name in ANNOTATIONS or name == STRUCTURE:
-                    continue
-                printer.print_string(f"{name} = " if first else f", {name} = ")
-                first = False
-                print_literal(printer, value)
+            printer.print_list(
+                [*self.structured_operands, *named], lambda item: _print_argument(printer, item)
+            )
         _print_annotations(printer, self)
         if self.results:
             printer.print_string(" : ")
@@ -120,12 +116,11 @@ class DefinedOp(CallOp, IRDLOperation):
         """Raises VerifyException, in one line that names the op and what it takes."""
         try:
             super().verify(verify_nested_ops)
-            for shardings in (self.sharding_attr, self.wanted_attr):
-                if shardings is not None and len(shardings) != len(self.results):
-                    raise VerifyException("one sharding for each result")
+            problem = annotation_problem(self)
         except VerifyException as error:
             problem = self._problem_of_arguments() or annotation_problem(self) or str(error)
-            raise VerifyException(f"{self.name}: {' '.join(problem.split())}") from error
+        if problem is not None:
+            raise VerifyException(f"{self.name}: {' '.join(problem.split())}")
 
     def _problem_of_arguments(self) -> str | None:
         """Why the arguments are not those of the definition; None if they are."""
@@ -146,29 +141,36 @@ class DefinedOp(CallOp, IRDLOperation):
         return None
 
 
-def _print_operand(printer: Printer, operand: SSAValue | None | list[SSAValue | None]) -> None:
-    if operand is None:
+def _print_argument(
+    printer: Printer, item: SSAValue | None | list[SSAValue | None] | tuple[str, Attribute]
+) -> None:
+    """An operand, a list of them, or a named argument."""
+    if item is None:
         printer.print_string("none")
-    elif isinstance(operand, list):
+    elif isinstance(item, list):
         with printer.in_square_brackets():
-            printer.print_list(operand, lambda item: _print_operand(printer, item))
+            printer.print_list(item, lambda operand: _print_argument(printer, operand))
+    elif isinstance(item, tuple):
+        printer.print_string(f"{item[0]} = ")
+        print_literal(printer, item[1])
     else:
-        printer.print_ssa_value(operand)
+        printer.print_ssa_value(item)
 
 
 def _print_annotations(printer: Printer, op: Operation) -> None:
-    given = [name for name in ANNOTATIONS if name in op.properties]
-    if not given:
-        return
-    printer.print_string(" {")
-    for index, name in enumerate(given):
-        printer.print_string(f"{name} = " if index == 0 else f", {name} = ")
+    def print_annotation(name: str) -> None:
         value = op.properties[name]
+        printer.print_string(f"{name} = ")
         if isinstance(value, PhaseAttr):
             printer.print_string(value.phase.data)
         else:
             printer.print_attribute(value)
-    printer.print_string("}")
+
+    names = [name for name in ANNOTATIONS if name in op.properties]
+    if names:
+        printer.print_string(" ")
+        with printer.in_braces():
+            printer.print_list(names, print_annotation)
 
 
 def _parse_operand(parser: Parser) -> SSAValue | None | list[SSAValue | None]:

@@ -9,14 +9,15 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from io import StringIO
 
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.context import Context
+from xdsl.dialects.builtin import Builtin, ModuleOp
+from xdsl.dialects.func import Func, FuncOp, ReturnOp
 from xdsl.ir import Operation
 from xdsl.utils.exceptions import ParseError, VerifyException
 
 from shardweave.ir.aten import aten_dialect
-from shardweave.ir.context import make_context
 from shardweave.ir.dist import dist_dialect
+from shardweave.ir.kernel import kernel_dialect
 from shardweave.ir.source_text import SourceText, excerpt, position
 from shardweave.ir.strings import TextParser, TextPrinter
 
@@ -58,6 +59,17 @@ def print_module(module: ModuleOp, *, locations: bool = False) -> str:
     stream = StringIO()
     TextPrinter(stream, print_debuginfo=locations).print_op(module)
     return stream.getvalue() + "\n"
+
+
+def make_context() -> Context:
+    """The xDSL context with the dialects of a program."""
+    context = Context()
+    context.load_dialect(Builtin)
+    context.load_dialect(Func)
+    context.register_dialect("aten", aten_dialect)
+    context.register_dialect("dist", dist_dialect)
+    context.register_dialect("kernel", kernel_dialect)
+    return context
 
 
 class _PlacingParser(TextParser):
@@ -108,7 +120,8 @@ def _check_form(module: ModuleOp, text: str, name: str) -> None:
 
 def _error(text: str, name: str, offset: int, message: str) -> ProgramTextError:
     line, column = position(text, offset)
-    error = ProgramTextError(f"{name}:{line}:{column}: {_one_line(message)}")
+    said = " ".join(message.split()) or "not a program"
+    error = ProgramTextError(f"{name}:{line}:{column}: {said}")
     error.add_note(excerpt(text, offset))
     return error
 
@@ -124,7 +137,3 @@ def _said(error: ParseError, text: str) -> tuple[int, str]:
     meant = f"did you mean '{near[0]}'?" if near else "a step has ops of aten and dist."
     place = text.rfind(unknown[1], 0, error.span.start)
     return max(place, 0), f"there is no op '{unknown[1]}'; {meant}"
-
-
-def _one_line(message: str) -> str:
-    return " ".join(message.split()) or "not a program"

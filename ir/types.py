@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
@@ -43,9 +44,10 @@ def element_of(dtype: torch.dtype) -> Attribute:
 
 def dtype_of(element: Attribute) -> torch.dtype:
     """The torch dtype of an xDSL element type."""
-    if element not in _DTYPES:
+    dtype = _DTYPES.get(element)
+    if dtype is None:
         raise ValueError(f"element type {element} has no torch dtype.")
-    return _DTYPES[element]
+    return dtype
 
 
 def is_element(type_: Attribute) -> bool:
@@ -63,18 +65,38 @@ def tensor_type(shape: Sequence[int], dtype: torch.dtype) -> AnyTensor:
     return _interned(tuple(shape), dtype)
 
 
-_shapes: dict[int, tuple[AnyTensor, tuple[int, ...]]] = {}
-"""Shapes by the id of their type, which hashing would take longer than reading; holding the type
-keeps its id from being used again."""
+@dataclass(frozen=True)
+class _Read:
+    """What was read off a type. number: the same for equal types. Holding the type keeps its id
+    from being used again."""
+
+    type: AnyTensor
+    shape: tuple[int, ...]
+    number: int
+
+
+_read: dict[int, _Read] = {}
+"""By the id of the type, which hashing would take longer than reading."""
+_numbers: dict[AnyTensor, int] = {}
+
+
+def _read_type(type_: AnyTensor) -> _Read:
+    known = _read.get(id(type_))
+    if known is None:
+        if len(_read) >= 65536:
+            _read.clear()
+        number = _numbers.setdefault(type_, len(_numbers))
+        known = _read[id(type_)] = _Read(type_, type_.get_shape(), number)
+    return known
 
 
 def shape_of_type(type_: AnyTensor) -> tuple[int, ...]:
-    known = _shapes.get(id(type_))
-    if known is None:
-        if len(_shapes) >= 65536:
-            _shapes.clear()
-        known = _shapes[id(type_)] = type_, type_.get_shape()
-    return known[1]
+    return _read_type(type_).shape
+
+
+def number_of_type(value: SSAValue) -> int:
+    """A number that stands for the type of a value: cheap to hash, and the same for equal types."""
+    return _read_type(tensor_type_of(value)).number
 
 
 def tensor_type_of(value: SSAValue) -> AnyTensor:

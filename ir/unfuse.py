@@ -24,15 +24,10 @@ def unfuse(program: Program) -> int:
         given = op.places
         inlined = inline(op)
         places.update(zip(inlined, given, strict=bool(given)))
-    if fused and is_known:
-        _put_back(program, places)
-    return len(fused)
-
-
-def _put_back(program: Program, places: dict[Operation, int]) -> None:
-    order = _original_order(list(program.ops), places)
+    order = _original_order(list(program.ops), places) if fused and is_known else None
     if order is not None and _is_in_order(order, program):
         program.reorder(order)
+    return len(fused)
 
 
 def _original_order(ops: list[Operation], places: dict[Operation, int]) -> list[Operation] | None:

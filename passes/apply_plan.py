@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from shardweave.ir.program import Program
 from shardweave.passes.program_pass import PassOnProgram
 from shardweave.planners.annotate import annotate
-from shardweave.planners.plan import (
-    Plan,
-)
+from shardweave.planners.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from shardweave.ir.annotations import (
     common_path,
@@ -20,7 +20,7 @@ from shardweave.ir.annotations import (
 from shardweave.ir.blocks import blocks_of
 from shardweave.ir.dist import COLLECTIVES, WaitOp
 from shardweave.ir.fusible import MATMULS, MAX_OPS, MAX_VALUES, role_of, space_of
-from shardweave.ir.kernel import FusedOp, fuse
+from shardweave.ir.kernel import FusedOp, escaping_values, fuse
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.flow import is_propagated
 from shardweave.ir.storage import layout_source
@@ -145,24 +145,24 @@ class _Fusion:
     def _neighbours(self, unit: Unit) -> list[Unit]:
         """Units that give to this one, take from it, or read what it reads, through views."""
         found: dict[int, Unit] = {}
+        for owner in self._related(unit):
+            other = self.units.get(owner) if isinstance(owner, Operation) else None
+            if other is not None and other is not unit:
+                found[id(other)] = other
+        return list(found.values())
+
+    def _related(self, unit: Unit) -> Iterator[Operation | Block]:
         for op in unit.ops:
             for value in op.operands:
                 source = layout_source(value)
-                self._note(found, unit, source.owner)
+                yield source.owner
                 for user in self._readers(source):
                     other = self.units.get(user)
                     if other is not None and other.block == unit.block:
-                        near = abs(self.places[user] - self.places[op]) <= NEAR
-                        self._note(found, unit, user if near else None)
+                        if abs(self.places[user] - self.places[op]) <= NEAR:
+                            yield user
             for value in op.results:
-                for user in self._readers(value):
-                    self._note(found, unit, user)
-        return list(found.values())
-
-    def _note(self, found: dict[int, Unit], unit: Unit, owner: object) -> None:
-        other = self.units.get(owner) if isinstance(owner, Operation) else None
-        if other is not None and other is not unit:
-            found[id(other)] = other
+                yield from self._readers(value)
 
     def _readers(self, value: SSAValue) -> Iterator[Operation]:
         """The ops that read a value or a view of it; the first few."""
@@ -186,7 +186,7 @@ class _Fusion:
         members = first.ops | second.ops
         for op in list(members):
             self._take_views(op, members, first.key)
-        escaping: list[SSAValue] = [r for op in members for r in op.results if _escapes(r, members)]
+        escaping = escaping_values(members)
         inputs = {v for op in members for v in op.operands if v.owner not in members}
         if len(escaping) + len(inputs) > MAX_VALUES:
             return None
@@ -251,10 +251,6 @@ def _keys(program: Program) -> Iterator[tuple[Operation, tuple[object, ...]]]:
         elif phase == "forward" and copy in turned:
             phase = "backward"
         yield op, (segment, copy, phase)
-
-
-def _escapes(value: SSAValue, members: dict[Operation, int]) -> bool:
-    return any(use.operation not in members for use in value.uses)
 
 
 def _in_order(members: dict[Operation, int]) -> list[Operation]:

@@ -14,17 +14,19 @@ from xdsl.passes import ModulePass
 from xdsl.utils.arg_spec import ArgSpec, parse_pipeline
 from xdsl.utils.exceptions import ArgSpecParseError, ParseError, PassFailedException
 
-from shardweave.ir.context import make_context
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.suggest import did_you_mean
-from shardweave.ir.text import without_gc
+from shardweave.ir.text import make_context, without_gc
 from shardweave.ir.verify.program import verify
 from shardweave.passes.notes import heard_by, note, unheard
 from shardweave.passes.observers import DumpFiles, Observer, Observers
 from shardweave.passes.presets import preset_of, readable
 from shardweave.passes.registry import PASSES, PLANNER_PREFIX
 from shardweave.planners.registry import PLANNERS
+
+MeshLike = Mesh | Mapping[str, int] | str
+"""A mesh, axis sizes by name, or text such as "data=2,tensor=2"."""
 
 
 class PassError(ValueError):
@@ -168,7 +170,7 @@ def run_passes(
     program: Program,
     passes: str | Iterable[ModulePass | str],
     *,
-    mesh: Mesh | Mapping[str, int] | str | None = None,
+    mesh: MeshLike | None = None,
     dump_dir: str | Path | None = None,
     observer: Observer | None = None,
 ) -> Program:
@@ -184,7 +186,7 @@ def run_passes(
     return PassPipeline(passes).run(program, observer=observer)
 
 
-def as_mesh(mesh: Mesh | Mapping[str, int] | str) -> Mesh:
+def as_mesh(mesh: MeshLike) -> Mesh:
     """A Mesh from one, from its text, or from axis sizes by name."""
     if isinstance(mesh, Mesh):
         return mesh

@@ -6,13 +6,8 @@ from xdsl.passes import ModulePass
 
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import pass_class
-from shardweave.planners.lower import Lowering, annotation_steps, lowering_of
+from shardweave.planners.lower import lowering_of
 from shardweave.planners.plan import Plan
-
-
-def annotating_passes(plan: Plan) -> list[ModulePass]:
-    """What makes a global program say all that the plan decides on shardings and sub-batches."""
-    return [ApplyPlanPass.of(plan), *_passes(annotation_steps(plan))]
 
 
 def plan_passes(plan: Plan) -> list[ModulePass]:
@@ -20,8 +15,5 @@ def plan_passes(plan: Plan) -> list[ModulePass]:
 
     Raises PlanError for what no backend can run yet.
     """
-    return [ApplyPlanPass.of(plan), *_passes(lowering_of(plan))]
-
-
-def _passes(steps: Lowering) -> list[ModulePass]:
-    return [pass_class(name)(**options) for name, options in steps]
+    steps = [pass_class(name)(**options) for name, options in lowering_of(plan)]
+    return [ApplyPlanPass.of(plan), *steps]

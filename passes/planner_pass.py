@@ -15,8 +15,8 @@ from xdsl.passes import ModulePass
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.passes.apply_plan import annotate
 from shardweave.passes.registry import PLANNER_PREFIX
+from shardweave.planners.annotate import annotate
 from shardweave.planners.call import call_planner, planner_options
 
 _PLAIN = (int, float, bool, str)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 from xdsl.context import Context
 from xdsl.dialects import builtin
 from xdsl.passes import ModulePass
@@ -12,8 +14,8 @@ from shardweave.ir.program import Program
 class PassOnProgram(ModulePass):
     """A pass over a Program: `run` is what it does."""
 
-    def run(self, program: Program) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def run(self, program: Program) -> None: ...
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         self.run(Program(op))

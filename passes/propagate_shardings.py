@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardweave.ir.annotations import sharding_attrs_of, wanted_attrs_of
+from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.propagate import propagate
-from shardweave.passes.idle_axes import note_idle_axes
+from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
 
 
@@ -12,14 +14,7 @@ from shardweave.passes.program_pass import PassOnProgram
 class PropagateShardingsPass(PassOnProgram):
     """Give every op its sharding, and put a `dist.reshard` wherever a value changes shards.
 
-    Forward in program order: each op is cut by the axes that cut its operands; conflicts go by
-    priority (wishes of the plan and the user, then the larger tensor). A pending sum
-    travels through linear ops while it has a single use, and is reduced, or scattered where
-    shards are wanted, at the first op that needs it. Then backward, to a fixed point: a value
-    that all its uses want in shards, and that can be made in shards for free, is made so
-    (masks, constants, biases); parameters without annotation adopt what their uses want. A
-    parameter that is stored in finer shards than its uses read (`dist.used`) is resharded before
-    its first use, and again, with phase recompute, before its first use in the backward pass.
+    How it chooses is said in `ir.sharding.propagate`, how it places reshards in `place_reshards`.
 
     Requires: a global program with a mesh; wishes, if any, in `wanted` and `dist.used`. Ensures:
     every op has `sharding` and operands that fit it, every argument and result `dist.sharding`; no
@@ -29,5 +24,24 @@ class PropagateShardingsPass(PassOnProgram):
     name = "propagate-shardings"
 
     def run(self, program: Program) -> None:
-        note_idle_axes(program)
+        idle = _idle_axes(program)
+        if idle:
+            note(
+                f"no value is annotated over {' and '.join(idle)}, so that its devices all compute "
+                "the same; run apply-plan or plan-<planner> (plan-megatron) first, or annotate "
+                "arguments."
+            )
         propagate(program)
+
+
+def _idle_axes(program: Program) -> list[str]:
+    """The axes of devices, as `data=2`, that no annotation of the program names."""
+    slots = (*program.arguments, *program.results)
+    shardings = [
+        a for s in slots for a in s.attributes.data.values() if isinstance(a, ShardingAttr)
+    ]
+    for op in program.ops:
+        shardings += [*(sharding_attrs_of(op) or ()), *(wanted_attrs_of(op) or ())]
+    used = {axis.data for s in shardings for axes in (*s.dims, s.unreduced) for axis in axes}
+    axes = program.mesh.space_axes if program.mesh else ()
+    return [f"{axis.name}={axis.size}" for axis in axes if axis.size > 1 and axis.name not in used]

@@ -23,7 +23,7 @@ class UnrollTimeAxesPass(PassOnProgram):
     name = "unroll-time-axes"
 
     def run(self, program: Program) -> None:
-        if program.mesh is None or program.mesh.axes == program.mesh.space_axes:
+        if program.mesh is None or not program.mesh.time_names:
             note(
                 "the mesh has no time axis; run split-batch before propagate-shardings, or leave "
                 "the pass out."

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections.abc import Iterator
 
 # Tensors here are tiny and several ranks share few cores: more threads only make tests slower.
 # Set before torch is imported, and inherited by the processes that tests start.
@@ -11,22 +12,38 @@ import pytest
 import torch
 from hypothesis import settings
 
+from shardweave.tests.shared_traces import trace_once
+
 # Derandomized, so that a failure is the same for everyone; no deadline, since the first example
 # pays for imports and caches.
 settings.register_profile("shardweave", deadline=None, derandomize=True)
 settings.load_profile("shardweave")
 
 
+def pytest_configure() -> None:
+    """Look for no garbage while the tests are imported: nearly all that imports make stays."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Look for garbage rarely: captures live as long as the tests, and each look reads them all."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep what tests generate out of the user's cache; a folder that is given is used."""
     os.environ.setdefault("SHARDWEAVE_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_traces() -> Iterator[None]:
+    """Let captures of equal models share the trace of the first; the rest of a capture is run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardweave.ir.capture.capture.trace", trace_once)
+        yield
 
 
 @pytest.fixture(autouse=True)

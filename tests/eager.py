@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shardweave.driver.check import loss_of
-from shardweave.driver.compile import compile
-from shardweave.driver.virtual_step import VirtualStep
+from shardweave.driver.compile import VirtualStep, compile
 
 BOUND = 1e-9
 NUM_STEPS = 3

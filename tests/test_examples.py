@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import io
 import re
-import subprocess
-import sys
+import runpy
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
@@ -21,19 +23,26 @@ FOLDER = Path(sw.__file__).parent / "examples"
 Captured = pytest.CaptureFixture[str]
 
 
-def output_of(name: str, folder: Path) -> str:
-    """What an example prints. Fails if it does."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(FOLDER / name)],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def output_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """What an example prints, in this process: in its own it would import torch again.
+
+    Any warning fails it; passes that it registers are forgotten.
+    """
+
+    def run(name: str) -> str:
+        printed = io.StringIO()
+        monkeypatch.chdir(tmp_path)
+        with redirect_stdout(printed), patch.dict(PASSES), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            runpy.run_path(str(FOLDER / name), run_name="__main__")
+        return printed.getvalue()
+
+    return run
 
 
-def test_own_pass_hides_communication(tmp_path: Path) -> None:
-    before, after = re.findall(r"([\d.]+) ms of communication", output_of("own_pass.py", tmp_path))
+def test_own_pass_hides_communication(output_of: Callable[[str], str]) -> None:
+    before, after = re.findall(r"([\d.]+) ms of communication", output_of("own_pass.py"))
     assert 0 < float(after) < float(before)
 
 
@@ -72,8 +81,10 @@ def test_file_to_load_must_be_one(tmp_path: Path, capsys: Captured) -> None:
     assert "expected a Python file that registers passes" in capsys.readouterr().err
 
 
-def test_plan_edited_by_hand_runs_with_fewer_all_reduces(tmp_path: Path) -> None:
-    lines = output_of("edit_plan.py", tmp_path).splitlines()
+def test_plan_edited_by_hand_runs_with_fewer_all_reduces(
+    output_of: Callable[[str], str],
+) -> None:
+    lines = output_of("edit_plan.py").splitlines()
     counts = [
         int(re.findall(r": (\d+) all-reduces over tensor, equal to eager", x)[0]) for x in lines
     ]
@@ -81,8 +92,8 @@ def test_plan_edited_by_hand_runs_with_fewer_all_reduces(tmp_path: Path) -> None
     assert counts[1] < counts[0]
 
 
-def test_two_plans_are_compared(tmp_path: Path) -> None:
-    out = output_of("compare_plans.py", tmp_path)
+def test_two_plans_are_compared(output_of: Callable[[str], str]) -> None:
+    out = output_of("compare_plans.py")
     assert "0 parameters differ" in out
     assert re.search(r"^activations '.*': not given -> \[", out, re.M)
     rows = dict(re.findall(r"^([\w-]+) +([\d.]+) ms", out, re.M))

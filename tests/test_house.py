@@ -187,7 +187,6 @@ def test_axes_are_assigned_in_one_walk() -> None:
         module
         for module, tree in trees().items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func) in ("Assigner", "self.assigner.assign")
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "assign"
     }
     assert askers == {"ir.sharding.flow"}

@@ -87,7 +87,9 @@ def build(kernel: Kernel, target: str, config: Config | None = None) -> Built:
 
 def _build(kernel: Kernel, target: str, config: Config) -> Built:
     goal = parse_target(target)
-    chosen = _fitting(config, goal)
+    # Pipelines no deeper than the target's memory for them.
+    is_shallow = goal.backend == "hip" and config.get("num_stages", 0) > 2
+    chosen = {**config, "num_stages": 2} if is_shallow else config
     function = load_function(kernel.source, kernel.name, kernel.key)
     names: Sequence[str] = function.arg_names
     signature: dict[str, str] = {}
@@ -120,13 +122,6 @@ def _build(kernel: Kernel, target: str, config: Config) -> Built:
     else:
         registers, spilled = _resources_of_amdgcn(files["amdgcn"].decode())
     return Built(kernel, target, chosen, files, registers, shared, spilled)
-
-
-def _fitting(config: Config, target: GPUTarget) -> Config:
-    """A configuration with pipelines no deeper than the target's memory for them."""
-    if target.backend == "hip" and config.get("num_stages", 0) > 2:
-        return {**config, "num_stages": 2}
-    return config
 
 
 def _resources_of_cubin(cubin: bytes) -> tuple[int, int]:

@@ -6,11 +6,9 @@ not read is made again.
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 VARIABLE = "SHARDWEAVE_CACHE"
 
@@ -35,12 +33,3 @@ def write_file(path: Path, text: str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-
-
-def read_entry(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None if there is none or it does not read."""
-    try:
-        found: Any = json.loads(path.read_text())
-    except (OSError, ValueError):  # a corrupt entry is no entry
-        return None
-    return found if isinstance(found, dict) else None

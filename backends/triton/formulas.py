@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -86,11 +87,6 @@ def _power(op: AtenOp, a: str) -> str:
 _SQRT_HALF = math.sqrt(0.5)
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715
-
-
-def tanh(a: str) -> str:
-    """tanh without a library call: it must run in the interpreter and on every target."""
-    return f"(2.0 * tl.sigmoid(2.0 * ({a})) - 1.0)"
 
 
 def _gelu_inner(a: str) -> str:
@@ -173,7 +169,8 @@ ARITHMETIC: dict[str, Formula] = {
     "aten.sqrt": _call("tl.sqrt"),
     "aten.sub.Scalar": _sum_with_other("-"),
     "aten.sub.Tensor": _sum("-"),
-    "aten.tanh": lambda op, a: tanh(a),
+    # Not a library call: it must run in the interpreter and on every target.
+    "aten.tanh": lambda op, a: f"(2.0 * tl.sigmoid(2.0 * ({a})) - 1.0)",
     "aten.tanh_backward": lambda op, g, y: f"{g} * (1.0 - {y} * {y})",
     "aten.threshold_backward": _threshold_backward,
 }
@@ -192,10 +189,7 @@ FORMULAS: dict[str, Formula] = {**COMPARISONS, **MIXED, **ARITHMETIC, **LOGICAL}
 
 def common_dtype(dtypes: list[torch.dtype]) -> torch.dtype:
     """What operands of these dtypes are compared in."""
-    found = dtypes[0]
-    for dtype in dtypes[1:]:
-        found = torch.promote_types(found, dtype)
-    return computed_in(found)
+    return computed_in(reduce(torch.promote_types, dtypes))
 
 
 def converted(name: str, source: torch.dtype, target: torch.dtype) -> str:

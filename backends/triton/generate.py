@@ -8,28 +8,21 @@ from shardweave.backends.triton.loops import pointwise_kernel, reduction_kernel
 from shardweave.backends.triton.matmul import matmul_kernel
 from shardweave.backends.triton.region import Region, region_of
 from shardweave.backends.triton.source import Kernel
-from shardweave.backends.triton.writer import UnfitError
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.strides import expected_strides
 
-__all__ = ["UnfitError", "generate"]
 
-
-def generate(
-    op: FusedOp, strides: Sequence[Sequence[int]] | None = None, *, precision: str = "ieee"
-) -> Kernel:
+def generate(op: FusedOp, strides: Sequence[Sequence[int]] | None = None) -> Kernel:
     """The kernel of a region whose inputs have these strides (those expected, if None).
 
-    precision: of float32 matrix products, "ieee" or "tf32". Raises UnfitError, a ValueError, if
-    no template computes the region. Linear in the ops.
+    Raises UnfitError, a ValueError, if no template computes the region. Linear in the ops.
     """
-    region = region_of(op)
     given = [expected_strides(value) for value in op.operands] if strides is None else strides
-    return kernel_of(region, given, precision)
+    return kernel_of(region_of(op), given)
 
 
 def kernel_of(region: Region, strides: Sequence[Sequence[int]], precision: str = "ieee") -> Kernel:
-    """The kernel of an analysed region; see `generate`."""
+    """The kernel of an analysed region. precision: of float32 products, "ieee" or "tf32"."""
     if region.space.family == "pointwise":
         return pointwise_kernel(region, strides)
     if region.space.family == "matmul":

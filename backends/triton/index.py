@@ -86,10 +86,6 @@ def of_base(base: Base) -> Index:
     return ZERO if base.size == 1 else Index((IndexTerm(base, 1, base.size, 1),))
 
 
-def constant(value: int) -> Index:
-    return Index((), value)
-
-
 def divided(index: Index, divisor: int, namer: Namer) -> tuple[Index, Index]:
     """Quotient and remainder of an index that is not negative.
 

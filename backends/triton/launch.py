@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from xdsl.ir import SSAValue
 
-from shardweave.backends.calls import NEED_CONTIGUOUS, callee_of
+from shardweave.backends.calls import prepared
 from shardweave.backends.triton.cache import cache_folder, write_file
 from shardweave.backends.triton.generate import kernel_of
 from shardweave.backends.triton.region import Region, region_of
 from shardweave.backends.triton.source import Config, Kernel
 from shardweave.backends.triton.tune import ATEN, choose
 from shardweave.backends.triton.writer import UnfitError
-from shardweave.ir.aten_args import arguments
 from shardweave.ir.kernel import FusedOp
-from shardweave.ir.program import Program
 from shardweave.ir.types import dtype_of_value, shape_of
 
-Run = Callable[[Config], "tuple[Tensor, ...]"]
+Results = tuple[Tensor, ...]
 
 
 @cache
@@ -79,7 +78,7 @@ class FusedCall:
             text += f"; {kernel.name} " + ("is slower than ATen" if config == ATEN else f"{config}")
         return text
 
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, *tensors: Tensor) -> Results:
         if self.region is None or not _runs_kernels(tensors[0].device):
             return run_on_aten(self.op, tensors)
         precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
@@ -93,6 +92,9 @@ class FusedCall:
                 return run_on_aten(self.op, tensors)
             self._kernels[key] = kernel, self._chosen(kernel, tensors)
         kernel, config = self._kernels[key]
+        return self._run(kernel, config, tensors)
+
+    def _run(self, kernel: Kernel, config: Config, tensors: Sequence[Tensor]) -> Results:
         if config == ATEN:
             return run_on_aten(self.op, tensors)
         return launch(kernel, config, tensors)
@@ -100,19 +102,7 @@ class FusedCall:
     def _chosen(self, kernel: Kernel, tensors: Sequence[Tensor]) -> Config:
         if not self.tunes or tensors[0].device.type != "cuda":
             return kernel.configs[0]
-
-        def run(config: Config) -> None:
-            if config == ATEN:
-                run_on_aten(self.op, tensors)
-            else:
-                launch(kernel, config, tensors)
-
-        return choose(kernel, tensors[0].device, run)
-
-
-def fused_calls(program: Program) -> list[FusedCall]:
-    """What runs each fused region of a program, in order."""
-    return [FusedCall(op) for op in program.ops if isinstance(op, FusedOp)]
+        return choose(kernel, tensors[0].device, lambda c: self._run(kernel, c, tensors))
 
 
 def _runs_kernels(device: torch.device) -> bool:
@@ -120,7 +110,7 @@ def _runs_kernels(device: torch.device) -> bool:
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def launch(kernel: Kernel, config: Config, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def launch(kernel: Kernel, config: Config, tensors: Sequence[Tensor]) -> Results:
     """Run a kernel with a configuration; returns the results of its region."""
     region = kernel.region
     device = tensors[0].device
@@ -163,19 +153,12 @@ def _blocks(count: int, block: int) -> int:
     return -(-count // block)
 
 
-def run_on_aten(op: FusedOp, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def run_on_aten(op: FusedOp, tensors: Sequence[Tensor]) -> Results:
     """The results of a region, computed by its ops one after another."""
-    values: dict[Any, Any] = dict(zip(op.block.args, tensors, strict=True))
+    values: dict[SSAValue, Tensor] = dict(zip(op.block.args, tensors, strict=True))
     device = tensors[0].device if tensors else torch.device("cpu")
     for inner in op.fused_ops:
-        dense = inner.name in NEED_CONTIGUOUS
-        positional, keywords = arguments(
-            inner, lambda v, dense=dense: values[v].contiguous() if dense else values[v]
+        values.update(
+            zip(inner.results, prepared(inner, values.__getitem__, device)(), strict=True)
         )
-        if not inner.operands and inner.signature.parameter("device") is not None:
-            keywords["device"] = device
-        returned: Any = callee_of(inner)(*positional, **keywords)
-        parts = returned if isinstance(returned, tuple | list) else (returned,)
-        given = [part for part in parts if part is not None]
-        values.update(zip(inner.results, given, strict=True))
     return tuple(values[value] for value in op.yielded)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from xdsl.ir import SSAValue
 
 from shardweave.backends.triton.formulas import computed_in, type_text
-from shardweave.backends.triton.index import Base, of_base, unraveled
+from shardweave.backends.triton.index import Base, of_base
 from shardweave.backends.triton.reductions import Accumulation, Reducer
 from shardweave.backends.triton.region import Region
-from shardweave.backends.triton.source import Config, Kernel, KernelSignature, render
+from shardweave.backends.triton.source import Config, Kernel, KernelDraft
 from shardweave.backends.triton.values import Values
 from shardweave.backends.triton.writer import NotReadyError, Term
 from shardweave.ir.fusible import WHOLE_ROW, column_results, role_of
@@ -24,25 +26,20 @@ _JOIN = {"sum": "{a} + {b}", "max": "tl.maximum({a}, {b})", "min": "tl.minimum({
 
 def pointwise_kernel(region: Region, strides: Strides = None) -> Kernel:
     """One element of each stored value for each of `n` places."""
-    signature = KernelSignature(region)
-    writer = signature.writer(strides)
+    draft = KernelDraft(region, strides)
+    writer = draft.writer
     writer.masks = {"x": "in_x"}
-    values = Values(writer)
     writer.line("x = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)")
     writer.line("in_x = x < n")
+    values = Values(writer)
     x = of_base(Base("x", region.space.columns, frozenset({"x"})))
-    for value, pointer in zip(region.stored, signature.outputs, strict=True):
-        own = unraveled(x, shape_of(value), writer.name_index)
-        writer.store(pointer, value, x, values.at(value, own), frozenset({"x"}))
-    name, source = render(signature, writer, "pointwise", ["n"], ["BLOCK"])
+    for value, pointer in draft.outputs.items():
+        values.store(pointer, value, x, frozenset({"x"}))
     blocks = [(1024, 4), (512, 4), (2048, 8), (4096, 8), (256, 2)]
     if any(op.name in ("aten.sin", "aten.cos") for op in region.ops):
         blocks.insert(0, (256, 8))  # their argument reduction takes many registers
     configs: list[Config] = [{"BLOCK": block, "num_warps": warps} for block, warps in blocks]
-    sizes = {"n": region.space.columns}
-    return Kernel(
-        name, source, "pointwise", region, signature.types(()), sizes, (), {}, tuple(configs)
-    )
+    return draft.kernel({"n": region.space.columns}, configs)
 
 
 def reduction_kernel(region: Region, strides: Strides = None, whole_row: int = WHOLE_ROW) -> Kernel:
@@ -56,8 +53,8 @@ def reduction_kernel(region: Region, strides: Strides = None, whole_row: int = W
 class _ReductionTemplate:
     def __init__(self, region: Region, strides: Strides, whole_row: int) -> None:
         self.region, self.space = region, region.space
-        self.signature = KernelSignature(region)
-        self.writer = self.signature.writer(strides)
+        self.draft = KernelDraft(region, strides)
+        self.writer = self.draft.writer
         self.writer.masks = {"row": "in_row", "col": "in_col"}
         self.writer.symbols = [(self.space.columns, "n_cols")]
         self.values = Values(self.writer)
@@ -122,57 +119,45 @@ class _ReductionTemplate:
         self._store(per_row)
         full = [v for v in self.region.stored if v not in per_row]
         if full:
-            state = self._open_loop()
-            self._store(full)
-            self._close_loop(state)
+            with self._loop_over_columns():
+                self._store(full)
 
     def _is_per_row(self, value: SSAValue) -> bool:
-        numel = self.space.rows * self.space.columns
-        count = 1
-        for size in shape_of(value):
-            count *= size
-        return count != numel
+        return math.prod(shape_of(value)) != self.space.rows * self.space.columns
+
+    @contextmanager
+    def _loop_over_columns(self) -> Iterator[None]:
+        with self.writer.block("for start in range(0, n_cols, BLOCK_C):"):
+            self._define_columns("start + tl.arange(0, BLOCK_C)")
+            yield
 
     def _round(self, pending: list[Accumulation]) -> list[Accumulation]:
         """Accumulate what can be in one loop over the columns; returns the steps that wait."""
         first = len(self.writer.lines)
-        state = self._open_loop()
         ready: list[tuple[Accumulation, str, Term]] = []
         waiting: list[Accumulation] = []
-        for step in pending:
-            before = self.writer.state()
-            try:
-                term = step.term()
-            except NotReadyError:
-                self.writer.restore(before, erase=True)
-                waiting.append(step)
-                continue
-            total = self.writer.fresh("total")
-            part = f"tl.where(in_col, {term.name}, {_START[step.kind]})"
-            self.writer.line(f"{total} = {_JOIN[step.kind].format(a=total, b=part)}")
-            ready.append((step, total, term))
+        with self._loop_over_columns():
+            for step in pending:
+                before = self.writer.state()
+                try:
+                    term = step.term()
+                except NotReadyError:
+                    self.writer.restore(before, erase=True)
+                    waiting.append(step)
+                    continue
+                total = self.writer.fresh("total")
+                part = f"tl.where(in_col, {term.name}, {_START[step.kind]})"
+                self.writer.line(f"{total} = {_JOIN[step.kind].format(a=total, b=part)}")
+                ready.append((step, total, term))
         assert ready, "reductions of a region wait for each other in a circle"
-        self._close_loop(state)
-        block = "    {} = tl.full([BLOCK_R, BLOCK_C], {}, {})"
-        starts = [
-            block.format(total, _START[step.kind], type_text(term.dtype))
+        starts = "    {} = tl.full([BLOCK_R, BLOCK_C], {}, {})"
+        self.writer.lines[first:first] = [
+            starts.format(total, _START[step.kind], type_text(term.dtype))
             for step, total, term in ready
         ]
-        self.writer.lines[first:first] = starts
         for step, total, term in ready:
             self._finish(step, f"tl.{step.kind}({total}, axis=1)[:, None]", term)
         return waiting
-
-    def _open_loop(self) -> tuple[int, dict[object, Term]]:
-        self.writer.line("for start in range(0, n_cols, BLOCK_C):")
-        self.writer.indent += "    "
-        state = self.writer.state()
-        self._define_columns("start + tl.arange(0, BLOCK_C)")
-        return state
-
-    def _close_loop(self, state: tuple[int, dict[object, Term]]) -> None:
-        self.writer.indent = self.writer.indent[4:]
-        self.writer.restore(state, erase=False)
 
     def _all_rows(self, rows: list[Accumulation], columns: list[Accumulation]) -> None:
         """Each program walks over blocks of rows, and keeps sums of columns."""
@@ -185,31 +170,26 @@ class _ReductionTemplate:
         for total, dtype in zip(totals, dtypes, strict=True):
             line(f"{total} = tl.zeros([{height}, BLOCK_C], {type_text(dtype)})")
         line("step = tl.num_programs(0) * BLOCK_R")
-        line("for start in range(tl.program_id(0) * BLOCK_R, n_rows, step):")
-        self.writer.indent += "    "
-        line("row = (start + tl.arange(0, BLOCK_R))[:, None]")
-        line("in_row = row < n_rows")
-        self._reduce_rows(rows)
-        for step, total in zip(columns, totals, strict=True):
-            part = f"tl.where(in_row & in_col, {step.term().name}, 0)"
-            line(f"{total} += " + (f"tl.sum({part}, axis=0)[None, :]" if rows else part))
-        self._store([v for v in self.region.stored if v not in self.column_values])
-        self.writer.indent = self.writer.indent[4:]
+        with self.writer.block("for start in range(tl.program_id(0) * BLOCK_R, n_rows, step):"):
+            line("row = (start + tl.arange(0, BLOCK_R))[:, None]")
+            line("in_row = row < n_rows")
+            self._reduce_rows(rows)
+            for step, total in zip(columns, totals, strict=True):
+                part = f"tl.where(in_row & in_col, {step.term().name}, 0)"
+                line(f"{total} += " + (f"tl.sum({part}, axis=0)[None, :]" if rows else part))
+            self._store([v for v in self.region.stored if v not in self.column_values])
         for step, total in zip(columns, totals, strict=True):
             assert step.result is not None
-            pointer = self.signature.outputs[self.region.stored.index(step.result)]
+            pointer = self.draft.outputs[step.result]
             text = total if rows else f"tl.sum({total}, axis=0)[None, :]"
             line(f"tl.store({pointer} + tl.program_id(0) * n_cols + col, {text}, mask=in_col)")
 
     def _store(self, stored: Sequence[SSAValue]) -> None:
         for value in stored:
-            pointer = self.signature.outputs[self.region.stored.index(value)]
+            place, axes = self.row * self.space.columns + self.col, frozenset({"row", "col"})
             if self._is_per_row(value):
                 place, axes = self.row, frozenset({"row"})
-            else:
-                place, axes = self.row * self.space.columns + self.col, frozenset({"row", "col"})
-            own = unraveled(place, shape_of(value), self.writer.name_index)
-            self.writer.store(pointer, value, place, self.values.at(value, own), axes)
+            self.values.store(self.draft.outputs[value], value, place, axes)
 
     # The result
 
@@ -221,13 +201,7 @@ class _ReductionTemplate:
             fixed["BLOCK_C"] = power_of_2(space.columns)
         sizes = {"n_rows": space.rows} | ({} if whole else {"n_cols": space.columns})
         configs = _configs(self.region, in_parts=self.in_parts)
-        constants = [*fixed, *(k for k in configs[0] if k.startswith("BLOCK"))]
-        name, source = render(self.signature, self.writer, space.family, list(sizes), constants)
-        types = self.signature.types(self.partial)
-        return Kernel(
-            name, source, space.family, self.region, types, sizes, tuple(self.partial), fixed,
-            tuple(configs),
-        )  # fmt: skip
+        return self.draft.kernel(sizes, configs, self.partial, fixed)
 
 
 def power_of_2(count: int) -> int:

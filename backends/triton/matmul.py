@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from xdsl.ir import SSAValue
 
 from shardweave.backends.triton.formulas import computed_in, type_text
-from shardweave.backends.triton.index import Base, of_base, unraveled
+from shardweave.backends.triton.index import Base, of_base
 from shardweave.backends.triton.region import Region
-from shardweave.backends.triton.source import Config, Kernel, KernelSignature, render
+from shardweave.backends.triton.source import Config, Kernel, KernelDraft
 from shardweave.backends.triton.values import Values
 from shardweave.backends.triton.writer import Guards, Indices, Term, UnfitError
 from shardweave.ir.aten import AtenOp
@@ -45,10 +45,7 @@ SYMBOLIC = 16
 def matmul_kernel(
     region: Region, strides: Sequence[Sequence[int]] | None = None, precision: str = "ieee"
 ) -> Kernel:
-    """A block of the product for each program; pointwise ops before and after, in registers.
-
-    precision: of float32 products, "ieee" or "tf32".
-    """
+    """A block of the product for each program; pointwise ops before and after, in registers."""
     return _MatmulTemplate(region, strides, precision).kernel()
 
 
@@ -61,30 +58,23 @@ class _MatmulTemplate:
         self.left, self.right = self.product.operands[-2:]
         (m, k), n = shape_of(self.left), shape_of(self.right)[1]
         self.sizes = {"m_size": m, "n_size": n, "k_size": k}
-        self.signature = KernelSignature(region)
-        self.writer = self.signature.writer(strides)
+        self.draft = KernelDraft(region, strides)
+        self.writer = self.draft.writer
         self.writer.masks = {axis: f"in_{axis}" for axis in ("row", "col", "k_a", "k_b")}
         self.values = Values(self.writer)
         extents = {"row": m, "col": n, "k_a": k, "k_b": k}
         self.bases = {b: of_base(Base(b, size, frozenset({b}))) for b, size in extents.items()}
 
     def kernel(self) -> Kernel:
-        for line in _BLOCK_OF.splitlines():
-            self.writer.line(line)
+        self.writer.line(_BLOCK_OF)
         self._multiply()
         self._use_symbols("n_size")
         self.values.special = dict.fromkeys(MATMULS, self._result)
         place = self.bases["row"] * self.sizes["n_size"] + self.bases["col"]
-        for value, pointer in zip(self.region.stored, self.signature.outputs, strict=True):
-            own = unraveled(place, shape_of(value), self.writer.name_index)
-            term = self.values.at(value, own)
-            self.writer.store(pointer, value, place, term, frozenset({"row", "col"}))
-        constants = ["BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M"]
-        name, source = render(self.signature, self.writer, "matmul", list(self.sizes), constants)
+        for value, pointer in self.draft.outputs.items():
+            self.values.store(pointer, value, place, frozenset({"row", "col"}))
         is_plain = len(self.region.ops) == 1
-        configs = _configs(dtype_of_value(self.left).itemsize, is_plain)
-        types = self.signature.types(())
-        return Kernel(name, source, "matmul", self.region, types, self.sizes, (), {}, configs)
+        return self.draft.kernel(self.sizes, _configs(dtype_of_value(self.left).itemsize, is_plain))
 
     def _use_symbols(self, *names: str) -> None:
         """Sizes that are written as arguments where they are strides, in order of preference."""
@@ -94,24 +84,19 @@ class _MatmulTemplate:
     def _multiply(self) -> None:
         writer = self.writer
         writer.line("total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)")
-        writer.line("for start in range(0, k_size, BLOCK_K):")
-        writer.indent += "    "
-        for line in _STEP.splitlines():
-            writer.line(line)
-        state = writer.state()
-        # Of equal sizes each factor names its own: products of other sizes share the source.
-        self._use_symbols("k_size", "m_size")
-        left = _factor(self.values, self.left, (self.bases["row"], self.bases["k_a"]))
-        is_transposed = writer.strides.get(self.right, (0,))[0] == 1
-        order = ("k_size", "n_size") if is_transposed else ("n_size", "k_size")
-        self._use_symbols(*order)
-        right = _factor(self.values, self.right, (self.bases["k_b"], self.bases["col"]))
-        a, b = _block(left, "[BLOCK_M, BLOCK_K]"), _block(right, "[BLOCK_K, BLOCK_N]")
-        if "k_a" not in left.axes:  # read without k's mask, it would count for every k
-            a = f"tl.where(in_k_a, {a}, 0)"
-        writer.line(f'total = tl.dot({a}, {b}, total, input_precision="{self.precision}")')
-        writer.indent = writer.indent[4:]
-        writer.restore(state, erase=False)
+        with writer.block("for start in range(0, k_size, BLOCK_K):"):
+            writer.line(_STEP)
+            # Of equal sizes each factor names its own: products of other sizes share the source.
+            self._use_symbols("k_size", "m_size")
+            left = _factor(self.values, self.left, (self.bases["row"], self.bases["k_a"]))
+            is_transposed = writer.strides.get(self.right, (0,))[0] == 1
+            order = ("k_size", "n_size") if is_transposed else ("n_size", "k_size")
+            self._use_symbols(*order)
+            right = _factor(self.values, self.right, (self.bases["k_b"], self.bases["col"]))
+            a, b = _block(left, "[BLOCK_M, BLOCK_K]"), _block(right, "[BLOCK_K, BLOCK_N]")
+            if "k_a" not in left.axes:  # read without k's mask, it would count for every k
+                a = f"tl.where(in_k_a, {a}, 0)"
+            writer.line(f'total = tl.dot({a}, {b}, total, input_precision="{self.precision}")')
 
     def _result(self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards) -> Term:
         if indices != (self.bases["row"], self.bases["col"]):
@@ -128,18 +113,14 @@ class _MatmulTemplate:
 def _factor(values: Values, value: SSAValue, indices: Indices) -> Term:
     """A block of a factor, in the factor's own dtype: a product of halves wants halves."""
     dtype = dtype_of_value(value)
-    values.writer.widens = not _is_loaded(value)
+    # Nothing but views may lie between an input and the factor.
+    values.writer.widens = isinstance(layout_source(value).owner, AtenOp)
     term = values.at(value, indices)
     values.writer.widens = True
     if term.dtype == dtype:
         return term
     text = f"{term.name}.to({type_text(dtype)})"
     return values.writer.assign("factor", text, dtype, term.axes)
-
-
-def _is_loaded(value: SSAValue) -> bool:
-    """Whether nothing but views lies between an input and the factor."""
-    return not isinstance(layout_source(value).owner, AtenOp)
 
 
 def _block(term: Term, shape: str) -> str:

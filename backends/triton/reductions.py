@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import torch
 from xdsl.ir import SSAValue
 
-from shardweave.backends.triton.formulas import computed_in, number
-from shardweave.backends.triton.index import Index, divided, raveled, unraveled
+from shardweave.backends.triton.formulas import computed_in, converted, number
+from shardweave.backends.triton.index import Index, divided, raveled
 from shardweave.backends.triton.values import Special, Values
 from shardweave.backends.triton.writer import Guards, Indices, NotReadyError, Term, UnfitError
 from shardweave.ir.aten import AtenOp
@@ -41,53 +40,43 @@ class Reducer:
 
     def __post_init__(self) -> None:
         self.finished: dict[Key, Term] = {}
-        special: dict[str, Special] = {
-            "aten.sum.dim_IntList": self._total,
-            "aten.amax": self._total,
-            "aten.amin": self._total,
-            "aten._softmax": self._softmax,
-            "aten._safe_softmax": self._softmax,
-            "aten._softmax_backward_data": self._softmax_backward,
-            LAYER_NORM: self._layer_norm,
-            LAYER_NORM_BACKWARD: self._layer_norm_backward,
+        self.ops: dict[str, tuple[Special, Callable[[AtenOp], list[Accumulation]]]] = {
+            "aten.sum.dim_IntList": (self._total, self._total_steps),
+            "aten.amax": (self._total, self._total_steps),
+            "aten.amin": (self._total, self._total_steps),
+            "aten._softmax": (self._softmax, self._softmax_steps),
+            "aten._safe_softmax": (self._softmax, self._softmax_steps),
+            "aten._softmax_backward_data": (self._softmax_backward, self._softmax_backward_steps),
+            LAYER_NORM: (self._layer_norm, self._layer_norm_steps),
+            LAYER_NORM_BACKWARD: (self._layer_norm_backward, self._layer_norm_backward_steps),
         }
-        self.values.special.update(special)
+        self.values.special |= {name: result for name, (result, _) in self.ops.items()}
 
     def steps(self, op: AtenOp) -> list[Accumulation]:
         """What an op accumulates over rows, and over columns."""
-        makers = {
-            "aten._softmax": self._softmax_steps,
-            "aten._safe_softmax": self._softmax_steps,
-            "aten._softmax_backward_data": self._softmax_backward_steps,
-            LAYER_NORM: self._layer_norm_steps,
-            LAYER_NORM_BACKWARD: self._layer_norm_backward_steps,
-        }
-        return makers.get(op.name, self._total_steps)(op)
+        _, steps = self.ops[op.name]
+        return steps(op)
 
     # Pieces
 
-    def space(self, value: SSAValue) -> Indices:
-        """The indices of the value's element at this row and column."""
-        flat = self.row * self.columns + self.col
-        return unraveled(flat, shape_of(value), self.values.writer.name_index)
-
     def each(self, value: SSAValue) -> Term:
-        return self.values.at(value, self.space(value))
+        """The value's element at this row and column."""
+        return self.values.at(value, self.values.indices(value, self.row * self.columns + self.col))
 
     def of_row(self, value: SSAValue) -> Term:
         """An element of a value that has one for each row."""
-        own = unraveled(self.row, shape_of(value), self.values.writer.name_index)
-        return self.values.at(value, own)
+        return self.values.at(value, self.values.indices(value, self.row))
 
     def done(self, key: Key) -> Term:
         if key not in self.finished:
             raise NotReadyError
         return self.finished[key]
 
-    def write(
-        self, hint: str, text: str, like: Term, axes: frozenset[str], comment: str = ""
-    ) -> Term:
-        return self.values.writer.assign(hint, text, like.dtype, axes, comment)
+    def write(self, hint: str, text: str, *terms: Term, comment: str = "") -> Term:
+        """The variable of a formula, in which {0}, {1}, .. stand for the terms."""
+        axes = frozenset[str]().union(*(term.axes for term in terms))
+        words = text.format(*(term.name for term in terms))
+        return self.values.writer.assign(hint, words, terms[0].dtype, axes, comment)
 
     def _position(self, indices: Indices, value: SSAValue) -> Index:
         """The column of an element of a value of the space. Raises UnfitError off the row."""
@@ -112,7 +101,7 @@ class Reducer:
             found = self.each(source)
             if found.dtype == dtype or found.is_literal:
                 return found
-            text = f"{found.name}.to({_type(dtype)})"
+            text = converted(found.name, found.dtype, dtype)
             return self.values.writer.assign("wide", text, dtype, found.axes)
 
         over = reductions_of(op)[0].over
@@ -135,26 +124,25 @@ class Reducer:
         ]
 
     def _exponential(self, op: AtenOp, x: Term) -> Term:
-        highest = self.done((op, "max"))
-        text = f"tl.exp({x.name} - {highest.name})"
-        return self.write("exp", text, x, x.axes | highest.axes, op.name)
+        return self.write("exp", "tl.exp({0} - {1})", x, self.done((op, "max")), comment=op.name)
 
     def _softmax(self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards) -> Term:
         self._position(indices, value)
         power = self._exponential(op, self.values.at(op.operands[0], indices, guards))
-        total = self.done((op, "sum"))
-        text = f"{power.name} / {total.name}"
+        terms = [power, self.done((op, "sum"))]
+        text = "{0} / {1}"
         if op.name == "aten._safe_softmax":  # a row of -inf is a row of 0
-            highest = self.done((op, "max"))
-            text = f'tl.where({highest.name} == float("-inf"), 0.0, {text})'
-        return self.write("softmax", text, power, power.axes | total.axes, op.name)
+            terms.append(self.done((op, "max")))
+            text = 'tl.where({2} == float("-inf"), 0.0, {0} / {1})'
+        return self.write("softmax", text, *terms, comment=op.name)
 
     def _softmax_backward_steps(self, op: AtenOp) -> list[Accumulation]:
         grad, output = op.operands
 
         def term() -> Term:
-            g, y = self.each(grad), self.each(output)
-            return self.write("product", f"{g.name} * {y.name}", g, g.axes | y.axes, op.name)
+            return self.write(
+                "product", "{0} * {1}", self.each(grad), self.each(output), comment=op.name
+            )
 
         return [Accumulation((op, "sum"), "sum", term)]
 
@@ -164,9 +152,7 @@ class Reducer:
         self._position(indices, value)
         g, y = (self.values.at(operand, indices, guards) for operand in op.operands)
         total = self.done((op, "sum"))
-        axes = g.axes | y.axes | total.axes
-        text = f"{y.name} * ({g.name} - {total.name})"
-        return self.write("softmax_grad", text, g, axes, op.name)
+        return self.write("softmax_grad", "{1} * ({0} - {2})", g, y, total, comment=op.name)
 
     # layer norm
 
@@ -174,9 +160,8 @@ class Reducer:
         source = op.operands[0]
 
         def square() -> Term:
-            x, mean = self.each(source), self._mean(op)
-            center = self.write("center", f"{x.name} - {mean.name}", x, x.axes | mean.axes)
-            return self.write("square", f"{center.name} * {center.name}", x, center.axes)
+            center = self.write("center", "{0} - {1}", self.each(source), self._mean(op))
+            return self.write("square", "{0} * {0}", center)
 
         return [
             Accumulation((op, "sum"), "sum", lambda: self.each(source)),
@@ -184,13 +169,11 @@ class Reducer:
         ]
 
     def _mean(self, op: AtenOp) -> Term:
-        total = self.done((op, "sum"))
-        return self.write("mean", f"{total.name} / n_cols", total, total.axes, op.name)
+        return self.write("mean", "{0} / n_cols", self.done((op, "sum")), comment=op.name)
 
     def _rstd(self, op: AtenOp) -> Term:
-        squares = self.done((op, "squares"))
-        inner = f"{squares.name} / n_cols + {number(op.value('eps'))}"
-        return self.write("rstd", f"1.0 / tl.sqrt({inner})", squares, squares.axes, op.name)
+        text = f"1.0 / tl.sqrt({{0}} / n_cols + {number(op.value('eps'))})"
+        return self.write("rstd", text, self.done((op, "squares")), comment=op.name)
 
     def _layer_norm(self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards) -> Term:
         if value is not op.results[0]:
@@ -198,18 +181,16 @@ class Reducer:
             return self._mean(op) if value is op.results[1] else self._rstd(op)
         col = self._position(indices, value)
         x = self.values.at(op.operands[0], indices, guards)
-        mean, rstd = self._mean(op), self._rstd(op)
-        text, axes = f"({x.name} - {mean.name}) * {rstd.name}", x.axes | mean.axes
+        text, terms = "({0} - {1}) * {2}", [x, self._mean(op), self._rstd(op)]
         for name, symbol in (("weight", "*"), ("bias", "+")):
             given = op.tensor(name)
             if isinstance(given, SSAValue):
-                term = self._of_column(given, col)
-                text, axes = f"{text} {symbol} {term.name}", axes | term.axes
-        return self.write("layer_norm", text, x, axes, op.name)
+                text += f" {symbol} {{{len(terms)}}}"
+                terms.append(self._of_column(given, col))
+        return self.write("layer_norm", text, *terms, comment=op.name)
 
     def _of_column(self, value: SSAValue, col: Index) -> Term:
-        own = unraveled(col, shape_of(value), self.values.writer.name_index)
-        return self.values.at(value, own)
+        return self.values.at(value, self.values.indices(value, col))
 
     def _layer_norm_backward_steps(self, op: AtenOp) -> list[Accumulation]:
         dx, dweight, dbias = op.value("output_mask")
@@ -230,22 +211,19 @@ class Reducer:
         return steps
 
     def _normal(self, op: AtenOp) -> Term:
-        x, mean, rstd = self.each(op.operands[1]), *map(self.of_row, op.operands[2:4])
-        text = f"({x.name} - {mean.name}) * {rstd.name}"
-        return self.write("normal", text, x, x.axes | mean.axes | rstd.axes, op.name)
+        terms = self.each(op.operands[1]), *map(self.of_row, op.operands[2:4])
+        return self.write("normal", "({0} - {1}) * {2}", *terms, comment=op.name)
 
     def _weighted(self, op: AtenOp) -> Term:
         grad, weight = self.each(op.operands[0]), op.tensor("weight")
         if not isinstance(weight, SSAValue):
             return grad
         w = self._of_column(weight, self.col)
-        return self.write("weighted", f"{grad.name} * {w.name}", grad, grad.axes | w.axes, op.name)
+        return self.write("weighted", "{0} * {1}", grad, w, comment=op.name)
 
     def _product(self, op: AtenOp, *, weighted: bool) -> Term:
         grad = self._weighted(op) if weighted else self.each(op.operands[0])
-        normal = self._normal(op)
-        text = f"{grad.name} * {normal.name}"
-        return self.write("product", text, grad, grad.axes | normal.axes, op.name)
+        return self.write("product", "{0} * {1}", grad, self._normal(op), comment=op.name)
 
     def _layer_norm_backward(
         self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards
@@ -254,11 +232,6 @@ class Reducer:
             raise UnfitError("the gradient of a layer norm is read out of order")
         tilt, shift = self.done((op, "tilt")), self.done((op, "shift"))
         grad, normal, rstd = self._weighted(op), self._normal(op), self.of_row(op.operands[3])
-        inner = f"({normal.name} * {tilt.name} + {shift.name}) / n_cols"
-        axes = grad.axes | normal.axes | tilt.axes
-        text = f"({grad.name} - {inner}) * {rstd.name}"
-        return self.write("layer_norm_grad", text, grad, axes, op.name)
-
-
-def _type(dtype: torch.dtype) -> str:
-    return f"tl.{str(dtype).removeprefix('torch.')}".replace("tl.bool", "tl.int1")
+        text = "({0} - ({1} * {2} + {3}) / n_cols) * {4}"
+        terms = grad, normal, tilt, shift, rstd
+        return self.write("layer_norm_grad", text, *terms, comment=op.name)

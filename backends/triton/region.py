@@ -8,7 +8,6 @@ from torch import Tensor
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.backends.triton.writer import UnfitError
-from shardweave.ir.annotations import layer_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import facts_of
 from shardweave.ir.fusible import IterationSpace, space_of
@@ -48,11 +47,6 @@ class Region:
     stored: tuple[SSAValue, ...]
     outputs: tuple[Output, ...]
     space: IterationSpace
-
-    @property
-    def text(self) -> list[str]:
-        """The lines of the program that the region stands for."""
-        return [f"{op}  {layer_of(op)}" for op in self.ops]
 
 
 def region_of(op: FusedOp) -> Region:

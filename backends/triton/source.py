@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from xdsl.ir import SSAValue
 
-from shardweave.backends.triton.formulas import type_text
+from shardweave.backends.programs import free_name
+from shardweave.backends.triton.formulas import computed_in, type_text
 from shardweave.backends.triton.region import Region
 from shardweave.backends.triton.writer import Writer, short_name
 from shardweave.ir.annotations import ANNOTATIONS, properties_without
@@ -21,8 +23,11 @@ from shardweave.ir.types import dtype_of_value, shape_of
 Config = dict[str, int]
 """Values of the constexpr parameters, and num_warps and num_stages."""
 
+LAUNCH = ("num_warps", "num_stages", "programs")
+"""Keys of a configuration that are no parameters."""
+
 HEADER = '''\
-"""{summary}
+"""A kernel of the family '{family}'.
 
 Written by shardweave. Computes
 {ops}
@@ -46,58 +51,81 @@ class Kernel:
     source: a Python module with one Triton function, `name`. pointers: the types of the pointer
     parameters, inputs first. sizes: values of the integer parameters, by name, in order.
     partial: numbers of the stored values that come as one sum per program, to be added up.
-    fixed: constexpr parameters that the region decides.
+    fixed: constexpr parameters that the region decides. constants: all of them, in order.
     """
 
     name: str
     source: str
-    family: Family
     region: Region
     pointers: tuple[str, ...]
     sizes: dict[str, int]
     partial: tuple[int, ...]
     fixed: dict[str, int]
+    constants: tuple[str, ...]
     configs: tuple[Config, ...]
+
+    @property
+    def family(self) -> Family:
+        return self.region.space.family
 
     @property
     def key(self) -> str:
         """Equal for kernels with equal source."""
         return hashlib.sha256(self.source.encode()).hexdigest()[:16]
 
-    @property
-    def constants(self) -> list[str]:
-        launch = ("num_warps", "num_stages", "programs")
-        return [*self.fixed, *(key for key in self.configs[0] if key not in launch)]
 
+class KernelDraft:
+    """A kernel while it is written. outputs: the parameter of each stored value.
 
-@dataclass
-class KernelSignature:
-    """The parameters of a kernel while it is written."""
+    strides: of the inputs, in elements; dense ones if None.
+    """
 
-    region: Region
-    pointers: dict[SSAValue, str] = field(default_factory=lambda: dict[SSAValue, str]())
-    outputs: list[str] = field(default_factory=lambda: list[str]())
-
-    def __post_init__(self) -> None:
+    def __init__(self, region: Region, strides: Sequence[Sequence[int]] | None) -> None:
         taken: set[str] = set()
-        for value in self.region.inputs:
-            self.pointers[value] = _free(f"{short_name(value)}_ptr", taken)
-        for value in self.region.stored:
-            self.outputs.append(_free(f"out_{short_name(value)}_ptr", taken))
+        given = strides or [dense_strides(shape_of(value)) for value in region.inputs]
+        pointers = {v: free_name(f"{short_name(v)}_ptr", taken) for v in region.inputs}
+        self.region = region
+        self.outputs = {v: free_name(f"out_{short_name(v)}_ptr", taken) for v in region.stored}
+        self.writer = Writer(pointers, dict(zip(region.inputs, given, strict=True)))
 
-    def writer(self, strides: Sequence[Sequence[int]] | None) -> Writer:
-        """A writer that loads inputs with these strides; dense ones if None."""
-        given = strides or [dense_strides(shape_of(value)) for value in self.region.inputs]
-        return Writer(self.pointers, dict(zip(self.region.inputs, given, strict=True)))
+    def kernel(
+        self,
+        sizes: dict[str, int],
+        configs: Sequence[Config],
+        partial: Sequence[int] = (),
+        fixed: Mapping[str, int] = MappingProxyType({}),
+    ) -> Kernel:
+        """The kernel of what is written. The arguments are as in `Kernel`."""
+        region = self.region
+        words = dict.fromkeys(op.name.split(".")[1].strip("_") for op in region.ops)
+        core = [w for w in words if w not in ("view", "permute", "expand", "full", "to_copy")]
+        name = f"{region.space.family}_" + "_".join(core[:4])
+        constants = (*fixed, *(key for key in configs[0] if key not in LAUNCH))
+        parameters = [
+            *self.writer.pointers.values(),
+            *self.outputs.values(),
+            *sizes,
+            *(f"{constant}: tl.constexpr" for constant in constants),
+        ]
+        head = HEADER.format(
+            family=region.space.family,
+            ops="\n".join(f"    {line}" for line in _op_lines(region)),
+            name=name,
+            parameters=",\n    ".join(parameters),
+        )
+        source = head + "\n".join(self.writer.lines) + "\n"
+        return Kernel(
+            name, source, region, self._pointer_types(partial), sizes, tuple(partial), dict(fixed),
+            constants, tuple(configs),
+        )  # fmt: skip
 
-    def types(self, partial: Sequence[int]) -> tuple[str, ...]:
-        """The pointer types of all pointer parameters, as Triton writes them in signatures."""
-        found = [pointer_type(type_text(dtype_of_value(v))) for v in self.region.inputs]
-        for number, value in enumerate(self.region.stored):
-            text = type_text(dtype_of_value(value))
-            is_half = text in ("tl.float16", "tl.bfloat16")
-            found.append(pointer_type("tl.float32" if number in partial and is_half else text))
-        return tuple(found)
+    def _pointer_types(self, partial: Sequence[int]) -> tuple[str, ...]:
+        """The types of all pointer parameters, as Triton writes them in signatures."""
+        dtypes = [dtype_of_value(value) for value in (*self.region.inputs, *self.region.stored)]
+        for number in partial:
+            place = len(self.region.inputs) + number
+            dtypes[place] = computed_in(dtypes[place])
+        return tuple(pointer_type(type_text(dtype)) for dtype in dtypes)
 
 
 def pointer_type(text: str) -> str:
@@ -105,33 +133,6 @@ def pointer_type(text: str) -> str:
     names = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
     word = text.removeprefix("tl.")
     return "*" + names.get(word, word.replace("uint", "u").replace("int", "i"))
-
-
-def render(
-    signature: KernelSignature,
-    writer: Writer,
-    family: Family,
-    sizes: Sequence[str],
-    constants: Sequence[str],
-) -> tuple[str, str]:
-    """Name and source of the module."""
-    region = signature.region
-    words = dict.fromkeys(op.name.split(".")[1].strip("_") for op in region.ops)
-    core = [w for w in words if w not in ("view", "permute", "expand", "full", "to_copy")]
-    name = f"{family}_" + "_".join(core[:4])
-    parameters = [
-        *signature.pointers.values(),
-        *signature.outputs,
-        *sizes,
-        *(f"{constant}: tl.constexpr" for constant in constants),
-    ]
-    text = HEADER.format(
-        summary=f"A kernel of the family '{family}'.",
-        ops="\n".join(f"    {line}" for line in _op_lines(region)),
-        name=name,
-        parameters=",\n    ".join(parameters),
-    )
-    return name, text + "\n".join(writer.lines) + "\n"
 
 
 def _op_lines(region: Region) -> list[str]:
@@ -150,12 +151,3 @@ def _op_lines(region: Region) -> list[str]:
         made = ", ".join(numbers[result] for result in op.results)
         lines.append(f"{made} = {op.name}({given})")
     return lines
-
-
-def _free(word: str, taken: set[str]) -> str:
-    found, count = word, 1
-    while found in taken:
-        count += 1
-        found = f"{word}{count}"
-    taken.add(found)
-    return found

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from shardweave.backends.triton.cache import cache_folder, read_entry, write_file
+from shardweave.backends.triton.cache import cache_folder, write_file
 from shardweave.backends.triton.source import Config, Kernel
 
 logger = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ ATEN: Config = {"aten": 1}
 """The choice not to use the kernel: the region's ops, one after another, took less time."""
 
 
-def choose(kernel: Kernel, device: torch.device, run: Callable[[Config], None]) -> Config:
+def choose(kernel: Kernel, device: torch.device, run: Callable[[Config], object]) -> Config:
     """The fastest configuration on this device, from the cache on disk or measured now.
 
     run: runs the kernel with a configuration (or the ops, for `ATEN`), on the inputs at hand.
@@ -34,7 +34,7 @@ def choose(kernel: Kernel, device: torch.device, run: Callable[[Config], None]) 
     return best
 
 
-def measure(kernel: Kernel, run: Callable[[Config], None]) -> Config:
+def measure(kernel: Kernel, run: Callable[[Config], object]) -> Config:
     """The configuration that takes the least time; those that do not fit the device are skipped."""
     from triton.runtime.errors import OutOfResources
     from triton.testing import do_bench
@@ -63,8 +63,10 @@ def entry_path(kernel: Kernel, device_name: str) -> Path:
 
 def read_choice(path: Path, kernel: Kernel) -> Config | None:
     """The choice in a file; None if there is none, or none that this kernel knows."""
-    entry = read_entry(path)
-    found: Any = None if entry is None else entry.get("config")
+    try:
+        found = json.loads(path.read_text())["config"]
+    except (OSError, ValueError, KeyError, TypeError):  # a corrupt entry is no entry
+        return None
     return found if found in (*kernel.configs, ATEN) else None
 
 

@@ -22,12 +22,11 @@ from shardweave.backends.triton.index import (
     ZERO,
     Base,
     Index,
-    constant,
     of_base,
     raveled,
     unraveled,
 )
-from shardweave.backends.triton.writer import Guards, Indices, Term, UnfitError, Writer
+from shardweave.backends.triton.writer import Guard, Guards, Indices, Term, UnfitError, Writer
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.types import dtype_of_value, shape_of
 
@@ -47,10 +46,18 @@ class Values:
     def at(self, value: SSAValue, indices: Indices, guards: Guards = ()) -> Term:
         """The variable that holds the element of `value` at `indices`."""
         key = (value, indices, guards)
-        found = self.writer.recall(key)
-        if found is None:
-            found = self.writer.remember(key, self._compute(value, indices, guards))
-        return found
+        if key not in self.writer.known:
+            self.writer.known[key] = self._compute(value, indices, guards)
+        return self.writer.known[key]
+
+    def indices(self, value: SSAValue, place: Index) -> Indices:
+        """The indices of the element at a place among all elements of a dense value."""
+        return unraveled(place, shape_of(value), self.writer.name_index)
+
+    def store(self, pointer: str, value: SSAValue, place: Index, axes: frozenset[str]) -> None:
+        """Write the element at a place of a value that is stored, dense."""
+        term = self.at(value, self.indices(value, place))
+        self.writer.store(pointer, value, place, term, axes)
 
     def _compute(self, value: SSAValue, indices: Indices, guards: Guards) -> Term:
         op = value.owner
@@ -99,7 +106,7 @@ class Values:
     def view(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
         flat = raveled(indices, shape_of(op.results[0]))
         source = op.operands[0]
-        return self.at(source, unraveled(flat, shape_of(source), self.writer.name_index), guards)
+        return self.at(source, self.indices(source, flat), guards)
 
     def permute(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
         own: list[Index] = [ZERO] * len(indices)
@@ -122,7 +129,7 @@ class Values:
         source = op.operands[0]
         shape = shape_of(source)
         dim = op.value("dim") % len(shape)
-        chosen = constant(_wrapped(op.value("index"), shape[dim]))
+        chosen = Index(constant=_wrapped(op.value("index"), shape[dim]))
         return self.at(source, (*indices[:dim], chosen, *indices[dim:]), guards)
 
     def slice_backward(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
@@ -153,7 +160,8 @@ class Values:
         found = self.at(source, own, (*guards, *self._guard(tests, index)))
         if not tests:
             return found
-        text = f"tl.where({_both(tests)}, {found.name}, {_zero(found.dtype)})"
+        zero = "False" if found.dtype == torch.bool else "0"
+        text = f"tl.where({_both(tests)}, {found.name}, {zero})"
         hint = op.name.split(".")[1]
         return self.writer.assign(hint, text, found.dtype, index.axes | found.axes, op.name)
 
@@ -163,7 +171,8 @@ class Values:
             return ()
         if not index.axes:
             raise UnfitError("one fixed element of a cut value is read")
-        return (self.writer.condition(_both(tests), index.axes),)
+        inside = self.writer.assign("inside", _both(tests), torch.bool, index.axes)
+        return (Guard(inside.name, index.axes),)
 
     def _between(self, index: Index, start: int, stop: int, size: int) -> list[str]:
         text = self._text(index)
@@ -216,10 +225,6 @@ def _both(tests: list[str]) -> str:
     return " & ".join(f"({test})" for test in tests)
 
 
-def _zero(dtype: torch.dtype) -> str:
-    return "False" if dtype == torch.bool else "0"
-
-
 def _as(term: Term, dtype: torch.dtype) -> str:
     if term.is_literal:
         return term.name
@@ -233,7 +238,7 @@ def _wrapped(position: int, size: int) -> int:
 
 
 def _shifted(indices: Indices, dim: int, offset: int) -> Indices:
-    return (*indices[:dim], indices[dim] + constant(offset), *indices[dim + 1 :])
+    return (*indices[:dim], indices[dim] + Index(constant=offset), *indices[dim + 1 :])
 
 
 _Handler = Callable[[Values, AtenOp, Indices, Guards], Term]

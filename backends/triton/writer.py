@@ -7,7 +7,8 @@ cost nothing, and an op is written where, and only if, something needs it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,11 +16,7 @@ import torch
 from xdsl.ir import SSAValue
 
 from shardweave.backends.triton.formulas import computed_in, converted, type_text
-from shardweave.backends.triton.index import (
-    Base,
-    Index,
-    Symbols,
-)
+from shardweave.backends.triton.index import Base, Index, Symbols
 from shardweave.ir.types import dtype_of_value, shape_of
 
 Indices = tuple[Index, ...]
@@ -62,7 +59,7 @@ class Writer:
 
     pointers: the parameter of each input. strides: of each input, in elements. masks: by axis,
     the variable that is true inside the space; an axis that needs none is absent. widens:
-    whether halves are loaded as float32.
+    whether halves are loaded as float32. known: the variables that may be used from here on.
     """
 
     pointers: Mapping[SSAValue, str]
@@ -72,13 +69,14 @@ class Writer:
     lines: list[str] = field(default_factory=lambda: list[str]())
     indent: str = "    "
     widens: bool = True
-    _known: dict[object, Term] = field(default_factory=lambda: dict[object, Term]())
+    known: dict[object, Term] = field(default_factory=lambda: dict[object, Term]())
     _used: dict[str, int] = field(default_factory=lambda: dict[str, int]())
 
     # Statements
 
     def line(self, text: str) -> None:
-        self.lines.append(f"{self.indent}{text}" if text else "")
+        """Write a statement, or several on lines of their own."""
+        self.lines += [f"{self.indent}{one}" for one in text.splitlines()]
 
     def fresh(self, hint: str) -> str:
         """A new variable, named after `hint`."""
@@ -91,29 +89,32 @@ class Writer:
     ) -> Term:
         """Write `name = text`; the same text is written once."""
         key = (text, dtype)
-        if key not in self._known:
+        if key not in self.known:
             name = self.fresh(hint)
             self.line(f"{name} = {text}" + (f"  # {comment}" if comment else ""))
-            self._known[key] = Term(name, dtype, axes)
-        return self._known[key]
-
-    def remember(self, key: object, term: Term) -> Term:
-        self._known[key] = term
-        return term
-
-    def recall(self, key: object) -> Term | None:
-        return self._known.get(key)
+            self.known[key] = Term(name, dtype, axes)
+        return self.known[key]
 
     def state(self) -> tuple[int, dict[object, Term]]:
         """What `restore` needs to forget all that is written from here on."""
-        return len(self.lines), dict(self._known)
+        return len(self.lines), dict(self.known)
 
     def restore(self, state: tuple[int, dict[object, Term]], *, erase: bool) -> None:
         """Forget the variables made since `state` (they went out of scope), or also their lines."""
         count, known = state
-        self._known = dict(known)
+        self.known = dict(known)
         if erase:
             del self.lines[count:]
+
+    @contextmanager
+    def block(self, header: str) -> Iterator[None]:
+        """The statements of a loop, whose variables are forgotten after it."""
+        self.line(header)
+        state = self.state()
+        self.indent += "    "
+        yield
+        self.indent = self.indent[4:]
+        self.restore(state, erase=False)
 
     # Indices
 
@@ -128,10 +129,6 @@ class Writer:
         words = [self.masks[axis] for axis in sorted(axes) if axis in self.masks]
         words += [guard.name for guard in guards]
         return " & ".join(dict.fromkeys(words))
-
-    def condition(self, text: str, axes: frozenset[str]) -> Guard:
-        term = self.assign("inside", text, torch.bool, axes)
-        return Guard(term.name, axes)
 
     # Memory
 

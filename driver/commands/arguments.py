@@ -1,4 +1,4 @@
-"""Arguments that several commands have, and the kinds of values that they take.
+"""Arguments that several commands have, the kinds of values that they take, and where they write.
 
 Imports nothing heavy: they are declared for `--help`.
 """
@@ -6,7 +6,10 @@ Imports nothing heavy: they are declared for `--help`.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
 
 DTYPES = ("float32", "float64", "bfloat16")
 
@@ -104,3 +107,22 @@ def count(expected: str, least: int = 0) -> Callable[[str], int]:
         return int(text)
 
     return number
+
+
+def check_output(path: str | None) -> None:
+    """Raise ValueError if a file cannot be there, before the work whose result it is to hold.
+
+    None and "-" (standard output) always pass.
+    """
+    if path is None or path == "-":
+        return
+    if Path(path).is_dir():
+        raise ValueError(f"'{path}' is a folder, expected a file to write; add a file's name.")
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise ValueError(f"cannot write '{path}': there is no folder '{folder}'; make it first.")
+
+
+def messages(output: str) -> TextIO:
+    """Where to say what was done: not where the program's text goes."""
+    return sys.stderr if output == "-" else sys.stdout

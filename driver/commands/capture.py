@@ -9,9 +9,10 @@ from shardweave.driver.commands.arguments import (
     Commands,
     add_model,
     add_program_output,
+    check_output,
+    messages,
     new_command,
 )
-from shardweave.driver.commands.output import check_output, messages
 
 
 def add_parser(commands: Commands) -> None:

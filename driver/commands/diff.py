@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from shardweave.driver.commands.arguments import Commands, add_cluster, new_command
+from shardweave.driver.commands.arguments import Commands, add_cluster, check_output, new_command
 from shardweave.driver.errors import report_error
 
 DIFFERENT = 1
@@ -53,7 +53,6 @@ def _diff(options: argparse.Namespace) -> bool:
     """Print and write what was asked for; returns whether the programs are the same."""
     from rich.console import Console
 
-    from shardweave.driver.commands.output import check_output
     from shardweave.driver.commands.programs import read
     from shardweave.driver.diff import diff
     from shardweave.driver.report.diff_text import SHOWN, print_diff

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 
-from shardweave.driver.report.text import bytes_text
 from shardweave.ir.annotations import phase_of
 from shardweave.ir.program import Program
 from shardweave.ir.types import num_bytes, tensor_type_of
+from shardweave.planners.cost.quantity import bytes_text
 
 
 def program_line(program: Program) -> str:
     """One line: how many ops in which phases, and how much is trained."""
-    phases: dict[str, int] = {}
-    for op in program.ops:
-        phases[phase_of(op)] = phases.get(phase_of(op), 0) + 1
+    phases = Counter(phase_of(op) for op in program.ops)
     by_phase = ", ".join(f"{count} {phase}" for phase, count in phases.items())
     parameters = [slot.value for slot in program.arguments if slot.kind == "param"]
     size = bytes_text(sum(num_bytes(tensor_type_of(value)) for value in parameters))

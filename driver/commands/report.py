@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from shardweave.driver.commands.arguments import Commands, add_cluster, add_program, new_command
+from shardweave.driver.commands.arguments import (
+    Commands,
+    add_cluster,
+    add_program,
+    check_output,
+    new_command,
+)
 
 
 def add_parser(commands: Commands) -> None:
@@ -29,12 +35,11 @@ def add_parser(commands: Commands) -> None:
 
 
 def report_command(options: argparse.Namespace) -> int:
-    from shardweave.driver.commands.output import check_output
     from shardweave.driver.commands.programs import read
     from shardweave.driver.report.page import report_page
     from shardweave.driver.report.reshards import local_with_reshards
-    from shardweave.driver.report.text import bytes_text
     from shardweave.ir.verify.program import check
+    from shardweave.planners.cost.quantity import bytes_text
     from shardweave.planners.cost.simulate import simulate
     from shardweave.planners.plan import Plan
 

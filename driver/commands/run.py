@@ -17,9 +17,7 @@ from shardweave.driver.commands.arguments import (
     new_command,
 )
 from shardweave.driver.launch import end_process, is_worker, launch
-from shardweave.driver.run_options import RunOptions
-
-BACKENDS = ("distributed", "reference", "triton")
+from shardweave.driver.run_options import BACKENDS, RunOptions
 
 
 def add_parser(commands: Commands) -> None:

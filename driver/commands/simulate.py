@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import TYPE_CHECKING
 
 from shardweave.driver.commands.arguments import Commands, add_cluster, new_command
@@ -37,12 +38,6 @@ def add_parser(commands: Commands) -> None:
     command.set_defaults(func=simulate_command)
 
 
-GLOBAL = (
-    "the program is global, so that one device of the cluster runs all of it; partition it first "
-    "(shardweave opt --mesh data=2 --passes plan-megatron,preset:partition), or give --plan."
-)
-
-
 def simulate_command(options: argparse.Namespace) -> int:
     """Simulate a program, or one under a plan; print a summary, or the numbers as JSON."""
     from shardweave.driver.commands.programs import read
@@ -51,18 +46,17 @@ def simulate_command(options: argparse.Namespace) -> int:
     program = read(options.file)
     check(program)
     found = _simulated(program, options)
-    written = f"{len(found.events)} events"
     if options.json:
         print(json.dumps(found.record(), indent=2))
     else:
         print(found.summary())
+    out = sys.stderr if options.json else sys.stdout
     if options.trace:
         found.save_trace(options.trace)
+        print(f"wrote {options.trace} ({len(found.events)} events)", file=out)
     if options.plot:
         found.plot(options.plot)
-    for path, what in ((options.trace, written), (options.plot, "a picture")):
-        if path and not options.json:
-            print(f"wrote {path} ({what})")
+        print(f"wrote {options.plot} (a picture)", file=out)
     return 0
 
 
@@ -75,7 +69,11 @@ def _simulated(program: Program, options: argparse.Namespace) -> Simulation | Pi
     state: float | None = options.optimizer
     if options.plan is None:
         if not program.is_local and find_cluster(options.cluster).num_devices > 1:
-            note(GLOBAL)
+            note(
+                "the program is global, so that one device of the cluster runs all of it; "
+                "partition it first (shardweave opt --mesh data=2 --passes "
+                "plan-megatron,preset:partition), or give --plan."
+            )
         return simulate(program, options.cluster, optimizer_multiplier=state or 0.0)
     if program.is_local:
         raise ValueError(

@@ -7,14 +7,13 @@ from html import escape
 from itertools import groupby
 
 from shardweave.driver.report.diff_text import (
-    change_text,
+    Number,
     detail_lines,
     group_title,
     headline,
-    number_text,
+    number_cells,
     where,
 )
-from shardweave.driver.report.numbers import Number
 from shardweave.ir.inspect.diff import Change, ChangeGroup, StructuralDiff
 
 OPEN_GROUPS = 8
@@ -58,10 +57,7 @@ def _numbers(numbers: list[Number], names: tuple[str, str]) -> str:
     heads = "".join(f"<th>{escape(head)}</th>" for head in ("", *names, "change"))
     rows = [f"<tr>{heads}</tr>"]
     for number in numbers:
-        values = (number_text(v, number.unit) for v in (number.before, number.after))
-        cells = "".join(
-            f"<td>{escape(c)}</td>" for c in (number.name, *values, change_text(number))
-        )
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in number_cells(number))
         kind = "same" if number.before == number.after else "differs"
         rows.append(f'<tr class="{kind}">{cells}</tr>')
     return '<table class="numbers">\n' + "\n".join(rows) + "\n</table>"

@@ -1,8 +1,10 @@
-"""A diff as text for a terminal, with colour where it has some."""
+"""A diff as text for a terminal, with colour where it has some, and the numbers of both sides."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from io import StringIO
 from itertools import groupby
 
@@ -10,8 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardweave.driver.report.numbers import Number
-from shardweave.driver.report.text import bytes_text, seconds_text
+from shardweave.driver.report.text import plain_table
 from shardweave.ir.inspect.diff import (
     Change,
     ChangeGroup,
@@ -19,12 +20,14 @@ from shardweave.ir.inspect.diff import (
     blocks_text,
     count_by_kind,
 )
+from shardweave.ir.program_stats import ProgramStats
+from shardweave.planners.cost.quantity import bytes_text, seconds_text
+from shardweave.planners.cost.simulation import Simulation
 
 SHOWN = 20
 """Changes of one group that are shown unless all are asked for."""
 
-SIGNS = {"added": "+", "removed": "-", "moved": ">", "changed": "~"}
-STYLES = {"added": "green", "removed": "red", "moved": "blue", "changed": "yellow"}
+STYLES = {"added": "+ green", "removed": "- red", "moved": "> blue", "changed": "~ yellow"}
 
 
 def plain_text(diff: StructuralDiff, numbers: list[Number]) -> str:
@@ -81,25 +84,6 @@ def detail_lines(change: Change) -> Iterator[str]:
         yield f"place: {change.at[0]} -> {change.at[1]}"
 
 
-def number_text(value: float | None, unit: str) -> str:
-    """A number with its unit; "-" for None."""
-    if value is None:
-        return "-"
-    if unit == "bytes":
-        return bytes_text(value)
-    if unit == "s":
-        return seconds_text(value)
-    return f"{value:.4g}" if unit == "flops" else f"{value:.0f}"
-
-
-def change_text(number: Number) -> str:
-    """By how much a number changed; "" if it did not."""
-    before, after = number.before, number.after
-    if before == after or before is None or after is None:
-        return ""
-    return f"{(after - before) / before:+.1%}" if before else "new"
-
-
 def _group_lines(group: ChangeGroup, shown: int | None) -> Iterator[Text]:
     changes = group.changes if shown is None else _first(group.changes, shown)
     for title, rows in groupby(changes, key=where):
@@ -119,19 +103,95 @@ def _first(changes: Sequence[Change], shown: int) -> list[Change]:
 
 
 def _change_lines(change: Change) -> Iterable[Text]:
-    style = STYLES[change.kind]
+    sign, style = STYLES[change.kind].split()
     line = change.after or change.before or change.op
-    yield Text(f"  {SIGNS[change.kind]} {line}", style=style)
+    yield Text(f"  {sign} {line}", style=style)
     for detail in detail_lines(change):
         yield Text(f"      {detail}", style=style)
 
 
+# Numbers
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number of both programs. unit: "", "bytes", "flops" or "s". None: it has none."""
+
+    name: str
+    unit: str
+    before: float | None
+    after: float | None
+
+
+def program_numbers(a: ProgramStats, b: ProgramStats) -> Iterator[Number]:
+    """Ops and FLOPs by phase, bytes, and collectives by kind and axes."""
+    for phase in dict.fromkeys([*a.ops, *b.ops]):
+        yield Number(f"ops, {phase}", "", a.ops.get(phase, 0), b.ops.get(phase, 0))
+    for phase in dict.fromkeys([*a.flops, *b.flops]):
+        yield Number(f"FLOPs, {phase}", "flops", a.flops.get(phase, 0), b.flops.get(phase, 0))
+    yield Number("FLOPs, all", "flops", sum(a.flops.values()), sum(b.flops.values()))
+    yield Number("parameters", "bytes", a.parameter_bytes, b.parameter_bytes)
+    yield Number("kept for the backward pass", "bytes", a.kept_bytes, b.kept_bytes)
+    sums = _by_axes(a), _by_axes(b)
+    for kind, axes in dict.fromkeys([*sums[0], *sums[1]]):
+        name = f"{kind} over {axes}"
+        before, after = sums[0][kind, axes], sums[1][kind, axes]
+        yield Number(name, "", before[0], after[0])
+        yield Number(f"{name}, operands", "bytes", before[1], after[1])
+        yield Number(f"{name}, sent", "bytes", before[2], after[2])
+
+
+def _by_axes(
+    stats: ProgramStats,
+) -> defaultdict[tuple[str, str], tuple[int, int, float]]:
+    """Messages, bytes of operands and bytes sent, by kind and axes."""
+    found: defaultdict[tuple[str, str], tuple[int, int, float]] = defaultdict(lambda: (0, 0, 0.0))
+    for c in stats.collectives:
+        key = c.kind, ", ".join(c.axes)
+        count, size, sent = found[key]
+        found[key] = count + c.count, size + c.bytes, sent + c.sent_bytes
+    return found
+
+
+def simulated_numbers(a: Simulation, b: Simulation) -> Iterator[Number]:
+    """Seconds and peak memory of a simulated step."""
+    sums = sum(a.communication_s.values()), sum(b.communication_s.values())
+    exposed = a.exposed_communication_s, b.exposed_communication_s
+    yield Number("simulated step", "s", a.time_s, b.time_s)
+    yield Number("simulated compute", "s", a.compute_s, b.compute_s)
+    yield Number("simulated communication", "s", *sums)
+    yield Number("simulated exposed communication", "s", *exposed)
+    yield Number("simulated peak memory", "bytes", a.peak_bytes, b.peak_bytes)
+
+
+def number_cells(number: Number) -> tuple[str, str, str, str]:
+    """Name, both values and by how much they differ."""
+    before, after = (_value_text(value, number.unit) for value in (number.before, number.after))
+    return number.name, before, after, _change_text(number)
+
+
+def _value_text(value: float | None, unit: str) -> str:
+    """A number with its unit; "-" for None."""
+    if value is None:
+        return "-"
+    if unit == "bytes":
+        return bytes_text(value)
+    if unit == "s":
+        return seconds_text(value)
+    return f"{value:.4g}" if unit == "flops" else f"{value:.0f}"
+
+
+def _change_text(number: Number) -> str:
+    """By how much a number changed; "" if it did not."""
+    before, after = number.before, number.after
+    if before == after or before is None or after is None:
+        return ""
+    return f"{(after - before) / before:+.1%}" if before else "new"
+
+
 def _numbers_table(numbers: list[Number]) -> Table:
-    table = Table("numbers", box=None, pad_edge=False)
-    for name in ("before", "after", "change"):
-        table.add_column(name, justify="right")
+    table = plain_table(["numbers"], ["before", "after", "change"])
     for number in numbers:
-        values = (number_text(v, number.unit) for v in (number.before, number.after))
         style = "bold" if number.before != number.after else "dim"
-        table.add_row(number.name, *values, change_text(number), style=style)
+        table.add_row(*number_cells(number), style=style)
     return table

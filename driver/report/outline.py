@@ -7,11 +7,11 @@ from difflib import get_close_matches
 
 from xdsl.ir import Operation
 
-from shardweave.driver.report.text import bytes_text
 from shardweave.ir.attributes import PHASES
 from shardweave.ir.inspect.diff_lines import Lines
 from shardweave.ir.inspect.outline import Fold, fold, layers_of, select
 from shardweave.ir.program import Program
+from shardweave.planners.cost.quantity import bytes_text
 
 Selection = dict[str, str | None]
 """Patterns of names for `layer`, `phase` and `op`; None: any."""
@@ -34,10 +34,7 @@ def outline(program: Program, *, is_folded: bool = True) -> str:
 
 
 def selection(program: Program, wanted: Selection, *, is_counted: bool, is_folded: bool) -> str:
-    """The lines of the ops that are selected, or how many there are of each name.
-
-    Raises ValueError, with near names, if there are none.
-    """
+    """The lines of the selected ops, or how many there are of each name; ValueError if none."""
     chosen = list(select(program, **wanted))
     if not chosen:
         raise ValueError(_nothing(program, wanted))

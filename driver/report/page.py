@@ -15,14 +15,15 @@ from shardweave.driver.report.pictures import memory_html, timeline_html
 from shardweave.driver.report.reshards import Row
 from shardweave.driver.report.shardings import pictures_of, ranks_text, sharding_svg
 from shardweave.driver.report.style import STYLE
-from shardweave.driver.report.text import bytes_text, flops_text
+from shardweave.driver.report.text import flops_text
 from shardweave.ir.blocks import blocks_of
 from shardweave.ir.inspect.outline import fold, layers_of, part_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.cost.memory import memory_over_time
+from shardweave.planners.cost.quantity import bytes_text, seconds_text
 from shardweave.planners.cost.simulation import Simulation
-from shardweave.planners.cost.timeline import COMPUTE, seconds_text
+from shardweave.planners.cost.timeline import COMPUTE
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate
 
@@ -41,8 +42,7 @@ def report_page(
 ) -> str:
     """The page for a local program (or one without a mesh) and its simulation on a cluster.
 
-    reshards: rows of `reshards_of`, of the global program that it was made from.
-    optimizer_multiplier: that of the simulation, for the memory over time.
+    reshards: of the global program that it was made from. optimizer_multiplier: the simulation's.
     """
     series = memory_over_time(program, optimizer_multiplier=optimizer_multiplier)
     sections = [

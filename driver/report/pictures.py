@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from shardweave.driver.report.text import bytes_text
 from shardweave.ir.attributes import PHASES
 from shardweave.planners.cost.memory import PARTS
+from shardweave.planners.cost.quantity import bytes_text, seconds_text
 from shardweave.planners.cost.simulation import Simulation
-from shardweave.planners.cost.timeline import Event, bars_of, seconds_text, stream_names
+from shardweave.planners.cost.timeline import bars_of, stream_names
 
 WIDTH = 1000
 _ROW, _AREA = 26, 180
@@ -25,7 +25,7 @@ def timeline_html(simulation: Simulation) -> str:
     ]
     phases = [phase for phase in PHASES if any(e.phase == phase for e in simulation.events)]
     legend = [f'<span><i class="{phase}"></i>{phase}</span>' for phase in phases]
-    if any(_is_odd(event.copy) for event in simulation.events):
+    if any(sum(event.copy) % 2 for event in simulation.events):
         legend.append('<span><i class="hatch"></i>every second sub-batch</span>')
     return (
         _HATCH
@@ -42,13 +42,10 @@ _HATCH = (
 )
 
 
-def _is_odd(copy: Sequence[int]) -> bool:
-    return sum(copy) % 2 == 1
-
-
 def _stream_svg(simulation: Simulation, stream: str) -> str:
     total_ms = simulation.time_s * 1e3 or 1.0
     events = [event for event in simulation.events if event.stream == stream]
+    busy = seconds_text(sum(event.end_s - event.start_s for event in events))
     parts: list[str] = []
     for (phase, is_odd), spans in bars_of(events, simulation.time_s).items():
         for start_ms, length_ms in spans:
@@ -59,15 +56,11 @@ def _stream_svg(simulation: Simulation, stream: str) -> str:
             if is_odd:
                 parts.append(f'<rect class="hatch" {box}/>')
     return (
-        f'<svg role="img" aria-label="stream {escape(stream, quote=True)}: {_busy(events)}" '
+        f'<svg role="img" aria-label="stream {escape(stream, quote=True)}: busy for {busy}" '
         f'viewBox="0 0 {WIDTH} {_ROW}" preserveAspectRatio="none" height="{_ROW}">'
         + "".join(parts)
         + "</svg>"
     )
-
-
-def _busy(events: Sequence[Event]) -> str:
-    return f"busy for {seconds_text(sum(event.end_s - event.start_s for event in events))}"
 
 
 def _axis(total_s: float) -> str:
@@ -76,10 +69,7 @@ def _axis(total_s: float) -> str:
 
 
 def memory_html(simulation: Simulation, series: Sequence[Mapping[str, int]]) -> str:
-    """Memory by part over the time of the step, stacked.
-
-    series: bytes by part before the first op and during each, as `memory_over_time` gives them.
-    """
+    """Memory over the time of the step, stacked. series: that of `memory_over_time`."""
     times = [0.0, *simulation.op_end_s]
     points = _thinned(times, series, simulation.time_s)
     peak = max((sum(parts.values()) for _, parts in points), default=0) or 1

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
 
-from shardweave.driver.report.text import bytes_text
-from shardweave.planners.cost.timeline import seconds_text
+from shardweave.driver.report.text import plain_table
+from shardweave.planners.cost.quantity import bytes_text, memory_text, seconds_text
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_check import why_not_runnable
 from shardweave.planners.plan_parts import Candidate, Predicted
@@ -29,7 +29,7 @@ def print_candidates(rows: Sequence[Candidate], out: TextIO) -> None:
 
 def _time_table(rows: Sequence[Candidate]) -> Table:
     axes = _names(one.predicted.communication_s for one in rows)
-    table = _table(["step", "compute", *axes, "exposed", "bubble"], "source")
+    table = plain_table([""], ["step", "compute", *axes, "exposed", "bubble"], ["source"])
     for number, one in enumerate(rows, start=1):
         found = one.predicted
         parts = [found.compute_s, *(found.communication_s.get(axis, 0.0) for axis in axes)]
@@ -40,7 +40,7 @@ def _time_table(rows: Sequence[Candidate]) -> Table:
 
 def _memory_table(rows: Sequence[Candidate]) -> Table:
     kinds = _names(one.predicted.memory_bytes for one in rows)
-    table = _table(["memory", *kinds], "of")
+    table = plain_table([""], ["memory", *kinds], ["of"])
     for number, one in enumerate(rows, start=1):
         found = one.predicted
         cells = [found.peak_bytes, *(found.memory_bytes.get(kind, 0.0) for kind in kinds)]
@@ -50,43 +50,42 @@ def _memory_table(rows: Sequence[Candidate]) -> Table:
 
 def comparison_table(names: Sequence[str], plans: Sequence[Plan]) -> Table:
     """Plans side by side: what they choose, and what they are predicted to take."""
-    table = Table("", *names, box=None, pad_edge=False)
-    for what, cells in _choices(plans).items():
-        table.add_row(what, *cells)
+    table = plain_table(["", *names], [])
+    for what, text_of in _CHOICES.items():
+        table.add_row(what, *map(text_of, plans))
     found = [one.predicted for one in plans]
-    for what, values in _times(found).items():
-        table.add_row(what, *values)
-    for kind in _names(one.memory_bytes for one in found if one):
-        cells = [bytes_text(one.memory_bytes.get(kind, 0.0)) if one else "?" for one in found]
-        table.add_row(f"memory: {kind}", *cells)
-    table.add_row("memory", *(bytes_text(one.peak_bytes) if one else "?" for one in found))
+    for what, text_of in _outcomes([one for one in found if one]).items():
+        table.add_row(what, *(text_of(one) if one else "?" for one in found))
     return table
 
 
-def _choices(plans: Sequence[Plan]) -> dict[str, list[str]]:
-    return {
-        "mesh": [_mesh(one) for one in plans],
-        "sharded parameters": [str(len(one.parameters)) for one in plans],
-        "sub-batches": [str(one.batch_split) for one in plans],
-        "recompute": [one.recompute for one in plans],
-        "schedule": [one.schedule or "blocking" for one in plans],
-        "stages": [str(one.num_stages) for one in plans],
-        "runs": ["not yet" if why_not_runnable(one) else "yes" for one in plans],
+_CHOICES: dict[str, Callable[[Plan], str]] = {
+    "mesh": lambda plan: _mesh(plan),
+    "sharded parameters": lambda plan: str(len(plan.parameters)),
+    "sub-batches": lambda plan: str(plan.batch_split),
+    "recompute": lambda plan: plan.recompute,
+    "schedule": lambda plan: plan.schedule or "blocking",
+    "stages": lambda plan: str(plan.num_stages),
+    "runs": lambda plan: "not yet" if why_not_runnable(plan) else "yes",
+}
+
+
+def _outcomes(found: Sequence[Predicted]) -> dict[str, Callable[[Predicted], str]]:
+    """The rows of what plans are predicted to take."""
+    rows: dict[str, Callable[[Predicted], str]] = {
+        "step": lambda one: _seconds(one.time_s),
+        "source": lambda one: one.source,
+        "compute": lambda one: _seconds(one.compute_s),
     }
-
-
-def _times(found: Sequence[Predicted | None]) -> dict[str, list[str]]:
-    axes = _names(one.communication_s for one in found if one)
-    rows = {"step": [_seconds(one.time_s) if one else "?" for one in found]}
-    rows["source"] = [one.source if one else "?" for one in found]
-    rows["compute"] = [_seconds(one.compute_s) if one else "?" for one in found]
-    for axis in axes:
-        rows[f"communication: {axis}"] = [
-            _seconds(one.communication_s.get(axis, 0.0)) if one else "?" for one in found
-        ]
-    rows["exposed"] = [_seconds(one.exposed_s) if one else "?" for one in found]
-    rows["bubble"] = [_seconds(one.bubble_s) if one else "?" for one in found]
-    return rows
+    for axis in _names(one.communication_s for one in found):
+        rows[f"communication: {axis}"] = lambda one, axis=axis: _seconds(
+            one.communication_s.get(axis, 0.0)
+        )
+    rows["exposed"] = lambda one: _seconds(one.exposed_s)
+    rows["bubble"] = lambda one: _seconds(one.bubble_s)
+    for kind in _names(one.memory_bytes for one in found):
+        rows[f"memory: {kind}"] = lambda one, kind=kind: bytes_text(one.memory_bytes.get(kind, 0.0))
+    return rows | {"memory": lambda one: bytes_text(one.peak_bytes)}
 
 
 def print_plan(plan: Plan, out: TextIO) -> None:
@@ -115,21 +114,12 @@ def print_plan(plan: Plan, out: TextIO) -> None:
 
 
 def _print_predicted(found: Predicted, out: TextIO) -> None:
-    over = " - MORE THAN THE DEVICE HAS" if found.peak_bytes > found.capacity_bytes else ""
     print(
         f"{found.source} step {_seconds(found.time_s)}: compute {_seconds(found.compute_s)}, "
         f"exposed communication {_seconds(found.exposed_s)}, bubble {_seconds(found.bubble_s)}; "
-        f"memory {bytes_text(found.peak_bytes)} of {bytes_text(found.capacity_bytes)}{over}",
+        f"memory {memory_text(found.peak_bytes, found.capacity_bytes)}",
         file=out,
     )
-
-
-def _table(columns: Iterable[str], last: str) -> Table:
-    table = Table("", box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right")
-    table.add_column(last)
-    return table
 
 
 def _names(tables: Iterable[Iterable[str]]) -> list[str]:

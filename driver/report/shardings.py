@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
-from itertools import product
+from itertools import groupby, product
 
 import torch
 
+from shardweave.backends.programs import sharding_held
 from shardweave.ir.blocks import Blocks, blocks_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Sharding
@@ -42,29 +43,19 @@ def pictures_of(program: Program) -> list[Picture]:
     Gradients are named only where they are not as their parameters.
     """
     blocks = blocks_of(program)
-    kept: dict[tuple[tuple[int, ...], str], set[str]] = {}
-    found: dict[tuple[tuple[int, ...], str], tuple[Sharding, dict[str, None], int]] = {}
+    groups: dict[tuple[tuple[int, ...], str], list[Slot]] = {}
     for slot in (*program.arguments, *program.results):
-        sharding = program.sharding_of_slot(slot)
-        shape = shape_of(slot.value)
-        if program.is_local:
-            shape = sharding.global_shape(shape)
-        if not shape:
-            continue
-        key = shape, _text(slot)
-        parameters = kept.setdefault(key, set())
-        if slot.kind == "param":
-            parameters.add(slot.name)
-        _, names, count = found.setdefault(key, (sharding, {}, 0))
-        if slot.kind != "grad" or slot.name not in parameters:
-            names[_short(slot, blocks)] = None
-        found[key] = sharding, names, count + 1
-    ordered = sorted(found.items(), key=lambda item: -item[1][2])
-    return [
-        Picture(tuple(names), shape, text, sharding)
-        for (shape, text), (sharding, names, _) in ordered
-        if names
-    ]
+        shape = sharding_held(program, slot).global_shape(shape_of(slot.value))
+        if shape:
+            groups.setdefault((shape, _text(slot)), []).append(slot)
+    pictures: list[Picture] = []
+    for (shape, text), slots in sorted(groups.items(), key=lambda item: -len(item[1])):
+        parameters = {slot.name for slot in slots if slot.kind == "param"}
+        named = [s for s in slots if s.kind != "grad" or s.name not in parameters]
+        names = tuple(dict.fromkeys(_short(slot, blocks) for slot in named))
+        if names:
+            pictures.append(Picture(names, shape, text, program.sharding_of_slot(slots[0])))
+    return pictures
 
 
 def _text(slot: Slot) -> str:
@@ -82,30 +73,25 @@ def _short(slot: Slot, blocks: Blocks) -> str:
     return name if slot.kind == "param" else f"{slot.kind} {name or '-'}"
 
 
+@lru_cache(maxsize=4096)
 def runs_of(dim: DimSharding, size: int, mesh: Mesh) -> list[Run]:
     """A dim from its first index to its last, cut where other devices begin to hold it."""
-    return list(_runs(dim, size, mesh))
-
-
-@lru_cache(maxsize=4096)
-def _runs(dim: DimSharding, size: int, mesh: Mesh) -> tuple[Run, ...]:
-    axes = {placement.axis for placement in dim}
+    axes = sorted({placement.axis for placement in dim})
     holders = torch.zeros(size, dtype=torch.int64)
     groups: dict[tuple[tuple[str, int], ...], set[int]] = {}
     for rank in range(mesh.num_devices):
         at = mesh.coordinates(rank)
-        groups.setdefault(tuple((axis, at[axis]) for axis in sorted(axes)), set()).add(rank)
+        groups.setdefault(tuple((axis, at[axis]) for axis in axes), set()).add(rank)
     indices = torch.arange(size)
     for number, coordinates in enumerate(groups):
         holders[take_shard(indices, Sharding((dim,)), dict(coordinates))] = number
     ranks = [frozenset(group) for group in groups.values()]
     values, counts = torch.unique_consecutive(holders, return_counts=True)
-    found: list[Run] = []
-    start = 0
-    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-        found.append((start, start + count, ranks[value]))
-        start += count
-    return tuple(found)
+    ends = counts.cumsum(0)
+    return [
+        (end - count, end, ranks[value])
+        for value, count, end in zip(values.tolist(), counts.tolist(), ends.tolist(), strict=True)
+    ]
 
 
 def sharding_svg(picture: Picture, mesh: Mesh) -> str:
@@ -116,13 +102,12 @@ def sharding_svg(picture: Picture, mesh: Mesh) -> str:
     sharding, shape = picture.sharding, picture.shape
     cut = [index for index, dim in enumerate(sharding.dims) if dim]
     shown = sorted([*cut, *(i for i in range(len(shape)) if i not in cut)][:2])
-    rows: Sequence[Run] = [(0, 1, frozenset(range(mesh.num_devices)))]
+    rows = [(0, 1, frozenset(range(mesh.num_devices)))]
     if len(shown) == 2:
         rows = runs_of(sharding.dims[shown[0]], shape[shown[0]], mesh)
     columns = runs_of(sharding.dims[shown[-1]], shape[shown[-1]], mesh)
-    rest = frozenset(range(mesh.num_devices))
     height = HEIGHT if len(shown) == 2 else FLAT_HEIGHT
-    cells = _cells(rows[:_MAX_RUNS], columns[:_MAX_RUNS], rest, height)
+    cells = _cells(rows[:_MAX_RUNS], columns[:_MAX_RUNS], height)
     label = f"{picture.names[0]}: {picture.text}"
     return (
         f'<svg class="sharding" role="img" aria-label="{escape(label, quote=True)}" '
@@ -131,12 +116,12 @@ def sharding_svg(picture: Picture, mesh: Mesh) -> str:
     )
 
 
-def _cells(rows: Sequence[Run], columns: Sequence[Run], rest: frozenset[int], height: int) -> str:
+def _cells(rows: Sequence[Run], columns: Sequence[Run], height: int) -> str:
     """The rectangles. Cells are drawn as large as their share of what is shown."""
     tall, wide = rows[-1][1], columns[-1][1]
     parts: list[str] = []
     for (top, bottom, of_row), (left, right, of_column) in product(rows, columns):
-        ranks = sorted(of_row & of_column & rest)
+        ranks = sorted(of_row & of_column)
         x, y = left / wide * WIDTH, top / tall * height
         width, depth = (right - left) / wide * WIDTH, (bottom - top) / tall * height
         text = ranks_text(ranks)
@@ -173,11 +158,7 @@ def _caption(picture: Picture, shown: Sequence[int], num_rows: int, num_columns:
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """`0-3,8` of 0, 1, 2, 3, 8."""
-    parts: list[str] = []
-    start = 0
-    for index in range(1, len(ranks) + 1):
-        if index == len(ranks) or ranks[index] != ranks[index - 1] + 1:
-            first, last = ranks[start], ranks[index - 1]
-            parts.append(f"{first}" if first == last else f"{first}-{last}")
-            start = index
-    return ",".join(parts)
+    # Along consecutive ranks, what a rank is above its place in the list stays the same.
+    runs = groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0])
+    spans = [[rank for _, rank in run] for _, run in runs]
+    return ",".join(f"{s[0]}" if len(s) == 1 else f"{s[0]}-{s[-1]}" for s in spans)

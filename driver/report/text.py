@@ -4,203 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from shardweave.driver.check import CheckResult, relative_error
-from shardweave.driver.training import Training, Work
-from shardweave.ir.program_stats import CollectiveStats
 
-CHECKED_STEPS = 3
-"""How many steps' losses a check compares: rounding grows with every update after that."""
-
-
-@dataclass(frozen=True)
-class RunReport:
-    """What `run` found. Times are of rank 0, in seconds; collectives are those of one rank."""
-
-    model: str
-    mesh: str
-    plan: str
-    dtype: str
-    backend: str
-    device: str
-    num_devices: int
-    sequence_parallel: bool
-    seed: int
-    num_ops: int
-    num_local_ops: int
-    capture_s: float
-    passes_s: float
-    collectives: tuple[CollectiveStats, ...]
-    work: Work
-    loss: float
-    check: CheckResult | None
-    training: Training | None
-    eager_training: Training | None
-    peak_bytes: int
-    notes: tuple[str, ...]
-
-    @property
-    def problem(self) -> str | None:
-        """Why the check failed; None if it passed or was not asked for."""
-        if self.check is None:
-            return None
-        where = f"{self.model} on {self.mesh or 'one device'} is not equal to eager"
-        check = self.check
-        errors = {
-            "the loss": check.loss_error,
-            f"the gradient of '{check.worst_parameter}'": check.max_rel_grad_error,
-            f"the buffer '{check.worst_buffer}'": check.buffer_error,
-            f"the loss of the first {CHECKED_STEPS} steps": self._training_error(),
-        }
-        for what, error in errors.items():
-            if not error <= check.bound:
-                return f"{where}: relative error of {what} is {error:.3g}, bound {check.bound:g}."
-        return None
-
-    def _training_error(self) -> float:
-        if self.training is None or self.eager_training is None:
-            return 0.0
-        pairs = zip(self.training.losses, self.eager_training.losses, strict=True)
-        return max(relative_error(*pair) for pair in list(pairs)[:CHECKED_STEPS])
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as JSON data. What was not asked for is None."""
-        check, training, eager = self.check, self.training, self.eager_training
-        return {
-            "model": self.model,
-            "mesh": self.mesh,
-            "plan": self.plan,
-            "sequence_parallel": self.sequence_parallel,
-            "dtype": self.dtype,
-            "backend": self.backend,
-            "device": self.device,
-            "seed": self.seed,
-            "num_ops": self.num_ops,
-            "num_local_ops": self.num_local_ops,
-            "capture_s": self.capture_s,
-            "passes_s": self.passes_s,
-            "collectives": collective_rows(self.collectives),
-            "loss": self.loss,
-            "eager_loss": check.eager_loss if check else eager.losses[0] if eager else None,
-            "equal": None if check is None else self.problem is None,
-            "bound": check.bound if check else None,
-            "loss_error": check.loss_error if check else None,
-            "max_rel_grad_error": check.max_rel_grad_error if check else None,
-            "worst_parameter": check.worst_parameter if check else None,
-            "num_parameters": check.num_parameters if check else None,
-            "small_gradients": list(check.at_floor) if check else None,
-            "buffer_error": check.buffer_error if check else None,
-            "step_s": training.step_s if training else None,
-            "step_times_s": list(training.times_s) if training else None,
-            "eager_step_s": eager.step_s if eager else None,
-            "peak_bytes": self.peak_bytes,
-            "losses": list(training.losses) if training else None,
-            "eager_losses": list(eager.losses) if eager else None,
-            "work_per_step": {"count": self.work.count, "unit": self.work.unit},
-            "notes": list(self.notes),
-        }
-
-
-def collective_rows(collectives: Sequence[CollectiveStats]) -> list[dict[str, Any]]:
-    """Count and bytes of one rank's collectives by kind and axes, over all phases."""
-    rows: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
-    for one in collectives:
-        start = {"kind": one.kind, "axes": list(one.axes), "count": 0, "bytes": 0}
-        row = rows.setdefault((one.kind, one.axes), start)
-        row["count"] += one.count
-        row["bytes"] += one.bytes
-    return list(rows.values())
-
-
-def print_report(report: RunReport) -> None:
-    """Say on standard output what was run and what came of it."""
-    where = "one device" if not report.mesh else f"mesh {report.mesh}"
-    how = f"{report.num_devices} processes" if report.num_devices > 1 else "this process"
-    if report.backend == "reference":
-        how = f"{report.num_devices} virtual ranks in this process"
-    sequence = ", sequence-parallel" if report.sequence_parallel else ""
-    print(f"{report.model} on {where}: {how}, {report.device}, {report.dtype}")
-    print(
-        f"captured {report.num_ops} ops in {seconds_text(report.capture_s)}; plan "
-        f"{report.plan}{sequence} made {report.num_local_ops} ops per rank in "
-        f"{seconds_text(report.passes_s)}"
-    )
-    _print_collectives(report.collectives)
-    _print_check(report)
-    _print_training(report)
-    for note in report.notes:
-        print(f"note: {note}")
-
-
-def _print_collectives(collectives: Sequence[CollectiveStats]) -> None:
-    if not collectives:
-        print("no collectives")
-        return
-    table = Table("collective", "axes", "phase", box=None, pad_edge=False)
-    table.add_column("count", justify="right")
-    table.add_column("bytes", justify="right")
-    for one in collectives:
-        axes = ", ".join(one.axes)
-        table.add_row(one.kind, axes, one.phase, str(one.count), bytes_text(one.bytes))
-    Console().print(table)
-
-
-def _print_check(report: RunReport) -> None:
-    check = report.check
-    if check is None:
-        print(f"loss {report.loss:.6f}")
-        return
-    print(
-        f"loss {check.loss:.6f}, eager {check.eager_loss:.6f}, "
-        f"relative error {check.loss_error:.1e}"
-    )
-    print(
-        f"gradients of {check.num_parameters} parameters: largest relative error "
-        f"{check.max_rel_grad_error:.1e} (in {check.worst_parameter}), bound {check.bound:g}"
-    )
-    if check.at_floor:
-        names = ", ".join(check.at_floor[:3]) + (", ..." if len(check.at_floor) > 3 else "")
-        print(
-            f"{len(check.at_floor)} gradients are zero, or below {check.floor:.1e}, against which "
-            f"their error was measured instead: {names}"
-        )
-    if check.worst_buffer is not None:
-        print(f"buffers: largest relative error {check.buffer_error:.1e} (in {check.worst_buffer})")
-    steps = f"{check.num_steps} steps with other inputs each"
-    print(f"equal to eager, in {steps}" if report.problem is None else "NOT equal to eager")
-
-
-def _print_training(report: RunReport) -> None:
-    if report.training is None:
-        return
-    for name, training in (("sharded", report.training), ("eager", report.eager_training)):
-        if training is None:
-            continue
-        rate = report.work.count / training.step_s
-        first, last = training.losses[0], training.losses[-1]
-        print(
-            f"{name:8} {len(training.losses)} steps of AdamW: loss {first:.6f} -> {last:.6f}, "
-            f"{seconds_text(training.step_s)} per step, {rate:,.0f} {report.work.unit}/s"
-        )
+def plain_table(words: Sequence[str], numbers: Sequence[str], last: Sequence[str] = ()) -> Table:
+    """A table without lines: columns of words, of numbers (on the right), and of words again."""
+    table = Table(*words, box=None, pad_edge=False)
+    for column in numbers:
+        table.add_column(column, justify="right")
+    for column in last:
+        table.add_column(column)
+    return table
 
 
 def status(text: str, *, quiet: bool = False) -> AbstractContextManager[Any]:
     """Show `text` with a spinner on standard error while the work lasts; nothing off a terminal."""
     return Console(stderr=True, quiet=quiet).status(f"{text} ...")
-
-
-def bytes_text(count: float) -> str:
-    """1536 -> `1.5 KiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def flops_text(count: float) -> str:
@@ -210,8 +32,3 @@ def flops_text(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} PFLOP"
-
-
-def seconds_text(seconds: float) -> str:
-    """0.0123 -> `12.3 ms`."""
-    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Literal, cast
 
 import torch
-from torch._dynamo.functional_export import _dynamo_graph_capture_for_export
+from torch._dynamo import functional_export
 from torch._functorch._aot_autograd import descriptors as aot
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.export._trace import _restore_state_dict
@@ -189,7 +189,7 @@ def _exported(
 
 
 def _dynamo_graph(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    return _dynamo_graph_capture_for_export(function)(*args, **kwargs)
+    return functional_export._dynamo_graph_capture_for_export(function)(*args, **kwargs)
 
 
 def _check_state(

@@ -8,16 +8,17 @@ stand in front of any more, is part of that op's change, not one of its users' o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Operation
 
 from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.blocks import Blocks
 from shardweave.ir.inspect.diff_lines import Lines
-from shardweave.ir.inspect.diff_match import Matching, longest_increasing, match
-from shardweave.ir.inspect.diff_table import NOT_COMPARED, Interner, ProgramTable, table_of
+from shardweave.ir.inspect.diff_match import Matching, match
+from shardweave.ir.inspect.diff_table import NOT_COMPARED, Interner, ProgramTable, Value, table_of
 from shardweave.ir.inspect.stats import stats
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.program_stats import ProgramStats
@@ -25,8 +26,6 @@ from shardweave.ir.text import without_gc
 
 MAX_CHAIN = 256
 """How many new (or removed) ops are looked through for what stands behind them."""
-
-Value = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -125,50 +124,35 @@ def structural_diff(a: Program, b: Program) -> StructuralDiff:
 
 
 class _Comparison:
-    """Two programs whose ops are matched."""
+    """Two programs whose ops are matched: side 0 is the first, side 1 the second."""
 
     def __init__(self, matching: Matching) -> None:
         self.matching = matching
-        self.a = matching.a
-        self.b = matching.b
-        self.lines = Lines(self.a.program), Lines(self.b.program)
-        self.behind: tuple[dict[Value, frozenset[Value]], dict[Value, frozenset[Value]]] = {}, {}
+        self.tables = matching.tables
+        self.partners = matching.partners
+        self.lines = [Lines(table.program) for table in self.tables]
+        self.behind: list[dict[Value, frozenset[Value]]] = [{}, {}]
 
     def changes(self) -> Iterator[Change]:
         yield from self._mesh()
-        yield from self._slots()
+        for word in ("argument", "result"):
+            yield from self._slots(word)
         yield from self._ops()
 
     # Ops
 
     def _ops(self) -> Iterator[Change]:
         """The changes of ops in an order that both programs can be read in."""
-        pairs = self.matching.pairs
-        stays = self._fixed()
-        hunk, was_same = 0, True
-        for node, other in self._merged(stays):
-            same = None
-            if node is None:
-                same = self._one_sided("added", other)
-            elif other is None:
-                same = self._one_sided("removed", node)
-            elif pairs.get(node) == other:
-                same = self._pair(node, other, moved=node not in stays)
-            if same is not None and was_same:
-                hunk += 1
-            was_same = same is None
-            if same is not None:
-                yield replace(same, hunk=hunk)
-
-    def _fixed(self) -> set[int]:
-        """Nodes of the first program that keep their order: as many as can be."""
-        first = self.a.num_arguments
-        pairs = sorted(pair for pair in self.matching.pairs.items() if pair[0] >= first)
-        return {pairs[i][0] for i in longest_increasing([other for _, other in pairs])}
+        fixed = {node for node, _ in self.matching.in_order()}
+        found = (self._change(*pair, is_fixed=pair[0] in fixed) for pair in self._merged(fixed))
+        hunks = (hunk for differs, hunk in groupby(found, key=bool) if differs)
+        for number, hunk in enumerate(hunks, start=1):
+            for change in filter(None, hunk):
+                yield replace(change, hunk=number)
 
     def _merged(self, fixed: set[int]) -> Iterator[tuple[int | None, int | None]]:
         """Pairs (node, other) in one order: removed ops where they stood, moved where they are."""
-        a, b, pairs, back = self.a, self.b, self.matching.pairs, self.matching.back
+        (a, b), (pairs, back) = self.tables, self.partners
 
         def removed(node: int) -> Iterator[tuple[int, None]]:
             """Those from a node up to the next one that keeps its order."""
@@ -184,64 +168,54 @@ class _Comparison:
             if node in fixed:
                 yield from removed(node + 1)
 
-    def _one_sided(self, kind: str, node: int | None) -> Change:
-        assert node is not None
-        is_new = kind == "added"
-        table = self.b if is_new else self.a
-        op = table.op(node)
-        line, place = self.lines[is_new].line(op), node - table.num_arguments
-        return Change(
-            kind=kind,
-            op=op.name,
-            layer=layer_of(op),
-            phase=phase_of(op),
-            before="" if is_new else line,
-            after=line if is_new else "",
-            at=(None, place) if is_new else (place, None),
-            details=(),
-        )
-
-    def _pair(self, node: int, other: int, *, moved: bool) -> Change | None:
+    def _change(self, node: int | None, other: int | None, *, is_fixed: bool) -> Change | None:
+        """What is to be said of an op of one program, or of both; None if nothing is."""
         details: list[Detail] = []
-        if self.a.full[node] != self.b.full[other]:
-            details += _own_details(self.a.op(node), self.b.op(other))
-        details += self._operand_details(node, other)
-        if not details and not moved:
-            return None
-        op = self.b.op(other)
-        at = node - self.a.num_arguments, other - self.b.num_arguments
-        if moved and details:
-            details.append(Detail("place", str(at[0]), str(at[1]), ("", "")))
-        return Change(
-            kind="changed" if details else "moved",
-            op=op.name,
-            layer=layer_of(op),
-            phase=phase_of(op),
-            before=self.lines[0].line(self.a.op(node)),
-            after=self.lines[1].line(op),
-            at=at,
-            details=tuple(details),
-        )
+        if node is None or other is None:
+            kind = "added" if node is None else "removed"
+        else:
+            details += self._details(node, other)
+            if not details and is_fixed:
+                return None
+            kind = "changed" if details else "moved"
+        sides = list(zip(self.tables, self.lines, (node, other), strict=True))
+        before, after = ("" if n is None else lines.line(table.op(n)) for table, lines, n in sides)
+        places = [None if n is None else n - table.num_arguments for table, _, n in sides]
+        if details and not is_fixed:
+            details.append(Detail("place", str(places[0]), str(places[1]), ("", "")))
+        op = next(table.op(n) for table, _, n in reversed(sides) if n is not None)
+        at = places[0], places[1]
+        return Change(kind, op.name, layer_of(op), phase_of(op), before, after, at, tuple(details))
+
+    def _details(self, node: int, other: int) -> Iterator[Detail]:
+        if self.tables[0].full[node] != self.tables[1].full[other]:
+            yield from _own_details(self.tables[0].op(node), self.tables[1].op(other))
+        yield from self._operand_details(node, other)
 
     def _operand_details(self, node: int, other: int) -> Iterator[Detail]:
-        mine, others = self.a.operands[node], self.b.operands[other]
+        mine, others = self.tables[0].operands[node], self.tables[1].operands[other]
         if len(mine) != len(others):
-            sources = self._names(0, mine), self._names(1, others)
-            kinds = _general(self.a, mine), _general(self.b, others)
-            yield Detail("operands", *sources, (", ".join(kinds[0]), ", ".join(kinds[1])))
+            yield self._detail("operands", mine, others)
             return
         for index, (value, new) in enumerate(zip(mine, others, strict=True)):
             if not self._is_same_value(value, new):
-                names = self._names(0, [value]), self._names(1, [new])
-                kinds = _general(self.a, [value])[0], _general(self.b, [new])[0]
-                yield Detail(f"operand {index}", *names, kinds)
+                yield self._detail(f"operand {index}", [value], [new])
+
+    def _detail(self, what: str, values: Sequence[Value], news: Sequence[Value]) -> Detail:
+        """That some values took the place of others."""
+        names: list[str] = []
+        general: list[str] = []
+        for table, lines, found in zip(self.tables, self.lines, (values, news), strict=True):
+            names.append(", ".join(lines.name(table.ssa(value)) for value in found))
+            general.append(", ".join(_general(table, value) for value in found))
+        return Detail(what, names[0], names[1], (general[0], general[1]))
 
     def _is_same_value(self, value: Value, new: Value) -> bool:
         """Whether a value is the other, or only new or removed ops stand between them."""
-        partner = self.matching.pairs.get(value[0])
+        partner = self.partners[0].get(value[0])
         if partner is not None and (partner, value[1]) == new:
             return True
-        if partner is not None and new[0] in self.matching.back:
+        if partner is not None and new[0] in self.partners[1]:
             return False
         return not self._behind(0, value).isdisjoint(self._behind(1, new))
 
@@ -253,135 +227,95 @@ class _Comparison:
         known = self.behind[side].get(value)
         if known is not None:
             return known
-        table = (self.a, self.b)[side]
-        pairs = (self.matching.pairs, self.matching.back)[side]
         found: set[Value] = set()
         seen = {value}
         queue = [value]
         while queue and len(seen) <= MAX_CHAIN:
             node, result = queue.pop()
-            partner = pairs.get(node)
+            partner = self.partners[side].get(node)
             if partner is not None:
                 found.add((partner if side == 0 else node, result))
                 continue
-            sources = [source for source in table.operands[node] if source not in seen]
+            sources = [v for v in self.tables[side].operands[node] if v not in seen]
             seen.update(sources)
             queue += sources
         known = self.behind[side][value] = frozenset() if queue else frozenset(found)
         return known
 
-    def _names(self, side: int, values: Sequence[Value]) -> str:
-        table = (self.a, self.b)[side]
-        return ", ".join(self.lines[side].name(_ssa(table, value)) for value in values)
-
     # What is around the ops
 
     def _mesh(self) -> Iterator[Change]:
-        modules = self.a.program.module, self.b.program.module
-        details = _attribute_details(modules[0].attributes, modules[1].attributes)
+        old, new = (table.program.module.attributes for table in self.tables)
+        details = tuple(_attribute_details(old, new))
         if details:
             yield Change("changed", "builtin.module", "", "module", "", "", (None, None), details)
 
-    def _slots(self) -> Iterator[Change]:
-        arguments = [
-            {key: table.argument_slots[node] for key, node in table.arguments.items()}
-            for table in (self.a, self.b)
-        ]
-        yield from self._slot_changes("argument", *arguments)
-        yield from self._slot_changes("result", self.a.results, self.b.results)
-
-    def _slot_changes(
-        self, word: str, mine: dict[tuple[str, str], Slot], others: dict[tuple[str, str], Slot]
-    ) -> Iterator[Change]:
+    def _slots(self, word: str) -> Iterator[Change]:
+        """The changes of arguments, or of results."""
+        mine, others = (t.arguments if word == "argument" else t.results for t in self.tables)
         for key in dict.fromkeys([*mine, *others]):
             old, new = mine.get(key), others.get(key)
             details: list[Detail] = []
             if old is not None and new is not None:
-                details += _slot_details(old, new)
-                if word == "result":
-                    details += self._returned(key)
-                elif old.value.type != new.value.type:
-                    details.append(_plain("type", str(old.value.type), str(new.value.type)))
+                details += self._slot_details(word, old, new)
                 if not details:
                     continue
             kind = "added" if old is None else "removed" if new is None else "changed"
-            yield Change(
-                kind=kind,
-                op=f"{word} {key[0]} '{key[1].rpartition('.')[2]}'",
-                layer=key[1].rpartition(".")[0],
-                phase=f"{word}s",
-                before="" if old is None else _slot_line(old),
-                after="" if new is None else _slot_line(new),
-                at=(None, None),
-                details=tuple(details),
-            )
+            layer, _, name = key[1].rpartition(".")
+            before, after = ("" if slot is None else _slot_line(slot) for slot in (old, new))
+            op, at = f"{word} {key[0]} '{name}'", (None, None)
+            yield Change(kind, op, layer, f"{word}s", before, after, at, tuple(details))
 
-    def _returned(self, key: tuple[str, str]) -> Iterator[Detail]:
-        value, new = self.a.returned[key], self.b.returned[key]
-        if not self._is_same_value(value, new):
-            names = self._names(0, [value]), self._names(1, [new])
-            yield Detail(
-                "value", *names, (_general(self.a, [value])[0], _general(self.b, [new])[0])
-            )
+    def _slot_details(self, word: str, old: Slot, new: Slot) -> Iterator[Detail]:
+        data = [
+            {
+                name: value
+                for name, value in slot.attributes.data.items()
+                if name not in NOT_COMPARED
+            }
+            for slot in (old, new)
+        ]
+        yield from _attribute_details(*data)
+        if word == "argument":
+            if old.value.type != new.value.type:
+                yield _plain("type", str(old.value.type), str(new.value.type))
+            return
+        value, other = self.tables[0].where[old.value], self.tables[1].where[new.value]
+        if not self._is_same_value(value, other):
+            yield self._detail("value", [value], [other])
 
 
-def _ssa(table: ProgramTable, value: Value) -> SSAValue:
+def _general(table: ProgramTable, value: Value) -> str:
+    """What a value is, without its name: the op that makes it, or the argument's kind."""
     node, result = value
     op = table.ops[node]
-    return table.argument_slots[node].value if op is None else op.results[result]
-
-
-def _general(table: ProgramTable, values: Sequence[Value]) -> list[str]:
-    """What values are, without their names: the op that makes them, or the argument's kind."""
-    found: list[str] = []
-    for node, result in values:
-        op = table.ops[node]
-        if op is None:
-            slot = table.argument_slots[node]
-            found.append(f"{slot.kind} {_within_block(slot.name, table.blocks)}")
-        else:
-            found.append(
-                f"{op.name} {result} {_within_block(layer_of(op), table.blocks)} {phase_of(op)}"
-            )
-    return found
+    if op is None:
+        slot = table.slots[node]
+        return f"{slot.kind} {_within_block(slot.name, table.blocks)}"
+    return f"{op.name} {result} {_within_block(layer_of(op), table.blocks)} {phase_of(op)}"
 
 
 def _own_details(old: Operation, new: Operation) -> list[Detail]:
     """What differs of two ops beside their operands."""
-    details: list[Detail] = []
-    if old.name != new.name:
-        details.append(_plain("op", old.name, new.name))
+    details = [_plain("op", old.name, new.name)] if old.name != new.name else []
     details += _attribute_details(old.properties, new.properties)
     types = [", ".join(str(r.type) for r in op.results) for op in (old, new)]
     if types[0] != types[1]:
         details.append(_plain("type", *types))
-    if not details:
-        details.append(_plain("region", "...", "..."))
-    return details
+    return details or [_plain("region", "...", "...")]
 
 
-def _attribute_details(old: dict[str, Attribute], new: dict[str, Attribute]) -> tuple[Detail, ...]:
-    return tuple(
-        _plain(name, _text(old.get(name)), _text(new.get(name)))
-        for name in dict.fromkeys([*old, *new])
-        if old.get(name) != new.get(name)
-    )
-
-
-def _slot_details(old: Slot, new: Slot) -> list[Detail]:
-    data = [
-        {name: value for name, value in slot.attributes.data.items() if name not in NOT_COMPARED}
-        for slot in (old, new)
-    ]
-    return list(_attribute_details(*data))
+def _attribute_details(
+    old: Mapping[str, Attribute], new: Mapping[str, Attribute]
+) -> Iterator[Detail]:
+    for name in dict.fromkeys([*old, *new]):
+        values = old.get(name), new.get(name)
+        if values[0] != values[1]:
+            yield _plain(name, *("" if value is None else str(value) for value in values))
 
 
 def _plain(what: str, before: str, after: str) -> Detail:
     return Detail(what.removeprefix("dist."), before, after, (before, after))
-
-
-def _text(attribute: Attribute | None) -> str:
-    return "" if attribute is None else str(attribute)
 
 
 def _slot_line(slot: Slot) -> str:

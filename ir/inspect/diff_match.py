@@ -18,49 +18,52 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from shardweave.ir.inspect.diff_table import ProgramTable
+from shardweave.ir.inspect.diff_table import ProgramTable, Value
 
 MAX_ROUNDS = 12
 """Of one kind; each but the last matches something."""
 
 MAX_EXACT = 10_000
-"""Largest product of two sequences' lengths that are aligned by the exact quadratic way."""
+"""Largest product of two sequences' lengths that are aligned exactly."""
 
 Labels = Callable[[ProgramTable], list[int]]
-Value = tuple[int, int]
 Hash = int | tuple[int, int]
 
 
 class Matching:
-    """Pairs of nodes of two tables. `pairs` maps nodes of `a` to those of `b`."""
+    """Pairs of nodes of two tables. `partners`: from those of each table to the other's."""
 
     def __init__(self, a: ProgramTable, b: ProgramTable) -> None:
-        self.a = a
-        self.b = b
-        self.pairs: dict[int, int] = {}
-        self.back: dict[int, int] = {}
+        self.tables = a, b
+        self.partners: tuple[dict[int, int], dict[int, int]] = {}, {}
 
     def add(self, node: int, other: int) -> None:
-        self.pairs[node] = other
-        self.back[other] = node
+        self.partners[0][node] = other
+        self.partners[1][other] = node
 
-    def unmatched(self) -> tuple[list[int], list[int]]:
-        """Nodes of ops without a partner, in order."""
-        a, b = self.a, self.b
-        return (
-            [n for n in range(a.num_arguments, len(a.ops)) if n not in self.pairs],
-            [n for n in range(b.num_arguments, len(b.ops)) if n not in self.back],
-        )
+    def unmatched(self) -> list[list[int]]:
+        """For each table the nodes of ops without a partner, in order."""
+        return [
+            [n for n in range(table.num_arguments, len(table.ops)) if n not in known]
+            for table, known in zip(self.tables, self.partners, strict=True)
+        ]
+
+    def in_order(self) -> list[tuple[int, int]]:
+        """As many pairs of ops as are in the same order in both programs."""
+        first = self.tables[0].num_arguments
+        pairs = sorted(pair for pair in self.partners[0].items() if pair[0] >= first)
+        return [pairs[i] for i in longest_increasing([other for _, other in pairs])]
 
 
 def match(a: ProgramTable, b: ProgramTable) -> Matching:
     """Match the arguments by kind and name, and the ops by structure."""
     found = Matching(a, b)
-    for key, node in a.arguments.items():
-        if key in b.arguments:
-            found.add(node, b.arguments[key])
+    others = {key: node for node, key in enumerate(b.arguments)}
+    for node, key in enumerate(a.arguments):
+        if key in others:
+            found.add(node, others[key])
     _match_by_hash(found, lambda t: t.full)
     _match_by_hash(found, lambda t: t.weak, looks_through=True)
     _match_by_hash(found, lambda t: t.weak)
@@ -96,70 +99,51 @@ def longest_increasing(values: Sequence[int]) -> list[int]:
 
 def _match_by_hash(found: Matching, labels: Labels, *, looks_through: bool = False) -> None:
     for _ in range(MAX_ROUNDS):
-        left, right = found.unmatched()
-        if not left or not right or not _round(found, left, right, labels, looks_through):
+        nodes = found.unmatched()
+        if not all(nodes):
             return
-
-
-def _round(
-    found: Matching, left: list[int], right: list[int], labels: Labels, looks_through: bool
-) -> bool:
-    """Match what the hashes say; returns whether that is anything."""
-    sides = (
-        _Side(found.a, labels(found.a), _seeds(found.a, found.pairs, 0), looks_through),
-        _Side(found.b, labels(found.b), _seeds(found.b, found.back, 1), looks_through),
-    )
-    ups = sides[0].up(left), sides[1].up(right)
-    downs = sides[0].down(left), sides[1].down(right)
-    if looks_through:
-        left = [n for n in left if not sides[0].is_through(n)]
-        right = [n for n in right if not sides[1].is_through(n)]
-    before = len(found.pairs)
-    _pair(found, left, right, lambda side, n: (ups[side][n], downs[side][n]), only_single=False)
-    for hashes in (ups, downs):
-        left = [n for n in left if n not in found.pairs]
-        right = [n for n in right if n not in found.back]
-        _pair(found, left, right, lambda side, n, of=hashes: of[side][n], only_single=True)
-    return len(found.pairs) > before
+        sides = [_Side(found, side, labels, looks_through) for side in (0, 1)]
+        ups = [side.up(own) for side, own in zip(sides, nodes, strict=True)]
+        downs = [side.down(own) for side, own in zip(sides, nodes, strict=True)]
+        both = [{n: (up[n], down[n]) for n in up} for up, down in zip(ups, downs, strict=True)]
+        before = len(found.partners[0])
+        _pair(found, sides, both, only_single=False)
+        _pair(found, sides, ups, only_single=True)
+        _pair(found, sides, downs, only_single=True)
+        if len(found.partners[0]) == before:
+            return
 
 
 def _pair(
     found: Matching,
-    left: Iterable[int],
-    right: Iterable[int],
-    key: Callable[[int, int], Hash],
+    sides: Sequence[_Side],
+    hashes: Sequence[Mapping[int, Hash]],
     *,
     only_single: bool,
 ) -> None:
-    """Pair nodes of equal key in order, where both sides have as many (or one) of it."""
+    """Pair nodes of equal hash in order, where both sides have as many (or one) of it."""
     groups: defaultdict[Hash, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for side, nodes in enumerate((left, right)):
-        for node in nodes:
-            groups[key(side, node)][side].append(node)
+    for index, side in enumerate(sides):
+        for node, key in hashes[index].items():
+            if node not in found.partners[index] and not side.is_through(node):
+                groups[key][index].append(node)
     for mine, others in groups.values():
         if len(mine) == len(others) and (len(mine) == 1 or not only_single):
             for node, other in zip(mine, others, strict=True):
                 found.add(node, other)
 
 
-def _seeds(table: ProgramTable, pairs: dict[int, int], side: int) -> dict[int, int]:
-    """What stands for a matched node, the same on both sides, and for an argument that is not."""
-    seeds = {n: (other if side else n) for n, other in pairs.items()}
-    for node in range(table.num_arguments):
-        seeds.setdefault(node, (1 << 40) + 2 * node + side)
-    return seeds
-
-
 class _Side:
     """The hashes of one program's unmatched ops, where matched ones are their seeds."""
 
-    def __init__(
-        self, table: ProgramTable, labels: list[int], seeds: dict[int, int], looks_through: bool
-    ) -> None:
-        self.table = table
-        self.labels = labels
-        self.seeds = seeds
+    def __init__(self, found: Matching, side: int, labels: Labels, looks_through: bool) -> None:
+        self.table = table = found.tables[side]
+        self.labels = labels(table)
         self.looks_through = looks_through
+        # The same for both nodes of a pair, and for an argument without a partner its own.
+        self.seeds = {n: (other if side else n) for n, other in found.partners[side].items()}
+        for node in range(table.num_arguments):
+            self.seeds.setdefault(node, (1 << 40) + 2 * node + side)
 
     def is_through(self, node: int) -> bool:
         """Whether the node is left out, its results standing for its operands, one by one."""
@@ -192,8 +176,8 @@ class _Side:
         table, seeds = self.table, self.seeds
         found: dict[int, int] = {}
         values: dict[Value, int] = defaultdict(int)
-        for key, value in table.returned.items():
-            values[value] += hash(key)
+        for key, slot in table.results.items():
+            values[table.where[slot.value]] += hash(key)
         for node in reversed(nodes):
             for user, operand, result in table.uses[node]:
                 seed = seeds.get(user)
@@ -211,35 +195,26 @@ class _Side:
 
 def _align(found: Matching) -> None:
     """Align what is unmatched between matched ops that are in the same order on both sides."""
-    left, right = found.unmatched()
-    if not left or not right:
+    nodes = found.unmatched()
+    if not all(nodes):
         return
-    for mine, others in _gaps(found, left, right):
-        _align_run(found, mine, others)
-
-
-def _gaps(
-    found: Matching, left: list[int], right: list[int]
-) -> Iterable[tuple[list[int], list[int]]]:
-    """The unmatched nodes on both sides of each gap between fixed pairs."""
-    first = found.a.num_arguments
-    pairs = sorted(pair for pair in found.pairs.items() if pair[0] >= first)
-    fixed = [pairs[i] for i in longest_increasing([other for _, other in pairs])]
-    starts = [a for a, _ in fixed], [b for _, b in fixed]
+    starts = list(zip(*found.in_order(), strict=True)) or [(), ()]
     gaps: defaultdict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for side, nodes in enumerate((left, right)):
-        for node in nodes:
+    for side in (0, 1):
+        for node in nodes[side]:
             gaps[bisect_left(starts[side], node)][side].append(node)
-    return (gap for gap in gaps.values() if gap[0] and gap[1])
+    for mine, others in gaps.values():
+        _align_run(found, mine, others)
 
 
 def _align_run(found: Matching, left: list[int], right: list[int]) -> None:
     """Pair nodes of equal weak label in order: as many as can be if there are few, else many."""
+    a, b = (table.weak for table in found.tables)
     if len(left) * len(right) <= MAX_EXACT:
-        for i, j in _common([found.a.weak[n] for n in left], [found.b.weak[n] for n in right]):
+        for i, j in _common([a[n] for n in left], [b[n] for n in right]):
             found.add(left[i], right[j])
         return
-    places = _occurrences(found.a.weak, left), _occurrences(found.b.weak, right)
+    places = _occurrences(a, left), _occurrences(b, right)
     both = [(i, places[1][key]) for key, i in places[0].items() if key in places[1]]
     fixed = [both[k] for k in longest_increasing([j for _, j in both])]
     previous = (-1, -1)
@@ -264,21 +239,11 @@ def _occurrences(labels: list[int], nodes: list[int]) -> dict[tuple[int, int], i
 
 
 def _common(left: list[int], right: list[int]) -> list[tuple[int, int]]:
-    """Index pairs of a longest common subsequence. Quadratic."""
-    width = len(right) + 1
-    lengths = [[0] * width for _ in range(len(left) + 1)]
-    for i in range(len(left) - 1, -1, -1):
-        row, below, label = lengths[i], lengths[i + 1], left[i]
-        for j in range(width - 2, -1, -1):
-            row[j] = below[j + 1] + 1 if label == right[j] else max(below[j], row[j + 1])
-    found: list[tuple[int, int]] = []
-    i = j = 0
-    while i < len(left) and j < len(right):
-        if left[i] == right[j]:
-            found.append((i, j))
-            i, j = i + 1, j + 1
-        elif lengths[i + 1][j] >= lengths[i][j + 1]:
-            i += 1
-        else:
-            j += 1
-    return found
+    """Index pairs of a longest common subsequence: the longest run of matches that increases."""
+    matches = [
+        (i, j)
+        for i, label in enumerate(left)
+        for j in reversed(range(len(right)))
+        if right[j] == label
+    ]
+    return [matches[k] for k in longest_increasing([j for _, j in matches])]

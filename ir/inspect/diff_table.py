@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from xdsl.ir import Attribute, Operation, Region, SSAValue
 
@@ -16,6 +17,8 @@ from shardweave.ir.blocks import Blocks, blocks_of
 from shardweave.ir.program import Program, Slot
 
 SlotKey = tuple[str, str]
+Value = tuple[int, int]
+"""A node, and which of its results."""
 
 NOT_COMPARED = frozenset({"dist.kind", "dist.name"})
 """Attributes of slots that say which slot it is."""
@@ -45,24 +48,23 @@ class Interner:
 class ProgramTable:
     """The arguments and ops of a program.
 
-    ops: by node, None for an argument. operands: by node, pairs (node, result index).
-    full: by node, a number for everything but the operands. weak: one for name, layer, phase
-    and copy. bare: one for the name. uses: by node, triples (user node, operand index, result
-    index). returned: by result slot, the pair that it returns.
+    arguments, results: by kind and name, in order. ops: by node, None for an argument. where: from
+    SSA values to values of the table. operands: by node. full: by node, a number for everything but
+    the operands. weak: one for name, layer, phase and copy. bare: one for the name. uses: by node,
+    triples (user node, operand index, result index).
     """
 
     program: Program
     blocks: Blocks
+    arguments: dict[SlotKey, Slot]
+    results: dict[SlotKey, Slot]
     ops: list[Operation | None]
-    operands: list[tuple[tuple[int, int], ...]]
+    where: dict[SSAValue, Value]
+    operands: list[tuple[Value, ...]]
     full: list[int]
     weak: list[int]
     bare: list[int]
     uses: list[list[tuple[int, int, int]]]
-    arguments: dict[SlotKey, int]
-    results: dict[SlotKey, Slot]
-    argument_slots: list[Slot]
-    returned: dict[SlotKey, tuple[int, int]]
 
     def op(self, node: int) -> Operation:
         """The op of a node that is none of the arguments."""
@@ -70,9 +72,19 @@ class ProgramTable:
         assert found is not None
         return found
 
+    def ssa(self, value: Value) -> SSAValue:
+        node, result = value
+        op = self.ops[node]
+        return self.slots[node].value if op is None else op.results[result]
+
+    @cached_property
+    def slots(self) -> list[Slot]:
+        """The arguments by node."""
+        return list(self.arguments.values())
+
     @property
     def num_arguments(self) -> int:
-        return len(self.argument_slots)
+        return len(self.arguments)
 
     @property
     def num_ops(self) -> int:
@@ -81,41 +93,34 @@ class ProgramTable:
 
 def table_of(program: Program, interner: Interner) -> ProgramTable:
     """The table of a program. Linear in its ops."""
-    slots = program.arguments
-    where: dict[SSAValue, tuple[int, int]] = {s.value: (i, 0) for i, s in enumerate(slots)}
-    ops: list[Operation | None] = [None] * len(slots)
-    operands: list[tuple[tuple[int, int], ...]] = [()] * len(slots)
-    none = interner.number("argument")
-    full, weak, bare = [none] * len(slots), [none] * len(slots), [none] * len(slots)
-    uses: list[list[tuple[int, int, int]]] = [[] for _ in slots]
-    for op in program.ops:
-        node = len(ops)
-        ops.append(op)
-        uses.append([])
-        reads = tuple([where[value] for value in op.operands])
-        operands.append(reads)
-        for index, (source, result) in enumerate(reads):
-            uses[source].append((node, index, result))
-        for index, value in enumerate(op.results):
-            where[value] = node, index
-        full.append(interner.number(_label(op, interner)))
-        weak.append(interner.number((op.name, layer_of(op), phase_of(op), copy_of(op))))
-        bare.append(interner.number(op.name))
-    results = _by_key(program.results)
-    return ProgramTable(
+    arguments = _by_key(program.arguments)
+    count, none = len(arguments), interner.number("argument")
+    table = ProgramTable(
         program=program,
         blocks=blocks_of(program),
-        ops=ops,
-        operands=operands,
-        full=full,
-        weak=weak,
-        bare=bare,
-        uses=uses,
-        arguments={key: where[slot.value][0] for key, slot in _by_key(slots).items()},
-        results=results,
-        argument_slots=slots,
-        returned={key: where[slot.value] for key, slot in results.items()},
+        arguments=arguments,
+        results=_by_key(program.results),
+        ops=[None] * count,
+        where={slot.value: (node, 0) for node, slot in enumerate(arguments.values())},
+        operands=[()] * count,
+        full=[none] * count,
+        weak=[none] * count,
+        bare=[none] * count,
+        uses=[[] for _ in arguments],
     )
+    for node, op in enumerate(program.ops, start=count):
+        table.ops.append(op)
+        table.uses.append([])
+        reads = tuple([table.where[value] for value in op.operands])
+        table.operands.append(reads)
+        for index, (source, result) in enumerate(reads):
+            table.uses[source].append((node, index, result))
+        for index, value in enumerate(op.results):
+            table.where[value] = node, index
+        table.full.append(interner.number(_label(op, interner)))
+        table.weak.append(interner.number((op.name, layer_of(op), phase_of(op), copy_of(op))))
+        table.bare.append(interner.number(op.name))
+    return table
 
 
 def _by_key(slots: list[Slot]) -> dict[SlotKey, Slot]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from shardweave.ir.inspect.diff_lines import Lines
@@ -22,33 +23,32 @@ def program_html(program: Program) -> str:
     lines = Lines(program)
     parts = [f"<div><b>{escape(repr(program)[1:-1])}</b>", _boundary(program)]
     left = MAX_LINES
-    for one in fold(layers_of(program)):
-        parts.append(_layer(one, lines, left))
-        left -= len(one.first.members)
+    for group in fold(layers_of(program)):
+        parts.append(_layer(group, lines, max(left, 0)))
+        left -= len(group.first.members)
     return "".join([*parts, "</div>"])
 
 
-def _layer(one: Fold, lines: Lines, left: int) -> str:
-    counts = [f"{count} {phase}" for phase, count in one.first.ops.items()]
-    said = ", ".join(filter(None, [*counts, one.first.moves]))
-    shown = [escape(lines.line(op)) for op in one.first.members[: max(left, 0)]]
-    hidden = len(one.first.members) - len(shown)
+def _layer(group: Fold, lines: Lines, left: int) -> str:
+    layer = group.first
+    counts = [f"{count} {phase}" for phase, count in layer.ops.items()]
+    summary = ", ".join(filter(None, [*counts, layer.moves]))
+    shown = [lines.line(op) for op in layer.members[:left]]
+    hidden = len(layer.members) - len(shown)
     if hidden:
         shown.append(f"... and {hidden} more ops; str(program) has all of them")
-    return (
-        f"<details><summary><b>{escape(one.name)}</b>: {escape(said)}</summary>"
-        f'<pre style="{_STYLE}">' + "\n".join(shown) + "</pre></details>"
-    )
+    return _details(f"<b>{escape(group.name)}</b>: {escape(summary)}", shown)
 
 
 def _boundary(program: Program) -> str:
     rows = [
-        escape(f"{slot.kind:8} {slot.name or '-'} : {slot.value.type} {slot.sharding_attr or ''}")
+        f"{slot.kind:8} {slot.name or '-'} : {slot.value.type} {slot.sharding_attr or ''}".rstrip()
         for slot in (*program.arguments, *program.results)
     ]
-    count = f"{len(program.arguments)} arguments, {len(program.results)} results"
-    return (
-        f'<details><summary>{count}</summary><pre style="{_STYLE}">'
-        + "\n".join(row.rstrip() for row in rows)
-        + "</pre></details>"
-    )
+    return _details(f"{len(program.arguments)} arguments, {len(program.results)} results", rows)
+
+
+def _details(summary: str, lines: Sequence[str]) -> str:
+    """A folded section: its summary in HTML, and lines of plain text."""
+    text = escape("\n".join(lines))
+    return f'<details><summary>{summary}</summary><pre style="{_STYLE}">{text}</pre></details>'

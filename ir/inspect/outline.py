@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import groupby
 
 from xdsl.ir import Operation, SSAValue
 
@@ -96,16 +98,8 @@ def _layer(name: str, ops: Sequence[Operation], parameter_bytes: int) -> Layer:
 
 def fold(layers: Sequence[Layer]) -> list[Fold]:
     """Layers with neighbours of equal bodies put together. Linear in their ops."""
-    found: list[list[Layer]] = []
-    last: object = None
-    for layer in layers:
-        body = (body_of(layer), layer.parameter_bytes)
-        if found and body == last:
-            found[-1].append(layer)
-        else:
-            found.append([layer])
-        last = body
-    return [Fold(tuple(group)) for group in found]
+    groups = groupby(layers, key=lambda layer: (body_of(layer), layer.parameter_bytes))
+    return [Fold(tuple(group)) for _, group in groups]
 
 
 def body_of(layer: Layer) -> tuple[object, ...]:
@@ -115,24 +109,16 @@ def body_of(layer: Layer) -> tuple[object, ...]:
     is there does not count, nor do the words that say why a reshard is there: they may name it.
     """
     inside: dict[SSAValue, tuple[int, int]] = {}
-    return tuple(_form(index, op, layer.name, inside) for index, op in enumerate(layer.members))
-
-
-def _form(
-    index: int, op: Operation, layer: str, inside: dict[SSAValue, tuple[int, int]]
-) -> tuple[object, ...]:
-    for position, result in enumerate(op.results):
-        inside[result] = index, position
-    arguments = arguments_of(op, "phase", "copy", "sharding")
-    if isinstance(op, ReshardOp):
-        arguments -= {("why", op.why_attr)}
-    return (
-        op.name,
-        layer_of(op).removeprefix(layer),
-        tuple(inside.get(operand) for operand in op.operands),
-        tuple(op.result_types),
-        arguments,
-    )
+    body: list[object] = []
+    for index, op in enumerate(layer.members):
+        inside.update((result, (index, place)) for place, result in enumerate(op.results))
+        arguments = arguments_of(op, "phase", "copy", "sharding")
+        if isinstance(op, ReshardOp):
+            arguments -= {("why", op.why_attr)}
+        operands = tuple(inside.get(operand) for operand in op.operands)
+        types = tuple(op.result_types)
+        body.append((op.name, layer_of(op).removeprefix(layer.name), operands, types, arguments))
+    return tuple(body)
 
 
 def select(
@@ -142,13 +128,11 @@ def select(
 
     layer and op may be patterns, as a shell has them: `h.*.attn`, `dist.*`.
     """
-    from fnmatch import fnmatchcase
-
-    for one in program.ops:
-        name = layer_of(one)
+    for candidate in program.ops:
+        name = layer_of(candidate)
         is_in_layer = layer is None or any(
             fnmatchcase(name, form) for form in (layer, f"{layer}.*")
         )
-        is_in_phase = phase is None or phase_of(one) == phase
-        if is_in_layer and is_in_phase and (op is None or fnmatchcase(one.name, op)):
-            yield one
+        is_in_phase = phase is None or phase_of(candidate) == phase
+        if is_in_layer and is_in_phase and (op is None or fnmatchcase(candidate.name, op)):
+            yield candidate

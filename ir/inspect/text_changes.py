@@ -3,52 +3,46 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
+from itertools import takewhile
 
 _NOTES = re.compile(r'\{(?:layer = "(?P<layer>[^"]*)")?(?:, )?(?:phase = (?P<phase>\w+))?')
 
 _ARGUMENT = re.compile(r"(\(|, |-> \()(?=%|tensor<)")
 
+CONTEXT = 1
+"""Lines around each change."""
 
-def changed_text(before: str, after: str, num_context: int = 1) -> str:
+
+def changed_text(before: str, after: str) -> str:
     """The changed lines with `-` and `+`, between context; a hunk's head names layer and phase.
 
-    Each argument of the function, and each result, counts as a line.
-
-    Empty if nothing changed. What both texts begin and end with costs nothing; the rest about
-    its length times the number of hunks, as lines of a program are nearly all distinct.
+    Each argument of the function, and each result, counts as a line. Empty if nothing changed.
+    What both texts begin and end with costs nothing; the rest about its length times the number of
+    hunks, as lines of a program are nearly all distinct.
     """
     old, new = _lines(before), _lines(after)
     start = _num_equal(old, new)
     end = min(_num_equal(old[::-1], new[::-1]), len(old) - start, len(new) - start)
-    start, end = max(start - num_context, 0), max(end - num_context, 0)
+    start, end = max(start - CONTEXT, 0), max(end - CONTEXT, 0)
     return "".join(
         line + "\n" for line in _hunks(old[start : len(old) - end], new[start : len(new) - end])
     )
 
 
-def _num_equal(one: Sequence[str], other: Sequence[str]) -> int:
-    count = 0
-    for left, right in zip(one, other, strict=False):
-        if left != right:
-            break
-        count += 1
-    return count
+def _num_equal(old: Sequence[str], new: Sequence[str]) -> int:
+    """How many lines both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
 
 
 def _hunks(old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
     matcher = SequenceMatcher(None, old, new, autojunk=False)
-    for group in matcher.get_grouped_opcodes(1):
+    for group in matcher.get_grouped_opcodes(CONTEXT):
         if all(tag == "equal" for tag, *_ in group):
             continue
-        changed = [
-            line
-            for tag, i1, i2, j1, j2 in group
-            if tag != "equal"
-            for line in (*old[i1:i2], *new[j1:j2])
-        ]
-        yield f"@@ {_where(changed)} @@"
+        changes = [(old[i1:i2], new[j1:j2]) for tag, i1, i2, j1, j2 in group if tag != "equal"]
+        yield f"@@ {_where(line for pair in changes for lines in pair for line in lines)} @@"
         for tag, i1, i2, j1, j2 in group:
             if tag == "equal":
                 yield from (f" {line}" for line in old[i1:i2])
@@ -66,7 +60,7 @@ def _lines(text: str) -> list[str]:
     return found
 
 
-def _where(lines: Sequence[str]) -> str:
+def _where(lines: Iterable[str]) -> str:
     """The layer and phase of the first line that has them."""
     for line in lines:
         match = _NOTES.search(line)

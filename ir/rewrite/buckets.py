@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 
 from xdsl.ir import Operation
 from xdsl.rewriter import InsertPoint, Rewriter
@@ -16,7 +16,6 @@ from shardweave.ir.annotations import (
     set_sharding_attrs,
     sharding_attrs_of,
 )
-from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.program import Program
 from shardweave.ir.types import dtype_of_value, num_bytes, tensor_type_of
 
@@ -78,30 +77,22 @@ def join(members: Sequence[dist.DistOp]) -> None:
     )
     annotate(merged, last)
     set_layer(merged, "")
-    _join_shardings(merged, members)
+    shardings = [sharding_attrs_of(member) or () for member in members]
+    if all(shardings):
+        set_sharding_attrs(merged, [sharding for group in shardings for sharding in group])
     Rewriter.insert_op(merged, InsertPoint.before(last))
     results = iter(merged.results)
     for member in members:
         Rewriter.replace_op(member, [], [next(results) for _ in member.results])
 
 
-def _join_shardings(merged: Operation, members: Iterable[Operation]) -> None:
-    entries: list[ShardingAttr] = []
-    for member in members:
-        shardings = sharding_attrs_of(member)
-        if shardings is None:
-            return
-        entries += shardings
-    set_sharding_attrs(merged, entries)
-
-
 def merge_all_reduces(program: Program, bucket_bytes: int = 25 * 2**20) -> None:
     """Join all-reduces over the same axes into messages of at most `bucket_bytes`. Linear."""
     buckets = Buckets(bucket_bytes)
-    for one in [*program.ops, program.return_op]:
-        buckets.close_before(one)
-        if type(one) is dist.AllReduceOp:
-            dtype = dtype_of_value(one.operands[0])
-            buckets.add((one.axes, one.reduction, dtype, copy_of(one)), one)
+    for op in [*program.ops, program.return_op]:
+        buckets.close_before(op)
+        if type(op) is dist.AllReduceOp:
+            dtype = dtype_of_value(op.operands[0])
+            buckets.add((op.axes, op.reduction, dtype, copy_of(op)), op)
     for members in buckets.close():
         join(members)

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from xdsl.ir import Attribute, Operation, SSAValue
+from collections.abc import Callable, Hashable, Iterable
+
+from xdsl.ir import Operation
 from xdsl.rewriter import Rewriter
 
 from shardweave.ir.annotations import arguments_of, phase_of
 from shardweave.ir.facts import is_random
 from shardweave.ir.program import Program
 
-Key = tuple[str, tuple[SSAValue, ...], frozenset[tuple[str, Attribute]], tuple[Attribute, ...]]
-
 
 def merge_equal_ops(program: Program) -> None:
     """Replace each op by an earlier one of the same name, operands, arguments and types. Linear."""
-    known: dict[Key, Operation] = {}
-    for candidate in list(program.ops):
-        if candidate.regions:  # equal from outside, they may hold different ops
-            continue
-        if is_random(candidate):
-            continue
-        first = known.setdefault(_key(candidate), candidate)
-        if first is not candidate:
-            Rewriter.replace_op(candidate, [], first.results)
+    # Equal from outside, regions may hold different ops.
+    ops = [op for op in program.ops if not op.regions and not is_random(op)]
+    merge_where_equal(ops, _distinguishing)
 
 
-def _key(op: Operation) -> Key:
-    is_recomputed = phase_of(op) == "recompute"
-    arguments = arguments_of(op, "copy", "origin", *(["phase"] if is_recomputed else []))
-    return op.name, tuple(op.operands), arguments, tuple(op.result_types)
+def _distinguishing(op: Operation) -> tuple[str, ...]:
+    return ("copy", "origin", "phase") if phase_of(op) == "recompute" else ("copy", "origin")
+
+
+def merge_where_equal(
+    ops: Iterable[Operation], annotations_of: Callable[[Operation], tuple[str, ...]]
+) -> int:
+    """Merge equal ops among some, if these annotations are equal too; returns how many went."""
+    known: dict[Hashable, Operation] = {}
+    count = 0
+    for op in ops:
+        arguments = arguments_of(op, *annotations_of(op))
+        key = (op.name, tuple(op.operands), arguments, tuple(op.result_types))
+        first = known.setdefault(key, op)
+        if first is not op:
+            Rewriter.replace_op(op, [], first.results)
+            count += 1
+    return count

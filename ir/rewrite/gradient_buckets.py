@@ -34,10 +34,10 @@ def bucket_gradients(program: Program, bucket_bytes: int) -> int:
         raise ValueError(f"bytes={bucket_bytes}; use a bucket of at least 1 byte.")
     reductions = _gradient_reductions(program)
     buckets = Buckets(bucket_bytes)
-    for one in _place_by_production(program, reductions):
-        reduction = one.reduction if isinstance(one, dist.AllReduceOp) else "sum"
-        key = (type(one), one.axes, reduction, copy_of(one), phase_of(one))
-        buckets.add((*key, dtype_of_value(one.operands[0])), one)
+    for op in _place_by_production(program, reductions):
+        reduction = op.reduction if isinstance(op, dist.AllReduceOp) else "sum"
+        key = (type(op), op.axes, reduction, copy_of(op), phase_of(op))
+        buckets.add((*key, dtype_of_value(op.operands[0])), op)
     for members in buckets.close():
         if isinstance(members[0], dist.ReduceScatterOp):
             _join_rows(members)
@@ -72,17 +72,12 @@ def _place_by_production(
         for single in _singles(op):
             by_producer.setdefault(single.operands[0].owner, []).append(single)
     block = program.function.body.block
-    first = block.first_op
-    assert first is not None
-    for single in by_producer.pop(block, []):
-        block.insert_op_before(single, first)
-        yield single
+    if block in by_producer:
+        Rewriter.insert_op(by_producer[block], InsertPoint.at_start(block))
+        yield from by_producer[block]
     for producer in [op for op in program.ops if op in by_producer]:
-        after = producer
-        for single in by_producer[producer]:
-            block.insert_op_after(single, after)
-            after = single
-            yield single
+        Rewriter.insert_op(by_producer[producer], InsertPoint.after(producer))
+        yield from by_producer[producer]
 
 
 def _singles(op: dist.DistOp) -> list[dist.DistOp]:

@@ -9,13 +9,14 @@ from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
-from shardweave.ir.annotations import Copy, arguments_of, copy_of, phase_of, set_origin, set_phase
+from shardweave.ir.annotations import Copy, copy_of, phase_of, set_origin, set_phase
 from shardweave.ir.blocks import Blocks, blocks_of
 from shardweave.ir.dist import COLLECTIVES
 from shardweave.ir.facts import facts_of, is_random
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
 from shardweave.ir.regions import split_at_backward, weight_ops
+from shardweave.ir.rewrite.cse import merge_where_equal
 from shardweave.ir.storage import kept_bytes
 
 POLICIES = ("none", "layer", "after-communication", "budget")
@@ -94,17 +95,8 @@ def recompute(program: Program, policy_of: Callable[[str], str]) -> int:
 
 def _gather_once(program: Program) -> int:
     """Let gradients read the weights that recomputation gathers; returns the ops erased."""
-    known: dict[tuple[object, ...], Operation] = {}
-    count = 0
-    for op in weight_ops(program):
-        if phase_of(op) != "recompute":
-            continue
-        key = (op.name, *op.operands, arguments_of(op, "copy"), *op.result_types)
-        first = known.setdefault(key, op)
-        if first is not op:
-            Rewriter.replace_op(op, [], first.results)
-            count += 1
-    return count
+    again = [op for op in weight_ops(program) if phase_of(op) == "recompute"]
+    return merge_where_equal(again, lambda op: ("copy",))
 
 
 class _Recomputation:
@@ -175,10 +167,8 @@ class _Recomputation:
         block, _, _ = self.segments[op]
         if self.policies[block] == "after-communication" and op in self.messages:
             return True
-        if facts_of(op).is_layout and self._is_kept(op.operands[0]):
-            # A view costs neither memory nor time.
-            return True
-        return self._leaves(value, block)
+        # A view costs neither memory nor time.
+        return self._is_free(value) or self._leaves(value, block)
 
     def _leaves(self, value: SSAValue, block: str) -> bool:
         """Whether a forward op outside the block reads the value."""
@@ -243,26 +233,20 @@ class _Recomputation:
                     self._insert(self.segments[value.owner], before)
             self._clone(op, before)
 
-    def _again(self, value: SSAValue, block: str | None) -> SSAValue:
-        """What a clone in `block` reads: a clone of the same block, or what entered it."""
-        owner = value.owner
-        is_inside = isinstance(owner, Operation) and self.block_of(owner) == block
-        return self.clones.get(value, value) if is_inside else value
-
     def _clone(self, op: Operation, before: Operation) -> None:
-        clone = type(op).create(
-            operands=[self._again(v, self.block_of(op)) for v in op.operands],
-            result_types=op.result_types,
-            properties=op.properties,
-            location=op.location,
-        )
+        """Add a clone, which reads clones of its own block, and what entered the block."""
+        block = self.block_of(op)
+        inside = {
+            value: self.clones.get(value, value)
+            for value in op.operands
+            if isinstance(value.owner, Operation) and self.block_of(value.owner) == block
+        }
+        clone = op.clone_without_regions(inside)
+        self.clones.update(zip(op.results, clone.results, strict=True))
         set_phase(clone, "recompute")
         hint = op.results[0].name_hint
         if hint is not None:
             set_origin(clone, hint)
-        for new, old in zip(clone.results, op.results, strict=True):
-            new.name_hint = old.name_hint
-            self.clones[old] = new
         Rewriter.insert_op(clone, InsertPoint.before(before))
         self.count += 1
 

@@ -15,17 +15,16 @@ def start_collectives(program: Program) -> int:
     Returns how many there were.
     Raises ValueError if the program has time axes.
     """
-    axes = program.mesh.axes if program.mesh else ()
-    times = [axis.name for axis in axes if axis.kind == "time"]
+    times = list(program.mesh.time_names) if program.mesh else []
     if times:
         raise ValueError(
             f"the sub-batches of the time axes {times} are not written out; run "
             "unroll-time-axes first."
         )
     count = 0
-    for one in list(program.ops):
-        if isinstance(one, DistOp) and type(one) in STARTS:
-            _start(one, STARTS[type(one)])
+    for op in list(program.ops):
+        if isinstance(op, DistOp) and type(op) in STARTS:
+            _start(op, STARTS[type(op)])
             count += 1
     return count
 

@@ -39,7 +39,7 @@ def steps_of(op: dist.DistOp, mesh: Mesh) -> tuple[list[CollectiveStep], list[Co
     The axes of a collective are digits of a position. A dim that is cut loses the digits
     of the steps taken, one that is gathered wins them; blocks grow by the digits behind a step's.
     """
-    times = {axis.name for axis in mesh.axes if axis.kind == "time"}
+    times = mesh.time_names
     space = [axis for axis in op.axes if axis not in times]
     parts: list[tuple[str, ...]] = [(axis,) for axis in op.axes if axis in times]
     num_time = len(parts)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
+from math import prod
 from typing import TypeVar
 
 from xdsl.dialects import func
@@ -33,7 +35,7 @@ def unroll_time_axes(program: Program) -> None:
     Raises ValueError for a global program that has time axes. Linear in the resulting ops.
     """
     mesh = program.mesh
-    if mesh is None or all(axis.kind == "space" for axis in mesh.axes):
+    if mesh is None or not mesh.time_names:
         return
     if not program.is_local:
         raise ValueError("the program is global; run insert-collectives first.")
@@ -44,23 +46,18 @@ class _Unroller:
     def __init__(self, program: Program, mesh: Mesh) -> None:
         self.program = program
         self.mesh = mesh
-        times = [axis for axis in mesh.axes if axis.kind == "time"]
-        self.names = [axis.name for axis in times]
-        self.coordinates = list(product(*(range(axis.size) for axis in times)))
+        self.names = mesh.time_names
+        self.coordinates = list(product(*(range(mesh.size(name)) for name in self.names)))
         self.block = Block()
         self.copies: dict[SSAValue, Copies] = {}
         self.ops = TimeOps(self.block)
 
     def run(self) -> None:
-        arguments = self.program.arguments
-        shardings = {slot.value: self.program.sharding_of_slot(slot) for slot in arguments}
         entries: dict[int, Attribute | None] = {}
-        for index, slot in enumerate(arguments):
-            sharding = shardings[slot.value]
+        for index, slot in enumerate(self.program.arguments):
+            sharding = self.program.sharding_of_slot(slot)
             self._argument(slot, sharding)
-            space = without_axes(sharding, self.names)
-            shape = sharding.global_shape(shape_of(slot.value))
-            entries[index] = ShardingAttr.of(space, shape)
+            entries[index] = self._space_attr(slot, sharding)
         for op in self.program.ops:
             self._op(op)
         results, result_entries = self._results()
@@ -99,15 +96,11 @@ class _Unroller:
         argument.name_hint = slot.value.name_hint
         copies: Copies = dict.fromkeys(self.coordinates, argument)
         for dim, placement in placements:
-            block = self._outer_block(sharding, dim, placement)
+            # In the device's part the minor ones among the dim's other time axes are still whole.
+            others = [name for name in self.names if name != placement.axis]
+            block = block_of(sharding.without(others).dims[dim], placement)
             copies = self._cut(copies, placement.axis, dim, block)
         self.copies[slot.value] = copies
-
-    def _outer_block(self, sharding: Sharding, dim: int, placement: Placement) -> int:
-        """Block of a time placement in the device's part, other time axes of the dim still whole
-        if they are minor."""
-        space = tuple(p for p in sharding.dims[dim] if p.axis not in self.names or p == placement)
-        return block_of(space, placement)
 
     def _time_placements(self, sharding: Sharding) -> list[tuple[int, Placement]]:
         return [
@@ -122,15 +115,18 @@ class _Unroller:
         entries: dict[int, Attribute | None] = {}
         for index, slot in enumerate(self.program.results):
             sharding = self.program.sharding_of_slot(slot)
-            shape = sharding.global_shape(shape_of(slot.value))
             copies = self.copies[slot.value]
             for dim, placement in self._time_placements(sharding):
-                copies = self._gathered(
-                    copies, placement.axis, dim, block_of(sharding.dims[dim], placement)
-                )
+                block = block_of(sharding.dims[dim], placement)
+                copies = self._gathered(copies, placement.axis, dim, block)
             values.append(copies[self.coordinates[0]])
-            entries[index] = ShardingAttr.of(without_axes(sharding, self.names), shape)
+            entries[index] = self._space_attr(slot, sharding)
         return values, entries
+
+    def _space_attr(self, slot: Slot, sharding: Sharding) -> ShardingAttr:
+        """How a slot is cut over space axes alone."""
+        shape = sharding.global_shape(shape_of(slot.value))
+        return ShardingAttr.of(sharding.without(self.names), shape)
 
     # Ops
 
@@ -142,14 +138,9 @@ class _Unroller:
         shardings = shardings_of(op, self.program)
 
         def clone(operands: tuple[SSAValue, ...]) -> Operation:
-            one = type(op).create(
-                operands=operands,
-                result_types=op.result_types,
-                properties=op.properties,
-                location=op.location,
-            )
-            self._finish(one, shardings, op)
-            return one
+            copy = op.clone(dict(zip(op.operands, operands, strict=True)))
+            self._finish(copy, shardings, op)
+            return copy
 
         self._define(op, self._once(self._operands(op), clone))
 
@@ -243,21 +234,19 @@ class _Unroller:
             properties["block"] = to_attribute(op.block * longer)
         if isinstance(op, dist.AllToAllOp):
             properties["from_block"] = to_attribute(op.from_block * step.gathered)
+        ranks = self.mesh.sizes(step.axes)
         shardings = shardings_of(op, self.program) if is_last else [None] * len(op.results)
 
         def clone(operands: tuple[SSAValue, ...]) -> Operation:
-            # What comes out follows from what goes in, once there is an op to ask.
-            draft = type(op).create(operands=operands, properties=properties)
             types = [
-                with_shape(tensor_type_of(value), shape)
-                for value, shape in zip(operands, draft.expected_shapes(self.mesh), strict=True)
+                with_shape(tensor_type_of(value), op.expected_shape(shape_of(value), ranks))
+                for value in operands
             ]
-            draft.erase()
-            one = type(op).create(
+            copy = type(op).create(
                 operands=operands, result_types=types, properties=properties, location=op.location
             )
-            self._finish(one, shardings, op)
-            return one
+            self._finish(copy, shardings, op)
+            return copy
 
         keys = {c: tuple(copies[c] for copies in found) for c in self.coordinates}
         clones = self._once(keys, clone)
@@ -278,26 +267,16 @@ class _Unroller:
         )
 
 
-def without_axes(sharding: Sharding, names: list[str]) -> Sharding:
-    """The sharding with some axes gathered: their placements dropped, others unmoved."""
-    dims = tuple(tuple(p for p in dim if p.axis not in names) for dim in sharding.dims)
-    unreduced = tuple(a for a in sharding.unreduced if a not in names)
-    return Sharding(dims, unreduced, sharding.reduction if unreduced else "sum")
-
-
-def scaled_without(sharding: Sharding, names: list[str]) -> Sharding:
+def scaled_without(sharding: Sharding, names: Collection[str]) -> Sharding:
     """The sharding of one copy: its global value is smaller by the dropped axes' digits."""
     dims: list[DimSharding] = []
     for dim in sharding.dims:
-        kept: list[Placement] = []
-        for placement in dim:
-            if placement.axis in names:
-                continue
-            minor = 1
-            for other in dim:
-                if other.axis in names and other.stride < placement.stride:
-                    minor *= other.size
-            kept.append(Placement(placement.axis, placement.size, placement.stride // minor))
-        dims.append(ordered(kept))
-    unreduced = tuple(a for a in sharding.unreduced if a not in names)
-    return Sharding(tuple(dims), unreduced, sharding.reduction if unreduced else "sum")
+        dropped = [p for p in dim if p.axis in names]
+        dims.append(
+            ordered(
+                replace(p, stride=p.stride // prod(d.size for d in dropped if d.stride < p.stride))
+                for p in dim
+                if p not in dropped
+            )
+        )
+    return replace(sharding.reduced(names), dims=tuple(dims))

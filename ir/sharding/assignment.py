@@ -9,16 +9,16 @@ some operand proposes for it: a handful.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Placement, Sharding, fits, ordered
 from shardweave.ir.sharding.reshard import UnreachableSharding, reshard
-from shardweave.ir.sharding.rules.base import Dims, Rule
+from shardweave.ir.sharding.rules.base import Rule
 
 Seat = tuple[int, int] | Literal["carry"] | None
 """Where an axis goes: (factor, stride within it), through the op as a pending sum, or nowhere."""
@@ -33,8 +33,7 @@ that cut the op though nothing asks for it."""
 FREE: Price = (0, 0.0, 0)
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """What is known of an operand: its global shape, element size in bytes, and versions.
 
     versions: the shardings in which the value exists already, the annotated one first.
@@ -57,38 +56,23 @@ class Assignment:
     cost: Cost
 
 
-class Assigner:
-    """Assigns axes in the ops of one program on one mesh; equal questions are answered once."""
+@lru_cache(maxsize=16384)
+def assign(
+    mesh: Mesh,
+    rule: Rule,
+    operands: tuple[Operand, ...],
+    result_shapes: tuple[tuple[int, ...], ...],
+    goals: tuple[Sharding | None, ...],
+    hints: tuple[tuple[str, int, int], ...] = (),
+) -> Assignment:
+    """The best assignment.
 
-    def __init__(self, mesh: Mesh) -> None:
-        self.mesh = mesh
-        self._known: dict[tuple[object, ...], Assignment] = {}
-        # Holding the rules keeps their ids, which stand for them in the keys, from being reused.
-        self._rules: dict[int, Rule] = {}
+    goals: shardings that results should have (None: free). hints: further seats
+    (axis, factor, stride) to consider, known from the consumers of the results.
 
-    def assign(
-        self,
-        rule: Rule,
-        operands: Sequence[Operand],
-        result_shapes: Sequence[tuple[int, ...]],
-        goals: Sequence[Sharding | None],
-        hints: Sequence[tuple[str, int, int]] = (),
-    ) -> Assignment:
-        """The best assignment.
-
-        goals: shardings that results should have (None: free). hints: further seats
-        (axis, factor, stride) to consider, known from the consumers of the results.
-        """
-        self._rules[id(rule)] = rule
-        key = (id(rule), tuple(operands), tuple(goals), tuple(hints))
-        found = self._known.get(key)
-        if found is None:
-            question = _Question(
-                self.mesh, rule, tuple(operands), tuple(result_shapes), tuple(goals), tuple(hints)
-            )
-            found = question.best()
-            self._known[key] = found
-        return found
+    Raises UnreachableSharding if a result should be unreduced, and cannot be.
+    """
+    return _Question(mesh, rule, operands, result_shapes, goals, hints).best()
 
 
 @dataclass(frozen=True)
@@ -101,16 +85,14 @@ class _Question:
     hints: tuple[tuple[str, int, int], ...]
 
     def best(self) -> Assignment:
-        """Raises UnreachableSharding if a result should be unreduced, and cannot be."""
-        candidates = [self.candidate(seats) for seats in self.seatings()]
-        found = [choice for choice in candidates if choice is not None]
-        if not found:
+        candidates = list(filter(None, map(self.candidate, self.seatings())))
+        if not candidates:
             pending = sorted({axis for goal in self.goals if goal for axis in goal.unreduced})
             raise UnreachableSharding(
                 f"its result is wanted unreduced over {pending}, but no cut of its operands makes "
                 "it such a sum; leave 'unreduced' out of the annotation."
             )
-        return min(found, key=lambda choice: choice.cost)
+        return min(candidates, key=lambda choice: choice.cost)
 
     def seatings(self) -> Iterator[dict[str, Seat]]:
         seats = self.proposed()
@@ -118,34 +100,26 @@ class _Question:
         for combination in product(*(seats[axis] for axis in axes)):
             yield dict(zip(axes, combination, strict=True))
 
-    def proposed(self) -> dict[str, list[Seat]]:
-        """The places that some operand (or wanted result) proposes for each axis."""
-        seats: dict[str, list[Seat]] = {}
-
-        def propose(axis: str, seat: Seat) -> None:
-            known = seats.setdefault(axis, [])
-            if seat not in known:
-                known.append(seat)
-
-        for dims, operand in zip(self.rule.operands, self.operands, strict=True):
-            for version in operand.versions:
-                self._propose_dims(propose, dims, version)
-        for dims, goal in zip(self.rule.results, self.goals, strict=True):
-            if goal is not None:
-                self._propose_dims(propose, dims, goal)
-        for axis, factor, stride in self.hints:
-            propose(axis, (factor, stride))
-        for axis in self._carried_axes():
-            propose(axis, "carry")
-        for axis in seats:
-            propose(axis, None)
+    def proposed(self) -> dict[str, dict[Seat, None]]:
+        """The places that some operand (or wanted result) proposes for each axis, and none."""
+        seats: dict[str, dict[Seat, None]] = {}
+        for axis, seat in self._proposals():
+            seats.setdefault(axis, {})[seat] = None
+        for places in seats.values():
+            places[None] = None
         return seats
 
-    def _propose_dims(self, propose: object, dims: Dims, sharding: Sharding) -> None:
-        assert callable(propose)
-        for factors, placements in zip(dims, sharding.dims, strict=True):
-            for placement in placements:
-                propose(placement.axis, self.rule.seat(factors, placement))
+    def _proposals(self) -> Iterator[tuple[str, Seat]]:
+        rule = self.rule
+        for dims, operand in zip(rule.operands, self.operands, strict=True):
+            for version in operand.versions:
+                yield from ((p.axis, seat) for p, seat in rule.seats(dims, version.dims))
+        for dims, goal in zip(rule.results, self.goals, strict=True):
+            if goal is not None:
+                yield from ((p.axis, seat) for p, seat in rule.seats(dims, goal.dims))
+        yield from ((axis, (factor, stride)) for axis, factor, stride in self.hints)
+        for axis in self._carried_axes():
+            yield axis, "carry"
 
     @cached_property
     def _held_axes(self) -> frozenset[str]:
@@ -239,18 +213,8 @@ def _sum(a: Price, b: Price) -> Price:
 def price_of(mesh: Mesh, operand: Operand, wanted: Sharding) -> Price | None:
     """What it takes to bring the cheapest version of a value to a sharding; None if none gets
     there."""
-    best: Price | None = None
-    for version in operand.versions:
-        try:
-            steps = reshard(operand.shape, version, wanted, mesh)
-        except UnreachableSharding:
-            continue
-        messages = sum(step.kind != "slice" for step in steps)
-        sent = sum(step.sent_elements for step in steps) * operand.itemsize
-        price = (messages, sent, len(steps) - messages)
-        if best is None or price < best:
-            best = price
-    return best
+    cheapest = _cheapest(mesh, operand, wanted)
+    return None if cheapest is None else cheapest[0]
 
 
 def cheapest_version(mesh: Mesh, operand: Operand, wanted: Sharding) -> Sharding:
@@ -258,14 +222,23 @@ def cheapest_version(mesh: Mesh, operand: Operand, wanted: Sharding) -> Sharding
 
     Raises UnreachableSharding if there is none.
     """
-    priced = [
-        (price, index)
-        for index, version in enumerate(operand.versions)
-        if (price := price_of(mesh, Operand(operand.shape, operand.itemsize, (version,)), wanted))
-        is not None
-    ]
-    if not priced:
+    cheapest = _cheapest(mesh, operand, wanted)
+    if cheapest is None:
         raise UnreachableSharding(
             f"a value that is whole over {list(wanted.unreduced)} cannot become unreduced there."
         )
-    return operand.versions[min(priced)[1]]
+    return operand.versions[cheapest[1]]
+
+
+def _cheapest(mesh: Mesh, operand: Operand, wanted: Sharding) -> tuple[Price, int] | None:
+    """The lowest price, and the index of its version."""
+    prices: list[tuple[Price, int]] = []
+    for index, version in enumerate(operand.versions):
+        try:
+            steps = reshard(operand.shape, version, wanted, mesh)
+        except UnreachableSharding:
+            continue
+        messages = sum(step.kind != "slice" for step in steps)
+        sent = sum(step.sent_elements for step in steps) * operand.itemsize
+        prices.append(((messages, sent, len(steps) - messages), index))
+    return min(prices, default=None)

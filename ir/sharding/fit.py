@@ -41,25 +41,20 @@ def fitting_factors(
     unreduced sums.
     """
     factors: list[DimSharding] = [()] * len(rule.factors)
-    for index, (dims, sharding) in enumerate(zip(rule.operands, operands, strict=True)):
+    values = zip((*rule.operands, *rule.results), (*operands, *results), strict=True)
+    for index, (dims, sharding) in enumerate(values):
         cuts = rule.factors_of(dims, sharding.dims)
         if cuts is None:
-            return Misfit("is cut where the op needs it whole", index)
-        factors = _joined(factors, cuts)
-    for index, (dims, sharding) in enumerate(zip(rule.results, results, strict=True)):
-        cuts = rule.factors_of(dims, sharding.dims)
-        if cuts is None:
-            return Misfit(f"result {index} is cut where the op cannot cut it")
-        factors = _joined(factors, cuts)
+            after = index - len(operands)
+            if after < 0:
+                return Misfit("is cut where the op needs it whole", index)
+            return Misfit(f"result {after} is cut where the op cannot cut it")
+        factors = [ordered({*x, *y}) if y else x for x, y in zip(factors, cuts, strict=True)]
     axes = [placement.axis for cut in factors for placement in cut]
     if len(set(axes)) != len(axes):
         twice = sorted({axis for axis in axes if axes.count(axis) > 1})
         return Misfit(f"its operands cut different dims over {twice}")
     return _misfit(rule, operands, results, factors, mesh) or tuple(factors)
-
-
-def _joined(a: Sequence[DimSharding], b: Sequence[DimSharding]) -> list[DimSharding]:
-    return [ordered({*x, *y}) if y else x for x, y in zip(a, b, strict=True)]
 
 
 def _misfit(

@@ -6,20 +6,20 @@ a reshard already made for an earlier use. A later use of the same version is fr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from xdsl.dialects.builtin import ArrayAttr
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.annotations import describe, sharding_attrs_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import facts_of
-from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Sharding
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.assignment import (
-    Assigner,
     Assignment,
     Operand,
+    assign,
     cheapest_version,
 )
 from shardweave.ir.sharding.reshard import ReshardStep, UnreachableSharding, reshard
@@ -37,17 +37,16 @@ class Flow:
     in the version that they read alone; `stored` has the shardings of arguments as stored.
     """
 
-    def __init__(self, program: Program, mesh: Mesh) -> None:
+    def __init__(self, program: Program) -> None:
         self.program = program
-        self.mesh = mesh
-        self.assigner = Assigner(mesh)
+        self.mesh = program.needed_mesh()
         self.rules: dict[AtenOp, Rule] = {}
         self.versions: dict[SSAValue, list[Sharding]] = {}
         self.stored: dict[SSAValue, Sharding] = {}
         self.pinned: set[SSAValue] = set()
         # Noted before the program changes: reshards take over uses, and operands of views.
-        self.sources: dict[SSAValue, SSAValue] = {
-            op.results[0]: op.operands[0]
+        self.views: dict[SSAValue, tuple[AtenOp, SSAValue]] = {
+            op.results[0]: (op, op.operands[0])
             for op in program.ops
             if isinstance(op, AtenOp) and facts_of(op).is_rearrangement
         }
@@ -55,8 +54,7 @@ class Flow:
             value for op in program.ops for value in op.operands if value.has_more_than_one_use()
         }
         for slot in program.arguments:
-            sharding = program.used_sharding_of_slot(slot)
-            self.versions[slot.value] = [sharding]
+            self.versions[slot.value] = [program.sharding_of_slot(slot, used=True)]
             self.stored[slot.value] = program.sharding_of_slot(slot)
             if slot.kind == "param" and not self.stored[slot.value].is_replicated:
                 self.pinned.add(slot.value)
@@ -86,12 +84,12 @@ class Flow:
 
     def moved_versions(self, value: SSAValue) -> list[tuple[Sharding, Sharding]]:
         """For a view: (version of it, version of its operand that gives it)."""
-        source, owner = self.sources.get(value), value.owner
-        if source is None or not isinstance(owner, AtenOp):
+        if value not in self.views:
             return []
+        view, source = self.views[value]
         if len(self.versions[source]) == 1 and not self.moved_versions(source):
             return []
-        moved = [(moved_through(owner, s), s) for s in self.all_versions(source)]
+        moved = [(moved_through(view, s), s) for s in self.all_versions(source)]
         return [(new, old) for new, old in moved if new is not None]
 
     def sharding(self, value: SSAValue) -> Sharding:
@@ -102,19 +100,20 @@ class Flow:
         self,
         op: AtenOp,
         goals: Sequence[Sharding | None],
-        hints: Sequence[tuple[str, int, int]] = (),
+        hints: Iterable[tuple[str, int, int]] = (),
     ) -> Assignment:
         """The assignment of an op, given its operands' versions and its results' goals.
 
         Raises ValueError, naming the op, if a goal cannot be reached.
         """
         try:
-            return self.assigner.assign(
+            return assign(
+                self.mesh,
                 self.rule(op),
-                [self.operand(v) for v in op.operands],
-                [shape_of(r) for r in op.results],
-                goals,
-                hints,
+                tuple([self.operand(v) for v in op.operands]),
+                tuple([shape_of(r) for r in op.results]),
+                tuple(goals),
+                tuple(hints),
             )
         except UnreachableSharding as error:
             raise ValueError(f"{describe(op)}: {error}") from error
@@ -146,23 +145,25 @@ class Flow:
         Where the operand has other uses too, it is the one to bring there: they may need the
         same (the gradient of an output, for both of a linear map's gradients).
         """
-        source, owner = self.sources.get(value), value.owner
-        if source is None or not isinstance(owner, AtenOp):
+        if value not in self.views:
             return None
+        view, source = self.views[value]
         if source not in self.read_twice or source in self.pinned:
             return None
-        before = moved_back(owner, wanted)
-        if before is None or moved_through(owner, before) != wanted:
+        before = moved_back(view, wanted)
+        if before is None or moved_through(view, before) != wanted:
             return None
         steps = self.steps(value, wanted)[1]
         return (source, before) if any(step.kind != "slice" for step in steps) else None
 
     def use(self, value: SSAValue, wanted: Sharding) -> None:
         """Note the versions that bringing a value to `wanted` makes."""
+        if wanted in self.versions[value]:
+            return
         origin = self.origin(value, wanted)
         if origin is not None:
             self.use(*origin)
-        elif wanted != self.versions[value][0]:
+        else:
             for step in self.steps(value, wanted)[1]:
                 self.remember(value, step.after)
 
@@ -183,16 +184,20 @@ def _carried(sharding: Sharding, dims: tuple[DimSharding, ...] | None) -> Shardi
     return None if dims is None else Sharding(dims, sharding.unreduced, sharding.reduction)
 
 
+def has_shardings(program: Program) -> bool:
+    """Whether some op says in which shards its results are."""
+    return any(isinstance(op.properties.get("sharding"), ArrayAttr) for op in program.ops)
+
+
 def is_propagated(program: Program) -> bool:
     """Whether every op of a global program says in which shards its results are.
 
     Raises ValueError, naming an op, if only some do.
     """
-    marked = [(sharding_attrs_of(op) is not None, op) for op in program.ops]
-    if not any(has for has, _ in marked):
+    if not has_shardings(program):
         return False
-    for has, op in marked:
-        if not has:
+    for op in program.ops:
+        if sharding_attrs_of(op) is None:
             raise ValueError(
                 f"{describe(op)} has no sharding, but other ops do: `sharding` says in which "
                 "shards a result is, and propagate-shardings writes it on all ops; to ask for a "

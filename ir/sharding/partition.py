@@ -26,19 +26,11 @@ from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, Slot, shardings_of
 from shardweave.ir.sharding.fit import Misfit, fitting_factors
 from shardweave.ir.sharding.flow import is_propagated
-from shardweave.ir.sharding.local_form import LocalForm
-from shardweave.ir.sharding.reshard import ReshardStep, reshard
+from shardweave.ir.sharding.localizer import Localizer
+from shardweave.ir.sharding.reshard import OPS, ReshardStep, reshard
 from shardweave.ir.sharding.rules import rule_of
 from shardweave.ir.sharding.rules.base import Localize
 from shardweave.ir.types import AnyTensor, shape_of, tensor_type_of, with_shape
-
-_KINDS: dict[str, type[dist.DistOp]] = {
-    "all_reduce": dist.AllReduceOp,
-    "reduce_scatter": dist.ReduceScatterOp,
-    "all_gather": dist.AllGatherOp,
-    "all_to_all": dist.AllToAllOp,
-    "slice": dist.SliceOp,
-}
 
 
 def partition(program: Program) -> None:
@@ -47,8 +39,7 @@ def partition(program: Program) -> None:
     Raises ValueError without a mesh, for a program that is local or not propagated, and where an
     op's operands do not fit it.
     """
-    if program.mesh is None:
-        raise ValueError("the program has no mesh; give one (mesh=..., or --mesh data=2).")
+    program.needed_mesh()
     if program.is_local:
         raise ValueError("the program is local already: its collectives are inserted.")
     if not is_propagated(program) and any(True for _ in program.ops):
@@ -61,9 +52,8 @@ def partition(program: Program) -> None:
 
 class _Partition:
     def __init__(self, program: Program) -> None:
-        assert program.mesh is not None
         self.program = program
-        self.mesh = program.mesh
+        self.mesh = program.needed_mesh()
         self.block = Block()
         self.local: dict[SSAValue, SSAValue] = {}
         self.shardings: dict[SSAValue, Sharding] = {}
@@ -103,7 +93,7 @@ class _Partition:
             raise ValueError(f"{describe(op)}: {factors.text(op)}; add a dist.reshard before it.")
         types = [self._local_type(r, s) for r, s in zip(op.results, results, strict=True)]
         values = [self.local[value] for value in op.operands]
-        form = LocalForm(op, values, factors, types, self.mesh, self.block.add_op)
+        form = Localizer(op, values, factors, types, self.mesh, self.block.add_op)
         is_plain = rule.localize is None or not any(factors)
         made = form.clone() if is_plain else list(cast("Localize", rule.localize)(form))
         assert [r.type for r in made] == types, f"local form of {op.name} has wrong types"
@@ -147,7 +137,7 @@ class _Partition:
             arguments |= {"from_dim": step.from_dim, "from_block": step.from_block}
         value = op.results[0]
         type_ = self._local_type(value, step.after)
-        collective = dist.create(_KINDS[step.kind], [current], [type_], **arguments)
+        collective = dist.create(OPS[step.kind], [current], [type_], **arguments)
         annotate(collective, op)
         set_shardings(collective, [step.after], [shape_of(value)])
         collective.results[0].name_hint = step.kind

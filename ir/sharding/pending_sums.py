@@ -1,13 +1,9 @@
-"""Adding pending sums to each other before anything else.
-
-Autograd adds the gradients of a value's uses in the order it meets them: residual, then q,
-then k, then v. Where q, k and v are pending sums over an axis, each would be reduced before
-it meets the residual. Adding them to each other first leaves one sum to reduce.
-"""
+"""Adding pending sums to each other before anything else, so that one is left to reduce."""
 
 from __future__ import annotations
 
 from xdsl.ir import SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir.annotations import annotate, wanted_attrs_of
 from shardweave.ir.aten import AtenOp, create
@@ -23,23 +19,17 @@ def add_pending_sums(program: Program) -> bool:
 
     Raises ValueError for a program without a mesh, or one that is propagated.
     """
-    if program.mesh is None:
-        raise ValueError("the program has no mesh; give one (mesh=..., or --mesh data=2).")
+    program.needed_mesh()
     check_not_propagated(program, "add-pending-sums")
     propagation = Propagation(program)
     propagation.forward()
     known = {value: versions[0] for value, versions in propagation.flow.versions.items()}
-    changed = False
-    for op in propagation.ops:
-        if _is_plain_add(op) and _regroup(op, known):
-            changed = True
-    return changed
+    return any([_regroup(op, known) for op in propagation.ops if _is_plain_add(op)])
 
 
-def _is_plain_add(op: object) -> bool:
+def _is_plain_add(op: AtenOp) -> bool:
     return (
-        isinstance(op, AtenOp)
-        and op.name == "aten.add.Tensor"
+        op.name == "aten.add.Tensor"
         and op.value("alpha") == 1
         and op.operands[0].type == op.operands[1].type == op.results[0].type
         and wanted_attrs_of(op) is None
@@ -71,13 +61,10 @@ def _rebuild(
     known: dict[SSAValue, Sharding],
 ) -> None:
     """op = first(whole, other) + pending becomes op = whole + (other + pending)."""
-    block = op.parent_block()
-    assert block is not None
     inner = create("aten.add.Tensor", [other, pending], [op.results[0].type])
     annotate(inner, first)
     inner.results[0].name_hint = first.results[0].name_hint
-    block.insert_op_before(inner, op)
+    Rewriter.insert_op(inner, InsertPoint.before(op))
     known[inner.results[0]] = known[pending]
     op.operands = [whole, inner.results[0]]
-    first.detach()
-    first.erase()
+    Rewriter.erase_op(first)

@@ -3,12 +3,8 @@
 Each op reads every operand in the shards that its assignment wants. Where the producer gives
 others, a reshard brings the value there, once for all uses that need the same: before the first
 use, or, for a result that is wanted otherwise (a gradient, a wish), right after its producer. A
-view of a version that exists is made again instead, which is free.
-
-A parameter that is stored in finer shards than its uses read (`dist.used`) is resharded before its
-first use, and again, with phase recompute, before its first use in the backward pass, so that the
-whole need not be kept in between. Views of it are made where they are needed, and a cast to a
-narrower type is done on the shards, so that fewer bytes are gathered.
+view of a version that exists is made again instead, which is free. Weights that are stored in finer
+shards are made as `stored_weights` says.
 """
 
 from __future__ import annotations
@@ -18,11 +14,11 @@ from dataclasses import dataclass
 
 from xdsl.dialects import func
 from xdsl.ir import Operation, SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir.annotations import (
     annotate,
     phase_of,
-    properties_without,
     set_phase,
     set_shardings,
     set_wanted_attrs,
@@ -63,11 +59,9 @@ def place_reshards(program: Program, chosen: dict[AtenOp, Chosen]) -> None:
 
 class _Placing:
     def __init__(self, program: Program, chosen: dict[AtenOp, Chosen]) -> None:
-        assert program.mesh is not None
         self.program = program
-        self.mesh = program.mesh
         self.chosen = chosen
-        self.flow = Flow(program, self.mesh)
+        self.flow = Flow(program)
         self.weights = StoredWeights(self.flow)
         self.made: dict[Version, SSAValue] = {}
         self.passed: dict[Version, ReshardOp] = {}
@@ -99,8 +93,7 @@ class _Placing:
             for index, slot in enumerate(self.slots)
         ]
         for op in reversed(dropped):
-            op.detach()
-            op.erase()
+            Rewriter.erase_op(op)
         indices = range(len(self.program.arguments))
         self.program.set_argument_attributes(USED, dict.fromkeys(indices))
 
@@ -262,7 +255,7 @@ class _Placing:
         if (value, version) in self.passed:
             return self._split(value, version)
         source = next(old for new, old in self.flow.moved_versions(value) if new == version)
-        return self._viewed(value, self._existing(self.flow.sources[value], source), version)
+        return self._viewed(value, self._existing(self.flow.views[value][1], source), version)
 
     def _viewed(self, value: SSAValue, operand: SSAValue, version: Sharding) -> SSAValue:
         """A version of a view's result, made from the right version of its operand."""
@@ -277,14 +270,8 @@ class _Placing:
 
     def _copy(self, op: AtenOp, operands: Sequence[SSAValue]) -> AtenOp:
         """Add an op once more, on other operands."""
-        copy = type(op).create(
-            operands=operands,
-            result_types=op.result_types,
-            properties=properties_without(op, "sharding", "wanted"),
-            location=op.location,
-        )
-        for new, old in zip(copy.results, op.results, strict=True):
-            new.name_hint = old.name_hint
+        copy = op.clone_without_regions(dict(zip(op.operands, operands, strict=True)))
+        set_wanted_attrs(copy, None)
         self._add(copy)
         return copy
 
@@ -303,9 +290,7 @@ class _Placing:
     def _add(self, op: Operation) -> None:
         if self.is_made_again:
             set_phase(op, "recompute")
-        block = self.before.parent_block()
-        assert block is not None
-        block.insert_op_before(op, self.before)
+        Rewriter.insert_op(op, InsertPoint.before(self.before))
 
 
 def _sum_of(sharding: Sharding) -> str:

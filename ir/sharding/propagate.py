@@ -17,7 +17,7 @@ from xdsl.ir import Attribute, SSAValue
 
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.placement import Placement, Sharding, fits, ordered
+from shardweave.ir.placement import Placement, Sharding, fits
 from shardweave.ir.program import Program, Slot, wishes_of
 from shardweave.ir.sharding.assignment import Assignment, price_of
 from shardweave.ir.sharding.flow import Flow, aten_ops, is_propagated
@@ -38,8 +38,7 @@ def propagate(program: Program) -> None:
     without a mesh, for a program with ops that are not of the aten dialect, and for wishes that do
     not fit. Linear in the ops.
     """
-    if program.mesh is None:
-        raise ValueError("the program has no mesh; give one (mesh=..., or --mesh data=2).")
+    program.needed_mesh()
     if program.is_local:
         raise ValueError(
             "the program is local already; propagate shardings once, on the global program."
@@ -55,9 +54,8 @@ class Propagation:
     """The state of one propagation: the assignment of every op, and the flow of shardings."""
 
     def __init__(self, program: Program) -> None:
-        assert program.mesh is not None
         self.program = program
-        self.flow = Flow(program, program.mesh)
+        self.flow = Flow(program)
         self.ops = aten_ops(program)
         self.wishes = {op: wishes_of(op, program) for op in self.ops}
         self.assignments: dict[AtenOp, Assignment] = {}
@@ -74,7 +72,7 @@ class Propagation:
         """Assign axes in every op, in program order."""
         for op in self.ops:
             wishes = self.wishes[op]
-            assignment = self.flow.assign(op, wishes, list(self.seats.hints(op)))
+            assignment = self.flow.assign(op, wishes, self.seats.hints(op))
             self.assignments[op] = assignment
             for operand, wanted in zip(op.operands, assignment.operands, strict=True):
                 self.flow.use(operand, wanted)
@@ -215,8 +213,6 @@ def _placed(
     sharding: Sharding, dim: int, placement: Placement, shape: tuple[int, ...]
 ) -> Sharding | None:
     """The sharding with one more placement; None if it does not fit."""
-    dims = list(sharding.dims)
-    dims[dim] = ordered((*dims[dim], placement))
-    if placement.axis in sharding.placed_axes or not fits(dims[dim], shape[dim]):
-        return None
-    return Sharding(tuple(dims), sharding.unreduced, sharding.reduction)
+    placed = sharding.with_dim(dim, (*sharding.dims[dim], placement))
+    is_free = placement.axis not in sharding.placed_axes
+    return placed if is_free and fits(placed.dims[dim], shape[dim]) else None

@@ -7,15 +7,24 @@ is costed is what runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
+from shardweave.ir import dist
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import DimSharding, Placement, Sharding, block_of, fits, ordered
+from shardweave.ir.placement import Placement, Sharding, block_of, fits
 
 StepKind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice"]
+
+OPS: dict[StepKind, type[dist.DistOp]] = {
+    "all_reduce": dist.AllReduceOp,
+    "reduce_scatter": dist.ReduceScatterOp,
+    "all_gather": dist.AllGatherOp,
+    "all_to_all": dist.AllToAllOp,
+    "slice": dist.SliceOp,
+}
+"""The op of each kind of step; it knows what it sends."""
 
 
 @dataclass(frozen=True)
@@ -43,112 +52,95 @@ class UnreachableSharding(ValueError):
     """No collective turns a value that is whole into one that is unreduced."""
 
 
-def _with_dim(sharding: Sharding, dim: int, placements: DimSharding) -> Sharding:
-    dims = (*sharding.dims[:dim], placements, *sharding.dims[dim + 1 :])
-    return replace(sharding, dims=dims)
-
-
 @dataclass
-class _Plan:
-    """State of one search: the sharding reached so far and the steps that led there."""
+class _Search:
+    """The sharding reached so far, and the steps that led there."""
 
     shape: tuple[int, ...]
     goal: Sharding
+    mesh: Mesh
     now: Sharding
-    steps: list[ReshardStep]
+    steps: list[ReshardStep] = field(default_factory=list[ReshardStep])
 
-    def local_elements(self) -> int:
-        return math.prod(self.now.local_shape(self.shape))
+    def push(
+        self,
+        kind: StepKind,
+        axes: tuple[str, ...],
+        after: Sharding,
+        ranks: int,
+        place: tuple[int, int] = (0, 0),
+        origin: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Take a step over `ranks` ranks. place, origin: dim and block, as those of the step."""
+        sent = OPS[kind].sent(math.prod(self.now.local_shape(self.shape)), ranks)
+        self.steps.append(ReshardStep(kind, axes, after, sent, *place, *origin))
+        self.now = after
+
+    def wanted(self) -> list[tuple[int, Placement]]:
+        """The placements of the goal that are still missing."""
+        return [
+            (dim, placement)
+            for dim, placements in enumerate(self.goal.dims)
+            for placement in placements
+            if placement not in self.now.dims[dim]
+        ]
 
     def can_place(self, dim: int, placement: Placement) -> bool:
         return fits((*self.now.dims[dim], placement), self.shape[dim])
 
     def place(self, dim: int, placement: Placement) -> tuple[Sharding, int]:
-        dims = ordered((*self.now.dims[dim], placement))
-        return _with_dim(self.now, dim, dims), block_of(dims, placement)
+        """The sharding with one more placement, and the length of its blocks."""
+        after = self.now.with_dim(dim, (*self.now.dims[dim], placement))
+        return after, block_of(after.dims[dim], placement)
 
-    def push(self, step: ReshardStep) -> None:
-        self.steps.append(step)
-        self.now = step.after
+    def slice_free_axes(self) -> None:
+        for dim, new in self.wanted():
+            if new.axis not in self.now.axes and self.can_place(dim, new):
+                after, block = self.place(dim, new)
+                self.push("slice", (new.axis,), after, new.size, (dim, block))
 
+    def scatter_sums(self) -> None:
+        if self.now.reduction != "sum":
+            return
+        if any(placement.axis in self.now.unreduced for _, placement in self.wanted()):
+            self.add_sub_batches()
+        for dim, new in self.wanted():
+            if new.axis in self.now.unreduced and self.can_place(dim, new):
+                after, block = self.place(dim, new)
+                after = after.reduced((new.axis,))
+                self.push("reduce_scatter", (new.axis,), after, new.size, (dim, block))
 
-def _wanted(plan: _Plan) -> list[tuple[int, Placement]]:
-    return [
-        (dim, placement)
-        for dim, placements in enumerate(plan.goal.dims)
-        for placement in placements
-        if placement not in plan.now.dims[dim]
-    ]
+    def add_sub_batches(self) -> None:
+        """Sum over time axes first, which is local, so that one message serves all sub-batches."""
+        pending = [a for a in self.now.unreduced if a not in self.goal.unreduced]
+        axes = tuple(a for a in pending if a in self.mesh.time_names)
+        if axes:
+            self.push("all_reduce", axes, self.now.reduced(axes), ranks=1)
 
+    def reduce_rest(self) -> None:
+        axes = tuple(a for a in self.now.unreduced if a not in self.goal.unreduced)
+        if axes:
+            self.push("all_reduce", axes, self.now.reduced(axes), self.mesh.sizes(axes))
 
-def _slice_free_axes(plan: _Plan) -> None:
-    for dim, placement in _wanted(plan):
-        if placement.axis not in plan.now.axes and plan.can_place(dim, placement):
-            after, block = plan.place(dim, placement)
-            plan.push(ReshardStep("slice", (placement.axis,), after, 0.0, dim, block))
+    def move_and_gather(self) -> None:
+        for dim, placements in enumerate(self.now.dims):
+            # Gather minor axes first: what is left is then gathered in larger blocks.
+            for old in reversed(placements):
+                if old not in self.goal.dims[dim]:
+                    self.move_or_gather(dim, old)
 
-
-def _scatter_sums(plan: _Plan, mesh: Mesh) -> None:
-    if plan.now.reduction != "sum":
-        return
-    if any(placement.axis in plan.now.unreduced for _, placement in _wanted(plan)):
-        _add_sub_batches(plan, mesh)
-    for dim, placement in _wanted(plan):
-        if placement.axis in plan.now.unreduced and plan.can_place(dim, placement):
-            after, block = plan.place(dim, placement)
-            left = tuple(a for a in after.unreduced if a != placement.axis)
-            n = placement.size
-            sent = plan.local_elements() * (n - 1) / n
-            after = replace(after, unreduced=left)
-            plan.push(ReshardStep("reduce_scatter", (placement.axis,), after, sent, dim, block))
-
-
-def _add_sub_batches(plan: _Plan, mesh: Mesh) -> None:
-    """Sum over time axes first, which is local, so that one message serves all sub-batches."""
-    times = [axis.name for axis in mesh.axes if axis.kind == "time"]
-    unreduced, kept = plan.now.unreduced, plan.goal.unreduced
-    axes = tuple(a for a in unreduced if a in times and a not in kept)
-    if axes:
-        left = tuple(a for a in unreduced if a not in axes)
-        plan.push(ReshardStep("all_reduce", axes, replace(plan.now, unreduced=left), 0.0))
-
-
-def _reduce_rest(plan: _Plan, mesh: Mesh) -> None:
-    axes = tuple(a for a in plan.now.unreduced if a not in plan.goal.unreduced)
-    if axes:
-        left = tuple(a for a in plan.now.unreduced if a in plan.goal.unreduced)
-        n = mesh.sizes(axes)
-        sent = 2 * plan.local_elements() * (n - 1) / n
-        after = Sharding(plan.now.dims, left, plan.now.reduction if left else "sum")
-        plan.push(ReshardStep("all_reduce", axes, after, sent))
-
-
-def _move_and_gather(plan: _Plan) -> None:
-    for dim, placements in enumerate(plan.now.dims):
-        # Gather minor axes first: what is left is then gathered in larger blocks.
-        for placement in reversed(placements):
-            if placement in plan.goal.dims[dim]:
-                continue
-            old_block = block_of(plan.now.dims[dim], placement)
-            kept = tuple(p for p in plan.now.dims[dim] if p != placement)
-            elements, n = plan.local_elements(), placement.size
-            target = next(
-                ((d, p) for d, p in _wanted(plan) if p.axis == placement.axis and d != dim), None
-            )
-            if target is not None and plan.can_place(*target):
-                to_dim, new = target
-                placed, block = plan.place(to_dim, new)
-                after = _with_dim(placed, dim, kept)
-                sent = elements * (n - 1) / n
-                plan.push(
-                    ReshardStep(
-                        "all_to_all", (new.axis,), after, sent, to_dim, block, dim, old_block
-                    )
-                )
-            else:
-                after = _with_dim(plan.now, dim, kept)
-                sent = float(elements * (n - 1))
-                plan.push(ReshardStep("all_gather", (placement.axis,), after, sent, dim, old_block))
+    def move_or_gather(self, dim: int, old: Placement) -> None:
+        origin = dim, block_of(self.now.dims[dim], old)
+        kept = [p for p in self.now.dims[dim] if p != old]
+        targets = [(d, p) for d, p in self.wanted() if p.axis == old.axis and d != dim]
+        if targets and self.can_place(*targets[0]):
+            to_dim, new = targets[0]
+            placed, block = self.place(to_dim, new)
+            after = placed.with_dim(dim, kept)
+            self.push("all_to_all", (old.axis,), after, old.size, (to_dim, block), origin)
+        else:
+            after = self.now.with_dim(dim, kept)
+            self.push("all_gather", (old.axis,), after, old.size, origin)
 
 
 @lru_cache(maxsize=65536)
@@ -175,17 +167,12 @@ def reshard(
         )
     if source.dims == goal.dims and source.unreduced == goal.unreduced:
         return ()
-    plan = _Plan(shape, goal, source, [])
-    _slice_free_axes(plan)
-    _scatter_sums(plan, mesh)
-    _reduce_rest(plan, mesh)
-    _move_and_gather(plan)
-    _slice_free_axes(plan)
-    if plan.now.dims != goal.dims or plan.now.unreduced != goal.unreduced:
-        raise AssertionError(f"resharding {source} -> {goal} of {shape} ended at {plan.now}")
-    return tuple(plan.steps)
-
-
-def sent_elements(shape: Sequence[int], source: Sharding, goal: Sharding, mesh: Mesh) -> float:
-    """Elements that one rank sends to reshard a value, with ring algorithms."""
-    return sum(step.sent_elements for step in reshard(tuple(shape), source, goal, mesh))
+    search = _Search(shape, goal, mesh, source)
+    search.slice_free_axes()
+    search.scatter_sums()
+    search.reduce_rest()
+    search.move_and_gather()
+    search.slice_free_axes()
+    if search.now.dims != goal.dims or search.now.unreduced != goal.unreduced:
+        raise AssertionError(f"resharding {source} -> {goal} of {shape} ended at {search.now}")
+    return tuple(search.steps)

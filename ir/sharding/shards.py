@@ -69,10 +69,10 @@ def _assemble(
         _assemble(shard_at, sharding, mesh, coordinates | {axis: index}, rest)
         for index in range(mesh.size(axis))
     ]
-    for dim, placements in enumerate(sharding.dims):
-        for placement in placements:
-            if placement.axis == axis:
-                # Minor axes come later in `names`, so they are whole again in `parts`.
-                return merge_blocks(parts, dim, placement.stride)
+    seat = sharding.seat_of(axis)
+    if seat is not None:
+        # Minor axes come later in `names`, so they are whole again in `parts`.
+        dim, placement = seat
+        return merge_blocks(parts, dim, placement.stride)
     stacked = torch.stack(parts)
     return stacked.amax(0) if sharding.reduction == "max" else stacked.sum(0)

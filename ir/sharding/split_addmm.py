@@ -1,18 +1,17 @@
 """Splitting an addmm whose contracted dim a plan cuts.
 
-An addmm adds its bias once, so it cannot be computed on shards of the contracted factor:
-the bias would be summed over the shards. Where a weight is row-parallel it becomes a matrix
-product and an addition; the sum over shards is then reduced before the bias is added.
-Everywhere else it stays whole, which rounds once where half precision would round twice.
+It adds its bias once, so it cannot be computed on shards of that dim: the bias would be summed
+over the shards. As a product and an addition it can; the sum is reduced before the bias is added.
 """
 
 from __future__ import annotations
 
 from xdsl.ir import SSAValue
+from xdsl.rewriter import Rewriter
 
 from shardweave.ir.annotations import annotate, set_wanted_attrs, wanted_attrs_of
 from shardweave.ir.aten import AtenOp, create
-from shardweave.ir.facts import facts_of
+from shardweave.ir.facts import Product, facts_of
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.flow import check_not_propagated
@@ -26,47 +25,46 @@ def split_addmms(program: Program) -> int:
     """
     check_not_propagated(program, "split-addmm")
     shardings = {slot.value: program.sharding_of_slot(slot) for slot in program.arguments}
-    found = [
-        op
+    splits = [
+        (op, product)
         for op in program.ops
-        if isinstance(op, AtenOp) and op.name == "aten.addmm" and _contracted_is_cut(op, shardings)
+        if isinstance(op, AtenOp)
+        and (product := facts_of(op).product) is not None
+        and product.plain
+        and _is_cut_along_rows(op.operands[product.factors[1]], shardings)
     ]
-    for op in found:
-        _split(op)
-    return len(found)
+    for op, product in splits:
+        _split(op, product)
+    return len(splits)
 
 
-def _contracted_is_cut(op: AtenOp, shardings: dict[SSAValue, Sharding]) -> bool:
-    dim, value = 0, op.operands[2]
+def _is_cut_along_rows(weight: SSAValue, shardings: dict[SSAValue, Sharding]) -> bool:
+    dim, value = 0, weight
     while isinstance(value.owner, AtenOp) and facts_of(value.owner).keeps_weight:
         owner = value.owner
-        if owner.name != "aten.permute" and shape_of(owner.operands[0]) != shape_of(value):
-            return False
         if owner.name == "aten.permute":
             dim = owner.value("dims")[dim]
+        elif shape_of(owner.operands[0]) != shape_of(value):
+            return False
         value = owner.operands[0]
     sharding = shardings.get(value)
     return sharding is not None and bool(sharding.dims[dim])
 
 
-def _split(op: AtenOp) -> None:
-    bias, left, right = op.operands
+def _split(op: AtenOp, product: Product) -> None:
     beta, alpha = op.value("beta"), op.value("alpha")
     if beta != 1 or alpha != 1:
         raise ValueError(
-            f"aten.addmm with beta={beta}, alpha={alpha} cannot be row-parallel; scale the bias "
+            f"{op.name} with beta={beta}, alpha={alpha} cannot be row-parallel; scale the bias "
             "and the product apart in the model."
         )
-    block = op.parent_block()
-    assert block is not None
-    product = create("aten.mm", [left, right], [op.results[0].type])
-    total = create("aten.add.Tensor", [product.results[0], bias], [op.results[0].type])
-    for new in (product, total):
+    assert product.addend is not None
+    (result,), types = op.results, list(op.result_types)
+    plain = create(product.plain, [op.operands[index] for index in product.factors], types)
+    total = create("aten.add.Tensor", [plain.results[0], op.operands[product.addend]], types)
+    for new in (plain, total):
         annotate(new, op)
-        block.insert_op_before(new, op)
-    product.results[0].name_hint = "mm"
-    total.results[0].name_hint = op.results[0].name_hint
+    plain.results[0].name_hint = "mm"
+    total.results[0].name_hint = result.name_hint
     set_wanted_attrs(total, wanted_attrs_of(op))
-    op.results[0].replace_all_uses_with(total.results[0])
-    op.detach()
-    op.erase()
+    Rewriter.replace_op(op, [plain, total])

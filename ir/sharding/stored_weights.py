@@ -1,8 +1,9 @@
 """Parameters that are stored in finer shards than their uses read, while a program is walked.
 
-Such a parameter is gathered before its first use, and freed after the last of the forward pass;
-the backward pass gathers it again. Views of it are made again as well, where they are needed,
-and a cast to a narrower type is done on the shards, so that fewer bytes are gathered.
+Such a parameter (`dist.used`) is gathered before its first use and freed after the last of the
+forward pass, so that the whole need not be kept; the backward pass gathers it again, with phase
+recompute. Views of it are made again as well, where they are needed, and a cast to a narrower type
+is done on the shards, so that fewer bytes are gathered.
 """
 
 from __future__ import annotations

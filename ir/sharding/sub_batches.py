@@ -10,9 +10,9 @@ from xdsl.ir import Attribute
 from shardweave.ir.annotations import set_wanted_attrs, wanted_attrs_of
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Axis, Mesh
-from shardweave.ir.placement import Placement, Sharding, fits, ordered
+from shardweave.ir.placement import Placement, Sharding, fits
 from shardweave.ir.program import Program, Slot, wishes_of
-from shardweave.ir.sharding.flow import is_propagated
+from shardweave.ir.sharding.flow import check_not_propagated
 from shardweave.ir.types import shape_of
 
 
@@ -31,13 +31,7 @@ class _Splitter:
     axis: str
 
     def run(self, program: Program) -> None:
-        if program.is_local:
-            raise ValueError("the program is local already; split the batch before partitioning.")
-        if is_propagated(program):
-            raise ValueError(
-                "every value of the program has its sharding already; split the batch before "
-                "propagate-shardings."
-            )
+        check_not_propagated(program, "split-batch")
         if self.n < 1:
             raise ValueError(f"n={self.n} sub-batches; use n >= 1.")
         if self.dim < 0:
@@ -81,32 +75,33 @@ class _Splitter:
         As the inputs are, if there is room, so that a sub-batch has the same samples everywhere:
         where a plan cuts the batch of some layers further, that is inside the sub-batches.
         """
-        for one in program.ops:
-            if wanted_attrs_of(one) is None:
+        for op in program.ops:
+            if wanted_attrs_of(op) is None:
                 continue
             new: list[ShardingAttr] = []
-            for result, sharding in zip(one.results, wishes_of(one, program), strict=True):
+            for result, sharding in zip(op.results, wishes_of(op, program), strict=True):
                 shape = shape_of(result)
                 assert sharding is not None
                 if len(shape) > self.dim and shape[self.dim] == batch:
-                    sharding = self._placed(sharding, shape, one.name, stride)
+                    sharding = self._placed(sharding, shape, op.name, stride)
                 new.append(ShardingAttr.of(sharding, shape))
-            set_wanted_attrs(one, new)
+            set_wanted_attrs(op, new)
 
     def _placed(
         self, sharding: Sharding, shape: tuple[int, ...], name: str, stride: int = 0
     ) -> Sharding:
         """The sharding with the time axis at `stride` of `dim`, or else inside a device's part."""
-        dims = list(sharding.dims)
-        given = dims[self.dim]
-        smallest = min((p.stride for p in given), default=shape[self.dim])
-        aligned = ordered((*given, Placement(self.axis, self.n, stride or 1)))
-        inside = ordered((*given, Placement(self.axis, self.n, max(1, smallest // self.n))))
-        dims[self.dim] = aligned if stride and fits(aligned, shape[self.dim]) else inside
-        if not fits(dims[self.dim], shape[self.dim]):
+        held = sharding.dims[self.dim]
+        smallest = min((p.stride for p in held), default=shape[self.dim])
+        aligned, inside = (
+            sharding.with_dim(self.dim, (*held, Placement(self.axis, self.n, where)))
+            for where in (stride or 1, max(1, smallest // self.n))
+        )
+        placed = aligned if stride and fits(aligned.dims[self.dim], shape[self.dim]) else inside
+        if not fits(placed.dims[self.dim], shape[self.dim]):
             divisors = [d for d in range(1, smallest + 1) if smallest % d == 0]
             raise ValueError(
                 f"'{name}' has {smallest} samples per device along dim {self.dim}, which do not "
                 f"divide into {self.n} sub-batches; use n in {divisors}."
             )
-        return Sharding(tuple(dims))
+        return placed

@@ -7,6 +7,8 @@ follows the uses of a value through ops that are linear in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 from xdsl.dialects import func
 from xdsl.ir import SSAValue
@@ -15,7 +17,7 @@ from shardweave.ir.aten import AtenOp
 from shardweave.ir.placement import Placement, Sharding
 from shardweave.ir.program import Slot, wishes_of
 from shardweave.ir.sharding.flow import Flow
-from shardweave.ir.sharding.rules import Rule
+from shardweave.ir.sharding.rules.base import Dims, Rule
 
 LOOKAHEAD = 6
 """Linear ops that are looked through: a gradient passes a view, a permutation, a cast and an
@@ -25,21 +27,16 @@ Seat = tuple[int, Placement]
 """A dim of a value, and the placement on it."""
 
 
+@dataclass(frozen=True)
 class WantedSeats:
     """Answers where uses want an axis, given the shardings known so far.
 
     result_slots: the program's results. stored: from a result to how its parameter is stored.
     """
 
-    def __init__(
-        self,
-        flow: Flow,
-        result_slots: Sequence[Slot],
-        stored: Callable[[Slot], Sharding | None],
-    ) -> None:
-        self.flow = flow
-        self.result_slots = result_slots
-        self.stored = stored
+    flow: Flow
+    result_slots: Sequence[Slot]
+    stored: Callable[[Slot], Sharding | None]
 
     def hints(self, op: AtenOp) -> Iterator[tuple[str, int, int]]:
         """Seats (axis, factor, stride) for axes of a sum, read off what its uses hold.
@@ -48,15 +45,7 @@ class WantedSeats:
         of an embedding's gradient over tokens, where the embedding is cut along its rows.
         """
         rule = self.flow.rule(op)
-        operands = [self.flow.sharding(v) for v in op.operands]
-        pending = {a for sharding in operands for a in sharding.unreduced}
-        placed = {a for sharding in operands for a in sharding.placed_axes}
-        travels = {
-            a
-            for a in pending
-            if all(a in operands[i].unreduced for i in rule.linear) and rule.linear
-        }
-        for axis in sorted((pending - placed - travels) | _summed_axes(rule, operands)):
+        for axis in _stopped_axes(rule, tuple(map(self.flow.sharding, op.operands))):
             for result, dims in zip(op.results, rule.results, strict=True):
                 wanted = self.of(result, axis)
                 seat = None if wanted is None else rule.seat(dims[wanted[0]], wanted[1])
@@ -70,7 +59,8 @@ class WantedSeats:
         for use in value.uses:
             user = use.operation
             if isinstance(user, func.ReturnOp):
-                seat = _seat_in(self.stored(self.result_slots[use.index]), axis)
+                stored = self.stored(self.result_slots[use.index])
+                seat = None if stored is None else stored.seat_of(axis)
             elif isinstance(user, AtenOp):
                 seat = self._at(user, use.index, axis, depth)
             else:
@@ -85,49 +75,44 @@ class WantedSeats:
             versions = self.flow.versions.get(other)
             if versions is None or other is user.operands[index] or other in self.flow.pinned:
                 continue
-            held = _seat_in(versions[0], axis)
+            held = versions[0].seat_of(axis)
             if held is not None:
-                return _on_operand(rule, index, rule.seat(dims[held[0]], held[1]), held[1])
+                return _carried(rule, held, dims, rule.operands[index])
         if len(user.results) != 1 or index not in rule.linear:
             return None
         wish = wishes_of(user, self.flow.program)[0]
         # Where a plan places a value, nothing below it counts.
-        below = _seat_in(wish, axis) if wish else self.of(user.results[0], axis, depth - 1)
+        below = wish.seat_of(axis) if wish else self.of(user.results[0], axis, depth - 1)
         if below is None:
             return None
-        return _on_operand(rule, index, rule.seat(rule.results[0][below[0]], below[1]), below[1])
+        return _carried(rule, below, rule.results[0], rule.operands[index])
 
 
-def _seat_in(sharding: Sharding | None, axis: str) -> Seat | None:
-    """The seat that a sharding gives an axis."""
-    for dim, placements in enumerate(sharding.dims if sharding is not None else ()):
-        for placement in placements:
-            if placement.axis == axis:
-                return dim, placement
-    return None
+def _carried(rule: Rule, seat: Seat, source: Dims, goal: Dims) -> Seat | None:
+    """A seat on a value with dims `source` as one on a value with dims `goal`."""
+    dim, placement = seat
+    cut = [(placement,) if index == dim else () for index in range(len(source))]
+    dims = rule.carry(source, goal, cut)
+    return None if dims is None else Sharding(dims).seat_of(placement.axis)
 
 
-def _on_operand(
-    rule: Rule, index: int, seat: tuple[int, int] | None, placement: Placement
-) -> Seat | None:
-    """A factor's seat as one of an operand's dims."""
-    if seat is None:
-        return None
-    cuts = rule.one_cut(seat[0], Placement(placement.axis, placement.size, seat[1]))
-    for dim, placements in enumerate(rule.dims_of(rule.operands[index], cuts)):
-        if placements:
-            return dim, placements[0]
-    return None
+@lru_cache(maxsize=16384)
+def _stopped_axes(rule: Rule, operands: tuple[Sharding, ...]) -> list[str]:
+    """The axes of sums that do not travel through an op, and of those that the op itself makes."""
+    pending = {a for sharding in operands for a in sharding.unreduced}
+    placed = {a for sharding in operands for a in sharding.placed_axes}
+    travels = {
+        a for a in pending if rule.linear and all(a in operands[i].unreduced for i in rule.linear)
+    }
+    return sorted((pending - placed - travels) | _summed_axes(rule, operands))
 
 
 def _summed_axes(rule: Rule, operands: Sequence[Sharding]) -> set[str]:
     """The axes that cut a factor which the first result lacks."""
     kept = {factor for factors in rule.results[0] for factor in factors}
-    summed: set[str] = set()
-    for dims, sharding in zip(rule.operands, operands, strict=True):
-        for factors, placements in zip(dims, sharding.dims, strict=True):
-            for placement in placements:
-                seat = rule.seat(factors, placement)
-                if seat is not None and seat[0] not in kept:
-                    summed.add(placement.axis)
-    return summed
+    return {
+        placement.axis
+        for dims, sharding in zip(rule.operands, operands, strict=True)
+        for placement, seat in rule.seats(dims, sharding.dims)
+        if seat is not None and seat[0] not in kept
+    }

@@ -6,8 +6,6 @@ of what is not cut repeats it. Types cannot tell: the shapes are right.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from shardweave.ir.dist import (
     AllGatherOp,
     AllReduceOp,
@@ -19,7 +17,7 @@ from shardweave.ir.dist import (
     WaitOp,
 )
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import DimSharding, Placement, Sharding, block_of
+from shardweave.ir.placement import Sharding, block_of
 
 
 def problem_of_move(op: DistOp, operand: Sharding, result: Sharding, mesh: Mesh) -> str | None:
@@ -49,8 +47,7 @@ def reduced(op: DistOp, operand: Sharding) -> Sharding:
     """The operand's sharding without the axes that the op reduces over."""
     if not isinstance(op, (AllReduceOp, ReduceScatterOp)):
         return operand
-    left = tuple(axis for axis in operand.unreduced if axis not in op.axes)
-    return replace(operand, unreduced=left, reduction=operand.reduction if left else "sum")
+    return operand.reduced(op.axes)
 
 
 def _problem_of_reduction(op: DistOp, operand: Sharding, axes: tuple[str, ...]) -> str | None:
@@ -71,34 +68,32 @@ def _problem_of_reduction(op: DistOp, operand: Sharding, axes: tuple[str, ...]) 
 
 def _problem_of_cut(op: DistOp, operand: Sharding, result: Sharding, axis: str) -> str | None:
     """Whether `axis` appears and disappears in the cuts where the op says so."""
-    expected = list(operand.dims)
-    found = list(result.dims)
+    before, after = operand, result
     if isinstance(op, (AllGatherOp, AllToAllOp)):
-        dim, block = (
-            (op.from_dim, op.from_block) if isinstance(op, AllToAllOp) else (op.dim, op.block)
-        )
-        cut = _placement(expected[dim], axis)
-        if cut is None or block_of(expected[dim], cut) != block:
+        is_move = isinstance(op, AllToAllOp)
+        dim, block = (op.from_dim, op.from_block) if is_move else (op.dim, op.block)
+        if not _is_cut(operand, axis, dim, block):
             return (
                 f"its operand is not cut over ['{axis}'] along dim {dim} in blocks of {block}; "
                 "gather what is cut, as it is cut"
             )
-        expected[dim] = tuple(p for p in expected[dim] if p != cut)
+        before = operand.without((axis,))
     if isinstance(op, (SliceOp, ReduceScatterOp, AllToAllOp)):
-        dim, block = op.dim, op.block
         if isinstance(op, SliceOp) and axis in operand.axes:
             return f"its operand is not whole over ['{axis}']; slice a whole value"
-        cut = _placement(found[dim], axis)
-        if cut is None or block_of(found[dim], cut) != block:
+        if not _is_cut(result, axis, op.dim, op.block):
             return (
-                f"its sharding does not cut the result over ['{axis}'] along dim {dim} in blocks "
-                f"of {block}; write the sharding that the op leaves"
+                f"its sharding does not cut the result over ['{axis}'] along dim {op.dim} in "
+                f"blocks of {op.block}; write the sharding that the op leaves"
             )
-        found[dim] = tuple(p for p in found[dim] if p != cut)
-    if found != expected:
+        after = result.without((axis,))
+    if before.dims != after.dims:
         return f"its sharding cuts the result otherwise than the operand over more than '{axis}'"
     return None
 
 
-def _placement(dim: DimSharding, axis: str) -> Placement | None:
-    return next((placement for placement in dim if placement.axis == axis), None)
+def _is_cut(sharding: Sharding, axis: str, dim: int, block: int) -> bool:
+    seat = sharding.seat_of(axis)
+    if seat is None or seat[0] != dim:
+        return False
+    return block_of(sharding.dims[dim], seat[1]) == block

@@ -12,9 +12,9 @@ cannot be written, and none can deadlock on it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from xdsl.dialects import builtin, func
+from xdsl.dialects import func
 from xdsl.ir import Operation, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
@@ -27,12 +27,14 @@ from shardweave.ir.kernel import FusedOp, YieldOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, Slot, sharding_of
+from shardweave.ir.sharding.fit import Misfit, fitting_factors
+from shardweave.ir.sharding.flow import has_shardings
+from shardweave.ir.sharding.reshard import reshard
 from shardweave.ir.sharding.rules import rule_of
 from shardweave.ir.source_text import excerpt, position
 from shardweave.ir.text import without_gc
 from shardweave.ir.types import shape_of, type_problem
 from shardweave.ir.verify.collectives import problem_of_move, reduced
-from shardweave.ir.verify.propagated import problem_of_fit
 
 Place = Operation | SSAValue | None
 """What a problem is about."""
@@ -76,7 +78,7 @@ def located_problems(program: Program) -> list[tuple[str, Place]]:
         )
         return [(problem, None)]
     with without_gc():
-        return _Verifier(program).problems()
+        return list(_Verifier(program).problems())
 
 
 class _Verifier:
@@ -85,53 +87,40 @@ class _Verifier:
         self.mesh = program.mesh or Mesh()
         self.defined: set[SSAValue] = set(program.function.body.block.args)
         self.is_local = program.is_local
-        self.is_propagated = not self.is_local and any(
-            isinstance(op.properties.get("sharding"), builtin.ArrayAttr) for op in program.ops
-        )
+        self.is_propagated = not self.is_local and has_shardings(program)
         # By ids, as hashing contents takes longer; the program keeps its attributes alive.
         self.read: dict[tuple[int, int], Sharding] = {}
         self.shardings: dict[SSAValue, Sharding] = {}
         self.pending: dict[SSAValue, Sharding] = {}  # unreduced values, annotated or not
         self.untyped: set[SSAValue] = set()  # results of ops whose types are no tensors
-        self.found: list[str] = []
-        self.places: list[Place] = []
 
-    def problems(self) -> list[tuple[str, Place]]:
-        self._boundary()
-        if self.found:  # without its arguments' types nothing can be said of the ops
-            return self._located()
-        self._slots()
+    def problems(self) -> Iterator[tuple[str, Place]]:
+        boundary = list(self._boundary())
+        yield from boundary
+        if boundary:  # without its arguments' types nothing can be said of the ops
+            return
+        yield from self._slots()
         for op in self.program.function.body.block.ops:
-            self._op(op)
-            self._place(op)
+            for problem in self._op(op):
+                yield problem, op
         for slot in self.program.results:
-            self._result(slot)
-            self._place(slot.value)
-        return self._located()
+            for problem in self._result(slot):
+                yield problem, slot.value
 
-    def _place(self, place: Place) -> None:
-        """What was found since the last call is about `place`."""
-        self.places += [place] * (len(self.found) - len(self.places))
-
-    def _located(self) -> list[tuple[str, Place]]:
-        self._place(self.program.return_op)
-        return list(zip(self.found, self.places, strict=True))
-
-    def _boundary(self) -> None:
+    def _boundary(self) -> Iterator[tuple[str, Place]]:
         """Arguments are tensors; the one return gives what the function promises."""
         function = self.program.function
         for argument in function.body.block.args:
             problem = type_problem(argument.type)
             if problem is not None:
-                self.found.append(f"argument %{argument.name_hint}: {problem}.")
-                self._place(argument)
+                yield f"argument %{argument.name_hint}: {problem}.", argument
         last = self.program.return_op
         if any(isinstance(op, func.ReturnOp) and op is not last for op in function.body.block.ops):
-            self.found.append("func.return stands before the end; keep only the last.")
+            yield "func.return stands before the end; keep only the last.", last
         if tuple(last.operand_types) != tuple(function.function_type.outputs.data):
-            self.found.append("func.return: its operands are not of the function's result types.")
+            yield "func.return: its operands are not of the function's result types.", last
 
-    def _slots(self) -> None:
+    def _slots(self) -> Iterator[tuple[str, Place]]:
         arguments, results = self.program.arguments, self.program.results
         for slots, what, kinds in (
             (arguments, "argument", ("param", "buffer", "input", "tangent")),
@@ -139,196 +128,186 @@ class _Verifier:
         ):
             for index, slot in enumerate(slots):
                 if slot.kind not in kinds:
-                    self.found.append(
+                    problem = (
                         f"{what} {index} ('{slot.name}'): dist.kind is '{slot.kind}', expected one "
                         f"of {', '.join(kinds)}."
                     )
+                    yield problem, slot.value
         for slot in arguments:
             try:
                 self._know(slot.value, self.program.sharding_of_slot(slot))
             except ValueError as error:
-                self.found.append(str(error))
-                self._place(slot.value)
+                yield str(error), slot.value
 
     def _read(self, attribute: ShardingAttr, value: SSAValue) -> Sharding:
         key = id(attribute), id(value.type)
-        found = self.read.get(key)
-        if found is None:
-            found = sharding_of(attribute, shape_of(value), self.program)
-            self.read[key] = found
-        return found
+        known = self.read.get(key)
+        if known is None:
+            known = self.read[key] = sharding_of(attribute, shape_of(value), self.program)
+        return known
 
     def _know(self, value: SSAValue, sharding: Sharding) -> None:
         self.shardings[value] = sharding
         if sharding.unreduced:
             self.pending[value] = sharding
 
-    def _result(self, slot: Slot) -> None:
+    def _result(self, slot: Slot) -> Iterator[str]:
         """In a local program a result is where it says to be, and nothing is left to reduce."""
         try:
             promised = self.program.sharding_of_slot(slot)
         except ValueError as error:
-            self.found.append(str(error))
+            yield str(error)
             return
         if not (self.is_local or self.is_propagated):
             return
         what = f"{slot.kind} '{slot.name}', {_origin(slot.value)},"
         pending = self.pending.get(slot.value, NOTHING)
+        held = self.shardings.get(slot.value)
         if pending.unreduced != promised.unreduced:
-            self.found.append(f"{what} {_unreduced_problem(pending, promised)}.")
-            return
-        given = self.shardings.get(slot.value)
-        if given is not None and given != promised:
+            yield f"{what} {_unreduced_problem(pending, promised)}."
+        elif held is not None and held != promised:
             shape = shape_of(slot.value)
-            shape = given.global_shape(shape) if self.is_local else shape
-            self.found.append(
-                f"{what} is returned as {ShardingAttr.of(given, shape)}, but dist.sharding of the "
+            shape = held.global_shape(shape) if self.is_local else shape
+            yield (
+                f"{what} is returned as {ShardingAttr.of(held, shape)}, but dist.sharding of the "
                 f"result says {slot.sharding_attr}; make them equal."
             )
 
-    def _op(self, op: Operation) -> None:
+    # Ops
+
+    def _op(self, op: Operation) -> Iterator[str]:
+        """The problems of an op and of those within it, which see its operands only."""
+        problems = [f"{describe(op)}{problem}." for problem in self._problems(op)]
+        yield from problems
+        if isinstance(op, FusedOp) and not problems and self._is_typed(op):
+            outside, self.defined = self.defined, set[SSAValue](op.block.args)
+            self._take_over(op.block.args, op.operands)
+            for inner in op.block.ops:
+                yield from self._op(inner)
+            self.defined = outside
+            self._take_over(op.results, op.yielded)
+
+    def _problems(self, op: Operation) -> Iterator[str]:
         for operand in op.operands:
             if operand not in self.defined:
-                self.found.append(
-                    f"{describe(op)} uses %{operand.name_hint} before it is defined; move the "
-                    "definition up."
-                )
+                yield f" uses %{operand.name_hint} before it is defined; move the definition up"
         self.defined.update(op.results)
         if not isinstance(op, (AtenOp, DistOp, FusedOp, YieldOp, func.ReturnOp)):
-            self.found.append(
-                f"{describe(op)} is not an op of the aten or dist dialect; write the step in these."
-            )
             self.untyped.update(op.results)
+            yield " is not an op of the aten or dist dialect; write the step in these"
             return
-        problems = list(filter(None, (type_problem(result.type) for result in op.results)))
-        self.found += [f"{describe(op)}: {problem}." for problem in problems]
-        self.untyped.update(op.results if problems else ())
-        is_typed = self.untyped.isdisjoint((*op.operands, *op.results))
-        if isinstance(op, (func.ReturnOp, YieldOp)) or not is_typed:
+        for result in op.results:
+            problem = type_problem(result.type)
+            if problem is not None:
+                self.untyped.update(op.results)
+                yield f": {problem}"
+        if isinstance(op, (func.ReturnOp, YieldOp)) or not self._is_typed(op):
             return
         problem = self._problem_of(op)
         if problem is not None:
-            self.found.append(f"{describe(op)}{problem}.")
-            return  # what follows relies on its types
-        if isinstance(op, FusedOp):
-            self._fused(op)
-            return
-        if isinstance(op, WaitOp):
-            self._wait(op)
-        self._in_flight(op)
-        self._shardings(op)
+            yield f": {problem}"  # what follows relies on its types
+        elif not isinstance(op, FusedOp):
+            yield from self._in_flight(op)
+            yield from self._shardings(op)
+
+    def _is_typed(self, op: Operation) -> bool:
+        return self.untyped.isdisjoint((*op.operands, *op.results))
 
     def _problem_of(self, op: Operation) -> str | None:
         """What is wrong with an op by itself: its arguments, its types."""
         try:
             op.verify(verify_nested_ops=False)
         except VerifyException as error:
-            return f": {str(error).splitlines()[-1]}"
+            return str(error).splitlines()[-1]
         if isinstance(op, AtenOp):
-            return self._problem_of_types(op)
-        if isinstance(op, FusedOp):
-            return None
-        assert isinstance(op, DistOp)
+            return _problem_of_types(op)
         if isinstance(op, ReshardOp) and self.is_local:
-            return ": it stands in a local program; run insert-collectives on the global one"
-        problem = op.problem_on(self.mesh)
-        return None if problem is None else f": {problem}"
+            return "it stands in a local program; run insert-collectives on the global one"
+        return op.problem_on(self.mesh) if isinstance(op, DistOp) else None
 
-    def _fused(self, op: FusedOp) -> None:
-        """The ops of a region are checked like any others; they see the operands only."""
-        outside = self.defined
-        self.defined = set[SSAValue](op.block.args)
-        for argument, operand in zip(op.block.args, op.operands, strict=True):
-            self._take_over(argument, operand)
-        for inner in op.block.ops:
-            self._op(inner)
-        self.defined = outside
-        for result, value in zip(op.results, op.yielded, strict=True):
-            self._take_over(result, value)
+    def _take_over(self, values: Sequence[SSAValue], sources: Sequence[SSAValue]) -> None:
+        """Values are others, seen from inside or outside of a region."""
+        for value, source in zip(values, sources, strict=True):
+            for known in (self.shardings, self.pending):
+                if source in known:
+                    known[value] = known[source]
 
-    def _take_over(self, value: SSAValue, source: SSAValue) -> None:
-        """A value is another one, seen from inside or outside of a region."""
-        for known in (self.shardings, self.pending):
-            if source in known:
-                known[value] = known[source]
-
-    def _in_flight(self, op: Operation) -> None:
+    def _in_flight(self, op: Operation) -> Iterator[str]:
         """Results of a started collective go, all of them, to exactly one wait."""
-        if not isinstance(op, STARTED):
-            return
-        users = {use.operation for result in op.results for use in result.uses}
-        waits = [user for user in users if isinstance(user, WaitOp)]
-        if len(users) != 1 or len(waits) != 1 or any(r.first_use is None for r in op.results):
-            self.found.append(
-                f"{describe(op)}: found {len(waits)} dist.wait among {len(users)} users, expected "
-                "one wait that reads all its results and nothing else that reads them; add "
-                "%done = dist.wait(%started) and use %done."
-            )
-
-    def _wait(self, op: WaitOp) -> None:
-        starts = {operand.owner for operand in op.operands}
-        start = next(iter(starts), None)
-        if len(starts) != 1 or not isinstance(start, STARTED):
-            self.found.append(
-                f"{describe(op)}: its operands must be the results of one started collective; "
-                "give it those of the dist.start_* that it waits for."
-            )
-        elif set(op.operands) == set(start.results) and tuple(op.operands) != tuple(start.results):
-            self.found.append(
-                f"{describe(op)}: it must take the results of {describe(start)} each once and in "
-                "their order."
-            )
-
-    def _problem_of_types(self, op: AtenOp) -> str | None:
-        types = infer_types(op)
-        if isinstance(types, str):
-            return f": torch refuses these operands: {types.rstrip('.')}"
-        if types == tuple(result.type for result in op.results):
-            return None
-        found = ", ".join(str(result.type) for result in op.results)
-        wanted = ", ".join(str(t) for t in types)
-        return f": result type is {found}, expected {wanted}"
+        if isinstance(op, STARTED):
+            users = {use.operation for result in op.results for use in result.uses}
+            waits = [user for user in users if isinstance(user, WaitOp)]
+            if len(users) != 1 or len(waits) != 1 or any(r.first_use is None for r in op.results):
+                yield (
+                    f": found {len(waits)} dist.wait among {len(users)} users, expected one wait "
+                    "that reads all its results and nothing else that reads them; add %done = "
+                    "dist.wait(%started) and use %done"
+                )
+        if isinstance(op, WaitOp):
+            starts = {operand.owner for operand in op.operands}
+            start = next(iter(starts), None)
+            if len(starts) != 1 or not isinstance(start, STARTED):
+                yield (
+                    ": its operands must be the results of one started collective; give it those "
+                    "of the dist.start_* that it waits for"
+                )
+            elif set(op.operands) == set(start.results) and [*op.operands] != [*start.results]:
+                begun = describe(start)
+                yield f": it must take the results of {begun} each once and in their order"
 
     # Shardings
 
-    def _shardings(self, op: Operation) -> None:
+    def _shardings(self, op: Operation) -> Iterator[str]:
         attributes = sharding_attrs_of(op)
         if attributes is None and self.is_propagated:
-            self.found.append(
-                f"{describe(op)} has no sharding, but other ops do; write the one that its result "
-                "is in, or ask for shardings with wanted = [..] and leave sharding to "
-                "propagate-shardings."
+            yield (
+                " has no sharding, but other ops do; write the one that its result is in, or ask "
+                "for shardings with wanted = [..] and leave sharding to propagate-shardings"
             )
         for is_fact, attrs in ((True, attributes), (False, wanted_attrs_of(op))):
             for result, attr in zip(op.results, attrs or (), strict=attrs is not None):
                 try:
                     sharding = self._read(attr, result)
                 except ValueError as error:
-                    self.found.append(f"{describe(op)}: {error}")
+                    yield f": {str(error).rstrip('.')}"
                     continue
                 if is_fact:
                     self._know(result, sharding)
         if self.is_local:
-            self._leaks(op)
+            yield from self._move(op) if isinstance(op, DistOp) else self._leaks(op)
         elif self.is_propagated:
-            problem = problem_of_fit(op, self.shardings, self.mesh)
-            if problem is not None:
-                self.found.append(f"{describe(op)}: {problem}.")
+            yield from self._fit(op)
 
-    def _leaks(self, op: Operation) -> None:
-        """In a local program a pending sum may only meet what is linear in it, or be reduced."""
-        if isinstance(op, DistOp):
-            self._move(op)
+    def _fit(self, op: Operation) -> Iterator[str]:
+        """In a propagated global program operands fit their ops, and reshards can be made.
+
+        What is not known of an operand or result is somebody else's problem.
+        """
+        if not all(value in self.shardings for value in (*op.operands, *op.results)):
             return
+        operands = tuple(self.shardings[value] for value in op.operands)
+        results = tuple(self.shardings[value] for value in op.results)
+        if isinstance(op, ReshardOp):
+            try:
+                reshard(shape_of(op.value), operands[0], results[0], self.mesh)
+            except ValueError as error:
+                yield f": {str(error).rstrip('.')}"
+        if isinstance(op, AtenOp):
+            fit = fitting_factors(rule_of(op), operands, results, self.mesh)
+            if isinstance(fit, Misfit):
+                yield f": {fit.text(op)}; add a dist.reshard before it, or correct its sharding"
+
+    def _leaks(self, op: Operation) -> Iterator[str]:
+        """In a local program a pending sum may only meet what is linear in it, or be reduced."""
         pending = [i for i, operand in enumerate(op.operands) if operand in self.pending]
         if not pending:
             return
         assert isinstance(op, AtenOp)
         problem = self._problem_of_linearity(op, pending)
         if problem is None:
-            self._carry(op, self.pending[op.operands[pending[0]]])
+            yield from self._carry(op, self.pending[op.operands[pending[0]]])
         else:
-            self.found.append(f"{describe(op)}: {problem}; reduce it first with dist.all_reduce.")
+            yield f": {problem}; reduce it first with dist.all_reduce"
 
     def _problem_of_linearity(self, op: AtenOp, pending: Sequence[int]) -> str | None:
         first, sharding = pending[0], self.pending[op.operands[pending[0]]]
@@ -351,44 +330,54 @@ class _Verifier:
                 )
         return None
 
-    def _carry(self, op: Operation, pending: Sharding) -> None:
+    def _carry(self, op: Operation, pending: Sharding) -> Iterator[str]:
         """Results of a linear op are unreduced where its operands are."""
         for result in op.results:
-            given = self.shardings.get(result)
-            if given is None:
+            known = self.shardings.get(result)
+            if known is None:
                 self.pending[result] = pending
-            elif not set(pending.unreduced) <= set(given.unreduced):
-                self.found.append(
-                    f"{describe(op)}: its operands are unreduced sums over "
-                    f"{list(pending.unreduced)} and so is %{result.name_hint}, but its sharding "
-                    "does not say so; reduce the operands or write unreduced."
+            elif not set(pending.unreduced) <= set(known.unreduced):
+                yield (
+                    f": its operands are unreduced sums over {list(pending.unreduced)} and so is "
+                    f"%{result.name_hint}, but its sharding does not say so; reduce the operands "
+                    "or write unreduced"
                 )
 
-    def _move(self, op: DistOp) -> None:
+    def _move(self, op: DistOp) -> Iterator[str]:
         for operand, result in zip(op.operands, op.results, strict=False):
             before, after = self.shardings.get(operand), self.shardings.get(result)
-            pending = self.pending.get(operand, NOTHING)
-            if after is None and (left := reduced(op, pending)).unreduced:
-                self.pending[result] = left
-            if before is None or after is None:
-                continue
-            problem = problem_of_move(op, before, after, self.mesh)
-            if problem is not None:
-                self.found.append(f"{describe(op)}: {problem}.")
+            if after is None:
+                left = reduced(op, self.pending.get(operand, NOTHING))
+                if left.unreduced:
+                    self.pending[result] = left
+            elif before is not None:
+                problem = problem_of_move(op, before, after, self.mesh)
+                if problem is not None:
+                    yield f": {problem}"
 
 
 NOTHING = Sharding(())
 """What is pending in a whole value."""
 
 
-def _unreduced_problem(given: Sharding, promised: Sharding) -> str:
-    if not given.unreduced:
+def _problem_of_types(op: AtenOp) -> str | None:
+    types = infer_types(op)
+    if isinstance(types, str):
+        return f"torch refuses these operands: {types.rstrip('.')}"
+    if types == tuple(op.result_types):
+        return None
+    listed, wanted = (", ".join(map(str, some)) for some in (op.result_types, types))
+    return f"result type is {listed}, expected {wanted}"
+
+
+def _unreduced_problem(held: Sharding, promised: Sharding) -> str:
+    if not held.unreduced:
         return (
             "is whole, but dist.sharding of the result says that it is unreduced over "
             f"{list(promised.unreduced)}; make them equal"
         )
     return (
-        f"is an unreduced {given.reduction} over {list(given.unreduced)}; reduce it before it is "
+        f"is an unreduced {held.reduction} over {list(held.unreduced)}; reduce it before it is "
         "returned, with dist.all_reduce"
     )
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from shardweave.backends.triton.index import (
     Base,
     Index,
-    constant,
     divided,
     of_base,
     raveled,
@@ -74,7 +73,7 @@ def test_any_division_is_exact(
     size = math.prod(shape)
     values = {"x": data.draw(st.integers(0, size - 1))}
     namer = Names(values)
-    flat = of_base(Base("x", size, frozenset({"x"}))) + constant(offset)
+    flat = of_base(Base("x", size, frozenset({"x"}))) + Index(constant=offset)
     number = values["x"] + offset
     quotient, remainder = divided(flat, 7, namer)
     assert (evaluate(quotient, values), evaluate(remainder, values)) == divmod(number, 7)

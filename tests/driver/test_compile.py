@@ -16,10 +16,9 @@ from xdsl.passes import ModulePass
 
 import shardweave as sw
 from shardweave.backends.distributed import Step
-from shardweave.driver.check import Expected, compare, run_eager
+from shardweave.driver.check import compare, results_of, run_eager
 from shardweave.driver.gpt import GPT, GPTConfig, build_gpt
 from shardweave.driver.launch import launch
-from shardweave.driver.measure import gather
 from shardweave.ir.types import shape_of
 
 GPT_SPEC = "gpt:layers=1,hidden=16,heads=2,vocab=32,seq=8,batch=4"
@@ -57,7 +56,7 @@ def gpt() -> tuple[GPT, dict[str, Tensor]]:
 
 
 def assert_equal_to_eager(step: nn.Module, model: nn.Module, batch: dict[str, Tensor]) -> None:
-    found: Expected = gather(step, step(**batch))
+    found = results_of(step, step(**batch))
     result = compare(found, run_eager(model, batch), torch.float64)
     assert result.ok, result
 

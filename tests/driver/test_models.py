@@ -406,4 +406,4 @@ def test_tiny_model_is_small_and_can_be_captured(model_type: str) -> None:
 
 def test_field_of_a_nested_config_is_named_with_a_dot() -> None:
     example = build_example("hf:siglip:tiny,vision_config.hidden_size=16")
-    assert example.module.config.vision_config.hidden_size == 16  # pyright: ignore
+    assert example.module.config.vision_config.hidden_size == 16  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]

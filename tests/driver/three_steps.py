@@ -4,12 +4,14 @@ Called with the mesh, the plan and a model as `build_example` names it; fails by
 """
 
 import copy
+import gc
 import sys
 
 import torch
 
 import shardweave as sw
 from shardweave.driver.check import loss_of
+from shardweave.driver.launch import end_process
 from shardweave.driver.models import build_example
 
 BOUND = 1e-9
@@ -37,4 +39,6 @@ def main(mesh: str, plan: str, spec: str) -> None:
 
 
 if __name__ == "__main__":
+    gc.set_threshold(100_000)
     main(*sys.argv[1:])
+    end_process(0)

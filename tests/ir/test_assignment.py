@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Placement, Sharding, contiguous, fits, ordered
 from shardweave.ir.sharding.assignment import (
-    Assigner,
     Operand,
+    assign,
     cheapest_version,
     price_of,
 )
@@ -55,7 +55,7 @@ def choose(
     left: Operand, right: Operand, goal: Sharding | None = None, mesh: Mesh = MESH
 ) -> tuple[tuple[Sharding, ...], Sharding]:
     """How a matrix product is cut: its operands, and its result."""
-    choice = Assigner(mesh).assign(MATMUL, [left, right], [Y], [goal])
+    choice = assign(mesh, MATMUL, (left, right), (Y,), (goal,))
     return choice.operands, choice.results[0]
 
 
@@ -113,38 +113,37 @@ def test_sum_that_a_product_cannot_carry_is_reduced_before_it() -> None:
 
 
 def test_hint_gives_an_axis_a_place_that_no_operand_proposes() -> None:
-    pending, chooser = on(X, "", "", pending="a"), Assigner(MESH)
-    operands = [operand(X, pending), operand(W)]
-    hinted = chooser.assign(MATMUL, operands, [Y], [None], [("a", 0, 6)])
+    operands = operand(X, on(X, "", "", pending="a")), operand(W)
+    hinted = assign(MESH, MATMUL, operands, (Y,), (None,), (("a", 0, 6),))
     assert hinted.operands[0] == on(X, "a", "")
     assert hinted.results[0] == on(Y, "a", "")
 
 
 def test_sums_pending_in_all_linear_operands_are_carried() -> None:
     rule, pending = addition(*X), operand(X, on(X, "b", "", pending="a"))
-    choice = Assigner(MESH).assign(rule, [pending, pending], [X], [None])
+    choice = assign(MESH, rule, (pending, pending), (X,), (None,))
     assert choice.operands == (on(X, "b", "", pending="a"),) * 2
     assert choice.results == (on(X, "b", "", pending="a"),)
 
 
 def test_sum_pending_in_one_of_two_linear_operands_is_reduced() -> None:
     rule, pending = addition(*X), operand(X, on(X, "", "", pending="a"))
-    choice = Assigner(MESH).assign(rule, [pending, operand(X)], [X], [None])
+    choice = assign(MESH, rule, (pending, operand(X)), (X,), (None,))
     assert not any(sharding.unreduced for sharding in (*choice.operands, *choice.results))
 
 
 def test_pending_maximum_is_not_carried() -> None:
     pending = operand(X, replace(on(X, "", "", pending="a"), reduction="max"))
-    choice = Assigner(MESH).assign(addition(*X), [pending, pending], [X], [None])
+    choice = assign(MESH, addition(*X), (pending, pending), (X,), (None,))
     assert not any(sharding.unreduced for sharding in (*choice.operands, *choice.results))
 
 
 def test_equal_questions_are_answered_once() -> None:
-    chooser, rule = Assigner(MESH), addition(*X)
-    operands = [operand(X, on(X, "a", ""))] * 2
-    first = chooser.assign(rule, operands, [X], [None])
-    assert chooser.assign(rule, list(operands), [X], [None]) is first
-    other = chooser.assign(rule, operands, [X], [on(X, "", "a")])
+    rule = addition(*X)
+    operands = operand(X, on(X, "a", "")), operand(X, on(X, "a", ""))
+    first = assign(MESH, rule, operands, (X,), (None,))
+    assert assign(MESH, rule, (*operands,), (X,), (None,)) is first
+    other = assign(MESH, rule, operands, (X,), (on(X, "", "a"),))
     assert other is not first
 
 
@@ -155,7 +154,7 @@ def test_factor_is_cut_only_where_its_rule_allows(factor: Factor) -> None:
     # `i -> .` over a contiguous, whole, indivisible or unsummable factor.
     rule = Rule((factor,), (((0,),),), ((),))
     given_ = Sharding(((Placement("a", 2, 6),) if factor.size == 12 else (),))
-    choice = Assigner(MESH).assign(rule, [operand((factor.size,), given_)], [()], [None])
+    choice = assign(MESH, rule, (operand((factor.size,), given_),), ((),), (None,))
     is_cut = factor == Factor(12)
     assert choice.operands == (given_ if is_cut else Sharding(((),)),)
     assert choice.results == (Sharding((), ("a",) if is_cut else ()),)
@@ -164,10 +163,10 @@ def test_factor_is_cut_only_where_its_rule_allows(factor: Factor) -> None:
 def test_contiguous_factor_refuses_strided_shards() -> None:
     rule = Rule((Factor(12, contiguous=True),), (((0,),),), (((0,),),))
     strided = Sharding(((Placement("a", 2, 1),),))
-    choice = Assigner(MESH).assign(rule, [operand((12,), strided)], [(12,)], [None])
+    choice = assign(MESH, rule, (operand((12,), strided),), ((12,),), (None,))
     assert choice.operands == (Sharding(((),)),)
     plain = Sharding((contiguous("a", 12, MESH),))
-    choice = Assigner(MESH).assign(rule, [operand((12,), plain)], [(12,)], [None])
+    choice = assign(MESH, rule, (operand((12,), plain),), ((12,),), (None,))
     assert choice.operands == (plain,)
 
 
@@ -264,7 +263,7 @@ def every_cut(rule: Rule, shardings: Sequence[Sharding]) -> list[Cuts]:
 def test_no_other_way_to_use_all_axes_of_a_product_costs_less(mesh: Mesh, random: Random) -> None:
     left = operand(X, random_sharding(X, mesh, random))
     right = operand(W, random_sharding(W, mesh, random))
-    choice = Assigner(mesh).assign(MATMUL, [left, right], [Y], [None])
+    choice = assign(mesh, MATMUL, (left, right), (Y,), (None,))
     assert choice.results[0].problem(Y, mesh) is None
     for cuts in every_cut(MATMUL, [left.versions[0], right.versions[0]]):
         wanted = [Sharding(MATMUL.dims_of(dims, cuts)) for dims in MATMUL.operands]

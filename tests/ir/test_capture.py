@@ -16,11 +16,18 @@ from shardweave.backends.reference import run_reference, values_of
 from shardweave.driver.models import build_example
 from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.capture.capture import CaptureError, capture
+from shardweave.ir.capture.trace import trace
 from shardweave.ir.program import Program
 from shardweave.ir.verify.program import verify
 from shardweave.tests.zoo import SPECS, captured
 
 every_model = pytest.mark.parametrize("name", SPECS)
+
+
+@pytest.fixture(autouse=True)
+def own_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trace each model here, be it one that another test has traced."""
+    monkeypatch.setattr("shardweave.ir.capture.capture.trace", trace)
 
 
 class Model(nn.Module):

@@ -13,9 +13,9 @@ from xdsl.dialects import builtin
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import ParseError
 
-from shardweave.ir.context import make_context
 from shardweave.ir.literals import Literal, parse_literal, print_literal, to_attribute, to_python
 from shardweave.ir.strings import TextParser
+from shardweave.ir.text import make_context
 
 SCALARS = (
     st.none()

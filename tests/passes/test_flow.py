@@ -33,7 +33,7 @@ VIEWS = """
 def flow_of(text: str) -> tuple[Program, Flow, list[AtenOp]]:
     """A program, its flow, and its ops with their results defined as whole."""
     program = step(text, str(MESH))
-    flow = Flow(program, MESH)
+    flow = Flow(program)
     ops = aten_ops(program)
     for op in ops:
         flow.define(op, [Sharding.replicated(len(shape_of(result))) for result in op.results])
@@ -89,7 +89,7 @@ def test_first_version_of_an_argument_is_its_annotation() -> None:
 def test_annotated_parameter_is_pinned_and_so_are_its_views() -> None:
     text = views('[{"data"}, {}, {}]').replace("input", "param")
     program = step(text, str(MESH))
-    flow = Flow(program, MESH)
+    flow = Flow(program)
     ops = aten_ops(program)
     flow.define(ops[0], [sharding('[{"data"}, {}]', 32, 6)])
     assert program.arguments[0].value in flow.pinned

@@ -129,12 +129,11 @@ def test_one_sub_batch_changes_nothing() -> None:
         ),
         (
             "propagate-shardings,split-batch",
-            "every value of the program has its sharding already; split the batch before "
-            "propagate-shardings.",
+            "the program is propagated already; run split-batch before propagate-shardings.",
         ),
         (
             f"{LOCAL},split-batch",
-            "the program is local already; split the batch before partitioning.",
+            "the program is local already; run split-batch before propagate-shardings.",
         ),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -245,19 +245,29 @@ def test_micro_batches_cut_what_the_plan_does_not_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "says"),
+    ("make_plan", "says"),
     [
-        (staged("pipeline=4,data=2,tensor=2"), "has 2 stages, but 'pipeline' is 4 in its mesh"),
         (
-            staged(micro_batches=16),
+            lambda: staged("pipeline=4,data=2,tensor=2"),
+            "has 2 stages, but 'pipeline' is 4 in its mesh",
+        ),
+        (
+            lambda: staged(micro_batches=16),
             "batch of 16 does not divide into 16 micro-batches on each of 2",
         ),
-        (staged(stages=(HALVES[1], HALVES[0])), "block 'h.2' is in stage 0, but what runs before"),
-        (staged(stages=(("wte",), ("wpe",))), "stage 1 has no block of its own"),
-        (replace(staged(), parameters={"h.0.ln_1.weight": '[{"data"}]'}), "says by 'zero': 3"),
+        (
+            lambda: staged(stages=(HALVES[1], HALVES[0])),
+            "block 'h.2' is in stage 0, but what runs before",
+        ),
+        (lambda: staged(stages=(("wte",), ("wpe",))), "stage 1 has no block of its own"),
+        (
+            lambda: replace(staged(), parameters={"h.0.ln_1.weight": '[{"data"}]'}),
+            "says by 'zero': 3",
+        ),
     ],
 )
-def test_plan_that_cannot_be_staged_is_refused(plan: Plan, says: str) -> None:
+def test_plan_that_cannot_be_staged_is_refused(make_plan: Callable[[], Plan], says: str) -> None:
+    plan = make_plan()
     with pytest.raises(PlanError, match=says):
         simulated(plan)
 

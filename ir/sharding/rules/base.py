@@ -8,16 +8,16 @@ backward, for data, tensor, sequence and batch splitting alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from math import prod
+from typing import Literal
 
-import torch
 from xdsl.ir import SSAValue
 
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import (
     DimSharding,
     Placement,
@@ -27,6 +27,7 @@ from shardweave.ir.placement import (
     is_contiguous,
     ordered,
 )
+from shardweave.ir.sharding.localizer import Localizer
 from shardweave.ir.types import shape_of
 
 Dims = tuple[tuple[int, ...], ...]
@@ -48,39 +49,6 @@ class Factor:
     reduction: Reduction | None = "sum"
     contiguous: bool = False
     whole: bool = False
-
-
-class Localizer(Protocol):
-    """What a rule needs to write an op's local form when a plain clone will not do."""
-
-    op: AtenOp
-    operands: Sequence[SSAValue]
-    """The op's flat operands, in local shards."""
-    placements: Sequence[DimSharding]
-    """For each factor of the rule, the axes it is cut over."""
-    mesh: Mesh
-
-    def result_shape(self, index: int) -> tuple[int, ...]:
-        """Local shape of a result."""
-        ...
-
-    def emit(
-        self,
-        name: str,
-        operands: Sequence[SSAValue | None | Sequence[SSAValue | None]],
-        *types: tuple[Sequence[int], torch.dtype],
-        **values: Any,
-    ) -> list[SSAValue]:
-        """Add an aten op with results of the given shapes and dtypes; values are its arguments."""
-        ...
-
-    def shard_index(self, placements: DimSharding) -> SSAValue:
-        """This rank's position (scalar i64) on the axes of a plainly sharded factor."""
-        ...
-
-    def clone(self, operands: Sequence[SSAValue] | None = None, **values: Any) -> list[SSAValue]:
-        """Add the op itself with local result types; `values` replace arguments of its schema."""
-        ...
 
 
 Localize = Callable[[Localizer], Sequence[SSAValue]]
@@ -120,17 +88,23 @@ class Rule:
                     return factor, placement.stride // minor
         return None
 
+    def seats(
+        self, dims: Dims, cut: Sequence[DimSharding]
+    ) -> Iterator[tuple[Placement, tuple[int, int] | None]]:
+        """Each placement of a value with these dims, and its seat."""
+        for names, placements in zip(dims, cut, strict=True):
+            for placement in placements:
+                yield placement, self.seat(names, placement)
+
     def factors_of(self, dims: Dims, cut: Sequence[DimSharding]) -> list[DimSharding] | None:
         """How a cut of a value with these dims cuts the factors; None if it cuts across them."""
         cuts: list[DimSharding] = [()] * len(self.factors)
-        for names, placements in zip(dims, cut, strict=True):
-            for placement in placements:
-                seat = self.seat(names, placement)
-                if seat is None:
-                    return None
-                factor, stride = seat
-                within = Placement(placement.axis, placement.size, stride)
-                cuts[factor] = ordered({*cuts[factor], within})
+        for placement, seat in self.seats(dims, cut):
+            if seat is None:
+                return None
+            factor, stride = seat
+            within = Placement(placement.axis, placement.size, stride)
+            cuts[factor] = ordered({*cuts[factor], within})
         return cuts
 
     def dims_of(self, dims: Dims, factors: Sequence[DimSharding]) -> tuple[DimSharding, ...]:
@@ -206,25 +180,18 @@ class Rule:
         self, operand_shapes: Sequence[Sequence[int]], result_shapes: Sequence[Sequence[int]]
     ) -> str | None:
         """Why the rule does not describe values of these shapes; None if it does."""
-        named = [
-            *(
-                (f"operand {i}", d, s)
-                for i, (d, s) in enumerate(zip(self.operands, operand_shapes, strict=True))
-            ),
-            *(
-                (f"result {i}", d, s)
-                for i, (d, s) in enumerate(zip(self.results, result_shapes, strict=True))
-            ),
-        ]
-        for what, dims, shape in named:
+        values = zip(
+            (*self.operands, *self.results), (*operand_shapes, *result_shapes), strict=True
+        )
+        for index, (dims, shape) in enumerate(values):
+            after = index - len(self.operands)
+            what = f"operand {index}" if after < 0 else f"result {after}"
             if len(dims) != len(shape):
                 return f"{what} has {len(shape)} dims, the rule gives {len(dims)}"
-            for index, (factors, size) in enumerate(zip(dims, shape, strict=True)):
-                product = 1
-                for factor in factors:
-                    product *= self.factors[factor].size
+            for dim, (factors, size) in enumerate(zip(dims, shape, strict=True)):
+                product = prod(self.factors[factor].size for factor in factors)
                 if factors and product != size:
-                    return f"{what}, dim {index}: factors give {product}, the size is {size}"
+                    return f"{what}, dim {dim}: factors give {product}, the size is {size}"
         return None
 
 
@@ -252,6 +219,33 @@ def replicated_rule(op: AtenOp) -> Rule:
     return Rule((), operands, results)
 
 
+Names = list[tuple[str, ...]]
+"""For each dim of a value the names of its factors, major to minor."""
+
+
+def named_rule(
+    factors: Mapping[str, Factor],
+    operands: Sequence[Names],
+    results: Sequence[Names],
+    *,
+    linear: Iterable[int] = (),
+    localize: Localize | None = None,
+) -> Rule:
+    """The rule of these dims. Factors keep their order; those that no dim uses are left out."""
+    used = {name for dims in (*operands, *results) for names in dims for name in names}
+    kept = {name: factor for name, factor in factors.items() if name in used}
+    number = {name: index for index, name in enumerate(kept)}
+
+    def numbered(values: Sequence[Names]) -> tuple[Dims, ...]:
+        return tuple(
+            tuple(tuple(number[name] for name in names) for names in dims) for dims in values
+        )
+
+    return Rule(
+        tuple(kept.values()), numbered(operands), numbered(results), frozenset(linear), localize
+    )
+
+
 class Notation:
     """Builds a rule from einsum-like text, reading factor sizes off the op's shapes.
 
@@ -262,54 +256,18 @@ class Notation:
     """
 
     def __init__(self, op: AtenOp, text: str, sizes: dict[str, int] | None = None) -> None:
-        self._op = op
         self._sizes = dict(sizes or {})
         left, right = text.split("->")
-        self._operands = [self._dims(part) for part in left.split(",")] if left.strip() else []
-        self._results = [self._dims(part) for part in right.split(",")]
-        shapes = [*(shape_of(v) for v in op.operands), *(shape_of(v) for v in op.results)]
-        self._expand_ellipsis(shapes)
-        for dims, shape in zip([*self._operands, *self._results], shapes, strict=True):
+        texts = [*(left.split(",") if left.strip() else ()), *right.split(",")]
+        shapes = [shape_of(value) for value in (*op.operands, *op.results)]
+        values = [_named_dims(*pair) for pair in zip(texts, shapes, strict=True)]
+        self._operands, self._results = values[: len(op.operands)], values[len(op.operands) :]
+        for dims, shape in zip(values, shapes, strict=True):
             for names, size in zip(dims, shape, strict=True):
-                self._learn(names, size)
-
-    @staticmethod
-    def _dims(text: str) -> list[tuple[str, ...]]:
-        dims: list[tuple[str, ...]] = []
-        tokens = text.replace("(", " ( ").replace(")", " ) ").split()
-        group: list[str] | None = None
-        for token in tokens:
-            if token == "(":
-                group = []
-            elif token == ")":
-                dims.append(tuple(group or ()))
-                group = None
-            elif group is not None:
-                group.append(token)
-            else:
-                dims.append(() if token == "." else (token,))
-        return dims
-
-    def _expand_ellipsis(self, shapes: list[tuple[int, ...]]) -> None:
-        for values in (self._operands, self._results):
-            offset = 0 if values is self._operands else len(self._operands)
-            for index, dims in enumerate(values):
-                if ("...",) in dims:
-                    at = dims.index(("...",))
-                    count = len(shapes[offset + index]) - len(dims) + 1
-                    values[index] = [
-                        *dims[:at],
-                        *((f"*{n}",) for n in range(count)),
-                        *dims[at + 1 :],
-                    ]
-
-    def _learn(self, names: tuple[str, ...], size: int) -> None:
-        unknown = [name for name in names if name not in self._sizes]
-        known = 1
-        for name in names:
-            known *= self._sizes.get(name, 1)
-        if len(unknown) == 1:
-            self._sizes[unknown[0]] = size // known
+                unknown = [name for name in names if name not in self._sizes]
+                if len(unknown) == 1:
+                    known = prod(self._sizes.get(name, 1) for name in names)
+                    self._sizes[unknown[0]] = size // known
 
     def rule(
         self,
@@ -321,21 +279,19 @@ class Notation:
         whole: Sequence[str] = (),
     ) -> Rule:
         """The rule. `reductions`: factors that do not reduce by a sum; None forbids it."""
-        used: dict[str, int] = {}
-        for dims in [*self._operands, *self._results]:
-            for names in dims:
-                for name in names:
-                    used.setdefault(name, len(used))
-        factors = tuple(
-            Factor(self._sizes[n], (reductions or {}).get(n, "sum"), n in contiguous, n in whole)
-            for n in used
-        )
+        factors = {
+            n: Factor(self._sizes[n], (reductions or {}).get(n, "sum"), n in contiguous, n in whole)
+            for dims in (*self._operands, *self._results)
+            for names in dims
+            for n in names
+        }
+        return named_rule(factors, self._operands, self._results, linear=linear, localize=localize)
 
-        def numbered(values: list[list[tuple[str, ...]]]) -> tuple[Dims, ...]:
-            return tuple(
-                tuple(tuple(used[name] for name in names) for names in dims) for dims in values
-            )
 
-        return Rule(
-            factors, numbered(self._operands), numbered(self._results), frozenset(linear), localize
-        )
+def _named_dims(text: str, shape: Sequence[int]) -> Names:
+    """The dims of one value: `i (a b) .` as names of factors, `...` written out."""
+    tokens = re.findall(r"\([^)]*\)|\S+", text)
+    if "..." in tokens:
+        at = tokens.index("...")
+        tokens[at : at + 1] = [f"*{n}" for n in range(len(shape) - len(tokens) + 1)]
+    return [() if token == "." else tuple(token.strip("()").split()) for token in tokens]

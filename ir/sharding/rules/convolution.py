@@ -6,13 +6,11 @@ groups; g is named only where there are several.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
-
 from xdsl.ir import SSAValue
 
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.sharding.rules.base import Localizer, Notation, Rule, rule
+from shardweave.ir.sharding.rules.base import Notation, Rule, rule
+from shardweave.ir.sharding.rules.dims import dividing
 from shardweave.ir.types import shape_of
 
 WINDOWS = {
@@ -79,11 +77,6 @@ def _grouped(op: AtenOp, operands: list[str], results: list[str], *, is_c_lost: 
     text = f"{', '.join(operands)} -> {', '.join(results)}"
     return Notation(op, text, {"g": groups}).rule(
         reductions={"c": None} if is_c_lost else {},
-        localize=_localize_groups if groups > 1 else None,
+        # Every text starts with `n (g ..)`, so g is factor 1.
+        localize=dividing("groups", 1) if groups > 1 else None,
     )
-
-
-def _localize_groups(local: Localizer) -> Sequence[SSAValue]:
-    # Every text starts with `n (g ..)`, so g is factor 1.
-    num_shards = prod(placement.size for placement in local.placements[1])
-    return local.clone(groups=local.op.value("groups") // num_shards)

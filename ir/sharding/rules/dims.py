@@ -1,14 +1,15 @@
-"""Building a rule for ops of any rank: each dim of a shape as a factor of its own."""
+"""Parts of rules for ops of any rank: each dim of a shape as a factor of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
+from math import prod
+
+from xdsl.ir import SSAValue
 
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.sharding.rules.base import Dims, Factor, Localize, Rule
-
-Names = list[tuple[str, ...]]
-"""For each dim of a value the names of its factors, major to minor."""
+from shardweave.ir.sharding.rules.base import Factor, Localize, Localizer, Names
 
 
 def passing(
@@ -42,24 +43,12 @@ def named_dims(rank: int, dims: int | Iterable[int] | None) -> frozenset[int]:
     return frozenset(d % rank for d in dims or range(rank)) if rank else frozenset()
 
 
-def named_rule(
-    factors: Mapping[str, Factor],
-    operands: Sequence[Names],
-    results: Sequence[Names],
-    *,
-    linear: Iterable[int] = (),
-    localize: Localize | None = None,
-) -> Rule:
-    """The rule of these dims. Factors keep their order; those that no dim uses are left out."""
-    used = {name for dims in (*operands, *results) for names in dims for name in names}
-    kept = {name: factor for name, factor in factors.items() if name in used}
-    number = {name: index for index, name in enumerate(kept)}
+@cache
+def dividing(argument: str, factor: int) -> Localize:
+    """The local form of an op whose argument counts along a factor: it counts the shard's part."""
 
-    def numbered(values: Sequence[Names]) -> tuple[Dims, ...]:
-        return tuple(
-            tuple(tuple(number[name] for name in names) for names in dims) for dims in values
-        )
+    def localize(local: Localizer) -> Sequence[SSAValue]:
+        num_shards = prod(placement.size for placement in local.placements[factor])
+        return local.clone(**{argument: local.op.value(argument) // num_shards})
 
-    return Rule(
-        tuple(kept.values()), numbered(operands), numbered(results), frozenset(linear), localize
-    )
+    return localize

@@ -8,8 +8,15 @@ import torch
 from xdsl.ir import SSAValue
 
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.sharding.rules.base import Localizer, Notation, Rule, replicated_rule, rule
-from shardweave.ir.sharding.rules.dims import named_rule, passing
+from shardweave.ir.sharding.rules.base import (
+    Localizer,
+    Notation,
+    Rule,
+    named_rule,
+    replicated_rule,
+    rule,
+)
+from shardweave.ir.sharding.rules.dims import passing
 from shardweave.ir.types import dtype_of_value, shape_of
 
 

@@ -7,15 +7,22 @@ indices are shifted by its first row, those outside count as 0, and results add 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from xdsl.ir import SSAValue
 
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.sharding.rules.base import Factor, Localizer, Rule, replicated_rule, rule
-from shardweave.ir.sharding.rules.dims import Names, broadcast, dim_of, named_rule, passing
+from shardweave.ir.sharding.rules.base import (
+    Factor,
+    Localizer,
+    Names,
+    Rule,
+    named_rule,
+    replicated_rule,
+    rule,
+)
+from shardweave.ir.sharding.rules.dims import broadcast, dim_of, passing
 from shardweave.ir.types import dtype_of_value, shape_of
 
 
@@ -219,57 +226,31 @@ def index_select(op: AtenOp) -> Rule:
     return named_rule({"j": Factor(index[0]), **passed}, [names, [("j",)]], [result])
 
 
-@dataclass(frozen=True)
-class _Selection:
-    """What `table[indices]` takes: the dims of the table, of each index and of the selection."""
+@rule("aten.index.Tensor", "aten.index_put")
+def index(op: AtenOp) -> Rule:
+    """`. h, j, j -> j h`: indices broadcast and pass, as do the dims that they leave alone.
 
-    table: Names
-    indices: list[Names]
-    shape: list[int]
-    selected: Names
-    factors: dict[str, Factor]
-
-
-def _selection(op: AtenOp, *, is_index_whole: bool) -> _Selection | None:
-    """None if a mask is among the indices: it takes as many entries as it has ones."""
-    table = shape_of(op.operands[0])
-    given = op.tensor("indices")
+    To put, `. h, ., ., . h -> . h`: only the latter pass.
+    """
+    table, given = shape_of(op.operands[0]), op.tensor("indices")
     assert isinstance(given, list)
     indices = {d: index for d, index in enumerate(given) if index is not None}
     if any(dtype_of_value(v) in (torch.bool, torch.uint8) for v in indices.values()):
-        return None
+        # A mask takes as many entries as it has ones.
+        return replicated_rule(op)
+    is_put = op.name == "aten.index_put"
     shapes = [shape_of(v) for v in indices.values()]
     joint = np.broadcast_shapes(*shapes)
-    names, factors = passing(table, whole=indices)
-    whole = range(len(joint)) if is_index_whole else ()
-    joint_names, joint_factors = passing(joint, whole=whole, prefix="i")
+    names, passed = passing(table, whole=indices)
+    whole = range(len(joint)) if is_put else ()
+    joint_names, factors = passing(joint, whole=whole, prefix="i")
+    operands = [names, *(broadcast(shape, joint, joint_names) for shape in shapes)]
     kept = [d for d in range(len(table)) if d not in indices]
     first, last = min(indices), max(indices)
     # As in numpy, what adjacent indices give stands in their place, else in front.
     at = first if last - first + 1 == len(indices) else 0
-    return _Selection(
-        names,
-        [broadcast(shape, joint, joint_names) for shape in shapes],
-        [*(table[d] for d in kept[:at]), *joint, *(table[d] for d in kept[at:])],
-        [*(names[d] for d in kept[:at]), *joint_names, *(names[d] for d in kept[at:])],
-        factors | joint_factors,
-    )
-
-
-@rule("aten.index.Tensor")
-def index(op: AtenOp) -> Rule:
-    """`. h, j, j -> j h`: indices broadcast and pass, as do the dims that they leave alone."""
-    found = _selection(op, is_index_whole=False)
-    if found is None:
-        return replicated_rule(op)
-    return named_rule(found.factors, [found.table, *found.indices], [found.selected])
-
-
-@rule("aten.index_put")
-def index_put(op: AtenOp) -> Rule:
-    """`. h, ., ., . h -> . h`: dims that the indices leave alone pass, all else is whole."""
-    found = _selection(op, is_index_whole=True)
-    if found is None:
-        return replicated_rule(op)
-    values = broadcast(shape_of(op.operands[-1]), found.shape, found.selected)
-    return named_rule(found.factors, [found.table, *found.indices, values], [found.table])
+    selected = [*(names[d] for d in kept[:at]), *joint_names, *(names[d] for d in kept[at:])]
+    if is_put:
+        shape = [*(table[d] for d in kept[:at]), *joint, *(table[d] for d in kept[at:])]
+        operands.append(broadcast(shape_of(op.operands[-1]), shape, selected))
+    return named_rule(passed | factors, operands, [names if is_put else selected])

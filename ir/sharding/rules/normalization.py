@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
-
-from xdsl.ir import SSAValue
-
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.aten_args import DERIVED
-from shardweave.ir.sharding.rules.base import Localizer, Notation, Rule, rule
+from shardweave.ir.sharding.rules.base import Notation, Rule, rule
+from shardweave.ir.sharding.rules.dims import dividing
 from shardweave.ir.types import shape_of
 
 
@@ -30,15 +26,12 @@ def layer_norm(op: AtenOp) -> Rule:
 def layer_norm_backward(op: AtenOp) -> Rule:
     """`... k, ... k, ... ., ... ., k, k -> ... k, k, k`: leading dims reduce in the last two."""
     kept, ones = "..." + " ." * _normalized_rank(op), "." + " ." * (_normalized_rank(op) - 1)
-    num_parameters = sum(op.tensor(n) is not None for n in ("weight", "bias") if _takes(op, n))
+    taken = [name for name in ("weight", "bias") if op.signature.parameter(name) is not None]
+    num_parameters = sum(op.tensor(name) is not None for name in taken)
     operands = [kept] * (len(op.operands) - num_parameters) + [ones] * num_parameters
     results = [kept, ones, ones]
     wanted = [dims for dims, given in zip(results, op.value("output_mask"), strict=False) if given]
     return Notation(op, f"{', '.join(operands)} -> {', '.join(wanted)}").rule()
-
-
-def _takes(op: AtenOp, name: str) -> bool:
-    return op.signature.parameter(name) is not None
 
 
 @rule("aten.native_group_norm")
@@ -60,10 +53,7 @@ def group_norm_backward(op: AtenOp) -> Rule:
 
 def _grouped(op: AtenOp, operands: list[str], results: list[str]) -> Rule:
     text = f"{', '.join(operands)} -> {', '.join(results)}"
-    return Notation(op, text, {"g": op.value("group")}).rule(whole=["c"], localize=_localize_groups)
-
-
-def _localize_groups(local: Localizer) -> Sequence[SSAValue]:
     # Every text starts with `n (g c)`, so g is factor 1.
-    num_shards = prod(placement.size for placement in local.placements[1])
-    return local.clone(group=local.op.value("group") // num_shards)
+    return Notation(op, text, {"g": op.value("group")}).rule(
+        whole=["c"], localize=dividing("group", 1)
+    )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.sharding.rules.base import Rule, rule
-from shardweave.ir.sharding.rules.dims import broadcast, named_rule, passing
+from shardweave.ir.sharding.rules.base import Rule, named_rule, rule
+from shardweave.ir.sharding.rules.dims import broadcast, passing
 from shardweave.ir.types import dtype_of_value, shape_of
 
 UNARY = """

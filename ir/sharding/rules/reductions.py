@@ -9,8 +9,8 @@ import torch
 
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.placement import Reduction
-from shardweave.ir.sharding.rules.base import Rule, rule
-from shardweave.ir.sharding.rules.dims import Names, named_dims, named_rule, passing
+from shardweave.ir.sharding.rules.base import Names, Rule, named_rule, rule
+from shardweave.ir.sharding.rules.dims import named_dims, passing
 from shardweave.ir.types import dtype_of_value, shape_of
 
 REDUCED: dict[str, Reduction] = {

@@ -9,15 +9,8 @@ from math import gcd, prod
 from xdsl.ir import SSAValue
 
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.sharding.rules.base import Factor, Localizer, Rule, replicated_rule, rule
-from shardweave.ir.sharding.rules.dims import (
-    Names,
-    broadcast,
-    dim_of,
-    named_dims,
-    named_rule,
-    passing,
-)
+from shardweave.ir.sharding.rules.base import Factor, Names, Rule, named_rule, replicated_rule, rule
+from shardweave.ir.sharding.rules.dims import broadcast, dim_of, dividing, named_dims, passing
 from shardweave.ir.types import shape_of
 
 
@@ -132,7 +125,8 @@ def _slice(op: AtenOp, whole: SSAValue, part: SSAValue) -> Rule:
         [parts if op.operands[0] is part else names],
         [names if op.operands[0] is part else parts],
         linear=[0],
-        localize=_localize_start if has_blocks and start else None,
+        # The start is a number of blocks: it shrinks as their length does, which is factor 0.
+        localize=dividing("start", 0) if has_blocks and start else None,
     )
 
 
@@ -144,39 +138,23 @@ def _blocks(factors: dict[str, Factor], name: str, count: int) -> tuple[str, ...
     return (name, "i")
 
 
-def _localize_start(local: Localizer) -> Sequence[SSAValue]:
-    # The start is a number of blocks: it shrinks as their length does, which is factor 0.
-    num_shards = prod(placement.size for placement in local.placements[0])
-    return local.clone(start=local.op.value("start") // num_shards)
-
-
-@rule("aten.select.int")
-def select(op: AtenOp) -> Rule:
-    """`. j -> j`"""
-    shape = shape_of(op.operands[0])
+@rule(
+    "aten.select.int",
+    "aten.select_backward",
+    "aten.slice_scatter",
+    "aten.select_scatter",
+    "aten.stack",
+)
+def part_of_whole_dim(op: AtenOp) -> Rule:
+    """`. j -> j`, or back: the values of one dim less lack the dim that the op works along."""
+    values = (*op.operands, *op.results)
+    shape = max(map(shape_of, values), key=len)
     dim = dim_of(op, len(shape))
     names, factors = passing(shape, whole=[dim])
-    return named_rule(factors, [names], [names[:dim] + names[dim + 1 :]], linear=[0])
-
-
-@rule("aten.select_backward")
-def select_backward(op: AtenOp) -> Rule:
-    """`j -> . j`"""
-    shape = shape_of(op.results[0])
-    dim = dim_of(op, len(shape))
-    names, factors = passing(shape, whole=[dim])
-    return named_rule(factors, [names[:dim] + names[dim + 1 :]], [names], linear=[0])
-
-
-@rule("aten.slice_scatter", "aten.select_scatter")
-def scatter_part(op: AtenOp) -> Rule:
-    """`. j, . j -> . j` for a slice, `. j, j -> . j` for a select."""
-    shape = shape_of(op.operands[0])
-    dim = dim_of(op, len(shape))
-    names, factors = passing(shape, whole=[dim])
-    is_slice = len(shape_of(op.operands[1])) == len(shape)
-    part = names if is_slice else names[:dim] + names[dim + 1 :]
-    return named_rule(factors, [names, part], [names], linear=[0, 1])
+    part = names[:dim] + names[dim + 1 :]
+    dims = [names if len(shape_of(value)) == len(shape) else part for value in values]
+    count = len(op.operands)
+    return named_rule(factors, dims[:count], dims[count:], linear=range(count))
 
 
 @rule("aten.cat")
@@ -196,17 +174,6 @@ def cat(op: AtenOp) -> Rule:
         for index, (part, own) in enumerate(zip(parts, shapes, strict=True)):
             part[dim] = _blocks(factors, f"n{index}", own[dim] // block)
     return named_rule(factors | passed, parts, [names], linear=range(len(shapes)))
-
-
-@rule("aten.stack")
-def stack(op: AtenOp) -> Rule:
-    """`j, j -> . j`"""
-    shape = shape_of(op.results[0])
-    dim = dim_of(op, len(shape))
-    names, factors = passing(shape, whole=[dim])
-    part = names[:dim] + names[dim + 1 :]
-    operands = [part] * len(op.operands)
-    return named_rule(factors, operands, [names], linear=range(len(operands)))
 
 
 @rule("aten.constant_pad_nd")

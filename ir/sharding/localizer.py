@@ -1,8 +1,9 @@
-"""The local form of one op, for rules that need more than local types."""
+"""The local form of one op: what a rule's `localize` writes it with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,55 +15,52 @@ from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.literals import to_attribute
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding
+from shardweave.ir.syntax import Operands
 from shardweave.ir.types import AnyTensor, shape_of_type, tensor_type
 
 
-class LocalForm:
-    """What a rule's `localize` is given (see rules.base.Localizer).
+@dataclass(frozen=True)
+class Localizer:
+    """An op, its operands in local shards, and for each factor of its rule the axes that cut it.
 
-    insert: adds an op to the local program.
+    types: of the results in local shards. insert: adds an op to the local program.
     """
 
-    def __init__(
-        self,
-        op: AtenOp,
-        operands: Sequence[SSAValue],
-        placements: Sequence[DimSharding],
-        types: Sequence[AnyTensor],
-        mesh: Mesh,
-        insert: Callable[[Operation], None],
-    ) -> None:
-        self.op = op
-        self.operands = operands
-        self.placements = placements
-        self.mesh = mesh
-        self._types = types
-        self._insert = insert
+    op: AtenOp
+    operands: Sequence[SSAValue]
+    placements: Sequence[DimSharding]
+    types: Sequence[AnyTensor]
+    mesh: Mesh
+    insert: Callable[[Operation], None]
 
     def result_shape(self, index: int) -> tuple[int, ...]:
-        return shape_of_type(self._types[index])
+        """Local shape of a result."""
+        return shape_of_type(self.types[index])
 
     def emit(
         self,
         name: str,
-        operands: Sequence[SSAValue | None | Sequence[SSAValue | None]],
+        operands: Operands,
         *types: tuple[Sequence[int], torch.dtype],
         **values: Any,
     ) -> list[SSAValue]:
+        """Add an aten op with results of the given shapes and dtypes; values are its arguments."""
         results: list[Attribute] = [tensor_type(shape, dtype) for shape, dtype in types]
         return self._add(create(name, operands, results, values))
 
     def shard_index(self, placements: DimSharding) -> SSAValue:
+        """This rank's position (scalar i64) on the axes of a plainly sharded factor."""
         axes = [p.axis for p in placements]
         scalar = tensor_type((), torch.int64)
         return self._add(dist.create(dist.ShardIndexOp, [], [scalar], axes=axes))[0]
 
     def clone(self, operands: Sequence[SSAValue] | None = None, **values: Any) -> list[SSAValue]:
+        """Add the op itself with local result types; `values` replace arguments of its schema."""
         properties = properties_without(self.op, "sharding")
         properties.update({name: to_attribute(value) for name, value in values.items()})
         copy = type(self.op).create(
             operands=self.operands if operands is None else operands,
-            result_types=list(self._types),
+            result_types=list(self.types),
             properties=properties,
         )
         return self._add(copy)
@@ -72,5 +70,5 @@ class LocalForm:
         base = op.name.split(".")[1].lstrip("_")
         for result in op.results:
             result.name_hint = base
-        self._insert(op)
+        self.insert(op)
         return list(op.results)

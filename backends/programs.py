@@ -1,0 +1,46 @@
+"""What the backends read off a program: how it is held, when values die, and names for them."""
+
+from __future__ import annotations
+
+from xdsl.ir import BlockArgument, Operation, SSAValue
+
+from shardweave.ir.placement import Sharding
+from shardweave.ir.program import Program, Slot
+from shardweave.ir.types import shape_of
+
+Key = tuple[str, str]
+"""Kind and name of an argument or result: `("param", "wte.weight")`, `("output", "0")`."""
+
+
+def sharding_held(program: Program, slot: Slot) -> Sharding:
+    """How the ranks hold an argument or result: whole, where the program is not partitioned."""
+    if not program.is_local:
+        return Sharding.replicated(len(shape_of(slot.value)))
+    return program.sharding_of_slot(slot)
+
+
+def last_uses(program: Program) -> dict[Operation, list[SSAValue]]:
+    """For each op the values that can be freed after it, its own unread results included.
+
+    The caller holds the arguments and results of the program, which are not among them.
+    """
+    kept = {slot.value for slot in program.results}
+    last: dict[SSAValue, Operation] = {}
+    for op in program.ops:
+        for value in (*op.results, *op.operands):
+            last[value] = op
+    found: dict[Operation, list[SSAValue]] = {}
+    for value, op in last.items():
+        if value not in kept and not isinstance(value, BlockArgument):
+            found.setdefault(op, []).append(value)
+    return found
+
+
+def free_name(word: str, taken: set[str], joint: str = "") -> str:
+    """The word, or the word and a number, that is not taken yet; it is from now on."""
+    found, count = word, 1
+    while found in taken:
+        count += 1
+        found = f"{word}{joint}{count}"
+    taken.add(found)
+    return found
