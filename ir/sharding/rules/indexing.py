@@ -193,11 +193,10 @@ def _shifted(
             "aten.masked_fill.Scalar", [shifted, is_outside], (shape, dtype), value=outside
         )
         return filled[0], is_outside
-    # 0 for a row of the table; the product is at least `size`, or negative, for another one.
-    (beyond,) = local.emit(
-        "aten.div.Scalar_mode", [index], (shape, dtype), other=rows, rounding_mode="floor"
+    # Some row of the shard for every row of the table; beyond the shard, or negative, for others.
+    (filler,) = local.emit(
+        "aten.div.Scalar_mode", [index], (shape, dtype), other=rows // size, rounding_mode="floor"
     )
-    (filler,) = local.emit("aten.mul.Scalar", [beyond], (shape, dtype), other=size)
     (shifted,) = local.emit("aten.where.self", [is_outside, filler, shifted], (shape, dtype))
     return shifted, is_outside
 
