@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from shardweave.tests.shared_traces import trace_once
+from shardweave.tests.shared_traces import SharedTraces
 
 # Derandomized, so that a failure is the same for everyone; no deadline, since the first example
 # pays for imports and caches.
@@ -39,10 +39,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def shared_traces() -> Iterator[None]:
+def shared_traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Let captures of equal models share the trace of the first; the rest of a capture is run."""
+    own = tmp_path_factory.getbasetemp()
+    of_run = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    folder = of_run / "traces"
+    folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardweave.ir.capture.capture.trace", trace_once)
+        patch.setattr("shardweave.ir.capture.capture.trace", SharedTraces(folder).trace)
         yield
 
 
