@@ -12,13 +12,13 @@ import csv
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import repeat
+from itertools import pairwise, repeat
 from pathlib import Path
 
-from shardweave.planners.amp.corrected import reached_share
-from shardweave.planners.amp.model import ByDegree, LayeredModel, LayerWork, Strategy, Tied
+from shardweave.benchmarks.amp_work import LayerWork, Work, fixed_shares, reached_share
+from shardweave.planners.amp.model import ByDegree, LayeredModel, Strategy, Tied
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
 
@@ -26,8 +26,6 @@ DATA = Path(__file__).resolve().parent / "data"
 DEGREES = (1, 2, 4)
 DEVICES = {"G4": "T4", "P3": "V100-16GB"}
 """The profile's names of its machines, and the presets' of their devices."""
-
-DTYPE = "float16"
 
 HIDDEN, VOCAB, SEQ, HEADS = 1024, 52256, 1024, 16
 TRANSGAN_TOKENS, TRANSGAN_HEADS, TRANSGAN_SHRINK = 81, 4, 64
@@ -40,11 +38,27 @@ softmax and gradients."""
 
 @dataclass(frozen=True)
 class Setup:
-    """A model on a cluster, as published."""
+    """A model on a cluster, as published.
+
+    rows: of the published profile, by layer. work: of a sample, by layer.
+    """
 
     name: str
     cluster: Cluster
     model: LayeredModel
+    rows: Sequence[int]
+    work: Work
+
+    def cuts_of_rows(self, rows: Sequence[int]) -> tuple[int, ...]:
+        """Cuts between layers from cuts between rows of the published profile."""
+        inner = [sum(row < cut for row in self.rows) for cut in rows[1:-1]]
+        cuts = (0, *inner, self.model.num_layers)
+        if any(right <= left for left, right in pairwise(cuts)):
+            raise ValueError(
+                f"model '{self.model.name}': the cuts {list(rows)} leave a stage without layers; "
+                f"expected growing rows of its profile ({self.rows[0]} to {self.rows[-1]})."
+            )
+        return cuts
 
 
 @dataclass(frozen=True)
@@ -69,8 +83,16 @@ def setups() -> list[str]:
 
 def setup_of(name: str) -> Setup:
     """A published setup: `homogeneous`, `het_cluster` or `het_model`."""
-    preset, model = _SETUPS[name]
-    return Setup(name, find_cluster(preset), model())
+    preset, model_of, work, rows = _SETUPS[name]
+    cluster, model = find_cluster(preset), model_of()
+    fixed = {
+        device: {
+            n: tuple(fixed_shares(model, work, cluster, device, n, reached=reached()))
+            for n in DEGREES
+        }
+        for device in dict.fromkeys(node.device for node in cluster.nodes)
+    }
+    return Setup(name, cluster, replace(model, fixed=fixed), rows, work)
 
 
 @cache
@@ -78,8 +100,8 @@ def reached() -> float:
     """The largest share of a roofline that a layer of the published profile reaches."""
     cluster = find_cluster("amp-het-cluster")
     t4, v100 = cluster.devices["T4"], cluster.devices["V100-16GB"]
-    of_gpt2 = reached_share(gpt2(), (t4, v100), DTYPE)
-    return max(of_gpt2, reached_share(transgan(), (v100,), DTYPE))
+    of_gpt2 = reached_share(gpt2(), _GPT2_WORK, (t4, v100))
+    return max(of_gpt2, reached_share(transgan(), _TRANSGAN_WORK, (v100,)))
 
 
 @cache
@@ -122,9 +144,7 @@ def transformer_kept(tokens: int, hidden: int, heads: int, tensor: int) -> float
 @cache
 def gpt2() -> LayeredModel:
     """GPT-2 of 24 layers, 30 with the embedding, the head and what is between them."""
-    rows = range(30)
     table, layer, logits = HIDDEN * VOCAB, 12 * HIDDEN**2, SEQ * VOCAB
-    work = transformer_work(SEQ, HIDDEN, HEADS)
 
     def kept(n: int) -> list[float]:
         layers = repeat(transformer_kept(SEQ, HIDDEN, HEADS, n), 24)
@@ -135,14 +155,12 @@ def gpt2() -> LayeredModel:
     return LayeredModel(
         name="gpt2",
         batch=32,
-        profile=_profile("gpt2", ("G4", "P3"), rows),
+        profile=_profile("gpt2", ("G4", "P3"), _GPT2_ROWS),
         outputs=_by_degree(lambda n: [SEQ * HIDDEN] * 28 + [logits / n] * 2),
         parameters=_by_degree(
             lambda n: [table / n, 0.0, *repeat(layer / n, 24), 0.0, 0.0, table / n, 0.0]
         ),
         kept_bytes=_by_degree(kept),
-        work=(None, None, *repeat(work, 24), *repeat(None, 4)),
-        rows=tuple(rows),
         repeated=(2, 24),
         tied=(Tied(0, 28, {n: table / n for n in DEGREES}),),
     )
@@ -151,17 +169,14 @@ def gpt2() -> LayeredModel:
 @cache
 def transgan() -> LayeredModel:
     """TransGAN's generator: an embedding, 12 wide layers, and 12 narrow ones on many tokens."""
-    rows = (0, *range(3, 15), *range(41, 53))
-    wide = (TRANSGAN_TOKENS, HIDDEN, TRANSGAN_HEADS)
-    narrow = (TRANSGAN_TOKENS * TRANSGAN_SHRINK, HIDDEN // TRANSGAN_SHRINK, TRANSGAN_HEADS)
 
     def both(values: Callable[[int, int, int], float]) -> list[float]:
-        return [*repeat(values(*wide), 12), *repeat(values(*narrow), 12)]
+        return [*repeat(values(*_WIDE), 12), *repeat(values(*_NARROW), 12)]
 
     return LayeredModel(
         name="transgan",
         batch=64,
-        profile=_profile("transgan", ("P3",), rows),
+        profile=_profile("transgan", ("P3",), _TRANSGAN_ROWS),
         outputs=_by_degree(lambda n: [HIDDEN * TRANSGAN_TOKENS] * 25),
         parameters=_by_degree(
             lambda n: [0.0, *both(lambda tokens, hidden, heads: 12 * hidden**2 / n)]
@@ -172,20 +187,28 @@ def transgan() -> LayeredModel:
                 *both(lambda tokens, hidden, heads: transformer_kept(tokens, hidden, heads, n)),
             ]
         ),
-        work=(
-            None,
-            *repeat(transformer_work(*wide), 12),
-            *repeat(transformer_work(*narrow), 12),
-        ),
-        rows=rows,
         repeated=(0, 24),
     )
 
 
-_SETUPS: Mapping[str, tuple[str, Callable[[], LayeredModel]]] = {
-    "homogeneous": ("amp-homogeneous", gpt2),
-    "het_cluster": ("amp-het-cluster", gpt2),
-    "het_model": ("amp-het-model", transgan),
+_GPT2_ROWS = range(30)
+_GPT2_WORK: Work = (
+    *repeat(None, 2),
+    *repeat(transformer_work(SEQ, HIDDEN, HEADS), 24),
+    *repeat(None, 4),
+)
+_WIDE = (TRANSGAN_TOKENS, HIDDEN, TRANSGAN_HEADS)
+_NARROW = (TRANSGAN_TOKENS * TRANSGAN_SHRINK, HIDDEN // TRANSGAN_SHRINK, TRANSGAN_HEADS)
+_TRANSGAN_ROWS = (0, *range(3, 15), *range(41, 53))
+_TRANSGAN_WORK: Work = (
+    None,
+    *repeat(transformer_work(*_WIDE), 12),
+    *repeat(transformer_work(*_NARROW), 12),
+)
+_SETUPS: Mapping[str, tuple[str, Callable[[], LayeredModel], Work, Sequence[int]]] = {
+    "homogeneous": ("amp-homogeneous", gpt2, _GPT2_WORK, _GPT2_ROWS),
+    "het_cluster": ("amp-het-cluster", gpt2, _GPT2_WORK, _GPT2_ROWS),
+    "het_model": ("amp-het-model", transgan, _TRANSGAN_WORK, _TRANSGAN_ROWS),
 }
 
 

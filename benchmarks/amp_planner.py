@@ -13,7 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,8 @@ from shardweave.benchmarks.amp_data import (
     setup_of,
     setups,
 )
-from shardweave.planners.amp.corrected import CorrectedCosts
-from shardweave.planners.amp.estimate import Costs, Estimate, estimate
-from shardweave.planners.amp.literal import LiteralCosts
+from shardweave.planners.amp.costs import Costs, corrected_costs, literal_costs
+from shardweave.planners.amp.estimate import Estimate, estimate
 from shardweave.planners.amp.memory import stage_bytes
 from shardweave.planners.amp.network import ClusterArrays, megatron_grid
 from shardweave.planners.amp.search import best_cuts, literal_cuts, search
@@ -74,9 +73,6 @@ class Quality:
 def estimate_runs(setup: Setup, runs: Sequence[Measured]) -> list[Row]:
     """Both estimates of every run."""
     links = ClusterArrays.of(setup.cluster)
-    literal = LiteralCosts(setup.model, links)
-    # The cuts of a file are taken as they are, so memory limits nothing but the search.
-    corrected = CorrectedCosts(setup.model, links, reached=reached(), limit_memory=False)
     capacity = min(device.memory_bytes for device in setup.cluster.devices.values())
     rows: list[Row] = []
     for run in runs:
@@ -87,19 +83,21 @@ def estimate_runs(setup: Setup, runs: Sequence[Measured]) -> list[Row]:
                 f"{one.pipeline * one.data * one.tensor} devices, expected the "
                 f"{setup.cluster.num_devices} of setup '{setup.name}'; use runs of this setup."
             )
-        exact = _estimate(setup, run, corrected)
+        exact = _estimate(setup, links, run, corrected_costs)
         used = stage_bytes(setup.model, run.strategy, exact.cuts)
         fits = all(sum(parts.values()) <= capacity for parts in used)
-        rows.append(Row(run, _estimate(setup, run, literal), exact, fits))
+        rows.append(Row(run, _estimate(setup, links, run, literal_costs), exact, fits))
     return rows
 
 
-def _estimate(setup: Setup, run: Measured, costs: Costs) -> Estimate:
-    found = costs.stage_costs(run.strategy, megatron_grid(run.strategy))
+def _estimate(setup: Setup, links: ClusterArrays, run: Measured, costs: Costs) -> Estimate:
+    found = costs(setup.model, links, run.strategy, megatron_grid(run.strategy))
     if run.cuts:
-        return estimate(setup.model, run.strategy, found, setup.model.cuts_of_rows(run.cuts))
-    if isinstance(costs, LiteralCosts):
+        return estimate(setup.model, run.strategy, found, setup.cuts_of_rows(run.cuts))
+    if costs is literal_costs:
         return literal_cuts(setup.model, run.strategy, found)
+    # What ran is estimated as it is: memory limits nothing but the search.
+    found = replace(found, problem=replace(found.problem, first=None))
     best = best_cuts(setup.model, run.strategy, found)
     assert best is not None, "without memory limits there are cuts"
     return best
@@ -118,11 +116,10 @@ def quality(estimates: Sequence[float], measured: Sequence[float]) -> Quality:
 
 def search_s(setup: Setup, rounds: int, *, literal: bool) -> float:
     """Processor seconds of a full search, the fastest of `rounds`."""
-    share = reached()
     found: list[float] = []
     for _ in range(rounds):
         start = time.process_time()
-        search(setup.model, setup.cluster, literal=literal, reached=share)
+        search(setup.model, setup.cluster, literal=literal)
         found.append(time.process_time() - start)
     return min(found)
 

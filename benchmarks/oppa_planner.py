@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from shardweave.benchmarks.oppa_space import SearchSpace
 from shardweave.benchmarks.oppa_step_model import StepModel, Transformer
 from shardweave.benchmarks.oppa_trials import CostModelChooser, SimulatedTrial
 from shardweave.planners.cost.presets import find_cluster
@@ -34,8 +35,8 @@ from shardweave.planners.oppa.choosers import (
     Chooser,
     RandomChooser,
 )
-from shardweave.planners.oppa.search import TrialBudget, search
-from shardweave.planners.oppa.space import Configuration, SearchSpace
+from shardweave.planners.oppa.search import search
+from shardweave.planners.oppa.space import Configuration
 from shardweave.planners.oppa.trees import TreeChooser
 from shardweave.planners.oppa.trials import Record
 
@@ -158,9 +159,9 @@ def one_search(
         limit = trial.memory_bytes
         search(
             list(shares),
-            trial,
+            trial.run,
             chooser,
-            TrialBudget(trials),
+            trials,
             memory_bytes=limit,
             seed=seed,
             progress=note,

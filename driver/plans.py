@@ -22,8 +22,9 @@ from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.simulation import Simulation
 from shardweave.planners.cost.zero import DATA_AXIS
 from shardweave.planners.oppa.trials import Host
-from shardweave.planners.plan import Lookup, Plan
+from shardweave.planners.plan import Plan
 from shardweave.planners.plan_check import check_plan, check_runnable
+from shardweave.planners.plan_names import Lookup
 from shardweave.planners.predict import predicted_of, simulation_of
 from shardweave.planners.registry import PLANNERS, no_such_plan
 from shardweave.planners.replicated import batch_shardings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xdsl.ir import Attribute, Operation
+from xdsl.ir import Operation
 
 from shardweave.ir.annotations import layer_of, phase_of, set_wanted_attrs
 from shardweave.ir.attributes import ShardingAttr
@@ -10,16 +10,17 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import USED, Program
 from shardweave.ir.types import shape_of
-from shardweave.planners.op_names import OP_MARK, named_ops
-from shardweave.planners.plan import (
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_names import (
+    OP_MARK,
     Lookup,
-    Plan,
-    PlanError,
+    argument_shardings,
     check_names,
+    named_ops,
     parse_sharding,
     read_sharding,
 )
-from shardweave.planners.sharding_table import ShardingTable
+from shardweave.planners.plan_parts import PlanError
 
 
 def annotate(plan: Plan, program: Program) -> None:
@@ -35,22 +36,10 @@ def annotate(plan: Plan, program: Program) -> None:
 
 
 def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:
-    slots = program.arguments
-    found: dict[int, Attribute | None] = {}
-    for kind, entries in (("param", plan.parameters), ("input", plan.inputs)):
-        table = ShardingTable(kind, entries)
-        mine = {index: slot for index, slot in enumerate(slots) if slot.kind == kind}
-        table.check_patterns(list(mine.values()))
-        for index, slot in mine.items():
-            given = table.entry(slot, mesh)
-            if given is not None:
-                found[index] = given
-    program.set_argument_attributes("dist.sharding", found)
-    _annotate_uses(plan, program, mesh)
-
-
-def _annotate_uses(plan: Plan, program: Program, mesh: Mesh) -> None:
-    """Mark the parameters that ops read in other shards than they are stored in."""
+    """Stored shardings, and the used ones of parameters that ops read in other shards."""
+    stored = argument_shardings(program, "param", plan.parameters, mesh)
+    stored |= argument_shardings(program, "input", plan.inputs, mesh)
+    program.set_argument_attributes("dist.sharding", stored)
     slots = program.arguments
     batch = {
         placement.axis
@@ -58,19 +47,16 @@ def _annotate_uses(plan: Plan, program: Program, mesh: Mesh) -> None:
         if slot.kind == "input" and shape_of(slot.value)
         for placement in program.sharding_of_slot(slot).dims[0]
     }
-    table = ShardingTable("param", plan.used)
-    table.check_patterns([slot for slot in slots if slot.kind == "param"])
-    found: dict[int, Attribute | None] = {}
+    used = argument_shardings(program, "param", plan.used, mesh)
+    found: dict[int, ShardingAttr] = {}
     for index, slot in enumerate(slots):
         if slot.kind != "param":
             continue
-        shape, stored = shape_of(slot.value), program.sharding_of_slot(slot)
-        given = table.entry(slot, mesh)
-        if given is None:
-            dims = (tuple(p for p in dim if p.axis not in batch) for dim in stored.dims)
-            given = ShardingAttr.of(Sharding(tuple(dims)), shape)
-        if given.on(shape, mesh) != stored:
-            found[index] = given
+        shape, sharding = shape_of(slot.value), program.sharding_of_slot(slot)
+        gathered = tuple(tuple(p for p in dim if p.axis not in batch) for dim in sharding.dims)
+        read = used.get(index) or ShardingAttr.of(Sharding(gathered), shape)
+        if read.on(shape, mesh) != sharding:
+            found[index] = read
     program.set_argument_attributes(USED, found)
 
 

@@ -16,12 +16,7 @@ from shardweave.planners.lower import local_program
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
-from shardweave.planners.predict import (
-    check_some_fit,
-    fits,
-    simulate_plan,
-    with_candidates,
-)
+from shardweave.planners.predict import check_some_fit, simulate_plan, with_candidates
 
 SPLITS = (1, 2, 4)
 SPLIT_SCHEDULE = "cross-pass"
@@ -95,7 +90,7 @@ def plan_exhaustive(
     ]
     check_some_fit(found, cluster, space.problem)
     # A sort is stable: of plans that take as long, the simpler comes first.
-    found.sort(key=lambda row: (not fits(row.predicted), row.predicted.time_s))
+    found.sort(key=lambda row: (not row.predicted.fits, row.predicted.time_s))
     plan = next(plan for one, plan in plans.items() if str(one) == found[0].name)
     return with_candidates(replace(plan, reasons=(reason,)), found[: max(1, top)])
 
@@ -111,25 +106,16 @@ def _plans(
         for sequence_parallel in (False, True):
             goal = Mesh(data=data, tensor=tensor)
             plan = plan_megatron(program, goal, sequence_parallel=sequence_parallel)
-            whole = replace(plan, notes=())
             is_idle = (data > 1 and not plan.inputs) or (tensor > 1 and not plan.parameters)
-            if is_idle or whole in seen:
+            if is_idle or replace(plan, notes=()) in seen:
                 continue
-            seen.append(whole)
+            seen.append(replace(plan, notes=()))
+            plan = replace(plan, planner="exhaustive")
             splits = [n for n in SPLITS if batch // data % n == 0]
             for policy, split in product(RECOMPUTE, splits):
                 choice = GridPoint(data, tensor, sequence_parallel, policy, split)
                 schedule = SPLIT_SCHEDULE if split > 1 else ""
-                yield (
-                    choice,
-                    replace(
-                        plan,
-                        planner="exhaustive",
-                        recompute=policy,
-                        batch_split=split,
-                        schedule=schedule,
-                    ),
-                )
+                yield choice, replace(plan, recompute=policy, batch_split=split, schedule=schedule)
 
 
 def _degrees(mesh: Mesh | None, cluster: Cluster) -> list[tuple[int, int]]:
@@ -157,10 +143,6 @@ class _Space:
             self.problem = self.problem or str(error)
             return None
 
-    def work(self, plan: Plan) -> Workload:
-        """The blocks of a plan that can be partitioned."""
-        return workload_of(local_program(self.program, replace(plan, zero=0)), self.cluster)
-
 
 def _best_estimates(plans: Mapping[GridPoint, Plan], space: _Space) -> list[GridPoint]:
     """All choices, those that fit into memory by their estimate first, then by its seconds."""
@@ -168,15 +150,13 @@ def _best_estimates(plans: Mapping[GridPoint, Plan], space: _Space) -> list[Grid
     for one in dict.fromkeys(choice.base for choice in plans):
         predicted = space.predict(plans[one])
         if predicted is not None:
-            works[one] = predicted, space.work(plans[one])
-    device = _slowest(space.cluster)
+            local = local_program(space.program, replace(plans[one], zero=0))
+            works[one] = predicted, workload_of(local, space.cluster)
+    # The device type with the least arithmetic.
+    types = space.cluster.devices.values()
+    device = min(types, key=lambda device: max(device.flops.values())).name
     found = {one: estimated(*works[one.base], one, device) for one in plans if one.base in works}
-    return sorted(found, key=lambda one: (not fits(found[one]), found[one].time_s))
-
-
-def _slowest(cluster: Cluster) -> str:
-    """The device type with the least arithmetic."""
-    return min(cluster.devices.values(), key=lambda device: max(device.flops.values())).name
+    return sorted(found, key=lambda one: (not found[one].fits, found[one].time_s))
 
 
 def estimated(base: Predicted, work: Workload, choice: GridPoint, device: str) -> Predicted:

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
 
 from shardweave.ir.annotations import layer_of
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Placement, Sharding
+from shardweave.ir.placement import Placement
 from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.degrees import divisors
+from shardweave.planners.linear_maps import Cut, input_embeddings
 from shardweave.planners.plan import Plan
+from shardweave.planners.plan_names import sharding_text
 from shardweave.planners.replicated import batch_shardings, idle_data
-from shardweave.planners.structure import Cut, input_embeddings, parallel_pairs
-
-
-@dataclass(frozen=True)
-class MegatronOptions:
-    """Names of the axes, and whether activations between pairs are cut along the sequence."""
-
-    tensor: str = "tensor"
-    data: str = "data"
-    sequence_parallel: bool = False
+from shardweave.planners.structure import parallel_pairs
 
 
 def plan_megatron(
@@ -53,10 +45,10 @@ def plan_megatron(
     Objective: none, it is a rule (Shoeybi et al. 2019; Korthikanti et al. 2022). Exact on every
     mesh; what does not divide stays whole and is noted. Time: a few walks over the program.
     """
-    options = MegatronOptions(tensor, data, sequence_parallel)
     if mesh is None:
         assert cluster is not None, "who calls gives a mesh or a cluster"
-        mesh = _node_mesh(program, cluster, options)
+        degree = _node_degree(program, cluster, tensor)
+        mesh = Mesh(**{data: cluster.num_devices // degree, tensor: degree})
     inputs, notes = batch_shardings(program, mesh, data)
     notes += idle_data(inputs, mesh, data)
     notes += [
@@ -68,19 +60,21 @@ def plan_megatron(
     activations: dict[str, str] = {}
     if tensor in mesh.names and mesh.size(tensor) > 1:
         uneven: dict[AtenOp, str] = {}
-        cuts = parallel_pairs(program, tensor, mesh.size(tensor), uneven)
-        notes += _uneven_notes(uneven, f"{tensor}={mesh.size(tensor)}")
-        _vocabulary(program, mesh, options, cuts, notes)
+        size = mesh.size(tensor)
+        cuts = parallel_pairs(program, tensor, size, uneven)
+        notes += _uneven_notes(uneven, f"{tensor}={size}")
+        notes += _cut_vocabulary(program, tensor, size, cuts)
         for slot in program.arguments:
             if slot.value in cuts:
                 parameters[slot.name] = sharding_text(cuts[slot.value], shape_of(slot.value))
         if not parameters:
             notes.append(
                 f"axis '{tensor}' of the mesh is idle: no parameter can be cut over "
-                f"{tensor}={mesh.size(tensor)}, and its ranks all compute the same"
+                f"{tensor}={size}, and its ranks all compute the same"
             )
         if sequence_parallel:
-            activations = _sequence(program, mesh, options, notes)
+            activations, more = _sequence(program, mesh, tensor, data)
+            notes += more
     return Plan(
         mesh={axis.name: axis.size for axis in mesh.axes},
         parameters=parameters,
@@ -91,13 +85,11 @@ def plan_megatron(
     )
 
 
-def _node_mesh(program: Program, cluster: Cluster, options: MegatronOptions) -> Mesh:
-    """Tensor parallelism inside the nodes, replicas between them."""
+def _node_degree(program: Program, cluster: Cluster, tensor: str) -> int:
+    """Tensor parallelism inside the nodes: the most devices over which anything divides."""
     inside = math.gcd(*(node.devices for node in cluster.nodes))
-    degrees = [n for n in range(inside, 1, -1) if inside % n == 0]
-    divides = (n for n in degrees if parallel_pairs(program, options.tensor, n))
-    degree = next(divides, 1)
-    return Mesh(**{options.data: cluster.num_devices // degree, options.tensor: degree})
+    divides = (n for n in reversed(divisors(inside)) if parallel_pairs(program, tensor, n))
+    return next(divides, 1)
 
 
 def _uneven_notes(uneven: Mapping[AtenOp, str], axis: str) -> list[str]:
@@ -114,52 +106,47 @@ def _uneven_notes(uneven: Mapping[AtenOp, str], axis: str) -> list[str]:
     ]
 
 
-def _vocabulary(
-    program: Program,
-    mesh: Mesh,
-    options: MegatronOptions,
-    cuts: dict[SSAValue, Cut],
-    notes: list[str],
-) -> None:
-    """Cut each embedding looked up by an input along its rows, where they divide."""
-    size = mesh.size(options.tensor)
+def _cut_vocabulary(
+    program: Program, tensor: str, size: int, cuts: dict[SSAValue, Cut]
+) -> list[str]:
+    """Cut each embedding looked up by an input along its rows, where they divide; else a note."""
+    notes: list[str] = []
     for op, table in input_embeddings(program):
         rows, _ = shape_of(table)
         if rows % size:
             notes.append(
                 f"embedding '{layer_of(op)}' stays whole: {rows} rows do not divide by "
-                f"{options.tensor}={size}"
+                f"{tensor}={size}"
             )
         else:
-            cuts.setdefault(table, ((Placement(options.tensor, size, rows // size),), ()))
+            cuts.setdefault(table, ((Placement(tensor, size, rows // size),), ()))
+    return notes
 
 
 def _sequence(
-    program: Program, mesh: Mesh, options: MegatronOptions, notes: list[str]
-) -> dict[str, str]:
-    """Shardings of the embeddings' outputs, from which the residual stream takes its own."""
+    program: Program, mesh: Mesh, tensor: str, data: str
+) -> tuple[dict[str, str], list[str]]:
+    """Shardings of the embeddings' outputs, from which the residual stream takes its own.
+
+    Also returns notes on those that cannot be cut.
+    """
     found: dict[str, str] = {}
+    notes: list[str] = []
     refused: set[str] = set()  # a layer may be looked up twice, by an encoder and a decoder
-    size = mesh.size(options.tensor)
-    batch = f'"{options.data}"' if options.data in mesh.names else ""
+    size = mesh.size(tensor)
     embeddings = list(input_embeddings(program))
     for op, _ in embeddings:
-        shape = shape_of(op.results[0])
+        layer, shape = layer_of(op), shape_of(op.results[0])
         if len(shape) != 3 or shape[1] % size:
-            refused.add(layer_of(op))
+            refused.add(layer)
             notes.append(
-                f"no sequence parallelism from '{layer_of(op)}': its output {list(shape)} has no "
-                f"dim 1 that divides by {options.tensor}={size}"
+                f"no sequence parallelism from '{layer}': its output {list(shape)} has no dim 1 "
+                f"that divides by {tensor}={size}"
             )
             continue
-        rows = batch if batch and shape[0] % mesh.size(options.data) == 0 else ""
-        found[layer_of(op)] = f'[{{{rows}}}, {{"{options.tensor}"}}, {{}}]'
+        has_data = data in mesh.names and shape[0] % mesh.size(data) == 0
+        rows = f'"{data}"' if has_data else ""
+        found[layer] = f'[{{{rows}}}, {{"{tensor}"}}, {{}}]'
     if not embeddings:
         notes.append("sequence_parallel has no effect: no embedding of inputs was found")
-    return {layer: text for layer, text in found.items() if layer not in refused}
-
-
-def sharding_text(cut: Cut, shape: tuple[int, ...]) -> str:
-    """The text of a cut as plans write it."""
-    attribute = str(ShardingAttr.of(Sharding(cut), shape))
-    return attribute.removeprefix("#dist.sharding<").removesuffix(">")
+    return {layer: text for layer, text in found.items() if layer not in refused}, notes

@@ -7,20 +7,13 @@ names, and compared. It names what it decides and leaves the rest to propagation
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
-from xdsl.utils.exceptions import ParseError
-
-from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.mesh import Mesh
-from shardweave.ir.program import Program
 from shardweave.planners import plan_parts as parts
 from shardweave.planners.cost.memory import PRECISIONS
-from shardweave.planners.op_names import OP_MARK, named_ops
 from shardweave.planners.plan_parts import Candidate, Pipeline, PlanError, Predicted
 
 FORMAT = "shardweave.plan/1"
@@ -156,7 +149,7 @@ _READERS: dict[str, parts.Reader] = {
     "schedule": parts.one_of(parts.SCHEDULES),
     "cluster": parts.text,
     "pipeline": parts.optional(parts.pipeline),
-    "zero": parts.below(4),
+    "zero": parts.at_least(0, 3),
     "precision": parts.one_of(PRECISIONS),
     "predicted": parts.optional(parts.predicted),
     "reasons": parts.list_of(parts.text, "strings"),
@@ -190,90 +183,3 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if sum(key == other for other, _ in pairs) > 1:
             raise PlanError(f"'{key}' is given twice; keep one of them.")
     return found
-
-
-def is_pattern(name: str) -> bool:
-    """Whether a name in a plan stands for several."""
-    return any(c in name for c in "*?[")
-
-
-class Lookup:
-    """Entries of a table by name: exact names first, then the first pattern that fits."""
-
-    def __init__(self, table: Mapping[str, str]) -> None:
-        self._table = table
-        self._patterns = [name for name in table if is_pattern(name)]
-
-    def find(self, *names: str) -> str | None:
-        """The entry for a thing of several names, or None."""
-        key = self.key(*names)
-        return None if key is None else self._table[key]
-
-    def key(self, *names: str) -> str | None:
-        """The key of that entry."""
-        for name in names:
-            if name in self._table:
-                return name
-        for pattern in self._patterns:
-            if any(fnmatchcase(name, pattern) for name in names):
-                return pattern
-        return None
-
-    def unmatched(self, names: Collection[str]) -> list[str]:
-        """Keys of the table that fit none of the names."""
-        return [
-            key
-            for key in self._table
-            if key not in names
-            and not (key in self._patterns and any(fnmatchcase(n, key) for n in names))
-        ]
-
-
-def check_names(plan: Plan, program: Program) -> None:
-    """Raises PlanError unless the program has everything that the plan names."""
-    slots = program.arguments
-    names = {n: 0 for s in slots if s.kind == "param" for n in (s.name, *s.aliases)}
-    inputs = {s.name: 0 for s in slots if s.kind == "input"}
-    ops = named_ops(program) if any(OP_MARK in key for key in plan.activations) else {}
-    layers = {**program.layers(), **ops}
-    for what, table, known in (
-        ("parameter", plan.parameters, names),
-        ("parameter", plan.used, names),
-        ("input", plan.inputs, inputs),
-        ("layer", plan.activations, layers),
-    ):
-        missing = Lookup(table).unmatched(known)
-        if missing:
-            shown = ", ".join(filter(None, list(known)[:4])) + (", ..." if len(known) > 4 else "")
-            raise PlanError(
-                f"the plan names {what} '{missing[0]}', which this program does not have (it "
-                f"has {shown or 'none'}); the plan was made for another model, or the name "
-                "is misspelt."
-            )
-
-
-def read_sharding(text: str, where: str) -> ShardingAttr:
-    """A plan's sharding text. Raises PlanError naming the place if it is not one."""
-    try:
-        attribute = ShardingAttr.parse_text(text)
-    except ParseError as error:
-        raise PlanError(
-            f"{where}: {text!r} is not a sharding: {' '.join(error.msg.split()).rstrip('.')}. "
-            'Write one {..} per dim, as in [{"data"}, {}].'
-        ) from error
-    if attribute.unreduced.data:
-        raise PlanError(
-            f"{where}: sharding {text} asks for an unreduced sum, which only an op can make; "
-            "leave 'unreduced' out."
-        )
-    return attribute
-
-
-def parse_sharding(text: str, shape: tuple[int, ...], mesh: Mesh, where: str) -> ShardingAttr:
-    """A plan's sharding text, checked against a shape. Raises PlanError naming the place."""
-    attribute = read_sharding(text, where)
-    try:
-        attribute.on(shape, mesh)
-    except ValueError as error:
-        raise PlanError(f"{where} of shape {list(shape)}: {error}") from error
-    return attribute

@@ -5,25 +5,17 @@ from __future__ import annotations
 from shardweave.ir.blocks import blocks_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.planners.plan import Lookup, Plan, check_names
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_names import Lookup, argument_shardings, check_names
 from shardweave.planners.plan_parts import PlanError
-from shardweave.planners.sharding_table import ShardingTable
 
 
-def check_plan(plan: Plan, program: Program, mesh: Mesh | None = None) -> None:
-    """Raises PlanError unless a global program on a mesh (the plan's own) can follow the plan."""
-    mesh = mesh or Mesh(**plan.mesh)
+def check_plan(plan: Plan, program: Program) -> None:
+    """Raises PlanError unless a global program on the plan's mesh can follow the plan."""
     check_names(plan, program)
-    for kind, shardings in (
-        ("param", plan.parameters),
-        ("param", plan.used),
-        ("input", plan.inputs),
-    ):
-        table = ShardingTable(kind, shardings)
-        slots = [slot for slot in program.arguments if slot.kind == kind]
-        table.check_patterns(slots)
-        for slot in slots:
-            table.entry(slot, mesh)
+    tables = (("param", plan.parameters), ("param", plan.used), ("input", plan.inputs))
+    for kind, table in tables:
+        argument_shardings(program, kind, table, Mesh(**plan.mesh))
     _check_stages(plan, program)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from typing import Any, cast
@@ -63,6 +64,11 @@ class Predicted:
     def peak_bytes(self) -> float:
         return sum(self.memory_bytes.values())
 
+    @property
+    def fits(self) -> bool:
+        """Whether the step fits into the memory of its device."""
+        return self.peak_bytes <= self.capacity_bytes
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -86,12 +92,13 @@ def _of_type(wanted: type, what: str, *also: type) -> Reader:
     return read
 
 
-def at_least(least: int) -> Reader:
-    """Whole numbers from `least` on."""
+def at_least(least: int, most: float = math.inf) -> Reader:
+    """Whole numbers from `least` on, up to `most`."""
+    span = f", {least} or more" if most == math.inf else f" from {least} to {most}"
 
     def read(value: object, where: str) -> Any:
-        if type(value) is not int or value < least:
-            raise PlanError(f"{where} must be a whole number, {least} or more.")
+        if type(value) is not int or not least <= value <= most:
+            raise PlanError(f"{where} must be a whole number{span}.")
         return value
 
     return read
@@ -104,17 +111,6 @@ def one_of(words: Iterable[str]) -> Reader:
         if value not in known:
             shown = ", ".join(word or '""' for word in known)
             raise PlanError(f"{where} is {value!r}; use one of {shown}.")
-        return value
-
-    return read
-
-
-def below(end: int) -> Reader:
-    """Whole numbers from 0 up to, but without, `end`."""
-
-    def read(value: object, where: str) -> Any:
-        if type(value) is not int or not 0 <= value < end:
-            raise PlanError(f"{where} must be a whole number from 0 to {end - 1}.")
         return value
 
     return read

@@ -8,10 +8,9 @@ from dataclasses import replace
 from shardweave.ir.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.pipeline import PipelineSimulation, simulate_stages
-from shardweave.planners.cost.quantity import gib
+from shardweave.planners.cost.quantity import gib, seconds_text
 from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.cost.simulation import Simulation
-from shardweave.planners.cost.timeline import seconds_text
 from shardweave.planners.lower import Lowerings
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_check import is_runnable
@@ -27,23 +26,20 @@ def predicted_of(simulation: Simulation | PipelineSimulation) -> Predicted:
     Of a pipeline: of the busiest stage in time, of the fullest in memory.
     """
     if isinstance(simulation, PipelineSimulation):
-        busiest, fullest = simulation.busiest, simulation.fullest
-        return Predicted(
-            time_s=simulation.time_s,
-            compute_s=busiest.compute_s + busiest.slowdown_s,
-            communication_s=dict(busiest.communication_s),
-            exposed_s=busiest.exposed_communication_s,
-            bubble_s=busiest.bubble_s,
-            memory_bytes=dict(fullest.memory_parts),
-            capacity_bytes=fullest.memory_bytes,
-            source="simulated",
-        )
+        busiest, bubble_s = simulation.busiest, simulation.bubble_s
+        communication_s = dict(busiest.communication_s)
+        memory_bytes = dict(simulation.fullest.memory_parts)
+    else:
+        busiest, bubble_s = simulation, 0.0
+        communication_s = {",".join(axes): t for axes, t in busiest.communication_s.items()}
+        memory_bytes = {part: size for part, size in busiest.memory.parts.items() if size}
     return Predicted(
         time_s=simulation.time_s,
-        compute_s=simulation.compute_s + simulation.slowdown_s,
-        communication_s={",".join(axes): t for axes, t in simulation.communication_s.items()},
-        exposed_s=simulation.exposed_communication_s,
-        memory_bytes={part: size for part, size in simulation.memory.parts.items() if size},
+        compute_s=busiest.compute_s + busiest.slowdown_s,
+        communication_s=communication_s,
+        exposed_s=busiest.exposed_communication_s,
+        bubble_s=bubble_s,
+        memory_bytes=memory_bytes,
         capacity_bytes=simulation.memory_bytes,
         source="simulated",
     )
@@ -100,31 +96,19 @@ def with_candidates(plan: Plan, candidates: Sequence[Candidate]) -> Plan:
 
 def why_slower(best: Predicted, other: Predicted) -> str:
     """What makes a step slower than the best, by the parts that differ most."""
-    if other.capacity_bytes and not fits(other):
+    if other.capacity_bytes and not other.fits:
         return f"does not fit, by {gib(other.peak_bytes - other.capacity_bytes)} GiB"
     gap = other.time_s - best.time_s
     before, after = time_parts(best), time_parts(other)
     changes = {part: after.get(part, 0.0) - before.get(part, 0.0) for part in before | after}
-    largest = sorted(changes.items(), key=lambda item: -item[1])
-    worse = [
-        f"{part} +{seconds_text(change)}"
-        for part, change in largest[:2]
-        if change > _TOLD * abs(gap)
-    ]
-    better = [
-        f"{part} -{seconds_text(-change)}"
-        for part, change in largest[-1:]
-        if -change > _TOLD * abs(gap)
-    ]
     if not gap:
         return "takes as long"
-    parts = f" ({', '.join([*worse, *better])})" if worse or better else ""
+    largest = sorted(changes.items(), key=lambda item: -item[1])
+    least = _TOLD * abs(gap)
+    told = [f"{part} +{seconds_text(more)}" for part, more in largest[:2] if more > least]
+    told += [f"{part} -{seconds_text(-more)}" for part, more in largest[-1:] if -more > least]
+    parts = f" ({', '.join(told)})" if told else ""
     return f"{seconds_text(gap)} slower{parts}"
-
-
-def fits(predicted: Predicted) -> bool:
-    """Whether a step fits into the memory of its device."""
-    return predicted.peak_bytes <= predicted.capacity_bytes
 
 
 def check_some_fit(candidates: Sequence[Candidate], cluster: Cluster, problem: str = "") -> None:
@@ -132,7 +116,7 @@ def check_some_fit(candidates: Sequence[Candidate], cluster: Cluster, problem: s
 
     problem: why there is no candidate at all, if so.
     """
-    if any(fits(one.predicted) for one in candidates):
+    if any(one.predicted.fits for one in candidates):
         return
     if not candidates:
         raise PlanError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
@@ -26,25 +27,26 @@ def plan_replicated(program: Program, mesh: Mesh, *, data: str = "data") -> Plan
     )
 
 
-def batch_shardings(program: Program, mesh: Mesh, data: str) -> tuple[dict[str, str], list[str]]:
-    """Dim 0 of every input over the data axis, where it divides; and notes on the others."""
+def batch_shardings(program: Program, mesh: Mesh, *axes: str) -> tuple[dict[str, str], list[str]]:
+    """Dim 0 of every input over axes that the mesh has, where it divides; and notes on others."""
     inputs: dict[str, str] = {}
     notes: list[str] = []
-    if data not in mesh.names:
+    sizes = {axis: mesh.size(axis) for axis in axes if axis in mesh.names}
+    if not sizes:
         return inputs, notes
-    size = mesh.size(data)
+    cut = ", ".join(f'"{axis}"' for axis in sizes)
+    divisor = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
     for slot in program.arguments:
         shape = shape_of(slot.value)
         if slot.kind != "input" or not shape:
             continue
-        if shape[0] % size:
+        if shape[0] % prod(sizes.values()):
             notes.append(
                 f"input '{slot.name}' stays whole: its first dim {shape[0]} does not divide by "
-                f"{data}={size}"
+                f"{divisor}"
             )
             continue
-        rest = ", {}" * (len(shape) - 1)
-        inputs[slot.name] = f'[{{"{data}"}}{rest}]'
+        inputs[slot.name] = f"[{{{cut}}}" + ", {}" * (len(shape) - 1) + "]"
     return inputs, notes
 
 

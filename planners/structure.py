@@ -10,21 +10,25 @@ the pairs of transformers, of gated and plain MLPs and of convolutional blocks a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.annotations import phase_of
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.facts import facts_of, weight_of
+from shardweave.ir.facts import facts_of
 from shardweave.ir.placement import DimSharding, Placement
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.rules import Rule, rule_of
-
-Cut = tuple[DimSharding, ...]
-"""One placement somewhere on a value's dims."""
+from shardweave.planners.linear_maps import (
+    Cut,
+    LinearMap,
+    back_through,
+    linear_maps,
+    parameter_of,
+)
 
 
 @dataclass(frozen=True)
@@ -33,27 +37,6 @@ class Label:
 
     cut: Cut
     sources: frozenset[AtenOp]
-
-
-@dataclass
-class Groups:
-    """What follows from cutting a set of linear maps along their outputs together.
-
-    cuts: per parameter its cut. dead: maps whose features end where they cannot stay apart.
-    uneven: maps whose features do not divide, and which number does not.
-    """
-
-    cuts: dict[SSAValue, tuple[Cut, frozenset[AtenOp]]] = field(
-        default_factory=dict[SSAValue, tuple[Cut, frozenset[AtenOp]]]
-    )
-    dead: set[AtenOp] = field(default_factory=set[AtenOp])
-    ended: set[AtenOp] = field(default_factory=set[AtenOp])
-    ends: list[tuple[AtenOp, frozenset[AtenOp]]] = field(
-        default_factory=list[tuple[AtenOp, frozenset[AtenOp]]]
-    )
-    parts: dict[AtenOp, int] = field(default_factory=dict[AtenOp, int])
-    uneven: dict[AtenOp, str] = field(default_factory=dict[AtenOp, str])
-    joined: list[frozenset[AtenOp]] = field(default_factory=list[frozenset[AtenOp]])
 
 
 @dataclass(frozen=True)
@@ -76,42 +59,27 @@ def parallel_pairs(
     uneven: is filled with the maps that stay whole because their features do not divide by
     `size`, and what it is that does not ("4 groups of 6 features (such as heads)").
     """
-    groups = _separable(program, axis, size, uneven)
-    return {value: cut for value, (cut, _) in groups.cuts.items()}
+    found = _separable(program, axis, size, uneven)
+    return {value: cut for value, (cut, _) in found.cuts.items()}
 
 
 def find_pairs(program: Program, axis: str, size: int) -> list[Pair]:
     """The maps of `parallel_pairs`, those together that are cut together, in program order."""
-    groups = _separable(program, axis, size)
-    leader = {op: op for group in groups.joined for op in group}
-
-    def root(op: AtenOp) -> AtenOp:
-        while leader[op] is not op:
-            leader[op] = leader[leader[op]]
-            op = leader[op]
-        return op
-
-    for group in groups.joined:
-        first, *others = group
-        for other in others:
-            leader[root(other)] = root(first)
-    found: dict[AtenOp, Pair] = {}
-    for op in program.ops:
-        if isinstance(op, AtenOp) and op in leader:
-            pair = found.setdefault(root(op), Pair((), (), {}))
-            found[root(op)] = Pair((*pair.columns, op), pair.ends, pair.cuts)
-    for op, sources in groups.ends:
-        pair = found[root(next(iter(sources)))]
-        found[root(next(iter(sources)))] = Pair(pair.columns, (*pair.ends, op), pair.cuts)
-    for value, (cut, sources) in groups.cuts.items():
-        found[root(next(iter(sources)))].cuts[value] = cut
-    return list(found.values())
+    found = _separable(program, axis, size)
+    return [
+        Pair(
+            columns=tuple(op for op in found.together if op in maps),
+            ends=tuple(op for op, sources in found.ends if sources <= maps),
+            cuts={value: cut for value, (cut, sources) in found.cuts.items() if sources <= maps},
+        )
+        for maps in {id(maps): maps for maps in found.together.values()}.values()
+    ]
 
 
 def _separable(
     program: Program, axis: str, size: int, uneven: dict[AtenOp, str] | None = None
-) -> Groups:
-    """The groups of maps that can be cut; `uneven` as for `parallel_pairs`.
+) -> _Analysis:
+    """What follows for the maps that can be cut; `uneven` as for `parallel_pairs`.
 
     Repeats the analysis without the maps that turned out not to be separable, until none is
     left: a handful of walks over the forward ops.
@@ -119,22 +87,23 @@ def _separable(
     parameters = {slot.value for slot in program.arguments if slot.kind == "param"}
     forward = [op for op in program.ops if isinstance(op, AtenOp) and phase_of(op) == "forward"]
     activations = _input_dependent(program, forward)
-    banned: set[AtenOp] = set()
+    maps: dict[Operation, LinearMap] = {one.op: one for one in linear_maps(program)}
     parts: dict[AtenOp, int] = {}
+    uneven = {} if uneven is None else uneven
     while True:
-        analysis = _Analysis(parameters, activations, axis, size, banned, parts)
+        analysis = _Analysis(maps, parameters, activations, axis, size, parts, uneven)
         for op in forward:
             analysis.visit(op)
-        groups = analysis.groups
-        if uneven is not None:
-            uneven |= groups.uneven
-        retry = {op: n for op, n in groups.parts.items() if op not in parts}
-        failed = _spread(groups.joined, groups.dead - set(retry)) | analysis.unended()
+        retry = {op: n for op, n in analysis.met_parts.items() if op not in parts}
+        # Maps that nothing contracts would gain nothing.
+        failed = set(analysis.together) - analysis.ended
+        for op in analysis.dead - set(retry):
+            failed |= analysis.together[op]
         if not retry and not failed:
-            return groups
+            return analysis
         parts |= retry
         if not retry:
-            banned |= failed
+            maps = {op: one for op, one in maps.items() if op not in failed}
 
 
 def _input_dependent(program: Program, forward: list[AtenOp]) -> set[SSAValue]:
@@ -146,97 +115,68 @@ def _input_dependent(program: Program, forward: list[AtenOp]) -> set[SSAValue]:
     return found
 
 
-def _spread(joined: list[frozenset[AtenOp]], dead: set[AtenOp]) -> set[AtenOp]:
-    """All maps that stand or fall with a dead one."""
-    failed = set(dead)
-    changed = True
-    while changed:
-        changed = False
-        for group in joined:
-            if group & failed and not group <= failed:
-                failed |= group
-                changed = True
-    return failed
-
-
-def parameter_of(
-    value: SSAValue, parameters: set[SSAValue]
-) -> tuple[SSAValue, list[AtenOp]] | None:
-    """The parameter that a value is a view of, and the views, outermost first."""
-    views: list[AtenOp] = []
-    while isinstance(value.owner, AtenOp) and facts_of(value.owner).keeps_weight:
-        views.append(value.owner)
-        value = value.owner.operands[0]
-    return (value, views) if value in parameters else None
-
-
+@dataclass(eq=False)
 class _Analysis:
-    def __init__(
-        self,
-        parameters: set[SSAValue],
-        activations: set[SSAValue],
-        axis: str,
-        size: int,
-        banned: set[AtenOp],
-        parts: dict[AtenOp, int],
-    ) -> None:
-        self.parameters = parameters
-        self.activations = activations
-        self.axis = axis
-        self.size = size
-        self.banned = banned
-        self.parts = parts
-        self.labels: dict[SSAValue, Label] = {}
-        self.groups = Groups()
-        self.started: set[AtenOp] = set()
+    """What follows from cutting linear maps along their outputs together, so far.
 
-    def unended(self) -> set[AtenOp]:
-        """Maps that nothing contracts: cutting them would gain nothing."""
-        return {op for op in self.started if op not in self.groups.ended}
+    parts: how many parts the features of a map are made of, where it is more than one; met_parts:
+    as found on the way. cuts: of each parameter, and whose features they are. together: the maps
+    that stand or fall with each. dead: maps whose features end where they cannot stay apart.
+    ended: those that something contracts; ends: what contracts them.
+    """
+
+    maps: Mapping[Operation, LinearMap]
+    parameters: set[SSAValue]
+    activations: set[SSAValue]
+    axis: str
+    size: int
+    parts: Mapping[AtenOp, int]
+    uneven: dict[AtenOp, str]
+    labels: dict[SSAValue, Label] = field(default_factory=dict[SSAValue, Label])
+    met_parts: dict[AtenOp, int] = field(default_factory=dict[AtenOp, int])
+    cuts: dict[SSAValue, tuple[Cut, frozenset[AtenOp]]] = field(
+        default_factory=dict[SSAValue, tuple[Cut, frozenset[AtenOp]]]
+    )
+    together: dict[AtenOp, set[AtenOp]] = field(default_factory=dict[AtenOp, set[AtenOp]])
+    dead: set[AtenOp] = field(default_factory=set[AtenOp])
+    ended: set[AtenOp] = field(default_factory=set[AtenOp])
+    ends: list[tuple[AtenOp, frozenset[AtenOp]]] = field(
+        default_factory=list[tuple[AtenOp, frozenset[AtenOp]]]
+    )
 
     def visit(self, op: AtenOp) -> None:
-        labels = [(i, self.labels[v]) for i, v in enumerate(op.operands) if v in self.labels]
+        labels = {i: self.labels[v] for i, v in enumerate(op.operands) if v in self.labels}
         if labels:
             self._follow(op, labels)
-        elif weight_of(op) is not None and op not in self.banned:
-            self._start(op)
+        elif op in self.maps:
+            self._start(op, self.maps[op].produced)
 
-    def _start(self, op: AtenOp) -> None:
+    def _start(self, op: AtenOp, factor: int) -> None:
         """Label the output features of a linear map with a weight of its own."""
-        weight = weight_of(op)
-        assert weight is not None
         rule = rule_of(op)
-        found = parameter_of(op.operands[weight], self.parameters)
-        factor = _only_in(rule, weight, present=True)
-        if found is None or factor is None:
-            return
         extent = rule.factors[factor].size
         parts = self.parts.get(op, 1)
         if extent % (self.size * parts):
             each = f"{parts} parts of {extent // parts}" if parts > 1 else str(extent)
-            self.groups.uneven[op] = f"{each} output features"
+            self.uneven[op] = f"{each} output features"
             return
         placement = Placement(self.axis, self.size, extent // (self.size * parts))
         cuts = rule.one_cut(factor, placement)
         sources = frozenset({op})
-        self.started.add(op)
-        self.groups.joined.append(sources)
+        self.together[op] = {op}
         self.labels[op.results[0]] = Label(rule.dims_of(rule.results[0], cuts), sources)
         self._adopt(op, rule, cuts, sources)
 
-    def _follow(self, op: AtenOp, labels: list[tuple[int, Label]]) -> None:
+    def _follow(self, op: AtenOp, labels: Mapping[int, Label]) -> None:
         rule = rule_of(op)
-        sources = frozenset[AtenOp]().union(*(label.sources for _, label in labels))
-        self.groups.joined.append(sources)
-        seats = {self._seat(op, rule, index, label) for index, label in labels}
+        sources = frozenset[AtenOp]().union(*(label.sources for label in labels.values()))
+        self._join(sources)
+        seats = {self._seat(rule, index, label) for index, label in labels.items()}
         seat = next(iter(seats))
-        if len(seats) != 1 or seat is None:
-            self.groups.dead |= sources
+        if len(seats) != 1 or seat is None or self._meets_whole(op, rule, seat[0]):
+            self.dead |= sources
             return
         factor, stride = seat
-        if self._meets_whole(op, rule, factor):
-            self.groups.dead |= sources
-            return
         cuts = rule.one_cut(factor, Placement(self.axis, self.size, stride))
         self._adopt(op, rule, cuts, sources)
         kept = False
@@ -247,8 +187,14 @@ class _Analysis:
         if not kept:
             product = facts_of(op).product
             blocked = rule.factors[factor].reduction is None and not (product and product.plain)
-            (self.groups.dead if blocked else self.groups.ended).update(sources)
-            self.groups.ends.append((op, sources))
+            (self.dead if blocked else self.ended).update(sources)
+            self.ends.append((op, sources))
+
+    def _join(self, sources: frozenset[AtenOp]) -> None:
+        """Let maps stand or fall together."""
+        merged = set[AtenOp]().union(*(self.together[op] for op in sources))
+        if any(len(self.together[op]) < len(merged) for op in sources):
+            self.together.update(dict.fromkeys(merged, merged))
 
     def _meets_whole(self, op: AtenOp, rule: Rule, factor: int) -> bool:
         """Whether the features are added to whole activations of the same features.
@@ -262,26 +208,26 @@ class _Analysis:
             for value, dims in zip(op.operands, rule.operands, strict=True)
         )
 
-    def _seat(self, op: AtenOp, rule: Rule, index: int, label: Label) -> tuple[int, int] | None:
-        """The factor of `op` that a labelled operand's cut falls on."""
-        for names, placements in zip(rule.operands[index], label.cut, strict=True):
-            for placement in placements:
-                seat = rule.seat(names, placement)
-                if seat is None:
-                    self._note_uneven(rule, names, label)
-                    wholes = [rule.factors[f].size for f in names if rule.factors[f].whole]
-                    for source in label.sources if wholes else ():
-                        self.groups.parts[source] = wholes[0]
-                return seat
-        return None
+    def _seat(self, rule: Rule, index: int, label: Label) -> tuple[int, int] | None:
+        """The factor that a labelled operand's cut falls on, and its stride there.
 
-    def _note_uneven(self, rule: Rule, names: Sequence[int], label: Label) -> None:
-        """Where features are viewed as groups, such as heads, it is these that must divide."""
-        sizes = [rule.factors[factor].size for factor in names]
-        is_whole = any(rule.factors[factor].whole for factor in names)
-        if len(sizes) > 1 and sizes[0] % self.size and not is_whole:
-            what = f"{sizes[0]} groups of {prod(sizes[1:])} features (such as heads)"
-            self.groups.uneven |= dict.fromkeys(label.sources, what)
+        Where features are viewed as groups, such as heads, it is these that must divide.
+        """
+        names, placement = next(
+            (names, placement)
+            for names, placements in zip(rule.operands[index], label.cut, strict=True)
+            for placement in placements
+        )
+        seat = rule.seat(names, placement)
+        if seat is None:
+            sizes = [rule.factors[factor].size for factor in names]
+            wholes = [rule.factors[factor].size for factor in names if rule.factors[factor].whole]
+            if wholes:
+                self.met_parts |= dict.fromkeys(label.sources, wholes[0])
+            elif len(sizes) > 1 and sizes[0] % self.size:
+                what = f"{sizes[0]} groups of {prod(sizes[1:])} features (such as heads)"
+                self.uneven |= dict.fromkeys(label.sources, what)
+        return seat
 
     def _adopt(
         self, op: AtenOp, rule: Rule, cuts: list[DimSharding], sources: frozenset[AtenOp]
@@ -294,63 +240,5 @@ class _Analysis:
                 continue
             parameter, views = found
             back = back_through(views, cut)
-            if back is None:
-                continue
-            known = self.groups.cuts.get(parameter)
-            if known is not None and known[0] != back:
-                self.groups.dead |= sources
-            elif known is None:
-                self.groups.cuts[parameter] = (back, sources)
-
-
-def _only_in(rule: Rule, weight: int, *, present: bool) -> int | None:
-    """The weight's factor that no activation has: output features (present in the result)."""
-    others = {
-        factor
-        for index, dims in enumerate(rule.operands)
-        if index != weight and len(dims) > 1
-        for names in dims
-        for factor in names
-    }
-    in_result = {factor for names in rule.results[0] for factor in names}
-    for names in rule.operands[weight]:
-        for factor in names:
-            if factor not in others and (factor in in_result) == present:
-                return factor
-    return None
-
-
-def back_through(views: list[AtenOp], cut: Cut) -> Cut | None:
-    """The cut of a parameter, given that of a view of it; None if the view loses it."""
-    for view in views:
-        rule = rule_of(view)
-        carried = rule.carry(rule.results[0], rule.operands[0], cut)
-        if carried is None or not any(carried):
-            return None
-        cut = carried
-    return cut
-
-
-def input_embeddings(program: Program) -> Iterator[tuple[AtenOp, SSAValue]]:
-    """Forward lookups in a parameter by the program's inputs, with the parameter."""
-    inputs = {slot.value for slot in program.arguments if slot.kind == "input"}
-    parameters = {slot.value for slot in program.arguments if slot.kind == "param"}
-    for op in program.ops:
-        if isinstance(op, AtenOp) and op.name == "aten.embedding" and phase_of(op) == "forward":
-            found = parameter_of(op.operands[0], parameters)
-            if found is not None and _comes_from(op.operands[1], inputs):
-                yield op, found[0]
-
-
-def _comes_from(value: SSAValue, inputs: set[SSAValue]) -> bool:
-    """Whether a value of indices is computed from an input (through ops on small integers)."""
-    seen: set[SSAValue] = set()
-    stack = [value]
-    while stack:
-        current = stack.pop()
-        if current in inputs:
-            return True
-        if current not in seen and isinstance(current.owner, AtenOp):
-            seen.add(current)
-            stack.extend(current.owner.operands)
-    return False
+            if back is not None and self.cuts.setdefault(parameter, (back, sources))[0] != back:
+                self.dead |= sources

@@ -40,11 +40,11 @@ def add_parser(commands: Commands) -> None:
 
 def opt_command(options: argparse.Namespace) -> int:
     from shardweave.driver.commands.programs import program_line, read, write
-    from shardweave.driver.report.text import seconds_text
     from shardweave.driver.validate import LIMIT, Validator
     from shardweave.ir.verify.program import check
     from shardweave.passes.observers import Observers, PassWatch
     from shardweave.passes.pipeline import as_mesh
+    from shardweave.planners.cost.quantity import seconds_text
 
     load_passes(options.load)
     if options.list_passes:

@@ -6,10 +6,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from shardweave.driver.report.text import bytes_text
 from shardweave.ir.annotations import phase_of
 from shardweave.ir.program import Program
 from shardweave.ir.types import num_bytes, tensor_type_of
+from shardweave.planners.cost.quantity import bytes_text
 
 
 def program_line(program: Program) -> str:

@@ -38,8 +38,8 @@ def report_command(options: argparse.Namespace) -> int:
     from shardweave.driver.commands.programs import read
     from shardweave.driver.report.page import report_page
     from shardweave.driver.report.reshards import local_with_reshards
-    from shardweave.driver.report.text import bytes_text
     from shardweave.ir.verify.program import check
+    from shardweave.planners.cost.quantity import bytes_text
     from shardweave.planners.cost.simulate import simulate
     from shardweave.planners.plan import Plan
 

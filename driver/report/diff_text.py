@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardweave.driver.report.text import bytes_text, plain_table, seconds_text
+from shardweave.driver.report.text import plain_table
 from shardweave.ir.inspect.diff import (
     Change,
     ChangeGroup,
@@ -21,6 +21,7 @@ from shardweave.ir.inspect.diff import (
     count_by_kind,
 )
 from shardweave.ir.program_stats import ProgramStats
+from shardweave.planners.cost.quantity import bytes_text, seconds_text
 from shardweave.planners.cost.simulation import Simulation
 
 SHOWN = 20

@@ -15,14 +15,15 @@ from shardweave.driver.report.pictures import memory_html, timeline_html
 from shardweave.driver.report.reshards import Row
 from shardweave.driver.report.shardings import pictures_of, ranks_text, sharding_svg
 from shardweave.driver.report.style import STYLE
-from shardweave.driver.report.text import bytes_text, flops_text
+from shardweave.driver.report.text import flops_text
 from shardweave.ir.blocks import blocks_of
 from shardweave.ir.inspect.outline import fold, layers_of, part_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.cost.memory import memory_over_time
+from shardweave.planners.cost.quantity import bytes_text, seconds_text
 from shardweave.planners.cost.simulation import Simulation
-from shardweave.planners.cost.timeline import COMPUTE, seconds_text
+from shardweave.planners.cost.timeline import COMPUTE
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate
 

@@ -8,8 +8,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.table import Table
 
-from shardweave.driver.report.text import bytes_text, plain_table
-from shardweave.planners.cost.timeline import seconds_text
+from shardweave.driver.report.text import plain_table
+from shardweave.planners.cost.quantity import bytes_text, memory_text, seconds_text
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_check import why_not_runnable
 from shardweave.planners.plan_parts import Candidate, Predicted
@@ -114,11 +114,10 @@ def print_plan(plan: Plan, out: TextIO) -> None:
 
 
 def _print_predicted(found: Predicted, out: TextIO) -> None:
-    over = " - MORE THAN THE DEVICE HAS" if found.peak_bytes > found.capacity_bytes else ""
     print(
         f"{found.source} step {_seconds(found.time_s)}: compute {_seconds(found.compute_s)}, "
         f"exposed communication {_seconds(found.exposed_s)}, bubble {_seconds(found.bubble_s)}; "
-        f"memory {bytes_text(found.peak_bytes)} of {bytes_text(found.capacity_bytes)}{over}",
+        f"memory {memory_text(found.peak_bytes, found.capacity_bytes)}",
         file=out,
     )
 

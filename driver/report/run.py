@@ -10,10 +10,11 @@ from rich.console import Console
 
 from shardweave.driver.check import CheckResult, relative_error
 from shardweave.driver.compile import Making
-from shardweave.driver.report.text import bytes_text, plain_table, seconds_text
+from shardweave.driver.report.text import plain_table
 from shardweave.driver.run_options import RunOptions
 from shardweave.driver.training import Training, Work
 from shardweave.ir.program_stats import CollectiveStats
+from shardweave.planners.cost.quantity import bytes_text, seconds_text
 
 CHECKED_STEPS = 3
 """How many steps' losses a check compares: rounding grows with every update after that."""

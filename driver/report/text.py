@@ -25,15 +25,6 @@ def status(text: str, *, quiet: bool = False) -> AbstractContextManager[Any]:
     return Console(stderr=True, quiet=quiet).status(f"{text} ...")
 
 
-def bytes_text(count: float) -> str:
-    """1536 -> `1.5 KiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
 def flops_text(count: float) -> str:
     """1.5e9 -> `1.5 GFLOP`."""
     for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"):
@@ -41,8 +32,3 @@ def flops_text(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} PFLOP"
-
-
-def seconds_text(seconds: float) -> str:
-    """0.0123 -> `12.3 ms`."""
-    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -1,20 +1,18 @@
-"""Seconds of a step under a 3D strategy: AMP's objective, as published and corrected.
+"""Seconds of a step under a 3D strategy: AMP's objective.
 
-Both are T = (n - 1) max t_i + sum t_i + sum e_i + max sync_i over the stages i, for n micro-batches
-(AMP, Eq. 1 and Sec. 4.2): t_i a stage's time for one of them, e_i what crosses the boundary after
-it, sync_i the ring all-reduce of its gradients. A `Costs` is what fills in t, e and sync.
+T = (n - 1) max t_i + sum t_i + sum e_i + max sync_i over the stages i, for n micro-batches (AMP,
+Eq. 1 and Sec. 4.2): t_i a stage's time for one of them, e_i what crosses the boundary after it,
+sync_i the ring all-reduce of its gradients. `costs` fills in t, e and sync.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from shardweave.planners.amp.model import AmpError, LayeredModel, Strategy
-from shardweave.planners.amp.network import ClusterArrays, Grid
 from shardweave.planners.amp.partition import Floats, Problem, objective_without_bottleneck
 
 BACKWARD = 3.0
@@ -31,20 +29,6 @@ class StageCosts:
 
     problem: Problem
     sync_s: Floats
-
-
-class Costs(Protocol):
-    """How a strategy's stages are costed. `model` and `links` are what they were made for."""
-
-    @property
-    def model(self) -> LayeredModel: ...
-
-    @property
-    def links(self) -> ClusterArrays: ...
-
-    def stage_costs(self, strategy: Strategy, grid: Grid) -> StageCosts:
-        """Times, boundaries and synchronisation on a placement."""
-        ...
 
 
 @dataclass(frozen=True)

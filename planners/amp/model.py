@@ -20,19 +20,6 @@ class AmpError(ValueError):
 
 
 @dataclass(frozen=True)
-class LayerWork:
-    """What one sample costs in a layer's forward pass, unsplit.
-
-    flops: arithmetic. kept_bytes: activations written for the backward pass, all of them read
-    once on the way. all_reduces: over the tensor axis, of the layer's output, when it is split.
-    """
-
-    flops: float
-    kept_bytes: float
-    all_reduces: int
-
-
-@dataclass(frozen=True)
 class Tied:
     """Parameters that two layers share; counted at both, once where a stage has both.
 
@@ -54,16 +41,13 @@ class LayeredModel:
 
     batch: samples of one step over all devices. profile: by device type, seconds of the forward
     pass of one sample. outputs: elements that a sample hands to the next layer, as the published
-    planner counts them. parameters: elements. work: of one sample, None for layers whose time is
-    all theirs (small ones, and plain products). kept_bytes: that a sample keeps until the
-    layer's backward pass. rows: of the published profile, by layer. repeated: the first of the
-    equal layers, and how many there are, which the uniform split deals out. tied: shared
-    parameters.
-
-    What was read off a program (`profile`) also says: fixed, the share of a layer's time that
-    does not grow with the micro-batch, by device type; state_bytes, of a parameter by part;
-    workspace_bytes, of the layer's largest op on one sample; keeps_all, that a step without
-    stages holds the activations of all its micro-batches at once, as `split-batch` does.
+    planner counts them. parameters: elements. kept_bytes: that a sample keeps until the layer's
+    backward pass. repeated: the first of the equal layers, and how many there are, which the
+    uniform split deals out. tied: shared parameters. fixed: the share of a layer's time that does
+    not grow with the micro-batch, by device type; None: nothing is fixed. itemsize: bytes of an
+    element. state_bytes: of a parameter by part. workspace_bytes: of the layer's largest op on one
+    sample. keeps_all: a step without stages holds the activations of all its micro-batches at
+    once, as `split-batch` does.
     """
 
     name: str
@@ -72,11 +56,10 @@ class LayeredModel:
     outputs: ByDegree
     parameters: ByDegree
     kept_bytes: ByDegree
-    work: tuple[LayerWork | None, ...]
-    rows: tuple[int, ...]
     repeated: tuple[int, int]
     tied: tuple[Tied, ...] = ()
     fixed: Mapping[str, ByDegree] | None = None
+    itemsize: int = 2
     state_bytes: Mapping[str, float] = field(
         default_factory=lambda: state_bytes(2, 2, "fp16-mixed")
     )
@@ -86,7 +69,7 @@ class LayeredModel:
 
     @property
     def num_layers(self) -> int:
-        return len(self.work)
+        return len(next(iter(self.outputs.values())))
 
     @property
     def degrees(self) -> list[int]:
@@ -102,6 +85,12 @@ class LayeredModel:
             )
         return np.array(self.profile[device][tensor])
 
+    def fixed_shares(self, device: str, strategy: Strategy) -> Floats:
+        """phi of each layer: the share of its time that does not grow with the micro-batch."""
+        if self.fixed is None:
+            return np.zeros(self.num_layers)
+        return np.array(self.fixed[device][strategy.tensor])
+
     def state_of(self, strategy: Strategy) -> dict[str, float]:
         """Bytes of a parameter by part, on one of a strategy's replicas."""
         return divided(self.state_bytes, self.zero, strategy.data)
@@ -112,17 +101,6 @@ class LayeredModel:
         quotient, rest = divmod(count, stages)
         inner = [first + s * quotient + min(s, rest) for s in range(1, stages)]
         return (0, *inner, self.num_layers)
-
-    def cuts_of_rows(self, rows: Sequence[int]) -> tuple[int, ...]:
-        """Cuts between layers from cuts between rows of the published profile."""
-        inner = [sum(row < cut for row in self.rows) for cut in rows[1:-1]]
-        cuts = (0, *inner, self.num_layers)
-        if any(right <= left for left, right in pairwise(cuts)):
-            raise AmpError(
-                f"model '{self.name}': the cuts {list(rows)} leave a stage without layers; "
-                f"expected growing rows of its profile ({self.rows[0]} to {self.rows[-1]})."
-            )
-        return cuts
 
     def stage_parameters(self, cuts: Sequence[int], tensor: int) -> list[float]:
         """Elements of the parameters of each stage, on one device."""

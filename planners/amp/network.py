@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,14 +71,10 @@ Grid = NDArray[np.intp]
 """The device of each rank, stages x replicas x tensor."""
 
 
-def megatron_grid(strategy: Strategy, order: Sequence[int] | None = None) -> Grid:
-    """Megatron's placement (AMP Sec. 4.1): tensor ranks next to each other, then data, then stages.
-
-    order: the devices, by default as the cluster counts them.
-    """
+def megatron_grid(strategy: Strategy) -> Grid:
+    """Megatron's placement (AMP, Sec. 4.1): tensor ranks are neighbours, then data, then stages."""
     shape = (strategy.pipeline, strategy.data, strategy.tensor)
-    count = int(np.prod(shape))
-    return np.array(range(count) if order is None else order, dtype=np.intp).reshape(shape)
+    return np.arange(prod(shape), dtype=np.intp).reshape(shape)
 
 
 def boundary_bandwidths(links: ClusterArrays, grid: Grid) -> Floats:

@@ -46,11 +46,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Partition:
-    """cuts: 0, then where each stage ends. seconds: the objective. bottleneck_s: slowest stage."""
+    """cuts: 0, then where each stage ends. seconds: the objective."""
 
     cuts: tuple[int, ...]
     seconds: float
-    bottleneck_s: float
 
 
 def partition(problem: Problem) -> Partition | None:
@@ -66,15 +65,14 @@ def partition(problem: Problem) -> Partition | None:
     if cuts is None:
         return None
     slowest = _bottleneck(program.prefix, problem.kinds, cuts)
-    best = problem.repeats * slowest + least
     if problem.repeats > 0 and stages > 1:
         goal = _best_bottleneck(problem, program, least, slowest)
         if goal is not None:
             cuts = program.solve(goal, want_cuts=True)[1]
             assert cuts is not None
     slowest = _bottleneck(program.prefix, problem.kinds, cuts)
-    best = problem.repeats * slowest + objective_without_bottleneck(problem, cuts)
-    return Partition(cuts, best, slowest)
+    seconds = problem.repeats * slowest + objective_without_bottleneck(problem, cuts)
+    return Partition(cuts, seconds)
 
 
 def objective_without_bottleneck(problem: Problem, cuts: Sequence[int]) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -18,7 +20,7 @@ from shardweave.planners.amp.profile import ProgramProfile, profile_program
 from shardweave.planners.amp.search import Annealing, Placed, search
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
-from shardweave.planners.cost.timeline import seconds_text
+from shardweave.planners.cost.quantity import seconds_text
 from shardweave.planners.cost.workload import BlockWork
 from shardweave.planners.cost.zero import DIVIDED
 from shardweave.planners.degrees import asked_degrees, divisors
@@ -26,7 +28,7 @@ from shardweave.planners.lower import Lowerings
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, Pipeline, Predicted
-from shardweave.planners.predict import fits, simulate_plan, why_slower, with_candidates
+from shardweave.planners.predict import simulate_plan, why_slower, with_candidates
 
 AXES = ("pipeline", "data", "tensor")
 
@@ -63,8 +65,8 @@ def plan_amp(
     Raises AmpError if no strategy fits, with the smallest shortfall of memory in GiB by part.
     """
     _check_zero(zero, literal)
-    wanted = _Wanted.of(mesh, max_stages, max_tensor)
-    degrees = _tensor_degrees(cluster, wanted)
+    sizes = asked_degrees(mesh, AXES, "amp", AmpError)
+    degrees = _tensor_degrees(cluster, sizes, max_tensor)
     check_precision(precision)
     profile = profile_program(program, cluster, degrees, precision)
     profile = replace(profile, model=replace(profile.model, zero=zero))
@@ -73,71 +75,55 @@ def plan_amp(
         cluster,
         literal=literal,
         annealing=Annealing(steps=anneal) if anneal else None,
-        dtype=profile.dtype,
-        accept=wanted.accepts,
+        accept=partial(_is_wanted, sizes, max_stages),
     )
     links = ClusterArrays.of(cluster)
-    choices = [
-        RankedSetup(_name(one.estimate.strategy, profile), one, _predicted(one, profile, links))
-        for one in found[: max(1, top, 0 if literal else simulate)]
+    simulate = 0 if literal else simulate
+    rows = [
+        Candidate(_name(one.estimate.strategy, profile), _predicted(one, profile, links))
+        for one in found[: max(1, top, simulate)]
     ]
     reason = (
         f"{len(found)} strategies fit into memory, of {cluster.name}'s {cluster.num_devices} "
         "devices; "
     )
-    if literal or simulate < 1:
-        plan = _plan(program, found[0], profile, links)
-        rows = [Candidate(one.name, one.estimated) for one in choices[: max(1, top)]]
-        plan = with_candidates(plan, rows)
-        return replace(
-            plan, reasons=(f"{reason}the estimate of this one is the least", *plan.reasons)
-        )
-    plans = [_plan(program, one.placed, profile, links) for one in choices[:simulate]]
-    plan, why = _fastest(program, cluster, choices, plans, max(1, top))
+    plans = [
+        replace(_plan(program, one, profile, links), precision=precision)
+        for one in found[: max(1, simulate)]
+    ]
+    if simulate < 1:
+        plan = with_candidates(plans[0], rows[: max(1, top)])
+        why = "the estimate of this one is the least"
+    else:
+        plan, why = _fastest(program, cluster, rows, plans, max(1, top))
     return replace(plan, reasons=(reason + why, *plan.reasons))
-
-
-@dataclass(frozen=True)
-class RankedSetup:
-    """A strategy with what it is estimated to take."""
-
-    name: str
-    placed: Placed
-    estimated: Predicted
 
 
 def _fastest(
     program: Program,
     cluster: Cluster,
-    choices: Sequence[RankedSetup],
+    estimated: Sequence[Candidate],
     plans: Sequence[Plan],
     top: int,
 ) -> tuple[Plan, str]:
-    """The fastest of the plans of the first choices, simulated, and why.
+    """The fastest of the plans of the first candidates, simulated, and why.
 
     The others are its candidates, those that are only estimated last.
     """
     lowerings = Lowerings(program)
-    rows = [
-        (Candidate(choice.name, simulate_plan(lowerings, plan, cluster)), choice, plan)
-        for choice, plan in zip(choices, plans, strict=False)
-    ]
+    simulated = [simulate_plan(lowerings, plan, cluster) for plan in plans]
     # A sort is stable: of plans that take as long, the least estimate comes first.
-    rows.sort(key=lambda row: (not fits(row[0].predicted), row[0].predicted.time_s))
-    _, chosen, plan = rows[0]
+    order = sorted(range(len(plans)), key=lambda i: (not simulated[i].fits, simulated[i].time_s))
+    chosen = estimated[order[0]].predicted
     why = (
-        f"the {len(rows)} best estimates were simulated, and of those this one is the fastest "
-        f"(number {choices.index(chosen) + 1} by estimate, "
-        f"{seconds_text(chosen.estimated.time_s)})"
+        f"the {len(plans)} best estimates were simulated, and of those this one is the fastest "
+        f"(number {order[0] + 1} by estimate, {seconds_text(chosen.time_s)})"
     )
-    found = with_candidates(plan, [row for row, _, _ in rows][:top])
+    rows = [Candidate(estimated[i].name, simulated[i]) for i in order]
+    found = with_candidates(plans[order[0]], rows[:top])
     rest = [
-        Candidate(
-            one.name,
-            one.estimated,
-            f"not simulated; by estimate {why_slower(chosen.estimated, one.estimated)}",
-        )
-        for one in choices[len(rows) : top]
+        replace(one, reason=f"not simulated; by estimate {why_slower(chosen, one.predicted)}")
+        for one in estimated[len(plans) : top]
     ]
     return replace(found, candidates=(*found.candidates, *rest)), why
 
@@ -149,43 +135,32 @@ def _check_zero(zero: int, literal: bool) -> None:
         raise AmpError("the released planner knows no ZeRO; leave out 'zero' or 'literal'.")
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """Which strategies are looked at."""
-
-    sizes: Mapping[str, int]
-    max_stages: int | None
-    max_tensor: int | None
-
-    @staticmethod
-    def of(mesh: Mesh | None, max_stages: int | None, max_tensor: int | None) -> _Wanted:
-        return _Wanted(asked_degrees(mesh, AXES, "amp", AmpError), max_stages, max_tensor)
-
-    def accepts(self, strategy: Strategy) -> bool:
-        degrees = (strategy.pipeline, strategy.data, strategy.tensor)
-        if self.sizes and any(
-            self.sizes.get(axis, 1) != size for axis, size in zip(AXES, degrees, strict=True)
-        ):
-            return False
-        return strategy.pipeline <= (self.max_stages or strategy.pipeline)
+def _is_wanted(sizes: Mapping[str, int], max_stages: int | None, strategy: Strategy) -> bool:
+    """Whether a strategy has the degrees that a mesh asks for, if one does, and few stages."""
+    degrees = zip(AXES, (strategy.pipeline, strategy.data, strategy.tensor), strict=True)
+    if sizes and any(sizes.get(axis, 1) != degree for axis, degree in degrees):
+        return False
+    return strategy.pipeline <= (max_stages or strategy.pipeline)
 
 
-def _tensor_degrees(cluster: Cluster, wanted: _Wanted) -> list[int]:
+def _tensor_degrees(
+    cluster: Cluster, sizes: Mapping[str, int], max_tensor: int | None
+) -> list[int]:
     """Tensor degrees that divide every node, or the one that the mesh asks for."""
-    whole = int(np.gcd.reduce([node.devices for node in cluster.nodes]))
+    whole = math.gcd(*(node.devices for node in cluster.nodes))
     degrees = divisors(whole)
-    if wanted.sizes:
-        degrees = [n for n in degrees if n == wanted.sizes.get("tensor", 1)]
-        devices = int(np.prod(list(wanted.sizes.values())))
+    if sizes:
+        degrees = [n for n in degrees if n == sizes.get("tensor", 1)]
+        devices = math.prod(sizes.values())
         if devices != cluster.num_devices or not degrees:
             raise AmpError(
-                f"mesh {dict(wanted.sizes)} has {devices} devices, but 'amp' plans all "
+                f"mesh {dict(sizes)} has {devices} devices, but 'amp' plans all "
                 f"{cluster.num_devices} of cluster '{cluster.name}', with a tensor degree that "
                 f"divides {whole}; give such a mesh, or none."
             )
         # What crosses a boundary is read without tensor parallelism.
         return sorted({1, *degrees})
-    return [n for n in degrees if n <= (wanted.max_tensor or n)]
+    return [n for n in degrees if n <= (max_tensor or n)]
 
 
 def _plan(program: Program, placed: Placed, profile: ProgramProfile, links: ClusterArrays) -> Plan:
@@ -194,9 +169,7 @@ def _plan(program: Program, placed: Placed, profile: ProgramProfile, links: Clus
     mesh = Mesh(data=strategy.data, tensor=strategy.tensor)
     # Without replicas there is nothing to divide.
     zero = profile.model.zero if strategy.data > 1 else 0
-    plan = replace(
-        plan_megatron(program, mesh), planner="amp", zero=zero, precision=profile.precision
-    )
+    plan = replace(plan_megatron(program, mesh), planner="amp", zero=zero)
     in_order = np.arange(placed.grid.size).reshape(placed.grid.shape)
     moved = not np.array_equal(placed.grid, in_order)
     if strategy.pipeline == 1:

@@ -33,7 +33,7 @@ _MORE = 4
 
 @dataclass(frozen=True)
 class ProgramProfile:
-    """model: what AMP plans. blocks: its layers by name. element_bytes: of a parameter.
+    """model: what AMP plans. blocks: its layers by name.
 
     tensor_s: of a layer's time for one sample, what is communication over the tensor axis, by
     device type and degree.
@@ -41,9 +41,7 @@ class ProgramProfile:
 
     model: LayeredModel
     blocks: tuple[BlockWork, ...]
-    dtype: str
     tensor_s: Mapping[tuple[str, int], tuple[float, ...]]
-    precision: str = ""
 
 
 def profile_program(
@@ -70,8 +68,7 @@ def profile_program(
         key: tuple(sum(block.communication_s.values()) for block in work.blocks)
         for key, work in one.items()
     }
-    dtype = str(parameter_dtype(program)).removeprefix("torch.")
-    return ProgramProfile(model, next(iter(one.values())).blocks, dtype, tensor_s, precision)
+    return ProgramProfile(model, next(iter(one.values())).blocks, tensor_s)
 
 
 def _local(program: Program, data: int, degree: int) -> Program:
@@ -98,7 +95,6 @@ def _model(
     devices = list(dict.fromkeys(name for name, _ in one))
     degrees = list(dict.fromkeys(degree for _, degree in one))
     first = {degree: one[devices[0], degree] for degree in degrees}
-    names = [block.name for block in first[degrees[0]].blocks]
     seconds = {key: _seconds(key[0], work) for key, work in one.items()}
     larger = {key: _seconds(key[0], work) for key, work in many.items()}
     blocks = first[degrees[0]].blocks
@@ -113,14 +109,13 @@ def _model(
         outputs={n: tuple(b.crossing_bytes / size for b in first[n].blocks) for n in degrees},
         parameters={n: tuple(_parameters(first[n], size)) for n in degrees},
         kept_bytes={n: tuple(float(b.kept_bytes) for b in first[n].blocks) for n in degrees},
-        work=(None,) * len(names),
-        rows=tuple(range(len(names))),
-        repeated=(repeated[0], len(repeated)) if repeated else (0, len(names)),
+        repeated=(repeated[0], len(repeated)) if repeated else (0, len(blocks)),
         tied=_tied(first, size),
         fixed={
             name: {n: _fixed(seconds[name, n], larger[name, n], more) for n in degrees}
             for name in devices
         },
+        itemsize=size,
         state_bytes=state_bytes(size, size, precision),
         workspace_bytes={
             n: tuple(float(b.workspace_bytes) for b in first[n].blocks) for n in degrees

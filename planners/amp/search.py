@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardweave.planners.amp.corrected import CorrectedCosts
-from shardweave.planners.amp.estimate import Costs, Estimate, StageCosts, estimate
-from shardweave.planners.amp.literal import LiteralCosts
+from shardweave.planners.amp.costs import corrected_costs, literal_costs
+from shardweave.planners.amp.estimate import Estimate, StageCosts, estimate
 from shardweave.planners.amp.memory import Shortfall, shortfall
 from shardweave.planners.amp.model import AmpError, LayeredModel, Strategy, strategies
 from shardweave.planners.amp.network import ClusterArrays, Grid, megatron_grid
@@ -81,9 +80,7 @@ def search(
     cluster: Cluster,
     *,
     literal: bool = False,
-    reached: float | None = None,
     annealing: Annealing | None = None,
-    dtype: str = "float16",
     accept: Callable[[Strategy], bool] = lambda strategy: True,
 ) -> list[Placed]:
     """Every strategy with its best cuts on Megatron's placement, the fastest first.
@@ -91,43 +88,46 @@ def search(
     Objective: seconds of a step (`estimate`). The cuts are exact for their strategy and
     placement; with `literal` they leave out the synchronisation, and the uniform split is taken
     for a single micro-batch, as in the published planner. annealing: also tries other placements of
-    the best strategies, which is not exact. reached, dtype: see `CorrectedCosts`. accept:
-    which strategies to look at.
+    the best strategies, which is not exact. accept: which strategies to look at.
+
     Raises AmpError if no strategy fits into memory, naming the one that comes nearest.
     """
     links = ClusterArrays.of(cluster)
-    costs: Costs = LiteralCosts(model, links)
-    if not literal:
-        costs = CorrectedCosts(model, links, dtype, reached)
     grids = {
         strategy: megatron_grid(strategy) for strategy in filter(accept, strategies(model, cluster))
     }
-    solver = literal_cuts if literal else best_cuts
+    costs, solver = (literal_costs, literal_cuts) if literal else (corrected_costs, best_cuts)
     found = [
         Placed(one, grid)
         for strategy, grid in grids.items()
-        if (one := solver(model, strategy, costs.stage_costs(strategy, grid))) is not None
+        if (one := solver(model, strategy, costs(model, links, strategy, grid))) is not None
     ]
     if not found:
         raise AmpError(_nothing_fits(model, links, grids))
     found.sort(key=lambda placed: placed.seconds)
     if annealing is not None:
+
+        def best_on(strategy: Strategy, grid: Grid) -> Estimate | None:
+            return best_cuts(model, strategy, costs(model, links, strategy, grid))
+
         found[: annealing.strategies] = [
-            _annealed(costs, placed, annealing) for placed in found[: annealing.strategies]
+            _annealed(placed, best_on, annealing) for placed in found[: annealing.strategies]
         ]
         found.sort(key=lambda placed: placed.seconds)
     return found
 
 
-def _annealed(costs: Costs, placed: Placed, annealing: Annealing) -> Placed:
+def _annealed(
+    placed: Placed, best_on: Callable[[Strategy, Grid], Estimate | None], annealing: Annealing
+) -> Placed:
     strategy = placed.estimate.strategy
 
     def evaluate(grid: Grid) -> float:
-        found = best_cuts(costs.model, strategy, costs.stage_costs(strategy, grid))
+        found = best_on(strategy, grid)
         return math.inf if found is None else found.seconds
 
     grid = anneal(placed.grid, evaluate, annealing)
-    found = best_cuts(costs.model, strategy, costs.stage_costs(strategy, grid))
+    found = best_on(strategy, grid)
     return placed if found is None or found.seconds >= placed.seconds else Placed(found, grid)
 
 

@@ -47,11 +47,6 @@ class LinearLayer:
         """Elements of W."""
         return self.k * self.n * self.kernel
 
-    @property
-    def flops(self) -> int:
-        """FLOPs of the product in the forward pass."""
-        return 2 * self.rows_out * self.weights
-
 
 @dataclass(frozen=True)
 class Volumes:
@@ -125,23 +120,19 @@ def aware_links(grids: Grids, node: int, intra: float, inter: float) -> AxisLink
     return AxisLinks(1 / bandwidth, np.zeros_like(bandwidth))
 
 
-@dataclass(frozen=True)
-class Passes:
-    """How often a step does each collective. The paper's model has one of each.
-
-    outputs: reductions of O, 2 with recomputation. gathers: of W, 2 where the backward pass, or
-    recomputation, gathers it again.
-    """
-
-    outputs: float = 1.0
-    gathers: float = 1.0
-
-
 def communication_s(
-    layers: Sequence[LinearLayer], grids: Grids, links: AxisLinks, passes: Passes | None = None
+    layers: Sequence[LinearLayer],
+    grids: Grids,
+    links: AxisLinks,
+    *,
+    reductions: float = 1.0,
+    gathers: float = 1.0,
 ) -> Numbers:
-    """Equation 6 and what follows: seconds of communication by axis, shape (4, grids)."""
-    passes = passes or Passes()
+    """Equation 6 and what follows: seconds of communication by axis, shape (4, grids).
+
+    reductions: of O in a step, 2 with recomputation. gathers: of W, 2 where the backward pass, or
+    recomputation, gathers it again. The paper's model has one of each.
+    """
     total = np.zeros((4, len(grids)))
     for layer in layers:
         sent = volumes(layer, grids)
@@ -152,8 +143,8 @@ def communication_s(
             return elements * links.element_s[row] + hops * links.step_s[row]
 
         total[row_x] += layer.repeats * spent(row_x, sent.reduce_x, 2 * steps[0])
-        total[row_y] += layer.repeats * passes.outputs * spent(row_y, sent.reduce_y, 2 * steps[1])
-        gathered = passes.gathers * spent(2, sent.gather_z, steps[2])
+        total[row_y] += layer.repeats * reductions * spent(row_y, sent.reduce_y, 2 * steps[1])
+        gathered = gathers * spent(2, sent.gather_z, steps[2])
         total[2] += layer.repeats * (gathered + spent(2, sent.scatter_z, steps[2]))
         total[3] += layer.repeats * spent(3, sent.reduce_data, 2 * steps[3])
     return total

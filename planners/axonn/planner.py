@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from math import prod
 
 from xdsl.ir import SSAValue
 
+from shardweave.ir.annotations import layer_of
+from shardweave.ir.blocks import blocks_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Placement, ordered
 from shardweave.ir.program import Program
 from shardweave.ir.types import num_bytes, shape_of, tensor_type_of
-from shardweave.planners.axonn.layers import Map, layers_of, linear_maps
-from shardweave.planners.axonn.model import AXES
-from shardweave.planners.axonn.search import AxonnError, Model, Options, Ranked, best, rank_grids
+from shardweave.planners.axonn.model import AXES, LinearLayer
+from shardweave.planners.axonn.search import AxonnError, Model, Options, Ranked, rank_grids
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision, state_bytes
 from shardweave.planners.cost.workload import Workload, workload_of
 from shardweave.planners.degrees import asked_degrees
-from shardweave.planners.megatron import sharding_text
+from shardweave.planners.linear_maps import Cut, LinearMap, input_embeddings, linear_maps
 from shardweave.planners.plan import Plan
+from shardweave.planners.plan_names import sharding_text
 from shardweave.planners.plan_parts import Candidate, Predicted
 from shardweave.planners.predict import with_candidates
-from shardweave.planners.structure import Cut, input_embeddings, parallel_pairs
+from shardweave.planners.replicated import batch_shardings
+from shardweave.planners.structure import parallel_pairs
 
 Grid = tuple[int, int, int, int]
 
@@ -67,7 +70,7 @@ def plan_axonn(
     ranked = rank_grids(model, cluster, devices, options, accept=divides)
     capacity = min(device.memory_bytes for device in cluster.device_types(devices))
     slowest = max(workload.compute_s(device) for device in cluster.devices) / devices
-    rows = [_candidate(one, slowest, capacity) for one in best(ranked, top)]
+    rows = [_candidate(one, slowest, capacity) for one in ranked[: max(1, top)]]
     plan = with_candidates(_plan(program, ranked[0].grid, checkpointing), rows)
     reason = f"{len(ranked)} grids of {devices} devices divide the program" + (
         "" if literal else " and fit into memory"
@@ -97,8 +100,36 @@ def model_of(program: Program, workload: Workload, precision: str = "") -> Model
         itemsize=itemsize,
         state_bytes=state,
         other_bytes=state / itemsize * max(0, all_bytes - of_layers),
-        kept_bytes=workload.kept_bytes,
+        kept_bytes=sum(block.kept_bytes for block in workload.blocks),
     )
+
+
+def layers_of(program: Program, pairs: Mapping[SSAValue, Cut]) -> list[LinearLayer]:
+    """A program's linear maps as AxoNN's layers, in order, given its pairs' cuts.
+
+    Maps that x cuts along their outputs begin a pair of column- and row-parallel maps
+    (`planners.structure`), those that it cuts along their inputs end one and are the transposed
+    layers. So the stream that pairs read from and add to is cut by y, and what lies inside a pair
+    by x, which is AxoNN's alternation wherever layers follow each other. A map in no pair is a
+    layer of its own: y cuts its inputs, and x leaves it whole.
+    """
+    found: list[LinearLayer] = []
+    blocks = blocks_of(program)
+    for one in linear_maps(program):
+        k, n = (one.rule.factors[f].size for f in (one.contracted, one.produced))
+        inputs = shape_of(one.op.operands[one.weight - 1])
+        found.append(
+            LinearLayer(
+                rows_in=prod(inputs) // k,
+                rows_out=prod(shape_of(one.op.results[0])) // n,
+                k=k,
+                n=n,
+                is_transposed=one.is_contracted_in(pairs.get(one.parameter, ())),
+                kernel=prod(shape_of(one.op.operands[one.weight])) // (k * n),
+                block=blocks.of_op(one.op) or layer_of(one.op),
+            )
+        )
+    return found
 
 
 def _widest_pairs(program: Program) -> dict[SSAValue, Cut]:
@@ -108,7 +139,7 @@ def _widest_pairs(program: Program) -> dict[SSAValue, Cut]:
 
 def _divisibility(program: Program) -> Callable[[Grid], bool]:
     """A predicate: whether a grid cuts the batch, all pairs by x, and their other side by y."""
-    most = len(_widest_pairs(program))
+    widest = _widest_pairs(program)
     batches = {
         shape_of(slot.value)[0]
         for slot in program.arguments
@@ -119,24 +150,24 @@ def _divisibility(program: Program) -> Callable[[Grid], bool]:
     def pairs(size: int) -> dict[SSAValue, Cut]:
         return parallel_pairs(program, "x", size)
 
-    maps = list(linear_maps(program))
-    widest = _widest_pairs(program)
     sides = {
-        one.rule.factors[_stream_side(one, widest)].size for one in maps if one.parameter in widest
+        one.rule.factors[_stream_side(one, widest)].size
+        for one in linear_maps(program)
+        if one.parameter in widest
     }
 
     def accept(grid: Grid) -> bool:
         x, y, z, data = grid
         if any(batch % (z * data) for batch in batches):
             return False
-        if x > 1 and (not most or len(pairs(x)) < most):
+        if x > 1 and (not widest or len(pairs(x)) < len(widest)):
             return False
         return y == 1 or (bool(sides) and all(side % y == 0 for side in sides))
 
     return accept
 
 
-def _stream_side(one: Map, pairs: dict[SSAValue, Cut]) -> int:
+def _stream_side(one: LinearMap, pairs: dict[SSAValue, Cut]) -> int:
     """The factor that y cuts: n where x cuts k, else k."""
     is_transposed = one.is_contracted_in(pairs.get(one.parameter, ()))
     return one.produced if is_transposed else one.contracted
@@ -166,19 +197,21 @@ def _plan(program: Program, grid: Grid, checkpointing: bool) -> Plan:
     cuts: dict[SSAValue, Cut] = dict(pairs)
     maps = {one.parameter: one for one in linear_maps(program)}
     for parameter, one in maps.items():
-        _add(cuts, parameter, one.cut(_stream_side(one, structure), "y", y), "y", y, notes)
+        _cut_by_y(cuts, parameter, one.cut(_stream_side(one, structure), "y", y), y, notes)
     tables = {table for _, table in input_embeddings(program)} - set(maps)
     for table in tables:
         width = shape_of(table)[1]
         along = None if width % y or y == 1 else ((), (Placement("y", y, width // y),))
-        _add(cuts, table, along, "y", y, notes)
+        _cut_by_y(cuts, table, along, y, notes)
     for parameter in [*maps, *tables]:
         cut = cuts.get(parameter, ((),) * len(shape_of(parameter)))
         cuts[parameter] = _stored(cut, shape_of(parameter), z)
     names = {slot.value: slot.name for slot in program.arguments}
-    inputs, more = _inputs(program, z, data)
+    mesh = {"data": data, "z": z, "y": y, "x": x}
+    wide = [axis for axis in ("data", "z") if mesh[axis] > 1]
+    inputs, more = batch_shardings(program, Mesh(**mesh), *wide)
     return Plan(
-        mesh={"data": data, "z": z, "y": y, "x": x},
+        mesh=mesh,
         parameters={
             names[value]: sharding_text(cut, shape_of(value))
             for value, cut in cuts.items()
@@ -191,21 +224,16 @@ def _plan(program: Program, grid: Grid, checkpointing: bool) -> Plan:
     )
 
 
-def _add(
-    cuts: dict[SSAValue, Cut],
-    parameter: SSAValue,
-    cut: Cut | None,
-    axis: str,
-    size: int,
-    notes: list[str],
+def _cut_by_y(
+    cuts: dict[SSAValue, Cut], parameter: SSAValue, cut: Cut | None, y: int, notes: list[str]
 ) -> None:
-    """Cut a parameter by one more axis, unless another axis cuts that dim already."""
-    if size == 1:
+    """Cut a parameter by y too, unless x cuts that dim already."""
+    if y == 1:
         return
     known = cuts.get(parameter, ((),) * len(shape_of(parameter)))
     if cut is None or any(a and b for a, b in zip(known, cut, strict=True)):
         name = parameter.name_hint or "a parameter"
-        notes.append(f"'{name}' stays whole over {axis}={size}: its features do not divide")
+        notes.append(f"'{name}' stays whole over y={y}: its features do not divide")
         return
     cuts[parameter] = tuple(a or b for a, b in zip(known, cut, strict=True))
 
@@ -222,22 +250,3 @@ def _stored(cut: Cut, shape: tuple[int, ...], z: int) -> Cut:
             inner: DimSharding = ordered((*cut[index], Placement("z", z, spans[index] // z)))
             return (*cut[:index], inner, *cut[index + 1 :])
     return cut
-
-
-def _inputs(program: Program, z: int, data: int) -> tuple[dict[str, str], list[str]]:
-    """Rows over data, then z."""
-    found: dict[str, str] = {}
-    notes: list[str] = []
-    axes = ", ".join(f'"{axis}"' for axis, size in (("data", data), ("z", z)) if size > 1)
-    for slot in program.arguments:
-        shape = shape_of(slot.value)
-        if slot.kind != "input" or not shape or not axes:
-            continue
-        if shape[0] % prod((z, data)):
-            notes.append(
-                f"input '{slot.name}' stays whole: its first dim {shape[0]} does not divide by "
-                f"data={data} x z={z}"
-            )
-        else:
-            found[slot.name] = f"[{{{axes}}}" + ", {}" * (len(shape) - 1) + "]"
-    return found, notes

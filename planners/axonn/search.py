@@ -7,8 +7,10 @@ must fit. Literal mode is the paper's equations alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -19,7 +21,6 @@ from shardweave.planners.axonn.model import (
     Grids,
     LinearLayer,
     Numbers,
-    Passes,
     agnostic_links,
     aware_links,
     communication_s,
@@ -50,36 +51,17 @@ class Model:
     other_bytes: float = 0.0
     kept_bytes: float = 0.0
 
-    def merged(self) -> Model:
-        """The same with equal layers counted instead of listed."""
-        counts: dict[LinearLayer, int] = {}
-        for layer in self.layers:
-            key = replace(layer, block="", repeats=1)
-            counts[key] = counts.get(key, 0) + layer.repeats
-        layers = tuple(replace(one, repeats=n) for one, n in counts.items())
-        return replace(self, layers=layers)
-
 
 @dataclass(frozen=True)
 class Options:
     """literal: the paper's equations as printed, without memory. aware: bandwidths by place
     (Equation 10, or measured rings), else one for all. checkpointing: the forward pass runs again.
-    keep_gathered: gathered weights are kept for the backward pass. memory_bytes: of a device;
-    None: the cluster's."""
+    keep_gathered: gathered weights are kept for the backward pass."""
 
     literal: bool = False
     aware: bool = True
     checkpointing: bool = False
     keep_gathered: bool = False
-    memory_bytes: float | None = None
-
-    @property
-    def passes(self) -> Passes:
-        if self.literal:
-            return Passes()
-        return Passes(
-            outputs=2.0 if self.checkpointing else 1.0, gathers=1.0 if self.keep_gathered else 2.0
-        )
 
 
 @dataclass(frozen=True)
@@ -125,13 +107,16 @@ def rank_grids(
                 "use another number of devices, or another batch."
             )
     memory = memory_of(model, grids, options)
-    fits = np.ones(len(grids), dtype=bool)
     if not options.literal:
-        fits = _fitting(memory, grids, cluster, devices, options)
+        fits = _fitting(memory, grids, cluster, devices)
         grids, memory = grids[fits], {part: size[fits] for part, size in memory.items()}
-    merged = model.merged()
-    links = links_of(cluster, devices, grids, model.itemsize, options)
-    seconds = communication_s(merged.layers, grids, links, options.passes)
+    seconds = communication_s(
+        distinct(model.layers),
+        grids,
+        links_of(cluster, devices, grids, model.itemsize, options),
+        reductions=2.0 if options.checkpointing and not options.literal else 1.0,
+        gathers=1.0 if options.keep_gathered or options.literal else 2.0,
+    )
     order = np.argsort(seconds.sum(axis=0), kind="stable")
     return [
         Ranked(
@@ -141,6 +126,14 @@ def rank_grids(
         )
         for i in order
     ]
+
+
+def distinct(layers: Iterable[LinearLayer]) -> list[LinearLayer]:
+    """Equal layers, counted instead of listed."""
+    counts: Counter[LinearLayer] = Counter()
+    for layer in layers:
+        counts[replace(layer, block="", repeats=1)] += layer.repeats
+    return [replace(layer, repeats=count) for layer, count in counts.items()]
 
 
 def memory_of(model: Model, grids: Grids, options: Options) -> dict[str, Numbers]:
@@ -177,16 +170,10 @@ def memory_of(model: Model, grids: Grids, options: Options) -> dict[str, Numbers
 
 
 def _fitting(
-    memory: Mapping[str, Numbers],
-    grids: Grids,
-    cluster: Cluster,
-    devices: int,
-    options: Options,
+    memory: Mapping[str, Numbers], grids: Grids, cluster: Cluster, devices: int
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Which grids fit into a device's memory. Raises AxonnError if none does."""
-    capacity = options.memory_bytes
-    if capacity is None:
-        capacity = min(device.memory_bytes for device in cluster.device_types(devices))
+    capacity = min(device.memory_bytes for device in cluster.device_types(devices))
     total = np.sum(list(memory.values()), axis=0)
     fits = total <= capacity
     if not fits.any():
@@ -212,29 +199,20 @@ def links_of(
         return agnostic_links(grids, inter)
     if options.literal:
         return aware_links(grids, node.devices, node.bandwidth_bytes_s / itemsize, inter)
+
+    @cache
+    def ring(inside: int, size: int) -> tuple[float, float]:
+        """Seconds per element and per step of rings of devices that are `inside` ranks apart."""
+        if size == 1:
+            return 0.0, 0.0
+        mesh = Mesh(outer=devices // (inside * size), ring=size, inner=inside)
+        found = ring_of(cluster, mesh, ["ring"])
+        return itemsize / found.bandwidth_bytes_s, found.latency_s
+
     inner = np.cumprod(grids, axis=1) // grids
-    known: dict[tuple[int, int], tuple[float, float]] = {}
-    element_s, step_s = np.zeros((4, len(grids))), np.zeros((4, len(grids)))
-    for row in range(4):
-        for index in range(len(grids)):
-            size, inside = int(grids[index, row]), int(inner[index, row])
-            if (inside, size) not in known:
-                known[inside, size] = _ring(cluster, devices, inside, size)
-            bandwidth, latency = known[inside, size]
-            element_s[row, index] = itemsize / bandwidth
-            step_s[row, index] = latency
-    return AxisLinks(element_s, step_s)
-
-
-def _ring(cluster: Cluster, devices: int, inside: int, size: int) -> tuple[float, float]:
-    """Bandwidth and latency of rings of `size` devices, each `inside` ranks after the other."""
-    if size == 1:
-        return float("inf"), 0.0
-    mesh = Mesh(outer=devices // (inside * size), ring=size, inner=inside)
-    ring = ring_of(cluster, mesh, ["ring"])
-    return ring.bandwidth_bytes_s, ring.latency_s
-
-
-def best(ranked: Sequence[Ranked], count: int) -> list[Ranked]:
-    """The first few."""
-    return list(ranked[: max(1, count)])
+    rings = [
+        [ring(inside, size) for inside, size in zip(*axis, strict=True)]
+        for axis in zip(inner.T.tolist(), grids.T.tolist(), strict=True)
+    ]
+    found = np.array(rings)
+    return AxisLinks(found[..., 0], found[..., 1])

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import yaml
 
-from shardweave.planners.cost.cluster import (
-    Cluster,
-    ClusterError,
-    CollectiveTimes,
-    DeviceType,
-    Island,
-    MeasuredRing,
-    NodeType,
-    Points,
-)
+from shardweave.planners.cost.cluster import Cluster, ClusterError, DeviceType, NodeType, Points
 from shardweave.planners.cost.quantity import quantity
 
 FORMAT = "shardweave.cluster/1"
@@ -104,7 +95,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, (Cluster, DeviceType, NodeType, Island, MeasuredRing, CollectiveTimes)):
+    if is_dataclass(value):
         return {
             f.name: _plain(getattr(value, f.name))
             for f in fields(value)
@@ -140,42 +131,10 @@ class _Reader:
         self.name = name
 
     def cluster(self, table: Mapping[str, Any]) -> Cluster:
-        cluster = self.build(Cluster, table, self.name, {
-            "devices": self.devices,
-            "nodes": lambda value, where: self.each(value, where, self.node),
-            "collectives": lambda value, where: self.each(value, where, self.collective),
-        })  # fmt: skip
+        cluster = self.build(Cluster, table, self.name)
         for index, node in enumerate(cluster.nodes):
             self.check_node(cluster, node, f"{self.name}: nodes[{index}]")
         return cluster
-
-    def devices(self, value: object, where: str) -> dict[str, DeviceType]:
-        found: dict[str, DeviceType] = {}
-        for name, entry in _mapping(value, where).items():
-            table = {"name": str(name)} | _mapping(entry, f"{where}.{name}")
-            found[str(name)] = self.build(DeviceType, table, f"{where}.{name}", {
-                "flops": self.numbers,
-                "efficiency": self.points,
-                "op_times": self.curves,
-                "measured": self.numbers,
-            })  # fmt: skip
-        return found
-
-    def node(self, value: object, where: str) -> NodeType:
-        return self.build(NodeType, _mapping(value, where), where, {
-            "device": lambda value, _: str(value),
-            "islands": lambda value, where: self.each(value, where, self.island),
-            "rings": lambda value, where: self.each(value, where, self.ring),
-        })  # fmt: skip
-
-    def island(self, value: object, where: str) -> Island:
-        return self.build(Island, _mapping(value, where), where, {})
-
-    def ring(self, value: object, where: str) -> MeasuredRing:
-        return self.build(MeasuredRing, _mapping(value, where), where, {})
-
-    def collective(self, value: object, where: str) -> CollectiveTimes:
-        return self.build(CollectiveTimes, _mapping(value, where), where, {"points": self.points})
 
     def check_node(self, cluster: Cluster, node: NodeType, where: str) -> None:
         if node.device not in cluster.devices:
@@ -188,26 +147,41 @@ class _Reader:
         if cluster.num_nodes > 1 and not node.nic_bandwidth_bytes_s:
             raise self.missing("nic_bandwidth_bytes_s", where)
 
-    def build(
-        self,
-        kind: type[T],
-        table: Mapping[str, Any],
-        where: str,
-        readers: Mapping[str, Callable[[object, str], Any]],
-    ) -> T:
-        """A dataclass from its fields; fields without a reader are words or numbers."""
+    def build(self, kind: type[T], table: Mapping[str, Any], where: str) -> T:
+        """A dataclass from its fields, each read by its type."""
         known = {f.name: f for f in fields(cast(Any, kind))}
         for key in table:
             if key not in known:
                 raise ClusterError(f"{where}: unknown field '{key}'; it has {', '.join(known)}.")
+        types = get_type_hints(kind)
         values: dict[str, Any] = {}
         for key, f in known.items():
             if key in table:
-                read = readers.get(key) or self.reader(f)
-                values[key] = read(table[key], self.inside(where, key))
+                values[key] = self.read(types[key], table[key], self.inside(where, key))
             elif f.default is MISSING and f.default_factory is MISSING:
                 raise self.missing(key, where)
         return kind(**values)
+
+    def read(self, kind: Any, value: object, where: str) -> Any:
+        """A value of a type that a field has."""
+        if kind == Points:
+            return self.points(value, where)
+        if get_origin(kind) is Mapping:
+            return self.by_name(get_args(kind)[1], _mapping(value, where), where)
+        if get_origin(kind) is tuple:
+            return self.each(get_args(kind)[0], value, where)
+        if is_dataclass(kind):
+            return self.build(cast("type[Any]", kind), _mapping(value, where), where)
+        return str(value) if kind is str else kind(self.number(value, where))
+
+    def by_name(self, kind: Any, table: Mapping[str, Any], where: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, entry in table.items():
+            place = f"{where}.{name}"
+            if kind is DeviceType:
+                entry = {"name": str(name)} | _mapping(entry, place)
+            found[str(name)] = self.read(kind, entry, place)
+        return found
 
     def inside(self, where: str, key: str) -> str:
         """The place of a field: `FILE: nodes`, `FILE: nodes[0].count`."""
@@ -216,33 +190,14 @@ class _Reader:
     def missing(self, key: str, where: str) -> ClusterError:
         return ClusterError(f"{where}: field '{key}' is missing; write {WHAT_TO_WRITE[key]}.")
 
-    def reader(self, f: Field[Any]) -> Callable[[object, str], Any]:
-        if f.type == "str":
-            return lambda value, where: str(value)
-        if f.type == "int":
-            return lambda value, where: int(self.number(value, where))
-        return self.number
-
     def number(self, value: object, where: str) -> float:
         key = where.replace(":", ".").rpartition(".")[2].strip()
         unit = next((unit for end, unit in _UNITS.items() if key.endswith(end)), "")
-        if key.endswith("_bytes_s"):
-            unit = "bytes"
         found = quantity(value, unit)
         if found is None or found < 0 or (key in _POSITIVE and not found):
             hint = WHAT_TO_WRITE.get(key, "a number that is not negative")
             raise ClusterError(f"{where}: found {_shown(value)}; write {hint}.")
         return found
-
-    def numbers(self, value: object, where: str) -> dict[str, float]:
-        return {
-            str(key): self.number(entry, f"{where}.{key}")
-            for key, entry in _mapping(value, where).items()
-        }
-
-    def curves(self, value: object, where: str) -> dict[str, Points]:
-        table = _mapping(value, where)
-        return {str(key): self.points(entry, f"{where}.{key}") for key, entry in table.items()}
 
     def points(self, value: object, where: str) -> Points:
         entries = cast("list[object]", value) if isinstance(value, list) else []
@@ -261,9 +216,9 @@ class _Reader:
             )
         return tuple(found)
 
-    def each(self, value: object, where: str, read: Callable[[object, str], T]) -> tuple[T, ...]:
+    def each(self, kind: Any, value: object, where: str) -> tuple[Any, ...]:
         if not isinstance(value, list) or not value:
             found = _shown(cast(object, value))
             raise ClusterError(f"{where}: found {found}, expected a list.")
-        entries = cast("list[object]", value)
-        return tuple(read(entry, f"{where}[{index}]") for index, entry in enumerate(entries))
+        entries = enumerate(cast("list[object]", value))
+        return tuple(self.read(kind, entry, f"{where}[{index}]") for index, entry in entries)

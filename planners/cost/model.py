@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal, cast
 
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dist import (
     COLLECTIVES,
@@ -28,10 +28,15 @@ from shardweave.ir.flops import flops_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.storage import is_view
 from shardweave.ir.traffic import bytes_moved
-from shardweave.ir.types import dtype_of_value, num_bytes, shape_of, tensor_type_of
+from shardweave.ir.types import (
+    dtype_of_value,
+    num_bytes,
+    number_of_type,
+    shape_of,
+    tensor_type_of,
+)
 from shardweave.planners.cost.cluster import (
     Cluster,
-    CollectiveTimes,
     DeviceType,
     interpolate,
     time_at,
@@ -90,8 +95,6 @@ class CostModel:
     def __post_init__(self) -> None:
         self.cluster.check_fits(self.mesh.num_devices, f"the mesh {self.mesh}")
         self.devices = self.cluster.device_types(max(1, self.mesh.num_devices))
-        self._types: dict[int, tuple[Attribute, int]] = {}
-        self._type_numbers: dict[Attribute, int] = {}
         self._op_times: dict[Hashable, float] = {}
         self._collective_times: dict[Hashable, float] = {}
         self._rings: dict[tuple[tuple[str, ...], bool], Ring] = {}
@@ -116,11 +119,8 @@ class CostModel:
         """Seconds that the device spends on starting a collective."""
         if self.mesh.sizes(op.axes) == 1:
             return 0.0
-        cluster = self.cluster
-        copied = self._operand_bytes(op) if cluster.start_bandwidth_bytes_s else 0
-        return cluster.start_overhead_s + (
-            copied / cluster.start_bandwidth_bytes_s if copied else 0.0
-        )
+        seconds, bandwidth = self.cluster.start_overhead_s, self.cluster.start_bandwidth_bytes_s
+        return seconds + (self._operand_bytes(op) / bandwidth if bandwidth else 0.0)
 
     def _time_on(self, op: Operation, device: DeviceType) -> float:
         if device.measured:
@@ -142,21 +142,12 @@ class CostModel:
         return max(flops / rate, memory_s) + device.overhead_s
 
     def _signature(self, op: Operation) -> Hashable:
-        numbers = [self._number(value.type) for value in op.operands]
+        numbers = [number_of_type(value) for value in op.operands]
         numbers.append(-1)
-        numbers += [self._number(value.type) for value in op.results]
+        numbers += [number_of_type(value) for value in op.results]
         if op.regions:
             return op.name, _flops(op), tuple(numbers)
         return op.name, tuple(numbers)
-
-    def _number(self, type_: Attribute) -> int:
-        """A small number for a type: equal types have equal ones. Hashing a type is slow."""
-        found = self._types.get(id(type_))
-        if found is None:
-            number = self._type_numbers.setdefault(type_, len(self._type_numbers))
-            # Holding the type keeps its id from being used again.
-            found = self._types[id(type_)] = (type_, number)
-        return found[1]
 
     # Communication
 
@@ -167,19 +158,16 @@ class CostModel:
         key = (op.axes, self._signature(op))
         found = self._collective_times.get(key)
         if found is None:
-            found = self._collective_times[key] = self._collective_time(op)
+            kind, operand_bytes = collective_kind(op), self._operand_bytes(op)
+            found = self.ring_time_s(kind, self.ring(op), operand_bytes, sent_bytes(op, self.mesh))
+            self._collective_times[key] = found
         return found
-
-    def _collective_time(self, op: DistOp) -> float:
-        return self.ring_time_s(
-            collective_kind(op), self.ring(op), self._operand_bytes(op), sent_bytes(op, self.mesh)
-        )
 
     def ring_time_s(self, kind: str, ring: Ring, operand_bytes: float, sent: float) -> float:
         """Seconds of a collective of some kind on a ring, of which each rank sends `sent` bytes."""
-        table = self._table(kind, ring)
-        if table is not None:
-            return time_at(table.points, max(1, operand_bytes * ring.flows))
+        for table in self.cluster.collectives:
+            if (table.kind, table.ranks, table.nodes) == (kind, ring.ranks, ring.nodes):
+                return time_at(table.points, max(1, operand_bytes * ring.flows))
         steps = rounds_of(kind) * (ring.ranks - 1)
         if ring.bandwidth_bytes_s == 0:
             return math.inf
@@ -192,17 +180,11 @@ class CostModel:
         operand = size_bytes / ring.ranks if kind == "all_gather" else size_bytes
         return self.ring_time_s(kind, ring, operand, sent)
 
-    def _table(self, kind: str, ring: Ring) -> CollectiveTimes | None:
-        for table in self.cluster.collectives:
-            if (table.kind, table.ranks, table.nodes) == (kind, ring.ranks, ring.nodes):
-                return table
-        return None
-
     def _operand_bytes(self, op: Operation) -> int:
         return sum(num_bytes(tensor_type_of(value)) for value in op.operands)
 
     def ring(self, op: DistOp) -> Ring:
-        """The ranks and links that a collective joins."""
+        """The ranks and links that a collective joins; those that share a link run in turn."""
         return self.ring_over(op.axes, all_pairs=collective_kind(op) == "all_to_all")
 
     def ring_over(self, axes: tuple[str, ...], *, all_pairs: bool = False) -> Ring:
@@ -216,10 +198,6 @@ class CostModel:
     def stream_of(self, op: DistOp) -> tuple[str, ...]:
         """The stream of communication that a collective runs on: its axes, in mesh order."""
         return tuple(name for name in self.mesh.names if name in op.axes)
-
-    def links_of(self, op: DistOp) -> tuple[str, ...]:
-        """The links that a collective occupies; collectives that share one run in turn."""
-        return self.ring(op).links
 
 
 def collective_kind(op: Operation) -> str:

@@ -1,4 +1,4 @@
-"""Numbers with units, as people write them: `24GiB`, `250mbit/s`, `35.6T`, `5us`."""
+"""Numbers with units, as people write them (`24GiB`, `250mbit/s`, `35.6T`, `5us`) and read them."""
 
 from __future__ import annotations
 
@@ -43,6 +43,26 @@ def _scale(word: str, unit: str) -> float | None:
             word = word.removesuffix(ending)
     found = (_SCALES | _BINARY).get(word)
     return None if found is None else found / divisor
+
+
+def seconds_text(seconds: float) -> str:
+    """0.0123 -> `12.30 ms`."""
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.3f} s"
+
+
+def bytes_text(count: float) -> str:
+    """1536 -> `1.5 KiB`; from a GiB on to two decimals."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB" if count < 1024 else f"{count / 1024:.2f} TiB"
+
+
+def memory_text(needed: float, there: float) -> str:
+    """`9.0 MiB of 12.00 GiB`, and whether that is too much."""
+    over = " - MORE THAN THE DEVICE HAS" if needed > there else ""
+    return f"{bytes_text(needed)} of {bytes_text(there)}{over}"
 
 
 def gib(size_bytes: float) -> str:

@@ -130,7 +130,7 @@ class _Run:
         seconds = self.model.collective_time_s(op)
         if seconds == 0:
             return 0.0
-        axes, links = self.model.stream_of(op), self.model.links_of(op)
+        axes, links = self.model.stream_of(op), self.model.ring(op).links
         flight = self.streams.start(seconds, (axes, *links))
         self.communication_s[axes] += seconds
         for link in links:

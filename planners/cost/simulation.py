@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from shardweave.planners.cost.memory import Memory
-from shardweave.planners.cost.timeline import Timeline, bytes_text, seconds_text
+from shardweave.planners.cost.quantity import bytes_text, memory_text, seconds_text
+from shardweave.planners.cost.timeline import Timeline
 
 Axes = tuple[str, ...]
 
@@ -84,31 +85,19 @@ class Simulation(Timeline):
         )
         lines.append(f"ratio          {self.ratio:.3f} of the lower bound")
         kinds = [f"{part} {bytes_text(size)}" for part, size in self.memory.parts.items() if size]
-        over = " - MORE THAN THE DEVICE HAS" if self.peak_bytes > self.memory_bytes else ""
-        lines.append(
-            f"peak memory    {bytes_text(self.peak_bytes)} of {bytes_text(self.memory_bytes)}{over}"
-            f" ({', '.join(kinds)})"
-        )
+        memory = memory_text(self.peak_bytes, self.memory_bytes)
+        lines.append(f"peak memory    {memory} ({', '.join(kinds)})")
         return "\n".join(lines)
 
     def record(self) -> dict[str, Any]:
         """The numbers of a simulation as JSON data; axes are joined by commas."""
-        return {
-            "cluster": self.cluster.name,
-            "mesh": {axis.name: axis.size for axis in self.mesh.axes},
-            "time_s": self.time_s,
+        return super().record() | {
             "compute_s": self.compute_s,
             "slowdown_s": self.slowdown_s,
             "communication_s": {",".join(axes): t for axes, t in self.communication_s.items()},
             "exposed_communication_s": self.exposed_communication_s,
             "exposed_s": {",".join(axes): t for axes, t in self.exposed_s.items()},
-            "lower_bound_s": self.lower_bound_s,
-            "bound": {
-                "compute_s": self.bound.compute_s,
-                "link_s": dict(self.bound.link_s),
-                "critical_path_s": self.bound.critical_path_s,
-            },
-            "ratio": self.ratio,
+            "bound": asdict(self.bound),
             "peak_bytes": self.peak_bytes,
             "memory_bytes": self.memory_bytes,
             "memory_parts": dict(self.memory.parts),

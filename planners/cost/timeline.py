@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from shardweave.ir.attributes import PHASES
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.quantity import seconds_text
 
 COMPUTE = "compute"
 
@@ -65,6 +66,16 @@ class Timeline:
         cluster, mesh = self.cluster, self.mesh
         devices = f"{mesh.num_devices} of {cluster.num_devices} devices of {cluster.name}"
         return f"iteration      {seconds_text(self.time_s)} on mesh {mesh}, {devices}"
+
+    def record(self) -> dict[str, Any]:
+        """The numbers of a step as JSON data."""
+        return {
+            "cluster": self.cluster.name,
+            "mesh": {axis.name: axis.size for axis in self.mesh.axes},
+            "time_s": self.time_s,
+            "lower_bound_s": self.lower_bound_s,
+            "ratio": self.ratio,
+        }
 
     def save_trace(self, path: str | Path) -> None:
         """Write Chrome's trace format (JSON) for ui.perfetto.dev; times in microseconds."""
@@ -129,19 +140,6 @@ class Timeline:
             f"{self.ratio:.2f} x the lower bound (dotted)"
         )
         figure.savefig(path, dpi=120)
-
-
-def seconds_text(seconds: float) -> str:
-    """0.0123 -> `12.30 ms`."""
-    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.3f} s"
-
-
-def bytes_text(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"
 
 
 def stream_names(events: Iterable[Event]) -> list[str]:

@@ -18,7 +18,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.blocks import Blocks, blocks_of
-from shardweave.ir.dist import COLLECTIVES, WaitOp, sent_bytes
+from shardweave.ir.dist import COLLECTIVES, WaitOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.regions import split_at_backward
@@ -41,8 +41,7 @@ class BlockWork:
     parameter_bytes: of parameters that are first used here. kept_bytes: results that wait for the
     backward pass. crossing_bytes: what this and earlier blocks hand to later ones.
     workspace_bytes: of the largest op, what it reads and writes beside parameters and inputs.
-    sent_bytes: what a rank sends, by mesh axes and phase. communication_s: of those collectives,
-    one after another, by mesh axes and phase.
+    communication_s: of its collectives, one after another, by mesh axes and phase.
     """
 
     name: str
@@ -54,7 +53,6 @@ class BlockWork:
     kept_bytes: int
     crossing_bytes: int
     workspace_bytes: int
-    sent_bytes: Mapping[AxesAndPhase, float]
     communication_s: Mapping[AxesAndPhase, float]
 
 
@@ -82,23 +80,6 @@ class Workload:
         """Seconds of all compute on a device type."""
         return sum(one.forward_s[device] + one.backward_s[device] for one in self.blocks)
 
-    def communication_s(self, *, phase: str | None = None) -> dict[tuple[str, ...], float]:
-        """Seconds of all communication by mesh axes, in one phase or all."""
-        found: defaultdict[tuple[str, ...], float] = defaultdict(float)
-        for block in self.blocks:
-            for (axes, when), seconds in block.communication_s.items():
-                if phase in (None, when):
-                    found[axes] += seconds
-        return dict(found)
-
-    @property
-    def parameter_bytes(self) -> int:
-        return sum(one.parameter_bytes for one in self.blocks)
-
-    @property
-    def kept_bytes(self) -> int:
-        return sum(one.kept_bytes for one in self.blocks)
-
 
 def workload_of(program: Program, cluster: Cluster, mesh: Mesh | None = None) -> Workload:
     """Read the blocks off a program. Linear in its ops.
@@ -108,31 +89,35 @@ def workload_of(program: Program, cluster: Cluster, mesh: Mesh | None = None) ->
     a device has no FLOP/s for a dtype of the program, or the cluster too few devices.
     """
     blocks = blocks_of(program)
-    members = _blocks(program, blocks)
-    repeated = set(blocks.names)
+    layers, places = _blocks(program, blocks)
     costs = {name: CostModel(alone(cluster, name)) for name in cluster.devices}
-    tallies = [_Tally() for _ in members.names]
-    for op, index in members.of_op.items():
-        tallies[index].add(op, costs)
     links = CostModel(cluster, mesh or program.mesh or Mesh())
-    for op, index in members.of_op.items():
-        tallies[index].communicate(op, links)
+    tallies = [_Tally() for _ in layers]
+    for op, index in places.items():
+        tallies[index].add(op, costs, links)
     for value in kept_values(program):
         owner = value.owner
-        index = members.of_op[owner] if isinstance(owner, Operation) else 0
+        index = places[owner] if isinstance(owner, Operation) else 0
         tallies[index].kept += num_bytes(tensor_type_of(value))
-    shared = _count_parameters(program, members, tallies)
-    crossing = _crossing(program, members)
-    return Workload(
-        tuple(
-            tally.block(name, layers, crossed, is_repeated=name in repeated)
-            for tally, (name, layers), crossed in zip(
-                tallies, members.names.items(), crossing, strict=True
-            )
-        ),
-        shared,
-        parameter_dtype(program).itemsize,
-    )
+    shared = _count_parameters(program, places, tallies)
+    found = [
+        BlockWork(
+            name=name,
+            is_repeated=name in blocks.names,
+            layers=tuple(layers[name]),
+            forward_s={device: tally.seconds[device, True] for device in costs},
+            backward_s={device: tally.seconds[device, False] for device in costs},
+            parameter_bytes=tally.parameters,
+            kept_bytes=tally.kept,
+            crossing_bytes=crossing,
+            workspace_bytes=tally.workspace,
+            communication_s=dict(tally.waited),
+        )
+        for name, tally, crossing in zip(
+            layers, tallies, _crossing(len(layers), places), strict=True
+        )
+    ]
+    return Workload(tuple(found), shared, parameter_dtype(program).itemsize)
 
 
 def parameter_dtype(program: Program) -> torch.dtype:
@@ -169,16 +154,17 @@ class _Tally:
     seconds: defaultdict[tuple[str, bool], float] = field(
         default_factory=lambda: defaultdict(float)
     )
-    sent: defaultdict[AxesAndPhase, float] = field(default_factory=lambda: defaultdict(float))
     waited: defaultdict[AxesAndPhase, float] = field(default_factory=lambda: defaultdict(float))
     parameters: int = 0
     kept: int = 0
     workspace: int = 0
-    devices: tuple[str, ...] = ()
 
-    def add(self, op: Operation, costs: Mapping[str, CostModel]) -> None:
-        self.devices = tuple(costs)
-        if isinstance(op, (*COLLECTIVES, WaitOp)):
+    def add(self, op: Operation, costs: Mapping[str, CostModel], links: CostModel) -> None:
+        if isinstance(op, COLLECTIVES):
+            if set(op.axes) <= set(links.mesh.names):
+                self.waited[links.stream_of(op), phase_of(op)] += links.collective_time_s(op)
+            return
+        if isinstance(op, WaitOp):
             return
         is_forward = phase_of(op) == "forward"
         for name, cost in costs.items():
@@ -187,46 +173,13 @@ class _Tally:
         touched = sum(num_bytes(tensor_type_of(v)) for v in (*read, *op.results))
         self.workspace = max(self.workspace, touched)
 
-    def communicate(self, op: Operation, links: CostModel) -> None:
-        if not isinstance(op, COLLECTIVES):
-            return
-        if set(op.axes) <= set(links.mesh.names):
-            key = links.stream_of(op), phase_of(op)
-            self.waited[key] += links.collective_time_s(op)
-            self.sent[key] += sent_bytes(op, links.mesh)
 
-    def block(
-        self, name: str, layers: tuple[str, ...], crossing: int, *, is_repeated: bool
-    ) -> BlockWork:
-        return BlockWork(
-            name=name,
-            is_repeated=is_repeated,
-            layers=layers,
-            forward_s={device: self.seconds[device, True] for device in self.devices},
-            backward_s={device: self.seconds[device, False] for device in self.devices},
-            parameter_bytes=self.parameters,
-            kept_bytes=self.kept,
-            crossing_bytes=crossing,
-            workspace_bytes=self.workspace,
-            sent_bytes=dict(self.sent),
-            communication_s=dict(self.waited),
-        )
+def _blocks(program: Program, blocks: Blocks) -> tuple[dict[str, list[str]], dict[Operation, int]]:
+    """The blocks' layers by name, and the block of each op by number.
 
-
-@dataclass(frozen=True)
-class _Members:
-    """names: the blocks in order with their layers. place: the block of each layer.
-
-    An op outside all layers counts with the block of the op before it.
+    Layers are dealt to blocks in the order in which the forward pass first meets them; an op
+    outside all layers counts with the block of the op before it.
     """
-
-    names: Mapping[str, tuple[str, ...]]
-    place: Mapping[str, int]
-    of_op: Mapping[Operation, int]
-
-
-def _blocks(program: Program, blocks: Blocks) -> _Members:
-    """Deal the layers to blocks, in the order in which the forward pass first meets them."""
     forward, _ = split_at_backward(program)
     layers: dict[str, list[str]] = {}  # by block
     place: dict[str, str] = {}
@@ -252,15 +205,11 @@ def _blocks(program: Program, blocks: Blocks) -> _Members:
         block = place.get(layer_of(op))
         last = last if block is None else numbers[block]
         of_op[op] = last
-    return _Members(
-        {name: tuple(found) for name, found in layers.items()},
-        {layer: numbers[block] for layer, block in place.items()},
-        of_op,
-    )
+    return layers, of_op
 
 
 def _count_parameters(
-    program: Program, members: _Members, tallies: list[_Tally]
+    program: Program, of_op: Mapping[Operation, int], tallies: list[_Tally]
 ) -> tuple[Shared, ...]:
     """Count each parameter in the block that uses it first, and note which others do."""
     shared: list[Shared] = []
@@ -269,26 +218,26 @@ def _count_parameters(
             continue
         size = num_bytes(tensor_type_of(slot.value))
         users = (use.operation for use in slot.value.uses)
-        places = sorted({members.of_op[user] for user in users if user in members.of_op})
+        places = sorted({of_op[user] for user in users if user in of_op})
         tallies[min(places, default=0)].parameters += size
         shared += [Shared(first, second, size) for first, second in pairwise(places)]
     return tuple(shared)
 
 
-def _crossing(program: Program, members: _Members) -> list[int]:
+def _crossing(num_blocks: int, of_op: Mapping[Operation, int]) -> list[int]:
     """Bytes of forward results that are made up to each block and read in a later one."""
     last_use: dict[SSAValue, int] = {}
-    for op, index in members.of_op.items():
+    for op, index in of_op.items():
         if phase_of(op) == "forward":
             for operand in op.operands:
                 value = storage_of(operand)
                 last_use[value] = max(index, last_use.get(value, 0))
-    changes = [0] * (len(members.names) + 1)
+    changes = [0] * (num_blocks + 1)
     for value, last in last_use.items():
         owner = value.owner
-        if isinstance(owner, Operation) and members.of_op[owner] < last:
+        if isinstance(owner, Operation) and of_op[owner] < last:
             size = num_bytes(tensor_type_of(value))
-            changes[members.of_op[owner]] += size
+            changes[of_op[owner]] += size
             changes[last] -= size
     found: list[int] = []
     alive = 0

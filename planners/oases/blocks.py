@@ -69,7 +69,10 @@ def read_blocks(program: Program, pairs: Sequence[Pair]) -> list[ProgramBlock]:
     blocks: list[ProgramBlock] = []
     for number, ops in enumerate(members):
         own = tuple(pair for _, _, pair in spans if numbers[pair.columns[0]] == number)
-        entering = (cuts[number - 1][1],) if number else first or _results(own[0])
+        if number:
+            entering = (cuts[number - 1][1],)
+        else:
+            entering = first or tuple(op.results[0] for op in own[0].columns)
         blocks.append(
             ProgramBlock(
                 _name(own, number),
@@ -211,14 +214,11 @@ def _gradients(
     return found
 
 
-def _results(pair: Pair) -> tuple[SSAValue, ...]:
-    return tuple(op.results[0] for op in pair.columns)
-
-
 def _name(pairs: Sequence[Pair], number: int) -> str:
     """The part of the module names that a block's linear maps share."""
-    layers = [layer_of(op).split(".") for pair in pairs for op in pair.columns]
-    layers += [layer_of(op).split(".") for pair in pairs for op in pair.ends if layer_of(op)]
+    columns = [op for pair in pairs for op in pair.columns]
+    ends = [op for pair in pairs for op in pair.ends if layer_of(op)]
+    layers = [layer_of(op).split(".") for op in (*columns, *ends)]
     shared: list[str] = []
     for parts in zip(*layers, strict=False):
         if len(set(parts)) > 1:

@@ -19,12 +19,12 @@ from shardweave.ir.mesh import Axis, Mesh
 from shardweave.ir.placement import DimSharding, Placement, Sharding, ordered
 from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
+from shardweave.planners.linear_maps import Cut
 from shardweave.planners.oases.blocks import ProgramBlock
 from shardweave.planners.oases.chain import runs
-from shardweave.planners.op_names import named_ops
 from shardweave.planners.plan import Plan
+from shardweave.planners.plan_names import named_ops, sharding_text
 from shardweave.planners.replicated import batch_shardings
-from shardweave.planners.structure import Cut
 
 TIME_AXIS = "batch"
 
@@ -199,9 +199,8 @@ def _activations(program: Program, space: DegreeSpace, degrees: Sequence[int]) -
 
 def _text(sharding: Sharding, value: SSAValue) -> str:
     """A sharding as plans write it, without the sub-batches, which `split-batch` adds."""
-    dims = tuple(tuple(p for p in dim if p.axis != TIME_AXIS) for dim in sharding.dims)
-    attribute = str(ShardingAttr.of(Sharding(dims), shape_of(value)))
-    return attribute.removeprefix("#dist.sharding<").removesuffix(">")
+    dims = (tuple(p for p in dim if p.axis != TIME_AXIS) for dim in sharding.dims)
+    return sharding_text(tuple(dims), shape_of(value))
 
 
 def batch_size(program: Program) -> int:

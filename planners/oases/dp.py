@@ -85,14 +85,11 @@ def solve_chain(
     states = costs if max_switches is None else _with_switches(costs, chain, max_switches)
     wide, num_labels = solve_costs(states, budget_bytes)
     widths = [len(block.choices) for block in chain.blocks]
-    if costs.memory(path := _narrow(wide, widths)) > budget_bytes:
+    # A state is a choice once per number of switches.
+    path = tuple(a % width for a, width in zip(wide, widths, strict=True))
+    if costs.memory(path) > budget_bytes:
         raise no_fit(chain, path, budget_bytes)
     return Solution(path, chain.degrees(path), costs.time_s(path), costs.memory(path), num_labels)
-
-
-def _narrow(path: tuple[int, ...], widths: list[int]) -> tuple[int, ...]:
-    """The choices of a path over states, which are choices once per number of switches."""
-    return tuple(a % width for a, width in zip(path, widths, strict=True))
 
 
 def solve_costs(costs: ChainCosts, budget_bytes: float) -> tuple[tuple[int, ...], int]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 import shutil
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import pulp  # pyright: ignore[reportMissingTypeStubs]
 from pulp.apis import coin_api  # pyright: ignore[reportMissingTypeStubs]
 
 from shardweave.planners.oases.chain import Chain, ChainCosts, ChainError, check_budget, linearise
 from shardweave.planners.oases.dp import Solution, solve_chain
-
-SolverName = Literal["highs", "cbc"]
 
 _BUNDLED_CBC = str(getattr(coin_api, "pulp_cbc_path", ""))
 
@@ -22,7 +20,7 @@ def solve_chain_ilp(
     chain: Chain,
     budget_bytes: float = math.inf,
     *,
-    solver: SolverName = "highs",
+    solver: str = "highs",
     max_switches: int | None = None,
     literal: bool = False,
 ) -> Solution:
@@ -66,7 +64,9 @@ def solve_chain_ilp(
             f"{solver} ended with status '{pulp.LpStatus[status]}', expected an optimum; use the "
             "other solver, or `oases_dp.solve_chain`."
         )
-    path = tuple(max(range(len(row)), key=lambda a: _value(row[a])) for row in chosen)
+    path = tuple(
+        max(range(len(row)), key=lambda a: float(cast("float", row[a].varValue))) for row in chosen
+    )
     return Solution(path, chain.degrees(path), costs.time_s(path), costs.memory(path))
 
 
@@ -150,7 +150,7 @@ def _switches(
     problem += pulp.lpSum(switching) <= max_switches
 
 
-def _solver(name: SolverName) -> Any:
+def _solver(name: str) -> Any:
     options: dict[str, Any] = {"msg": False, "gapRel": 0.0, "gapAbs": 0.0, "threads": 1}
     if name == "highs":
         solver = pulp.HiGHS(**options)
@@ -163,7 +163,3 @@ def _solver(name: SolverName) -> Any:
     if not solver.available():
         raise ValueError(f"solver '{name}' is not installed; install it, or use the other.")
     return solver
-
-
-def _value(variable: pulp.LpVariable) -> float:
-    return float(cast("float", variable.varValue))

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
+from functools import partial
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
 from shardweave.planners.cost.quantity import gib
-from shardweave.planners.oases.chain import MEMORY_PARTS, Chain, linearise, runs
+from shardweave.planners.oases.chain import MEMORY_PARTS, Chain, ChainCosts, linearise, runs
 from shardweave.planners.oases.degree import Axes, plan_of_degrees
 from shardweave.planners.oases.dp import Solution, solve_chain
 from shardweave.planners.oases.ilp import solve_chain_ilp
@@ -66,8 +66,10 @@ def plan_oases(
     found = chain_of_program(program, axes, cluster, options)
     devices = cluster.device_types(mesh.num_devices)
     budget = memory_share * min(device.memory_bytes for device in devices)
-    solution = _solve(found.chain, budget, solver, max_switches, literal)
-    candidates = tuple(_candidates(found.chain, solution, budget, literal))
+    solve = solve_chain if solver == "dp" else partial(solve_chain_ilp, solver=solver)
+    solution = solve(found.chain, budget, max_switches=max_switches, literal=literal)
+    costs = linearise(found.chain, literal=literal)
+    candidates = tuple(_candidates(found.chain, costs, solution, budget))
     return replace(
         plan_of_degrees(program, found.space, solution.degrees),
         recompute=recompute,
@@ -90,21 +92,11 @@ def _check(batch_split: int, solver: str, memory_share: float) -> None:
         raise ValueError(f"memory_share={memory_share}; give the share that may be used, 0 .. 1.")
 
 
-def _solve(
-    chain: Chain, budget: float, solver: str, max_switches: int | None, literal: bool
-) -> Solution:
-    if solver == "dp":
-        return solve_chain(chain, budget, max_switches=max_switches, literal=literal)
-    name: Literal["highs", "cbc"] = "highs" if solver == "highs" else "cbc"
-    return solve_chain_ilp(chain, budget, solver=name, max_switches=max_switches, literal=literal)
-
-
 def _candidates(
-    chain: Chain, solution: Solution, budget: float, literal: bool
+    chain: Chain, costs: ChainCosts, solution: Solution, budget: float
 ) -> Iterator[Candidate]:
     """The solution, then all blocks at one degree each, by time."""
-    costs = linearise(chain, literal=literal)
-    yield Candidate(runs(solution.degrees), _predicted(chain, solution.path, budget, literal))
+    yield Candidate(runs(solution.degrees), _predicted(chain, costs, solution.path, budget))
     common = [
         one.degree
         for one in chain.blocks[0].choices
@@ -114,22 +106,21 @@ def _candidates(
     for path in sorted(paths, key=costs.time_s):
         if path == solution.path:
             continue
-        predicted = _predicted(chain, path, budget, literal)
-        needed = sum(predicted.memory_bytes.values())
+        predicted = _predicted(chain, costs, path, budget)
         reason = (
-            f"{gib(needed)} GiB of {gib(budget)} GiB"
-            if needed > budget
-            else f"{predicted.time_s / solution.time_s - 1:.1%} slower"
+            f"{predicted.time_s / solution.time_s - 1:.1%} slower"
+            if predicted.fits
+            else f"{gib(predicted.peak_bytes)} GiB of {gib(budget)} GiB"
         )
         yield Candidate(runs(chain.degrees(path)), predicted, reason)
 
 
-def _predicted(chain: Chain, path: Sequence[int], budget: float, literal: bool) -> Predicted:
+def _predicted(chain: Chain, costs: ChainCosts, path: Sequence[int], budget: float) -> Predicted:
     """What the chain says of a path: seconds, and bytes by part."""
     chosen = [block.choices[a] for block, a in zip(chain.blocks, path, strict=True)]
     works = [work for choice in chosen for work in (choice.forward, choice.backward)]
     return Predicted(
-        time_s=linearise(chain, literal=literal).time_s(path),
+        time_s=costs.time_s(path),
         compute_s=sum(sum(work.compute_s) for work in works),
         communication_s={
             "blocks": sum(sum(work.communication_s) for work in works),

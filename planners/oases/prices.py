@@ -27,7 +27,8 @@ from shardweave.ir.storage import kept_values
 from shardweave.ir.types import AnyTensor, dtype_of_value, num_bytes, shape_of, tensor_type_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.model import CostModel
-from shardweave.planners.lower import PARTITIONING, Lowering, annotation_steps, lowered
+from shardweave.planners.linear_maps import Cut
+from shardweave.planners.lower import lowered, lowering_of
 from shardweave.planners.oases.degree import (
     TIME_AXIS,
     Axes,
@@ -35,7 +36,6 @@ from shardweave.planners.oases.degree import (
     batch_annotations,
     plan_of_degrees,
 )
-from shardweave.planners.structure import Cut
 
 _COLLECTIVES = tuple(COLLECTIVES)
 
@@ -100,8 +100,8 @@ def handed_at(
 def price(program: Program, space: DegreeSpace, degree: int, cluster: Cluster) -> DegreePrices:
     """What blocks take if all have a degree, or are whole where they cannot. Linear in the ops."""
     plan = plan_of_degrees(program, space, [degree] * len(space.blocks))
-    names = [*PARTITIONING, *(["unroll-time-axes"] if plan.batch_split > 1 else []), "cse", "dce"]
-    steps: Lowering = annotation_steps(plan) + [(name, {}) for name in names]
+    # Merged messages would belong to several blocks.
+    steps = [step for step in lowering_of(plan) if step[0] != "merge-collectives"]
     local = lowered(_numbered(program), plan, steps)
     costs = CostModel(cluster, local.mesh or Mesh())
     places = {op: place for place, op in enumerate(program.ops)}

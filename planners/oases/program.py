@@ -16,11 +16,12 @@ from shardweave.ir.types import AnyTensor, dtype_of, dtype_of_value, num_bytes, 
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
+from shardweave.planners.linear_maps import Cut, input_embeddings
 from shardweave.planners.oases.blocks import ProgramBlock, read_blocks
 from shardweave.planners.oases.chain import Chain, ChainBlock, DegreeOption, Matrix, PassTimes
 from shardweave.planners.oases.degree import Axes, DegreeSpace, batch_size
 from shardweave.planners.oases.prices import DegreePrices, handed_at, moving_s, price
-from shardweave.planners.structure import Cut, Pair, find_pairs, input_embeddings
+from shardweave.planners.structure import Pair, find_pairs
 
 
 @dataclass(frozen=True)

@@ -5,29 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from scipy.optimize import least_squares
 from torch import Tensor
 
-from shardweave.planners.oppa.prior import FIRST_GUESS, Columns, Values
+from shardweave.planners.oppa.prior import FIRST_GUESS, Formula
 from shardweave.planners.oppa.space import Floats, SpaceTable
-
-
-class Formula(Protocol):
-    """Values of configurations from their sizes, and from numbers that are to be fitted."""
-
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        """Names of the numbers, all above 0."""
-        ...
-
-    def __call__(self, x: Columns, of: Values) -> Tensor:
-        """The value of each configuration."""
-        ...
-
 
 NUMBERS_DEVIATION = 1.5
 """Of the logarithm of a formula's numbers, around the first guess."""

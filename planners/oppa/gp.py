@@ -13,8 +13,6 @@ from __future__ import annotations
 import importlib
 import math
 import warnings
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType
@@ -25,13 +23,12 @@ from torch import Tensor
 
 from shardweave.planners.oppa.formula import (
     NUMBERS_DEVIATION,
-    Formula,
     Samples,
     columns_of,
     first_guess,
     fit_formula,
 )
-from shardweave.planners.oppa.prior import Columns, Values
+from shardweave.planners.oppa.prior import Columns, Formula
 from shardweave.planners.oppa.space import Floats, SpaceTable
 
 Kernel = Literal["ard", "additive"]
@@ -57,12 +54,10 @@ def botorch() -> ModuleType:
 
 @dataclass(frozen=True)
 class Belief:
-    """A fitted process. `numbers`: of its formula, by name."""
+    """A fitted process."""
 
     model: Any = field(repr=False)
-    formula: Formula | None
     samples: Samples = field(repr=False)
-    numbers: Mapping[str, float]
 
     def at(self, table: SpaceTable) -> tuple[Floats, Floats]:
         """Mean and variance of the value itself, without noise, of each row.
@@ -91,7 +86,9 @@ def fit(samples: Samples, formula: Formula | None, kernel: Kernel) -> Belief:
     library = botorch()
     features = _inputs(samples.table)
     mean = _formula_mean(samples, formula) if formula else None
-    with _quiet():
+    with warnings.catch_warnings():
+        # An optimiser that stops early, or a matrix that needs jitter, still gives a usable fit.
+        warnings.simplefilter("ignore")
         model = library.models.SingleTaskGP(
             features,
             torch.tensor(samples.values)[:, None],
@@ -106,16 +103,7 @@ def fit(samples: Samples, formula: Formula | None, kernel: Kernel) -> Belief:
         options = {"options": {"maxiter": 30}}
         library.fit.fit_gpytorch_mll(likelihood, optimizer_kwargs=options, max_attempts=2)
     model.eval()
-    found = {} if mean is None else {k: v.item() for k, v in mean.numbers().items()}
-    return Belief(model, formula, samples, found)
-
-
-@contextmanager
-def _quiet() -> Generator[None]:
-    """An optimiser that stops early, or a matrix that needs jitter, still gives a usable fit."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    return Belief(model, samples)
 
 
 def _inputs(table: SpaceTable) -> Tensor:
@@ -174,15 +162,12 @@ def _formula_mean(samples: Samples, formula: Formula) -> Any:
                 prior = NormalPrior(centre, torch.tensor(NUMBERS_DEVIATION, dtype=double))
                 self.register_prior(f"{key}_prior", prior, key)
 
-        def numbers(self) -> Values:
-            return {name: getattr(self, f"log_{name}").exp() for name in guess}
-
         def forward(self, x: Tensor) -> Tensor:
             assert x.shape[-2] == len(samples.values), "only the samples' own mean is asked for"
             return self.of(self.columns)
 
         def of(self, columns: Columns) -> Tensor:
-            return formula(columns, self.numbers())
+            return formula(columns, {name: getattr(self, f"log_{name}").exp() for name in guess})
 
     return FormulaMean()
 

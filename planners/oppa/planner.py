@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import product
 from statistics import fmean
+from typing import cast, get_args
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.quantity import gib
-from shardweave.planners.degrees import asked_degrees
+from shardweave.planners.degrees import asked_degrees, divisors
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.oppa.choosers import BayesianChooser, Chooser
 from shardweave.planners.oppa.gp import Kernel
 from shardweave.planners.oppa.prior import Form
-from shardweave.planners.oppa.search import Found, TrialBudget, search
-from shardweave.planners.oppa.space import Configuration, SearchSpace
-from shardweave.planners.oppa.trials import Host, Launch, Outcome, Record, Trial, TrialFile
+from shardweave.planners.oppa.search import Found, search
+from shardweave.planners.oppa.space import Configuration
+from shardweave.planners.oppa.trials import Host, Outcome, Record, Trial, TrialFile
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
 from shardweave.planners.predict import simulate_plan, with_candidates
 
 AXES = ("data", "tensor")
-SCHEDULES = ("none", "sub-batch", "cross-pass")
+SUB_BATCH_SCHEDULES = ("none", "sub-batch", "cross-pass")
 MAX_SUB_BATCHES = 4
 
 
@@ -82,12 +85,14 @@ def plan_oppa(
 
     Raises PlanError if no trial ran within the memory, TrialsError for a file that cannot be used.
     """
-    forms: Mapping[str, Form] = {name: name for name in ("literal", "corrected", "extended")}
-    kernels: Mapping[str, Kernel] = {name: name for name in ("ard", "additive")}
-    for what, word, known in (("form", options.form, forms), ("kernel", options.kernel, kernels)):
+    for what, word, known in (
+        ("form", options.form, get_args(Form)),
+        ("kernel", options.kernel, get_args(Kernel)),
+    ):
         if word not in known:
             raise PlanError(f"oppa's {what} is '{word}'; use one of {', '.join(known)}.")
-    chooser = BayesianChooser(forms[options.form], kernels[options.kernel], options.first)
+    form, kernel = cast("Form", options.form), cast("Kernel", options.kernel)
+    chooser = BayesianChooser(form, kernel, options.first)
     return plan_by_trials("oppa", program, mesh, cluster, chooser, options, host)
 
 
@@ -102,11 +107,12 @@ def plan_by_trials(
 ) -> Plan:
     """The fastest plan that a search finds; see `plan_oppa`."""
     plans = Plans(name, program)
-    space = _space(program, mesh, cluster)
-    configurations = [one for one in space.enumerate() if _is_wanted(one, mesh, plans)]
+    devices = cluster.num_devices if mesh is None else mesh.num_devices
+    space = _space(program, devices)
+    configurations = [one for one in space if _is_wanted(one, mesh, plans)]
     if not configurations:
         raise PlanError(
-            f"no plan of data x tensor uses the {space.devices} devices of "
+            f"no plan of data x tensor uses the {devices} devices of "
             f"{mesh or cluster.name} for this program; change the batch, or give a mesh."
         )
     problem = {
@@ -114,13 +120,10 @@ def plan_by_trials(
         "cluster": cluster.name,
         "mesh": "" if mesh is None else str(mesh),
         "trials": f"real, {options.steps} steps" if options.real else "simulated",
-        "space": space.to_dict(),
     }
     simulated = PlanTrial(plans, cluster)
-    trial: Trial = simulated
-    if options.real:
-        trial = RealTrial(plans, _launch_of(host), options.steps, options.time_limit_s)
-    memory_bytes = min(one.memory_bytes for one in cluster.device_types(space.devices))
+    trial = _real_trial(plans, options, host) if options.real else simulated.run
+    memory_bytes = min(one.memory_bytes for one in cluster.device_types(devices))
     opened = TrialFile.open(options.file, problem) if options.file else nullcontext()
     with opened as file:
         notes = tuple(file.notes) if file else ()
@@ -128,13 +131,16 @@ def plan_by_trials(
             configurations,
             trial,
             chooser,
-            TrialBudget(options.trials),
+            options.trials,
             memory_bytes=memory_bytes,
             seed=options.seed,
             file=file,
             progress=_progress(options.trials, host),
         )
-    predict = _measured if options.real else simulated.predict
+
+    def predict(one: Record) -> Predicted:
+        return _measured(one.outcome) if options.real else simulated.predict(one.configuration)
+
     plan = _plan_of(found, plans, memory_bytes, options, len(configurations), predict)
     return replace(plan, notes=(*plan.notes, *notes))
 
@@ -185,61 +191,60 @@ class PlanTrial:
     def run(self, configuration: Configuration) -> Outcome:
         """One time, for the simulator has no noise. What cannot be partitioned has crashed."""
         try:
-            found = self._predict(configuration)
+            found = self.predict(configuration)
         except ValueError as error:
             return Outcome("crashed", message=str(error))
-        if found.peak_bytes > found.capacity_bytes:
+        if not found.fits:
             return Outcome("out_of_memory", peak_bytes=found.peak_bytes)
         return Outcome("ok", (found.time_s,), found.peak_bytes)
 
-    def predict(self, one: Record) -> Predicted:
+    def predict(self, configuration: Configuration) -> Predicted:
         """The step of a trial by part; simulated here if the trial is of an earlier search."""
-        return self._predict(one.configuration)
-
-    def _predict(self, configuration: Configuration) -> Predicted:
         if configuration not in self._predicted:
             plan = self.plans.plan(configuration)
             self._predicted[configuration] = simulate_plan(self.plans.program, plan, self.cluster)
         return self._predicted[configuration]
 
 
-@dataclass(frozen=True)
-class RealTrial:
+def _real_trial(plans: Plans, options: TrialOptions, host: Host | None) -> Trial:
     """A trial on real processes."""
-
-    plans: Plans
-    launch: Launch
-    steps: int
-    time_limit_s: float
-
-    def run(self, configuration: Configuration) -> Outcome:
-        return self.launch(self.plans.plan(configuration), self.steps, self.time_limit_s)
-
-
-def _launch_of(host: Host | None) -> Launch:
     if host is None or host.launch is None:
         raise PlanError(
             "real trials train a model, and here is only a program; name a model, as in "
             "`shardweave plan gpt:layers=2,hidden=64 --planner oppa -O real=true`."
         )
-    return host.launch
+    launch = host.launch
+    return lambda one: launch(plans.plan(one), options.steps, options.time_limit_s)
 
 
-def _space(program: Program, mesh: Mesh | None, cluster: Cluster) -> SearchSpace:
+def _space(program: Program, devices: int) -> list[Configuration]:
+    """What backends run on so many devices, always in the same order.
+
+    The data degree divides the batch, and sub-batches a replica's share of it. Without two
+    sub-batches there is nothing to alternate between, and without a tensor axis no sequence to cut.
+    """
     inputs = [shape_of(slot.value) for slot in program.arguments if slot.kind == "input"]
-    devices = cluster.num_devices if mesh is None else mesh.num_devices
-    return SearchSpace(
-        devices=devices,
-        heads=devices & -devices,  # what does not divide is left out by the rule itself
-        layers=1,
-        batch=max((shape[0] for shape in inputs if shape), default=1),
-        zero_stages=(0,),
-        data_buckets_mib=(1,),
-        recompute=RECOMPUTE,
-        schedules=SCHEDULES,
-        sequence_parallel=(False, True),
-        max_micro_batches=MAX_SUB_BATCHES,
-    )
+    batch = max((shape[0] for shape in inputs if shape), default=1)
+    found: list[Configuration] = []
+    for tensor in divisors(devices & -devices):
+        data = devices // tensor
+        if batch % data:
+            continue
+        counts = [n for n in divisors(batch // data) if n <= MAX_SUB_BATCHES]
+        sequences = (False, True) if tensor > 1 else (False,)
+        for count, recompute, sequence in product(counts, RECOMPUTE, sequences):
+            found += [
+                Configuration(
+                    data=data,
+                    tensor=tensor,
+                    micro_batches=count,
+                    recompute=recompute,
+                    schedule=schedule,
+                    sequence_parallel=sequence,
+                )
+                for schedule in (SUB_BATCH_SCHEDULES if count > 1 else ("none",))
+            ]
+    return found
 
 
 def _is_wanted(one: Configuration, mesh: Mesh | None, plans: Plans) -> bool:
@@ -273,9 +278,7 @@ def _plan_of(
     size: int,
     predict: Callable[[Record], Predicted],
 ) -> Plan:
-    counts: dict[str, int] = {}
-    for one in found.records:
-        counts[one.outcome.status] = counts.get(one.outcome.status, 0) + 1
+    counts = Counter(one.outcome.status for one in found.records)
     told = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in counts.items())
     if found.best is None:
         last = next((r.outcome.message for r in reversed(found.records) if r.outcome.message), "")
@@ -295,8 +298,7 @@ def _plan_of(
     return with_candidates(plan, rows)
 
 
-def _measured(one: Record) -> Predicted:
+def _measured(outcome: Outcome) -> Predicted:
     """What a real trial took; how long of it was compute is not measured."""
-    outcome = one.outcome
     memory = {} if outcome.peak_bytes is None else {"peak": outcome.peak_bytes}
     return Predicted(fmean(outcome.times_s), memory_bytes=memory, source="measured")

@@ -148,6 +148,10 @@ class MemoryPrior:
         return self.cap - torch.nn.functional.softplus(self.cap - share, beta=20.0)
 
 
+Formula = ThroughputPrior | MemoryPrior
+"""Values of configurations from their sizes, and from `numbers` that are to be fitted."""
+
+
 def _share_of_states(x: Columns) -> Tensor:
     """What a device has of its stage's states."""
     parts = (

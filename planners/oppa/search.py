@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,16 +11,6 @@ import numpy as np
 from shardweave.planners.oppa.choosers import Chooser, History
 from shardweave.planners.oppa.space import Configuration, SpaceTable
 from shardweave.planners.oppa.trials import Record, Trial, TrialFile, TrialsError
-
-
-@dataclass(frozen=True)
-class TrialBudget:
-    """When a search ends: after this many trials, those of earlier searches included, or this
-    many seconds; the trial that is then on its way is still made.
-    """
-
-    trials: int
-    seconds: float = float("inf")
 
 
 @dataclass(frozen=True)
@@ -39,30 +29,31 @@ def search(
     configurations: Sequence[Configuration],
     trial: Trial,
     chooser: Chooser,
-    budget: TrialBudget,
+    trials: int,
     *,
     memory_bytes: float | None = None,
     seed: int = 0,
     file: TrialFile | None = None,
     progress: Progress | None = None,
 ) -> Found:
-    """Try configurations until the budget is spent or all were tried.
+    """Try configurations until there are so many trials, or all were tried.
 
-    memory_bytes: of a device; what needs more counts as not fitting. file: where trials are kept;
-    a search goes on after those in it, and makes the choices that it would have made without the
-    interruption (each has random numbers of its own, by seed and number of the trial).
+    trials: those of earlier searches included. memory_bytes: of a device; what needs more counts
+    as not fitting. file: where trials are kept; a search goes on after those in it, and makes the
+    choices that it would have made without the interruption (each has random numbers of its own, by
+    seed and number of the trial).
+
     Raises TrialsError if the file has a trial of a configuration that is not among these.
     """
     table = SpaceTable.of(configurations)
     row_of = {one: row for row, one in enumerate(configurations)}
     records = list(file.records) if file else []
-    rows = _rows(records, row_of, file)
-    end_s = time.monotonic() + budget.seconds
-    while len(rows) < min(budget.trials, len(configurations)) and time.monotonic() < end_s:
+    rows = _rows(file, row_of) if file else []
+    while len(rows) < min(trials, len(configurations)):
         history = History(table, rows, records, memory_bytes)
         choice = chooser.choose(history, np.random.default_rng([seed, len(rows)]))
         start_s = time.monotonic()
-        outcome = trial.run(configurations[choice.row])
+        outcome = trial(configurations[choice.row])
         seconds = time.monotonic() - start_s
         record = Record(configurations[choice.row], outcome, choice.reason, seconds)
         if file is not None:
@@ -77,17 +68,14 @@ def search(
     return Found(tuple(records), best)
 
 
-def _rows(
-    records: Sequence[Record], row_of: dict[Configuration, int], file: TrialFile | None
-) -> list[int]:
+def _rows(file: TrialFile, row_of: Mapping[Configuration, int]) -> list[int]:
     found: list[int] = []
-    for number, record in enumerate(records, start=2):
+    for number, record in enumerate(file.records, start=2):
         row = row_of.get(record.configuration)
-        if row is None or file is None:
-            path = file.path if file else "trials"
+        if row is None:
             raise TrialsError(
-                f"{path}:{number}: the configuration '{record.configuration}' is not in the space "
-                "that is searched; give another file."
+                f"{file.path}:{number}: the configuration '{record.configuration}' is not in the "
+                "space that is searched; give another file."
             )
         found.append(row)
     return found

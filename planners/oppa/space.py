@@ -1,32 +1,19 @@
-"""The space of parallelism configurations (OPPA's PCs), enumerated once, and as numbers.
-
-A configuration is a choice of degrees, ZeRO, bucket sizes, micro-batches and what else a backend
-can vary. What a choice makes meaningless takes its least value (a bucket of a reduction that there
-is none of), so that no two configurations of a space are the same run.
-"""
+"""Parallelism configurations (OPPA's PCs), and a table of them as numbers."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
-from itertools import product
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardweave.planners.degrees import divisors
-
 Floats = NDArray[np.float64]
-
-BUCKETS_MIB = tuple(4**k for k in range(7))
-SCHEDULES_OF_SUB_BATCHES = ("sub-batch", "cross-pass")
-"""Orders that need at least two micro-batches to alternate between."""
 
 
 class SpaceError(ValueError):
-    """A space without configurations, or a configuration that is not of it."""
+    """A configuration that is none, or a space without any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,101 +91,6 @@ FEATURES = ("data", "tensor", "pipeline", "bucket", "micro_batches", "chunks")
 
 
 @dataclass(frozen=True)
-class SearchSpace:
-    """What may be chosen.
-
-    devices: all are used. heads: tensor degrees are powers of two that divide it. layers: the
-    pipeline divides it, and chunks times pipeline are at most it (and at most the
-    micro-batches). batch: samples; the data degree divides it and micro-batches divide a
-    replica's share of it; there are at least as many as stages. With one stage there is one chunk.
-    A data degree of 1 has no ZeRO and no bucket; ZeRO uses its own bucket, else the data bucket
-    is used. max_*: tighter limits. `is_accumulating`: whether one stage may have micro-batches;
-    False is the released code's space.
-    """
-
-    devices: int
-    heads: int
-    layers: int
-    batch: int
-    zero_stages: tuple[int, ...] = (0, 1, 2, 3)
-    data_buckets_mib: tuple[int, ...] = BUCKETS_MIB
-    zero_buckets_mib: tuple[int, ...] = BUCKETS_MIB
-    recompute: tuple[str, ...] = ("none", "layer")
-    schedules: tuple[str, ...] = ("none",)
-    sequence_parallel: tuple[bool, ...] = (False,)
-    max_pipeline: int | None = None
-    max_micro_batches: int | None = None
-    is_accumulating: bool = True
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            name: list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-        }
-
-    def degrees(self) -> Iterator[tuple[int, int, int]]:
-        for tensor in divisors(math.gcd(self.devices, self.heads)):
-            if tensor & (tensor - 1):
-                continue
-            for pipeline in divisors(math.gcd(self.devices // tensor, self.layers)):
-                data = self.devices // (tensor * pipeline)
-                if data * tensor * pipeline != self.devices or self.batch % data:
-                    continue
-                if self.max_pipeline is None or pipeline <= self.max_pipeline:
-                    yield data, tensor, pipeline
-
-    def pipelining(self, data: int, pipeline: int) -> list[tuple[int, int]]:
-        most = self.max_micro_batches or self.batch
-        if pipeline == 1 and not self.is_accumulating:
-            most = 1
-        counts = [n for n in divisors(self.batch // data) if pipeline <= n <= most]
-        if pipeline == 1:
-            return [(n, 1) for n in counts]
-        return [
-            (n, chunks) for n in counts for chunks in range(1, min(n, self.layers) // pipeline + 1)
-        ]
-
-    def reductions(self, data: int) -> list[tuple[int, int, int]]:
-        """ZeRO stage, data bucket and ZeRO bucket."""
-        if data == 1:
-            return [(0, 1, 1)]
-        plain = [(0, size, 1) for size in self.data_buckets_mib if 0 in self.zero_stages]
-        stages = [stage for stage in self.zero_stages if stage]
-        return plain + [(stage, 1, size) for stage in stages for size in self.zero_buckets_mib]
-
-    def enumerate(self) -> list[Configuration]:
-        """All configurations, always in the same order. Raises SpaceError if there are none.
-
-        Time: linear in their number.
-        """
-        found: list[Configuration] = []
-        for data, tensor, pipeline in self.degrees():
-            sequences = self.sequence_parallel if tensor > 1 else (False,)
-            for (zero, data_mib, zero_mib), (count, chunks), recompute, sequence in product(
-                self.reductions(data), self.pipelining(data, pipeline), self.recompute, sequences
-            ):
-                found += [
-                    Configuration(
-                        data, tensor, pipeline, zero, data_mib, zero_mib, count, chunks,
-                        recompute, schedule, sequence,
-                    )
-                    for schedule in self._schedules(count)
-                ]  # fmt: skip
-        if not found:
-            raise SpaceError(
-                f"no configuration uses all {self.devices} devices with {self.heads} heads, "
-                f"{self.layers} layers and a batch of {self.batch}; change the batch or the number "
-                "of devices."
-            )
-        return found
-
-    def _schedules(self, micro_batches: int) -> Sequence[str]:
-        if micro_batches > 1:
-            return self.schedules
-        return [name for name in self.schedules if name not in SCHEDULES_OF_SUB_BATCHES]
-
-
-@dataclass(frozen=True)
 class SpaceTable:
     """Configurations as arrays, one row each.
 
@@ -210,7 +102,6 @@ class SpaceTable:
     configurations: Sequence[Configuration]
     columns: dict[str, Floats] = field(repr=False)
     features: Floats = field(repr=False)
-    names: tuple[str, ...]
 
     @staticmethod
     def of(configurations: Sequence[Configuration]) -> SpaceTable:
@@ -229,16 +120,15 @@ class SpaceTable:
             values = [getattr(one, name) for one in configurations]
             for value in list(dict.fromkeys(values))[1:]:
                 features[f"{name}={value}"] = np.array([float(one == value) for one in values])
-        names = tuple(features) or ("constant",)
         constant = np.zeros(len(configurations))
         stacked = np.stack(list(features.values()) or [constant], axis=1)
-        return SpaceTable(configurations, columns, stacked, names)
+        return SpaceTable(configurations, columns, stacked)
 
     def rows(self, index: Sequence[int]) -> SpaceTable:
         """Some of the rows, on the same scales."""
         chosen = [self.configurations[i] for i in index]
         columns = {name: values[list(index)] for name, values in self.columns.items()}
-        return SpaceTable(chosen, columns, self.features[list(index)], self.names)
+        return SpaceTable(chosen, columns, self.features[list(index)])
 
 
 def _buckets(columns: dict[str, Floats]) -> Floats:

@@ -10,11 +10,11 @@ import fcntl
 import json
 import os
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from shardweave.planners.oppa.space import Configuration
 from shardweave.planners.plan import Plan
@@ -62,12 +62,8 @@ class Outcome:
         return statistics.variance(1 / t for t in self.times_s) / len(self.times_s)
 
 
-class Trial(Protocol):
-    """Something that can be tried."""
-
-    def run(self, configuration: Configuration) -> Outcome:
-        """Train for a few steps. What goes wrong in the training is an outcome, not an error."""
-        ...
+Trial = Callable[[Configuration], Outcome]
+"""Trains for a few steps. What goes wrong in the training is an outcome, not an error."""
 
 
 @dataclass(frozen=True)
@@ -119,32 +115,32 @@ class TrialFile:
     """
 
     path: Path
+    _descriptor: int
     records: list[Record] = field(default_factory=list[Record])
     notes: list[str] = field(default_factory=list[str])
-    _descriptor: int = -1
 
     @staticmethod
-    def open(path: str | Path, problem: Mapping[str, Any]) -> TrialFile:
+    @contextmanager
+    def open(path: str | Path, problem: Mapping[str, Any]) -> Generator[TrialFile]:
         """Make the file, or read the one that is there and go on with it.
 
         problem: JSON data that says what is searched; trials of another problem say nothing about
         it. Raises TrialsError for a file of another problem, one that is no file of trials, or
         one that another search has open.
         """
-        file = TrialFile(Path(path))
         try:
-            file._descriptor = os.open(file.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
             raise TrialsError(
                 f"trials '{path}' cannot be written: {error.strerror}; give the path of a file."
             ) from error
+        file = TrialFile(Path(path), descriptor)
         try:
             file._lock()
             file._read(json.loads(json.dumps(problem)))
-        except BaseException:
-            file.close()
-            raise
-        return file
+            yield file
+        finally:
+            os.close(descriptor)
 
     def _lock(self) -> None:
         try:
@@ -208,23 +204,6 @@ class TrialFile:
         if written != len(line):
             raise OSError(f"only {written} of {len(line)} bytes could be written to '{self.path}'")
         os.fsync(self._descriptor)
-
-    def close(self) -> None:
-        """Let others use the file."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def __enter__(self) -> TrialFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 Launch = Callable[[Plan, int, float], Outcome]

@@ -37,7 +37,7 @@ def build_graph(ops: Sequence[Operation], cost: CostModel) -> Graph:
     graph = Graph(kept, [None] * len(kept), [], [], [], [[] for _ in kept], [0] * len(kept))
     for i, op in enumerate(kept):
         if isinstance(op, STARTED):
-            graph.waits[i] = next(use.operation for r in op.results for use in r.uses)
+            graph.waits[i] = wait_of(op)
             graph.travel_s.append(cost.collective_time_s(op))
             graph.streams.append(cost.stream_of(op))
         else:
@@ -53,6 +53,11 @@ def build_graph(ops: Sequence[Operation], cost: CostModel) -> Graph:
         longest = max((graph.tail_s[s] for s in graph.successors[i]), default=0.0)
         graph.tail_s[i] = graph.compute_s[i] + graph.travel_s[i] + longest
     return graph
+
+
+def wait_of(start: Operation) -> Operation:
+    """The wait for a started collective."""
+    return next(use.operation for result in start.results for use in result.uses)
 
 
 def producer_of(value: SSAValue) -> Operation | None:

@@ -18,6 +18,7 @@ from xdsl.ir import Operation
 
 from shardweave.ir.annotations import Copy, copy_of, phase_of
 from shardweave.ir.dist import STARTED, WaitOp
+from shardweave.planners.schedule.graph import wait_of
 
 
 def pass_regions(ops: Sequence[Operation]) -> list[list[Operation]]:
@@ -117,7 +118,7 @@ class _Interleaver:
         self._feed(op)
         self._arrive()
         self._append(op)
-        self.in_flight = _wait_of(op)
+        self.in_flight = wait_of(op)
 
     def _arrive(self) -> None:
         if self.in_flight is not None and self.in_flight not in self.emitted:
@@ -166,7 +167,3 @@ class _Interleaver:
 
 def _producers(op: Operation) -> dict[Operation, None]:
     return {v.owner: None for v in op.operands if isinstance(v.owner, Operation)}
-
-
-def _wait_of(start: Operation) -> Operation:
-    return next(use.operation for result in start.results for use in result.uses)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.presets import find_cluster, preset_names
 from shardweave.planners.cost.simulate import simulate
-from shardweave.planners.schedule.graph import Graph, build_graph
+from shardweave.planners.schedule.graph import Graph, build_graph, wait_of
 from shardweave.planners.schedule.interleave import interleave, pass_regions, whole_regions
 from shardweave.planners.schedule.list_memory import MemoryBudget, liveness, recompute_gates
 from shardweave.planners.schedule.list_schedule import list_schedule
@@ -34,68 +33,58 @@ def reschedule(
     cluster: for `list`, a preset's name or a file. memory_cap: bytes on one device. Raises
     ValueError for an unknown schedule, a program that is not started, and a step that needs more.
     """
-    _Scheduling(schedule, cluster, memory_cap).run(program)
-
-
-@dataclass(frozen=True)
-class _Scheduling:
-    schedule: str
-    cluster: str
-    memory_cap: int | None
-
-    def run(self, program: Program) -> None:
-        if self.schedule not in SCHEDULES:
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule '{schedule}' is unknown; use one of {', '.join(SCHEDULES)}.")
+    ops = list(program.ops)
+    if not any(isinstance(one, STARTED) for one in ops):
+        blocking = next((one for one in ops if type(one) in STARTS), None)
+        if blocking is not None:
             raise ValueError(
-                f"schedule '{self.schedule}' is unknown; use one of {', '.join(SCHEDULES)}."
+                f"{describe(blocking)} blocks, and no collective is started; run "
+                "start-collectives first."
             )
-        ops = list(program.ops)
-        if not any(isinstance(one, STARTED) for one in ops):
-            blocking = next((one for one in ops if type(one) in STARTS), None)
-            if blocking is not None:
-                raise ValueError(
-                    f"{describe(blocking)} blocks, and no collective is started; run "
-                    "start-collectives first."
-                )
-        elif self.schedule == "list":
-            self._best(program, ops)
-        else:
-            program.reorder(_fixed_order(self.schedule, ops))
-        self._check_memory(program)
+    elif schedule == "list":
+        program.reorder(_best_order(program, ops, _find_cluster(cluster), memory_cap))
+    else:
+        program.reorder(_fixed_order(schedule, ops))
+    if memory_cap is not None:
+        _check_memory(program, schedule, memory_cap)
 
-    def _check_memory(self, program: Program) -> None:
-        if self.memory_cap is None:
-            return
-        needed = peak_memory(program).peak_bytes
-        if needed > self.memory_cap:
-            raise ValueError(
-                f"schedule {self.schedule} needs {needed} bytes, {needed - self.memory_cap} more "
-                f"than memory_cap={self.memory_cap}; recompute more (rematerialize), split the "
-                "batch into more sub-batches, or raise the cap."
-            )
 
-    def _find_cluster(self) -> Cluster:
-        try:
-            return find_cluster(self.cluster)
-        except OSError as error:
-            raise ValueError(
-                f"cluster '{self.cluster}' cannot be read: {error.strerror}; give a YAML file or a "
-                f"preset ({', '.join(preset_names())})."
-            ) from error
+def _check_memory(program: Program, schedule: str, memory_cap: int) -> None:
+    needed = peak_memory(program).peak_bytes
+    if needed > memory_cap:
+        raise ValueError(
+            f"schedule {schedule} needs {needed} bytes, {needed - memory_cap} more than "
+            f"memory_cap={memory_cap}; recompute more (rematerialize), split the batch into more "
+            "sub-batches, or raise the cap."
+        )
 
-    def _best(self, program: Program, ops: list[Operation]) -> None:
-        """Try every order and keep the fastest that fits the memory cap."""
-        cluster = self._find_cluster()
-        fixed = [_fixed_order(name, ops) for name in SCHEDULES[:-1]]
-        program.reorder(fixed[-1])
-        graph = build_graph(list(program.ops), CostModel(cluster, program.mesh or Mesh()))
-        tried = [_try(program, cluster, order) for order in fixed]
-        enough = max(one.peak_bytes for one in tried)
-        cap = enough if self.memory_cap is None else self.memory_cap
-        tried += [_try(program, cluster, one) for one in _list_orders(program, graph, cap)]
-        if min(one.peak_bytes for one in tried) > cap:  # for the error, what is really needed
-            tried += [_try(program, cluster, one) for one in _list_orders(program, graph, enough)]
-        best = min(tried, key=lambda one: (max(0, one.peak_bytes - cap), one.time_s))
-        program.reorder(best.order)
+
+def _find_cluster(cluster: str) -> Cluster:
+    try:
+        return find_cluster(cluster)
+    except OSError as error:
+        raise ValueError(
+            f"cluster '{cluster}' cannot be read: {error.strerror}; give a YAML file or a "
+            f"preset ({', '.join(preset_names())})."
+        ) from error
+
+
+def _best_order(
+    program: Program, ops: Sequence[Operation], cluster: Cluster, memory_cap: int | None
+) -> list[Operation]:
+    """The fastest of every order that fits the memory cap."""
+    fixed = [_fixed_order(name, ops) for name in SCHEDULES[:-1]]
+    program.reorder(fixed[-1])
+    graph = build_graph(list(program.ops), CostModel(cluster, program.mesh or Mesh()))
+    tried = [_try(program, cluster, order) for order in fixed]
+    enough = max(one.peak_bytes for one in tried)
+    cap = enough if memory_cap is None else memory_cap
+    tried += [_try(program, cluster, one) for one in _list_orders(program, graph, cap)]
+    if min(one.peak_bytes for one in tried) > cap:  # for the error, what is really needed
+        tried += [_try(program, cluster, one) for one in _list_orders(program, graph, enough)]
+    return min(tried, key=lambda one: (max(0, one.peak_bytes - cap), one.time_s)).order
 
 
 class _Try(NamedTuple):
@@ -127,7 +116,7 @@ def _blocking(ops: Sequence[Operation]) -> list[Operation]:
         order.append(op)
         placed.add(op)
         if isinstance(op, STARTED):
-            wait = next(use.operation for r in op.results for use in r.uses)
+            wait = wait_of(op)
             order.append(wait)
             placed.add(wait)
     return order

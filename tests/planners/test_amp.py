@@ -10,17 +10,16 @@ from hypothesis import strategies as st
 from shardweave.benchmarks.amp_data import (
     gpt2,
     planner_runs,
-    reached,
     read_measured,
     setup_of,
     setups,
 )
 from shardweave.benchmarks.amp_planner import DATA, estimate_runs, quality, search_s
-from shardweave.planners.amp.corrected import CorrectedCosts, fixed_shares
+from shardweave.benchmarks.amp_work import LayerWork, fixed_shares
+from shardweave.planners.amp.costs import corrected_costs, literal_costs
 from shardweave.planners.amp.estimate import estimate
-from shardweave.planners.amp.literal import LiteralCosts
 from shardweave.planners.amp.memory import shortfall, stage_bytes
-from shardweave.planners.amp.model import AmpError, LayeredModel, LayerWork, Strategy, strategies
+from shardweave.planners.amp.model import AmpError, LayeredModel, Strategy, strategies
 from shardweave.planners.amp.network import (
     ClusterArrays,
     boundary_bandwidths,
@@ -53,8 +52,6 @@ def chain(layers: int = 6, *, size: float = 1e3, slowdown: float = 3.0) -> Layer
         outputs={1: (1e3,) * layers},
         parameters={1: (size,) * layers},
         kept_bytes={1: (1e3,) * layers},
-        work=(None,) * layers,
-        rows=tuple(range(layers)),
         repeated=(0, layers),
     )
 
@@ -65,12 +62,12 @@ def chain(layers: int = 6, *, size: float = 1e3, slowdown: float = 3.0) -> Layer
 @pytest.mark.parametrize("name", setups())
 def test_literal_estimates_are_the_published_ones(name: str) -> None:
     setup = setup_of(name)
-    costs = LiteralCosts(setup.model, ClusterArrays.of(setup.cluster))
+    links = ClusterArrays.of(setup.cluster)
     runs = planner_runs(name)
     assert {run.strategy for run in runs} == set(strategies(setup.model, setup.cluster))
     for run in runs:
-        found = costs.stage_costs(run.strategy, megatron_grid(run.strategy))
-        cuts = setup.model.cuts_of_rows(run.cuts)
+        found = literal_costs(setup.model, links, run.strategy, megatron_grid(run.strategy))
+        cuts = setup.cuts_of_rows(run.cuts)
         ours = estimate(setup.model, run.strategy, found, cuts)
         assert ours.seconds == pytest.approx(run.published_s, rel=1e-4)
 
@@ -78,10 +75,10 @@ def test_literal_estimates_are_the_published_ones(name: str) -> None:
 @pytest.mark.parametrize("name", setups())
 def test_literal_cuts_are_never_worse_than_the_published_ones(name: str) -> None:
     setup = setup_of(name)
-    costs = LiteralCosts(setup.model, ClusterArrays.of(setup.cluster))
+    links = ClusterArrays.of(setup.cluster)
     for run in planner_runs(name):
-        found = costs.stage_costs(run.strategy, megatron_grid(run.strategy))
-        cuts = setup.model.cuts_of_rows(run.cuts)
+        found = literal_costs(setup.model, links, run.strategy, megatron_grid(run.strategy))
+        cuts = setup.cuts_of_rows(run.cuts)
         theirs = estimate(setup.model, run.strategy, found, cuts)
         ours = literal_cuts(setup.model, run.strategy, found)
         assert ours.pipeline_s <= theirs.pipeline_s * (1 + 1e-12)
@@ -118,7 +115,7 @@ def test_stage_takes_the_times_of_the_devices_it_runs_on() -> None:
     model = chain()
     links = ClusterArrays.of(cluster(node("fast"), node("slow")))
     strategy = Strategy(2, 2, 1, 1)
-    found = CorrectedCosts(model, links).stage_costs(strategy, megatron_grid(strategy))
+    found = corrected_costs(model, links, strategy, megatron_grid(strategy))
     times = found.problem.times[list(found.problem.kinds)]
     np.testing.assert_allclose(times[:, 0], [0.03, 0.09])
     best = best_cuts(model, strategy, found)
@@ -129,7 +126,7 @@ def test_stage_takes_the_times_of_the_devices_it_runs_on() -> None:
 def test_stage_of_mixed_devices_waits_for_the_slowest() -> None:
     links = ClusterArrays.of(cluster(node("fast"), node("slow")))
     strategy = Strategy(1, 4, 1, 1)
-    found = CorrectedCosts(chain(), links).stage_costs(strategy, megatron_grid(strategy))
+    found = corrected_costs(chain(), links, strategy, megatron_grid(strategy))
     np.testing.assert_allclose(found.problem.times, 0.09)
 
 
@@ -171,30 +168,23 @@ def test_ring_runs_at_its_slowest_hop() -> None:
 def test_sizes_are_in_bytes_of_the_dtype_and_both_ways() -> None:
     links = ClusterArrays.of(cluster(node("fast", count=1)))
     strategy = Strategy(2, 1, 1, 2)
-    found = CorrectedCosts(chain(), links).stage_costs(strategy, megatron_grid(strategy))
+    found = corrected_costs(chain(), links, strategy, megatron_grid(strategy))
     assert found.problem.boundary[0, 1] == pytest.approx(2 * 2 * 2 * 1e3 / 1e7)
 
 
 def test_small_layers_on_fast_devices_hardly_grow_with_the_micro_batch() -> None:
-    het_model = setup_of("het_model")
-    shares = fixed_shares(
-        het_model.model, het_model.cluster, "V100-16GB", 1, reached=reached(), dtype="float16"
-    )
+    shares = setup_of("het_model").model.fixed_shares("V100-16GB", Strategy(1, 1, 1, 1))
     wide, narrow = shares[1:13], shares[13:]
     assert wide.min() > 0.8
     assert narrow.max() < 0.5
-    homogeneous = setup_of("homogeneous")
-    slow = fixed_shares(
-        homogeneous.model, homogeneous.cluster, "T4", 1, reached=reached(), dtype="float16"
-    )
+    slow = setup_of("homogeneous").model.fixed_shares("T4", Strategy(1, 1, 1, 1))
     assert slow.max() < 0.2
 
 
 def test_fixed_share_is_what_neither_work_nor_all_reduces_explain() -> None:
     # Of 10 ms: 1 GFLOP and 2 x 0.5 GB take 1 ms each at full rate, 2 + 2 ms at half of it.
     work = LayerWork(1e9, 0.5e9, all_reduces=2)
-    model = replace(chain(1), work=(work,))
-    found = fixed_shares(model, cluster(node("fast")), "fast", 1, reached=0.5, dtype="float16")
+    found = fixed_shares(chain(1), (work,), cluster(node("fast")), "fast", 1, reached=0.5)
     np.testing.assert_allclose(found, [1 - 0.004 / 0.01])
 
 
@@ -202,7 +192,7 @@ def test_synchronisation_is_part_of_what_the_cuts_minimise() -> None:
     model = replace(chain(4, size=1.0), parameters={1: (1e6, 1e6, 1.0, 1.0)})
     links = ClusterArrays.of(cluster(node("fast", count=1, devices=4)))
     strategy = Strategy(2, 2, 1, 4)
-    found = CorrectedCosts(model, links).stage_costs(strategy, megatron_grid(strategy))
+    found = corrected_costs(model, links, strategy, megatron_grid(strategy))
     best = best_cuts(model, strategy, found)
     assert best is not None
     every = [estimate(model, strategy, found, (0, cut, 4)).seconds for cut in range(1, 4)]
@@ -213,11 +203,11 @@ def test_synchronisation_is_part_of_what_the_cuts_minimise() -> None:
 @pytest.mark.parametrize("name", setups())
 def test_best_cuts_with_synchronisation_are_the_best_of_all_bounds(name: str) -> None:
     setup = setup_of(name)
-    costs = CorrectedCosts(setup.model, ClusterArrays.of(setup.cluster), reached=reached())
+    links = ClusterArrays.of(setup.cluster)
     for strategy in strategies(setup.model, setup.cluster):
         if strategy.pipeline != 2:
             continue
-        found = costs.stage_costs(strategy, megatron_grid(strategy))
+        found = corrected_costs(setup.model, links, strategy, megatron_grid(strategy))
         assert found.problem.first is not None
         layers = setup.model.num_layers
         every = [
@@ -305,11 +295,11 @@ def test_strategies_are_all_that_use_every_device() -> None:
 
 
 def test_cuts_of_rows_are_cuts_between_layers() -> None:
-    model = setup_of("het_model").model
-    cuts = model.cuts_of_rows([0, 12, 44, 49, 56])
+    setup = setup_of("het_model")
+    cuts = setup.cuts_of_rows([0, 12, 44, 49, 56])
     assert cuts == (0, 10, 16, 21, 25)
-    with pytest.raises(AmpError, match="leave a stage without layers"):
-        model.cuts_of_rows([0, 15, 41, 56])
+    with pytest.raises(ValueError, match="leave a stage without layers"):
+        setup.cuts_of_rows([0, 15, 41, 56])
 
 
 @pytest.mark.parametrize(
@@ -320,14 +310,14 @@ def test_cuts_of_rows_are_cuts_between_layers() -> None:
     ],
 )
 def test_strategy_that_does_not_fit_the_model_is_refused(strategy: Strategy, message: str) -> None:
-    costs = CorrectedCosts(chain(), ClusterArrays.of(cluster(node("fast", count=2))))
+    links = ClusterArrays.of(cluster(node("fast", count=2)))
     with pytest.raises(AmpError, match=message):
-        costs.stage_costs(strategy, megatron_grid(strategy))
+        corrected_costs(chain(), links, strategy, megatron_grid(strategy))
 
 
 def test_cuts_of_another_number_of_stages_are_refused() -> None:
     strategy = Strategy(2, 2, 1, 1)
     links = ClusterArrays.of(cluster(node("fast", count=2)))
-    found = CorrectedCosts(chain(), links).stage_costs(strategy, megatron_grid(strategy))
+    found = corrected_costs(chain(), links, strategy, megatron_grid(strategy))
     with pytest.raises(AmpError, match="found 3 stages ending at layer 6, expected 2"):
         estimate(chain(), strategy, found, (0, 2, 4, 6))

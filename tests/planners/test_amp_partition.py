@@ -63,7 +63,7 @@ def test_costly_boundary_moves_a_cut_that_equal_layers_would_not() -> None:
     boundary[0, 2] = 10.0
     costly = Problem(np.ones((1, 4)), (0, 0), boundary, 3.0)
     assert partition(even).cuts == (0, 2, 4)  # type: ignore[union-attr]
-    assert partition(costly).bottleneck_s == 3.0  # type: ignore[union-attr]
+    assert max(np.diff(partition(costly).cuts)) == 3  # type: ignore[union-attr]
 
 
 def test_slow_stage_gets_fewer_layers() -> None:

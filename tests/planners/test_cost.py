@@ -231,7 +231,7 @@ def test_stream_and_links_follow_from_the_axes() -> None:
     assert isinstance(op, DistOp)
     model = CostModel(cluster(2, 2), program.mesh or Mesh())
     assert model.stream_of(op) == ("data", "tensor")
-    assert model.links_of(op) == ("network", "node")
+    assert model.ring(op).links == ("network", "node")
 
 
 def test_mesh_larger_than_the_cluster_is_refused() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from shardweave.benchmarks.oppa_space import BUCKETS_MIB, SearchSpace
 from shardweave.benchmarks.oppa_step_model import StepModel, Transformer
 from shardweave.benchmarks.oppa_trials import SimulatedTrial
 from shardweave.driver.models import build_example
@@ -30,14 +31,8 @@ from shardweave.planners.oppa.choosers import (
 from shardweave.planners.oppa.formula import Samples, columns_of, fit_formula, predict
 from shardweave.planners.oppa.gp import fit
 from shardweave.planners.oppa.prior import MemoryPrior, ThroughputPrior
-from shardweave.planners.oppa.search import TrialBudget, search
-from shardweave.planners.oppa.space import (
-    BUCKETS_MIB,
-    Configuration,
-    SearchSpace,
-    SpaceError,
-    SpaceTable,
-)
+from shardweave.planners.oppa.search import search
+from shardweave.planners.oppa.space import Configuration, SpaceError, SpaceTable
 from shardweave.planners.oppa.trials import Outcome, Record, TrialFile, TrialsError
 
 SMALL = SearchSpace(8, 4, 4, 16, data_buckets_mib=(1, 16), zero_buckets_mib=(1, 16))
@@ -201,11 +196,11 @@ def test_process_predicts_as_gpytorch_itself_does(kernel: str) -> None:
 def test_search_goes_on_from_its_file_as_if_it_had_not_been_stopped(
     machine: StepModel, tmp_path: Path
 ) -> None:
-    space, trial, chooser = SMALL.enumerate(), SimulatedTrial(machine), RandomChooser()
-    whole = search(space, trial, chooser, TrialBudget(12))
+    space, trial, chooser = SMALL.enumerate(), SimulatedTrial(machine).run, RandomChooser()
+    whole = search(space, trial, chooser, 12)
     for count in (5, 9, 12):
         with TrialFile.open(tmp_path / "t.jsonl", {"a": 1}) as file:
-            part = search(space, trial, chooser, TrialBudget(count), file=file)
+            part = search(space, trial, chooser, count, file=file)
             assert len(part.records) == count
     assert [r.configuration for r in part.records] == [r.configuration for r in whole.records]
     assert [r.outcome for r in part.records] == [r.outcome for r in whole.records]
@@ -216,13 +211,13 @@ def test_search_goes_on_the_same_between_two_fits_of_its_numbers(
 ) -> None:
     pytest.importorskip("botorch", exc_type=ImportError)
     monkeypatch.setattr(choosers, "FITTED_EACH", 5)
-    space, trial = SMALL.enumerate(), SimulatedTrial(machine)
+    space, trial = SMALL.enumerate(), SimulatedTrial(machine).run
     with patch.object(choosers, "fit", wraps=fit) as fitted:
-        whole = search(space, trial, BayesianChooser(), TrialBudget(13))
+        whole = search(space, trial, BayesianChooser(), 13)
     assert [len(call.args[0].values) for call in fitted.call_args_list] == [5, 10]
     for count in (8, 13):
         with TrialFile.open(tmp_path / "t.jsonl", {}) as file:
-            part = search(space, trial, BayesianChooser(), TrialBudget(count), file=file)
+            part = search(space, trial, BayesianChooser(), count, file=file)
     assert [r.configuration for r in part.records] == [r.configuration for r in whole.records]
 
 
@@ -242,13 +237,16 @@ def test_half_a_last_line_is_left_out_and_not_joined_to_the_next(tmp_path: Path)
 
 def test_trials_of_another_problem_or_search_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    with TrialFile.open(path, {"cluster": "a"}), pytest.raises(TrialsError, match="in use"):
-        TrialFile.open(path, {"cluster": "a"})
-    with pytest.raises(TrialsError, match="another problem: its cluster is 'a', this one's is 'b'"):
-        TrialFile.open(path, {"cluster": "b"})
+
+    def refuse(problem: dict[str, Any], message: str) -> None:
+        with pytest.raises(TrialsError, match=message), TrialFile.open(path, problem):
+            pass
+
+    with TrialFile.open(path, {"cluster": "a"}):
+        refuse({"cluster": "a"}, "in use")
+    refuse({"cluster": "b"}, "another problem: its cluster is 'a', this one's is 'b'")
     path.write_text('{"no": 1}\n')
-    with pytest.raises(TrialsError, match="not a file of trials"):
-        TrialFile.open(path, {})
+    refuse({}, "not a file of trials")
 
 
 def test_variance_of_an_outcome_is_that_of_its_mean() -> None:
@@ -278,8 +276,8 @@ def test_every_oppa_search_is_near_the_best_in_fewer_trials_than_random_ones_nee
     missing = math.comb(len(space) - len(near), trials) / math.comb(len(space), trials)
     assert (1 - missing) ** len(seeds) < 0.01  # that as many random searches all come near
     for seed in seeds:
-        trial = SimulatedTrial(machine, seed)
-        found = search(space, trial, BayesianChooser(), TrialBudget(trials), seed=seed)
+        trial = SimulatedTrial(machine, seed).run
+        found = search(space, trial, BayesianChooser(), trials, seed=seed)
         assert near & {record.configuration for record in found.records}
 
 

@@ -10,8 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardweave.planners.cost.pipeline.events import Message, Played, StageTimes, TaskPart, play
-from shardweave.planners.cost.pipeline.order import Task, most_in_flight, order_of
+from shardweave.planners.cost.pipeline.events import (
+    Message,
+    Played,
+    StageTimes,
+    Task,
+    TaskPart,
+    most_in_flight,
+    order_of,
+    play,
+)
 from shardweave.planners.cost.streams import Streams, beside_s
 from shardweave.planners.plan_parts import PIPELINE_SCHEDULES
 

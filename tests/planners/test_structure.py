@@ -5,7 +5,8 @@ from __future__ import annotations
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.placement import Sharding
 from shardweave.ir.types import shape_of
-from shardweave.planners.structure import input_embeddings, parallel_pairs, parameter_of
+from shardweave.planners.linear_maps import input_embeddings, parameter_of
+from shardweave.planners.structure import parallel_pairs
 from shardweave.tests.ir_text import step
 
 PAIR = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from shardweave.planners.cost.pipeline.result import PipelineSimulation, StageResult
-from shardweave.planners.cost.pipeline.simulation import simulate_stages
+from shardweave.planners.cost.pipeline.simulation import PipelineSimulation, simulate_stages
 
-__all__ = ["PipelineSimulation", "StageResult", "simulate_stages"]
+__all__ = ["PipelineSimulation", "simulate_stages"]

@@ -10,7 +10,8 @@ from shardweave.ir.types import shape_of
 from shardweave.planners.cost.pipeline.events import PIPELINE_AXIS
 from shardweave.planners.cost.workload import batch_of
 from shardweave.planners.cost.zero import DATA_AXIS
-from shardweave.planners.plan import Lookup, Plan, read_sharding
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_names import Lookup, read_sharding
 from shardweave.planners.plan_parts import PlanError
 
 

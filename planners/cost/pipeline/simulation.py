@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.pipeline.events import StageTimes, Waits, play
-from shardweave.planners.cost.pipeline.order import most_in_flight
-from shardweave.planners.cost.pipeline.result import PipelineSimulation, StageResult
+from shardweave.planners.cost.pipeline.events import StageTimes, Waits, most_in_flight, play
 from shardweave.planners.cost.pipeline.stages import (
     Stage,
     between,
@@ -16,8 +16,109 @@ from shardweave.planners.cost.pipeline.stages import (
     pipeline_of,
     stages_of,
 )
+from shardweave.planners.cost.quantity import memory_text, seconds_text
+from shardweave.planners.cost.timeline import Timeline
 from shardweave.planners.lower import Lowerings
 from shardweave.planners.plan import Plan
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """One stage of a step, in seconds and bytes of one of its devices.
+
+    The step takes compute_s + slowdown_s + exposed_communication_s + bubble_s: slowdown_s is what
+    compute loses to communication beside it, bubble_s waiting for other stages. communication_s,
+    exposed_s: by axes; `pipeline` is what the stage receives. in_flight: micro-batches whose
+    activations it holds at once.
+    """
+
+    compute_s: float
+    slowdown_s: float
+    communication_s: Mapping[str, float]
+    exposed_s: Mapping[str, float]
+    bubble_s: float
+    memory_parts: Mapping[str, float]
+    memory_bytes: int
+    in_flight: int
+
+    @property
+    def exposed_communication_s(self) -> float:
+        return sum(self.exposed_s.values())
+
+    @property
+    def peak_bytes(self) -> float:
+        return sum(self.memory_parts.values())
+
+
+@dataclass(frozen=True)
+class PipelineSimulation(Timeline):
+    """One step of a plan on a cluster, in seconds; `stages` says what each does.
+
+    lower_bound_s: no order of the micro-batches beats it, were messages between stages free.
+    """
+
+    schedule: str
+    micro_batches: int
+    stages: tuple[StageResult, ...]
+
+    @property
+    def busiest(self) -> StageResult:
+        """The stage that waits least for others."""
+        return min(self.stages, key=lambda stage: stage.bubble_s)
+
+    @property
+    def fullest(self) -> StageResult:
+        """The stage that takes the largest share of its devices' memory."""
+        return max(self.stages, key=lambda stage: stage.peak_bytes / stage.memory_bytes)
+
+    @property
+    def bubble_s(self) -> float:
+        """Of the busiest stage."""
+        return self.busiest.bubble_s
+
+    @property
+    def peak_bytes(self) -> float:
+        """Of the fullest stage."""
+        return self.fullest.peak_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the fullest stage's smallest device."""
+        return self.fullest.memory_bytes
+
+    def summary(self) -> str:
+        """The step, and a line for each stage."""
+        waits = f"{self.bubble_s / (self.time_s or 1.0):.0%}"
+        counts = f"{len(self.stages)} stages, {self.micro_batches} micro-batches, {self.schedule}"
+        lines = [
+            self.headline(),
+            f"pipeline       {counts}; the busiest stage waits {waits} of the step for others",
+            f"lower bound    {seconds_text(self.lower_bound_s)} with free messages between stages",
+            f"ratio          {self.ratio:.3f} of the lower bound",
+        ]
+        lines += (_line(number, stage) for number, stage in enumerate(self.stages))
+        return "\n".join(lines)
+
+    def record(self) -> dict[str, Any]:
+        """The numbers of a simulation as JSON data."""
+        return super().record() | {
+            "schedule": self.schedule,
+            "micro_batches": self.micro_batches,
+            "bubble_s": self.bubble_s,
+            "peak_bytes": self.peak_bytes,
+            "memory_bytes": self.memory_bytes,
+            "stages": [asdict(stage) | {"peak_bytes": stage.peak_bytes} for stage in self.stages],
+        }
+
+
+def _line(number: int, stage: StageResult) -> str:
+    exposed = ", ".join(f"{axes} {seconds_text(t)}" for axes, t in stage.exposed_s.items() if t)
+    return (
+        f"stage {number:<9}compute {seconds_text(stage.compute_s + stage.slowdown_s)}, exposed "
+        f"{seconds_text(stage.exposed_communication_s)}{f' ({exposed})' if exposed else ''}, "
+        f"bubble {seconds_text(stage.bubble_s)}; memory "
+        f"{memory_text(stage.peak_bytes, stage.memory_bytes)}, {stage.in_flight} in flight"
+    )
 
 
 def simulate_stages(

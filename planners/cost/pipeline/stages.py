@@ -12,14 +12,22 @@ from shardweave.planners.cost.cluster import Cluster, PlacedCluster, likeness, o
 from shardweave.planners.cost.links import nics_of, transfer_of
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
-from shardweave.planners.cost.pipeline.events import PIPELINE_AXIS, Message, StageTimes, TaskPart
+from shardweave.planners.cost.pipeline.events import (
+    PIPELINE_AXIS,
+    Message,
+    StageTimes,
+    Task,
+    TaskPart,
+    most_in_flight,
+    order_of,
+)
 from shardweave.planners.cost.pipeline.micro_batch import micro_batch_plan
-from shardweave.planners.cost.pipeline.order import Task, most_in_flight, order_of
 from shardweave.planners.cost.streams import beside_s
 from shardweave.planners.cost.workload import BlockWork, Workload, workload_of
 from shardweave.planners.cost.zero import DATA_AXIS, DIVIDED, divided, whole_for_a_while
 from shardweave.planners.lower import Lowerings
-from shardweave.planners.plan import Lookup, Plan
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_names import Lookup
 from shardweave.planners.plan_parts import Pipeline, PlanError
 
 OVERLAPPING = ("sub-batch", "cross-pass", "list")
