@@ -22,7 +22,7 @@ from shardweave.ir.annotations import describe, sharding_attrs_of, wanted_attrs_
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.dist import STARTED, DistOp, ReshardOp, WaitOp
-from shardweave.ir.infer import infer_types
+from shardweave.ir.infer import problem_of_types
 from shardweave.ir.kernel import FusedOp, YieldOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
@@ -179,7 +179,7 @@ class _Verifier:
         """The problems of an op and of those within it, which see its operands only."""
         problems = [f"{describe(op)}{problem}." for problem in self._problems(op)]
         yield from problems
-        if isinstance(op, FusedOp) and not problems and self._is_typed(op):
+        if op.regions and isinstance(op, FusedOp) and not problems and self._is_typed(op):
             outside, self.defined = self.defined, set[SSAValue](op.block.args)
             self._take_over(op.block.args, op.operands)
             for inner in op.block.ops:
@@ -207,11 +207,12 @@ class _Verifier:
         if problem is not None:
             yield f": {problem}"  # what follows relies on its types
         elif not isinstance(op, FusedOp):
-            yield from self._in_flight(op)
+            if isinstance(op, DistOp):
+                yield from self._in_flight(op)
             yield from self._shardings(op)
 
     def _is_typed(self, op: Operation) -> bool:
-        return self.untyped.isdisjoint((*op.operands, *op.results))
+        return not self.untyped or self.untyped.isdisjoint((*op.operands, *op.results))
 
     def _problem_of(self, op: Operation) -> str | None:
         """What is wrong with an op by itself: its arguments, its types."""
@@ -220,7 +221,7 @@ class _Verifier:
         except VerifyException as error:
             return str(error).splitlines()[-1]
         if isinstance(op, AtenOp):
-            return _problem_of_types(op)
+            return problem_of_types(op)
         if isinstance(op, ReshardOp) and self.is_local:
             return "it stands in a local program; run insert-collectives on the global one"
         return op.problem_on(self.mesh) if isinstance(op, DistOp) else None
@@ -265,7 +266,7 @@ class _Verifier:
                 "for shardings with wanted = [..] and leave sharding to propagate-shardings"
             )
         for is_fact, attrs in ((True, attributes), (False, wanted_attrs_of(op))):
-            for result, attr in zip(op.results, attrs or (), strict=attrs is not None):
+            for result, attr in () if attrs is None else zip(op.results, attrs, strict=True):
                 try:
                     sharding = self._read(attr, result)
                 except ValueError as error:
@@ -299,6 +300,8 @@ class _Verifier:
 
     def _leaks(self, op: Operation) -> Iterator[str]:
         """In a local program a pending sum may only meet what is linear in it, or be reduced."""
+        if not self.pending:
+            return
         pending = [i for i, operand in enumerate(op.operands) if operand in self.pending]
         if not pending:
             return
@@ -355,16 +358,6 @@ class _Verifier:
 
 NOTHING = Sharding(())
 """What is pending in a whole value."""
-
-
-def _problem_of_types(op: AtenOp) -> str | None:
-    types = infer_types(op)
-    if isinstance(types, str):
-        return f"torch refuses these operands: {types.rstrip('.')}"
-    if types == tuple(op.result_types):
-        return None
-    listed, wanted = (", ".join(map(str, some)) for some in (op.result_types, types))
-    return f"result type is {listed}, expected {wanted}"
 
 
 def _unreduced_problem(held: Sharding, promised: Sharding) -> str:
