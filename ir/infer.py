@@ -20,7 +20,6 @@ from shardweave.ir.aten_args import CALLEE, arguments
 from shardweave.ir.types import AnyTensor, dtype_of_value, shape_of, tensor_type
 
 _inferred: dict[OpKey, tuple[AnyTensor, ...] | str] = {}
-_problems: dict[OpKey, str | None] = {}
 
 
 # Fake tensors on the CPU, as in capture: a tensor on the meta device takes the types that GPU
@@ -64,24 +63,6 @@ def infer_types(op: AtenOp) -> tuple[AnyTensor, ...] | str:
         found = _run_on_fake(op)
         _inferred[signature] = found
     return found
-
-
-def problem_of_types(op: AtenOp) -> str | None:
-    """Why the result types of an op are not those that torch infers; None if they are."""
-    key = key_of_op(op)
-    if key not in _problems:
-        _problems[key] = _problem_of_types(op)
-    return _problems[key]
-
-
-def _problem_of_types(op: AtenOp) -> str | None:
-    types = infer_types(op)
-    if isinstance(types, str):
-        return f"torch refuses these operands: {types.rstrip('.')}"
-    if types == tuple(op.result_types):
-        return None
-    listed, wanted = (", ".join(map(str, some)) for some in (op.result_types, types))
-    return f"result type is {listed}, expected {wanted}"
 
 
 def _run_on_fake(op: AtenOp) -> tuple[AnyTensor, ...] | str:

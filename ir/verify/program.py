@@ -18,11 +18,16 @@ from xdsl.dialects import func
 from xdsl.ir import Operation, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
-from shardweave.ir.annotations import describe, sharding_attrs_of, wanted_attrs_of
-from shardweave.ir.aten import AtenOp
+from shardweave.ir.annotations import (
+    annotation_problem,
+    describe,
+    sharding_attrs_of,
+    wanted_attrs_of,
+)
+from shardweave.ir.aten import AtenOp, OpKey, key_of_op
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.dist import STARTED, DistOp, ReshardOp, WaitOp
-from shardweave.ir.infer import problem_of_types
+from shardweave.ir.infer import infer_types
 from shardweave.ir.kernel import FusedOp, YieldOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
@@ -216,12 +221,11 @@ class _Verifier:
 
     def _problem_of(self, op: Operation) -> str | None:
         """What is wrong with an op by itself: its arguments, its types."""
-        try:
-            op.verify(verify_nested_ops=False)
-        except VerifyException as error:
-            return str(error).splitlines()[-1]
         if isinstance(op, AtenOp):
-            return problem_of_types(op)
+            return _problem_of_aten(op)
+        problem = _problem_of_form(op)
+        if problem is not None:
+            return problem
         if isinstance(op, ReshardOp) and self.is_local:
             return "it stands in a local program; run insert-collectives on the global one"
         return op.problem_on(self.mesh) if isinstance(op, DistOp) else None
@@ -358,6 +362,39 @@ class _Verifier:
 
 NOTHING = Sharding(())
 """What is pending in a whole value."""
+
+
+_right: set[OpKey] = set()
+"""Names, types and arguments of ops that were found right: there are few kinds in a program."""
+
+
+def _problem_of_aten(op: AtenOp) -> str | None:
+    key = key_of_op(op)
+    stands_right = op.next_op is not None and not op.successors
+    if key in _right and stands_right and annotation_problem(op) is None:
+        return None
+    problem = _problem_of_form(op) or _problem_of_types(op)
+    if problem is None:
+        _right.add(key)
+    return problem
+
+
+def _problem_of_form(op: Operation) -> str | None:
+    try:
+        op.verify(verify_nested_ops=False)
+    except VerifyException as error:
+        return str(error).splitlines()[-1]
+    return None
+
+
+def _problem_of_types(op: AtenOp) -> str | None:
+    types = infer_types(op)
+    if isinstance(types, str):
+        return f"torch refuses these operands: {types.rstrip('.')}"
+    if types == tuple(op.result_types):
+        return None
+    listed, wanted = (", ".join(map(str, some)) for some in (op.result_types, types))
+    return f"result type is {listed}, expected {wanted}"
 
 
 def _unreduced_problem(held: Sharding, promised: Sharding) -> str:
