@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.fx.node import map_aggregate
 
 from shardweave.ir.capture.trace import Traced, trace
 
@@ -130,7 +131,7 @@ def _read(written: bytes) -> Traced:
     nodes, inputs, outputs, constants = _Reading(io.BytesIO(written)).load()
     by_name: dict[str, torch.fx.Node] = {}
     for op, name, target, args, kwargs, meta in nodes:
-        args, kwargs = torch.fx.node.map_aggregate(
+        args, kwargs = map_aggregate(
             (args, kwargs), lambda part: by_name[part.name] if isinstance(part, _Named) else part
         )
         by_name[name] = graph.create_node(op, target, args, kwargs, name)
