@@ -130,10 +130,12 @@ def _read(written: bytes) -> Traced:
     graph = torch.fx.Graph()
     nodes, inputs, outputs, constants = _Reading(io.BytesIO(written)).load()
     by_name: dict[str, torch.fx.Node] = {}
+
+    def node_of(part: Any) -> Any:
+        return by_name[part.name] if isinstance(part, _Named) else part
+
     for op, name, target, args, kwargs, meta in nodes:
-        args, kwargs = map_aggregate(
-            (args, kwargs), lambda part: by_name[part.name] if isinstance(part, _Named) else part
-        )
+        args, kwargs = map_aggregate((args, kwargs), node_of)
         by_name[name] = graph.create_node(op, target, args, kwargs, name)
         by_name[name].meta = meta
     return Traced(graph, inputs, outputs, constants)
