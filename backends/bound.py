@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ from shardweave.ir.program import INPUT_GRADIENT, Program
 _K = TypeVar("_K")
 
 
-class BoundProgram(nn.Module):
+class BoundProgram(nn.Module, ABC):
     """Copies of a model's parameters and buffers, under the model's names, and the program on them.
 
     Calling it returns the loss, or the outputs of a program without gradients. Gradients are added
@@ -28,9 +29,9 @@ class BoundProgram(nn.Module):
         self.program = program
         self._stored: dict[Key, Tensor] = {}
 
+    @abstractmethod
     def run(self, batch: Mapping[str, Any]) -> Mapping[Key, Tensor]:
         """The results by kind and name, each in memory of its own; outputs are global."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -7,12 +7,15 @@ that `--help` is quick and `run` starts its processes before it imports torch.
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from shardweave.__init__ import __version__
 from shardweave.driver.errors import report_error
+from shardweave.driver.launch import end_process
 from shardweave.passes.notes import heard_by
 
 COMMANDS = "capture opt plan run simulate profile diff report show kernels".split()
@@ -33,6 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:  # noqa: BLE001  the last place that can tell the user
         return report_error(error, options.debug)
+
+
+def console_main() -> NoReturn:
+    """Run the command of this process's arguments, and end the process with its exit code.
+
+    Torch's modules are most of what a command makes, and they stay: garbage is looked for rarely,
+    and nothing is taken apart at the end.
+    """
+    gc.set_threshold(100_000)
+    end_process(main())
 
 
 def _print_note(text: str) -> None:

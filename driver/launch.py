@@ -100,10 +100,10 @@ def report_failure(error: BaseException, *, is_plain: bool) -> None:
 
 
 def end_process(code: int) -> NoReturn:
-    """End this rank at once, without the interpreter's own way of ending.
+    """End this process at once, without the interpreter's own way of ending.
 
-    Threads of gloo may still be giving back tensors, for which they need the interpreter; if it
-    is ending, they abort the process.
+    In a rank, threads of gloo may still be giving back tensors, for which they need the
+    interpreter; if it is ending, they abort the process.
     """
     sys.stdout.flush()
     sys.stderr.flush()

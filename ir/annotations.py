@@ -135,8 +135,8 @@ def properties_without(op: Operation, *names: str) -> dict[str, Attribute]:
 
 def arguments_of(op: Operation, *annotations: str) -> frozenset[tuple[str, Attribute]]:
     """The properties of an op that are no annotations, or that are these: to compare ops by."""
-    ignored = _NAMES.difference(annotations)
-    return frozenset(item for item in op.properties.items() if item[0] not in ignored)
+    ignored = _NAMES.difference(annotations) if annotations else _NAMES
+    return frozenset([item for item in op.properties.items() if item[0] not in ignored])
 
 
 def annotation_problem(op: Operation) -> str | None:

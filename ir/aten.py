@@ -122,13 +122,6 @@ class AtenOp(CallOp):
         problem = annotation_problem(self)
         if problem is not None:
             raise VerifyException(problem)
-        form = self.name, len(self.operands), len(self.results), arguments_of(self)
-        if form not in _right_forms:
-            self._verify_form()
-            _right_forms.add(form)
-
-    def _verify_form(self) -> None:
-        """Raises VerifyException where operands and arguments are not those of the schema."""
         given, wanted = self.structured_operands, self.signature.tensors
         if len(given) > len(wanted):
             raise VerifyException(
@@ -150,10 +143,6 @@ class AtenOp(CallOp):
             _check_start(self.name, self.value("start"))
         if not self.results:
             raise VerifyException(f"{self.name} has no result; give its type after ':'")
-
-
-_right_forms: set[tuple[str, int, int, frozenset[tuple[str, Attribute]]]] = set()
-"""Names, numbers of operands and results, and arguments that were checked before."""
 
 
 def _check_start(name: str, start: object) -> None:

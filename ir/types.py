@@ -67,12 +67,13 @@ def tensor_type(shape: Sequence[int], dtype: torch.dtype) -> AnyTensor:
 
 @dataclass(frozen=True)
 class _Read:
-    """What was read off a type. number: the same for equal types. Holding the type keeps its id
-    from being used again."""
+    """What was read off a type. number: the same for equal types. problem: why values of a program
+    cannot have it. Holding the type keeps its id from being used again."""
 
     type: AnyTensor
     shape: tuple[int, ...]
     number: int
+    problem: str | None
 
 
 _read: dict[int, _Read] = {}
@@ -86,7 +87,8 @@ def _read_type(type_: AnyTensor) -> _Read:
         if len(_read) >= 65536:
             _read.clear()
         number = _numbers.setdefault(type_, len(_numbers))
-        known = _read[id(type_)] = _Read(type_, type_.get_shape(), number)
+        known = _Read(type_, type_.get_shape(), number, _problem_of(type_))
+        _read[id(type_)] = known
     return known
 
 
@@ -108,10 +110,13 @@ def type_problem(type_: Attribute) -> str | None:
     """Why values of a program cannot have this type; None if they can."""
     if not isinstance(type_, builtin.TensorType):
         return f"{type_} is not a tensor type"
-    tensor = cast(AnyTensor, type_)
-    if any(size < 0 for size in tensor.get_shape()):
+    return _read_type(cast(AnyTensor, type_)).problem
+
+
+def _problem_of(type_: AnyTensor) -> str | None:
+    if any(size < 0 for size in type_.get_shape()):
         return f"{type_} has a size that is not fixed; write every size as a number"
-    if not is_element(tensor.element_type):
+    if not is_element(type_.element_type):
         known = ", ".join(str(element) for element in _DTYPES)
         return f"{type_} has elements that torch does not have; use one of {known}"
     return None

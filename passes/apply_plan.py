@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardweave.ir.program import Program
+from shardweave.ir.sharding.flow import check_not_propagated
 from shardweave.passes.program_pass import PassOnProgram
 from shardweave.planners.annotate import annotate
 from shardweave.planners.plan import Plan
@@ -21,8 +22,9 @@ class ApplyPlanPass(PassOnProgram):
     A plan whose axes factor those of the program's mesh (tensor.0=2,tensor.1=2 for tensor=4)
     refines it.
 
-    Requires: a global program that has what the plan names. Ensures: arguments named by the
-    plan carry `dist.sharding` (and `dist.used`), layer outputs `sharding`; numerics unchanged.
+    Requires: a global program before `propagate-shardings` that has what the plan names.
+    Ensures: arguments named by the plan carry `dist.sharding` (and `dist.used`), layer outputs
+    `wanted`; numerics unchanged.
     """
 
     name = "apply-plan"
@@ -36,6 +38,5 @@ class ApplyPlanPass(PassOnProgram):
     def run(self, program: Program) -> None:
         if bool(self.file) == bool(self.json):
             raise ValueError('give one of file="plan.json" and json="...".')
-        if program.is_local:
-            raise ValueError("the program is local already; apply the plan before partitioning.")
+        check_not_propagated(program, self.name)
         annotate(Plan.load(self.file) if self.file else Plan.from_json(self.json), program)

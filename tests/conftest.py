@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 # Tensors here are tiny and several ranks share few cores: more threads only make tests slower.
 # Set before torch is imported, and inherited by the processes that tests start.
@@ -12,7 +13,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from shardweave.tests.shared_traces import trace_once
+from shardweave.tests.shared_traces import SharedTraces
 
 # Derandomized, so that a failure is the same for everyone; no deadline, since the first example
 # pays for imports and caches.
@@ -38,11 +39,20 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ.setdefault("SHARDWEAVE_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
+@pytest.fixture(scope="session")
+def traces_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the processes of this run share traces."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "traces"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.fixture(scope="session", autouse=True)
-def shared_traces() -> Iterator[None]:
+def shared_traces(traces_folder: Path) -> Iterator[None]:
     """Let captures of equal models share the trace of the first; the rest of a capture is run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardweave.ir.capture.capture.trace", trace_once)
+        patch.setattr("shardweave.ir.capture.capture.trace", SharedTraces(traces_folder).trace)
         yield
 
 

@@ -18,8 +18,13 @@ from xdsl.dialects import func
 from xdsl.ir import Operation, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
-from shardweave.ir.annotations import describe, sharding_attrs_of, wanted_attrs_of
-from shardweave.ir.aten import AtenOp
+from shardweave.ir.annotations import (
+    annotation_problem,
+    describe,
+    sharding_attrs_of,
+    wanted_attrs_of,
+)
+from shardweave.ir.aten import AtenOp, OpKey, key_of_op
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.dist import STARTED, DistOp, ReshardOp, WaitOp
 from shardweave.ir.infer import infer_types
@@ -179,7 +184,7 @@ class _Verifier:
         """The problems of an op and of those within it, which see its operands only."""
         problems = [f"{describe(op)}{problem}." for problem in self._problems(op)]
         yield from problems
-        if isinstance(op, FusedOp) and not problems and self._is_typed(op):
+        if op.regions and isinstance(op, FusedOp) and not problems and self._is_typed(op):
             outside, self.defined = self.defined, set[SSAValue](op.block.args)
             self._take_over(op.block.args, op.operands)
             for inner in op.block.ops:
@@ -207,20 +212,20 @@ class _Verifier:
         if problem is not None:
             yield f": {problem}"  # what follows relies on its types
         elif not isinstance(op, FusedOp):
-            yield from self._in_flight(op)
+            if isinstance(op, DistOp):
+                yield from self._in_flight(op)
             yield from self._shardings(op)
 
     def _is_typed(self, op: Operation) -> bool:
-        return self.untyped.isdisjoint((*op.operands, *op.results))
+        return not self.untyped or self.untyped.isdisjoint((*op.operands, *op.results))
 
     def _problem_of(self, op: Operation) -> str | None:
         """What is wrong with an op by itself: its arguments, its types."""
-        try:
-            op.verify(verify_nested_ops=False)
-        except VerifyException as error:
-            return str(error).splitlines()[-1]
         if isinstance(op, AtenOp):
-            return _problem_of_types(op)
+            return _problem_of_aten(op)
+        problem = _problem_of_form(op)
+        if problem is not None:
+            return problem
         if isinstance(op, ReshardOp) and self.is_local:
             return "it stands in a local program; run insert-collectives on the global one"
         return op.problem_on(self.mesh) if isinstance(op, DistOp) else None
@@ -265,7 +270,7 @@ class _Verifier:
                 "for shardings with wanted = [..] and leave sharding to propagate-shardings"
             )
         for is_fact, attrs in ((True, attributes), (False, wanted_attrs_of(op))):
-            for result, attr in zip(op.results, attrs or (), strict=attrs is not None):
+            for result, attr in () if attrs is None else zip(op.results, attrs, strict=True):
                 try:
                     sharding = self._read(attr, result)
                 except ValueError as error:
@@ -299,6 +304,8 @@ class _Verifier:
 
     def _leaks(self, op: Operation) -> Iterator[str]:
         """In a local program a pending sum may only meet what is linear in it, or be reduced."""
+        if not self.pending:
+            return
         pending = [i for i, operand in enumerate(op.operands) if operand in self.pending]
         if not pending:
             return
@@ -358,6 +365,29 @@ class _Verifier:
 
 NOTHING = Sharding(())
 """What is pending in a whole value."""
+
+
+_right: set[OpKey] = set()
+"""Names, types and arguments of ops that were found right: there are few kinds in a program."""
+
+
+def _problem_of_aten(op: AtenOp) -> str | None:
+    key = key_of_op(op)
+    stands_right = op.next_op is not None and not op.successors
+    if key in _right and stands_right and annotation_problem(op) is None:
+        return None
+    problem = _problem_of_form(op) or _problem_of_types(op)
+    if problem is None:
+        _right.add(key)
+    return problem
+
+
+def _problem_of_form(op: Operation) -> str | None:
+    try:
+        op.verify(verify_nested_ops=False)
+    except VerifyException as error:
+        return str(error).splitlines()[-1]
+    return None
 
 
 def _problem_of_types(op: AtenOp) -> str | None:
