@@ -54,8 +54,8 @@ def _without_effects() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def settings(model: torch.nn.Module, train: bool) -> Iterator[None]:
-    """Train or inference mode, restored afterwards; the fake mode of fake parameters.
+def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
+    """Evaluation mode unless `train`, restored afterwards; the fake mode of fake parameters.
 
     Recurrent layers are traced as the operations that they are made of.
     """
@@ -77,6 +77,7 @@ def settings(model: torch.nn.Module, train: bool) -> Iterator[None]:
             stack.enter_context(mode)
         if not train:
             model.eval()
+        if not grad:
             stack.enter_context(torch.no_grad())
         try:
             yield
