@@ -64,8 +64,11 @@ class BoundProgram:
         scale: float = 1.0,
         into: Mapping[Key, Tensor] | None = None,
     ) -> dict[Key, Tensor]:
-        """The results by kind and name, each in memory of its own, but for gradients added to
-        `into`. scale: what the loss is multiplied by for its gradients. Collective."""
+        """The results by kind and name, each in memory of its own. Collective.
+
+        scale: what the loss is multiplied by for its gradients. into: gradients to add to, where
+        the runner can; what it has added is left out.
+        """
         backend, stored = self.backend, state.stored
         given = {key: backend.local(stored[key]) for key in self.slots if key in stored}
         for name in self.inputs:
@@ -73,14 +76,12 @@ class BoundProgram:
         given |= self._tangents(scale)
         into = into or {}
         results = self.runner({**given, **into})
-        added = {key: results.pop(key) for key in into if results[key] is into[key]}
-        return added | owned(results, [*given.values(), *into.values()])
+        left = {key: tensor for key, tensor in results.items() if tensor is not into.get(key)}
+        return owned(left, [*given.values(), *into.values()])
 
     def _tangents(self, scale: float) -> dict[Key, Tensor]:
         return {
-            key: torch.full(
-                (), scale, dtype=dtype_of_value(slot.value), device=self.backend.device
-            )
+            key: torch.full((), scale, dtype=dtype_of_value(slot.value), device=self.backend.device)
             for key, slot in self.slots.items()
             if slot.kind == "tangent"
         }

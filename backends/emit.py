@@ -40,8 +40,8 @@ _HEADER = '''\
 """{what}
 
 Written by shardweave: {num_ops} ops. `rt` is this rank's runtime, which holds the collectives;
-`given` maps the kind and name of each argument to this rank's part of it. Returns this rank's
-part of each result by kind and name.
+`given` maps the kind and name of each argument to this rank's part of it; to a gradient in it, the
+new one is added. Returns this rank's part of each result by kind and name.
 """
 
 from math import inf, nan
@@ -74,7 +74,7 @@ def emit(program: Program, *, kernels: bool = False) -> str:
     names = _names(program)
     lines = [_header(program), "", "def step(rt, given):"]
     lines += _argument_lines(program, names)
-    dying = last_uses(program)
+    dying, added = last_uses(program), _added(program, names)
     place, num_fused = None, 0
     for op in program.ops:
         if place != (place := (layer_of(op), phase_of(op))):
@@ -85,11 +85,26 @@ def emit(program: Program, *, kernels: bool = False) -> str:
             num_fused += 1
         else:
             lines.append(f"    {_statement(op, names)}{_type_comment(op)}")
+        lines += added.get(op, [])
         if op in dying:
             lines.append(f"    del {', '.join(names[value] for value in dying[op])}")
     lines += ["", "    return {"]
     lines += [f"        ({_key(slot)}): {names[slot.value]}," for slot in program.results]
     return "\n".join([*lines, "    }", ""])
+
+
+def _added(program: Program, names: Mapping[SSAValue, _Code]) -> dict[Operation, list[str]]:
+    """After each op the lines that add what only is a gradient to the caller's, if it has one.
+
+    So no second set of gradients is ever in memory.
+    """
+    found: dict[Operation, list[str]] = {}
+    for slot in program.results:
+        op = slot.value.owner
+        if slot.kind == "grad" and isinstance(op, Operation) and slot.value.has_one_use():
+            name = names[slot.value]
+            found.setdefault(op, []).append(f"    {name} = rt.added(given, ({_key(slot)}), {name})")
+    return found
 
 
 def load_step(source: str, kernels: Sequence[Callable[..., Any]] = ()) -> StepFunction:

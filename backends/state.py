@@ -41,8 +41,8 @@ class ShardedState(nn.Module):
     """Copies of a model's parameters and buffers as a backend keeps them, and its modules' modes.
 
     On a mesh of several devices they are DTensors that hold this rank's shard, so that torch's
-    optimizers, `clip_grad_norm_` and `torch.distributed.checkpoint` work on them; on one device they
-    are plain tensors. The model must hold the same values on every rank.
+    optimizers, `clip_grad_norm_` and `torch.distributed.checkpoint` work on them; on one device
+    they are plain tensors. The model must hold the same values on every rank.
 
     shardings: of parameters and buffers by kind and name; others are kept whole.
     """
@@ -80,7 +80,8 @@ class ShardedState(nn.Module):
                 ("buffer", module._buffers, into._buffers),
             ):
                 for name, tensor in old.items():
-                    new[name] = tensor and self._kept(kind, dot + name, tensor, kept)
+                    is_there = tensor is not None
+                    new[name] = self._kept(kind, dot + name, tensor, kept) if is_there else None
 
     def _kept(self, kind: str, name: str, tensor: Tensor, kept: dict[int, Tensor]) -> Tensor:
         """The tensor that stands for one of the model's, of whose names this is the first."""

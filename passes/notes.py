@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
+import torch
+
 Listener = Callable[[str], None]
 
 
@@ -20,15 +22,26 @@ class PassNote(UserWarning):
     """A pass had nothing to do; the message names it and says what would give it something."""
 
 
-_OURS = tuple(str(Path(__file__).parents[1] / folder) for folder in ("passes", "driver"))
+class PlanNote(UserWarning):
+    """A plan leaves a tensor whole, or an axis of the mesh idle; the message says why."""
 
 
-def _warn(text: str) -> None:
-    """Warn where passes were asked for."""
+_OURS = (
+    *(str(Path(__file__).parents[1] / folder) for folder in ("passes", "driver", "backends")),
+    str(Path(torch.__file__).parent),
+)
+
+
+def warn(text: str, category: type[UserWarning]) -> None:
+    """Warn at the line of the user's that asked for passes, a plan or a step."""
     level, frame = 1, inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(_OURS):
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, PassNote, stacklevel=level)
+    warnings.warn(text, category, stacklevel=level)
+
+
+def _warn(text: str) -> None:
+    warn(text, PassNote)
 
 
 _listener: ContextVar[Listener] = ContextVar("_listener", default=_warn)

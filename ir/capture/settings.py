@@ -77,8 +77,9 @@ def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
             stack.enter_context(mode)
         if not train:
             model.eval()
-        if not grad:
-            stack.enter_context(torch.no_grad())
+        # Whatever the caller is in: a step compiles programs in the middle of calls.
+        stack.enter_context(torch.inference_mode(mode=False))
+        stack.enter_context(torch.set_grad_enabled(grad))
         try:
             yield
         finally:
