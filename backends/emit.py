@@ -12,6 +12,7 @@ import json
 import keyword
 import linecache
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
 from typing import Any
@@ -94,16 +95,22 @@ def emit(program: Program, *, kernels: bool = False) -> str:
 
 
 def _added(program: Program, names: Mapping[SSAValue, _Code]) -> dict[Operation, list[str]]:
-    """After each op the lines that add what only is a gradient to the caller's, if it has one.
+    """After the last op that reads a gradient, or makes it, the line that adds it to the caller's.
 
-    So no second set of gradients is ever in memory.
+    So no second set of gradients is ever in memory. One that is returned twice is left as it is.
     """
+    gradients = [slot for slot in program.results if slot.kind == "grad"]
+    returned = Counter(program.return_op.operands)
+    last: dict[SSAValue, Operation] = {}
+    for op in program.ops:
+        for value in (*op.results, *op.operands):
+            last[value] = op
     found: dict[Operation, list[str]] = {}
-    for slot in program.results:
-        op = slot.value.owner
-        if slot.kind == "grad" and isinstance(op, Operation) and slot.value.has_one_use():
+    for slot in gradients:
+        if isinstance(slot.value.owner, Operation) and returned[slot.value] == 1:
             name = names[slot.value]
-            found.setdefault(op, []).append(f"    {name} = rt.added(given, ({_key(slot)}), {name})")
+            line = f"    {name} = rt.added(given, ({_key(slot)}), {name})"
+            found.setdefault(last[slot.value], []).append(line)
     return found
 
 

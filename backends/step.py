@@ -91,6 +91,10 @@ class Programs(ABC):
         """How programs name the input that the model's forward takes under a name."""
         return name
 
+    def names(self) -> list[str]:
+        """The inputs as the model's forward names them."""
+        return self.first.inputs
+
     def kept(self) -> list[tuple[str, BoundProgram]]:
         """The programs there are, and what each is for."""
         return [("every call", self.first)]
@@ -267,17 +271,17 @@ class Step(ShardedState):
         name: as in the model's forward. num_rows: of the global input; by default as many as the
         step was compiled with. Raises ValueError for rows that do not divide.
         """
-        name, first = self.programs.input_name(name), self.programs.first
+        first, known = self.programs.first, self.programs.names()
+        slot = first.slots.get(("input", self.programs.input_name(name)))
         if num_rows is None:
-            slot = first.slots.get(("input", name))
             if slot is None:
-                known = first.inputs
                 raise ValueError(
                     f"there is no input '{name}'; {did_you_mean(name, known)}the inputs are "
                     f"{', '.join(known)}."
                 )
-            num_rows = first.shardings["input", name].global_shape(shape_of(slot.value))[0]
-        dim = contiguous(self.programs.row_axes(name), num_rows, self._mesh)
+            num_rows = first.shardings["input", slot.name].global_shape(shape_of(slot.value))[0]
+        axes = self.programs.row_axes(self.programs.input_name(name))
+        dim = contiguous(axes, num_rows, self._mesh)
         return self.backend.rows(num_rows, Sharding((dim,)))
 
     @property

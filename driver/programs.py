@@ -83,6 +83,9 @@ class CompiledPrograms(Programs):
     def input_name(self, name: str) -> str:
         return self.binding.input_name(name)
 
+    def names(self) -> list[str]:
+        return list(dict.fromkeys([*self.binding.names, *self.first.inputs]))
+
     def kept(self) -> list[tuple[str, BoundProgram]]:
         pairs = self._kept.values()
         return [(f"{mode_of(call)}, {shapes_of(call)}", bound) for call, bound in pairs]

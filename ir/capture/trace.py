@@ -151,7 +151,20 @@ def _trace(
     constants = {
         node.target: getattr(joint, node.target) for node in graph.find_nodes(op="get_attr")
     }
+    first = _first_names(wrapped.model)
+    inputs = tuple((kind, first.get(name, name)) for kind, name in inputs)
+    outputs = tuple((kind, first.get(name, name)) for kind, name in outputs)
     return Traced(graph, inputs, outputs, constants, returned)
+
+
+def _first_names(model: torch.nn.Module) -> dict[str, str]:
+    """For each further name of a shared buffer the first, which torch may not have chosen."""
+    first: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        if first.setdefault(id(buffer), name) != name:
+            found[name] = first[id(buffer)]
+    return found
 
 
 def _exported(
