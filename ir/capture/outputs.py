@@ -45,21 +45,24 @@ class OutputLeaf:
 
 @dataclass(frozen=True)
 class Outputs:
-    """The structure that a model returns: outputs of its program by name, and Python constants."""
+    """What a model returns, with an `OutputLeaf` in place of each tensor.
 
-    tree: Any
-    leaves: tuple[Any, ...]
+    kind: the dataclass whose fields are in the template, if the model returns one.
+    """
+
+    template: Any
     kind: type | None = None
-    """The dataclass whose fields the tree holds, if the model returns one."""
 
     @property
     def names(self) -> list[str]:
-        return [leaf.name for leaf in self.leaves if isinstance(leaf, OutputLeaf)]
+        leaves = pytree.tree_leaves(self.template)
+        return [leaf.name for leaf in leaves if isinstance(leaf, OutputLeaf)]
 
     def build(self, values: Mapping[str, Any]) -> Any:
         """What the model returns, with these tensors."""
-        leaves = [values[x.name] if isinstance(x, OutputLeaf) else x for x in self.leaves]
-        built = pytree.tree_unflatten(leaves, self.tree)
+        leaves, tree = pytree.tree_flatten(self.template)
+        leaves = [values[leaf.name] if isinstance(leaf, OutputLeaf) else leaf for leaf in leaves]
+        built = pytree.tree_unflatten(leaves, tree)
         if self.kind is None:
             return built
         if isinstance(built, tuple):  # a function made the loss
@@ -238,7 +241,7 @@ def outputs_of(tree: Any, nodes: Sequence[Any], loss: Any) -> tuple[Outputs, lis
             names[source] = _free(path or "output", names.values())
         found.append(names[source])
         leaves.append(OutputLeaf(names[source]))
-    return Outputs(tree, tuple(leaves), next(iter(_KINDS), None)), found
+    return Outputs(pytree.tree_unflatten(leaves, tree), next(iter(_KINDS), None)), found
 
 
 _SAME = ("aten.detach.default", "aten.alias.default")
