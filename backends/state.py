@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
@@ -51,13 +51,34 @@ class ShardedState(nn.Module):
         self, model: nn.Module, backend: Backend, shardings: Mapping[Key, Sharding]
     ) -> None:
         super().__init__()
-        self.backend = backend
-        self.stored: dict[Key, Tensor] = {}
-        self.shardings = dict(shardings)
-        self.modes: list[nn.Module] = []
-        """The modules in the order of `model.modules()`; their `training` is the model's."""
+        self._backend = backend
+        self._stored: dict[Key, Tensor] = {}
+        self._shardings = dict(shardings)
+        self._modes: list[nn.Module] = []
         self._mirror(model)
-        self._keys = {id(tensor): key for key, tensor in self.stored.items()}
+        self._keys = {id(tensor): key for key, tensor in self._stored.items()}
+
+    # Properties, since a layer of the model may have any of these names.
+
+    @property
+    def backend(self) -> Backend:
+        """Where the tensors are."""
+        return self._backend
+
+    @property
+    def stored(self) -> Mapping[Key, Tensor]:
+        """Parameters and buffers by kind and first name."""
+        return self._stored
+
+    @property
+    def shardings(self) -> Mapping[Key, Sharding]:
+        """How they are sharded."""
+        return self._shardings
+
+    @property
+    def modes(self) -> Sequence[nn.Module]:
+        """The modules in the order of `model.modules()`, which have its modes at first."""
+        return self._modes
 
     def _mirror(self, model: nn.Module) -> None:
         """Take over the tree of a model's modules, whose shared ones and tied tensors stay such."""
@@ -66,7 +87,7 @@ class ShardedState(nn.Module):
         for path, module in model.named_modules():
             into: Any = mirrored[id(module)]
             into.training = module.training
-            self.modes.append(into)
+            self._modes.append(into)
             into._non_persistent_buffers_set |= module._non_persistent_buffers_set
             # Written to the dicts that nn.Module keeps: its setters refuse a name that a step
             # uses for something else, such as a layer called "program".
@@ -87,11 +108,11 @@ class ShardedState(nn.Module):
         """The tensor that stands for one of the model's, of whose names this is the first."""
         if id(tensor) not in kept:
             key = (kind, name)
-            sharding = self.shardings.setdefault(key, Sharding.replicated(tensor.ndim))
-            made = self.backend.stored(tensor, sharding)
+            sharding = self._shardings.setdefault(key, Sharding.replicated(tensor.ndim))
+            made = self._backend.stored(tensor, sharding)
             if kind == "param":
                 made = nn.Parameter(made, tensor.requires_grad)
-            self.stored[key] = kept[id(tensor)] = made
+            self._stored[key] = kept[id(tensor)] = made
         return kept[id(tensor)]
 
     # Checkpoints
@@ -107,7 +128,7 @@ class ShardedState(nn.Module):
         """`state_dict` with whole plain tensors on every rank, as the model's own. Collective."""
         full: dict[str, Any] = {}
         for name, tensor in super().state_dict(keep_vars=True).items():
-            full[name] = self.backend.whole(tensor, self.shardings[self._keys[id(tensor)]])
+            full[name] = self._backend.whole(tensor, self._shardings[self._keys[id(tensor)]])
         return full
 
     def load_state_dict(
@@ -134,4 +155,4 @@ class ShardedState(nn.Module):
                 f"load_state_dict: '{name}' has shape {tuple(value.shape)}, expected the global "
                 f"shape {tuple(stored.shape)}."
             )
-        return self.backend.fitted(value, stored, self.shardings[self._keys[id(stored)]])
+        return self._backend.fitted(value, stored, self._shardings[self._keys[id(stored)]])

@@ -33,7 +33,7 @@ OPTIONS = ("accumulate", "loss_scale")
 
 
 @dataclass(frozen=True)
-class Call:
+class StepCall:
     """One call of a step: its inputs by name, the form that held them, and the modes it is made in.
 
     grad: whether gradients are computed. modes: whether each module is in training mode.
@@ -80,10 +80,10 @@ class Programs(ABC):
         """The arguments of a call as the programs name them."""
 
     @abstractmethod
-    def find(self, call: Call) -> BoundProgram:
+    def find(self, call: StepCall) -> BoundProgram:
         """The program that runs a call, made if it has to be. Collective."""
 
-    def compile_ahead(self, call: Call) -> BoundProgram:
+    def compile_ahead(self, call: StepCall) -> BoundProgram:
         """`find` for a call that is to come."""
         return self.find(call)
 
@@ -120,7 +120,7 @@ class GivenProgram(Programs):
     ) -> tuple[Form, dict[str, Tensor]]:
         return taken_apart(args, kwargs)
 
-    def find(self, call: Call) -> BoundProgram:
+    def find(self, call: StepCall) -> BoundProgram:
         self.first.check_batch(call.inputs)
         if self.first.has_gradients:
             if not call.grad:
@@ -154,49 +154,64 @@ class Step(ShardedState):
         programs.first.check_model(model)
         super().__init__(model, backend, programs.first.state_shardings)
         programs.stored = self.shardings
-        self.programs = programs
-        self.bound = programs.first
-        self.gradients = Gradients(self)
-        self.is_synced = True
+        self._programs = programs
+        self._bound = programs.first
+        self._gradients = Gradients(self)
+        self._is_synced = True
+
+    @property
+    def programs(self) -> Programs:
+        """Where the programs of calls are found."""
+        return self._programs
+
+    @property
+    def bound(self) -> BoundProgram:
+        """The program of the last call; before the first one, that of the example inputs."""
+        return self._bound
+
+    @property
+    def gradients(self) -> Gradients:
+        """The `.grad` of the parameters."""
+        return self._gradients
 
     # Calls
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for a batch; see the class. Collective."""
-        options = {name: kwargs.pop(name) for name in self.programs.options & kwargs.keys()}
+        options = {name: kwargs.pop(name) for name in self._programs.options & kwargs.keys()}
         count, scale = options.get("accumulate", 1), options.get("loss_scale")
         call = self.call_of(args, kwargs)
-        self.gradients.check_hooks()
+        self._gradients.check_hooks()
         with torch.no_grad():
             if count == 1:
-                outputs = self._run(call, 1.0 if scale is None else scale, self.is_synced)
+                outputs = self._run(call, 1.0 if scale is None else scale, self._is_synced)
             else:
                 outputs = self._accumulate(call, count, 1.0 if scale is None else scale)
             if call.grad:
-                self.gradients.finish(is_synced=self.is_synced)
+                self._gradients.finish(is_synced=self._is_synced)
         return self._returned(outputs)
 
-    def call_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    def call_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StepCall:
         """A call with these arguments, in the modes that the step is in now."""
-        form, inputs = self.programs.taken_apart(args, kwargs)
-        return Call(
+        form, inputs = self._programs.taken_apart(args, kwargs)
+        return StepCall(
             form,
             inputs,
             self.training and torch.is_grad_enabled(),
             tuple([module.training for module in self.modes]),
-            tuple([parameter.requires_grad for parameter in self.gradients.parameters]),
+            tuple([parameter.requires_grad for parameter in self._gradients.parameters]),
         )
 
-    def _run(self, call: Call, scale: float, is_last: bool) -> dict[str, Any]:
-        bound = self.bound = self.programs.find(call)
-        if call.grad and (not is_last or self.gradients.are_pending):
+    def _run(self, call: StepCall, scale: float, is_last: bool) -> dict[str, Any]:
+        bound = self._bound = self._programs.find(call)
+        if call.grad and (not is_last or self._gradients.are_pending):
             bound = bound.pending
-        into = self.gradients.into(bound) if call.grad else {}
+        into = self._gradients.into(bound) if call.grad else {}
         results = bound.run(self, call.inputs, scale, into)
         outputs: dict[str, Tensor] = {}
         for (kind, name), tensor in results.items():
             if kind == "grad":
-                self.gradients.add(name, tensor, bound.results[kind, name])
+                self._gradients.add(name, tensor, bound.results[kind, name])
             elif kind == "buffer":
                 self.backend.local(self.stored["buffer", name]).copy_(tensor)
             elif name.startswith(INPUT_GRADIENT):
@@ -213,7 +228,7 @@ class Step(ShardedState):
         form = self.backend.whole if is_global else self.backend.returned
         give(name, form(gradient, sharding), inputs)
 
-    def _accumulate(self, call: Call, count: int, scale: float) -> dict[str, Any]:
+    def _accumulate(self, call: StepCall, count: int, scale: float) -> dict[str, Any]:
         parts = micro_batches(call.inputs, count)
         outputs = [
             self._run(replace(call, inputs=part), scale / count, is_last=False) for part in parts
@@ -222,9 +237,9 @@ class Step(ShardedState):
 
     def _returned(self, outputs: dict[str, Any]) -> Any:
         """What the model returns, with these outputs; the loss says that backward has run."""
-        returned = self.bound.returned
+        returned = self._bound.returned
         loss = "0" if returned is None else LOSS
-        if self.bound.has_gradients:
+        if self._bound.has_gradients:
             outputs[loss] = BackwardRan.mark(outputs[loss])
         if returned is not None:
             return returned.build(outputs)
@@ -237,11 +252,11 @@ class Step(ShardedState):
         The first call after it reduces everything, once. Until then such a `.grad` is a DTensor
         with a `Partial` placement.
         """
-        before, self.is_synced = self.is_synced, False
+        before, self._is_synced = self._is_synced, False
         try:
             yield
         finally:
-            self.is_synced = before
+            self._is_synced = before
 
     # Inputs
 
@@ -253,14 +268,14 @@ class Step(ShardedState):
         """
         if args and kwargs:
             raise ValueError("local_batch: give all inputs by position, or all by keyword.")
-        _, inputs = self.programs.taken_apart(args, kwargs)
+        _, inputs = self._programs.taken_apart(args, kwargs)
         batch = [self._global(name, tensor) for name, tensor in inputs.items()]
         return tuple(batch) if args else dict(zip(kwargs, batch, strict=True))
 
     def _global(self, name: str, tensor: Tensor) -> Tensor:
         if not tensor.ndim:
             return tensor
-        axes = self.programs.row_axes(name)
+        axes = self._programs.row_axes(name)
         num_rows = tensor.shape[0] * self._mesh.sizes(axes)
         dims = (contiguous(axes, num_rows, self._mesh), *((),) * (tensor.ndim - 1))
         return self.backend.batch(tensor, Sharding(dims))
@@ -271,8 +286,8 @@ class Step(ShardedState):
         name: as in the model's forward. num_rows: of the global input; by default as many as the
         step was compiled with. Raises ValueError for rows that do not divide.
         """
-        first, known = self.programs.first, self.programs.names()
-        slot = first.slots.get(("input", self.programs.input_name(name)))
+        first, known = self._programs.first, self._programs.names()
+        slot = first.slots.get(("input", self._programs.input_name(name)))
         if num_rows is None:
             if slot is None:
                 raise ValueError(
@@ -280,13 +295,13 @@ class Step(ShardedState):
                     f"{', '.join(known)}."
                 )
             num_rows = first.shardings["input", slot.name].global_shape(shape_of(slot.value))[0]
-        axes = self.programs.row_axes(self.programs.input_name(name))
+        axes = self._programs.row_axes(self._programs.input_name(name))
         dim = contiguous(axes, num_rows, self._mesh)
         return self.backend.rows(num_rows, Sharding((dim,)))
 
     @property
     def _mesh(self) -> Mesh:
-        return self.programs.first.program.mesh or Mesh()
+        return self._programs.first.program.mesh or Mesh()
 
     # Programs
 
@@ -304,7 +319,7 @@ class Step(ShardedState):
                 self.train(train)
             with torch.set_grad_enabled(torch.is_grad_enabled() if grad is None else grad):
                 call = self.call_of(args, kwargs)
-                self.programs.compile_ahead(call)
+                self._programs.compile_ahead(call)
         finally:
             for module, mode in zip(self.modes, modes, strict=True):
                 module.training = mode
@@ -312,21 +327,21 @@ class Step(ShardedState):
     @property
     def plan(self) -> Plan | None:
         """The plan that is followed; None on one device without one, and for a given program."""
-        return self.programs.plan
+        return self._programs.plan
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What there is to say of the plan: what it leaves whole, or idle."""
-        return tuple(self.programs.notes)
+        return tuple(self._programs.notes)
 
     def summary(self) -> str:
         """Mesh, parameters, programs and notes, in a few lines."""
-        return summary_of(self._mesh, self.gradients.parameters, self.programs.kept(), self.notes)
+        return summary_of(self._mesh, self._gradients.parameters, self._programs.kept(), self.notes)
 
     @property
     def program(self) -> Program:
         """The program of the last call; before the first one, that of the example inputs."""
-        return self.bound.program
+        return self._bound.program
 
     @property
     def source(self) -> str:
@@ -349,7 +364,7 @@ class Step(ShardedState):
 
     @property
     def _runner(self) -> Any:
-        return self.bound.runner
+        return self._bound.runner
 
 
 class BackwardRan(torch.autograd.Function):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from shardweave.backends.programs import Key
-from shardweave.backends.step import Call
+from shardweave.backends.step import StepCall
 from shardweave.driver import world
 from shardweave.driver.models import Example
 from shardweave.driver.plans import Passes, PlanLike, partition, resolve_plan
@@ -29,6 +29,7 @@ from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import run_passes
 from shardweave.planners.other_shapes import fit_plan
 from shardweave.planners.plan import Plan
+from shardweave.planners.registry import PLANNERS
 
 Given = tuple[Plan | None, Mapping[Key, Sharding], Sequence[str]]
 """A plan that is followed already, how parameters and buffers are stored, and the batch's axes."""
@@ -70,12 +71,14 @@ class Making:
 class Lowered:
     """The program of each rank for a call, the plan that it follows, and what there is to say.
 
-    returned: how what the model returns is made of the outputs.
+    warnings: of the notes those on what was asked for and not done. returned: how what the model
+    returns is made of the outputs.
     """
 
     program: Program
     plan: Plan | None
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     returned: Outputs | None = None
 
 
@@ -102,7 +105,7 @@ def compile_program(request: Request) -> tuple[Program, Making]:
     return _from_rank_0(request, make)
 
 
-def compile_call(request: Request, call: Call, given: Given | None) -> Lowered:
+def compile_call(request: Request, call: StepCall, given: Given | None) -> Lowered:
     """The program of a call in the modes that the model is in, compiled on rank 0 for every rank.
 
     given: what a step follows already, None for the first program. Collective; for the backend
@@ -142,10 +145,10 @@ _EMPTY: Any = None
 """In place of a program that travels as text."""
 
 
-def _lowered(request: Request, call: Call, given: Given | None) -> Lowered:
+def _lowered(request: Request, call: StepCall, given: Given | None) -> Lowered:
     if request.program is not None:
         program, _ = _given_program(request.program, request)
-        return Lowered(program, None, ())
+        return Lowered(program, None)
     # Takes a second to import, which the ranks other than 0 need not spend.
     from shardweave.ir.capture.capture import capture_step
     from shardweave.ir.capture.trace import Kind
@@ -153,20 +156,37 @@ def _lowered(request: Request, call: Call, given: Given | None) -> Lowered:
     kind = Kind(grad=call.grad, loss=request.loss, all_outputs=True)
     tensors = [_example_of(tensor, request.model) for tensor in call.inputs.values()]
     captured = capture_step(request.model, call.form, tensors, kind)
-    program, notes, buffers = captured.program, _unread(captured.program), {}
+    program = captured.program
+    buffers: dict[str, Sharding] = {}
+    warnings = _unread(program)
+    notes: list[str] = []
     if given is None:
         plan = choose_plan(program, request)
         notes += [] if plan is None else list(plan.notes)
+        # Who gives a plan, or its file, knows what it leaves whole.
+        is_made_here = request.plan in (None, *PLANNERS) or isinstance(request.plan, Mapping)
+        warnings += _left_undone(notes) if is_made_here else []
     else:
         plan, stored, batch_axes = given
         buffers = {name: s for (kind, name), s in stored.items() if kind == "buffer"}
         if plan is not None:
             fitted = fit_plan(plan, program, request.mesh.refined(plan.mesh), stored, batch_axes)
-            plan, notes = fitted.plan, [*notes, *fitted.notes]
+            plan = fitted.plan
+            warnings += fitted.notes
     inputs = dict(zip(call.form.names, tensors, strict=True))
-    local, more = _partitioned(program, plan, request, inputs, buffers)
-    idle = [] if given is not None else _idle_axes(local, notes)
-    return Lowered(local, plan, (*notes, *idle, *more), captured.returned)
+    local, validated = _partitioned(program, plan, request, inputs, buffers)
+    if given is None:
+        warnings += _idle_axes(local, notes)
+    everything = dict.fromkeys((*notes, *warnings, *validated))
+    return Lowered(local, plan, tuple(everything), tuple(warnings), captured.returned)
+
+
+def _left_undone(notes: Sequence[str]) -> list[str]:
+    """The notes of a planner on what was asked for and not done; others say how it chose."""
+    return [note for note in notes if any(word in note for word in _UNDONE)]
+
+
+_UNDONE = ("idle", "whole", "no effect", "no sequence parallelism")
 
 
 def _example_of(tensor: torch.Tensor, model: nn.Module) -> torch.Tensor:

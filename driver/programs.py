@@ -19,7 +19,7 @@ from shardweave.backends.bound import BoundProgram
 from shardweave.backends.distributed import DistributedBackend
 from shardweave.backends.programs import Key
 from shardweave.backends.runtime import Runtime
-from shardweave.backends.step import OPTIONS, Call, GivenProgram, Programs
+from shardweave.backends.step import OPTIONS, GivenProgram, Programs, StepCall
 from shardweave.backends.virtual import VirtualBackend
 from shardweave.driver import world
 from shardweave.driver.binding import Binding
@@ -56,7 +56,7 @@ class CompiledPrograms(Programs):
         self.binding = Binding(request.model, len(request.args))
         self.options = frozenset(OPTIONS).difference(self.binding.names)
         self.notes: list[str] = []
-        self._kept: OrderedDict[Any, tuple[Call, BoundProgram]] = OrderedDict()
+        self._kept: OrderedDict[Any, tuple[StepCall, BoundProgram]] = OrderedDict()
         call = self._example()
         lowered = self._lower(call, None)
         self.plan = lowered.plan
@@ -65,7 +65,7 @@ class CompiledPrograms(Programs):
         self._first_call = call
         self._ahead = {self._shape_key(call)}
 
-    def _example(self) -> Call:
+    def _example(self) -> StepCall:
         """The call that the request's inputs stand for, in the modes of the model."""
         request = self.request
         form, inputs = self.taken_apart(request.args, request.kwargs)
@@ -73,7 +73,7 @@ class CompiledPrograms(Programs):
         if request.train is not None:
             modes = [request.train] * len(modes)
         trained = tuple(p.requires_grad for p in request.model.parameters())
-        return Call(form, inputs, modes[0], tuple(modes), trained)
+        return StepCall(form, inputs, modes[0], tuple(modes), trained)
 
     def taken_apart(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -92,7 +92,7 @@ class CompiledPrograms(Programs):
 
     # Finding
 
-    def find(self, call: Call) -> BoundProgram:
+    def find(self, call: StepCall) -> BoundProgram:
         if self.request.program is not None:
             return GivenProgram(self.first).find(call)
         key = call.key
@@ -103,15 +103,15 @@ class CompiledPrograms(Programs):
         self._kept.move_to_end(key)
         return found[1]
 
-    def compile_ahead(self, call: Call) -> BoundProgram:
+    def compile_ahead(self, call: StepCall) -> BoundProgram:
         """The program of a call that is to come; its shapes are allowed from now on."""
         self._ahead.add(self._shape_key(call))
         return self.find(call)
 
-    def _shape_key(self, call: Call) -> Any:
+    def _shape_key(self, call: StepCall) -> Any:
         return call.form, tuple((t.shape, t.dtype) for t in call.inputs.values())
 
-    def _check_allowed(self, call: Call) -> None:
+    def _check_allowed(self, call: StepCall) -> None:
         if not self.dynamic and self._shape_key(call) not in self._ahead:
             raise ValueError(
                 f"the step was compiled for {shapes_of(self._first_call)} with dynamic=False; this "
@@ -119,7 +119,7 @@ class CompiledPrograms(Programs):
                 "dynamic=False out."
             )
 
-    def _compile(self, call: Call) -> BoundProgram:
+    def _compile(self, call: StepCall) -> BoundProgram:
         start_s = time.perf_counter()
         last = next(reversed(self._kept.values()))[0]
         why = difference(last, call)
@@ -130,7 +130,7 @@ class CompiledPrograms(Programs):
             say(f"shardweave: compiled a program for {mode_of(call)} in {took_s:.1f} s: {why}")
         return bound
 
-    def _lower(self, call: Call, stored: Mapping[Key, Sharding] | None) -> Lowered:
+    def _lower(self, call: StepCall, stored: Mapping[Key, Sharding] | None) -> Lowered:
         """The program of a call, compiled on rank 0 for all. Collective, and it warns."""
         request = self.request
         is_shared = request.backend != "reference"
@@ -140,19 +140,23 @@ class CompiledPrograms(Programs):
         with in_modes(request.model, call):
             lowered = compile_call(request, call, given)
         if not call.grad and stored is None and request.train is None:
-            lowered = replace(lowered, notes=(*lowered.notes, _EVALUATION))
-        self._note(lowered.notes)
+            lowered = replace(
+                lowered,
+                notes=(*lowered.notes, _EVALUATION),
+                warnings=(*lowered.warnings, _EVALUATION),
+            )
+        self._note(lowered)
         return lowered
 
-    def _note(self, notes: Sequence[str]) -> None:
-        for note in notes:
-            if note in self.notes:
-                continue
-            self.notes.append(note)
-            if world.rank() == 0 and any(word in note for word in _LEFT_UNDONE):
-                warn(note, PlanNote)
+    def _note(self, lowered: Lowered) -> None:
+        """Keep what is new among the notes, and warn of what was not done."""
+        for note in lowered.notes:
+            if note not in self.notes:
+                self.notes.append(note)
+                if note in lowered.warnings and world.rank() == 0:
+                    warn(note, PlanNote)
 
-    def _keep(self, call: Call, lowered: Lowered) -> BoundProgram:
+    def _keep(self, call: StepCall, lowered: Lowered) -> BoundProgram:
         bound = BoundProgram(lowered.program, self.backend, lowered.returned)
         self._kept[call.key] = call, bound
         if len(self._kept) > self.limit:
@@ -165,12 +169,9 @@ _EVALUATION = (
     "parameters; call step.train() to train, or pass train=False to say that this is wanted"
 )
 
-_LEFT_UNDONE = ("idle", "whole", "no effect", "do not fit", "not split", "no sequence")
-"""Words of the notes that say that something asked for was not done: these are warnings."""
-
 
 @contextmanager
-def in_modes(model: nn.Module, call: Call) -> Iterator[None]:
+def in_modes(model: nn.Module, call: StepCall) -> Iterator[None]:
     """Meanwhile a model has the modes of a call, and its parameters require gradients as there."""
     modules, parameters = list(model.modules()), list(model.parameters())
     before = [m.training for m in modules], [p.requires_grad for p in parameters]
@@ -214,7 +215,7 @@ def say(text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def mode_of(call: Call) -> str:
+def mode_of(call: StepCall) -> str:
     """The mode of a call, in words."""
     if call.grad:
         return "training"
@@ -223,7 +224,7 @@ def mode_of(call: Call) -> str:
     return "training mode without gradients" if call.modes[0] else "evaluation of some modules"
 
 
-def shapes_of(call: Call) -> str:
+def shapes_of(call: StepCall) -> str:
     """`x (4, 8) float32`, for each input."""
     tensors = [f"{name} {_form(tensor)}" for name, tensor in call.inputs.items()]
     constants = [f"{name}={value!r}" for name, value in call.form.constants]
@@ -234,7 +235,7 @@ def _form(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def difference(before: Call, call: Call) -> str:
+def difference(before: StepCall, call: StepCall) -> str:
     """What is new in a call."""
     if before.form != call.form:
         return f"its arguments are {call.form}, those before were {before.form}"

@@ -234,7 +234,7 @@ def outputs_of(tree: Any, nodes: Sequence[Any], loss: Any) -> tuple[Outputs, lis
             found.append("")
             leaves.append(node)
             continue
-        source = node
+        source: Any = node
         while source.op == "call_function" and str(source.target) in _SAME:
             source = source.args[0]
         if source not in names:

@@ -152,9 +152,13 @@ def _trace(
         node.target: getattr(joint, node.target) for node in graph.find_nodes(op="get_attr")
     }
     first = _first_names(wrapped.model)
-    inputs = tuple((kind, first.get(name, name)) for kind, name in inputs)
-    outputs = tuple((kind, first.get(name, name)) for kind, name in outputs)
-    return Traced(graph, inputs, outputs, constants, returned)
+    return Traced(
+        graph,
+        tuple([(kind, first.get(name, name)) for kind, name in inputs]),
+        tuple([(kind, first.get(name, name)) for kind, name in outputs]),
+        constants,
+        returned,
+    )
 
 
 def _first_names(model: torch.nn.Module) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir import dist
@@ -63,8 +63,9 @@ def _reduction_of(value: SSAValue) -> dist.AllReduceOp | None:
 def _term_of(value: SSAValue) -> SSAValue:
     """What an all-reduce adds up to a value."""
     op = value.owner
+    assert isinstance(value, OpResult)
     assert isinstance(op, Operation)
-    term = op.operands[list(op.results).index(value)]
+    term = op.operands[value.index]
     return _term_of(term) if isinstance(op, dist.WaitOp) else term
 
 

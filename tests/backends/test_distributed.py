@@ -152,8 +152,9 @@ def test_a_program_without_gradients_returns_the_outputs_of_the_model() -> None:
 
 
 def test_layers_named_as_the_steps_own_attributes_are_kept() -> None:
-    model = nn.ModuleDict({"program": nn.Linear(4, 1), "runtime": nn.Linear(1, 1)})
-    model.forward = lambda x: model["runtime"](model["program"](x)).sum()  # pyright: ignore[reportAttributeAccessIssue]
+    names = ("program", "runtime", "programs", "bound", "gradients", "stored", "backend", "modes")
+    model = nn.ModuleDict({name: nn.Linear(4, 4) for name in names})
+    model.forward = lambda x: sum(model[name](x) for name in names).sum()  # pyright: ignore[reportAttributeAccessIssue]
     x = torch.randn(2, 4)
     step = step_of(capture(model, args=(x,)), model)
     step(x)

@@ -28,7 +28,7 @@ class Normed(nn.Module):
         return nn.functional.mse_loss(out, y), out
 
 
-def batch(rows: int = 8) -> dict[str, Tensor]:
+def batch(rows: int = 8) -> dict[str, Any]:
     """Inputs of `Normed`."""
     return {"x": torch.randn(rows, 4, dtype=F64), "y": torch.randn(rows, 4, dtype=F64)}
 

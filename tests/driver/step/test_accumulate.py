@@ -65,7 +65,8 @@ def test_calls_without_reduction_and_a_last_one_are_those_of_eager(mesh: str) ->
     step(inputs["x"][4:], inputs["y"][4:], loss_scale=0.25)
     _eager(model, inputs, 3, 0.25)
     assert_same_state(step, model)
-    step.zero_grad(), model.zero_grad()
+    step.zero_grad()
+    model.zero_grad()
     step(**batch(8))
     assert not step.gradients.are_pending
 

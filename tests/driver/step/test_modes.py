@@ -27,7 +27,8 @@ def test_training_and_validation_in_turn_are_those_of_eager() -> None:
     step = compiled(model, batch())
     both = optimizers([step, model])
     for rows in (8, 8, 6, 8):  # the last batch of an epoch is short
-        step.train(), model.train()
+        step.train()
+        model.train()
         for optimizer in both:
             optimizer.zero_grad()
         inputs = batch(rows)
@@ -38,7 +39,8 @@ def test_training_and_validation_in_turn_are_those_of_eager() -> None:
         assert_same_state(step, model)
         for optimizer in both:
             optimizer.step()
-        step.eval(), model.eval()
+        step.eval()
+        model.eval()
         inputs = batch(4)
         found, wanted = step(**inputs), model(**inputs)
         assert not found[0].requires_grad
@@ -56,7 +58,7 @@ def test_no_grad_in_training_mode_updates_statistics_and_leaves_gradients_alone(
         with disabled():
             found, wanted = step(**inputs), model(**inputs)
         close(found[0].clone(), wanted[0].clone())
-    assert not torch.equal(model.norm.running_mean, torch.zeros(8, dtype=F64))
+    assert not torch.equal(model.get_buffer("norm.running_mean"), torch.zeros(8, dtype=F64))
     assert_same_state(step, model)
     assert all(parameter.grad is None for parameter in step.parameters())
 
@@ -122,7 +124,8 @@ def test_plan_made_for_one_shape_is_followed_for_others(options: dict[str, Any])
     step = compiled(model, inputs, **options)
     for rows, seq in ((4, 8), (3, 5)):
         cut = {name: tensor[:rows, :seq].contiguous() for name, tensor in inputs.items()}
-        model.zero_grad(), step.zero_grad()
+        model.zero_grad()
+        step.zero_grad()
         expected = model(**cut)
         expected.backward()
         close(step(**cut), expected)
@@ -141,7 +144,8 @@ def test_plan_with_sub_batches_takes_a_batch_that_does_not_split() -> None:
     step = compiled(model, batch(), mesh=None, plan=plan)
     for rows in (8, 6):
         given = batch(rows)
-        model.zero_grad(), step.zero_grad()
+        model.zero_grad()
+        step.zero_grad()
         loss, _ = step(**given)
         expected, _ = model(**given)
         expected.backward()
@@ -239,7 +243,8 @@ def test_what_only_evaluation_reads_is_shared_too() -> None:
     x = torch.randn(4, 4, dtype=F64)
     step = compiled(model, {"x": x}, plan={"body.weight": '[{"tensor"}, {}]'})
     step(x)
-    step.eval(), model.eval()
+    step.eval()
+    model.eval()
     with torch.no_grad():
         for module in (step, model):
             module.get_parameter("head.weight").mul_(2)
@@ -266,9 +271,11 @@ def test_shared_modules_are_one_module() -> None:
     step = compiled(model, inputs)
     assert step.get_submodule("net.0") is step.get_submodule("net.2")
     close(step(**inputs), model(**inputs))
-    step.get_submodule("net.2").eval(), model.net.get_submodule("2").eval()
+    step.get_submodule("net.2").eval()
+    model.net.get_submodule("2").eval()
     close(step(**inputs), model(**inputs))
-    model.zero_grad(), step.zero_grad()
+    model.zero_grad()
+    step.zero_grad()
     assert_same_state(step, model)
 
 

@@ -112,9 +112,10 @@ def test_hugging_face_output_has_loss_and_logits_and_no_cache() -> None:
         "hf:gpt2:n_layer=1,n_embd=8,n_head=2,vocab_size=16,seq=4,batch=2", dtype=F64
     )
     model, inputs = example.module, example.kwargs
-    model.config.use_cache = True
+    config: Any = model.config
+    config.use_cache = True
     step = compiled(model, inputs)
-    assert model.config.use_cache is True
+    assert config.use_cache is True
     found, expected = step(**inputs), model(**inputs)
     assert type(found) is type(expected)
     assert set(found) == {"loss", "logits"}

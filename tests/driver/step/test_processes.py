@@ -42,6 +42,7 @@ def assert_same(step: sw.Step, model: Normed) -> None:
     """Whole parameters, gradients and buffers are those of eager."""
     for name, parameter in model.named_parameters():
         ours = step.get_parameter(name)
+        assert isinstance(ours, DTensor)
         assert isinstance(ours.grad, DTensor)
         assert parameter.grad is not None
         assert ours.grad.placements == ours.placements
@@ -86,24 +87,28 @@ def train(plan: dict[str, str]) -> None:
         for optimizer in both:
             optimizer.step()
 
-    step.eval(), model.eval()
+    step.eval()
+    model.eval()
     inputs = batch(4)
     close(step(**inputs)[1].full_tensor(), model(**inputs)[1])
-    step.train(), model.train()
+    step.train()
+    model.train()
     accumulate(step, model)
 
 
 def accumulate(step: sw.Step, model: Normed) -> None:
     """Micro-batches of one call and of several, whose gradients are reduced once."""
     inputs = batch()
-    step.zero_grad(), model.zero_grad()
+    step.zero_grad()
+    model.zero_grad()
     step(**inputs, accumulate=2)
     eager(model, inputs, [[0, 1, 2, 3], [4, 5, 6, 7]])
     assert_same(step, model)
 
     mine = list(step.rows("x"))
     local = {name: tensor[mine] for name, tensor in inputs.items()}
-    step.zero_grad(), model.zero_grad()
+    step.zero_grad()
+    model.zero_grad()
     step(**step.local_batch(**local), accumulate=2)
     eager(model, inputs, [[0, 1, 4, 5], [2, 3, 6, 7]])
     assert_same(step, model)
@@ -183,4 +188,7 @@ def test_steps_on_two_processes_are_those_of_eager() -> None:
     assert first[1][0] == "'lost'"
     assert second[1][0] == "rank 0 failed: KeyError: 'lost'"
     assert first[1][1] == second[1][1]
-    assert "rank 0 has x (6, 4) float64, y (6, 4) float64 in training, rank 1 has x (4, 4)" in first[1][1]
+    assert (
+        "rank 0 has x (6, 4) float64, y (6, 4) float64 in training, rank 1 has x (4, 4)"
+        in first[1][1]
+    )
