@@ -96,11 +96,13 @@ class DistributedBackend(Backend):
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
     def argument(self, tensor: Tensor, sharding: Sharding) -> Tensor:
-        if isinstance(tensor, DTensor):
+        device_mesh = self.runtime.device_mesh
+        if isinstance(tensor, DTensor) and tensor.device_mesh == device_mesh:
             goal = placements_of(sharding, tensor.shape, self.runtime.mesh)
-            local = tensor.redistribute(self.runtime.device_mesh, goal).to_local()
+            local = tensor.redistribute(device_mesh, goal).to_local()
         else:
-            local = take_shard(tensor, sharding, self.runtime.coordinates)
+            whole_tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            local = take_shard(whole_tensor, sharding, self.runtime.coordinates)
         return local.detach().to(self.device)
 
     def returned(self, result: Tensor, sharding: Sharding) -> Tensor:

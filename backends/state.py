@@ -17,6 +17,13 @@ from shardweave.ir.placement import Sharding
 class Mirrored(nn.Module):
     """A module of the model without its code: its mode, and the step's parameters and buffers."""
 
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def _get_name(self) -> str:
+        return self._kind
+
     def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
         del args, kwargs
         raise ValueError(
@@ -93,7 +100,7 @@ class ShardedState(nn.Module):
             # uses for something else, such as a layer called "program".
             for name, child in module._modules.items():
                 if child is not None:
-                    child = mirrored.setdefault(id(child), Mirrored())
+                    child = mirrored.setdefault(id(child), Mirrored(type(child).__name__))
                 into._modules[name] = child
             dot = f"{path}." if path else ""
             for kind, old, new in (

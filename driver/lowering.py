@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from shardweave.backends.bound import device_of
 from shardweave.backends.programs import Key
 from shardweave.backends.step import StepCall
 from shardweave.driver import world
@@ -113,7 +115,9 @@ def compile_call(request: Request, call: StepCall, given: Given | None) -> Lower
     """
 
     def make() -> tuple[Program, Lowered]:
-        lowered = _lowered(request, call, given)
+        # What passes have to say is said of the program of the example.
+        with unheard() if given is not None else nullcontext():
+            lowered = _lowered(request, call, given)
         return lowered.program, lowered
 
     program, lowered = _from_rank_0(request, make)
@@ -191,9 +195,9 @@ _UNDONE = ("idle", "whole", "no effect", "no sequence parallelism")
 
 def _example_of(tensor: torch.Tensor, model: nn.Module) -> torch.Tensor:
     """A tensor of the global shape of an input, where the model is."""
-    if type(tensor) is torch.Tensor:
+    device = device_of(model)
+    if type(tensor) is torch.Tensor and device in (tensor.device, torch.device("meta")):
         return tensor
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     example = torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
     return example.requires_grad_(tensor.requires_grad)
 

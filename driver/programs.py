@@ -125,6 +125,8 @@ class CompiledPrograms(Programs):
         why = difference(last, call)
         lowered = self._lower(call, self.stored)
         bound = self._keep(call, lowered)
+        wrong = [key for key, s in bound.state_shardings.items() if s != self.stored[key]]
+        assert not wrong, f"{wrong[0]} is not read in the shards in which it is stored"
         if world.rank() == 0:
             took_s = time.perf_counter() - start_s
             say(f"shardweave: compiled a program for {mode_of(call)} in {took_s:.1f} s: {why}")

@@ -60,6 +60,8 @@ class Outputs:
 
     def build(self, values: Mapping[str, Any]) -> Any:
         """What the model returns, with these tensors."""
+        if isinstance(self.template, OutputLeaf):
+            return values[self.template.name]
         leaves, tree = pytree.tree_flatten(self.template)
         leaves = [values[leaf.name] if isinstance(leaf, OutputLeaf) else leaf for leaf in leaves]
         built = pytree.tree_unflatten(leaves, tree)
