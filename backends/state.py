@@ -113,6 +113,11 @@ class ShardedState(nn.Module):
 
     def _kept(self, kind: str, name: str, tensor: Tensor, kept: dict[int, Tensor]) -> Tensor:
         """The tensor that stands for one of the model's, of whose names this is the first."""
+        if tensor.is_meta:
+            raise ValueError(
+                f"{kind} '{name}' is on the meta device, without values to copy; give the model "
+                "its values (model.to_empty(device=..) and load_state_dict) before compiling."
+            )
         if id(tensor) not in kept:
             key = (kind, name)
             sharding = self._shardings.setdefault(key, Sharding.replicated(tensor.ndim))

@@ -37,7 +37,8 @@ class StepCall:
     """One call of a step: its inputs by name, the form that held them, and the modes it is made in.
 
     grad: whether gradients are computed. modes: whether each module is in training mode.
-    trained: whether each parameter requires a gradient.
+    trained: whether each parameter requires a gradient. autocast: in which dtype, if any,
+    torch.autocast has the model compute.
     """
 
     form: Form
@@ -45,6 +46,7 @@ class StepCall:
     grad: bool
     modes: tuple[bool, ...]
     trained: tuple[bool, ...]
+    autocast: torch.dtype | None = None
 
     @property
     def shapes(self) -> tuple[Any, ...]:
@@ -56,7 +58,7 @@ class StepCall:
     def key(self) -> tuple[Any, ...]:
         """Equal for calls that the same program runs."""
         trained = self.trained if self.grad else ()
-        return self.form, self.shapes, self.grad, self.modes, trained
+        return self.form, self.shapes, self.grad, self.modes, trained, self.autocast
 
 
 class Programs(ABC):
@@ -64,9 +66,11 @@ class Programs(ABC):
 
     first: the program by which parameters are sharded. stored: how the step keeps parameters and
     buffers, which it writes here. options: the arguments of a call that are the step's own. plan,
-    notes: what is followed, and what there is to say of it.
+    notes: what is followed, and what there is to say of it. autocast: the dtype in which the model
+    computes where no torch.autocast around the call says another.
     """
 
+    autocast: torch.dtype | None = None
     first: BoundProgram
     stored: Mapping[Key, Sharding]
     options: frozenset[str] = frozenset(OPTIONS)
@@ -122,6 +126,11 @@ class GivenProgram(Programs):
 
     def find(self, call: StepCall) -> BoundProgram:
         self.first.check_batch(call.inputs)
+        if call.autocast is not None:
+            raise ValueError(
+                "the step runs one given program, in the dtypes that it has; torch.autocast around "
+                "the call would change nothing. Leave it out, or compile without `program`."
+            )
         if self.first.has_gradients:
             if not call.grad:
                 raise ValueError(
@@ -182,7 +191,8 @@ class Step(ShardedState):
         count, scale = options.get("accumulate", 1), options.get("loss_scale")
         call = self.call_of(args, kwargs)
         self._gradients.check_hooks()
-        with torch.no_grad():
+        # Programs have the casts in them; they are not to be cast once more.
+        with torch.no_grad(), torch.autocast(self.backend.device.type, enabled=False):
             if count == 1:
                 outputs = self._run(call, 1.0 if scale is None else scale, self._is_synced)
             else:
@@ -200,6 +210,7 @@ class Step(ShardedState):
             self.training and torch.is_grad_enabled(),
             tuple([module.training for module in self.modes]),
             tuple([parameter.requires_grad for parameter in self._gradients.parameters]),
+            autocast_dtype(self.backend.device.type) or self._programs.autocast,
         )
 
     def _run(self, call: StepCall, scale: float, is_last: bool) -> dict[str, Any]:
@@ -365,6 +376,11 @@ class Step(ShardedState):
     @property
     def _runner(self) -> Any:
         return self._bound.runner
+
+
+def autocast_dtype(device: str) -> torch.dtype | None:
+    """The dtype of the torch.autocast that is on for a device type; None if none is."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 class BackwardRan(torch.autograd.Function):

@@ -13,7 +13,7 @@ from shardweave.backends.step import GivenProgram, Step
 from shardweave.driver import world
 from shardweave.driver.lowering import Request
 from shardweave.driver.plans import Passes, PlanLike, mesh_of_plan
-from shardweave.driver.programs import MAX_PROGRAMS, CompiledPrograms, backend_of
+from shardweave.driver.programs import AUTOCAST, MAX_PROGRAMS, CompiledPrograms, backend_of
 from shardweave.driver.run_options import BACKENDS
 from shardweave.ir.capture.outputs import LossChoice
 from shardweave.ir.mesh import Mesh
@@ -32,6 +32,7 @@ def compile(
     backend: str = "distributed",
     train: bool | None = None,
     loss: LossChoice = None,
+    precision: str = "",
     dynamic: bool = True,
     max_programs: int = MAX_PROGRAMS,
     sequence_parallel: bool = False,
@@ -63,8 +64,9 @@ def compile(
     train: the mode that the step is in at first; None: each module is in that of the model's.
     loss: which of what the model returns is the loss, by key or index; None: the only scalar, an
     entry `loss`, or the first of a tuple. A function computes it from the output; the step then
-    returns (loss, output). dynamic: False refuses inputs of shapes that were not compiled ahead.
-    max_programs: how many programs are kept. device: of this rank; by default
+    returns (loss, output). precision: "bf16" computes as under torch.autocast in bfloat16, with
+    parameters and gradients in their own dtype. dynamic: False refuses inputs of shapes that were
+    not compiled ahead. max_programs: how many programs are kept. device: of this rank; by default
     the model's own, and for "cuda" the GPU of the rank's number on this machine.
     validate: run every program before and after each pass, in float64 on a virtual mesh, and
     compare (driver.validate); for models that take a few seconds at most.
@@ -76,6 +78,11 @@ def compile(
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend '{backend}' is unknown; use one of {', '.join(BACKENDS)}.")
+    if precision not in AUTOCAST or (precision and program is not None):
+        raise ValueError(
+            f"precision '{precision}' is unknown, or given with a program, which has its dtypes; "
+            'use "bf16", or none. A model in bfloat16 throughout is model.to(torch.bfloat16).'
+        )
     own = mesh_of_plan(plan) if program is None else program.mesh
     goal = own or Mesh() if mesh is None else as_mesh(mesh)
     place = world.with_index(torch.device(device or device_of(model)))
@@ -95,6 +102,7 @@ def compile(
         program=program,
         cuda_graph=cuda_graph,
         loss=loss,
+        precision=precision,
     )
     programs = CompiledPrograms(request, place, limit=max_programs, dynamic=dynamic)
     step = Step(model, programs.backend, programs)

@@ -57,6 +57,7 @@ class Request:
     program: Program | None = None
     cuda_graph: bool = False
     loss: LossChoice = None
+    precision: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,11 +97,12 @@ def compile_program(request: Request) -> tuple[Program, Making]:
         plan = choose_plan(program, request)
         inputs = taken_apart(request.args, request.kwargs)[1]
         local, notes = _partitioned(program, plan, request, inputs)
+        planned = () if plan is None else plan.notes
         making = Making(
             capture_s=captured_s - start_s,
             passes_s=time.perf_counter() - captured_s,
             num_captured_ops=sum(1 for _ in program.ops),
-            notes=(*(() if plan is None else plan.notes), *notes),
+            notes=(*planned, *_idle_axes(local, planned), *notes),
         )
         return local, making
 
@@ -157,7 +159,10 @@ def _lowered(request: Request, call: StepCall, given: Given | None) -> Lowered:
     from shardweave.ir.capture.capture import capture_step
     from shardweave.ir.capture.trace import Kind
 
-    kind = Kind(grad=call.grad, loss=request.loss, all_outputs=True)
+    device = device_of(request.model).type
+    # Models on the meta device are traced as on the CPU.
+    autocast = call.autocast and ("cpu" if device == "meta" else device, call.autocast)
+    kind = Kind(grad=call.grad, loss=request.loss, all_outputs=True, autocast=autocast)
     tensors = [_example_of(tensor, request.model) for tensor in call.inputs.values()]
     captured = capture_step(request.model, call.form, tensors, kind)
     program = captured.program

@@ -32,6 +32,9 @@ from shardweave.passes.notes import PlanNote, warn
 MAX_PROGRAMS = 16
 """Programs that a step keeps: modes, times the shapes that come again, such as a last batch's."""
 
+AUTOCAST = {"": None, "bf16": torch.bfloat16}
+"""By `precision`, the dtype of torch.autocast around forward."""
+
 log = logging.getLogger("shardweave")
 
 
@@ -55,6 +58,7 @@ class CompiledPrograms(Programs):
         self.dynamic = dynamic
         self.binding = Binding(request.model, len(request.args))
         self.options = frozenset(OPTIONS).difference(self.binding.names)
+        self.autocast = AUTOCAST[request.precision]
         self.notes: list[str] = []
         self._kept: OrderedDict[Any, tuple[StepCall, BoundProgram]] = OrderedDict()
         call = self._example()
@@ -73,7 +77,7 @@ class CompiledPrograms(Programs):
         if request.train is not None:
             modes = [request.train] * len(modes)
         trained = tuple(p.requires_grad for p in request.model.parameters())
-        return StepCall(form, inputs, modes[0], tuple(modes), trained)
+        return StepCall(form, inputs, modes[0], tuple(modes), trained, self.autocast)
 
     def taken_apart(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -219,11 +223,13 @@ def say(text: str) -> None:
 
 def mode_of(call: StepCall) -> str:
     """The mode of a call, in words."""
+    cast = f" in {_word(call.autocast)}" if call.autocast else ""
     if call.grad:
-        return "training"
+        return f"training{cast}"
     if not any(call.modes):
-        return "evaluation"
-    return "training mode without gradients" if call.modes[0] else "evaluation of some modules"
+        return f"evaluation{cast}"
+    where = "training mode without gradients" if call.modes[0] else "evaluation of some modules"
+    return where + cast
 
 
 def shapes_of(call: StepCall) -> str:
@@ -234,7 +240,11 @@ def shapes_of(call: StepCall) -> str:
 
 
 def _form(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    return f"{tuple(tensor.shape)} {_word(tensor.dtype)}"
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def difference(before: StepCall, call: StepCall) -> str:
@@ -248,6 +258,6 @@ def difference(before: StepCall, call: StepCall) -> str:
     ]
     if found:
         return ", ".join(found)
-    if (before.grad, before.modes) != (call.grad, call.modes):
+    if mode_of(before) != mode_of(call) or before.modes != call.modes:
         return f"the first call in this mode with {shapes_of(call)}"
     return "other parameters or inputs require gradients"

@@ -87,6 +87,7 @@ class Wrapped(nn.Module):
         *,
         loss: LossChoice = None,
         all_outputs: bool = False,
+        autocast: tuple[str, torch.dtype] | None = None,
         form: Form | None = None,
     ) -> None:
         super().__init__()
@@ -94,6 +95,7 @@ class Wrapped(nn.Module):
         self.grad = grad
         self.choice = loss
         self.all_outputs = all_outputs
+        self.autocast = autocast
         self.form = form
         self.assigned: tuple[str, ...] = ()
         """Buffers that forward assigns; their new values are returned after the output."""
@@ -101,7 +103,12 @@ class Wrapped(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.form is not None:
             args, kwargs = self.form.arguments(args)
-        output = self.model(*args, **kwargs)
+        if self.autocast is None:
+            output = self.model(*args, **kwargs)
+        else:
+            device, dtype = self.autocast
+            with torch.autocast(device, dtype):
+                output = self.model(*args, **kwargs)
         returned = self._everything(output) if self.all_outputs else (self._output(output),)
         return (*returned, *(_new_value(self.model, name) for name in self.assigned))
 

@@ -65,13 +65,15 @@ class Kind:
 
     train: False puts it in evaluation mode, True leaves the modes of its modules as they are.
     grad: whether the backward pass is traced too; as `train` says, if it is None. loss: which
-    output is the loss. all_outputs: whether all outputs are traced, or the loss alone.
+    output is the loss. all_outputs: whether all outputs are traced, or the loss alone. autocast:
+    the device type and dtype of torch.autocast around forward.
     """
 
     train: bool = True
     grad: bool | None = None
     loss: LossChoice = None
     all_outputs: bool = False
+    autocast: tuple[str, torch.dtype] | None = None
 
     @property
     def has_gradients(self) -> bool:
@@ -94,7 +96,14 @@ def trace(
     _check_arguments(args, kwargs)
     check_hooks(model)
     has_gradients = kind.has_gradients
-    wrapped = Wrapped(model, has_gradients, loss=kind.loss, all_outputs=kind.all_outputs, form=form)
+    wrapped = Wrapped(
+        model,
+        has_gradients,
+        loss=kind.loss,
+        all_outputs=kind.all_outputs,
+        autocast=kind.autocast,
+        form=form,
+    )
     tensors = tuple(map(_as_input, args))
     named = {name: _as_input(value) for name, value in kwargs.items()}
     names = _input_names(tensors, named) if form is None else list(form.names)
