@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shardweave.backends.input_gradients import check_required, give
 from shardweave.backends.programs import Key
-from shardweave.ir.program import Program
+from shardweave.ir.program import INPUT_GRADIENT, Program
 
 _K = TypeVar("_K")
 
@@ -37,11 +38,14 @@ class BoundProgram(nn.Module, ABC):
         """The loss of a batch, or the outputs of a program without gradients. Collective."""
         outputs: list[Tensor] = []
         batch = {f"arg{index}": arg for index, arg in enumerate(args)} | kwargs
+        check_required(self.program.results, batch)
         for (kind, name), tensor in self.run(batch).items():
             if kind == "grad":
                 self._accumulate(name, tensor)
             elif kind == "buffer":
                 local_of(self._stored["buffer", name]).copy_(tensor)
+            elif name.startswith(INPUT_GRADIENT):
+                give(name, tensor, batch)
             else:
                 outputs.append(tensor)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)

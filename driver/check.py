@@ -4,19 +4,24 @@ The error of a gradient g against eager's e is the relative L2 error per paramet
 ||g - e|| / ||e||. Some gradients are zero but for rounding (the bias of an attention's keys:
 a softmax does not see it); relative to itself such a one has no digit that is right. So the
 divisor is at least a small fraction of the norm of all gradients together, and the check names
-the gradients that are below it.
+the gradients that are below it. Buffers are measured in the same way.
+
+One step does not show what a step leaves for the next, so a check takes two, with other inputs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+
+from shardweave.ir.program import Program
+from shardweave.ir.types import dtype_of_value
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ class CheckResult:
     at_floor: tuple[str, ...]
     buffer_error: float = 0.0
     worst_buffer: str | None = None
+    num_steps: int = 1
 
     @property
     def ok(self) -> bool:
@@ -92,6 +98,26 @@ def tolerance_of(dtype: torch.dtype) -> Tolerance:
         known = ", ".join(str(known) for known in TOLERANCES)
         raise ValueError(f"there is no error bound for {dtype}; check in one of {known}.")
     return TOLERANCES[dtype]
+
+
+def check_steps(
+    found: Sequence[Expected], eager: Sequence[Expected], dtype: torch.dtype, program: Program
+) -> CheckResult:
+    """Compare steps by the tolerance of `dtype`, or of the coarsest dtype that the program needs.
+
+    The second where the first is not met: a model that computes a part of itself in float32
+    (norms, angles, losses) has no more digits than that, whatever the dtype of its parameters.
+    """
+    result = compare_steps(found, eager, dtype)
+    coarsest = coarsest_dtype(program, dtype)
+    return result if result.ok or coarsest == dtype else compare_steps(found, eager, coarsest)
+
+
+def coarsest_dtype(program: Program, dtype: torch.dtype) -> torch.dtype:
+    """The floating-point dtype of fewest digits that a program computes in, or `dtype`."""
+    dtypes = {dtype_of_value(value) for op in program.ops for value in op.results}
+    known = [known for known in (*dtypes, dtype) if known in TOLERANCES]
+    return max(known, key=lambda known: torch.finfo(known).eps, default=dtype)
 
 
 def loss_of(output: Any) -> Tensor:
@@ -128,6 +154,27 @@ def results_of(module: nn.Module, loss: Tensor) -> Expected:
     )
 
 
+def compare_steps(
+    found: Sequence[Expected], eager: Sequence[Expected], dtype: torch.dtype
+) -> CheckResult:
+    """Compare several steps; of each kind of error the largest, and the loss of the first step.
+
+    Raises ValueError as `compare` does.
+    """
+    steps = [compare(step, wanted, dtype) for step, wanted in zip(found, eager, strict=True)]
+    gradients = max(steps, key=lambda step: _by_size(step.max_rel_grad_error))
+    buffers = max(steps, key=lambda step: _by_size(step.buffer_error))
+    return replace(
+        gradients,
+        loss=steps[0].loss,
+        eager_loss=steps[0].eager_loss,
+        loss_error=max((step.loss_error for step in steps), key=_by_size),
+        buffer_error=buffers.buffer_error,
+        worst_buffer=buffers.worst_buffer,
+        num_steps=len(steps),
+    )
+
+
 def _whole(tensor: Tensor) -> Tensor:
     """A copy, whole on every rank."""
     tensor = tensor.detach()
@@ -146,8 +193,9 @@ def compare(found: Expected, eager: Expected, dtype: torch.dtype) -> CheckResult
         name: _error(_named(found.gradients, name, g), g, floor)
         for name, g in eager.gradients.items()
     }
+    buffer_floor = tolerance.floor * math.sqrt(sum(_norm(b) ** 2 for b in _floats(eager.buffers)))
     buffers = {
-        name: _error(_named(found.buffers, name, b), b, _norm(b))
+        name: _error(_named(found.buffers, name, b), b, buffer_floor if _is_float(b) else 0.0)
         for name, b in eager.buffers.items()
         if name in found.buffers
     }
@@ -194,6 +242,18 @@ def _norm(tensor: Tensor) -> float:
     return torch.linalg.vector_norm(tensor.detach().double()).item()
 
 
+def _is_float(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _floats(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    return [tensor for tensor in tensors.values() if _is_float(tensor)]
+
+
 def _worst(errors: Mapping[str, float]) -> str | None:
     """The name of the largest error; one that is not a number is larger than all."""
-    return max(errors, key=lambda name: (math.isnan(errors[name]), errors[name]), default=None)
+    return max(errors, key=lambda name: _by_size(errors[name]), default=None)
+
+
+def _by_size(error: float) -> tuple[bool, float]:
+    return math.isnan(error), error

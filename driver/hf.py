@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
+from shardweave.driver.hf_tiny import tiny_fields
 from shardweave.ir.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ SEQ2SEQ, IMAGE = "seq2seq language model", "image classification"
 MASKED, CAUSAL = "masked language model", "causal language model"
 DEFAULT_BATCH = 8
 DEFAULT_SEQ = 32
+TINY_BATCH = 4
+TINY_SEQ = 16
 DEFAULT_IMAGE_SIZE = 224
 
 CAPTURED_EXPERTS = "batched_mm"
@@ -106,7 +109,7 @@ def _configured(
     """The head, config and input size that options ask for, and notes of what was decided."""
     head = head_of_type(model_type)
     defaults = _transformers().CONFIG_MAPPING[model_type]()
-    fields, sizes = _split_options(model_type, options, defaults)
+    fields, sizes = _split_options(model_type, _given(options, defaults), defaults)
     config, notes = _make_config(model_type, fields, defaults)
     size, size_notes = _input_size(sizes, config, dtype)
     if head.task == SEQ2SEQ:
@@ -145,6 +148,22 @@ def _table(head: Head) -> Mapping[str, Any]:
     from transformers.models.auto import modeling_auto
 
     return getattr(modeling_auto, f"MODEL_FOR_{head.table}_MAPPING_NAMES")
+
+
+def _given(options: Mapping[str, Any], defaults: PreTrainedConfig) -> Fields:
+    """The options, with small sizes for `tiny`, and with those of parts in dicts of their own."""
+    fields: Fields = {}
+    if options.get("tiny"):
+        fields = tiny_fields(defaults.to_dict(), defaults.attribute_map)
+        fields = {"batch": TINY_BATCH, "seq": TINY_SEQ, **fields}
+    for key, value in options.items():
+        *parts, name = key.split(".")
+        inner = fields
+        for part in parts:
+            inner = inner.setdefault(part, {})
+        inner[name] = value
+    fields.pop("tiny", None)
+    return fields
 
 
 def _split_options(
@@ -196,7 +215,7 @@ def _train_without_dropout(config: PreTrainedConfig, given: set[str]) -> list[st
     dropouts = sorted({name for part in _parts(config) for name in _dropout_fields(part) - given})
     for part in _parts(config):
         for name in _dropout_fields(part) - given:
-            setattr(part, name, 0.0)
+            setattr(part, name, type(getattr(part, name))(0))  # mpt has integers
         if "use_cache" not in given and getattr(part, "use_cache", False):
             part.use_cache = False
     return [f"dropout fields set to 0: {', '.join(dropouts)}"] if dropouts else []
@@ -249,7 +268,8 @@ def _input_size(
             field = config.attribute_map.get(name, name)
             notes = [f"seq {seq} cut to {limit}, the model's {field}"]
             seq = limit
-    image_size = options.get("image_size") or getattr(config, "image_size", DEFAULT_IMAGE_SIZE)
+    pictured = getattr(config, "vision_config", config)
+    image_size = options.get("image_size") or getattr(pictured, "image_size", DEFAULT_IMAGE_SIZE)
     if not isinstance(image_size, int):
         raise ValueError(
             f"hf:{config.model_type}: images of image_size={image_size} are not supported; "

@@ -54,7 +54,8 @@ def build_example(spec: str, *, dtype: torch.dtype = torch.float32, seed: int = 
       gpt:layers=2,hidden=64,...      a plain GPT (GPTConfig lists the keys and defaults)
       unet:channels=32,size=32,...    a diffusion U-Net (UNetConfig)
       cnn:depth=18,channels=16,...    a ResNet-like CNN (CNNConfig)
-      hf:TYPE[:field=value,...]       a Hugging Face model with random weights
+      hf:TYPE[:field=value,...]       a Hugging Face model with random weights; `tiny` among
+                                      the fields gives small sizes to those that are left out
       package.module:factory          factory() -> Example or (module, kwargs)
 
     The same spec, dtype and seed give the same weights and inputs; torch's global random state
@@ -102,6 +103,8 @@ def parse_options(text: str) -> dict[str, Option]:
     options: dict[str, Option] = {}
     for item in filter(None, text.split(",")):
         key, equals, value = (part.strip() for part in item.partition("="))
+        if item.strip() == "tiny":
+            equals, value = "=", "true"
         if not (key and equals and value):
             raise ValueError(f"option '{item}' in '{text}' is not of the form key=value.")
         if key in options:

@@ -77,18 +77,19 @@ DERIVED: dict[str, dict[str, Derivation]] = {
     "aten.slice.Tensor": {"end": _slice_end},
     "aten.slice_backward": {"input_sizes": _result_shape, "end": _slice_end},
     "aten.select_backward": {"input_sizes": _result_shape},
+    "aten.index_select_backward": {"self_sizes": _result_shape},
     "aten.embedding_dense_backward": {"num_weights": lambda op: _result_shape(op)[0]},
     "aten.native_layer_norm": {"normalized_shape": _normalized_shape},
     "aten.native_layer_norm_backward": {"normalized_shape": _normalized_shape},
     "aten.native_group_norm": _GROUP_NORM,
     "aten.native_group_norm_backward": _GROUP_NORM,
     "aten.convolution_backward": {"bias_sizes": _bias_sizes},
-    "aten.upsample_nearest2d": {"output_size": lambda op: _result_shape(op)[2:]},
+    "aten.upsample_nearest2d": {"output_size": lambda op: _result_shape(op)[-2:]},
     "aten.upsample_nearest2d_backward": {
-        "output_size": lambda op: list(shape_of(op.operands[0]))[2:],
+        "output_size": lambda op: list(shape_of(op.operands[0]))[-2:],
         "input_size": _result_shape,
     },
-    "aten._adaptive_avg_pool2d": {"output_size": lambda op: _result_shape(op)[2:]},
+    "aten._adaptive_avg_pool2d": {"output_size": lambda op: _result_shape(op)[-2:]},
 }
 """Per op, how each argument that restates a shape follows from the op's types."""
 

@@ -27,6 +27,10 @@ USED = "dist.used"
 """Of a parameter, before `insert-collectives`: how ops read it, if that is not how it is stored."""
 
 
+INPUT_GRADIENT = "gradient of "
+"""How the name of an output begins that is the gradient of an input, whose name follows."""
+
+
 @dataclass(frozen=True)
 class Slot:
     """One argument or result of the step.

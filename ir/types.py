@@ -22,6 +22,8 @@ _ELEMENTS: dict[torch.dtype, Attribute] = {
     torch.float32: builtin.f32,
     torch.float16: builtin.f16,
     torch.bfloat16: builtin.bf16,
+    torch.complex128: builtin.ComplexType(builtin.f64),
+    torch.complex64: builtin.ComplexType(builtin.f32),
     torch.int64: builtin.i64,
     torch.int32: builtin.i32,
     torch.int16: builtin.i16,
@@ -33,7 +35,7 @@ _DTYPES = {element: dtype for dtype, element in _ELEMENTS.items()}
 
 
 def element_of(dtype: torch.dtype) -> Attribute:
-    """The xDSL element type of a torch dtype. Raises ValueError for complex and the like."""
+    """The xDSL element type of a torch dtype. Raises ValueError for quantized and the like."""
     if dtype not in _ELEMENTS:
         known = ", ".join(str(d).removeprefix("torch.") for d in _ELEMENTS)
         raise ValueError(f"dtype {dtype} has no tensor type in the IR; use one of {known}.")

@@ -22,6 +22,8 @@ from shardweave.ir.facts import facts_of
 from shardweave.ir.placement import DimSharding, Placement
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.rules import Rule, rule_of
+from shardweave.ir.sharding.rules.attention import queries_rule, shares_key_heads
+from shardweave.ir.types import shape_of
 from shardweave.planners.linear_maps import (
     Cut,
     LinearMap,
@@ -89,6 +91,7 @@ def _separable(
     activations = _input_dependent(program, forward)
     maps: dict[Operation, LinearMap] = {one.op: one for one in linear_maps(program)}
     parts: dict[AtenOp, int] = {}
+    stacks: set[AtenOp] = set()
     uneven = {} if uneven is None else uneven
     while True:
         analysis = _Analysis(maps, parameters, activations, axis, size, parts, uneven)
@@ -100,9 +103,14 @@ def _separable(
         for op in analysis.dead - set(retry):
             failed |= analysis.together[op]
         if not retry and not failed:
+            for op in analysis.ended:  # the parts of a fused projection are cut each for itself
+                uneven.pop(op, None)
             return analysis
         parts |= retry
+        stacks |= retry.keys() & uneven.keys()
         if not retry:
+            # What was taken for a stack of projections, and is none, fails without the others.
+            failed = (failed & stacks) or failed
             maps = {op: one for op, one in maps.items() if op not in failed}
 
 
@@ -168,7 +176,7 @@ class _Analysis:
         self._adopt(op, rule, cuts, sources)
 
     def _follow(self, op: AtenOp, labels: Mapping[int, Label]) -> None:
-        rule = rule_of(op)
+        rule = self._rule(op)
         sources = frozenset[AtenOp]().union(*(label.sources for label in labels.values()))
         self._join(sources)
         seats = {self._seat(rule, index, label) for index, label in labels.items()}
@@ -189,6 +197,11 @@ class _Analysis:
             blocked = rule.factors[factor].reduction is None and not (product and product.plain)
             (self.dead if blocked else self.ended).update(sources)
             self.ends.append((op, sources))
+
+    def _rule(self, op: AtenOp) -> Rule:
+        """How an op can be cut, once key heads are repeated that are too few to be cut."""
+        few = shares_key_heads(op) and shape_of(op.operands[1])[1] % self.size
+        return queries_rule(op) if few else rule_of(op)
 
     def _join(self, sources: frozenset[AtenOp]) -> None:
         """Let maps stand or fall together."""
@@ -211,7 +224,8 @@ class _Analysis:
     def _seat(self, rule: Rule, index: int, label: Label) -> tuple[int, int] | None:
         """The factor that a labelled operand's cut falls on, and its stride there.
 
-        Where features are viewed as groups, such as heads, it is these that must divide.
+        Where features are viewed as groups, such as heads, it is these that must divide; or they
+        are a stack of projections (those of `nn.MultiheadAttention`), each to be cut.
         """
         names, placement = next(
             (names, placement)
@@ -227,6 +241,7 @@ class _Analysis:
             elif len(sizes) > 1 and sizes[0] % self.size:
                 what = f"{sizes[0]} groups of {prod(sizes[1:])} features (such as heads)"
                 self.uneven |= dict.fromkeys(label.sources, what)
+                self.met_parts |= dict.fromkeys(label.sources, sizes[0])
         return seat
 
     def _adopt(

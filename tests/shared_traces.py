@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch.fx.node import map_aggregate
+from torch.nn.modules import module as module_hooks
 
 from shardweave.ir.capture.trace import Traced, trace
 
@@ -45,7 +46,9 @@ class SharedTraces:
         *,
         train: bool,
     ) -> Traced:
-        """As `trace`; a model that cannot be pickled is traced each time."""
+        """As `trace`; a model that cannot be pickled, or has hooks, is traced each time."""
+        if _has_hooks(model):
+            return trace(model, args, kwargs, train=train)
         try:
             key = hashlib.sha256(_described(model, args, kwargs)).hexdigest() + f"-{train}"
         except NOT_PICKLED:  # such as local classes
@@ -66,6 +69,13 @@ class SharedTraces:
             own = file.with_suffix(f".{os.getpid()}")
             own.write_bytes(written)
             own.replace(file)
+
+
+def _has_hooks(model: torch.nn.Module) -> bool:
+    """Whether there are hooks of which the pickled model says nothing."""
+    kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    parameters = any(getattr(p, kind, None) for p in model.parameters() for kind in kinds)
+    return parameters or bool(module_hooks._global_forward_hooks)
 
 
 def _described(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:

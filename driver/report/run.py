@@ -169,7 +169,8 @@ def _print_check(report: RunReport) -> None:
         )
     if check.worst_buffer is not None:
         print(f"buffers: largest relative error {check.buffer_error:.1e} (in {check.worst_buffer})")
-    print("equal to eager" if report.problem is None else "NOT equal to eager")
+    steps = f"{check.num_steps} steps with other inputs each"
+    print(f"equal to eager, in {steps}" if report.problem is None else "NOT equal to eager")
 
 
 def _print_training(report: RunReport) -> None:

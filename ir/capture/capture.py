@@ -10,7 +10,8 @@ import torch
 from shardweave.ir.blocks import store_blocks
 from shardweave.ir.capture.fx_import import import_graph
 from shardweave.ir.capture.module_tree import block_paths
-from shardweave.ir.capture.trace import CaptureError, called_again, trace
+from shardweave.ir.capture.site import CaptureError
+from shardweave.ir.capture.trace import called_again, trace
 from shardweave.ir.dead_code import remove_dead_ops
 from shardweave.ir.program import Program
 from shardweave.ir.text import without_gc

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, cast
 
 import torch
@@ -22,11 +23,15 @@ from shardweave.ir.aten_args import DERIVED
 from shardweave.ir.attributes import PhaseAttr
 from shardweave.ir.capture.builder import Builder
 from shardweave.ir.capture.canonical import Call, lookup
-from shardweave.ir.capture.trace import CaptureError, Traced, module_path
+from shardweave.ir.capture.site import CaptureError, module_path, site_of_node, users_line
+from shardweave.ir.capture.trace import Traced
+from shardweave.ir.capture.unwritten import Unwritten
 from shardweave.ir.types import AnyTensor, element_of, tensor_type
 
+_MAX_RUNS = 64
+"""Runs of equal values in a constant that a program writes out; a longer one is data."""
+
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_$.-]")
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def import_graph(traced: Traced, aliases: dict[str, list[str]]) -> builtin.ModuleOp:
@@ -61,6 +66,7 @@ class _Importer:
         self.builder = Builder(self.block)
         self.values: dict[torch.fx.Node, Any] = {}
         self.backward: set[SSAValue] = set()
+        self.unwritten = Unwritten()
         self.inputs = iter(traced.inputs)
         self.arguments: dict[tuple[str, str], SSAValue] = {}
         self.argument_attributes: list[Attribute] = []
@@ -71,17 +77,17 @@ class _Importer:
             if node.op == "placeholder":
                 self.values[node] = self._argument(node)
             elif node.op == "get_attr":
-                self.values[node] = self._constant(str(node.target))
-            elif node.op == "call_function":
+                self.values[node] = self._constant(node)
+            elif node.op == "call_function" and (node.users or node.meta.get("val") is not None):
+                # What gives nothing is an assertion.
+                self.unwritten.visit(node)
                 self._annotate(node)
                 self.values[node] = self._call(node)
                 self._mark_phase(first_new)
         except CaptureError:
             raise
         except ValueError as error:  # no canonical form, or no such dtype in the IR
-            layer = module_path(node.meta.get("nn_module_stack"))
-            where = f"module '{layer}'" if layer else "the model"
-            raise CaptureError(f"{where}: {error}") from error
+            raise CaptureError(f"{site_of_node(node)}: {error}") from error
 
     # Arguments and constants
 
@@ -103,16 +109,24 @@ class _Importer:
         self.argument_attributes.append(builtin.DictionaryAttr(attributes))
         return argument
 
-    def _constant(self, name: str) -> SSAValue:
-        value = self.traced.constants[name]
-        flat = value.flatten()
-        if value.numel() and not bool((flat == flat[0]).all()):
+    def _constant(self, node: torch.fx.Node) -> SSAValue:
+        """A tensor that the code writes out: its runs of equal values, one after another."""
+        value = self.traced.constants[str(node.target)]
+        elements = [cast("float", element.item()) for element in value.flatten()]
+        runs = [(key, len(list(run))) for key, run in groupby(elements)]
+        if len(runs) > _MAX_RUNS:
             raise CaptureError(
-                f"the model makes a constant tensor of {value.numel()} values while it runs; "
-                "register it as a buffer in __init__ instead."
+                f"{site_of_node(next(iter(node.users)))}: the code writes out a constant tensor of "
+                f"{value.numel()} values; register it as a buffer in __init__ instead."
             )
-        fill = flat[0].item() if value.numel() else 0
-        return self.builder.full(value.shape, cast(float, fill), value.dtype)
+        build = self.builder
+        if len(runs) <= 1:
+            return build.full(value.shape, runs[0][0] if runs else 0, value.dtype)
+        parts = [build.full((length,), fill, value.dtype) for fill, length in runs]
+        flat = tensor_type((value.numel(),), value.dtype)
+        return build.view(
+            build.add("aten.cat", [parts], [flat], {"dim": 0}).results[0], value.shape
+        )
 
     # Calls
 
@@ -216,17 +230,16 @@ class _Importer:
     def finish(self) -> builtin.ModuleOp:
         output = self.traced.graph.output_node()
         flat = cast("Sequence[torch.fx.Node | None]", output.args[0])
-        results: list[SSAValue] = []
-        attributes: list[Attribute] = []
-        for node, (kind, name) in zip(flat, self.traced.outputs, strict=True):
-            if node is None:
-                continue
-            results.append(self.values[node])
-            attributes.append(
-                builtin.DictionaryAttr(
-                    {"dist.kind": builtin.StringAttr(kind), "dist.name": builtin.StringAttr(name)}
-                )
+        # A buffer that is changed in place and assigned too is what was assigned.
+        slots = zip(self.traced.outputs, flat, strict=True)
+        kept = {slot: self.values[node] for slot, node in slots if node is not None}
+        results = list(kept.values())
+        attributes: list[Attribute] = [
+            builtin.DictionaryAttr(
+                {"dist.kind": builtin.StringAttr(kind), "dist.name": builtin.StringAttr(name)}
             )
+            for kind, name in kept
+        ]
         self.block.add_op(func.ReturnOp(*results))
         types = [r.type for r in results]
         function = func.FuncOp(
@@ -251,10 +264,10 @@ def _result_types(node: torch.fx.Node) -> list[AnyTensor | None]:
 
 
 def _location(stack_trace: str | None) -> Any:
-    frames = _FRAME.findall(stack_trace or "")
-    if not frames:
+    place = users_line(stack_trace)
+    if place is None:
         return builtin.UnknownLoc()
-    file, line = frames[-1]
+    file, line = place
     return builtin.FileLineColLoc(
-        builtin.StringAttr(file), builtin.IntAttr(int(line)), builtin.IntAttr(1)
+        builtin.StringAttr(file), builtin.IntAttr(line), builtin.IntAttr(1)
     )

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import torch
-from xdsl.dialects import builtin, func
+from xdsl.dialects import func
 from xdsl.ir import Attribute, Block, SSAValue
 
 from shardweave.ir.program import Program
-from shardweave.ir.types import dtype_of, dtype_of_value, is_element, shape_of, tensor_type
+from shardweave.ir.types import (
+    dtype_of,
+    dtype_of_value,
+    element_of,
+    is_element,
+    shape_of,
+    tensor_type,
+)
 
 
 def in_float64(program: Program) -> Program:
-    """The same program with every floating-point value in float64; integers stay.
+    """The same program with every value in float64, or complex128; integers stay.
 
     Casts between floating-point types become casts from float64 to itself. Linear in the ops.
     """
@@ -38,12 +45,18 @@ def in_float64(program: Program) -> Program:
 
 
 def _type(value: SSAValue) -> Attribute:
-    is_float = dtype_of_value(value).is_floating_point
-    return tensor_type(shape_of(value), torch.float64) if is_float else value.type
+    exact = _exact(dtype_of_value(value))
+    return value.type if exact is None else tensor_type(shape_of(value), exact)
 
 
 def _property(attribute: Attribute) -> Attribute:
     """A dtype among the arguments of an op."""
-    if is_element(attribute) and dtype_of(attribute).is_floating_point:
-        return builtin.f64
-    return attribute
+    exact = _exact(dtype_of(attribute)) if is_element(attribute) else None
+    return attribute if exact is None else element_of(exact)
+
+
+def _exact(dtype: torch.dtype) -> torch.dtype | None:
+    """The widest dtype of the same kind; None for integers."""
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else None

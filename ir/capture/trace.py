@@ -1,6 +1,6 @@
 # pyright: basic
 # torch's tracing API is private and only partly typed.
-"""The one file that touches torch's private tracing API.
+"""The files `trace`, `settings`, `observe` and `hooks` touch torch's private tracing API.
 
 `trace` turns a model and its inputs into one functional graph of ATen ops, forward and
 backward together, whose inputs and outputs say what they are.
@@ -9,24 +9,30 @@ backward together, whose inputs and outputs say what they are.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-from unittest.mock import patch
+from functools import partial
+from typing import Any, Literal, cast
 
 import torch
 from torch._dynamo import functional_export
 from torch._functorch._aot_autograd import descriptors as aot
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export._trace import _restore_state_dict
+
+from shardweave.ir.capture.explain import check_data_dependence, explained
+from shardweave.ir.capture.hooks import Hook, check_hooks, check_leaf_hooks, install_hooks
+from shardweave.ir.capture.huggingface import eager_masks
+from shardweave.ir.capture.loose_tensors import check_all_registered
+from shardweave.ir.capture.meta_device import off_meta
+from shardweave.ir.capture.observe import Observation, Write, observed
+from shardweave.ir.capture.settings import settings
+from shardweave.ir.capture.site import CaptureError, Site, qualified, site_of_node
+from shardweave.ir.capture.state import assigned_buffers, check_settles, python_state
+from shardweave.ir.program import INPUT_GRADIENT
 
 InputKind = Literal["param", "buffer", "input", "tangent"]
 OutputKind = Literal["loss", "output", "grad", "buffer"]
-
-
-class CaptureError(ValueError):
-    """The model cannot be captured; the message says which part and what to change."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,10 @@ _NO_LOSS = (
     "the model's output has no scalar loss; return the loss, a tuple that begins with it, or an "
     "object or dict with 'loss'."
 )
+_KEEPS_GRAPH = (
+    "forward assigns a buffer that depends on parameters, so that the next step's backward pass "
+    "would reach into this one; detach() what is assigned"
+)
 _NO_OUTPUT = (
     "the model's output has neither 'loss' nor 'logits'; return a tensor, a tuple of tensors, or "
     "an object or dict with one of these."
@@ -59,8 +69,14 @@ class _Wrapped(torch.nn.Module):
         super().__init__()
         self.model = model
         self.train_step = train
+        self.assigned: tuple[str, ...] = ()
+        """Buffers that forward assigns; their new values are returned after the output."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = self._output(*args, **kwargs)
+        return (output, *(_new_value(self.model, name) for name in self.assigned))
+
+    def _output(self, *args: Any, **kwargs: Any) -> Any:
         output = self.model(*args, **kwargs)
         loss = _loss_of(output)
         if loss is not None:
@@ -75,6 +91,16 @@ class _Wrapped(torch.nn.Module):
         return logits
 
 
+def _new_value(model: torch.nn.Module, name: str) -> torch.Tensor:
+    value: Any = model
+    for part in name.split("."):
+        value = getattr(value, part)
+    if value.requires_grad:
+        raise ValueError(f"{_KEEPS_GRAPH}: '{name}'.")
+    # A copy, since the value may be another buffer.
+    return value.clone()
+
+
 def _loss_of(output: Any) -> torch.Tensor | None:
     if isinstance(output, torch.Tensor):
         return output if output.ndim == 0 else None
@@ -85,31 +111,6 @@ def _loss_of(output: Any) -> torch.Tensor | None:
     return getattr(output, "loss", None)
 
 
-def _fake_mode_of(model: torch.nn.Module) -> FakeTensorMode | None:
-    for tensor in model.parameters():
-        if isinstance(tensor, FakeTensor):
-            return tensor.fake_mode
-    return None
-
-
-@contextlib.contextmanager
-def _tracing(model: torch.nn.Module, train: bool) -> Iterator[None]:
-    """Train or inference mode, restored afterwards; the fake mode of fake parameters."""
-    was_training = {name: module.training for name, module in model.named_modules()}
-    with contextlib.ExitStack() as stack:
-        mode = _fake_mode_of(model)
-        if mode is not None:
-            stack.enter_context(mode)
-        if not train:
-            model.eval()
-            stack.enter_context(torch.no_grad())
-        try:
-            yield
-        finally:
-            for name, module in model.named_modules():
-                module.training = was_training[name]
-
-
 def trace(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, train: bool
 ) -> Traced:
@@ -117,25 +118,27 @@ def trace(
 
     Raises CaptureError if torch cannot trace the model.
     """
-    if any(tensor.is_meta for tensor in model.parameters()):
-        raise CaptureError(
-            "the model has parameters on the meta device, which have no gradients; build it "
-            "under torch._subclasses.fake_tensor.FakeTensorMode() on cpu instead."
-        )
+    model, args, kwargs = off_meta(model, args, kwargs)
     _check_arguments(args, kwargs)
+    check_hooks(model)
     wrapped = _Wrapped(model, train)
-    # A gradient for an input that happens to require one is nobody's parameter.
-    tensors = tuple(value.detach() for value in args)
-    named = {name: value.detach() for name, value in kwargs.items()}
+    tensors = tuple(map(_as_input, args))
+    named = {name: _as_input(value) for name, value in kwargs.items()}
     try:
-        with _tracing(model, train):
-            return _trace(wrapped, tensors, named)
-    except CaptureError:
-        raise
-    except Exception as error:  # torch raises many unrelated classes here
-        raise CaptureError(_explain(error)) from error
+        with settings(model, train), eager_masks(named), observed() as seen:
+            try:
+                return _trace(wrapped, tensors, named, seen)
+            except CaptureError:
+                raise
+            except Exception as error:  # torch raises many unrelated classes here
+                raise explained(error, seen) from error
     finally:
         torch._dynamo.reset()
+
+
+def _as_input(value: torch.Tensor) -> torch.Tensor:
+    """A leaf that requires a gradient if `value` does."""
+    return value.detach().requires_grad_(value.requires_grad)
 
 
 def _check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -148,32 +151,10 @@ def _check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
             )
 
 
-def _explain(error: Exception) -> str:
-    ours = next((text for text in (_NO_LOSS, _NO_OUTPUT) if text in str(error)), None)
-    if ours is not None:
-        return ours
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = next((line for line in lines if line.startswith("Developer debug context")), "")
-    first = lines[0] if lines else type(error).__name__
-    where = next((line for line in reversed(lines) if line.startswith("File ")), "")
-    return " ".join(
-        part
-        for part in (
-            f"torch could not trace the model: {first}",
-            reason,
-            where,
-            "Make this part of the model traceable (no data-dependent shapes or branches).",
-        )
-        if part
-    )
-
-
-def _trace(wrapped: _Wrapped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
-    # Shapes are fixed: the guards that would be made to check dynamic ones, a quarter of the time
-    # that a small GPT takes, guard nothing.
-    with patch.object(functional_export, "_suggest_or_raise_constraint_violation"):
-        exported: Any = functional_export._dynamo_graph_capture_for_export(wrapped)(*args, **kwargs)
-    _restore_state_dict(wrapped, exported)
+def _trace(
+    wrapped: _Wrapped, args: tuple[Any, ...], kwargs: dict[str, Any], seen: Observation
+) -> Traced:
+    exported = _exported(wrapped, args, kwargs, seen)
     with contextlib.ExitStack() as stack:
         joint = aot_export_joint_with_descriptors(
             stack, exported, args, kwargs, decompositions=None
@@ -181,11 +162,95 @@ def _trace(wrapped: _Wrapped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     graph = joint.graph
     names = _input_names(args, kwargs)
     inputs = tuple(_input(node.meta["desc"], names) for node in graph.find_nodes(op="placeholder"))
-    outputs = tuple(_output(desc, names) for desc in graph.output_node().meta["desc"])
+    outputs = _outputs(graph.output_node(), names, wrapped)
     constants = {
         node.target: getattr(joint, node.target) for node in graph.find_nodes(op="get_attr")
     }
     return Traced(graph, inputs, outputs, constants)
+
+
+def _exported(
+    wrapped: _Wrapped, args: tuple[Any, ...], kwargs: dict[str, Any], seen: Observation
+) -> Any:
+    """Dynamo's graph, which returns the buffers that forward assigns as well."""
+    exported = _dynamo_graph(wrapped, args, kwargs)
+    writes = seen.writes
+    _check_state(writes, exported, seen, partial(_dynamo_graph, wrapped, args, kwargs))
+    assigned = tuple(assigned_buffers(wrapped.model, writes))
+    if assigned and not wrapped.assigned:
+        wrapped.assigned = assigned
+        return _exported(wrapped, args, kwargs, seen)
+    check_leaf_hooks(seen.leaf_hooks)
+    check_data_dependence(exported.graph)
+    check_all_registered(wrapped.model, exported)
+    _restore_state_dict(wrapped, exported)
+    install_hooks(wrapped.model, exported, partial(_exported_hook, wrapped.model, seen))
+    return exported
+
+
+def _dynamo_graph(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return functional_export._dynamo_graph_capture_for_export(function)(*args, **kwargs)
+
+
+def _check_state(
+    writes: Sequence[Write], exported: Any, seen: Observation, trace: Callable[[], Any]
+) -> None:
+    def again() -> tuple[list[Write], str]:
+        graph = trace()
+        return seen.writes, graph.code
+
+    check_settles(python_state(writes), exported.code, again)
+
+
+def _exported_hook(
+    model: torch.nn.Module, seen: Observation, hook: Hook, gradient: torch.Tensor
+) -> torch.fx.GraphModule:
+    """A hook on a gradient as a graph; what it may do is what forward may do."""
+    exported = _dynamo_graph(hook, (gradient,), {})
+    writes = seen.writes
+    _check_state(writes, exported, seen, partial(_dynamo_graph, hook, (gradient,), {}))
+    assigned_buffers(model, writes)
+    check_data_dependence(exported.graph)
+    check_all_registered(model, exported)
+    exported.recompile()  # dynamo has renamed what its code reads
+    return exported
+
+
+def _outputs(
+    output: torch.fx.Node, names: list[str], wrapped: _Wrapped
+) -> tuple[tuple[OutputKind, str], ...]:
+    descs, nodes = output.meta["desc"], cast("Sequence[Any]", output.args[0])
+    num_plain = sum(isinstance(desc, aot.PlainAOTOutput) for desc in descs) - len(wrapped.assigned)
+    slots: list[tuple[OutputKind, str]] = []
+    for desc, node in zip(descs, nodes, strict=True):
+        if isinstance(desc, aot.InputMutationAOTOutput):
+            slots.append(_mutated(*_input(desc.mutated_input, names), site_of_node(node)))
+        elif isinstance(desc, aot.PlainAOTOutput) and desc.idx >= num_plain:
+            name = wrapped.assigned[desc.idx - num_plain]
+            _check_fits(name, node, wrapped.model.get_buffer(name))
+            slots.append(("buffer", name))
+        else:
+            slots.append(_output(desc, names))
+    return tuple(slots)
+
+
+def _mutated(kind: InputKind, name: str, site: Site) -> tuple[OutputKind, str]:
+    if kind != "buffer":
+        what = "parameter" if kind == "param" else "input"
+        raise CaptureError(
+            f"{site}: forward changes {what} '{name}' in place; copy it first (clone), or make it "
+            "a buffer."
+        )
+    return "buffer", name
+
+
+def _check_fits(name: str, node: torch.fx.Node, old: torch.Tensor) -> None:
+    new = node.meta["val"]
+    if new.shape != old.shape or new.dtype != old.dtype:
+        raise CaptureError(
+            f"{site_of_node(node)}: forward makes buffer '{name}' of shape {tuple(old.shape)} "
+            f"and {old.dtype} one of shape {tuple(new.shape)} and {new.dtype}; keep its form."
+        )
 
 
 def _input_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
@@ -207,15 +272,7 @@ def _input(desc: Any, names: list[str]) -> tuple[InputKind, str]:
 def _output(desc: Any, names: list[str]) -> tuple[OutputKind, str]:
     if isinstance(desc, aot.GradAOTOutput):
         kind, name = _input(desc.grad_of, names)
-        assert kind in ("param", "buffer"), desc
-        return "grad", name
-    if isinstance(desc, aot.InputMutationAOTOutput):
-        kind, name = _input(desc.mutated_input, names)
-        if kind != "buffer":
-            raise CaptureError(
-                f"the model changes its {kind} '{name}' in place; copy it in the model first."
-            )
-        return "buffer", name
+        return ("output", f"{INPUT_GRADIENT}{name}") if kind == "input" else ("grad", name)
     return "output", str(getattr(desc, "idx", 0))
 
 
@@ -223,14 +280,4 @@ def called_again(graph: torch.fx.Graph) -> set[str]:
     """The qualified names of modules that are called more than once."""
     stacks = (node.meta.get("nn_module_stack") or {} for node in graph.nodes)
     entries = (item for stack in stacks for item in stack.items())
-    return {_qualified(path) for key, (path, _) in entries if "@" in key}
-
-
-def module_path(stack: Mapping[str, tuple[str, Any]] | None) -> str | None:
-    """The qualified name of the innermost module of an fx module stack; None without one."""
-    return _qualified(list(stack.values())[-1][0]) if stack else None
-
-
-def _qualified(path: str) -> str:
-    path = path.removeprefix("L['self']").removeprefix("self").lstrip(".")
-    return path.removeprefix("model").lstrip(".")
+    return {qualified(path) for key, (path, _) in entries if "@" in key}

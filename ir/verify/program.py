@@ -317,17 +317,20 @@ class _Verifier:
             yield f": {problem}; reduce it first with dist.all_reduce"
 
     def _problem_of_linearity(self, op: AtenOp, pending: Sequence[int]) -> str | None:
-        linear = rule_of(op).linear
         first, sharding = pending[0], self.pending[op.operands[pending[0]]]
         what = (
             f"operand {first} (%{op.operands[first].name_hint}) is an unreduced "
             f"{sharding.reduction} over {list(sharding.unreduced)}"
         )
-        if not linear.issuperset(pending) or sharding.reduction != "sum":
+        # Sub-batches are combined by the maximum of their pending maxima.
+        is_max = sharding.reduction == "max"
+        of_max = frozenset((0, 1)) if op.name == "aten.maximum" else frozenset[int]()
+        linear = of_max if is_max else rule_of(op).linear
+        if not linear.issuperset(pending):
             return f"{what}, and the op is not linear in it"
         for index in sorted(linear):
             other = self.pending.get(op.operands[index], NOTHING)
-            if (other.unreduced, other.reduction) != (sharding.unreduced, "sum"):
+            if (other.unreduced, other.reduction) != (sharding.unreduced, sharding.reduction):
                 return (
                     f"{what}, but operand {index} (%{op.operands[index].name_hint}), to which the "
                     "op is linear together with it, is not"

@@ -9,12 +9,16 @@ from torch import Tensor, nn
 from shardweave.driver.check import (
     TOLERANCES,
     Expected,
+    check_steps,
+    coarsest_dtype,
     compare,
+    compare_steps,
     loss_of,
     relative_error,
     run_eager,
     tolerance_of,
 )
+from shardweave.ir.capture.capture import capture
 
 F64 = torch.float64
 
@@ -137,3 +141,46 @@ def test_loss_is_found_in_whatever_a_model_returns() -> None:
 def test_relative_error_of_an_expected_zero_is_absolute() -> None:
     assert relative_error(0.5, 0.0) == 0.5
     assert relative_error(3.0, 2.0) == 0.5
+
+
+# Several steps, and models that compute in several dtypes.
+
+
+def test_check_of_several_steps_has_the_largest_error_of_each_kind() -> None:
+    good = expected(1.0, a=[3.0])
+    later = expected(2.0, a=[5.0])
+    result = compare_steps([good, expected(2.2, a=[6.0])], [good, later], F64)
+    assert not result.ok
+    assert result.num_steps == 2
+    assert result.loss == result.eager_loss == 1.0
+    assert result.loss_error == pytest.approx(0.1)
+    assert result.max_rel_grad_error == pytest.approx(0.2)
+
+
+def test_buffer_that_is_zero_but_for_rounding_is_measured_against_all_buffers() -> None:
+    found = Expected(1.0, {}, {"mean": torch.tensor([1e-16], dtype=F64), "var": torch.ones(1)})
+    eager = Expected(1.0, {}, {"mean": torch.tensor([2e-16], dtype=F64), "var": torch.ones(1)})
+    assert compare(found, eager, F64).ok
+    wrong = Expected(1.0, {}, {"mean": torch.tensor([1e-3], dtype=F64), "var": torch.ones(1)})
+    assert not compare(wrong, eager, F64).ok
+
+
+class Rounding(nn.Module):
+    """Computes a part in float32, whatever its parameters are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4, dtype=F64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).float().exp().sum()
+
+
+def test_bound_is_that_of_the_coarsest_dtype_where_the_finest_is_not_met() -> None:
+    program = capture(Rounding(), [torch.randn(2, 4, dtype=F64)])
+    assert coarsest_dtype(program, F64) is torch.float32
+    exact, rounded = expected(1.0, a=[1.0]), expected(1.0, a=[1.0 + 1e-7])
+    assert check_steps([exact], [exact], F64, program).bound == 1e-9
+    result = check_steps([rounded], [exact], F64, program)
+    assert result.ok
+    assert result.bound == 1e-4

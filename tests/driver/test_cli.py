@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from shardweave.__init__ import __version__
@@ -150,6 +151,24 @@ def test_run_that_is_not_equal_fails_and_names_the_parameter(
     assert "NOT equal to eager" in out
     assert "not equal to eager: relative error of the gradient of 'h.0.mlp.fc_in.weight'" in err
     assert "is 0.0099, bound 0.0001." in err
+
+
+def test_check_takes_a_second_step_with_other_inputs(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """A step that is right once, and forgets what it should leave for the next."""
+    batches: list[dict[str, Tensor]] = []
+
+    def run_other(model: nn.Module, batch: Mapping[str, Tensor]) -> check.Expected:
+        batches.append(dict(batch))
+        eager = check.run_eager(model, batch)
+        return replace(eager, loss=eager.loss * 1.01) if len(batches) > 1 else eager
+
+    monkeypatch.setattr("shardweave.driver.measure.run_eager", run_other)
+    assert main(["run", GPT, "--check"]) == 1
+    first, second = batches
+    assert not torch.equal(first["input_ids"], second["input_ids"])
+    assert "relative error of the loss is 0.0099" in capsys.readouterr().err
 
 
 def test_bad_input_in_a_process_is_said_once_in_one_line(capfd: Captured) -> None:

@@ -395,3 +395,15 @@ def test_failing_import_inside_a_factory_module_is_told_apart(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=r"models_with_a_need failed: it needs no_such_package"):
         build_example("models_with_a_need:make")
+
+
+@pytest.mark.parametrize("model_type", ["llama", "vit", "mpt", "siglip"])
+def test_tiny_model_is_small_and_can_be_captured(model_type: str) -> None:
+    example = build_example(f"hf:{model_type}:tiny", dtype=torch.float64)
+    assert sum(p.numel() for p in example.module.parameters()) < 200_000
+    assert len(list(capture(example.module, kwargs=example.kwargs).ops)) > 20
+
+
+def test_field_of_a_nested_config_is_named_with_a_dot() -> None:
+    example = build_example("hf:siglip:tiny,vision_config.hidden_size=16")
+    assert example.module.config.vision_config.hidden_size == 16  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from shardweave.ir.capture.capture import capture
+from shardweave.ir.types import shape_of
 from shardweave.passes.pipeline import as_mesh
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.lower import local_program
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
+from shardweave.tests.eager import assert_three_steps_equal_eager
 from shardweave.tests.zoo import SPECS, TEXT_SPECS, captured, megatron
 
 COLUMN, ROW, VECTOR = '[{"tensor"}, {}]', '[{}, {"tensor"}]', '[{"tensor"}]'
@@ -139,9 +146,109 @@ def test_grouped_queries_are_cut_with_their_keys_and_values_where_the_groups_div
     assert attention == {"q_proj": COLUMN, "k_proj": COLUMN, "v_proj": COLUMN, "o_proj": ROW}
 
 
-def test_queries_alone_are_cut_where_there_are_fewer_groups_than_devices() -> None:
-    attention = cut_of(megatron(GROUPED.format(groups=2), "tensor=4"), "model.layers.0.self_attn.")
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_queries_alone_are_cut_where_there_are_fewer_groups_than_devices(
+    implementation: str,
+) -> None:
+    spec = f"{GROUPED.format(groups=2)},attn_implementation={implementation}"
+    attention = cut_of(megatron(spec, "tensor=4"), "model.layers.0.self_attn.")
     assert attention == {"q_proj": COLUMN, "o_proj": ROW}
+
+
+class Attention(nn.Module):
+    """A linear map, an attention, and a linear map."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x).square().sum()
+
+
+class Grouped(nn.Module):
+    """Query heads that share a few heads of keys and values, all of size 4."""
+
+    def __init__(self, heads: int = 4, groups: int = 2) -> None:
+        super().__init__()
+        self.q = nn.Linear(16, 4 * heads, bias=False, dtype=torch.float64)
+        self.k, self.v = (nn.Linear(16, 4 * groups, bias=False, dtype=torch.float64) for _ in "kv")
+        self.o = nn.Linear(4 * heads, 16, bias=False, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (-1, 4)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.o(y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+def test_queries_that_share_too_few_keys_are_cut_and_keys_repeated(groups: int) -> None:
+    """Four devices for two heads of keys, two for three: the devices hold all keys."""
+    model, size = Attention(Grouped(4 * groups, groups)), 4 if groups == 2 else 2
+
+    def batch() -> tuple[Tensor]:
+        return (torch.randn(2, 8, 16, dtype=torch.float64),)
+
+    program = capture(model, batch())
+    plan = plan_megatron(program, as_mesh(f"tensor={size}"))
+    assert cut_of(plan, "attention.") == {"q": COLUMN, "o": ROW}
+    local = local_program(program, plan)
+    attentions = [op for op in local.ops if "flash_attention" in op.name]
+    heads = [shape_of(value)[1] for op in attentions for value in op.operands[-3:]]
+    assert set(heads) == {4 * groups // size}
+    # Of the forward pass one, and one for each gradient of keys and values, which are sums.
+    collectives = [(one.kind, one.count) for one in local.stats().collectives]
+    assert collectives == [("all_reduce", 1), ("all_reduce", 2)]
+    assert_three_steps_equal_eager(model, batch, mesh=f"data=2,tensor={size}")
+
+
+class Fused(nn.Module):
+    """torch's own, whose projections of queries, keys and values are one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(16, 4, batch_first=True, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, x, x, need_weights=False)[0]
+
+
+PARTS = {
+    Grouped: {"q.weight": COLUMN, "k.weight": COLUMN, "v.weight": COLUMN, "o.weight": ROW},
+    Fused: {
+        "inner.in_proj_weight": '[{"tensor":8}, {}]',
+        "inner.in_proj_bias": '[{"tensor":8}]',
+        "inner.out_proj.weight": ROW,
+    },
+}
+
+
+@pytest.mark.parametrize("attention", [Grouped, Fused])
+def test_attention_of_torch_is_cut_by_heads_with_one_message_each_way(
+    attention: type[nn.Module],
+) -> None:
+    model = Attention(attention())
+
+    def batch() -> tuple[Tensor]:
+        return (torch.randn(2, 8, 16, dtype=torch.float64),)
+
+    program = capture(model, batch())
+    plan = plan_megatron(program, as_mesh("tensor=2"))
+    assert cut_of(plan, "attention.", "") == PARTS[attention]
+    assert plan.notes == ()
+    local = local_program(program, plan)
+    # The one of the forward pass; the input has no gradient.
+    assert [(one.kind, one.count) for one in local.stats().collectives] == [("all_reduce", 1)]
+    assert_three_steps_equal_eager(model, batch, mesh="data=2,tensor=2")
+
+
+def test_causal_llama_is_captured_causal_and_grouped_without_a_mask() -> None:
+    program = captured(GROUPED.format(groups=2)).program
+    attention = next(op for op in program.ops if "flash_attention" in op.name)
+    assert [shape_of(value)[1] for value in attention.operands] == [4, 2, 2]
+    assert "is_causal = true" in str(attention)
+    squares = [op for op in program.ops for v in op.results if shape_of(v)[-2:] == (8, 8)]
+    assert squares == []
 
 
 @pytest.mark.parametrize(("groups", "mesh"), [(1, "tensor=8"), (4, "tensor=3")])

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from shardweave.ir.capture.canonical.base import Call, CanonicalError, Result, form
+from shardweave.ir.capture.canonical.base import Call, Result, form
 
 _FILL: dict[str, float | None] = {
     "zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1,
+    "empty.memory_format": 0, "new_empty": 0, "empty_like": 0, "new_empty_strided": 0,
+    "empty_strided": 0, "empty_permuted": 0,
     "full": None, "full_like": None, "new_full": None, "scalar_tensor": None,
 }  # fmt: skip
 
 
 @form(*(f"aten.{name}" for name in _FILL))
 def fill(call: Call) -> Result:
-    """One op for all tensors of a single value."""
-    constant = _FILL[call.name.split(".")[1]]
+    """One op for all tensors of a single value; those of no value are zero (see `unwritten`)."""
+    constant = _FILL[call.name.removeprefix("aten.")]
     if constant is None:
         constant = call["s"] if call.name == "aten.scalar_tensor" else call["fill_value"]
     kind = float if call.dtype.is_floating_point else int
@@ -43,11 +45,3 @@ def arange(call: Call) -> Result:
     step = call.arguments.get("step") or 1
     values = {"start": start, "step": step}
     return call.add("aten.arange.start_step", [], values)
-
-
-@form("aten.empty.memory_format", "aten.new_empty", "aten.empty_like", "aten.new_empty_strided")
-def empty(call: Call) -> Result:
-    raise CanonicalError(
-        f"{call.name} makes a tensor without values, so the step has no defined result; "
-        "use zeros in the model."
-    )

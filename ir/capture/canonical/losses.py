@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 
+import torch
 from xdsl.ir import SSAValue
 
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.capture.canonical.base import (
     Call,
-    CanonicalError,
     Result,
     form,
     normalized,
@@ -66,14 +66,6 @@ def _row_gradient(grad: SSAValue, dim: int) -> SSAValue | None:
     return source if zeros and one and owner.value("dim") == dim else None
 
 
-def _check_unweighted(call: Call) -> None:
-    if call.arguments.get("weight") is not None:
-        raise CanonicalError(
-            "a cross entropy with class weights is not supported; multiply the per-token loss "
-            "(reduction='none') by the weights in the model instead."
-        )
-
-
 def _target_column(call: Call, classes_dim: int) -> tuple[SSAValue, SSAValue]:
     """Target indices with ignored ones at 0, and which rows count; both with a class dim of 1."""
     b = call.builder
@@ -85,10 +77,24 @@ def _target_column(call: Call, classes_dim: int) -> tuple[SSAValue, SSAValue]:
     return b.call("aten.where.self", counts, column, zero), counts
 
 
+def _row_weights(call: Call, index: SSAValue, counts: SSAValue, like: torch.dtype) -> SSAValue:
+    """The weight of each row's target class, 1 where classes have none, and 0 for ignored rows."""
+    b = call.builder
+    weight = call.arguments.get("weight")
+    if weight is None:
+        return b.cast(counts, like)
+    rows = b.call("aten.embedding", b.view(weight, (*shape_of(weight), 1)), index)
+    return b.call("aten.where.self", counts, b.view(rows, shape_of(index)), b.full((), 0.0, like))
+
+
+def _weighted(call: Call, rows: SSAValue, weights: SSAValue) -> SSAValue:
+    is_weighted = call.arguments.get("weight") is not None
+    return call.builder.call("aten.mul.Tensor", rows, weights) if is_weighted else rows
+
+
 @form("aten.nll_loss_forward", "aten.nll_loss2d_forward")
 def nll_loss(call: Call) -> Result:
-    """-sum over counted rows of log p[target]; the mean divides by the number of such rows."""
-    _check_unweighted(call)
+    """-sum over counted rows of w[target] log p[target]; the mean divides by the sum of weights."""
     b = call.builder
     source = call["self"]
     dim = 1 if len(shape_of(source)) > 1 else 0
@@ -97,7 +103,9 @@ def nll_loss(call: Call) -> Result:
     zero = b.full((), 0.0, call.dtype)
     rows = b.call("aten.where.self", counts, b.call("aten.neg", picked), zero)
     rank = len(shape_of(rows))
-    total_weight = b.sum(b.cast(counts, call.dtype), range(rank))
+    weights = _row_weights(call, index, counts, call.dtype)
+    rows = _weighted(call, rows, weights)
+    total_weight = b.sum(weights, range(rank))
     if call["reduction"] == _NONE:
         return [b.view(rows, call.shape), total_weight]
     loss = b.sum(rows, range(rank))
@@ -108,8 +116,7 @@ def nll_loss(call: Call) -> Result:
 
 @form("aten.nll_loss_backward", "aten.nll_loss2d_backward")
 def nll_loss_backward(call: Call) -> Result:
-    """-grad (divided by the count, for a mean) at each counted row's target class."""
-    _check_unweighted(call)
+    """-w grad (divided by the sum of weights, for a mean) at each counted row's target class."""
     b = call.builder
     grad = call["grad_output"]
     dim = 1 if len(call.shape) > 1 else 0
@@ -121,6 +128,7 @@ def nll_loss_backward(call: Call) -> Result:
         grad = b.call("aten.div.Tensor", grad, call["total_weight"])
     zero = b.full((), 0.0, call.dtype)
     rows = b.call("aten.where.self", counts, b.call("aten.neg", grad), zero)
+    rows = _weighted(call, rows, _row_weights(call, index, counts, call.dtype))
     zeros = b.full(call.shape, 0.0, call.dtype)
     return b.call("aten.scatter_add", zeros, index, rows, dim=dim)
 

@@ -44,7 +44,8 @@ def _localize_embedding(local: Localizer) -> Sequence[SSAValue]:
     table, index = local.operands
     if not local.placements[0]:
         return local.clone()
-    index, outside = _shifted(local, index, shape_of(table)[0])
+    rows = shape_of(local.op.operands[0])[0]
+    index, outside = _shifted(local, index, shape_of(table)[0], rows=rows)
     return _zero_where(local, _as_column(local, outside), *local.clone([table, index]))
 
 
@@ -116,7 +117,8 @@ def _localize_gather(local: Localizer) -> Sequence[SSAValue]:
     if not local.placements[0]:
         return local.clone()
     dim = dim_of(local.op, len(shape_of(table)))
-    index, outside = _shifted(local, index, shape_of(table)[dim])
+    rows = shape_of(local.op.operands[0])[dim]
+    index, outside = _shifted(local, index, shape_of(table)[dim], rows=rows)
     return _zero_where(local, outside, *local.clone([table, index]))
 
 
@@ -168,11 +170,13 @@ def _localize_scatter(local: Localizer) -> Sequence[SSAValue]:
 
 
 def _shifted(
-    local: Localizer, index: SSAValue, size: int, outside: int = 0
+    local: Localizer, index: SSAValue, size: int, outside: int = 0, rows: int = 0
 ) -> tuple[SSAValue, SSAValue]:
     """Indices counted from the shard's first row, and a mask of those outside its `size` rows.
 
-    The latter are set to `outside`. The looked-up dim is factor 0 of all rules of this file.
+    The latter are set to `outside`. With `rows`, the size of the whole table, those outside of it
+    stay out of range, so that every rank raises the error that one device would. The looked-up dim
+    is factor 0 of all rules of this file.
     """
     shape, dtype = shape_of(index), dtype_of_value(index)
     shard = local.shard_index(local.placements[0])
@@ -184,9 +188,16 @@ def _shifted(
     (below,) = local.emit("aten.lt.Scalar", [shifted], (shape, torch.bool), other=0)
     (above,) = local.emit("aten.ge.Scalar", [shifted], (shape, torch.bool), other=size)
     (is_outside,) = local.emit("aten.logical_or", [below, above], (shape, torch.bool))
-    (shifted,) = local.emit(
-        "aten.masked_fill.Scalar", [shifted, is_outside], (shape, dtype), value=outside
+    if not rows:
+        filled = local.emit(
+            "aten.masked_fill.Scalar", [shifted, is_outside], (shape, dtype), value=outside
+        )
+        return filled[0], is_outside
+    # Some row of the shard for every row of the table; beyond the shard, or negative, for others.
+    (filler,) = local.emit(
+        "aten.div.Scalar_mode", [index], (shape, dtype), other=rows // size, rounding_mode="floor"
     )
+    (shifted,) = local.emit("aten.where.self", [is_outside, filler, shifted], (shape, dtype))
     return shifted, is_outside
 
 
@@ -212,6 +223,19 @@ def index_select(op: AtenOp) -> Rule:
     result = list(names)
     result[dim] = ("j",)
     return named_rule({"j": Factor(index[0]), **passed}, [names, [("j",)]], [result])
+
+
+@rule("aten.index_select_backward")
+def index_select_backward(op: AtenOp) -> Rule:
+    """`j h, j -> . h`: j reduces, for what was selected is added to where it came from."""
+    grad, index = (shape_of(v) for v in op.operands)
+    if not grad or not index:
+        return replicated_rule(op)
+    dim = dim_of(op, len(grad))
+    names, passed = passing(grad, whole=[dim])
+    selected = list(names)
+    selected[dim] = ("j",)
+    return named_rule({"j": Factor(index[0]), **passed}, [selected, [("j",)]], [names], linear=(0,))
 
 
 @rule("aten.index.Tensor", "aten.index_put")

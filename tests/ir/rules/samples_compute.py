@@ -133,6 +133,10 @@ ATTENTION = tuple(
         (normal(2, 1, 8, 8), False),
         (normal(2, 4, 8, 8), False),
     ]
+) + tuple(
+    attention(mask, backward=backward, keys=keys, is_causal=True)
+    for backward in (False, True)
+    for mask, keys in [(None, 2), (None, 1), (normal(2, 4, 8, 8), 2)]
 )
 
 OF_DIM = "all.dim any.dim argmax argmin max.dim min.dim median.dim mode prod.dim_int".split()

@@ -28,10 +28,10 @@ def test_mask_is_broadcast(einsum: Einsum, mask: tuple[int, ...], dims: str) -> 
     assert text == f"a b . ., a b . ., a b . ., {dims} -> a b . ., a b ."
 
 
-def test_heads_are_whole_where_queries_share_keys(einsum: Einsum) -> None:
+def test_queries_that_share_keys_are_cut_with_them_or_among_themselves(einsum: Einsum) -> None:
     shared = (2, 2, 10, 6)
     text = einsum(FLASH, [Q, shared, shared], [Q, ROW])
-    assert text == "a . . ., a . . ., a . . . -> a . . ., a . ."
+    assert text == "a (b c) . ., a b . ., a b . . -> a (b c) . ., a (b c) ."
 
 
 def test_backward_has_the_dims_of_forward(einsum: Einsum) -> None:

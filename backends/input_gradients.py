@@ -1,0 +1,33 @@
+"""Gradients of inputs: outputs of a program that go to the inputs' `.grad`, as in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from shardweave.ir.program import INPUT_GRADIENT, Slot
+
+
+def check_required(results: Iterable[Slot], batch: Mapping[str, Tensor]) -> None:
+    """Raises ValueError if an input requires a gradient that the program does not compute."""
+    slots = list(results)
+    names = {slot.name.removeprefix(INPUT_GRADIENT) for slot in slots if slot.kind == "output"}
+    is_training = any(slot.kind == "grad" for slot in slots)
+    for name, tensor in batch.items():
+        if is_training and tensor.requires_grad and name not in names:
+            raise ValueError(
+                f"input '{name}' requires a gradient, but the one that the step was captured with "
+                "did not; detach it, or capture with one that does."
+            )
+
+
+def give(name: str, gradient: Tensor, batch: Mapping[str, Tensor]) -> None:
+    """Add a gradient to the input that an output's name says, if that requires one."""
+    tensor = batch[name.removeprefix(INPUT_GRADIENT)]
+    if not tensor.requires_grad:
+        return
+    with torch.no_grad():
+        gradient = gradient.to(tensor.device)
+        tensor.grad = gradient.clone() if tensor.grad is None else tensor.grad + gradient

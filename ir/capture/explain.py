@@ -1,0 +1,87 @@
+# pyright: basic
+"""Errors of torch's tracing, in the words of the model: where, what, and what to do."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from shardweave.ir.capture.observe import Observation
+from shardweave.ir.capture.site import CaptureError, Site, site_of_frames, site_of_node, users_line
+
+_RAISED = re.compile(r"raised exception (\w+)\((.*)\)$", re.MULTILINE)
+_EAGER = re.compile(r"\): got (\w+)\((.*)\)$", re.MULTILINE)
+
+_REMEDIES = (
+    ("set_ on a graph input", "change the tensor by copy_(), not through .data"),
+    ("branch", "choose by torch.where, which computes both sides"),
+    ("assert", "take the assertion out of forward"),
+    ("operator `print`", "take it out of forward"),
+    ("tolist", "keep the value a tensor"),
+    ("module-level backwards hooks", "write it as a torch.autograd.Function in forward"),
+    ("data-dependent", "keep the value a tensor, and sizes fixed"),
+    ("nn.Parameter()", "make the parameter in __init__"),
+    ("autograd", "compute this derivative in closed form, or in a step of its own"),
+)
+_ELSE = "make this part of the model traceable (no data-dependent shapes or branches)"
+
+
+def explained(error: Exception, observation: Observation) -> CaptureError:
+    """The error to raise for one of torch's."""
+    text = str(error)
+    site = _site(error, observation.failed_in)
+    raised = _RAISED.search(text)
+    if raised is not None:
+        message = _unquoted(raised[2])
+        is_ours = not site.file
+        return CaptureError(
+            message if is_ours else f"{site}: forward raises {raised[1]}: {message}"
+        )
+    eager = _EAGER.search(text)
+    if eager is not None:
+        return CaptureError(f"{site}: {_unquoted(eager[2])}")
+    if "data-dependent expression" in text:
+        return CaptureError(f"{site}: {_NUMBER}")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    first = (lines or [type(error).__name__])[0].rstrip(".")
+    reason = next((line for line in lines if line.startswith("Explanation:")), "")
+    why = f" ({reason.removeprefix('Explanation: ').rstrip('.')})" if reason else ""
+    lower = f"{first}{why}".lower()
+    remedy = next((do for sign, do in _REMEDIES if sign.lower() in lower), _ELSE)
+    return CaptureError(f"{site}: torch could not trace the model: {first}{why}; {remedy}.")
+
+
+def check_data_dependence(graph: torch.fx.Graph) -> None:
+    """Refuse a graph in which a shape or a Python number depends on the data, with its line."""
+    for node in graph.nodes:
+        if not node.meta.get("unbacked_bindings"):
+            continue
+        value = node.meta.get("example_value")
+        is_number = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+        raise CaptureError(f"{site_of_node(node)}: {_NUMBER if is_number else _SHAPE}")
+
+
+_NUMBER = (
+    "a Python number is read out of a tensor, so that the program would depend on the data; "
+    "keep it a tensor (x.sum() in place of x.sum().item())."
+)
+_SHAPE = (
+    "the shape of this result depends on the data, and a program's shapes are fixed; keep all "
+    "elements and mask them: torch.where(mask, x, 0) in place of x[mask], and sums over the mask "
+    "in place of counts."
+)
+
+
+def _site(error: Exception, module: str) -> Site:
+    frames = getattr(error, "real_stack", None)
+    if frames:
+        return site_of_frames(module, frames)
+    file, line = users_line(str(error)) or ("", 0)
+    return Site(module, file, line)
+
+
+def _unquoted(text: str) -> str:
+    text = text.rstrip(",")
+    is_quoted = len(text) > 1 and text[0] in "'\"" and text[-1] == text[0]
+    return text[1:-1].replace("\\'", "'") if is_quoted else text

@@ -1,0 +1,44 @@
+# pyright: basic
+"""Models on the meta device, traced as fake ones on the CPU: meta tensors have no gradients."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+def off_meta(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[nn.Module, Sequence[Any], Mapping[str, Any]]:
+    """The model and its inputs, or copies with fake tensors on the CPU if some are on `meta`.
+
+    What is one tensor stays one. Nothing is allocated, and the model is left as it is.
+    """
+    tensors = (*model.parameters(), *model.buffers())
+    if not any(tensor.is_meta for tensor in tensors):
+        return model, args, kwargs
+    model = copy.deepcopy(model)
+    made: dict[int, Tensor] = {}
+    with FakeTensorMode():
+        for module in model.modules():
+            for owned in (module._parameters, module._buffers):
+                owned.update({name: _fake(value, made) for name, value in owned.items()})
+        inputs = [_fake(value, made) for value in args]
+        named = {name: _fake(value, made) for name, value in kwargs.items()}
+    return model, inputs, named
+
+
+def _fake(value: Any, made: dict[int, Tensor]) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    if id(value) not in made:
+        fake = torch.empty(value.shape, dtype=value.dtype, device="cpu")
+        if isinstance(value, nn.Parameter):
+            fake = nn.Parameter(fake, value.requires_grad)
+        made[id(value)] = fake
+    return made[id(value)]

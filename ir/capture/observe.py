@@ -1,0 +1,195 @@
+# pyright: basic
+# torch's tracing API is private and only partly typed.
+"""What dynamo saw of a model's Python state: what it writes, what it depends on, and where.
+
+Dynamo runs the model's bytecode on symbols. It notes every object from outside the trace that the
+code writes to, and guards every value from outside that the graph depends on. The graph shows
+neither, so they are read here before dynamo forgets them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+from torch._dynamo import output_graph
+from torch._dynamo.variables import nn_module
+from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
+from torch._dynamo.variables.dicts import ConstDictVariable
+from torch.export._trace import _ExportModuleSpecTrackerDict
+
+from shardweave.ir.capture.site import Site, qualified, site_of_frames, site_of_node
+
+ABSENT = object()
+"""In place of a value: there is none."""
+
+UNKNOWN = object()
+"""In place of a value: it is no Python constant, but a tensor or what holds one."""
+
+_MODULES = re.compile(r"L\['self'\](?:(?:\.__dict__\['_modules'\]|\._modules)\['[^']*'\])*")
+
+
+@dataclass(frozen=True)
+class Write:
+    """A place outside the trace that the model's code writes to.
+
+    place: as from the model, `blocks.0.count`. is_read: the graph depends on what was there before.
+    """
+
+    place: str
+    site: Site
+    before: Any
+    after: Any
+    is_read: bool
+    owner: Any = None
+    """The object whose attribute this is; None for items, globals and the like."""
+    name: str = ""
+
+
+@dataclass
+class Observation:
+    """What was seen of a trace. failed_in: the innermost module in which it raised an error."""
+
+    writes: list[Write] = field(default_factory=list)
+    leaf_hooks: list[tuple[str, Site]] = field(default_factory=list)
+    """Names of parameters and inputs on which the code registers hooks while it runs, and where."""
+
+    failed_in: str = ""
+
+
+@contextlib.contextmanager
+def observed() -> Iterator[Observation]:
+    """Writes down the traces that dynamo makes meanwhile."""
+    observation = Observation()
+    cleanup = output_graph.OutputGraph.cleanup
+    record_module = nn_module.record_nn_module_stack
+
+    def observing_cleanup(graph: Any) -> None:
+        observation.writes = list(_writes(graph))
+        observation.leaf_hooks = list(_leaf_hooks(graph))
+        cleanup(graph)
+
+    @contextlib.contextmanager
+    def observing_module(key: str, source: Any, *rest: Any) -> Iterator[None]:
+        with record_module(key, source, *rest):
+            try:
+                yield
+            except Exception:
+                observation.failed_in = observation.failed_in or qualified(source.name)
+                raise
+        observation.failed_in = ""  # whatever was raised inside has been caught there
+
+    with (
+        mock.patch.object(output_graph.OutputGraph, "cleanup", observing_cleanup),
+        mock.patch.object(nn_module, "record_nn_module_stack", observing_module),
+    ):
+        yield observation
+
+
+def _leaf_hooks(graph: Any) -> Iterator[tuple[str, Site]]:
+    for tensor, *_ in graph.side_effects.tensor_hooks.values():
+        users = tensor.proxy.node.users
+        site = site_of_node(next(iter(users))) if users else Site()
+        name = re.sub(r"\._(?:parameters|buffers)\['([^']*)'\]", r".\1", tensor.source.name)
+        yield qualified(name), site
+
+
+def _writes(graph: Any) -> Iterator[Write]:
+    effects, read = graph.side_effects, _Read(graph)
+    for variable in effects._get_modified_vars():
+        if not isinstance(
+            variable.mutation_type, (AttributeMutationExisting, ValueMutationExisting)
+        ) or isinstance(vars(variable).get("value"), _ExportModuleSpecTrackerDict):
+            continue
+        source = variable.source.name
+        stacks = effects.mutation_user_stacks.get(variable) or [()]
+        site = site_of_frames(_module_of(source), stacks[-1])
+        attributes = effects.store_attr_mutations.get(variable, {})
+        for name, value in attributes.items():
+            before = _attribute(variable, name)
+            yield Write(
+                qualified(f"{source}.{name}"),
+                site,
+                before,
+                _constant(value),
+                before is ABSENT or read.attribute(source, name),
+                vars(variable).get("value"),
+                name,
+            )
+        if isinstance(variable, ConstDictVariable):
+            yield from _written_items(variable, site, read)
+        elif not attributes:
+            yield Write(qualified(source), site, UNKNOWN, UNKNOWN, True)
+
+
+def _written_items(variable: Any, site: Site, read: _Read) -> Iterator[Write]:
+    """Items of a dict that are other ones than before, or gone."""
+    source = variable.source.name
+    items = {_key(key): value for key, value in variable.items.items()}
+    olds = set(map(_key, variable.original_items))
+    for key in [*items, *(olds - items.keys())]:
+        value = items.get(key)
+        place = f"{source}[{key!r}]"
+        if value is not None and value.source is not None and value.source.name == place:
+            continue
+        before = UNKNOWN if key in olds else ABSENT
+        after = ABSENT if value is None else _constant(value)
+        is_read = before is ABSENT or after is ABSENT or read.item(source, key)
+        yield Write(qualified(place), site, before, after, is_read)
+
+
+def _key(key: Any) -> Any:
+    return getattr(key, "vt", key).as_python_constant()
+
+
+def _attribute(variable: Any, name: str) -> Any:
+    value = vars(variable).get("value")
+    if value is None:  # a variable of an enclosing function
+        return UNKNOWN
+    # What the class has is not the object's own: assigning it hides it.
+    own = vars(value) if hasattr(value, "__dict__") else None
+    return getattr(value, name, ABSENT) if own is None else own.get(name, ABSENT)
+
+
+def _constant(value: Any) -> Any:
+    if type(value).__name__ == "DeletedVariable":
+        return ABSENT
+    return value.as_python_constant() if value.is_python_constant() else UNKNOWN
+
+
+class _Read:
+    """What a graph depends on, by the names of sources."""
+
+    def __init__(self, graph: Any) -> None:
+        names = {guard.originating_source.name for guard in graph.guards}
+        names |= {key.name for key in graph.input_source_to_var if hasattr(key, "name")}
+        self.names = names
+        self.lengths: set[str] = set()
+        self.keys: set[tuple[str, str]] = set()
+        for guard in graph.guards:
+            source, kind = guard.originating_source.name, guard.create_fn_name()
+            if kind.endswith("CONTAINS"):
+                self.keys.add((source, repr(guard.create_fn.keywords["key"])))
+            elif kind == "SEQUENCE_LENGTH":
+                self.lengths.add(source)
+
+    def attribute(self, source: str, name: str) -> bool:
+        return self._any(f"{source}.{name}", f"{source}.__dict__['{name}']")
+
+    def item(self, source: str, key: Any) -> bool:
+        is_member = source in self.lengths or (source, repr(key)) in self.keys
+        return is_member or self._any(f"{source}[{key!r}]")
+
+    def _any(self, *places: str) -> bool:
+        parts = tuple(place + mark for place in places for mark in ".[")
+        return any(name in places or name.startswith(parts) for name in self.names)
+
+
+def _module_of(source: str) -> str:
+    """The path of the module that a place hangs on; empty for a global."""
+    modules = _MODULES.match(source)
+    return "" if modules is None else qualified(modules[0])

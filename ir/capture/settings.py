@@ -1,0 +1,85 @@
+# pyright: basic
+# torch's tracing API is private and only partly typed.
+"""How torch is set while it traces a model."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from unittest import mock
+
+import torch
+from torch._dynamo import functional_export
+from torch._library import simple_registry
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+
+def _fake_mode_of(model: torch.nn.Module) -> FakeTensorMode | None:
+    for tensor in model.parameters():
+        if isinstance(tensor, FakeTensor):
+            return tensor.fake_mode
+    return None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's log of an error that is explained anyway."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    """Code that asks is told that it is compiled, but not exported.
+
+    A program has fixed shapes. What a model does for the sake of other ones, such as a mask in
+    place of causal attention (Hugging Face), it is to leave.
+    """
+    with mock.patch.object(torch.compiler, "_is_compiling_flag", True):
+        yield
+
+
+@contextlib.contextmanager
+def _without_effects() -> Iterator[None]:
+    """A graph does not order the assertions of linear algebra (that no matrix is singular)."""
+    holder = simple_registry.singleton.find("aten::_linalg_check_errors").effect
+    with mock.patch.object(holder, "_effect", None):
+        yield
+
+
+@contextlib.contextmanager
+def settings(model: torch.nn.Module, train: bool) -> Iterator[None]:
+    """Train or inference mode, restored afterwards; the fake mode of fake parameters.
+
+    Recurrent layers are traced as the operations that they are made of.
+    """
+    was_training = {name: module.training for name, module in model.named_modules()}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_quiet())
+        stack.enter_context(
+            mock.patch.object(functional_export, "_compiling_state_context", _compiling)
+        )
+        # Shapes are fixed: the guards that would be made to check dynamic ones, a quarter of the
+        # time that a small GPT takes, guard nothing.
+        stack.enter_context(
+            mock.patch.object(functional_export, "_suggest_or_raise_constraint_violation")
+        )
+        stack.enter_context(torch._dynamo.config.patch(allow_rnn=True))
+        stack.enter_context(_without_effects())
+        mode = _fake_mode_of(model)
+        if mode is not None:
+            stack.enter_context(mode)
+        if not train:
+            model.eval()
+            stack.enter_context(torch.no_grad())
+        try:
+            yield
+        finally:
+            for name, module in model.named_modules():
+                module.training = was_training[name]

@@ -1,0 +1,88 @@
+"""Where in the user's code something stands, for errors that name the module and the line."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from traceback import FrameSummary
+from typing import Any
+
+import torch
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_CHILD = re.compile(r"(?:\.__dict__\['_modules'\]|\._modules)\[['\"]([^'\"]*)['\"]\]")
+_NOWHERE = ("", 0)
+_GLOBAL = re.compile(r"^G\['(?:__import_)?(\w+)'\]\.?")
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_TRACING = (
+    os.path.join(_TORCH, "_dynamo", ""),
+    os.path.join(_TORCH, "fx", ""),
+    os.path.join(os.path.dirname(__file__), ""),
+)
+
+
+class CaptureError(ValueError):
+    """The model cannot be captured; the message says which part and what to change."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A line of the user's code, and the path of the module in whose forward it ran."""
+
+    module: str = ""
+    file: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        where = f"module '{self.module}'" if self.module else "the model"
+        if not self.file:
+            return where
+        text = linecache.getline(self.file, self.line).strip()
+        code = f": `{text}`" if text else ""
+        return f"{where} ({os.path.basename(self.file)}:{self.line}{code})"
+
+
+def site_of_node(node: torch.fx.Node) -> Site:
+    """Of a call in a traced graph; a backward call has the site of its forward call."""
+    meta = node.meta
+    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
+    file, line = users_line(meta.get("stack_trace")) or _NOWHERE
+    return Site(module_path(stack) or "", file, line)
+
+
+def site_of_frames(module: str, frames: Iterable[FrameSummary]) -> Site:
+    """The innermost frame of the user's own code."""
+    places = [(frame.filename, frame.lineno or 0) for frame in frames]
+    return Site(module, *(_innermost(places) or _NOWHERE))
+
+
+def users_line(stack_trace: str | None) -> tuple[str, int] | None:
+    """File and line of the innermost frame of a trace, torch's own left out if others are there."""
+    places = [(file, int(line)) for file, line in _FRAME.findall(stack_trace or "")]
+    return _innermost(places)
+
+
+def _innermost(places: list[tuple[str, int]]) -> tuple[str, int] | None:
+    of_models = [place for place in places if not place[0].startswith(_TRACING)]
+    own = [place for place in of_models if not place[0].startswith(_TORCH)]
+    return (own or of_models or [None])[-1]
+
+
+def module_path(stack: Mapping[str, tuple[str, Any]] | None) -> str | None:
+    """The qualified name of the innermost module of an fx module stack; None without one."""
+    return qualified(list(stack.values())[-1][0]) if stack else None
+
+
+def qualified(source: str) -> str:
+    """The path from the model to a module, or to what hangs on it, as dynamo names it."""
+    path = (
+        _CHILD.sub(r".\1", _GLOBAL.sub("", source))
+        .removeprefix("L['self']")
+        .removeprefix("self")
+        .lstrip(".")
+    )
+    path = path.removeprefix("_export_root").lstrip(".")
+    return path.removeprefix("model").lstrip(".")

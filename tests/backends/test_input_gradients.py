@@ -1,0 +1,53 @@
+"""Gradients of inputs go to the inputs, as in eager."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardweave.driver.compile import compile
+
+F64 = torch.float64
+
+
+class Scaled(nn.Module):
+    """A linear map of the sum of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4, dtype=F64)
+
+    def forward(self, x: Tensor, offset: Tensor) -> Tensor:
+        return self.linear(x + offset).square().mean()
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    """The first requires a gradient."""
+    return torch.randn(4, 4, dtype=F64, requires_grad=True), torch.randn(4, 4, dtype=F64)
+
+
+@pytest.mark.parametrize(
+    ("backend", "mesh"), [("reference", "data=2,tensor=2"), ("distributed", "")]
+)
+def test_gradients_of_inputs_are_added_to_theirs(backend: str, mesh: str) -> None:
+    model = Scaled()
+    step = compile(model, inputs(), mesh=mesh or None, backend=backend)
+    for _ in range(2):
+        ours, other = inputs()
+        eagers = ours.detach().clone().requires_grad_()
+        for _ in range(2):
+            loss = step(ours, other)
+            expected = model(eagers, other)
+            expected.backward()
+            torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=0)
+        assert other.grad is None
+        assert ours.grad is not None
+        torch.testing.assert_close(ours.grad, eagers.grad, rtol=1e-12, atol=1e-15)
+
+
+def test_input_that_requires_a_gradient_only_later_is_refused() -> None:
+    x, offset = inputs()
+    step = compile(Scaled(), (x.detach(), offset), backend="reference")
+    with pytest.raises(ValueError, match="input 'arg0' requires a gradient, but the one that the"):
+        step(x, offset)

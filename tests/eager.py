@@ -1,0 +1,71 @@
+"""Three steps of a model and of its program on a virtual mesh, compared with nothing left out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardweave.driver.check import loss_of
+from shardweave.driver.compile import VirtualStep, compile
+
+BOUND = 1e-9
+NUM_STEPS = 3
+
+State = dict[str, Tensor]
+
+
+class Model(nn.Module):
+    """A linear map, two buffers, and a function of these that is the forward pass."""
+
+    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4, dtype=torch.float64)
+        self.register_buffer("ema", torch.ones(4, dtype=torch.float64))
+        self.register_buffer("other", torch.full((4,), 2.0, dtype=torch.float64))
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
+
+
+def rows() -> tuple[Tensor]:
+    """One input of 4 x 4."""
+    return (torch.randn(4, 4, dtype=torch.float64),)
+
+
+def assert_three_steps_equal_eager(
+    model: nn.Module, batch: Callable[[], Sequence[Tensor]] = rows, mesh: str = "data=2"
+) -> None:
+    """Loss, every gradient and every buffer, over steps with other inputs each.
+
+    The model is compiled before it is run, and both begin in the same state.
+    """
+    batches = [batch() for _ in range(NUM_STEPS)]
+    step = compile(model, batches[0], mesh=mesh, backend="reference")
+    for number, inputs in enumerate(batches):
+        expected = _after(model, inputs)
+        found = _after(step, inputs)
+        assert set(found) == set(expected)
+        for name, tensor in expected.items():
+            error = (found[name] - tensor).norm() / max(tensor.norm().item(), 1e-3)
+            assert error <= BOUND, f"step {number}: {name} is off by {error:.1e}"
+
+
+def _after(step: nn.Module, inputs: Sequence[Tensor]) -> State:
+    step.zero_grad(set_to_none=True)
+    inputs = [tensor.clone() for tensor in inputs]
+    loss = loss_of(step(*inputs))
+    if not isinstance(step, VirtualStep):
+        loss.backward()
+    grads = {
+        f"grad {name}": torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        for name, p in step.named_parameters()
+    }
+    buffers = {f"buffer {name}": b.double() for name, b in step.named_buffers()}
+    return {"loss": loss.detach(), **grads, **copy.deepcopy(buffers)}

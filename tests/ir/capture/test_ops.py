@@ -1,0 +1,118 @@
+"""Ordinary operations that once had no form: each is exact over three steps on a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shardweave.driver.compile import compile
+from shardweave.ir.capture.capture import CaptureError, capture
+from shardweave.tests.eager import Model, assert_three_steps_equal_eager
+
+F64 = torch.float64
+
+Function = Callable[[Any, Tensor, Tensor], Tensor]
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    """Rows of 4 features, and a class for each."""
+    return torch.randn(4, 4, dtype=F64), torch.randint(0, 4, (4,))
+
+
+def _slice_assign(self: Any, x: Tensor, index: Tensor) -> Tensor:
+    y = self.linear(x).clone()
+    y[:, 0] = y[:, 1] * 2
+    y[1:3, 2:] = 0.0
+    return y
+
+
+def _in_place_on_views(self: Any, x: Tensor, index: Tensor) -> Tensor:
+    y = self.linear(x)
+    y.view(2, 8).mul_(2)
+    y[0].add_(1)
+    return y
+
+
+def _spd(self: Any) -> Tensor:
+    return self.linear.weight @ self.linear.weight.T + torch.eye(4, dtype=F64)
+
+
+def _rotary(self: Any, x: Tensor, index: Tensor) -> Tensor:
+    angles = torch.polar(torch.ones(2, dtype=F64), torch.arange(2, dtype=F64))
+    turned = torch.view_as_complex(self.linear(x).view(4, 2, 2)) * angles
+    return torch.view_as_real(turned)
+
+
+@pytest.mark.filterwarnings("ignore::shardweave.passes.notes.PassNote")
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda self, x, i: self.linear(x) * F.one_hot(i, 4),
+        lambda self, x, i: F.adaptive_avg_pool1d(self.linear(x), 2),
+        lambda self, x, i: F.adaptive_avg_pool2d(self.linear(x)[None], 3),
+        _slice_assign,
+        _in_place_on_views,
+        lambda self, x, i: (self.linear(x) * 1).fill_diagonal_(0.0),
+        lambda self, x, i: F.pad(self.linear(x)[None], (2, 1), mode="circular"),
+        lambda self, x, i: F.cosine_embedding_loss(self.linear(x), x, (i % 2 * 2 - 1).to(F64)),
+        lambda self, x, i: torch.quantile(self.linear(x), 0.3, dim=1),
+        lambda self, x, i: torch.empty(4, 4, dtype=F64).copy_(self.linear(x)),
+        lambda self, x, i: F.cross_entropy(self.linear(x), i, torch.arange(1, 5, dtype=F64)),
+        lambda self, x, i: F.cross_entropy(
+            self.linear(x), i, torch.arange(1, 5, dtype=F64), ignore_index=2, reduction="sum"
+        ),
+        lambda self, x, i: F.cross_entropy(
+            self.linear(x)[None].mT, i[None], torch.arange(1, 5, dtype=F64), reduction="none"
+        ),
+        lambda self, x, i: torch.fft.irfft(torch.fft.rfft(self.linear(x)) * 2),
+        _rotary,
+        lambda self, x, i: torch.linalg.solve(_spd(self), self.linear(x)),
+        lambda self, x, i: torch.linalg.cholesky(_spd(self)) + x,
+    ],
+    ids=[
+        "one-hot", "adaptive-1d-unbatched", "adaptive-2d-unbatched", "slice-assign", "views",
+        "fill-diagonal", "circular-pad", "cosine-loss", "quantile", "empty-then-written",
+        "weighted", "weighted-ignoring", "weighted-rows", "fft", "rotary", "solve", "cholesky",
+    ],
+)  # fmt: skip
+def test_operation_equals_eager(function: Function) -> None:
+    model = Model(lambda self, x, i: function(self, x, i).square().sum())
+    assert_three_steps_equal_eager(model, batch)
+
+
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_equal_eager(cell: type[nn.Module]) -> None:
+    kwargs: dict[str, Any] = {"batch_first": True, "bidirectional": cell is nn.GRU}
+    recurrent = cell(4, 4, 2, dtype=F64, **kwargs)
+    model = Model(lambda self, x: self.cell(self.linear(x))[0].square().sum(), cell=recurrent)
+    assert_three_steps_equal_eager(model, lambda: (torch.randn(4, 3, 4, dtype=F64),))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda y: torch.empty_like(y) + y, lambda y: torch.cat([y, y.new_empty(4, 4)[:2]])],
+    ids=["added", "a-view"],
+)
+def test_reading_what_was_never_written_is_refused_with_its_line(
+    read: Callable[[Tensor], Tensor],
+) -> None:
+    model = Model(lambda self, x, i: read(self.linear(x)).sum())
+    expected = r"^the model \(test_ops\.py:\d+: .*makes a tensor without values, which aten\."
+    with pytest.raises(CaptureError, match=expected):
+        capture(model, batch())
+
+
+def test_maximum_over_the_batch_is_taken_over_sub_batches_too() -> None:
+    def forward(self: Any, x: Tensor, i: Tensor) -> Tensor:
+        y = self.linear(x)
+        return (y / y.abs().max()).square().sum()
+
+    model = Model(forward)
+    inputs = (torch.randn(8, 4, dtype=F64), torch.zeros(1))
+    step = compile(model, inputs, mesh="data=2", passes="preset:oases", backend="reference")
+    torch.testing.assert_close(step(*inputs), model(*inputs).detach(), rtol=1e-12, atol=0)
