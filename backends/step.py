@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -79,9 +80,9 @@ class Programs(ABC):
 
     @abstractmethod
     def taken_apart(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
     ) -> tuple[Form, dict[str, Tensor]]:
-        """The arguments of a call as the programs name them."""
+        """The arguments of a call, or some of them, as the programs name them."""
 
     @abstractmethod
     def find(self, call: StepCall) -> BoundProgram:
@@ -120,8 +121,9 @@ class GivenProgram(Programs):
         self.first = program
 
     def taken_apart(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
     ) -> tuple[Form, dict[str, Tensor]]:
+        del is_whole
         return taken_apart(args, kwargs)
 
     def find(self, call: StepCall) -> BoundProgram:
@@ -271,7 +273,7 @@ class Step(ShardedState):
 
     # Inputs
 
-    def local_batch(self, *args: Tensor, **kwargs: Tensor) -> Any:
+    def local_batch(self, *args: Any, **kwargs: Any) -> Any:
         """The global batch of which each rank gives its own rows, as many on each.
 
         `step(**step.local_batch(x=x, y=y))`, or `step(*step.local_batch(x, y))`: DTensors, in the
@@ -279,9 +281,9 @@ class Step(ShardedState):
         """
         if args and kwargs:
             raise ValueError("local_batch: give all inputs by position, or all by keyword.")
-        _, inputs = self._programs.taken_apart(args, kwargs)
-        batch = [self._global(name, tensor) for name, tensor in inputs.items()]
-        return tuple(batch) if args else dict(zip(kwargs, batch, strict=True))
+        _, inputs = self._programs.taken_apart(args, kwargs, is_whole=False)
+        batch = {id(tensor): self._global(name, tensor) for name, tensor in inputs.items()}
+        return pytree.tree_map(lambda leaf: batch.get(id(leaf), leaf), args or kwargs)
 
     def _global(self, name: str, tensor: Tensor) -> Tensor:
         if not tensor.ndim:

@@ -33,12 +33,14 @@ class Binding:
         return [name for name, p in self.signature.parameters.items() if p.kind not in kinds]
 
     def bound(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same call in one form. Raises TypeError for arguments that forward does not take."""
+        """The same call in one form. Raises TypeError for arguments that forward does not take,
+        and, of a whole call, for those that are missing."""
         self._check_keywords(kwargs)
+        bind = self.signature.bind if is_whole else self.signature.bind_partial
         try:
-            given = self.signature.bind(*args, **kwargs).arguments
+            given = bind(*args, **kwargs).arguments
         except TypeError as error:
             raise TypeError(f"the step takes what the model's forward takes: {error}.") from None
         positional: list[Any] = []

@@ -80,9 +80,9 @@ class CompiledPrograms(Programs):
         return StepCall(form, inputs, modes[0], tuple(modes), trained, self.autocast)
 
     def taken_apart(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
     ) -> tuple[Form, dict[str, Tensor]]:
-        return taken_apart(*self.binding.bound(args, kwargs))
+        return taken_apart(*self.binding.bound(args, kwargs, is_whole=is_whole))
 
     def input_name(self, name: str) -> str:
         return self.binding.input_name(name)

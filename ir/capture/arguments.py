@@ -21,12 +21,13 @@ class Form:
 
     names: of the tensors, in order: `arg0`, `mask`, and `batch.ids` for an entry of a dict.
     constants: the other leaves by name. num_args: how many arguments are positional. structure:
-    the text of `tree`, which is None where every argument is a tensor.
+    the text of constants and of `tree`, which is None where every argument is a tensor. It tells 1
+    from 1.0 and True, which are equal.
     """
 
     num_args: int
     names: tuple[str, ...]
-    constants: tuple[tuple[str, Any], ...] = ()
+    constants: tuple[tuple[str, Any], ...] = field(default=(), compare=False)
     structure: str = ""
     order: tuple[str, ...] = ()
     """All leaves by name, in the order of the tree."""
@@ -63,7 +64,8 @@ def taken_apart(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Form, d
             )
     tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Tensor)}
     constants = tuple((name, leaf) for name, leaf in leaves.items() if name not in tensors)
-    form = Form(len(args), tuple(tensors), constants, str(tree), tuple(leaves), tree)
+    structure = f"{tree} {constants!r}"
+    form = Form(len(args), tuple(tensors), constants, structure, tuple(leaves), tree)
     return form, tensors
 
 

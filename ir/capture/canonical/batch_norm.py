@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
 import torch
 from xdsl.ir import SSAValue
@@ -53,8 +53,7 @@ def _widely(
 
     @wraps(compute)
     def computed(call: Call) -> list[SSAValue | None]:
-        values = [v for v in call.arguments.values() if isinstance(v, SSAValue)]
-        if not any(dtype_of_value(value) in _FEW_DIGITS for value in values):
+        if not any(map(_has_few_digits, call.arguments.values())):
             return compute(call)
         build = call.builder
         wide = {name: _wide(build, value) for name, value in call.arguments.items()}
@@ -75,9 +74,14 @@ def _dtype(call: Call, index: int) -> torch.dtype:
     return dtype_of(type_.element_type)
 
 
+def _has_few_digits(value: Any) -> bool:
+    if not isinstance(value, SSAValue):
+        return False
+    return dtype_of_value(cast("SSAValue", value)) in _FEW_DIGITS
+
+
 def _wide(build: Builder, value: Any) -> Any:
-    is_low = isinstance(value, SSAValue) and dtype_of_value(value) in _FEW_DIGITS
-    return build.cast(value, torch.float32) if is_low else value
+    return build.cast(value, torch.float32) if _has_few_digits(value) else value
 
 
 @form("aten._native_batch_norm_legit_functional", "aten._batch_norm_with_update_functional")

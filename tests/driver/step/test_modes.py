@@ -259,6 +259,8 @@ def test_constants_and_nested_arguments_are_part_of_the_form() -> None:
     for kwargs in ({}, {"scale": 2.0}, {"extra": {"bias": bias}}, {"scale": 3.0, "extra": None}):
         close(step(x, **kwargs)["loss"], model(x, **kwargs)["loss"])
     assert len(step.programs.kept()) == 4
+    step(x, scale=2)
+    assert len(step.programs.kept()) == 5
     with pytest.raises(ValueError, match="argument 'scale' is a object; pass tensors, numbers"):
         step(x, scale=object())
 

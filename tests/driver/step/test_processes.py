@@ -75,7 +75,8 @@ def train(plan: dict[str, str]) -> None:
         loss_of = dict(inputs)
         if is_local:
             mine = list(step.rows("x", rows))
-            loss_of = step.local_batch(**{name: t[mine] for name, t in inputs.items()})
+            loss_of = step.local_batch(y=inputs["y"][mine])
+            loss_of |= step.local_batch(y=inputs["y"][mine], x=inputs["x"][mine])
         loss, out = step(**loss_of)
         expected, wanted = model(**inputs)
         expected.backward()
