@@ -54,6 +54,19 @@ def _without_effects() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _forgetting() -> Iterator[None]:
+    """Torch leaves each traced function among its globals, and with it the model's parameters."""
+    names = vars(functional_export)
+    before = set(names)
+    try:
+        yield
+    finally:
+        for name in set(names) - before:
+            if name.startswith("__compiled_fn"):
+                del names[name]
+
+
+@contextlib.contextmanager
 def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
     """Evaluation mode unless `train`, restored afterwards; the fake mode of fake parameters.
 
@@ -62,6 +75,7 @@ def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
     was_training = {name: module.training for name, module in model.named_modules()}
     with contextlib.ExitStack() as stack:
         stack.enter_context(_quiet())
+        stack.enter_context(_forgetting())
         stack.enter_context(
             mock.patch.object(functional_export, "_compiling_state_context", _compiling)
         )
