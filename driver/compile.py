@@ -32,6 +32,7 @@ def compile(
     backend: str = "distributed",
     train: bool | None = None,
     loss: LossChoice = None,
+    only_loss: bool = False,
     precision: str = "",
     dynamic: bool = True,
     max_programs: int = MAX_PROGRAMS,
@@ -64,7 +65,8 @@ def compile(
     train: the mode that the step is in at first; None: each module is in that of the model's.
     loss: which of what the model returns is the loss, by key or index; None: the only scalar, an
     entry `loss`, or the first of a tuple. A function computes it from the output; the step then
-    returns (loss, output). precision: "bf16" computes as under torch.autocast in bfloat16, with
+    returns (loss, output). only_loss: calls that compute gradients return the loss alone, and keep
+    nothing else for it. precision: "bf16" computes as under torch.autocast in bfloat16, with
     parameters and gradients in their own dtype. dynamic: False refuses inputs of shapes that were
     not compiled ahead. max_programs: how many programs are kept. device: of this rank; by default
     the model's own, and for "cuda" the GPU of the rank's number on this machine.
@@ -102,6 +104,7 @@ def compile(
         program=program,
         cuda_graph=cuda_graph,
         loss=loss,
+        only_loss=only_loss,
         precision=precision,
     )
     programs = CompiledPrograms(request, place, limit=max_programs, dynamic=dynamic)

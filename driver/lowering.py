@@ -57,6 +57,7 @@ class Request:
     program: Program | None = None
     cuda_graph: bool = False
     loss: LossChoice = None
+    only_loss: bool = False
     precision: str = ""
 
 
@@ -162,7 +163,13 @@ def _lowered(request: Request, call: StepCall, given: Given | None) -> Lowered:
     device = device_of(request.model).type
     # Models on the meta device are traced as on the CPU.
     autocast = call.autocast and ("cpu" if device == "meta" else device, call.autocast)
-    kind = Kind(grad=call.grad, loss=request.loss, all_outputs=True, autocast=autocast)
+    kind = Kind(
+        grad=call.grad,
+        loss=request.loss,
+        all_outputs=True,
+        only_loss=request.only_loss,
+        autocast=autocast,
+    )
     tensors = [_example_of(tensor, request.model) for tensor in call.inputs.values()]
     captured = capture_step(request.model, call.form, tensors, kind)
     program = captured.program

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import pickle
 import sys
 import time
 from collections.abc import Callable
@@ -101,6 +102,7 @@ def from_rank_0(make: Callable[[], T]) -> T:
     if dist.get_rank() == 0:
         try:
             made = [make(), None]
+            pickle.dumps(made)  # so that what it cannot take is told as well
         except Exception as error:
             told = error if isinstance(error, ValueError) else _told(error)
             dist.broadcast_object_list([None, told], src=0)

@@ -76,8 +76,9 @@ class Wrapped(nn.Module):
     """Calls the model and returns the outputs of the step.
 
     Of a step with gradients, its loss comes first. If `all_outputs`, what the model returns
-    follows as it is; else the loss alone is returned, or the logits of a model without one. At
-    last come the buffers that forward assigns.
+    follows as it is (of a step with gradients its loss once more, if `only_loss`); else the loss
+    alone is returned, or the logits of a model without one. At last come the buffers that forward
+    assigns.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Wrapped(nn.Module):
         *,
         loss: LossChoice = None,
         all_outputs: bool = False,
+        only_loss: bool = False,
         autocast: tuple[str, torch.dtype] | None = None,
         form: Form | None = None,
     ) -> None:
@@ -95,6 +97,7 @@ class Wrapped(nn.Module):
         self.grad = grad
         self.choice = loss
         self.all_outputs = all_outputs
+        self.only_loss = only_loss
         self.autocast = autocast
         self.form = form
         self.assigned: tuple[str, ...] = ()
@@ -126,7 +129,7 @@ class Wrapped(nn.Module):
             raise ValueError(NO_LOSS)
         if loss.ndim:
             raise ValueError(f"the loss is of shape {tuple(loss.shape)}; make it a scalar.")
-        return loss, pytree.tree_map_only(Tensor, _detached, output)
+        return loss, pytree.tree_map_only(Tensor, _detached, loss if self.only_loss else output)
 
     def _output(self, output: Any) -> Any:
         loss = self.choice(output) if callable(self.choice) else self._loss(output)

@@ -65,14 +65,16 @@ class Kind:
 
     train: False puts it in evaluation mode, True leaves the modes of its modules as they are.
     grad: whether the backward pass is traced too; as `train` says, if it is None. loss: which
-    output is the loss. all_outputs: whether all outputs are traced, or the loss alone. autocast:
-    the device type and dtype of torch.autocast around forward.
+    output is the loss. all_outputs: whether all outputs are traced, or the loss alone; with
+    only_loss, all outputs are those of steps without gradients. autocast: the device type and dtype
+    of torch.autocast around forward.
     """
 
     train: bool = True
     grad: bool | None = None
     loss: LossChoice = None
     all_outputs: bool = False
+    only_loss: bool = False
     autocast: tuple[str, torch.dtype] | None = None
 
     @property
@@ -101,6 +103,7 @@ def trace(
         has_gradients,
         loss=kind.loss,
         all_outputs=kind.all_outputs,
+        only_loss=kind.only_loss,
         autocast=kind.autocast,
         form=form,
     )

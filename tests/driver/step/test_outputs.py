@@ -154,6 +154,17 @@ def test_loss_is_what_is_chosen(choice: Any, expected: Any) -> None:
     assert_same_state(step, model)
 
 
+def test_loss_alone_is_returned_if_that_is_all_that_is_wanted() -> None:
+    model = Returning(_two)
+    x = torch.randn(4, 4, dtype=F64)
+    step = compiled(model, {"x": x}, mesh="data=2", loss="ce", only_loss=True)
+    close(step(x), model(x)["ce"])
+    outputs = [slot.name for slot in step.program.results if slot.kind == "output"]
+    assert outputs == ["loss"]
+    step.eval()
+    _compare(step(x), model(x))
+
+
 def test_loss_may_be_chosen_by_index() -> None:
     model = Returning(lambda y: (y.abs().mean(), y.square().mean()))
     x = torch.randn(4, 4, dtype=F64)
