@@ -63,7 +63,7 @@ def _forgetting() -> Iterator[None]:
     finally:
         for name in set(names) - before:
             if name.startswith("__compiled_fn"):
-                del names[name]
+                delattr(functional_export, name)
 
 
 @contextlib.contextmanager
