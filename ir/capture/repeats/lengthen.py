@@ -34,6 +34,8 @@ from shardweave.ir.capture.repeats.rebuild import (
     renamed_stack,
 )
 
+_ENDS = ("placeholder", "output")
+_CONSTANT = re.compile(r"_tensor_constant\d+(_\d+)?$")
 _NAME = re.compile(r"(.*?)(?:_(\d+))?$")
 
 
@@ -43,13 +45,13 @@ class Irregular(Exception):
 
 @contextlib.contextmanager
 def all_names() -> Iterator[list[str]]:
-    """The names of the calls of a graph traced meanwhile, with those that it drops as unused."""
+    """The names of the nodes of a graph traced meanwhile, with those that it drops as unused."""
     names: list[str] = []
     eliminate = fx.Graph.eliminate_dead_code
 
     def noting(graph: fx.Graph, *args: Any, **kwargs: Any) -> bool:
         if not names:
-            names.extend(node.name for node in graph.nodes if node.op == "call_function")
+            names.extend(node.name for node in graph.nodes if node.op not in _ENDS)
         return eliminate(graph, *args, **kwargs)
 
     with mock.patch.object(fx.Graph, "eliminate_dead_code", noting):
@@ -61,7 +63,7 @@ def lengthened(
 ) -> fx.Graph:
     """The graph with all blocks of the chains.
 
-    names: of all calls that were traced, in order. order: the place of each parameter among the
+    names: of all nodes that were traced, in order. order: the place of each parameter among the
     inputs. Raises Irregular where blocks are not alike.
     """
     entries = _entries(graph, names)
@@ -72,15 +74,16 @@ def lengthened(
 
 def _entries(graph: fx.Graph, names: Sequence[str]) -> list[Entry]:
     """One entry a call, with those that were dropped. Raises Irregular if names have gaps."""
-    nodes = {node.name: node for node in graph.nodes if node.op == "call_function"}
-    if any(node.op not in ("placeholder", "call_function", "output") for node in graph.nodes):
-        raise Irregular("the graph holds constants")
+    nodes = {node.name: node for node in graph.nodes if node.op not in _ENDS}
     if [name for name in names if name in nodes] != list(nodes):
         raise Irregular("calls were reordered")
     entries: list[Entry] = []
     firsts: dict[str, int] = {}
     counts: Counter[str] = Counter()
     for name in names:
+        if _CONSTANT.match(name):
+            entries.append(Entry(name, None, nodes.get(name), None, False))
+            continue
         base = _base(name)
         if base not in counts:  # fx numbers the names of Python's own from 1
             counts[base] = firsts[base] = int(name == f"{base}_1")

@@ -17,20 +17,20 @@ from shardweave.ir.capture.site import qualified
 
 @dataclass(eq=False)
 class Entry:
-    """A call of the new graph; of a node that torch dropped the name alone.
+    """A node of the new graph, neither input nor output; of one that torch dropped the name alone.
 
-    path: the block of a copy, which is named `model` in the node. operands: what stands for the
-    operands of the node, where it is not the same.
+    base, first: its name without the number, and the first number; no number is given if `first` is
+    None. renamed: the block that it is copied from, and the one that it is of.
     """
 
     base: str
-    first: int
+    first: int | None
     node: fx.Node | None
     block: str | None
     is_backward: bool
     renamed: tuple[str, str] | None = None
     operands: dict[fx.Node, Any] = field(default_factory=dict)
-    """Per operand of the node the entry that stands for it, or the path of another block."""
+    """What stands for operands of the node, where it is not the same."""
 
 
 def numbered(base: str, number: int) -> str:
@@ -65,6 +65,15 @@ def renamed_stack(stack: Mapping[str, tuple[str, Any]] | None, old: str, new: st
     return renamed
 
 
+def _next_name(entry: Entry, counts: Counter[str]) -> str:
+    if entry.first is None:
+        return entry.base
+    if entry.base not in counts:
+        counts[entry.base] = entry.first
+    counts[entry.base] += 1
+    return numbered(entry.base, counts[entry.base] - 1)
+
+
 def rebuilt(graph: fx.Graph, entries: list[Entry], order: Mapping[str, int]) -> fx.Graph:
     new = fx.Graph()
     renames = list(dict.fromkeys(entry.renamed for entry in entries if entry.renamed))
@@ -74,10 +83,7 @@ def rebuilt(graph: fx.Graph, entries: list[Entry], order: Mapping[str, int]) -> 
     counts: Counter[str] = Counter()
     for entry in entries:
         node = entry.node
-        if entry.base not in counts:
-            counts[entry.base] = entry.first
-        name = numbered(entry.base, counts[entry.base])
-        counts[entry.base] += 1
+        name = _next_name(entry, counts)
         if node is None:
             continue
 

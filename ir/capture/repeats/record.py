@@ -105,7 +105,8 @@ class Record:
 
     def _note_words(self) -> None:
         for source in self.sources:
-            self.words.update(_WORD.findall(source.name))
+            # Every attribute of a module has __dict__ in its name; what counts is who reads it.
+            self.words.update(set(_WORD.findall(source.name)) - {"__dict__"})
 
     def _check_nodes(self) -> None:
         own = set(self.nodes)

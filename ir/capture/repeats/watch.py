@@ -23,6 +23,9 @@ from shardweave.ir.capture.repeats.record import Record
 logger = logging.getLogger(__name__)
 
 _OF_MODEL = re.compile(r"L\['self'\](\.\w+|\[('[^']*'|\d+)\])*")
+_CODE_OF_MODULES = frozenset(
+    method.__code__ for method in vars(nn.Module).values() if hasattr(method, "__code__")
+)
 _MAX_RECORDS = 8
 
 
@@ -117,8 +120,11 @@ class Repeats:
         self.notes.append(f"{path}: {reason}")
         logger.info("block %s is traced on its own: %s", path, reason)
 
-    def read(self, name: str) -> None:
-        if self._recording is not None:
+    def read(self, name: str, tx: Any) -> None:
+        """Note that code reads an attribute. nn.Module's own does not look at what is in a dict."""
+        if self._recording is not None and not (
+            name == "__dict__" and tx.f_code in _CODE_OF_MODULES
+        ):
             self._recording.words.add(name)
 
 
@@ -136,7 +142,7 @@ def repeats_of(blocks: Mapping[str, nn.Module]) -> Iterator[Repeats]:
         return repeats.call(call_function, self, tx, args, kwargs)
 
     def reading(self: Any, tx: Any, name: str) -> Any:
-        repeats.read(name)
+        repeats.read(name, tx)
         return var_getattr(self, tx, name)
 
     def cleaning(exported: fx.GraphModule) -> None:
