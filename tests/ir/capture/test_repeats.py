@@ -48,6 +48,13 @@ class Holder(Block):
         self.closure = lambda: index
 
 
+class State:
+    """Python state that a model writes while it runs."""
+
+    def __init__(self) -> None:
+        self.factor = 1
+
+
 class Net(nn.Module):
     """Blocks in a row between two linear maps; `body` says how they are called."""
 
@@ -56,7 +63,7 @@ class Net(nn.Module):
         self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
         self.layers = nn.ModuleList(block(index) for index in range(num_blocks))
         self.body = body or in_a_row
-        self.state = SimpleNamespace(factor=1)
+        self.state = State()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.body(self, self.first(x))).square().mean()
@@ -267,8 +274,8 @@ def _outer_state(net: Any, x: Tensor) -> Tensor:
         (_twice, 7, []),
         (_each_twice, 7, []),
         (_one_shared, 0, []),
-        (_no_gradient_at_first, 5, [6]),
-        (_detached, 5, [6]),
+        (_no_gradient_at_first, 4, [5]),
+        (_detached, 6, [5]),
         (_in_half_precision, 0, []),
         (_outer_state, 0, []),
     ],
