@@ -31,7 +31,7 @@ class Unfit(Exception):
 
 
 @dataclass
-class Call:
+class BlockCall:
     """A call of a block, before it runs."""
 
     variable: Any
@@ -42,7 +42,7 @@ class Call:
     writes: Writes
 
     @classmethod
-    def of(cls, variable: Any, tx: Any, args: Any, kwargs: Any) -> Call:
+    def of(cls, variable: Any, tx: Any, args: Any, kwargs: Any) -> BlockCall:
         if not tx.output.is_root_tracer():
             raise Unfit("it is called within a higher-order operator")
         name = name_of(variable)

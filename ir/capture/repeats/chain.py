@@ -21,7 +21,7 @@ _KEPT = 2
 
 
 @dataclass(frozen=True)
-class Chain:
+class BlockChain:
     """Paths of equal blocks, in order of their calls."""
 
     paths: tuple[str, ...]
@@ -42,14 +42,14 @@ def block_of(node: fx.Node) -> str | None:
     return None if tag is None else tag[1]
 
 
-def chains_of(graph: fx.Graph) -> list[Chain]:
+def chains_of(graph: fx.Graph) -> list[BlockChain]:
     """All chains from which something can be cut. Linear in the nodes."""
     links = _links(graph)
-    chains: list[Chain] = []
+    chains: list[BlockChain] = []
     run: list[_Link] = []
     for link in [*links, None]:
         if run and (link is None or not link.continues(run)):
-            chain = Chain(tuple(one.path for one in run))
+            chain = BlockChain(tuple(one.path for one in run))
             if len(run) > 2 * _KEPT and _is_closed(run):
                 chains.append(chain)
             # The last block may be the first of the next run.
@@ -132,7 +132,7 @@ def _is_closed(run: list[_Link]) -> bool:
     return True
 
 
-def shortened(exported: fx.GraphModule, chains: list[Chain]) -> fx.GraphModule:
+def shortened(exported: fx.GraphModule, chains: list[BlockChain]) -> fx.GraphModule:
     """The graph with the cut blocks of all chains left out, and the parameters of these."""
     cut = {path for chain in chains for path in chain.cut}
     graph = fx.Graph()
@@ -155,7 +155,7 @@ def shortened(exported: fx.GraphModule, chains: list[Chain]) -> fx.GraphModule:
     return short
 
 
-def _bridges(graph: fx.Graph, chains: list[Chain]) -> dict[fx.Node, fx.Node]:
+def _bridges(graph: fx.Graph, chains: list[BlockChain]) -> dict[fx.Node, fx.Node]:
     """For the nodes of the last block that is cut, those of the last one that is kept before it."""
     nodes: dict[str, list[fx.Node]] = {}
     for node in graph.nodes:

@@ -23,7 +23,7 @@ import torch
 from torch import fx
 
 from shardweave.ir.capture.repeats.alike import form_of, same_constant
-from shardweave.ir.capture.repeats.chain import Chain, block_of
+from shardweave.ir.capture.repeats.chain import BlockChain, block_of
 from shardweave.ir.capture.repeats.rebuild import (
     Entry,
     flat_results,
@@ -59,7 +59,7 @@ def all_names() -> Iterator[list[str]]:
 
 
 def lengthened(
-    graph: fx.Graph, names: Sequence[str], chains: Sequence[Chain], order: Mapping[str, int]
+    graph: fx.Graph, names: Sequence[str], chains: Sequence[BlockChain], order: Mapping[str, int]
 ) -> fx.Graph:
     """The graph with all blocks of the chains.
 
@@ -106,7 +106,7 @@ def _base(name: str) -> str:
 class _Lengthening:
     """Puts the blocks that were cut back into one chain."""
 
-    def __init__(self, graph: fx.Graph, entries: list[Entry], chain: Chain) -> None:
+    def __init__(self, graph: fx.Graph, entries: list[Entry], chain: BlockChain) -> None:
         self.all, self.chain = entries, chain
         self.forward = self._spans(chain.kept, is_backward=False)
         self.backward = self._spans(chain.kept[::-1], is_backward=True)[::-1]

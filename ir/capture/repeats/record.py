@@ -19,7 +19,7 @@ from torch._dynamo.variables.tensor import TensorVariable
 
 from shardweave.ir.capture.repeats.alike import Likeness, form_of
 from shardweave.ir.capture.repeats.call import (
-    Call,
+    BlockCall,
     Unfit,
     check_unwritten,
     name_of,
@@ -35,14 +35,14 @@ _WORD = re.compile(r"\w+")
 
 
 @dataclass
-class Record:
+class TracedBlock:
     """A call of a block as dynamo traced it.
 
     words: all that its code read, as names and parts of names.
     """
 
     path: str
-    call: Call
+    call: BlockCall
     number: int
     words: set[str] = field(default_factory=set)
     nodes: list[fx.Node] = field(default_factory=list)
@@ -153,7 +153,7 @@ class Record:
 
     # Copying
 
-    def copy(self, call: Call, path: str) -> Any:
+    def copy(self, call: BlockCall, path: str) -> Any:
         """The result of another call. Raises Unfit or Unlike where that would not be the same."""
         old, new = self.call.variable, call.variable
         if call.structure != self.call.structure:
@@ -174,7 +174,7 @@ class Record:
         values.update(self._attributes(call, likeness, renaming))
         return self._emit(call, path, values, renaming)
 
-    def _given(self, call: Call) -> dict[fx.Node, fx.Node]:
+    def _given(self, call: BlockCall) -> dict[fx.Node, fx.Node]:
         values: dict[fx.Node, fx.Node] = {}
         for old, new in zip(self.call.leaves, call.leaves, strict=True):
             old_node, new_node = old.as_proxy().node, new.as_proxy().node
@@ -191,7 +191,7 @@ class Record:
         return values
 
     def _attributes(
-        self, call: Call, likeness: Likeness, renaming: _Renaming
+        self, call: BlockCall, likeness: Likeness, renaming: _Renaming
     ) -> dict[fx.Node, fx.Node]:
         """The new block's parameters and buffers for those of the old one."""
         values: dict[fx.Node, fx.Node] = {}
@@ -215,7 +215,7 @@ class Record:
         return values
 
     def _emit(
-        self, call: Call, path: str, values: dict[fx.Node, fx.Node], renaming: _Renaming
+        self, call: BlockCall, path: str, values: dict[fx.Node, fx.Node], renaming: _Renaming
     ) -> Any:
         graph = call.tx.output.current_tracer.graph
         self._mark(self.nodes, self.path)
@@ -285,7 +285,7 @@ def _result(structure: Any, fresh: Iterator[Any]) -> Any:
 class _Renaming:
     """From the modules of one block to those of another."""
 
-    def __init__(self, old: Call, new: Call) -> None:
+    def __init__(self, old: BlockCall, new: BlockCall) -> None:
         self.old, self.new = name_of(old.variable), name_of(new.variable)
         pairs = zip(
             old.variable.value.named_modules(remove_duplicate=False),

@@ -17,8 +17,8 @@ from torch._dynamo import functional_export
 from torch._dynamo.variables import nn_module, user_defined
 
 from shardweave.ir.capture.repeats.alike import Unlike
-from shardweave.ir.capture.repeats.call import Call, Unfit
-from shardweave.ir.capture.repeats.record import Record
+from shardweave.ir.capture.repeats.call import BlockCall, Unfit
+from shardweave.ir.capture.repeats.record import TracedBlock
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +44,9 @@ class Repeats:
     paths: Mapping[int, str]
     copied: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    _records: list[Record] = field(default_factory=list)
+    _records: list[TracedBlock] = field(default_factory=list)
     _output: Any = None
-    _recording: Record | None = None
+    _recording: TracedBlock | None = None
     _checked: set[Any] = field(default_factory=set)
     """The sources that do not lead to blocks."""
 
@@ -64,7 +64,7 @@ class Repeats:
             self._checked = set()
         try:
             self._check_outside(tx)
-            call = Call.of(variable, tx, args, kwargs)
+            call = BlockCall.of(variable, tx, args, kwargs)
         except Unfit as reason:
             self._say(path, reason)
             return original(variable, tx, args, kwargs)
@@ -81,8 +81,8 @@ class Repeats:
             self._say(path, said)
         return self._record(original, call, path, args, kwargs)
 
-    def _record(self, original: Any, call: Call, path: str, args: Any, kwargs: Any) -> Any:
-        record = Record(path, call, len(self._records))
+    def _record(self, original: Any, call: BlockCall, path: str, args: Any, kwargs: Any) -> Any:
+        record = TracedBlock(path, call, len(self._records))
         self._recording = record
         try:
             with record.watching():

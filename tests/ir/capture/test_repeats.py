@@ -326,11 +326,11 @@ def test_an_index_that_the_model_has_read_before_counts_as_read() -> None:
         assert seen.copied == []
 
 
-def _list_of_blocks(net: Net) -> Any:
+def _list_of_blocks(net: Any) -> Any:
     return list(net.layers)
 
 
-def _by_identity(net: Net) -> Any:
+def _by_identity(net: Any) -> Any:
     return {id(layer): index for index, layer in enumerate(net.layers)}
 
 
@@ -395,27 +395,27 @@ def test_buffers_that_blocks_change_are_not_copied() -> None:
 # Blocks that differ
 
 
-def _other_epsilon(net: Net) -> None:
+def _other_epsilon(net: Any) -> None:
     net.layers[6].norm = nn.LayerNorm(8, eps=1e-3)
 
 
-def _other_class(net: Net) -> None:
+def _other_class(net: Any) -> None:
     net.layers[6] = subclass(forward=lambda self, x: x - self.change(x))()
 
 
-def _frozen(net: Net) -> None:
+def _frozen(net: Any) -> None:
     net.layers[6].a.weight.requires_grad_(False)
 
 
-def _parameter_hook(net: Net) -> None:
+def _parameter_hook(net: Any) -> None:
     net.layers[6].a.weight.register_hook(lambda gradient: gradient * 2)
 
 
-def _forward_hook(net: Net) -> None:
+def _forward_hook(net: Any) -> None:
     net.layers[6].a.register_forward_hook(lambda module, args, output: output * 2)
 
 
-def _patched(net: Net) -> None:
+def _patched(net: Any) -> None:
     layer = net.layers[6]
     layer.forward = lambda x: x + layer.a(x)
 
@@ -435,16 +435,16 @@ def test_one_block_that_differs_is_traced_and_named(change: Any, caplog: Any) ->
     assert "block layers.6 is traced on its own: unlike layers.0" in caplog.text
 
 
-def _tied_to_the_first(net: Net) -> None:
+def _tied_to_the_first(net: Any) -> None:
     for layer in net.layers:
         layer.a.weight = net.layers[0].a.weight
 
 
-def _tied_to_the_last_map(net: Net) -> None:
+def _tied_to_the_last_map(net: Any) -> None:
     net.last.weight = net.layers[4].a.weight
 
 
-def _tied_within(net: Net) -> None:
+def _tied_within(net: Any) -> None:
     for layer in net.layers:
         layer.b.weight = layer.a.weight
 
