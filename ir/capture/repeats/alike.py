@@ -211,7 +211,7 @@ def _words(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{grad}"
 
 
-_PARTS = (
+_PARTS: Any = (
     (Tensor, _tensor_parts),
     (_CODE, _code_parts),
     (types.FunctionType, _function_parts),

@@ -196,14 +196,14 @@ class _Lengthening:
     def _check_closed(self, graph: fx.Graph) -> None:
         """What the two blocks make is read by their neighbours, or is a parameter's gradient."""
         output = graph.output_node()
-        descs = dict(zip(flat_results(output), output.meta["desc"], strict=True))
+        descs: dict[Any, Any] = dict(zip(flat_results(output), output.meta["desc"], strict=True))
         for index in (1, 2):
             for node in self.blocks[index]:
                 for user in node.users:
                     place = self.owner.get(user)
                     if place is not None and abs(place - index) <= 1:
                         continue
-                    desc = descs.get(node) if user is output else None
+                    desc: Any = descs.get(node) if user is output else None
                     name = desc.grad_of.target if is_gradient(desc) else ""
                     if not name.startswith(f"model.{self.chain.kept[index]}."):
                         raise Irregular(f"{node.name} is read outside of its block")
@@ -242,7 +242,7 @@ class _Lengthening:
             before = line[place - 1] if place else None
             after = line[place + 1] if place + 1 < len(line) else None
             for entry in values.values():
-                for operand in entry.node.all_input_nodes:
+                for operand in _operands(entry):
                     owner = self.owner.get(operand)
                     if owner == 1 and place:
                         entry.operands[operand] = values[operand]
@@ -256,7 +256,7 @@ class _Lengthening:
                 if self.owner.get(operand) == 1:
                     entry.operands[operand] = line[-1][operand]
 
-    def _by_node(self, index: int) -> dict[fx.Node, Entry]:
+    def _by_node(self, index: int) -> dict[Any, Entry]:
         return {e.node: e for e in (*self.forward[index], *self.backward[index]) if e.node}
 
 
@@ -264,6 +264,10 @@ def _is_sum_of_gradients(entry: Entry) -> bool:
     """Torch does not say of which block."""
     is_sum = entry.node is not None and entry.node.meta.get("is_gradient_acc", False)
     return is_sum and entry.block is None
+
+
+def _operands(entry: Entry) -> list[fx.Node]:
+    return [] if entry.node is None else entry.node.all_input_nodes
 
 
 def _nodes(entries: Sequence[Entry]) -> list[fx.Node]:

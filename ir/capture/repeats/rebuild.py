@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import fx
 from torch._functorch._aot_autograd import descriptors as aot
+from torch.fx.node import map_arg
 
 from shardweave.ir.capture.site import qualified
 
@@ -97,8 +98,8 @@ def rebuilt(graph: fx.Graph, entries: list[Entry], order: Mapping[str, int]) -> 
         made[entry] = new.create_node(
             node.op,
             node.target,
-            fx.node.map_arg(node.args, operand),
-            fx.node.map_arg(node.kwargs, operand),
+            map_arg(node.args, operand),
+            map_arg(node.kwargs, operand),
             name=name,
         )
         made[entry].meta = _meta(node, entry.renamed)
@@ -127,7 +128,9 @@ def _inputs(
     graph: fx.Graph, new: fx.Graph, renames: Sequence[tuple[str, str]], order: Mapping[str, int]
 ) -> _Copies:
     """The placeholders: the parameters of all blocks, in order, then the others."""
-    wanted = [(node, None, node.meta["desc"]) for node in graph.find_nodes(op="placeholder")]
+    wanted: list[tuple[fx.Node, Any, Any]] = [
+        (node, None, node.meta["desc"]) for node in graph.find_nodes(op="placeholder")
+    ]
     for node, _, desc in tuple(wanted):
         for rename in renames:
             name = parameter_of(node, rename[0])

@@ -16,6 +16,7 @@ from torch._dynamo.variables import builder
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.lists import TupleVariable
 from torch._dynamo.variables.tensor import TensorVariable
+from torch.fx.node import map_arg
 
 from shardweave.ir.capture.repeats.alike import Likeness, form_of
 from shardweave.ir.capture.repeats.call import (
@@ -223,8 +224,8 @@ class TracedBlock:
         for node in self.nodes:
             if node.op == "get_attr":
                 continue
-            args = fx.node.map_arg(node.args, values.__getitem__)
-            kwargs = fx.node.map_arg(node.kwargs, values.__getitem__)
+            args = map_arg(node.args, values.__getitem__)
+            kwargs = map_arg(node.kwargs, values.__getitem__)
             copied = graph.create_node(node.op, node.target, args, kwargs)
             copied.meta = node.meta | {"nn_module_stack": renaming.stack(node)}
             values[node] = copied

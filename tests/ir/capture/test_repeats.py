@@ -353,7 +353,8 @@ def test_a_block_that_finds_itself_in_a_global_is_not_copied(registry: Any, read
 def test_a_block_that_finds_itself_in_a_shared_object_is_not_copied() -> None:
     net = Net(block=_refused(lambda self: 2 if self is self.shared[0][-1] else 3))
     shared = [list(net.layers)]
-    for layer in net.layers:
+    layers: Any = net.layers
+    for layer in layers:
         layer.shared = shared
     seen, _ = both_ways(net)
     assert seen.copied == []
@@ -361,7 +362,8 @@ def test_a_block_that_finds_itself_in_a_shared_object_is_not_copied() -> None:
 
 def test_state_that_the_model_changes_between_blocks_is_seen() -> None:
     net = Net(_outer_state, block=_refused(lambda self: self.shared.factor))
-    for layer in net.layers:
+    layers: Any = net.layers
+    for layer in layers:
         layer.shared = net.state
     seen, text = both_ways(net)
     assert "other = 5" in text
