@@ -100,6 +100,8 @@ def both_ways(
     args = [torch.randn(2, 4, 8)] if args is None else args
     seen = Seen()
     with pytest.MonkeyPatch.context() as patch:
+        # Not one that the tests share: both ways are to be gone.
+        patch.setattr("shardweave.ir.capture.capture.trace", trace.trace)
         make, find = watch.Repeats, joint.chains_of
 
         def making(*given: Any, **named: Any) -> Any:
@@ -139,10 +141,10 @@ def test_blocks_in_a_row_are_copied_and_traced_at_the_ends(train: bool) -> None:
     "spec",
     [
         "gpt:layers=7,hidden=64,heads=4,vocab=64,seq=16,batch=2",
-        "hf:gpt2:n_layer=6",
+        pytest.param("hf:gpt2:n_layer=6", marks=pytest.mark.slow),
         "hf:llama:num_hidden_layers=6",
-        "hf:bert:num_hidden_layers=6",
-        "hf:vit:num_hidden_layers=6",
+        pytest.param("hf:bert:num_hidden_layers=6", marks=pytest.mark.slow),
+        pytest.param("hf:vit:num_hidden_layers=6", marks=pytest.mark.slow),
     ],
 )
 def test_models_are_captured_alike_with_all_blocks_but_one_copied(spec: str) -> None:
@@ -153,6 +155,7 @@ def test_models_are_captured_alike_with_all_blocks_but_one_copied(spec: str) -> 
     assert len(seen.copied) == seen.chains[0] - 1 >= 5
 
 
+@pytest.mark.slow
 def test_both_stacks_of_t5_are_captured_alike() -> None:
     with FakeTensorMode():
         example = build_example("hf:t5:num_layers=7")
