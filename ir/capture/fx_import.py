@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, cast
 
@@ -263,6 +264,7 @@ def _result_types(node: torch.fx.Node) -> list[AnyTensor | None]:
     return [tensor_type(p.shape, p.dtype) if isinstance(p, torch.Tensor) else None for p in parts]
 
 
+@lru_cache(maxsize=4096)
 def _location(stack_trace: str | None) -> Any:
     place = users_line(stack_trace)
     if place is None:
