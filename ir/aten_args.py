@@ -77,6 +77,7 @@ DERIVED: dict[str, dict[str, Derivation]] = {
     "aten.slice.Tensor": {"end": _slice_end},
     "aten.slice_backward": {"input_sizes": _result_shape, "end": _slice_end},
     "aten.select_backward": {"input_sizes": _result_shape},
+    "aten.index_select_backward": {"self_sizes": _result_shape},
     "aten.embedding_dense_backward": {"num_weights": lambda op: _result_shape(op)[0]},
     "aten.native_layer_norm": {"normalized_shape": _normalized_shape},
     "aten.native_layer_norm_backward": {"normalized_shape": _normalized_shape},

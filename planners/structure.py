@@ -22,6 +22,8 @@ from shardweave.ir.facts import facts_of
 from shardweave.ir.placement import DimSharding, Placement
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.rules import Rule, rule_of
+from shardweave.ir.sharding.rules.attention import queries_rule, shares_key_heads
+from shardweave.ir.types import shape_of
 from shardweave.planners.linear_maps import (
     Cut,
     LinearMap,
@@ -174,7 +176,7 @@ class _Analysis:
         self._adopt(op, rule, cuts, sources)
 
     def _follow(self, op: AtenOp, labels: Mapping[int, Label]) -> None:
-        rule = rule_of(op)
+        rule = self._rule(op)
         sources = frozenset[AtenOp]().union(*(label.sources for label in labels.values()))
         self._join(sources)
         seats = {self._seat(rule, index, label) for index, label in labels.items()}
@@ -195,6 +197,11 @@ class _Analysis:
             blocked = rule.factors[factor].reduction is None and not (product and product.plain)
             (self.dead if blocked else self.ended).update(sources)
             self.ends.append((op, sources))
+
+    def _rule(self, op: AtenOp) -> Rule:
+        """How an op can be cut, once key heads are repeated that are too few to be cut."""
+        few = shares_key_heads(op) and shape_of(op.operands[1])[1] % self.size
+        return queries_rule(op) if few else rule_of(op)
 
     def _join(self, sources: frozenset[AtenOp]) -> None:
         """Let maps stand or fall together."""

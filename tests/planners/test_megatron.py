@@ -146,9 +146,12 @@ def test_grouped_queries_are_cut_with_their_keys_and_values_where_the_groups_div
     assert attention == {"q_proj": COLUMN, "k_proj": COLUMN, "v_proj": COLUMN, "o_proj": ROW}
 
 
-def test_queries_alone_are_cut_where_there_are_fewer_groups_than_devices() -> None:
-    repeating = f"{GROUPED.format(groups=2)},attn_implementation=eager"
-    attention = cut_of(megatron(repeating, "tensor=4"), "model.layers.0.self_attn.")
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_queries_alone_are_cut_where_there_are_fewer_groups_than_devices(
+    implementation: str,
+) -> None:
+    spec = f"{GROUPED.format(groups=2)},attn_implementation={implementation}"
+    attention = cut_of(megatron(spec, "tensor=4"), "model.layers.0.self_attn.")
     assert attention == {"q_proj": COLUMN, "o_proj": ROW}
 
 
@@ -164,17 +167,39 @@ class Attention(nn.Module):
 
 
 class Grouped(nn.Module):
-    """Four query heads that share two heads of keys and values."""
+    """Query heads that share a few heads of keys and values, all of size 4."""
 
-    def __init__(self) -> None:
+    def __init__(self, heads: int = 4, groups: int = 2) -> None:
         super().__init__()
-        self.q, self.o = (nn.Linear(16, 16, bias=False, dtype=torch.float64) for _ in "qo")
-        self.k, self.v = (nn.Linear(16, 8, bias=False, dtype=torch.float64) for _ in "kv")
+        self.q = nn.Linear(16, 4 * heads, bias=False, dtype=torch.float64)
+        self.k, self.v = (nn.Linear(16, 4 * groups, bias=False, dtype=torch.float64) for _ in "kv")
+        self.o = nn.Linear(4 * heads, 16, bias=False, dtype=torch.float64)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (f(x).unflatten(-1, (-1, 4)).transpose(1, 2) for f in (self.q, self.k, self.v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.o(y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+def test_queries_that_share_too_few_keys_are_cut_and_keys_repeated(groups: int) -> None:
+    """Four devices for two heads of keys, two for three: the devices hold all keys."""
+    model, size = Attention(Grouped(4 * groups, groups)), 4 if groups == 2 else 2
+
+    def batch() -> tuple[Tensor]:
+        return (torch.randn(2, 8, 16, dtype=torch.float64),)
+
+    program = capture(model, batch())
+    plan = plan_megatron(program, as_mesh(f"tensor={size}"))
+    assert cut_of(plan, "attention.") == {"q": COLUMN, "o": ROW}
+    local = local_program(program, plan)
+    attentions = [op for op in local.ops if "flash_attention" in op.name]
+    heads = [shape_of(value)[1] for op in attentions for value in op.operands[-3:]]
+    assert set(heads) == {4 * groups // size}
+    # Of the forward pass one, and one for each gradient of keys and values, which are sums.
+    collectives = [(one.kind, one.count) for one in local.stats().collectives]
+    assert collectives == [("all_reduce", 1), ("all_reduce", 2)]
+    assert_three_steps_equal_eager(model, batch, mesh=f"data=2,tensor={size}")
 
 
 class Fused(nn.Module):

@@ -34,6 +34,26 @@ def flash_attention_backward(op: AtenOp) -> Rule:
     return Notation(op, f"{operands} -> {q}, {k}, {k}", heads.sizes).rule()
 
 
+def first_of_attention(op: AtenOp) -> int:
+    """The place of the queries among an attention's operands; keys and values follow."""
+    return int(op.name != FLASH)
+
+
+def shares_key_heads(op: AtenOp) -> bool:
+    """Whether queries share the heads of several keys in an attention, forward or backward."""
+    if op.name not in (FLASH, f"{FLASH}_backward"):
+        return False
+    first = first_of_attention(op)
+    return 1 < shape_of(op.operands[first + 1])[1] < shape_of(op.operands[first])[1]
+
+
+def queries_rule(op: AtenOp) -> Rule:
+    """The rule of a forward attention whose key heads are repeated for queries (`repeat_heads`)."""
+    heads = _Heads(op, op.operands[0], op.operands[0])
+    operands = ", ".join([heads.query, "b . . .", "b . . .", *heads.mask])
+    return Notation(op, f"{operands} -> {heads.query}, {heads.row}", heads.sizes).rule()
+
+
 class _Heads:
     """The dims of queries, of keys and values, of a value per query, and of a mask."""
 

@@ -225,6 +225,19 @@ def index_select(op: AtenOp) -> Rule:
     return named_rule({"j": Factor(index[0]), **passed}, [names, [("j",)]], [result])
 
 
+@rule("aten.index_select_backward")
+def index_select_backward(op: AtenOp) -> Rule:
+    """`j h, j -> . h`: j reduces, for what was selected is added to where it came from."""
+    grad, index = (shape_of(v) for v in op.operands)
+    if not grad or not index:
+        return replicated_rule(op)
+    dim = dim_of(op, len(grad))
+    names, passed = passing(grad, whole=[dim])
+    selected = list(names)
+    selected[dim] = ("j",)
+    return named_rule({"j": Factor(index[0]), **passed}, [selected, [("j",)]], [names], linear=(0,))
+
+
 @rule("aten.index.Tensor", "aten.index_put")
 def index(op: AtenOp) -> Rule:
     """`. h, j, j -> j h`: indices broadcast and pass, as do the dims that they leave alone.

@@ -82,6 +82,7 @@ LOOKUPS = (
     sample("scatter.src", normal(4, 12), -1, permutation(12).expand(4, 12), normal(4, 12)),
     sample("scatter.value", normal(4, 12), 1, integers(4, 1, high=12), -1.0),
     sample("index_select", normal(4, 12), 1, integers(6, high=12)),
+    sample("index_select_backward", normal(4, 6), [4, 12], 1, integers(6, high=12)),
     sample("index.Tensor", normal(4, 5, 6), [integers(2, high=4)]),
     sample("index.Tensor", normal(4, 5, 6), [None, integers(2, high=5) - 3]),
     sample("index.Tensor", normal(4, 5, 6), [None, integers(2, high=5), integers(2, high=6)]),
