@@ -22,6 +22,7 @@ from shardweave.ir.rewrite.unroll import unroll_time_axes
 from shardweave.ir.sharding.partition import partition
 from shardweave.ir.sharding.pending_sums import add_pending_sums
 from shardweave.ir.sharding.propagate import propagate
+from shardweave.ir.sharding.repeat_heads import repeat_key_heads
 from shardweave.ir.sharding.split_addmm import split_addmms
 from shardweave.ir.sharding.sub_batches import split_batch
 from shardweave.ir.text import without_gc
@@ -31,12 +32,19 @@ from shardweave.planners.plan_check import check_runnable
 from shardweave.planners.plan_parts import PlanError
 from shardweave.planners.schedule.orders import reschedule
 
-PARTITIONING = ("split-addmm", "add-pending-sums", "propagate-shardings", "insert-collectives")
+PARTITIONING = (
+    "split-addmm",
+    "repeat-key-heads",
+    "add-pending-sums",
+    "propagate-shardings",
+    "insert-collectives",
+)
 CLEANING = ("cse", "dce", "merge-collectives")
 
 FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "split-batch": split_batch,
     "split-addmm": split_addmms,
+    "repeat-key-heads": repeat_key_heads,
     "add-pending-sums": add_pending_sums,
     "propagate-shardings": propagate,
     "insert-collectives": partition,
