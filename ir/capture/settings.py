@@ -7,10 +7,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import torch
 from torch._dynamo import functional_export
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._library import simple_registry
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -53,6 +55,10 @@ def _without_effects() -> Iterator[None]:
         yield
 
 
+def _no_header(frame: Any, lineno: int | None = None) -> str:
+    return ""
+
+
 @contextlib.contextmanager
 def _forgetting() -> Iterator[None]:
     """Torch leaves each traced function among its globals, and with it the model's parameters."""
@@ -83,6 +89,10 @@ def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
         # time that a small GPT takes, guard nothing.
         stack.enter_context(
             mock.patch.object(functional_export, "_suggest_or_raise_constraint_violation")
+        )
+        # Dynamo parses each source file for a line of a log that nobody reads.
+        stack.enter_context(
+            mock.patch.object(InstructionTranslatorBase, "get_line_of_code_header", _no_header)
         )
         stack.enter_context(torch._dynamo.config.patch(allow_rnn=True))
         stack.enter_context(_without_effects())

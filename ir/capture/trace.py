@@ -26,6 +26,7 @@ from shardweave.ir.capture.hooks import Hook, check_hooks, check_leaf_hooks, ins
 from shardweave.ir.capture.huggingface import eager_masks, without_cache
 from shardweave.ir.capture.loose_tensors import check_all_registered
 from shardweave.ir.capture.meta_device import off_meta
+from shardweave.ir.capture.module_tree import block_paths
 from shardweave.ir.capture.observe import Observation, Write, observed
 from shardweave.ir.capture.outputs import (
     LOSS,
@@ -35,6 +36,7 @@ from shardweave.ir.capture.outputs import (
     noting_dataclasses,
     outputs_of,
 )
+from shardweave.ir.capture.repeats import joint_graph, repeats_of
 from shardweave.ir.capture.settings import settings
 from shardweave.ir.capture.site import CaptureError, Site, qualified, site_of_node
 from shardweave.ir.capture.state import assigned_buffers, check_settles, python_state
@@ -111,12 +113,14 @@ def trace(
     named = {name: _as_input(value) for name, value in kwargs.items()}
     names = _input_names(tensors, named) if form is None else list(form.names)
     try:
+        blocks = {path: model.get_submodule(path) for path in block_paths(model)}
         with (
             settings(model, kind.train, has_gradients),
             eager_masks(names),
             without_cache(model, kind.all_outputs),
             noting_dataclasses(),
             observed() as seen,
+            repeats_of(blocks),
         ):
             try:
                 return _trace(wrapped, tensors, named, names, seen)
@@ -151,14 +155,9 @@ def _trace(
     seen: Observation,
 ) -> Traced:
     exported = _exported(wrapped, args, kwargs, seen)
-    with contextlib.ExitStack() as stack:
-        described = aot_export_joint_with_descriptors(
-            stack, exported, args, kwargs, decompositions=None
-        )
-    joint = described.graph_module
-    graph = joint.graph
+    graph, joint = joint_graph(exported, partial(_joint, args=args, kwargs=kwargs))
     inputs = tuple(_input(node.meta["desc"], names) for node in graph.find_nodes(op="placeholder"))
-    returned, plain = _returned(graph.output_node(), wrapped, described.out_spec)
+    returned, plain = _returned(graph.output_node(), wrapped, joint.meta["out_spec"])
     outputs = _outputs(graph.output_node(), names, plain, wrapped)
     constants = {
         node.target: getattr(joint, node.target) for node in graph.find_nodes(op="get_attr")
@@ -181,6 +180,16 @@ def _first_names(model: torch.nn.Module) -> dict[str, str]:
         if first.setdefault(id(buffer), name) != name:
             found[name] = first[id(buffer)]
     return found
+
+
+def _joint(exported: Any, args: Any, kwargs: Any) -> Any:
+    with contextlib.ExitStack() as stack:
+        described = aot_export_joint_with_descriptors(
+            stack, exported, args, kwargs, decompositions=None
+        )
+    joint = described.graph_module
+    joint.meta["out_spec"] = described.out_spec
+    return joint
 
 
 def _exported(

@@ -243,3 +243,44 @@ def test_input_that_the_model_does_not_read_is_noted() -> None:
         sw.PlanNote, match="input 'weights' has no effect: the model does not read it"
     ):
         compiled(Reader(), {"x": x, "weights": x}, mesh="data=2")
+
+
+class Deep(nn.Module):
+    """Equal blocks, whose outputs are all returned, with constants among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in range(6)
+        )
+        self.double()
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        states: list[Tensor] = []
+        for block in self.blocks:
+            x = x + block(x)
+            states.append(x)
+        return {"states": states, "none": None, "loss": x.square().mean(), "more": [None, 6]}
+
+
+def test_states_of_every_equal_block_are_returned() -> None:
+    model, x = Deep(), torch.randn(4, 4, dtype=F64)
+    step = compiled(model, {"x": x})
+    found, expected = step(x), model(x)
+    _compare(found, expected)
+    expected["loss"].backward()
+    assert_same_state(step, model)
+
+
+def test_loss_of_many_equal_blocks_comes_with_constants() -> None:
+    class Last(Deep):
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            output = super().forward(x)
+            return {**output, "states": output["states"][-1]}
+
+    model, x = Last(), torch.randn(4, 4, dtype=F64)
+    step = compiled(model, {"x": x})
+    found, expected = step(x), model(x)
+    _compare(found, expected)
+    expected["loss"].backward()
+    assert_same_state(step, model)
