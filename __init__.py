@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardweave.backends.step import Step
     from shardweave.driver.compile import compile
     from shardweave.driver.diff import diff
     from shardweave.driver.plans import plan, simulate_plan
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from shardweave.ir.program import Program
     from shardweave.ir.text import ProgramTextError
     from shardweave.ir.verify.program import VerifyError, check, verify
+    from shardweave.passes.notes import PlanNote
     from shardweave.passes.pipeline import PassError, PassPipeline
     from shardweave.passes.registry import register_pass
     from shardweave.planners.cost.cluster import Cluster
@@ -39,10 +41,12 @@ __all__ = [
     "PassPipeline",
     "PipelineSimulation",
     "Plan",
+    "PlanNote",
     "Program",
     "ProgramTextError",
     "Sharding",
     "Simulation",
+    "Step",
     "ValidationError",
     "VerifyError",
     "capture",
@@ -68,10 +72,12 @@ _HOMES = {
     "PassPipeline": "passes.pipeline:PassPipeline",
     "PipelineSimulation": "planners.cost.pipeline:PipelineSimulation",
     "Plan": "planners.plan:Plan",
+    "PlanNote": "passes.notes:PlanNote",
     "Program": "ir.program:Program",
     "ProgramTextError": "ir.text:ProgramTextError",
     "Sharding": "ir.placement:Sharding",
     "Simulation": "planners.cost.simulation:Simulation",
+    "Step": "backends.step:Step",
     "ValidationError": "driver.validate:ValidationError",
     "VerifyError": "ir.verify.program:VerifyError",
     "capture": "ir.capture.capture:capture",

@@ -1,113 +1,146 @@
-"""A program bound to a model's parameters: what a step is on every backend."""
+"""A program bound to a backend, and to the tensors of a step when it is run."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from shardweave.backends.input_gradients import check_required, give
-from shardweave.backends.programs import Key
-from shardweave.ir.program import INPUT_GRADIENT, Program
+from shardweave.backends.backend import Backend
+from shardweave.backends.programs import Key, sharding_held
+from shardweave.backends.state import ShardedState
+from shardweave.ir.placement import Sharding
+from shardweave.ir.program import Program
+from shardweave.ir.rewrite.pending_gradients import leave_gradients_pending
+from shardweave.ir.types import dtype_of_value, shape_of
 
 _K = TypeVar("_K")
 
 
-class BoundProgram(nn.Module, ABC):
-    """Copies of a model's parameters and buffers, under the model's names, and the program on them.
+class BoundProgram:
+    """A program that a backend has loaded. Making one is collective.
 
-    Calling it returns the loss, or the outputs of a program without gradients. Gradients are added
-    to the parameters' `.grad`, as `loss.backward()` does, and buffers are updated.
+    returned: how what the model returns is made of the outputs; None for a program that a person
+    gives, whose outputs are returned as they are.
     """
 
-    def __init__(self, program: Program) -> None:
-        super().__init__()
+    def __init__(self, program: Program, backend: Backend, returned: Any = None) -> None:
+        backend.check(program)
         self.program = program
-        self._stored: dict[Key, Tensor] = {}
+        self.backend = backend
+        self.returned = returned
+        self.slots = {(slot.kind, slot.name): slot for slot in program.arguments}
+        self.shardings = {key: sharding_held(program, slot) for key, slot in self.slots.items()}
+        self.results = {
+            (slot.kind, slot.name): sharding_held(program, slot) for slot in program.results
+        }
+        self.has_gradients = any(kind == "grad" for kind, _ in self.results)
+        self.runner = backend.load(program)
 
-    @abstractmethod
-    def run(self, batch: Mapping[str, Any]) -> Mapping[Key, Tensor]:
-        """The results by kind and name, each in memory of its own; outputs are global."""
+    @property
+    def inputs(self) -> list[str]:
+        return [name for kind, name in self.slots if kind == "input"]
 
-    @torch.no_grad()
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The loss of a batch, or the outputs of a program without gradients. Collective."""
-        outputs: list[Tensor] = []
-        batch = {f"arg{index}": arg for index, arg in enumerate(args)} | kwargs
-        check_required(self.program.results, batch)
-        for (kind, name), tensor in self.run(batch).items():
-            if kind == "grad":
-                self._accumulate(name, tensor)
-            elif kind == "buffer":
-                local_of(self._stored["buffer", name]).copy_(tensor)
-            elif name.startswith(INPUT_GRADIENT):
-                give(name, tensor, batch)
-            else:
-                outputs.append(tensor)
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+    @property
+    def state_shardings(self) -> dict[Key, Sharding]:
+        """Of the parameters and buffers that the program reads."""
+        return {key: s for key, s in self.shardings.items() if key[0] in ("param", "buffer")}
 
-    def _accumulate(self, name: str, gradient: Tensor) -> None:
-        parameter = self._stored["param", name]
-        if not parameter.requires_grad:
-            return
-        if parameter.grad is None:
-            parameter.grad = like(gradient, parameter)
-        else:
-            local_of(parameter.grad).add_(gradient)
+    @cached_property
+    def pending(self) -> BoundProgram:
+        """The program that leaves gradients as pending sums where it can."""
+        program = self.program.clone()
+        if not program.is_local or not leave_gradients_pending(program):
+            return self
+        return BoundProgram(program, self.backend, self.returned)
 
-    def _mirror(self, model: nn.Module, copy: Callable[[str, str, Tensor], Tensor]) -> None:
-        """Take over the names of a model: its tree of modules, without their code.
+    def run(
+        self,
+        state: ShardedState,
+        batch: Mapping[str, Tensor],
+        scale: float = 1.0,
+        into: Mapping[Key, Tensor] | None = None,
+    ) -> dict[Key, Tensor]:
+        """The results by kind and name, each in memory of its own. Collective.
 
-        copy: makes the tensor to keep of a kind, a qualified name and the model's tensor. Of a
-        tensor with several names it gets the first.
+        scale: what the loss is multiplied by for its gradients. into: gradients to add to, where
+        the runner can; what it has added is left out.
         """
-        kept: dict[int, Tensor] = {}
+        backend, stored = self.backend, state.stored
+        given = {key: backend.local(stored[key]) for key in self.slots if key in stored}
+        for name in self.inputs:
+            given["input", name] = backend.argument(batch[name], self.shardings["input", name])
+        given |= self._tangents(scale)
+        into = into or {}
+        results = self.runner({**given, **into})
+        left = {key: tensor for key, tensor in results.items() if tensor is not into.get(key)}
+        return owned(left, [*given.values(), *into.values()])
 
-        def stored(kind: str, name: str, tensor: Tensor) -> Tensor:
-            if id(tensor) not in kept:
-                made = copy(kind, name, tensor)
-                made = nn.Parameter(made, tensor.requires_grad) if kind == "param" else made
-                self._stored[kind, name] = kept[id(tensor)] = made
-            return kept[id(tensor)]
+    def _tangents(self, scale: float) -> dict[Key, Tensor]:
+        return {
+            key: torch.full((), scale, dtype=dtype_of_value(slot.value), device=self.backend.device)
+            for key, slot in self.slots.items()
+            if slot.kind == "tangent"
+        }
 
-        targets: dict[str, nn.Module] = {"": self}
-        for path, module in model.named_modules(remove_duplicate=False):
-            # Written to the dicts that nn.Module keeps: its setters refuse a name that a step
-            # uses for something else, such as a layer called "program".
-            if path:
-                parent, _, name = path.rpartition(".")
-                targets[path] = targets[parent]._modules[name] = nn.Module()
-            dot = f"{path}." if path else ""
-            into: Any = targets[path]
-            into._non_persistent_buffers_set |= module._non_persistent_buffers_set
-            for kind, old, new in (
-                ("param", module._parameters, into._parameters),
-                ("buffer", module._buffers, into._buffers),
-            ):
-                for name, tensor in old.items():
-                    new[name] = None if tensor is None else stored(kind, dot + name, tensor)
+    # Checks
+
+    def check_model(self, model: nn.Module) -> None:
+        """Raises ValueError unless a model has what the program reads, and the program writes back
+        what it has read in the same shards."""
+        tensors: dict[Key, Tensor] = {("param", name): p for name, p in model.named_parameters()}
+        tensors |= {("buffer", name): b for name, b in model.named_buffers()}
+        missing = [f"{kind} '{name}'" for kind, name in self.state_shardings.keys() - tensors]
+        if missing:
+            missing = [f"{k} '{n}'" for k, n in self.state_shardings if (k, n) not in tensors]
+            raise ValueError(f"the model lacks {', '.join(missing)}; capture this model.")
+        for key in self.state_shardings:
+            self._check_tensor(key, tensors[key])
+        for (kind, name), sharding in self.results.items():
+            if kind not in ("grad", "buffer"):
+                continue
+            stored = self.shardings.get(("param" if kind == "grad" else "buffer", name))
+            if sharding != stored:
+                raise ValueError(
+                    f"{kind} '{name}' is sharded as {sharding}, but what it updates is stored as "
+                    f"{stored}; give both the same dist.sharding."
+                )
+
+    def _check_tensor(self, key: Key, tensor: Tensor) -> None:
+        value = self.slots[key].value
+        shape = self.shardings[key].global_shape(shape_of(value))
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype_of_value(value):
+            raise ValueError(
+                f"{key[0]} '{key[1]}' of the model has shape {tuple(tensor.shape)} and "
+                f"{tensor.dtype}, but the program has {shape} and {dtype_of_value(value)}; "
+                "capture this model."
+            )
+
+    def check_batch(self, batch: Mapping[str, Tensor]) -> None:
+        """Raises ValueError unless a batch has the program's inputs, in their global shapes."""
+        if set(batch) != set(self.inputs):
+            raise ValueError(
+                f"the step was called with {sorted(batch)}, but it was captured with "
+                f"{sorted(self.inputs)}; give exactly these (positional ones are arg0, arg1, ..)."
+            )
+        for name in self.inputs:
+            value, tensor = self.slots["input", name].value, batch[name]
+            shape = self.shardings["input", name].global_shape(shape_of(value))
+            if tuple(tensor.shape) != shape or tensor.dtype != dtype_of_value(value):
+                raise ValueError(
+                    f"input '{name}' has shape {tuple(tensor.shape)} and {tensor.dtype}, expected "
+                    f"{dtype_of_value(value)} and the global shape {shape}; this rank's rows alone "
+                    "are given by step.local_batch(..)."
+                )
 
 
 def device_of(model: nn.Module) -> torch.device:
     """Where a model's parameters are; the CPU if it has none."""
     first = next(model.parameters(), None)
     return torch.device("cpu") if first is None else first.device
-
-
-def local_of(tensor: Tensor) -> Tensor:
-    """This rank's part, sharing memory, of a DTensor or of a plain tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def like(local: Tensor, stored: Tensor) -> Tensor:
-    """`local` as a part of a tensor placed as `stored` is; much faster than `as_dtensor`."""
-    if isinstance(stored, DTensor):
-        return DTensor(local, stored._spec, requires_grad=False)
-    return local
 
 
 def owned(results: Mapping[_K, Tensor], held: Iterable[Tensor]) -> dict[_K, Tensor]:

@@ -1,82 +1,49 @@
-"""A training step as each rank of a mesh runs it on torch.distributed."""
+"""torch.distributed: each rank of a mesh is a process that holds its shards."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from shardweave.backends.bound import BoundProgram, device_of, like, local_of, owned
-from shardweave.backends.checkpoint import checkpointable
+from shardweave.backends.backend import Backend, Pending, Runner
+from shardweave.backends.bound import BoundProgram, device_of
 from shardweave.backends.cuda_graph import GraphedStep
 from shardweave.backends.emit import StepFunction, emit, load_step
 from shardweave.backends.layout import as_dtensor, placements_of, whole
-from shardweave.backends.programs import Key, sharding_held
+from shardweave.backends.programs import Key
 from shardweave.backends.runtime import Runtime
+from shardweave.backends.step import GivenProgram, Step
 from shardweave.backends.triton.launch import FusedCall
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.shards import take_shard
-from shardweave.ir.types import dtype_of_value, shape_of
 
 
-class Step(BoundProgram):
-    """A program bound to parameters: calling it runs forward and backward, as `BoundProgram` says.
+class EmittedRunner(Runner):
+    """The Python module that runs a program, loaded.
 
-    A batch holds, by the names of the captured arguments, global tensors (the same on every rank),
-    this rank's shards, or DTensors; outputs are global.
-
-    Parameters and buffers are copied from `model`, which must hold the same values on every
-    rank. On a mesh of several devices they are DTensors that hold this rank's shard, so that
-    torch's optimizers, `clip_grad_norm_` and `torch.distributed.checkpoint` work on them; on one
-    device they are plain tensors. What the program does not use is kept whole and gets no gradient.
-
-    program: a local program, or a global one to run on one device. kernels: whether fused regions
-    run as generated Triton kernels; on the CPU, and where no template fits, they run on ATen, as
-    `explain()` says. cuda_graph: whether the whole step is captured on the GPU at its first call,
-    and replayed then. source: the Python module that runs. Making a step is collective. Raises
-    ValueError if model, program and mesh do not fit together.
+    source: the module. kernels: its fused regions, generated.
     """
 
     def __init__(
-        self,
-        program: Program,
-        model: nn.Module,
-        runtime: Runtime | None = None,
-        *,
-        kernels: bool = False,
-        cuda_graph: bool = False,
+        self, program: Program, runtime: Runtime, *, kernels: bool, cuda_graph: bool
     ) -> None:
-        super().__init__(program)
-        self.runtime = runtime or _runtime_for(program, model)
-        _check_mesh(program, self.runtime)
-        self._slots = {(slot.kind, slot.name): slot for slot in program.arguments}
-        self._shardings = {key: sharding_held(program, slot) for key, slot in self._slots.items()}
-        self._mirror(model, self._copy)
-        self._keys = {id(tensor): key for key, tensor in self._stored.items()}
-        self._results = [(slot, sharding_held(program, slot)) for slot in program.results]
-        self._check_results()
         fused = [op for op in program.ops if isinstance(op, FusedOp)] if kernels else []
         self.kernels = [FusedCall(op) for op in fused]
         self.source = emit(program, kernels=kernels)
+        self.runtime = runtime
         run = load_step(self.source, self.kernels)
         self._run: StepFunction = GraphedStep(run) if cuda_graph else run
-        self.runtime.prepare(program)
+        runtime.prepare(program)
 
-    def run(self, batch: Mapping[str, Any]) -> Mapping[Key, Tensor]:
-        """This rank's part of gradients and buffers, and whole outputs. Collective."""
-        given = {key: local_of(self._stored[key]) for key in self._slots if key in self._stored}
-        given |= self._batch(batch) | self._tangents()
-        results = owned(self._run(self.runtime, given), given.values())
-        for slot, sharding in self._results:
-            if slot.kind == "output":
-                key = slot.kind, slot.name
-                results[key] = whole(results[key], sharding, self.runtime)
-        return results
+    def __call__(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        if isinstance(self._run, GraphedStep):  # replays in memory of its own
+            given = {key: tensor for key, tensor in given.items() if key[0] != "grad"}
+        return self._run(self.runtime, given)
 
     def explain(self) -> str:
         """What runs each fused region: its kernel, or ATen and why. A line for each."""
@@ -85,150 +52,128 @@ class Step(BoundProgram):
         lines = [call.explain(self.runtime.device) for call in self.kernels]
         return "\n".join(f"kernels[{number}]: {line}" for number, line in enumerate(lines))
 
-    # State
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Parameters and persistent buffers under the model's names, tied ones under each.
+class DistributedBackend(Backend):
+    """Tensors are DTensors that hold this rank's shard; on one device they are plain tensors.
 
-        They share memory with the step's own, and are DTensors on a mesh of several devices.
-        """
-        return checkpointable(super().state_dict(*args, **kwargs))
+    kernels: whether fused regions run as generated Triton kernels; on the CPU, and where no
+    template fits, they run on ATen, as `explain()` says. cuda_graph: whether a whole program is
+    captured on the GPU at its first call, and replayed then.
+    """
 
-    def full_state_dict(self) -> dict[str, Any]:
-        """`state_dict` with whole plain tensors on every rank, as the model's own. Collective."""
-        full: dict[str, Any] = {}
-        for name, tensor in super().state_dict(keep_vars=True).items():
-            sharding = self._shardings[self._keys[id(tensor)]]
-            full[name] = whole(local_of(tensor).detach().clone(), sharding, self.runtime)
-        return full
+    def __init__(
+        self, runtime: Runtime, *, kernels: bool = False, cuda_graph: bool = False
+    ) -> None:
+        self.runtime = runtime
+        self.device = runtime.device
+        self.kernels = kernels
+        self.cuda_graph = cuda_graph
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Copy a state, of whole tensors or of DTensors, into the step's own. Collective.
+    def check(self, program: Program) -> None:
+        mesh = self.runtime.mesh
+        if program.is_local and program.mesh is not None and program.mesh != mesh:
+            raise ValueError(
+                f"the program is for mesh {program.mesh}, but the runtime has mesh {mesh}."
+            )
+        if not program.is_local and mesh.num_devices > 1:
+            raise ValueError(
+                f"the program is not partitioned for mesh {mesh}; run the passes "
+                "propagate-shardings and insert-collectives on it first."
+            )
 
-        Raises ValueError for a tensor of another shape and, if `strict`, RuntimeError for
-        missing and unknown names, as `nn.Module` does.
-        """
-        if assign:
-            raise ValueError("load_state_dict: a step keeps its own tensors; leave assign out.")
-        own = super().state_dict(keep_vars=True)
-        fitting = {
-            name: self._as_stored(name, value, own[name]) if name in own else value
-            for name, value in state_dict.items()
-        }
-        return super().load_state_dict(fitting, strict=strict)
+    def load(self, program: Program) -> EmittedRunner:
+        return EmittedRunner(
+            program, self.runtime, kernels=self.kernels, cuda_graph=self.cuda_graph
+        )
 
-    def _copy(self, kind: str, name: str, tensor: Tensor) -> Tensor:
-        """The parameter or buffer that stands for one of the model's."""
-        key = (kind, name)
-        sharding = self._shardings.setdefault(key, Sharding.replicated(tensor.ndim))
-        if key in self._slots:
-            self._check_tensor(key, tensor)
+    def stored(self, tensor: Tensor, sharding: Sharding) -> Tensor:
         shard = take_shard(tensor.detach(), sharding, self.runtime.coordinates)
         # Never the model's own memory: training a step must not change the model.
-        local = torch.empty_like(shard, device=self.runtime.device).copy_(shard)
+        local = torch.empty_like(shard, device=self.device).copy_(shard)
         return as_dtensor(local, sharding, self.runtime)
 
-    def _as_stored(self, name: str, value: Any, stored: Tensor) -> Any:
-        """A given tensor in the form of the stored one."""
+    def local(self, tensor: Tensor) -> Tensor:
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+    def argument(self, tensor: Tensor, sharding: Sharding) -> Tensor:
+        device_mesh = self.runtime.device_mesh
+        if isinstance(tensor, DTensor) and tensor.device_mesh == device_mesh:
+            goal = placements_of(sharding, tensor.shape, self.runtime.mesh)
+            local = tensor.redistribute(device_mesh, goal).to_local()
+        else:
+            whole_tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            local = take_shard(whole_tensor, sharding, self.runtime.coordinates)
+        return local.detach().to(self.device)
+
+    def returned(self, result: Tensor, sharding: Sharding) -> Tensor:
+        if result.ndim == 0:
+            return whole(result, sharding, self.runtime)
+        return as_dtensor(result, sharding, self.runtime)
+
+    def whole(self, tensor: Tensor, sharding: Sharding) -> Tensor:
+        return whole(self.local(tensor).detach().clone(), sharding, self.runtime)
+
+    def like(self, local: Tensor, stored: Tensor) -> Tensor:
+        # Much faster than `as_dtensor`.
+        if isinstance(stored, DTensor):
+            return DTensor(local, stored._spec, requires_grad=False)
+        return local
+
+    def fitted(self, value: Tensor, stored: Tensor, sharding: Sharding) -> Tensor:
         if isinstance(value, DTensor):
             if value.placements == getattr(stored, "placements", None):
-                return like(value.to_local(), stored)
+                return self.like(value.to_local(), stored)
             value = value.full_tensor()
-        if tuple(value.shape) != tuple(stored.shape):
-            raise ValueError(
-                f"load_state_dict: '{name}' has shape {tuple(value.shape)}, expected the global "
-                f"shape {tuple(stored.shape)}."
-            )
-        sharding = self._shardings[self._keys[id(stored)]]
         shard = take_shard(value.detach(), sharding, self.runtime.coordinates)
-        return like(shard.to(self.runtime.device, stored.dtype), stored)
+        return self.like(shard.to(self.device, stored.dtype), stored)
 
-    # Arguments and results
+    def batch(self, local: Tensor, sharding: Sharding) -> Tensor:
+        return as_dtensor(local.to(self.device), sharding, self.runtime)
 
-    def _tangents(self) -> dict[Key, Tensor]:
+    def rows(self, num_rows: int, sharding: Sharding) -> Sequence[int]:
+        held = take_shard(torch.arange(num_rows), sharding, self.runtime.coordinates).tolist()
+        first, last = held[0], held[-1]
+        return range(first, last + 1) if last - first + 1 == len(held) else held
+
+    # Gradients that are pending sums
+
+    def pending(self, local: Tensor, sharding: Sharding) -> Tensor:
+        return as_dtensor(local, sharding, self.runtime)
+
+    def reduced(self, gradients: Mapping[str, Pending]) -> dict[str, Tensor]:
+        by_axes: dict[tuple[str, ...], list[Tensor]] = {}
+        for pending in gradients.values():
+            local = self.local(pending.gradient)
+            by_axes.setdefault(pending.sharding.unreduced, []).append(local)
+        for axes, tensors in by_axes.items():
+            self.runtime.all_reduce_in_place(tensors, axes)
         return {
-            key: torch.ones((), dtype=dtype_of_value(slot.value), device=self.runtime.device)
-            for key, slot in self._slots.items()
-            if slot.kind == "tangent"
+            name: as_dtensor(self.local(one.gradient), one.sharding.whole(), self.runtime)
+            for name, one in gradients.items()
         }
 
-    def _batch(self, batch: Mapping[str, Any]) -> dict[Key, Tensor]:
-        wanted = [name for kind, name in self._slots if kind == "input"]
-        if set(batch) != set(wanted):
-            raise ValueError(
-                f"the step was called with {sorted(batch)}, but it was captured with "
-                f"{sorted(wanted)}; give exactly these (positional ones are arg0, arg1, ..)."
-            )
-        return {("input", name): self._input(name, batch[name]) for name in wanted}
+    def is_first(self, axes: Sequence[str]) -> bool:
+        return not any(self.runtime.coordinates[axis] for axis in axes)
 
-    def _input(self, name: str, tensor: Tensor) -> Tensor:
-        sharding = self._shardings["input", name]
-        slot = self._slots["input", name]
-        if isinstance(tensor, DTensor):
-            assert self.runtime.device_mesh is not None
-            goal = placements_of(sharding, tensor.shape, self.runtime.mesh)
-            local = tensor.redistribute(self.runtime.device_mesh, goal).to_local()
-        elif tuple(tensor.shape) == sharding.global_shape(shape_of(slot.value)):
-            local = take_shard(tensor, sharding, self.runtime.coordinates)
-        else:
-            local = tensor
-        if tuple(local.shape) != shape_of(slot.value) or local.dtype != dtype_of_value(slot.value):
-            raise ValueError(
-                f"input '{name}' has shape {tuple(tensor.shape)} and {tensor.dtype}, expected "
-                f"{dtype_of_value(slot.value)} and the global shape "
-                f"{sharding.global_shape(shape_of(slot.value))} or the local "
-                f"{shape_of(slot.value)}."
-            )
-        return local.detach().to(self.runtime.device)
 
-    # Checks
+def step_of(
+    program: Program,
+    model: nn.Module,
+    runtime: Runtime | None = None,
+    *,
+    kernels: bool = False,
+    cuda_graph: bool = False,
+) -> Step:
+    """A step that runs one program, a local one or a global one on one device, as this rank.
 
-    def _check_tensor(self, key: Key, tensor: Tensor) -> None:
-        value = self._slots[key].value
-        shape = self._shardings[key].global_shape(shape_of(value))
-        if tuple(tensor.shape) != shape or tensor.dtype != dtype_of_value(value):
-            raise ValueError(
-                f"{key[0]} '{key[1]}' of the model has shape {tuple(tensor.shape)} and "
-                f"{tensor.dtype}, but the program has {shape} and {dtype_of_value(value)}; "
-                "capture this model."
-            )
-
-    def _check_results(self) -> None:
-        """The model has what the program reads, and what it updates is sharded alike."""
-        missing = [
-            f"{kind} '{name}'"
-            for kind, name in self._slots
-            if kind in ("param", "buffer") and (kind, name) not in self._stored
-        ]
-        if missing:
-            raise ValueError(f"the model lacks {', '.join(missing)}; capture this model.")
-        for slot, found in self._results:
-            if slot.kind not in ("grad", "buffer"):
-                continue
-            target = ("param" if slot.kind == "grad" else "buffer", slot.name)
-            stored = self._shardings.get(target)
-            if found != stored:
-                raise ValueError(
-                    f"{slot.kind} '{slot.name}' is sharded as {found}, but what it updates is "
-                    f"stored as {stored}; give both the same dist.sharding."
-                )
+    Making it is collective. Raises ValueError if model, program and mesh do not fit together.
+    """
+    runtime = runtime or _runtime_for(program, model)
+    backend = DistributedBackend(runtime, kernels=kernels, cuda_graph=cuda_graph)
+    return Step(model, backend, GivenProgram(BoundProgram(program, backend)))
 
 
 def _runtime_for(program: Program, model: nn.Module) -> Runtime:
     mesh = program.mesh if program.is_local else None
     is_wide = mesh is not None and mesh.num_devices > 1
     return Runtime(mesh, None if is_wide else device_of(model))
-
-
-def _check_mesh(program: Program, runtime: Runtime) -> None:
-    if program.is_local and program.mesh is not None and program.mesh != runtime.mesh:
-        raise ValueError(
-            f"the program is for mesh {program.mesh}, but the runtime has mesh {runtime.mesh}."
-        )
-    if not program.is_local and runtime.mesh.num_devices > 1:
-        raise ValueError(
-            f"the program is not partitioned for mesh {runtime.mesh}; run the passes "
-            "propagate-shardings and insert-collectives on it first."
-        )

@@ -12,6 +12,7 @@ import json
 import keyword
 import linecache
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
 from typing import Any
@@ -41,8 +42,8 @@ _HEADER = '''\
 """{what}
 
 Written by shardweave: {num_ops} ops. `rt` is this rank's runtime, which holds the collectives;
-`given` maps the kind and name of each argument to this rank's part of it. Returns this rank's
-part of each result by kind and name.
+`given` maps the kind and name of each argument to this rank's part of it; to a gradient in it, the
+new one is added. Returns this rank's part of each result by kind and name.
 """
 '''
 
@@ -77,7 +78,7 @@ def emit(program: Program, *, kernels: bool = False) -> str:
     names = _names(program)
     lines = [_header(program) + _IMPORTS, "", "def step(rt, given):"]
     lines += _argument_lines(program, names)
-    dying = last_uses(program)
+    dying, added = last_uses(program), _added(program, names)
     place, num_fused = None, 0
     for op in program.ops:
         if place != (place := (layer_of(op), phase_of(op))):
@@ -88,11 +89,32 @@ def emit(program: Program, *, kernels: bool = False) -> str:
             num_fused += 1
         else:
             lines.append(f"    {_statement(op, names)}{_type_comment(op)}")
+        lines += added.get(op, [])
         if op in dying:
             lines.append(f"    del {', '.join(names[value] for value in dying[op])}")
     lines += ["", "    return {"]
     lines += [f"        ({_key(slot)}): {names[slot.value]}," for slot in program.results]
     return "\n".join([*lines, "    }", ""])
+
+
+def _added(program: Program, names: Mapping[SSAValue, _Code]) -> dict[Operation, list[str]]:
+    """After the last op that reads a gradient, or makes it, the line that adds it to the caller's.
+
+    So no second set of gradients is ever in memory. One that is returned twice is left as it is.
+    """
+    gradients = [slot for slot in program.results if slot.kind == "grad"]
+    returned = Counter(program.return_op.operands)
+    last: dict[SSAValue, Operation] = {}
+    for op in program.ops:
+        for value in (*op.results, *op.operands):
+            last[value] = op
+    found: dict[Operation, list[str]] = {}
+    for slot in gradients:
+        if isinstance(slot.value.owner, Operation) and returned[slot.value] == 1:
+            name = names[slot.value]
+            line = f"    {name} = rt.added(given, ({_key(slot)}), {name})"
+            found.setdefault(last[slot.value], []).append(line)
+    return found
 
 
 def load_step(source: str, kernels: Sequence[Callable[..., Any]] = ()) -> StepFunction:

@@ -108,6 +108,25 @@ def start_all_reduces(tensors: Sequence[Tensor], group: Group, op: str) -> list[
     return found
 
 
+SMALL_BYTES = 2**16
+"""Up to here a tensor travels with others: a message takes longer than copying it does."""
+
+
+def all_reduce_in_place(tensors: Sequence[Tensor], group: Group) -> None:
+    """Make dense tensors their sums over the group. Small ones travel together."""
+    small = [tensor for tensor in tensors if tensor.nbytes <= SMALL_BYTES]
+    large = [tensor for tensor in tensors if tensor.nbytes > SMALL_BYTES]
+    started = [
+        dist.all_reduce(tensor, group=group.process_group, async_op=True) for tensor in large
+    ]
+    sums = start_all_reduces(small, group, "sum")
+    for work in started:
+        assert work is not None
+        work.wait()
+    for tensor, total in zip(small, sums, strict=True):
+        tensor.copy_(total.wait())
+
+
 def start_all_gather(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
     """The shards of all ranks along `dim`, `block` elements in turn."""
     flat = x.new_empty(group.size * x.numel())

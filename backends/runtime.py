@@ -6,7 +6,7 @@ nothing, so that a program for one device needs no process group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Concatenate, ParamSpec
 
@@ -153,6 +153,18 @@ class Runtime:
         out = x.clone(memory_format=torch.contiguous_format)
         dist.broadcast(out, src=group.ranks[0], group=group.process_group)
         return out
+
+    def all_reduce_in_place(self, tensors: Sequence[Tensor], axes: Sequence[str]) -> None:
+        """Make dense tensors the sums over `axes`, without a second copy of large ones."""
+        group = self.group(axes)
+        if group is not None:
+            in_flight.all_reduce_in_place(tensors, group)
+
+    @staticmethod
+    def added(given: Mapping[tuple[str, str], Tensor], key: tuple[str, str], x: Tensor) -> Tensor:
+        """A gradient, added to the one that the caller has, if it gives one."""
+        into = given.get(key)
+        return x if into is None else into.add_(x)
 
     # What a rank knows of itself
 

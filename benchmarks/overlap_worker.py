@@ -21,7 +21,7 @@ import modelled_link
 import torch_tensor_parallel
 from overlap_methods import ROWS, pipeline
 
-from shardweave.backends.distributed import Step
+from shardweave.backends.distributed import step_of
 from shardweave.backends.runtime import Runtime
 from shardweave.driver.models import build_example
 from shardweave.driver.steady import awake, hasten_network_threads
@@ -56,7 +56,7 @@ def methods(settings: dict[str, Any], cluster: str) -> list[Method]:
     for name in chosen:
         if name in ROWS:
             local = pipeline(name, program, cluster)
-            step = Step(local, example.module, runtime)
+            step = step_of(local, example.module, runtime)
             run = lambda step=step: step(**example.kwargs)  # noqa: E731
             found.append(Method(name, run, local, step))
         elif settings["link"] == "shaped":

@@ -53,6 +53,7 @@ def made(method: str, example: Example) -> tuple[Run, Any]:
         backend="distributed" if method.endswith("no kernels") else "triton",
         passes="fuse-kernels{matmul=false}" if library else (),
         cuda_graph=method.endswith("graph"),
+        only_loss=True,
     )
     return lambda: step(**batch), step
 

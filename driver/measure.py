@@ -25,8 +25,9 @@ from shardweave.driver.check import (
     run_eager,
     tolerance_of,
 )
-from shardweave.driver.compile import Request, bind, compile_program
+from shardweave.driver.compile import bind
 from shardweave.driver.launch import num_cores
+from shardweave.driver.lowering import Request, compile_program
 from shardweave.driver.models import Example, announce, build_example
 from shardweave.driver.report.run import RunReport, print_report
 from shardweave.driver.report.text import status
@@ -142,7 +143,7 @@ def _measure(
             if options.steps and options.eager:
                 parameters = eager.parameters()
                 eager_training = train(lambda: eager_step(eager, batch), parameters, options.steps)
-    first_loss = found[0].loss if found else loss.double().item()
+    first_loss = found[0].loss if found else loss.detach().double().item()
     return first_loss, check, training, eager_training
 
 

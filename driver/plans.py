@@ -9,8 +9,11 @@ from typing import Any
 
 from xdsl.passes import ModulePass
 
+from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
+from shardweave.ir.types import shape_of
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.notes import unheard
 from shardweave.passes.observers import Observer
@@ -153,14 +156,15 @@ def partition(
     plan: Plan | None,
     passes: Passes = (),
     observer: Observer | None = None,
+    buffers: Mapping[str, Sharding] | None = None,
 ) -> Program:
     """The program that every rank of `mesh` runs.
 
     `passes` come after the default ones, or in their place if `insert-collectives` is among
     them: then they are the whole way from the annotated program to the local one, and what the
     plan says beside shardings is theirs to do. Without a plan (for one device alone) the program
-    is only cleaned up. observer: sees each pass. Notes of the default passes are dropped. Raises
-    PlanError for a plan that no backend can run yet.
+    is only cleaned up. observer: sees each pass. buffers: how these are stored already. Notes of
+    the default passes are dropped. Raises PlanError for a plan that no backend can run yet.
     """
     given = PassPipeline([passes] if isinstance(passes, str) else passes).passes
     chosen = PassPipeline(ONE_DEVICE_PASSES)
@@ -169,6 +173,21 @@ def partition(
         chosen = PassPipeline([ApplyPlanPass.of(plan)] if is_whole else plan_passes(plan))
         program = program.clone()
         program.set_mesh(mesh)
+        if buffers:
+            program.set_mesh(mesh.refined(plan.mesh))
+            _pin_buffers(program, buffers)
     with unheard():
         local = chosen.run(program, observer=observer)
     return PassPipeline(given).run(local, observer=observer) if given else local
+
+
+def _pin_buffers(program: Program, buffers: Mapping[str, Sharding]) -> None:
+    """Annotate buffers, which plans do not name."""
+    program.set_argument_attributes(
+        "dist.sharding",
+        {
+            index: ShardingAttr.of(buffers[slot.name], shape_of(slot.value))
+            for index, slot in enumerate(program.arguments)
+            if slot.kind == "buffer" and slot.name in buffers
+        },
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import pickle
 import sys
 import time
 from collections.abc import Callable
@@ -92,7 +93,8 @@ def _settle_at_exit() -> None:
 def from_rank_0(make: Callable[[], T]) -> T:
     """What `make` returns on rank 0, on every rank. Collective, where there are several ranks.
 
-    The value must be one that pickle takes. A ValueError on rank 0 is raised on every rank.
+    The value must be one that pickle takes. A ValueError on rank 0 is raised on every rank; another
+    exception goes on there, and is a RankZeroError on the others, which would wait for it.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return make()
@@ -100,13 +102,38 @@ def from_rank_0(make: Callable[[], T]) -> T:
     if dist.get_rank() == 0:
         try:
             made = [make(), None]
-        except ValueError as error:
-            made = [None, error]
+            pickle.dumps(made)  # so that what it cannot take is told as well
+        except Exception as error:
+            told = error if isinstance(error, ValueError) else _told(error)
+            dist.broadcast_object_list([None, told], src=0)
+            raise
     dist.broadcast_object_list(made, src=0)
     value, error = made
     if error is not None:
         raise error
     return value
+
+
+class RankZeroError(RuntimeError):
+    """Rank 0 failed at what it does for all ranks."""
+
+
+def _told(error: Exception) -> RankZeroError:
+    return RankZeroError(f"rank 0 failed: {type(error).__name__}: {error}")
+
+
+def agree(what: str, here: str) -> None:
+    """Raises ValueError on every rank unless `what` is the same on all of them. Collective."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, here)
+    other = next((rank for rank, one in enumerate(found) if one != found[0]), None)
+    if other is not None:
+        raise ValueError(
+            f"{what} differs between ranks: rank 0 has {found[0]}, rank {other} has "
+            f"{found[other]}; let every rank do the same."
+        )
 
 
 def leave() -> None:

@@ -7,6 +7,7 @@ command line prints it.
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -20,15 +21,27 @@ class PassNote(UserWarning):
     """A pass had nothing to do; the message names it and says what would give it something."""
 
 
-_OURS = tuple(str(Path(__file__).parents[1] / folder) for folder in ("passes", "driver"))
+class PlanNote(UserWarning):
+    """A plan leaves a tensor whole, or an axis of the mesh idle; the message says why."""
+
+
+_OURS = tuple(
+    str(Path(__file__).parents[1] / folder) for folder in ("passes", "driver", "backends")
+)
+
+
+def warn(text: str, category: type[UserWarning]) -> None:
+    """Warn at the line of the user's that asked for passes, a plan or a step."""
+    torch = sys.modules.get("torch")  # which calls steps, and takes seconds to import
+    files = _OURS if torch is None else (*_OURS, str(Path(str(torch.__file__)).parent))
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(files):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
 
 
 def _warn(text: str) -> None:
-    """Warn where passes were asked for."""
-    level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, PassNote, stacklevel=level)
+    warn(text, PassNote)
 
 
 _listener: ContextVar[Listener] = ContextVar("_listener", default=_warn)

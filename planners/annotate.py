@@ -72,7 +72,7 @@ def _annotate_layers(plan: Plan, program: Program, mesh: Mesh) -> None:
     missing = set(wanted)
     for op in program.ops:
         key = keys[layer_of(op)]
-        if key is None or phase_of(op) != "forward" or not _is_output(op):
+        if key is None or phase_of(op) != "forward" or not is_layer_output(op):
             continue
         shape = shape_of(op.results[0])
         if len(shape) == len(wanted[key].dims):
@@ -95,7 +95,7 @@ def _annotate_ops(plan: Plan, program: Program, mesh: Mesh) -> None:
         set_wanted_attrs(ops[key], [attribute])
 
 
-def _is_output(op: Operation) -> bool:
+def is_layer_output(op: Operation) -> bool:
     """Whether an op's single result leaves its layer in the forward pass."""
     if len(op.results) != 1:
         return False

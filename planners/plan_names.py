@@ -133,8 +133,12 @@ def parse_sharding(text: str, shape: tuple[int, ...], mesh: Mesh, where: str) ->
 
 def sharding_text(dims: Sequence[DimSharding], shape: tuple[int, ...]) -> str:
     """The shards of a value as plans write them, the inverse of `read_sharding`."""
-    attribute = str(ShardingAttr.of(Sharding(tuple(dims)), shape))
-    return attribute.removeprefix("#dist.sharding<").removesuffix(">")
+    return attribute_text(ShardingAttr.of(Sharding(tuple(dims)), shape))
+
+
+def attribute_text(attribute: ShardingAttr) -> str:
+    """A sharding as plans write it."""
+    return str(attribute).removeprefix("#dist.sharding<").removesuffix(">")
 
 
 def argument_shardings(

@@ -23,7 +23,8 @@ from torch.fx.node import map_aggregate
 from torch.nn.modules import module as module_hooks
 
 from shardweave.ir.capture import capture as captures
-from shardweave.ir.capture.trace import Traced, trace
+from shardweave.ir.capture.arguments import Form
+from shardweave.ir.capture.trace import Kind, Traced, trace
 
 READ = ("val", "nn_module_stack", "fwd_nn_module_stack", "stack_trace")
 """The entries of a node's `meta` that a capture reads."""
@@ -47,22 +48,23 @@ class SharedTraces:
         model: torch.nn.Module,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        *,
-        train: bool,
+        kind: Kind,
+        form: Form | None = None,
     ) -> Traced:
         """As `trace`; a model that cannot be pickled, or has hooks, is traced each time."""
         if _has_hooks(model):
-            return trace(model, args, kwargs, train=train)
+            return trace(model, args, kwargs, kind, form)
         try:
-            key = hashlib.sha256(_described(model, args, kwargs)).hexdigest() + f"-{train}"
+            described = _described(model, args, kwargs) + pickle.dumps((kind, form))
+            key = hashlib.sha256(described).hexdigest()
         except NOT_PICKLED:  # such as local classes
-            return trace(model, args, kwargs, train=train)
+            return trace(model, args, kwargs, kind, form)
         if key not in self.traces:
             file = self.folder / key
             if file.exists():
                 self.traces[key] = _read(file.read_bytes())
             else:
-                self.traces[key] = trace(model, args, kwargs, train=train)
+                self.traces[key] = trace(model, args, kwargs, kind, form)
                 self._write(file, self.traces[key])
         return self.traces[key]
 
@@ -121,7 +123,9 @@ def _written(traced: Traced) -> bytes:
         (node.op, node.name, node.target, node.args, node.kwargs, _read_of(node.meta))
         for node in traced.graph.nodes
     ]
-    _Writing(buffer).dump((nodes, traced.inputs, traced.outputs, dict(traced.constants)))
+    _Writing(buffer).dump(
+        (nodes, traced.inputs, traced.outputs, dict(traced.constants), traced.returned)
+    )
     return buffer.getvalue()
 
 
@@ -149,7 +153,7 @@ class _Writing(pickle.Pickler):
 
 def _read(written: bytes) -> Traced:
     graph = torch.fx.Graph()
-    nodes, inputs, outputs, constants = _Reading(io.BytesIO(written)).load()
+    nodes, inputs, outputs, constants, returned = _Reading(io.BytesIO(written)).load()
     by_name: dict[str, torch.fx.Node] = {}
 
     def node_of(part: Any) -> Any:
@@ -159,7 +163,7 @@ def _read(written: bytes) -> Traced:
         args, kwargs = map_aggregate((args, kwargs), node_of)
         by_name[name] = graph.create_node(op, target, args, kwargs, name)
         by_name[name].meta = meta
-    return Traced(graph, inputs, outputs, constants)
+    return Traced(graph, inputs, outputs, constants, returned)
 
 
 @dataclass(frozen=True)

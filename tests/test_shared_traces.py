@@ -7,6 +7,7 @@ import torch
 
 from shardweave.driver.models import build_example
 from shardweave.ir.capture.capture import capture
+from shardweave.ir.capture.trace import Kind
 from shardweave.ir.text import print_module
 from shardweave.tests.shared_traces import SharedTraces
 from shardweave.tests.zoo import SPECS
@@ -29,5 +30,5 @@ def test_a_trace_of_another_process_gives_the_same_program(
 def test_models_of_other_sizes_share_no_trace(tmp_path: Path) -> None:
     traces = SharedTraces(tmp_path)
     for size in (4, 8, 4):
-        traces.trace(torch.nn.Linear(size, 2), [torch.ones(3, size)], {}, train=False)
+        traces.trace(torch.nn.Linear(size, 2), [torch.ones(3, size)], {}, Kind(train=False))
     assert len(list(tmp_path.iterdir())) == 2

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from shardweave.driver.check import CheckResult, relative_error
-from shardweave.driver.compile import Making
+from shardweave.driver.lowering import Making
 from shardweave.driver.report.text import plain_table
 from shardweave.driver.run_options import RunOptions
 from shardweave.driver.training import Training, Work

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from shardweave.ir.blocks import store_blocks
+from shardweave.ir.capture.arguments import Form
 from shardweave.ir.capture.fx_import import import_graph
 from shardweave.ir.capture.module_tree import block_paths
+from shardweave.ir.capture.outputs import Outputs
 from shardweave.ir.capture.site import CaptureError
-from shardweave.ir.capture.trace import called_again, trace
+from shardweave.ir.capture.trace import Kind, Traced, called_again, trace
 from shardweave.ir.dead_code import remove_dead_ops
 from shardweave.ir.program import Program
 from shardweave.ir.text import without_gc
@@ -39,7 +42,34 @@ def capture(
     Raises CaptureError, naming the module, for what has no exact form: random draws such as
     dropout above 0, data-dependent shapes, untraceable code.
     """
-    traced = trace(model, args, kwargs or {}, train=train)
+    return _program(trace(model, args, kwargs or {}, Kind(train=train)), model)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The global program of a call of a model, and what the model returns, made of its outputs."""
+
+    program: Program
+    returned: Outputs
+
+
+def capture_step(
+    model: torch.nn.Module, form: Form, tensors: Sequence[torch.Tensor], kind: Kind
+) -> Captured:
+    """The global program of a call, in the modes that the modules of `model` are in.
+
+    form, tensors: the arguments of the call. Raises CaptureError as `capture` does.
+    """
+    if form.tree is None:
+        args, kwargs = form.arguments(tensors)
+        traced = trace(model, args, kwargs, kind)
+    else:
+        traced = trace(model, tensors, {}, kind, form)
+    assert traced.returned is not None
+    return Captured(_program(traced, model), traced.returned)
+
+
+def _program(traced: Traced, model: torch.nn.Module) -> Program:
     with without_gc():
         program = Program(import_graph(traced, tied_names(model)))
         remove_dead_ops(program)

@@ -235,10 +235,10 @@ class _Importer:
 
     def finish(self) -> builtin.ModuleOp:
         output = self.traced.graph.output_node()
-        flat = cast("Sequence[torch.fx.Node | None]", output.args[0])
+        flat = cast("Sequence[Any]", output.args[0])
         # A buffer that is changed in place and assigned too is what was assigned.
         slots = zip(self.traced.outputs, flat, strict=True)
-        kept = {slot: self.values[node] for slot, node in slots if node is not None}
+        kept = {slot: self.values[node] for slot, node in slots if isinstance(node, torch.fx.Node)}
         results = list(kept.values())
         attributes: list[Attribute] = [
             builtin.DictionaryAttr(

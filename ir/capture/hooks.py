@@ -52,8 +52,8 @@ def check_hooks(model: nn.Module) -> None:
         for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
             raise CaptureError(
                 f"{_site(hook, name.rpartition('.')[0])}: a hook after the accumulation of the "
-                f"gradient of '{name}' runs Python inside the step; call it on step.parameters() "
-                "after the step, or use register_hook for what changes the gradient."
+                f"gradient of '{name}' runs Python inside the step; register it on the parameter "
+                "of the compiled step, or use register_hook for what changes the gradient."
             )
 
 

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Collection, Iterator
 from unittest import mock
 
+from torch import nn
+
 
 @contextlib.contextmanager
 def eager_masks(inputs: Collection[str]) -> Iterator[None]:
@@ -30,3 +32,17 @@ def eager_masks(inputs: Collection[str]) -> Iterator[None]:
 
 def _one_sequence(*args: object, **kwargs: object) -> None:
     return None
+
+
+@contextlib.contextmanager
+def without_cache(model: nn.Module, is_step: bool) -> Iterator[None]:
+    """A step returns no keys and values for later tokens: it trains or evaluates, in one pass."""
+    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    caching = [c for c in configs.values() if is_step and getattr(c, "use_cache", False) is True]
+    for config in caching:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in caching:
+            config.use_cache = True

@@ -60,14 +60,28 @@ def _no_header(frame: Any, lineno: int | None = None) -> str:
 
 
 @contextlib.contextmanager
-def settings(model: torch.nn.Module, train: bool) -> Iterator[None]:
-    """Train or inference mode, restored afterwards; the fake mode of fake parameters.
+def _forgetting() -> Iterator[None]:
+    """Torch leaves each traced function among its globals, and with it the model's parameters."""
+    names = vars(functional_export)
+    before = set(names)
+    try:
+        yield
+    finally:
+        for name in set(names) - before:
+            if name.startswith("__compiled_fn"):
+                delattr(functional_export, name)
+
+
+@contextlib.contextmanager
+def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
+    """Evaluation mode unless `train`, restored afterwards; the fake mode of fake parameters.
 
     Recurrent layers are traced as the operations that they are made of.
     """
     was_training = {name: module.training for name, module in model.named_modules()}
     with contextlib.ExitStack() as stack:
         stack.enter_context(_quiet())
+        stack.enter_context(_forgetting())
         stack.enter_context(
             mock.patch.object(functional_export, "_compiling_state_context", _compiling)
         )
@@ -87,7 +101,9 @@ def settings(model: torch.nn.Module, train: bool) -> Iterator[None]:
             stack.enter_context(mode)
         if not train:
             model.eval()
-            stack.enter_context(torch.no_grad())
+        # Whatever the caller is in: a step compiles programs in the middle of calls.
+        stack.enter_context(torch.inference_mode(mode=False))
+        stack.enter_context(torch.set_grad_enabled(grad))
         try:
             yield
         finally:

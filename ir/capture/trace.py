@@ -20,13 +20,22 @@ from torch._functorch._aot_autograd import descriptors as aot
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.export._trace import _restore_state_dict
 
+from shardweave.ir.capture.arguments import Form
 from shardweave.ir.capture.explain import check_data_dependence, explained
 from shardweave.ir.capture.hooks import Hook, check_hooks, check_leaf_hooks, install_hooks
-from shardweave.ir.capture.huggingface import eager_masks
+from shardweave.ir.capture.huggingface import eager_masks, without_cache
 from shardweave.ir.capture.loose_tensors import check_all_registered
 from shardweave.ir.capture.meta_device import off_meta
 from shardweave.ir.capture.module_tree import block_paths
 from shardweave.ir.capture.observe import Observation, Write, observed
+from shardweave.ir.capture.outputs import (
+    LOSS,
+    LossChoice,
+    Outputs,
+    Wrapped,
+    noting_dataclasses,
+    outputs_of,
+)
 from shardweave.ir.capture.repeats import joint_graph, repeats_of
 from shardweave.ir.capture.settings import settings
 from shardweave.ir.capture.site import CaptureError, Site, qualified, site_of_node
@@ -48,94 +57,73 @@ class Traced:
     inputs: tuple[tuple[InputKind, str], ...]
     outputs: tuple[tuple[OutputKind, str], ...]
     constants: Mapping[str, torch.Tensor]
+    returned: Outputs | None = None
+    """What the model returns, made of the outputs; None where the loss alone is traced."""
 
 
-_NO_LOSS = (
-    "the model's output has no scalar loss; return the loss, a tuple that begins with it, or an "
-    "object or dict with 'loss'."
-)
-_KEEPS_GRAPH = (
-    "forward assigns a buffer that depends on parameters, so that the next step's backward pass "
-    "would reach into this one; detach() what is assigned"
-)
-_NO_OUTPUT = (
-    "the model's output has neither 'loss' nor 'logits'; return a tensor, a tuple of tensors, or "
-    "an object or dict with one of these."
-)
+@dataclass(frozen=True)
+class Kind:
+    """What is traced of a model.
 
+    train: False puts it in evaluation mode, True leaves the modes of its modules as they are.
+    grad: whether the backward pass is traced too; as `train` says, if it is None. loss: which
+    output is the loss. all_outputs: whether all outputs are traced, or the loss alone; with
+    only_loss, all outputs are those of steps without gradients. autocast: the device type and dtype
+    of torch.autocast around forward.
+    """
 
-class _Wrapped(torch.nn.Module):
-    """Calls the model and keeps of its output what the step is about."""
+    train: bool = True
+    grad: bool | None = None
+    loss: LossChoice = None
+    all_outputs: bool = False
+    only_loss: bool = False
+    autocast: tuple[str, torch.dtype] | None = None
 
-    def __init__(self, model: torch.nn.Module, train: bool) -> None:
-        super().__init__()
-        self.model = model
-        self.train_step = train
-        self.assigned: tuple[str, ...] = ()
-        """Buffers that forward assigns; their new values are returned after the output."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        output = self._output(*args, **kwargs)
-        return (output, *(_new_value(self.model, name) for name in self.assigned))
-
-    def _output(self, *args: Any, **kwargs: Any) -> Any:
-        output = self.model(*args, **kwargs)
-        loss = _loss_of(output)
-        if loss is not None:
-            return loss
-        if self.train_step:
-            raise ValueError(_NO_LOSS)
-        if isinstance(output, (torch.Tensor, tuple, list)):
-            return output
-        logits = output.get("logits") if isinstance(output, dict) else output.logits
-        if logits is None:
-            raise ValueError(_NO_OUTPUT)
-        return logits
-
-
-def _new_value(model: torch.nn.Module, name: str) -> torch.Tensor:
-    value: Any = model
-    for part in name.split("."):
-        value = getattr(value, part)
-    if value.requires_grad:
-        raise ValueError(f"{_KEEPS_GRAPH}: '{name}'.")
-    # A copy, since the value may be another buffer.
-    return value.clone()
-
-
-def _loss_of(output: Any) -> torch.Tensor | None:
-    if isinstance(output, torch.Tensor):
-        return output if output.ndim == 0 else None
-    if isinstance(output, (tuple, list)):
-        return _loss_of(output[0])
-    if isinstance(output, dict):
-        return output.get("loss")
-    return getattr(output, "loss", None)
+    @property
+    def has_gradients(self) -> bool:
+        return self.train if self.grad is None else self.grad
 
 
 def trace(
-    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, train: bool
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    kind: Kind,
+    form: Form | None = None,
 ) -> Traced:
-    """One graph for forward and backward (`train`), or for the forward pass alone.
+    """One graph for forward and backward, or for the forward pass alone.
 
-    Raises CaptureError if torch cannot trace the model.
+    form: how the model takes what is given as `args`, if not as positional arguments. Raises
+    CaptureError if torch cannot trace the model.
     """
     model, args, kwargs = off_meta(model, args, kwargs)
     _check_arguments(args, kwargs)
     check_hooks(model)
-    wrapped = _Wrapped(model, train)
+    has_gradients = kind.has_gradients
+    wrapped = Wrapped(
+        model,
+        has_gradients,
+        loss=kind.loss,
+        all_outputs=kind.all_outputs,
+        only_loss=kind.only_loss,
+        autocast=kind.autocast,
+        form=form,
+    )
     tensors = tuple(map(_as_input, args))
     named = {name: _as_input(value) for name, value in kwargs.items()}
+    names = _input_names(tensors, named) if form is None else list(form.names)
     try:
         blocks = {path: model.get_submodule(path) for path in block_paths(model)}
         with (
-            settings(model, train),
-            eager_masks(named),
+            settings(model, kind.train, has_gradients),
+            eager_masks(names),
+            without_cache(model, kind.all_outputs),
+            noting_dataclasses(),
             observed() as seen,
             repeats_of(blocks),
         ):
             try:
-                return _trace(wrapped, tensors, named, seen)
+                return _trace(wrapped, tensors, named, names, seen)
             except CaptureError:
                 raise
             except Exception as error:  # torch raises many unrelated classes here
@@ -160,28 +148,52 @@ def _check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
 
 
 def _trace(
-    wrapped: _Wrapped, args: tuple[Any, ...], kwargs: dict[str, Any], seen: Observation
+    wrapped: Wrapped,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    names: list[str],
+    seen: Observation,
 ) -> Traced:
     exported = _exported(wrapped, args, kwargs, seen)
     graph, joint = joint_graph(exported, partial(_joint, args=args, kwargs=kwargs))
-    names = _input_names(args, kwargs)
     inputs = tuple(_input(node.meta["desc"], names) for node in graph.find_nodes(op="placeholder"))
-    outputs = _outputs(graph.output_node(), names, wrapped)
+    returned, plain = _returned(graph.output_node(), wrapped, joint.meta["out_spec"])
+    outputs = _outputs(graph.output_node(), names, plain, wrapped)
     constants = {
         node.target: getattr(joint, node.target) for node in graph.find_nodes(op="get_attr")
     }
-    return Traced(graph, inputs, outputs, constants)
+    first = _first_names(wrapped.model)
+    return Traced(
+        graph,
+        tuple([(kind, first.get(name, name)) for kind, name in inputs]),
+        tuple([(kind, first.get(name, name)) for kind, name in outputs]),
+        constants,
+        returned,
+    )
+
+
+def _first_names(model: torch.nn.Module) -> dict[str, str]:
+    """For each further name of a shared buffer the first, which torch may not have chosen."""
+    first: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        if first.setdefault(id(buffer), name) != name:
+            found[name] = first[id(buffer)]
+    return found
 
 
 def _joint(exported: Any, args: Any, kwargs: Any) -> Any:
     with contextlib.ExitStack() as stack:
-        return aot_export_joint_with_descriptors(
+        described = aot_export_joint_with_descriptors(
             stack, exported, args, kwargs, decompositions=None
-        ).graph_module
+        )
+    joint = described.graph_module
+    joint.meta["out_spec"] = described.out_spec
+    return joint
 
 
 def _exported(
-    wrapped: _Wrapped, args: tuple[Any, ...], kwargs: dict[str, Any], seen: Observation
+    wrapped: Wrapped, args: tuple[Any, ...], kwargs: dict[str, Any], seen: Observation
 ) -> Any:
     """Dynamo's graph, which returns the buffers that forward assigns as well."""
     exported = _dynamo_graph(wrapped, args, kwargs)
@@ -227,11 +239,32 @@ def _exported_hook(
     return exported
 
 
-def _outputs(
-    output: torch.fx.Node, names: list[str], wrapped: _Wrapped
-) -> tuple[tuple[OutputKind, str], ...]:
+def _returned(
+    output: torch.fx.Node, wrapped: Wrapped, spec: Any
+) -> tuple[Outputs | None, list[str]]:
+    """What the model returns, and the names of the plain outputs, empty for constants."""
     descs, nodes = output.meta["desc"], cast("Sequence[Any]", output.args[0])
-    num_plain = sum(isinstance(desc, aot.PlainAOTOutput) for desc in descs) - len(wrapped.assigned)
+    plain = [n for n, d in zip(nodes, descs, strict=True) if isinstance(d, aot.PlainAOTOutput)]
+    plain = plain[: len(plain) - len(wrapped.assigned)]
+    if not wrapped.all_outputs:
+        return None, [str(index) for index in range(len(plain))]
+    first = 1 if wrapped.grad else 0
+    loss = plain[0] if wrapped.grad else None
+    returned, names = outputs_of(_child(spec, first), plain[first:], loss)
+    return returned, [*([LOSS] if wrapped.grad else []), *names]
+
+
+def _child(spec: Any, index: int) -> Any:
+    # torch 2.13 deprecates the older name, which is all that 2.11 has.
+    return spec.child(index) if hasattr(spec, "child") else spec.children_specs[index]
+
+
+def _outputs(
+    output: torch.fx.Node, names: list[str], plain: Sequence[str], wrapped: Wrapped
+) -> tuple[tuple[OutputKind, str], ...]:
+    """The slot of each flat output; one of a constant has no name."""
+    descs, nodes = output.meta["desc"], cast("Sequence[Any]", output.args[0])
+    num_plain = len(plain)
     slots: list[tuple[OutputKind, str]] = []
     for desc, node in zip(descs, nodes, strict=True):
         if isinstance(desc, aot.InputMutationAOTOutput):
@@ -240,6 +273,8 @@ def _outputs(
             name = wrapped.assigned[desc.idx - num_plain]
             _check_fits(name, node, wrapped.model.get_buffer(name))
             slots.append(("buffer", name))
+        elif isinstance(desc, aot.PlainAOTOutput):
+            slots.append(("output", plain[desc.idx]))
         else:
             slots.append(_output(desc, names))
     return tuple(slots)
@@ -284,7 +319,7 @@ def _output(desc: Any, names: list[str]) -> tuple[OutputKind, str]:
     if isinstance(desc, aot.GradAOTOutput):
         kind, name = _input(desc.grad_of, names)
         return ("output", f"{INPUT_GRADIENT}{name}") if kind == "input" else ("grad", name)
-    return "output", str(getattr(desc, "idx", 0))
+    return "output", ""
 
 
 def called_again(graph: torch.fx.Graph) -> set[str]:

@@ -24,8 +24,9 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from shardweave.backends.checkpoint import checkpointable
-from shardweave.backends.distributed import Step
+from shardweave.backends.distributed import step_of
 from shardweave.backends.emit import emit
+from shardweave.backends.step import Step
 from shardweave.driver.models import build_example
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.capture.capture import capture
@@ -49,12 +50,13 @@ def captured(spec: str) -> tuple[nn.Module, dict[str, Tensor], Program]:
 
 def test_step_without_a_mesh_leaves_eager_gradients_on_plain_parameters() -> None:
     model, batch, program = captured(GPT)
-    step = Step(program, model)
+    step = step_of(program, model)
     loss = step(**batch)
     wanted = model(**batch)
     wanted.backward()
     torch.testing.assert_close(loss, wanted.detach())
-    assert not loss.requires_grad
+    with pytest.raises(RuntimeError, match="backward ran in the step already"):
+        (loss / 2).backward()
     assert [name for name, _ in step.named_parameters()] == [n for n, _ in model.named_parameters()]
     for name, parameter in model.named_parameters():
         found = step.get_parameter(name)
@@ -64,7 +66,7 @@ def test_step_without_a_mesh_leaves_eager_gradients_on_plain_parameters() -> Non
 
 def test_gradients_add_up_until_zero_grad() -> None:
     model, batch, program = captured(GPT)
-    step = Step(program, model)
+    step = step_of(program, model)
     step(**batch)
     once = step.get_parameter("ln_f.weight").grad
     assert once is not None
@@ -78,7 +80,7 @@ def test_gradients_add_up_until_zero_grad() -> None:
 def test_training_a_step_leaves_the_model_alone() -> None:
     model, batch, program = captured(GPT)
     before = copy.deepcopy(model.state_dict())
-    step = Step(program, model)
+    step = step_of(program, model)
     step(**batch)
     torch.optim.SGD(step.parameters(), lr=1.0).step()
     torch.testing.assert_close(model.state_dict(), before)
@@ -87,7 +89,7 @@ def test_training_a_step_leaves_the_model_alone() -> None:
 
 def test_buffers_are_updated_as_eager_updates_them() -> None:
     model, batch, program = captured(CNN)
-    step = Step(program, model)
+    step = step_of(program, model)
     step(**batch)
     model(**batch)
     assert dict(model.named_buffers())
@@ -96,7 +98,7 @@ def test_buffers_are_updated_as_eager_updates_them() -> None:
 
 def test_state_dict_has_the_names_of_the_model_and_ties_what_is_tied() -> None:
     model, _, program = captured(GPT)
-    step = Step(program, model)
+    step = step_of(program, model)
     assert list(step.state_dict()) == list(model.state_dict())
     first, second = (step.state_dict()[name] for name in ("wte.weight", "head.weight"))
     assert first.data_ptr() == second.data_ptr()
@@ -112,7 +114,7 @@ def test_state_dict_has_the_names_of_the_model_and_ties_what_is_tied() -> None:
 
 def test_a_state_of_another_shape_or_with_other_names_is_refused() -> None:
     model, _, program = captured(GPT)
-    step = Step(program, model)
+    step = step_of(program, model)
     state = dict(model.state_dict())
     with pytest.raises(RuntimeError, match=r"Missing key.*ln_f\.bias"):
         step.load_state_dict({k: v for k, v in state.items() if k != "ln_f.bias"})
@@ -123,7 +125,7 @@ def test_a_state_of_another_shape_or_with_other_names_is_refused() -> None:
 def test_what_the_program_does_not_use_is_kept_without_a_gradient() -> None:
     model = MLPModel(unused=True)
     x = torch.randn(6, 4, dtype=torch.float64)
-    step = Step(capture(model, args=(x,)), model)
+    step = step_of(capture(model, args=(x,)), model)
     step(x)
     assert step.get_parameter("spare").grad is None
     assert torch.equal(step.state_dict()["table"], torch.arange(3))
@@ -135,7 +137,7 @@ def test_a_frozen_parameter_gets_no_gradient() -> None:
     x = torch.randn(6, 4, dtype=torch.float64)
     program = capture(model, args=(x,))
     model.up.bias.requires_grad_(False)
-    step = Step(program, model)
+    step = step_of(program, model)
     step(x)
     assert step.get_parameter("up.bias").grad is None
     assert step.get_parameter("up.weight").grad is not None
@@ -145,15 +147,16 @@ def test_a_program_without_gradients_returns_the_outputs_of_the_model() -> None:
     model = nn.ModuleDict({"up": nn.Linear(4, 3)})
     model.forward = lambda x: model["up"](x).tanh()  # pyright: ignore[reportAttributeAccessIssue]
     x = torch.randn(2, 4)
-    step = Step(capture(model, args=(x,), train=False), model)
+    step = step_of(capture(model, args=(x,), train=False), model)
     torch.testing.assert_close(step(x), model(x).detach())
 
 
 def test_layers_named_as_the_steps_own_attributes_are_kept() -> None:
-    model = nn.ModuleDict({"program": nn.Linear(4, 1), "runtime": nn.Linear(1, 1)})
-    model.forward = lambda x: model["runtime"](model["program"](x)).sum()  # pyright: ignore[reportAttributeAccessIssue]
+    names = ("program", "runtime", "programs", "bound", "gradients", "stored", "backend", "modes")
+    model = nn.ModuleDict({name: nn.Linear(4, 4) for name in names})
+    model.forward = lambda x: sum(model[name](x) for name in names).sum()  # pyright: ignore[reportAttributeAccessIssue]
     x = torch.randn(2, 4)
-    step = Step(capture(model, args=(x,)), model)
+    step = step_of(capture(model, args=(x,)), model)
     step(x)
     assert list(step.state_dict()) == list(model.state_dict())
     assert isinstance(step.program, Program)
@@ -161,7 +164,7 @@ def test_layers_named_as_the_steps_own_attributes_are_kept() -> None:
 
 def test_a_wrong_batch_is_explained() -> None:
     model, batch, program = captured(GPT)
-    step = Step(program, model)
+    step = step_of(program, model)
     with pytest.raises(ValueError, match=r"called with \['input_ids'\].*\['input_ids', 'labels'\]"):
         step(input_ids=batch["input_ids"])
     with pytest.raises(ValueError, match=r"'labels' has shape \(1, 8\).*global shape \(2, 8\)"):
@@ -171,17 +174,17 @@ def test_a_wrong_batch_is_explained() -> None:
 def test_a_model_or_mesh_that_does_not_fit_the_program_is_explained() -> None:
     _, _, program = captured(GPT)
     with pytest.raises(ValueError, match=r"the model lacks param 'wte\.weight'"):
-        Step(program, MLPModel())
+        step_of(program, MLPModel())
     other = build_example(GPT.replace("hidden=16", "hidden=8"), dtype=torch.float64).module
     with pytest.raises(ValueError, match=r"has shape \(32, 8\).*program has \(32, 16\)"):
-        Step(program, other)
+        step_of(program, other)
     with pytest.raises(ValueError, match="this process is alone"):
-        Step(mlp_program(), MLPModel())
+        step_of(mlp_program(), MLPModel())
 
 
 def test_source_is_the_emitted_module() -> None:
     model, _, program = captured(GPT)
-    assert Step(program, model).source == emit(program)
+    assert step_of(program, model).source == emit(program)
 
 
 @pytest.mark.gpu
@@ -190,7 +193,7 @@ def test_step_on_one_gpu_equals_eager_on_the_cpu() -> None:
     wanted = model(**batch)
     wanted.backward()
     on_gpu = copy.deepcopy(model).cuda()
-    step = Step(program, on_gpu)
+    step = step_of(program, on_gpu)
     loss = step(**{name: tensor.cuda() for name, tensor in batch.items()})
     torch.testing.assert_close(loss.cpu(), wanted.detach())
     for name, parameter in model.named_parameters():
@@ -233,7 +236,7 @@ OTHER_SHARDINGS = {
 def squares(shardings: Mapping[str, str], seed: int) -> tuple[Squares, Step]:
     torch.manual_seed(seed)
     mesh, model = Mesh(a=2, b=2), Squares(SHAPES)
-    return model, Step(squares_program(mesh, SHAPES, shardings), model)
+    return model, step_of(squares_program(mesh, SHAPES, shardings), model)
 
 
 def train_squares() -> list[float]:
@@ -320,13 +323,16 @@ def feed_mlp(x: Tensor) -> dict[str, Any]:
     """One partitioned step for each form of the batch."""
     torch.manual_seed(1)
     model = MLPModel(unused=True)
-    step = Step(mlp_program(), model)
+    step = step_of(mlp_program(), model)
     mesh = step.runtime.device_mesh
     assert mesh is not None
     local = x.chunk(2)[step.runtime.coordinates["data"]]
+    with pytest.raises(ValueError, match=r"shape \(3, 4\).*global shape \(6, 4\).*local_batch"):
+        step(x=local)
+    assert x[list(step.rows("x"))].equal(local)
     losses = [
         step(x=x),
-        step(x=local),
+        step(**step.local_batch(x=local)),
         step(x=DTensor.from_local(local, mesh, [Shard(0), Replicate()], run_check=False)),
         step(x=distribute_tensor(x, mesh, [Replicate(), Shard(1)])),
     ]
@@ -341,7 +347,7 @@ def feed_mlp(x: Tensor) -> dict[str, Any]:
         if isinstance(parameter.grad, DTensor)
     }
     return {
-        "losses": losses,
+        "losses": [loss.detach() for loss in losses],
         "grads": grads,
         "placements": [str(p) for p in placements],
         "local": tuple(up.grad.to_local().shape),
@@ -395,11 +401,11 @@ def sharded_gpt() -> tuple[nn.Module, dict[str, Tensor], Program]:
 def train_gpt(text: str) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Losses of three steps of AdamW, and the parameters after them."""
     example = build_example(GPT, dtype=torch.float64)
-    step = Step(Program.parse(text), example.module)
+    step = step_of(Program.parse(text), example.module)
     optimizer = torch.optim.AdamW(step.parameters(), lr=0.01)
     losses: list[Tensor] = []
     for _ in range(3):
-        losses.append(step(**example.kwargs))
+        losses.append(step(**example.kwargs).detach())
         optimizer.step()
         optimizer.zero_grad()
     return losses, step.full_state_dict()

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shardweave.backends.distributed import step_of
 from shardweave.driver.compile import compile
+from shardweave.ir.capture.capture import capture
 
 F64 = torch.float64
 
@@ -46,8 +48,20 @@ def test_gradients_of_inputs_are_added_to_theirs(backend: str, mesh: str) -> Non
         torch.testing.assert_close(ours.grad, eagers.grad, rtol=1e-12, atol=1e-15)
 
 
-def test_input_that_requires_a_gradient_only_later_is_refused() -> None:
+def test_input_that_requires_a_gradient_only_later_gets_it() -> None:
     x, offset = inputs()
-    step = compile(Scaled(), (x.detach(), offset), backend="reference")
+    model = Scaled()
+    step = compile(model, (x.detach(), offset), backend="reference")
+    step(x.detach(), offset)
+    step(x, offset)
+    eagers = x.detach().clone().requires_grad_()
+    model(eagers, offset).backward()
+    torch.testing.assert_close(x.grad, eagers.grad, rtol=1e-12, atol=1e-15)
+
+
+def test_given_program_without_the_gradient_of_an_input_refuses_one_that_requires_it() -> None:
+    x, offset = inputs()
+    model = Scaled()
+    step = step_of(capture(model, (x.detach(), offset)), model)
     with pytest.raises(ValueError, match="input 'arg0' requires a gradient, but the one that the"):
         step(x, offset)

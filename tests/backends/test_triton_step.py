@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import shardweave as sw
-from shardweave.backends.distributed import Step
+from shardweave.backends.distributed import step_of
+from shardweave.backends.step import Step
 from shardweave.driver.models import build_example
 from shardweave.ir.kernel import fuse
 from shardweave.passes.pipeline import run_passes
@@ -18,8 +19,8 @@ GPT = "gpt:layers=1,hidden=16,heads=4,vocab=32,seq=8,batch=2"
 
 def test_fused_step_on_the_cpu_equals_the_plain_one() -> None:
     case = captured(GPT)
-    plain = Step(case.program, case.example.module)
-    fused = Step(run_passes(case.program, "fuse-kernels"), case.example.module, kernels=True)
+    plain = step_of(case.program, case.example.module)
+    fused = step_of(run_passes(case.program, "fuse-kernels"), case.example.module, kernels=True)
     assert "kernels[0](" in fused.source
     torch.testing.assert_close(fused(**case.example.kwargs), plain(**case.example.kwargs))
     for a, b in zip(fused.parameters(), plain.parameters(), strict=True):
@@ -47,7 +48,7 @@ def test_region_that_no_template_fits_runs_on_aten_and_says_why() -> None:
     """)
     ops = list(program.ops)
     fuse(ops, program.return_op, [0, 1])
-    step = Step(program, torch.nn.Module(), kernels=True)
+    step = step_of(program, torch.nn.Module(), kernels=True)
     said = step.kernels[0].explain(torch.device("cuda"))
     why = "a sum over all rows is known only when the kernel ends"
     assert said == f"ATen, op by op, since {why}: sum.dim_IntList, exp"

@@ -16,7 +16,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 import shardweave as sw
-from shardweave.backends.distributed import Step
+from shardweave.backends.step import Step
 from shardweave.driver.check import compare, results_of, run_eager
 from shardweave.driver.gpt import GPT, GPTConfig, build_gpt
 from shardweave.driver.launch import launch

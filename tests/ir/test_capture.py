@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -447,3 +449,12 @@ def test_output_of_an_inference_pass_must_be_found() -> None:
 def test_dropout_of_zero_is_nothing() -> None:
     model = Model(lambda self, a: self.drop(self.linear(a)).sum(), drop=nn.Dropout(0.0))
     assert "dropout" not in str(capture(model, [x()]))
+
+
+def test_capture_leaves_no_reference_to_the_parameters() -> None:
+    model = Model(lambda self, a: self.linear(a).sum())
+    weight = weakref.ref(model.linear.weight)
+    capture(model, [x()])
+    model.to("meta")
+    gc.collect()
+    assert weight() is None

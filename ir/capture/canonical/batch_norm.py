@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any, cast
 
+import torch
 from xdsl.ir import SSAValue
 
-from shardweave.ir.capture.canonical.base import Call, Result, form
-from shardweave.ir.types import shape_of
+from shardweave.ir.capture.builder import Builder
+from shardweave.ir.capture.canonical.base import Call, form
+from shardweave.ir.types import dtype_of, dtype_of_value, shape_of
 
 
 @dataclass
@@ -38,8 +43,50 @@ class _Channels:
         return self.call.builder.view(channels, (1, self.shape[1], *ones))
 
 
+_FEW_DIGITS = (torch.bfloat16, torch.float16)
+
+
+def _widely(
+    compute: Callable[[Call], list[SSAValue | None]],
+) -> Callable[[Call], list[SSAValue | None]]:
+    """Compute in float32 what is given in fewer digits, as torch does; results as it types them."""
+
+    @wraps(compute)
+    def computed(call: Call) -> list[SSAValue | None]:
+        if not any(map(_has_few_digits, call.arguments.values())):
+            return compute(call)
+        build = call.builder
+        wide = {name: _wide(build, value) for name, value in call.arguments.items()}
+        results = compute(replace(call, arguments=wide))
+        # Traces say that saved statistics have few digits as well; eager keeps them in float32.
+        saved = () if call.name.endswith("backward") else (1, 2)
+        return [
+            value if value is None or index in saved else build.cast(value, _dtype(call, index))
+            for index, value in enumerate(results)
+        ]
+
+    return computed
+
+
+def _dtype(call: Call, index: int) -> torch.dtype:
+    type_ = call.types[index]
+    assert type_ is not None
+    return dtype_of(type_.element_type)
+
+
+def _has_few_digits(value: Any) -> bool:
+    if not isinstance(value, SSAValue):
+        return False
+    return dtype_of_value(cast("SSAValue", value)) in _FEW_DIGITS
+
+
+def _wide(build: Builder, value: Any) -> Any:
+    return build.cast(value, torch.float32) if _has_few_digits(value) else value
+
+
 @form("aten._native_batch_norm_legit_functional", "aten._batch_norm_with_update_functional")
-def batch_norm(call: Call) -> Result:
+@_widely
+def batch_norm(call: Call) -> list[SSAValue | None]:
     """Output, batch mean, 1 / standard deviation, and the new running mean and variance."""
     b = call.builder
     source = call["input"]
@@ -67,7 +114,8 @@ def batch_norm(call: Call) -> Result:
 
 
 @form("aten._native_batch_norm_legit_no_training", "aten.native_batch_norm")
-def batch_norm_inference(call: Call) -> Result:
+@_widely
+def batch_norm_inference(call: Call) -> list[SSAValue | None]:
     """The affine map of the running statistics."""
     channels = _Channels(call, shape_of(call["input"]))
     assert not call.arguments.get("training", False)
@@ -98,7 +146,8 @@ def _normalize(call: Call, channels: _Channels, mean: SSAValue, rstd: SSAValue) 
 
 
 @form("aten.native_batch_norm_backward")
-def batch_norm_backward(call: Call) -> Result:
+@_widely
+def batch_norm_backward(call: Call) -> list[SSAValue | None]:
     """Gradients of input, weight and bias.
 
     With x^ = (x - mean) rstd and g the output's gradient: dbias = sum g, dweight = sum g x^,

@@ -1,0 +1,180 @@
+"""Gradients of a step's parameters: added where they are made, and reduced once.
+
+Under `no_sync`, and for the micro-batches of one call, programs leave gradients as pending sums
+where they can: `.grad` is then a DTensor that says over which axes (`Partial`). The first call
+outside reduces them, in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shardweave.backends.backend import Pending
+from shardweave.backends.bound import BoundProgram
+from shardweave.backends.programs import Key
+from shardweave.backends.state import ShardedState
+from shardweave.ir.placement import Sharding
+
+
+class Gradients:
+    """The `.grad` of the parameters of a state."""
+
+    def __init__(self, state: ShardedState) -> None:
+        self.state = state
+        self.backend = state.backend
+        self.parameters: list[nn.Parameter] = []
+        for (kind, _), tensor in state.stored.items():
+            if kind == "param":
+                assert isinstance(tensor, nn.Parameter)
+                self.parameters.append(tensor)
+        self._pending: dict[str, Sharding] = {}
+
+    @property
+    def are_pending(self) -> bool:
+        """Whether some gradient is a pending sum; those that were set to None are not."""
+        for name in [name for name in self._pending if self._parameter(name).grad is None]:
+            del self._pending[name]
+        return bool(self._pending)
+
+    def _parameter(self, name: str) -> Tensor:
+        return self.state.stored["param", name]
+
+    def _unreduced(self, name: str) -> frozenset[str]:
+        pending = self._pending.get(name)
+        return frozenset(pending.unreduced if pending else ())
+
+    def into(self, bound: BoundProgram) -> dict[Key, Tensor]:
+        """The gradients that a program may add its own to, as soon as these are made."""
+        found: dict[Key, Tensor] = {}
+        for key, sharding in bound.results.items():
+            if key[0] != "grad":
+                continue
+            parameter = self._parameter(key[1])
+            if parameter.grad is None or not parameter.requires_grad:
+                continue
+            if self._unreduced(key[1]) == frozenset(sharding.unreduced):
+                found[key] = self.backend.local(parameter.grad)
+        return found
+
+    def add(self, name: str, gradient: Tensor, sharding: Sharding) -> None:
+        """Add a new gradient in these shards, of which the memory is ours."""
+        parameter = self._parameter(name)
+        if not parameter.requires_grad:
+            return
+        if parameter.grad is None:
+            self._set(name, gradient, sharding)
+            return
+        held, new = self._unreduced(name), frozenset(sharding.unreduced)
+        local = self.backend.local(parameter.grad)
+        # What is whole counts once in a sum over ranks.
+        if not self.backend.is_first(sorted(new - held)):
+            local.zero_()
+        if self.backend.is_first(sorted(held - new)):
+            local.add_(gradient)
+        if new - held:
+            axes = tuple(axis for axis in (*sharding.unreduced, *sorted(held - new)))
+            self._set(name, local, Sharding(sharding.dims, axes))
+
+    def _set(self, name: str, local: Tensor, sharding: Sharding) -> None:
+        parameter = self._parameter(name)
+        if sharding.unreduced:
+            parameter.grad = self.backend.pending(local, sharding)
+            self._pending[name] = sharding
+        else:
+            parameter.grad = self.backend.like(local, parameter)
+            self._pending.pop(name, None)
+
+    def finish(self, *, is_synced: bool) -> None:
+        """After a call: reduce what is pending, if it is to be, and call the parameters' hooks."""
+        if is_synced and self.are_pending:
+            pending: dict[str, Pending] = {}
+            for name, sharding in self._pending.items():
+                gradient = self._parameter(name).grad
+                assert gradient is not None
+                pending[name] = Pending(gradient, sharding)
+            for name, gradient in self.backend.reduced(pending).items():
+                self._parameter(name).grad = gradient
+            self._pending.clear()
+        for parameter in self.parameters:
+            hooks = parameter._post_accumulate_grad_hooks
+            if hooks and parameter.grad is not None:
+                for hook in list(hooks.values()):
+                    hook(parameter)
+
+    def check_hooks(self) -> None:
+        """Raises ValueError for hooks on parameters that a step would never call."""
+        for parameter in self.parameters:
+            if parameter._backward_hooks:
+                raise ValueError(
+                    "a parameter of the step has a gradient hook (register_hook), which a step "
+                    "does not call; register it on the model's parameter before it is compiled, "
+                    "or register_post_accumulate_grad_hook on this one."
+                )
+
+
+def micro_batches(inputs: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:
+    """The inputs split along dim 0 into `count` parts; scalars are in each.
+
+    Of inputs that are each rank's rows, each rank's rows are split. Raises ValueError for inputs
+    that cannot be split alike.
+    """
+    if type(count) is not int or count < 1:
+        raise ValueError(f"accumulate={count!r}; give a number of micro-batches, 1 or more.")
+    rows = {name: (tensor.shape[0], _cut(tensor)) for name, tensor in inputs.items() if tensor.ndim}
+    again = f"or call the step {count} times, all but the last under step.no_sync()"
+    if any(tensor.requires_grad for tensor in inputs.values()):
+        raise ValueError(f"accumulate={count}: an input requires a gradient; detach it, {again}.")
+    if len(set(rows.values())) > 1:
+        found = ", ".join(f"'{name}' {size}" for name, (size, _) in rows.items())
+        raise ValueError(
+            f"accumulate={count} splits every input along dim 0, but they differ in their rows, or "
+            f"in who holds them: {found}; give all in one form, {again}."
+        )
+    local_rows = {_local(tensor).shape[0] for tensor in inputs.values() if tensor.ndim}
+    for size in local_rows:
+        if size % count:
+            divisors = [n for n in range(1, size + 1) if size % n == 0]
+            raise ValueError(
+                f"accumulate={count} does not divide the {size} rows of the batch; use one of "
+                f"{divisors}, {again}."
+            )
+    return [
+        {name: _part(tensor, index, count) for name, tensor in inputs.items()}
+        for index in range(count)
+    ]
+
+
+def _cut(tensor: Tensor) -> str:
+    """How rows are spread over ranks."""
+    if not isinstance(tensor, DTensor):
+        return ""
+    cuts = [(i, str(p)) for i, p in enumerate(tensor.placements) if p.is_shard(0)]
+    return str(cuts) if cuts else ""
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _part(tensor: Tensor, index: int, count: int) -> Tensor:
+    if not tensor.ndim:
+        return tensor
+    part = _local(tensor).chunk(count)[index]
+    if not isinstance(tensor, DTensor):
+        return part
+    return DTensor.from_local(part, tensor.device_mesh, tensor.placements, run_check=False)
+
+
+def merged(outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
+    """The outputs of micro-batches: the mean of floating-point scalars, and lists of the others."""
+    found: dict[str, Any] = {}
+    for name, first in outputs[0].items():
+        parts = [output[name] for output in outputs]
+        is_mean = first.ndim == 0 and first.is_floating_point()
+        found[name] = torch.stack(parts).mean() if is_mean else parts
+    return found

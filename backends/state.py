@@ -1,0 +1,170 @@
+"""The state of a step: copies of a model's parameters and buffers, under the model's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shardweave.backends.backend import Backend
+from shardweave.backends.checkpoint import checkpointable
+from shardweave.backends.programs import Key
+from shardweave.ir.placement import Sharding
+
+
+class Mirrored(nn.Module):
+    """A module of the model without its code: its mode, and the step's parameters and buffers."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def _get_name(self) -> str:
+        return self._kind
+
+    def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
+        del args, kwargs
+        raise ValueError(
+            "a step runs programs of the whole model, not its modules; call the step, or the "
+            "module of the model itself."
+        )
+
+    def _no_hooks(self, *args: Any, **kwargs: Any) -> NoReturn:
+        del args, kwargs
+        raise ValueError(
+            "a step runs programs, so that a hook of its modules would never be called; register "
+            "it on the model before it is compiled."
+        )
+
+    register_forward_hook = _no_hooks
+    register_forward_pre_hook = _no_hooks
+    register_full_backward_hook = _no_hooks
+    register_full_backward_pre_hook = _no_hooks
+
+
+class ShardedState(nn.Module):
+    """Copies of a model's parameters and buffers as a backend keeps them, and its modules' modes.
+
+    On a mesh of several devices they are DTensors that hold this rank's shard, so that torch's
+    optimizers, `clip_grad_norm_` and `torch.distributed.checkpoint` work on them; on one device
+    they are plain tensors. The model must hold the same values on every rank.
+
+    shardings: of parameters and buffers by kind and name; others are kept whole.
+    """
+
+    def __init__(
+        self, model: nn.Module, backend: Backend, shardings: Mapping[Key, Sharding]
+    ) -> None:
+        super().__init__()
+        self._backend = backend
+        self._stored: dict[Key, Tensor] = {}
+        self._shardings = dict(shardings)
+        self._modes: list[nn.Module] = []
+        self._mirror(model)
+        self._keys = {id(tensor): key for key, tensor in self._stored.items()}
+
+    # Properties, since a layer of the model may have any of these names.
+
+    @property
+    def backend(self) -> Backend:
+        """Where the tensors are."""
+        return self._backend
+
+    @property
+    def stored(self) -> Mapping[Key, Tensor]:
+        """Parameters and buffers by kind and first name."""
+        return self._stored
+
+    @property
+    def shardings(self) -> Mapping[Key, Sharding]:
+        """How they are sharded."""
+        return self._shardings
+
+    @property
+    def modes(self) -> Sequence[nn.Module]:
+        """The modules in the order of `model.modules()`, which have its modes at first."""
+        return self._modes
+
+    def _mirror(self, model: nn.Module) -> None:
+        """Take over the tree of a model's modules, whose shared ones and tied tensors stay such."""
+        kept: dict[int, Tensor] = {}
+        mirrored: dict[int, nn.Module] = {id(model): self}
+        for path, module in model.named_modules():
+            into: Any = mirrored[id(module)]
+            into.training = module.training
+            self._modes.append(into)
+            into._non_persistent_buffers_set |= module._non_persistent_buffers_set
+            # Written to the dicts that nn.Module keeps: its setters refuse a name that a step
+            # uses for something else, such as a layer called "program".
+            for name, child in module._modules.items():
+                if child is not None:
+                    child = mirrored.setdefault(id(child), Mirrored(type(child).__name__))
+                into._modules[name] = child
+            dot = f"{path}." if path else ""
+            for kind, old, new in (
+                ("param", module._parameters, into._parameters),
+                ("buffer", module._buffers, into._buffers),
+            ):
+                for name, tensor in old.items():
+                    is_there = tensor is not None
+                    new[name] = self._kept(kind, dot + name, tensor, kept) if is_there else None
+
+    def _kept(self, kind: str, name: str, tensor: Tensor, kept: dict[int, Tensor]) -> Tensor:
+        """The tensor that stands for one of the model's, of whose names this is the first."""
+        if tensor.is_meta:
+            raise ValueError(
+                f"{kind} '{name}' is on the meta device, without values to copy; give the model "
+                "its values (model.to_empty(device=..) and load_state_dict) before compiling."
+            )
+        if id(tensor) not in kept:
+            key = (kind, name)
+            sharding = self._shardings.setdefault(key, Sharding.replicated(tensor.ndim))
+            made = self._backend.stored(tensor, sharding)
+            if kind == "param":
+                made = nn.Parameter(made, tensor.requires_grad)
+            self._stored[key] = kept[id(tensor)] = made
+        return kept[id(tensor)]
+
+    # Checkpoints
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Parameters and persistent buffers under the model's names, tied ones under each.
+
+        They share memory with the step's own, and are DTensors on a mesh of several devices.
+        """
+        return checkpointable(super().state_dict(*args, **kwargs))
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """`state_dict` with whole plain tensors on every rank, as the model's own. Collective."""
+        full: dict[str, Any] = {}
+        for name, tensor in super().state_dict(keep_vars=True).items():
+            full[name] = self._backend.whole(tensor, self._shardings[self._keys[id(tensor)]])
+        return full
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Copy a state, of whole tensors or of DTensors, into the step's own. Collective.
+
+        Raises ValueError for a tensor of another shape and, if `strict`, RuntimeError for
+        missing and unknown names, as `nn.Module` does.
+        """
+        if assign:
+            raise ValueError("load_state_dict: a step keeps its own tensors; leave assign out.")
+        own = super().state_dict(keep_vars=True)
+        fitting = {
+            name: self._fitted(name, value, own[name]) if name in own else value
+            for name, value in state_dict.items()
+        }
+        return super().load_state_dict(fitting, strict=strict)
+
+    def _fitted(self, name: str, value: Any, stored: Tensor) -> Any:
+        """A given tensor in the form of the stored one."""
+        if not isinstance(value, DTensor) and tuple(value.shape) != tuple(stored.shape):
+            raise ValueError(
+                f"load_state_dict: '{name}' has shape {tuple(value.shape)}, expected the global "
+                f"shape {tuple(stored.shape)}."
+            )
+        return self._backend.fitted(value, stored, self._shardings[self._keys[id(stored)]])

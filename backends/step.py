@@ -1,0 +1,408 @@
+"""A step: a module that holds a model's sharded parameters, and runs programs on them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shardweave.backends.accumulate import Gradients, merged, micro_batches
+from shardweave.backends.backend import Backend
+from shardweave.backends.bound import BoundProgram
+from shardweave.backends.input_gradients import check_required, give
+from shardweave.backends.programs import Key
+from shardweave.backends.state import ShardedState
+from shardweave.backends.summary import summary_of
+from shardweave.ir.capture.arguments import Form, taken_apart
+from shardweave.ir.capture.outputs import LOSS
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import Sharding, contiguous
+from shardweave.ir.program import INPUT_GRADIENT, Program
+from shardweave.ir.suggest import did_you_mean
+from shardweave.ir.types import shape_of
+from shardweave.planners.plan import Plan
+
+OPTIONS = ("accumulate", "loss_scale")
+"""Arguments of a call that are the step's own, unless the model's forward has one of the name."""
+
+
+@dataclass(frozen=True)
+class StepCall:
+    """One call of a step: its inputs by name, the form that held them, and the modes it is made in.
+
+    grad: whether gradients are computed. modes: whether each module is in training mode.
+    trained: whether each parameter requires a gradient. autocast: in which dtype, if any,
+    torch.autocast has the model compute.
+    """
+
+    form: Form
+    inputs: Mapping[str, Tensor]
+    grad: bool
+    modes: tuple[bool, ...]
+    trained: tuple[bool, ...]
+    autocast: torch.dtype | None = None
+
+    @property
+    def shapes(self) -> tuple[Any, ...]:
+        """Shape and dtype of each input, and whether it requires a gradient: hashable."""
+        tensors = self.inputs.values()
+        return tuple([(t.shape, t.dtype, self.grad and t.requires_grad) for t in tensors])
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for calls that the same program runs."""
+        trained = self.trained if self.grad else ()
+        return self.form, self.shapes, self.grad, self.modes, trained, self.autocast
+
+
+class Programs(ABC):
+    """Where a step finds the program of a call.
+
+    first: the program by which parameters are sharded. stored: how the step keeps parameters and
+    buffers, which it writes here. options: the arguments of a call that are the step's own. plan,
+    notes: what is followed, and what there is to say of it. autocast: the dtype in which the model
+    computes where no torch.autocast around the call says another.
+    """
+
+    autocast: torch.dtype | None = None
+    first: BoundProgram
+    stored: Mapping[Key, Sharding]
+    options: frozenset[str] = frozenset(OPTIONS)
+    plan: Plan | None = None
+    notes: Sequence[str] = ()
+
+    @abstractmethod
+    def taken_apart(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
+    ) -> tuple[Form, dict[str, Tensor]]:
+        """The arguments of a call, or some of them, as the programs name them."""
+
+    @abstractmethod
+    def find(self, call: StepCall) -> BoundProgram:
+        """The program that runs a call, made if it has to be. Collective."""
+
+    def compile_ahead(self, call: StepCall) -> BoundProgram:
+        """`find` for a call that is to come."""
+        return self.find(call)
+
+    def input_name(self, name: str) -> str:
+        """How programs name the input that the model's forward takes under a name."""
+        return name
+
+    def names(self) -> list[str]:
+        """The inputs as the model's forward names them."""
+        return self.first.inputs
+
+    def kept(self) -> list[tuple[str, BoundProgram]]:
+        """The programs there are, and what each is for."""
+        return [("every call", self.first)]
+
+    def row_axes(self, name: str) -> tuple[str, ...]:
+        """The mesh axes that cut the rows of an input, of a name in programs.
+
+        Those of an input that the first program does not have are those of the others.
+        """
+        inputs = {n: s for (kind, n), s in self.first.shardings.items() if kind == "input"}
+        chosen = [inputs[name]] if name in inputs else list(inputs.values())
+        return tuple(dict.fromkeys(p.axis for s in chosen if s.dims for p in s.dims[0]))
+
+
+class GivenProgram(Programs):
+    """One program for every call."""
+
+    def __init__(self, program: BoundProgram) -> None:
+        self.first = program
+
+    def taken_apart(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
+    ) -> tuple[Form, dict[str, Tensor]]:
+        del is_whole
+        return taken_apart(args, kwargs)
+
+    def find(self, call: StepCall) -> BoundProgram:
+        self.first.check_batch(call.inputs)
+        if call.autocast is not None:
+            raise ValueError(
+                "the step runs one given program, in the dtypes that it has; torch.autocast around "
+                "the call would change nothing. Leave it out, or compile without `program`."
+            )
+        if self.first.has_gradients:
+            if not call.grad:
+                raise ValueError(
+                    "the step runs one given program, which computes gradients and updates "
+                    "buffers as in training; to evaluate, make a step of a program captured with "
+                    "train=False, or leave `program` out so that programs are compiled."
+                )
+            check_required(self.first.program.results, call.inputs)
+        return self.first
+
+
+class Step(ShardedState):
+    """A model's training step on a mesh: an `nn.Module` with the model's parameters, sharded.
+
+    Calling it runs forward and, in training mode with gradients enabled, backward: gradients are
+    added to `.grad`, as `loss.backward()` does, and buffers are updated. It returns what the model
+    returns. In evaluation mode (`step.eval()`), or under `torch.no_grad()`, it means what it means
+    for the model. Calls are collective: every rank makes the same ones.
+
+    Inputs are the global batch, the same on every rank; `local_batch` makes it from each rank's
+    rows. On a mesh of several devices, outputs of one or more dims are DTensors in the shards that
+    the program leaves them in (`.full_tensor()` gathers); scalars are plain tensors.
+
+    accumulate: of a call: split the batch into so many micro-batches, run one after another; the
+    gradients are those of the mean of their losses. loss_scale: what the loss is multiplied by for
+    the gradients (1 by default); the loss that is returned is not.
+    """
+
+    def __init__(self, model: nn.Module, backend: Backend, programs: Programs) -> None:
+        programs.first.check_model(model)
+        super().__init__(model, backend, programs.first.state_shardings)
+        programs.stored = self.shardings
+        self._programs = programs
+        self._bound = programs.first
+        self._gradients = Gradients(self)
+        self._is_synced = True
+
+    @property
+    def programs(self) -> Programs:
+        """Where the programs of calls are found."""
+        return self._programs
+
+    @property
+    def bound(self) -> BoundProgram:
+        """The program of the last call; before the first one, that of the example inputs."""
+        return self._bound
+
+    @property
+    def gradients(self) -> Gradients:
+        """The `.grad` of the parameters."""
+        return self._gradients
+
+    # Calls
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model returns for a batch; see the class. Collective."""
+        options = {name: kwargs.pop(name) for name in self._programs.options & kwargs.keys()}
+        count, scale = options.get("accumulate", 1), options.get("loss_scale")
+        call = self.call_of(args, kwargs)
+        self._gradients.check_hooks()
+        # Programs have the casts in them; they are not to be cast once more.
+        with torch.no_grad(), torch.autocast(self.backend.device.type, enabled=False):
+            if count == 1:
+                outputs = self._run(call, 1.0 if scale is None else scale, self._is_synced)
+            else:
+                outputs = self._accumulate(call, count, 1.0 if scale is None else scale)
+            if call.grad:
+                self._gradients.finish(is_synced=self._is_synced)
+        return self._returned(outputs)
+
+    def call_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StepCall:
+        """A call with these arguments, in the modes that the step is in now."""
+        form, inputs = self._programs.taken_apart(args, kwargs)
+        return StepCall(
+            form,
+            inputs,
+            self.training and torch.is_grad_enabled(),
+            tuple([module.training for module in self.modes]),
+            tuple([parameter.requires_grad for parameter in self._gradients.parameters]),
+            autocast_dtype(self.backend.device.type) or self._programs.autocast,
+        )
+
+    def _run(self, call: StepCall, scale: float, is_last: bool) -> dict[str, Any]:
+        bound = self._bound = self._programs.find(call)
+        if call.grad and (not is_last or self._gradients.are_pending):
+            bound = bound.pending
+        into = self._gradients.into(bound) if call.grad else {}
+        results = bound.run(self, call.inputs, scale, into)
+        outputs: dict[str, Tensor] = {}
+        for (kind, name), tensor in results.items():
+            if kind == "grad":
+                self._gradients.add(name, tensor, bound.results[kind, name])
+            elif kind == "buffer":
+                self.backend.local(self.stored["buffer", name]).copy_(tensor)
+            elif name.startswith(INPUT_GRADIENT):
+                self._give(name, tensor, bound.results[kind, name], call.inputs)
+            else:
+                outputs[name] = self.backend.returned(tensor, bound.results[kind, name])
+        return outputs
+
+    def _give(
+        self, name: str, gradient: Tensor, sharding: Sharding, inputs: Mapping[str, Tensor]
+    ) -> None:
+        """Add the gradient of an input to its `.grad`, in the form of the input."""
+        is_global = not isinstance(inputs[name.removeprefix(INPUT_GRADIENT)], DTensor)
+        form = self.backend.whole if is_global else self.backend.returned
+        give(name, form(gradient, sharding), inputs)
+
+    def _accumulate(self, call: StepCall, count: int, scale: float) -> dict[str, Any]:
+        parts = micro_batches(call.inputs, count)
+        outputs = [
+            self._run(replace(call, inputs=part), scale / count, is_last=False) for part in parts
+        ]
+        return merged(outputs)
+
+    def _returned(self, outputs: dict[str, Any]) -> Any:
+        """What the model returns, with these outputs; the loss says that backward has run."""
+        returned = self._bound.returned
+        loss = "0" if returned is None else LOSS
+        if self._bound.has_gradients:
+            outputs[loss] = BackwardRan.mark(outputs[loss])
+        if returned is not None:
+            return returned.build(outputs)
+        return next(iter(outputs.values())) if len(outputs) == 1 else tuple(outputs.values())
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Calls meanwhile add to `.grad` without reducing it over ranks where that can wait.
+
+        The first call after it reduces everything, once. Until then such a `.grad` is a DTensor
+        with a `Partial` placement.
+        """
+        before, self._is_synced = self._is_synced, False
+        try:
+            yield
+        finally:
+            self._is_synced = before
+
+    # Inputs
+
+    def local_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """The global batch of which each rank gives its own rows, as many on each.
+
+        `step(**step.local_batch(x=x, y=y))`, or `step(*step.local_batch(x, y))`: DTensors, in the
+        form in which the tensors are given. `rows` says which rows are a rank's.
+        """
+        if args and kwargs:
+            raise ValueError("local_batch: give all inputs by position, or all by keyword.")
+        _, inputs = self._programs.taken_apart(args, kwargs, is_whole=False)
+        batch = {id(tensor): self._global(name, tensor) for name, tensor in inputs.items()}
+        return pytree.tree_map(lambda leaf: batch.get(id(leaf), leaf), args or kwargs)
+
+    def _global(self, name: str, tensor: Tensor) -> Tensor:
+        if not tensor.ndim:
+            return tensor
+        axes = self._programs.row_axes(name)
+        num_rows = tensor.shape[0] * self._mesh.sizes(axes)
+        dims = (contiguous(axes, num_rows, self._mesh), *((),) * (tensor.ndim - 1))
+        return self.backend.batch(tensor, Sharding(dims))
+
+    def rows(self, name: str, num_rows: int | None = None) -> Sequence[int]:
+        """The rows of a global input that are this rank's, for a sampler: a range, if it is one.
+
+        name: as in the model's forward. num_rows: of the global input; by default as many as the
+        step was compiled with. Raises ValueError for rows that do not divide.
+        """
+        first, known = self._programs.first, self._programs.names()
+        slot = first.slots.get(("input", self._programs.input_name(name)))
+        if num_rows is None:
+            if slot is None:
+                raise ValueError(
+                    f"there is no input '{name}'; {did_you_mean(name, known)}the inputs are "
+                    f"{', '.join(known)}."
+                )
+            num_rows = first.shardings["input", slot.name].global_shape(shape_of(slot.value))[0]
+        axes = self._programs.row_axes(self._programs.input_name(name))
+        dim = contiguous(axes, num_rows, self._mesh)
+        return self.backend.rows(num_rows, Sharding((dim,)))
+
+    @property
+    def _mesh(self) -> Mesh:
+        return self._programs.first.program.mesh or Mesh()
+
+    # Programs
+
+    def compile_for(
+        self, *args: Any, train: bool | None = None, grad: bool | None = None, **kwargs: Any
+    ) -> None:
+        """Compile the program of calls with such inputs ahead. Collective.
+
+        train: as after `step.train(train)`; by default the modes are those of now. grad: as under
+        `torch.set_grad_enabled(grad)`; by default as it is now.
+        """
+        modes = [module.training for module in self.modes]
+        try:
+            if train is not None:
+                self.train(train)
+            with torch.set_grad_enabled(torch.is_grad_enabled() if grad is None else grad):
+                call = self.call_of(args, kwargs)
+                self._programs.compile_ahead(call)
+        finally:
+            for module, mode in zip(self.modes, modes, strict=True):
+                module.training = mode
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that is followed; None on one device without one, and for a given program."""
+        return self._programs.plan
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What there is to say of the plan: what it leaves whole, or idle."""
+        return tuple(self._programs.notes)
+
+    def summary(self) -> str:
+        """Mesh, parameters, programs and notes, in a few lines."""
+        return summary_of(self._mesh, self._gradients.parameters, self._programs.kept(), self.notes)
+
+    @property
+    def program(self) -> Program:
+        """The program of the last call; before the first one, that of the example inputs."""
+        return self._bound.program
+
+    @property
+    def source(self) -> str:
+        """The Python module that runs it."""
+        return self._runner.source
+
+    @property
+    def kernels(self) -> list[Any]:
+        """Its fused regions, as kernels."""
+        return self._runner.kernels
+
+    @property
+    def runtime(self) -> Any:
+        """This rank's process groups."""
+        return self._runner.runtime
+
+    def explain(self) -> str:
+        """What runs each of its fused regions: its kernel, or ATen and why. A line for each."""
+        return self._runner.explain()
+
+    @property
+    def _runner(self) -> Any:
+        return self._bound.runner
+
+
+def autocast_dtype(device: str) -> torch.dtype | None:
+    """The dtype of the torch.autocast that is on for a device type; None if none is."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+class BackwardRan(torch.autograd.Function):
+    """Makes a loss that says, when it is asked for gradients, that they are there."""
+
+    @staticmethod
+    def mark(loss: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return BackwardRan.apply(loss.requires_grad_())  # pyright: ignore[reportReturnType]
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor) -> Tensor:
+        del ctx
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
+        del ctx, gradients
+        raise RuntimeError(
+            "backward ran in the step already: gradients are in the .grad of step.parameters(). "
+            "Leave loss.backward() out; to scale the loss, call step(.., loss_scale=..), and to "
+            "accumulate, step(.., accumulate=k) or calls under step.no_sync()."
+        )

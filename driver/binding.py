@@ -1,0 +1,87 @@
+"""Arguments of a call bound to the parameters of a model's forward, by position or by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from inspect import Parameter
+from typing import Any
+
+from torch import nn
+
+from shardweave.ir.suggest import did_you_mean
+
+NEAR = 0.85
+"""From this likeness on, a keyword that forward would take as one more is taken for misspelt."""
+
+
+class Binding:
+    """Calls of a model in one form: the first arguments by position, the others by keyword.
+
+    num_args: how many by position, as in the example inputs: programs name inputs after these.
+    """
+
+    def __init__(self, model: nn.Module, num_args: int) -> None:
+        self.num_args = num_args
+        self.signature = inspect.signature(model.forward)
+
+    @property
+    def names(self) -> list[str]:
+        """The named parameters of forward."""
+        kinds = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+        return [name for name, p in self.signature.parameters.items() if p.kind not in kinds]
+
+    def bound(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same call in one form. Raises TypeError for arguments that forward does not take,
+        and, of a whole call, for those that are missing."""
+        self._check_keywords(kwargs)
+        bind = self.signature.bind if is_whole else self.signature.bind_partial
+        try:
+            given = bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise TypeError(f"the step takes what the model's forward takes: {error}.") from None
+        positional: list[Any] = []
+        keywords: dict[str, Any] = {}
+        for name, parameter in self.signature.parameters.items():
+            if name not in given:
+                continue
+            if parameter.kind is Parameter.VAR_POSITIONAL:
+                return tuple(args), dict(kwargs)
+            if parameter.kind is Parameter.VAR_KEYWORD:
+                keywords |= {key: given[name][key] for key in sorted(given[name])}
+            elif parameter.kind is Parameter.POSITIONAL_ONLY or (
+                parameter.kind is Parameter.POSITIONAL_OR_KEYWORD
+                and not keywords
+                and len(positional) < self.num_args
+            ):
+                positional.append(given[name])
+            else:
+                keywords[name] = given[name]
+        return tuple(positional), keywords
+
+    def input_name(self, name: str) -> str:
+        """How programs name the input that forward takes under a name."""
+        names = self.names
+        index = names.index(name) if name in names else self.num_args
+        return f"arg{index}" if index < self.num_args else name
+
+    def _check_keywords(self, kwargs: Mapping[str, Any]) -> None:
+        names = self.names
+        kinds = {parameter.kind for parameter in self.signature.parameters.values()}
+        for name in kwargs:
+            if name in names:
+                continue
+            left = [known for known in names if known not in kwargs]
+            if Parameter.VAR_KEYWORD not in kinds:
+                raise TypeError(
+                    f"the model's forward has no parameter '{name}'; "
+                    f"{did_you_mean(name, names)}it has {', '.join(names) or 'none'}."
+                )
+            if get_close_matches(name, left, 1, NEAR):
+                raise TypeError(
+                    f"the model's forward has no parameter '{name}' of its own; "
+                    f"{did_you_mean(name, left)}it would take it as one more, and ignore it."
+                )

@@ -1,0 +1,317 @@
+"""From a model and a call of it to the program of each rank: capture, plan, passes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardweave.backends.bound import device_of
+from shardweave.backends.programs import Key
+from shardweave.backends.step import StepCall
+from shardweave.driver import world
+from shardweave.driver.models import Example
+from shardweave.driver.plans import Passes, PlanLike, partition, resolve_plan
+from shardweave.ir.capture.arguments import taken_apart
+from shardweave.ir.capture.outputs import LossChoice, Outputs
+from shardweave.ir.kernel import FusedOp
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import Sharding
+from shardweave.ir.program import Program
+from shardweave.ir.suggest import did_you_mean
+from shardweave.ir.text import print_module
+from shardweave.ir.verify.program import check
+from shardweave.passes.notes import unheard
+from shardweave.passes.observers import Observer
+from shardweave.passes.pipeline import run_passes
+from shardweave.planners.other_shapes import fit_plan
+from shardweave.planners.plan import Plan
+from shardweave.planners.registry import PLANNERS
+
+Given = tuple[Plan | None, Mapping[Key, Sharding], Sequence[str]]
+"""A plan that is followed already, how parameters and buffers are stored, and the batch's axes."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to compile; the fields are as for `compile`."""
+
+    model: nn.Module
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    mesh: Mesh
+    plan: PlanLike | None = None
+    passes: Passes = ()
+    train: bool | None = True
+    sequence_parallel: bool = False
+    backend: str = "distributed"
+    validate: bool = False
+    validate_limit: float | None = None
+    twin: Callable[[], tuple[str, Example]] | None = None
+    """Names and makes the model that passes are validated on where `model` is too large for it."""
+    program: Program | None = None
+    cuda_graph: bool = False
+    loss: LossChoice = None
+    only_loss: bool = False
+    precision: str = ""
+
+
+@dataclass(frozen=True)
+class Making:
+    """How a program was made: seconds, ops before the passes, and the plan's notes."""
+
+    capture_s: float
+    passes_s: float
+    num_captured_ops: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The program of each rank for a call, the plan that it follows, and what there is to say.
+
+    warnings: of the notes those on what was asked for and not done. returned: how what the model
+    returns is made of the outputs.
+    """
+
+    program: Program
+    plan: Plan | None
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    returned: Outputs | None = None
+
+
+def compile_program(request: Request) -> tuple[Program, Making]:
+    """Capture, plan and partition a step with its loss alone, on rank 0, for every rank."""
+
+    def make() -> tuple[Program, Making]:
+        if request.program is not None:
+            return _given_program(request.program, request)
+        start_s = time.perf_counter()
+        program = capture_request(request)
+        captured_s = time.perf_counter()
+        plan = choose_plan(program, request)
+        inputs = taken_apart(request.args, request.kwargs)[1]
+        local, notes = _partitioned(program, plan, request, inputs)
+        planned = () if plan is None else plan.notes
+        making = Making(
+            capture_s=captured_s - start_s,
+            passes_s=time.perf_counter() - captured_s,
+            num_captured_ops=sum(1 for _ in program.ops),
+            notes=(*planned, *_idle_axes(local, planned), *notes),
+        )
+        return local, making
+
+    return _from_rank_0(request, make)
+
+
+def compile_call(request: Request, call: StepCall, given: Given | None) -> Lowered:
+    """The program of a call in the modes that the model is in, compiled on rank 0 for every rank.
+
+    given: what a step follows already, None for the first program. Collective; for the backend
+    "reference" each process is on its own.
+    """
+
+    def make() -> tuple[Program, Lowered]:
+        # What passes have to say is said of the program of the example.
+        with unheard() if given is not None else nullcontext():
+            lowered = _lowered(request, call, given)
+        return lowered.program, lowered
+
+    program, lowered = _from_rank_0(request, make)
+    return replace(lowered, program=program)
+
+
+def _from_rank_0(request: Request, make: Callable[[], tuple[Program, Any]]) -> tuple[Program, Any]:
+    """A program and what else is made of it on rank 0, on every rank.
+
+    So all ranks run the same program, whatever differs between their machines.
+    """
+    if request.backend == "reference":
+        return make()
+    own: list[Program] = []
+
+    def made() -> tuple[str, Any]:
+        program, rest = make()
+        own.append(program)
+        if isinstance(rest, Lowered):
+            rest = replace(rest, program=_EMPTY)
+        # Not the program itself: pickle would recurse along the chain of its ops.
+        return print_module(program.module, locations=True), rest
+
+    text, rest = world.from_rank_0(made)
+    return own[0] if own else Program.parse(text, "<the program of rank 0>"), rest
+
+
+_EMPTY: Any = None
+"""In place of a program that travels as text."""
+
+
+def _lowered(request: Request, call: StepCall, given: Given | None) -> Lowered:
+    if request.program is not None:
+        program, _ = _given_program(request.program, request)
+        return Lowered(program, None)
+    # Takes a second to import, which the ranks other than 0 need not spend.
+    from shardweave.ir.capture.capture import capture_step
+    from shardweave.ir.capture.trace import Kind
+
+    device = device_of(request.model).type
+    # Models on the meta device are traced as on the CPU.
+    autocast = call.autocast and ("cpu" if device == "meta" else device, call.autocast)
+    kind = Kind(
+        grad=call.grad,
+        loss=request.loss,
+        all_outputs=True,
+        only_loss=request.only_loss,
+        autocast=autocast,
+    )
+    tensors = [_example_of(tensor, request.model) for tensor in call.inputs.values()]
+    captured = capture_step(request.model, call.form, tensors, kind)
+    program = captured.program
+    buffers: dict[str, Sharding] = {}
+    warnings = _unread(program)
+    notes: list[str] = []
+    if given is None:
+        plan = choose_plan(program, request)
+        notes += [] if plan is None else list(plan.notes)
+        # Who gives a plan, or its file, knows what it leaves whole.
+        is_made_here = request.plan in (None, *PLANNERS) or isinstance(request.plan, Mapping)
+        warnings += _left_undone(notes) if is_made_here else []
+    else:
+        plan, stored, batch_axes = given
+        buffers = {name: s for (kind, name), s in stored.items() if kind == "buffer"}
+        if plan is not None:
+            fitted = fit_plan(plan, program, request.mesh.refined(plan.mesh), stored, batch_axes)
+            plan = fitted.plan
+            warnings += fitted.notes
+    inputs = dict(zip(call.form.names, tensors, strict=True))
+    local, validated = _partitioned(program, plan, request, inputs, buffers)
+    if given is None:
+        warnings += _idle_axes(local, notes)
+    everything = dict.fromkeys((*notes, *warnings, *validated))
+    return Lowered(local, plan, tuple(everything), tuple(warnings), captured.returned)
+
+
+def _left_undone(notes: Sequence[str]) -> list[str]:
+    """The notes of a planner on what was asked for and not done; others say how it chose."""
+    return [note for note in notes if any(word in note for word in _UNDONE)]
+
+
+_UNDONE = ("idle", "whole", "no effect", "no sequence parallelism")
+
+
+def _example_of(tensor: torch.Tensor, model: nn.Module) -> torch.Tensor:
+    """A tensor of the global shape of an input, where the model is."""
+    device = device_of(model)
+    if type(tensor) is torch.Tensor and device in (tensor.device, torch.device("meta")):
+        return tensor
+    example = torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
+    return example.requires_grad_(tensor.requires_grad)
+
+
+def _unread(program: Program) -> list[str]:
+    """A note for each input that the model does not read."""
+    return [
+        f"input '{slot.name}' has no effect: the model does not read it"
+        for slot in program.arguments
+        if slot.kind == "input" and slot.value.first_use is None
+    ]
+
+
+def _idle_axes(program: Program, notes: Sequence[str]) -> list[str]:
+    """A note for each axis of the mesh that nothing is cut over, unless the plan says so itself."""
+    mesh = program.mesh
+    if mesh is None or not program.is_local:
+        return []
+    used = {axis for op in program.ops for axis in getattr(op, "axes", ())}
+    for slot in (*program.arguments, *program.results):
+        used |= program.sharding_of_slot(slot).axes
+    known = [*(name for name in ("data", "tensor") if name not in mesh.names), *used]
+    said = [note for note in notes if note.startswith("axis ")]
+    return [
+        f"axis '{axis.name}' of the mesh is idle: nothing is cut over it, and its "
+        f"{axis.size} ranks all compute the same; {did_you_mean(axis.name, known)}"
+        "give its devices to another axis, or a plan that uses it"
+        for axis in mesh.space_axes
+        if axis.size > 1
+        and axis.name not in used
+        and not any(f"'{axis.name}'" in note for note in said)
+    ]
+
+
+def _partitioned(
+    program: Program,
+    plan: Plan | None,
+    request: Request,
+    inputs: Mapping[str, torch.Tensor],
+    buffers: Mapping[str, Sharding] | None = None,
+) -> tuple[Program, tuple[str, ...]]:
+    """The local program, and notes on how it was validated."""
+    observer, notes = None, ()
+    if request.validate:
+        observer, note = _validator(program, request, inputs)
+        notes = (note,)
+    local = partition(program, request.mesh, plan, request.passes, observer, buffers)
+    if request.backend == "triton" and not any(isinstance(op, FusedOp) for op in local.ops):
+        with unheard():
+            local = run_passes(local, "fuse-kernels")
+    return local, notes
+
+
+def _validator(
+    program: Program, request: Request, inputs: Mapping[str, torch.Tensor]
+) -> tuple[Observer | None, str]:
+    """What validates the passes of a request, None if a twin did, and a note that says it."""
+    from shardweave.driver.validate import LIMIT, Validator, work_of
+
+    limit = request.validate_limit or LIMIT
+    if request.twin is None or work_of(program) <= limit:
+        return Validator(inputs=inputs, limit=limit), "every pass was validated on this model"
+    name, example = request.twin()
+    small = replace(request, model=example.module, args=(), kwargs=example.kwargs)
+    twin = capture_request(small)
+    validator = Validator(inputs=example.kwargs, limit=limit)
+    with unheard():  # what there is to say is said of the model itself
+        partition(twin, small.mesh, choose_plan(twin, small), small.passes, validator)
+    return None, f"every pass was validated on a smaller model of the same structure, {name}"
+
+
+def capture_request(request: Request) -> Program:
+    """The global program of a request's model, with its loss alone."""
+    # Takes a second to import, which the ranks other than 0 need not spend.
+    from shardweave.ir.capture.capture import capture
+
+    return capture(request.model, request.args, request.kwargs, train=request.train is not False)
+
+
+def _given_program(program: Program, request: Request) -> tuple[Program, Making]:
+    """A program that is to be run as it is. Raises ValueError for one that cannot be."""
+    check(program)
+    mesh = program.mesh or Mesh()
+    if mesh != request.mesh:
+        raise ValueError(
+            f"the program is for mesh {mesh}, not {request.mesh}; leave the mesh out, or "
+            "partition the program for that one."
+        )
+    if mesh.num_devices > 1 and not program.is_local:
+        raise ValueError(
+            f"the program is not partitioned for its mesh {mesh}; run 'preset:partition' on it "
+            "first, and edit what comes out."
+        )
+    if request.plan is not None or request.passes:
+        raise ValueError("a given program runs as it is; leave plan and passes out.")
+    return program, Making(0.0, 0.0, sum(1 for _ in program.ops), ())
+
+
+def choose_plan(program: Program, request: Request) -> Plan | None:
+    """The plan to follow; None, where there is nothing to shard and no plan is given."""
+    plan, is_sequential = request.plan, request.sequence_parallel
+    if plan is None and request.mesh.num_devices == 1 and not is_sequential:
+        return None
+    given = "megatron" if plan is None else plan
+    return resolve_plan(given, program, request.mesh, sequence_parallel=is_sequential)

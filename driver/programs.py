@@ -1,0 +1,263 @@
+"""The programs of a step: compiled when a call first needs them, and kept while they are used."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardweave.backends.backend import Backend
+from shardweave.backends.bound import BoundProgram
+from shardweave.backends.distributed import DistributedBackend
+from shardweave.backends.programs import Key
+from shardweave.backends.runtime import Runtime
+from shardweave.backends.step import OPTIONS, GivenProgram, Programs, StepCall
+from shardweave.backends.virtual import VirtualBackend
+from shardweave.driver import world
+from shardweave.driver.binding import Binding
+from shardweave.driver.lowering import Lowered, Request, compile_call
+from shardweave.ir.capture.arguments import Form, taken_apart
+from shardweave.ir.placement import Sharding
+from shardweave.ir.program import Program
+from shardweave.passes.notes import PlanNote, warn
+
+MAX_PROGRAMS = 16
+"""Programs that a step keeps: modes, times the shapes that come again, such as a last batch's."""
+
+AUTOCAST = {"": None, "bf16": torch.bfloat16}
+"""By `precision`, the dtype of torch.autocast around forward."""
+
+log = logging.getLogger("shardweave")
+
+
+class CompiledPrograms(Programs):
+    """Programs of a model by the form, shapes and modes of calls, all on the same tensors.
+
+    limit: how many are kept; the one that was not used for longest goes first. dynamic: whether
+    calls may have other shapes than those that were compiled ahead. Making one is collective.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        device: torch.device,
+        *,
+        limit: int = MAX_PROGRAMS,
+        dynamic: bool = True,
+    ) -> None:
+        self.request = request
+        self.limit = limit
+        self.dynamic = dynamic
+        self.binding = Binding(request.model, len(request.args))
+        self.options = frozenset(OPTIONS).difference(self.binding.names)
+        self.autocast = AUTOCAST[request.precision]
+        self.notes: list[str] = []
+        self._kept: OrderedDict[Any, tuple[StepCall, BoundProgram]] = OrderedDict()
+        call = self._example()
+        lowered = self._lower(call, None)
+        self.plan = lowered.plan
+        self.backend = backend_of(request, lowered.program, device)
+        self.first = self._keep(call, lowered)
+        self._first_call = call
+        self._ahead = {self._shape_key(call)}
+
+    def _example(self) -> StepCall:
+        """The call that the request's inputs stand for, in the modes of the model."""
+        request = self.request
+        form, inputs = self.taken_apart(request.args, request.kwargs)
+        modes = [m.training for m in request.model.modules()]
+        if request.train is not None:
+            modes = [request.train] * len(modes)
+        trained = tuple(p.requires_grad for p in request.model.parameters())
+        return StepCall(form, inputs, modes[0], tuple(modes), trained, self.autocast)
+
+    def taken_apart(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
+    ) -> tuple[Form, dict[str, Tensor]]:
+        return taken_apart(*self.binding.bound(args, kwargs, is_whole=is_whole))
+
+    def input_name(self, name: str) -> str:
+        return self.binding.input_name(name)
+
+    def names(self) -> list[str]:
+        return list(dict.fromkeys([*self.binding.names, *self.first.inputs]))
+
+    def kept(self) -> list[tuple[str, BoundProgram]]:
+        pairs = self._kept.values()
+        return [(f"{mode_of(call)}, {shapes_of(call)}", bound) for call, bound in pairs]
+
+    # Finding
+
+    def find(self, call: StepCall) -> BoundProgram:
+        if self.request.program is not None:
+            return GivenProgram(self.first).find(call)
+        key = call.key
+        found = self._kept.get(key)
+        if found is None:
+            self._check_allowed(call)
+            return self._compile(call)
+        self._kept.move_to_end(key)
+        return found[1]
+
+    def compile_ahead(self, call: StepCall) -> BoundProgram:
+        """The program of a call that is to come; its shapes are allowed from now on."""
+        self._ahead.add(self._shape_key(call))
+        return self.find(call)
+
+    def _shape_key(self, call: StepCall) -> Any:
+        return call.form, tuple((t.shape, t.dtype) for t in call.inputs.values())
+
+    def _check_allowed(self, call: StepCall) -> None:
+        if not self.dynamic and self._shape_key(call) not in self._ahead:
+            raise ValueError(
+                f"the step was compiled for {shapes_of(self._first_call)} with dynamic=False; this "
+                f"call is of {shapes_of(call)}. Compile it ahead (step.compile_for), or leave "
+                "dynamic=False out."
+            )
+
+    def _compile(self, call: StepCall) -> BoundProgram:
+        start_s = time.perf_counter()
+        last = next(reversed(self._kept.values()))[0]
+        why = difference(last, call)
+        lowered = self._lower(call, self.stored)
+        bound = self._keep(call, lowered)
+        wrong = [key for key, s in bound.state_shardings.items() if s != self.stored[key]]
+        assert not wrong, f"{wrong[0]} is not read in the shards in which it is stored"
+        if world.rank() == 0:
+            took_s = time.perf_counter() - start_s
+            say(f"shardweave: compiled a program for {mode_of(call)} in {took_s:.1f} s: {why}")
+        return bound
+
+    def _lower(self, call: StepCall, stored: Mapping[Key, Sharding] | None) -> Lowered:
+        """The program of a call, compiled on rank 0 for all. Collective, and it warns."""
+        request = self.request
+        is_shared = request.backend != "reference"
+        if is_shared:
+            world.agree("the call", f"{shapes_of(call)} in {mode_of(call)}")
+        given = None if stored is None else (self.plan, stored, self.row_axes(""))
+        with in_modes(request.model, call):
+            lowered = compile_call(request, call, given)
+        if not call.grad and stored is None and request.train is None:
+            lowered = replace(
+                lowered,
+                notes=(*lowered.notes, _EVALUATION),
+                warnings=(*lowered.warnings, _EVALUATION),
+            )
+        self._note(lowered)
+        return lowered
+
+    def _note(self, lowered: Lowered) -> None:
+        """Keep what is new among the notes, and warn of what was not done."""
+        for note in lowered.notes:
+            if note not in self.notes:
+                self.notes.append(note)
+                if note in lowered.warnings and world.rank() == 0:
+                    warn(note, PlanNote)
+
+    def _keep(self, call: StepCall, lowered: Lowered) -> BoundProgram:
+        bound = BoundProgram(lowered.program, self.backend, lowered.returned)
+        self._kept[call.key] = call, bound
+        if len(self._kept) > self.limit:
+            self._kept.popitem(last=False)
+        return bound
+
+
+_EVALUATION = (
+    "the model is in evaluation mode, so that the step computes no gradients and has no effect on "
+    "parameters; call step.train() to train, or pass train=False to say that this is wanted"
+)
+
+
+@contextmanager
+def in_modes(model: nn.Module, call: StepCall) -> Iterator[None]:
+    """Meanwhile a model has the modes of a call, and its parameters require gradients as there."""
+    modules, parameters = list(model.modules()), list(model.parameters())
+    before = [m.training for m in modules], [p.requires_grad for p in parameters]
+    try:
+        _set_modes(modules, parameters, call.modes, call.trained)
+        yield
+    finally:
+        _set_modes(modules, parameters, *before)
+
+
+def _set_modes(
+    modules: Sequence[nn.Module],
+    parameters: Sequence[Tensor],
+    modes: Sequence[bool],
+    trained: Sequence[bool],
+) -> None:
+    for module, mode in zip(modules, modes, strict=True):
+        module.training = mode
+    for parameter, is_trained in zip(parameters, trained, strict=True):
+        if parameter.requires_grad != is_trained:
+            parameter.requires_grad_(is_trained)
+
+
+def backend_of(request: Request, program: Program, device: torch.device) -> Backend:
+    """The backend of a request for its program. Collective."""
+    if request.backend == "reference":
+        return VirtualBackend()
+    runtime = Runtime(program.mesh if program.is_local else None, device)
+    kernels = request.backend == "triton"
+    return DistributedBackend(runtime, kernels=kernels, cuda_graph=request.cuda_graph)
+
+
+# Words
+
+
+def say(text: str) -> None:
+    """Tell the user: to the logger "shardweave", or on standard error where nobody logs."""
+    if log.hasHandlers():
+        log.info(text)
+    else:
+        print(text, file=sys.stderr)
+
+
+def mode_of(call: StepCall) -> str:
+    """The mode of a call, in words."""
+    cast = f" in {_word(call.autocast)}" if call.autocast else ""
+    if call.grad:
+        return f"training{cast}"
+    if not any(call.modes):
+        return f"evaluation{cast}"
+    where = "training mode without gradients" if call.modes[0] else "evaluation of some modules"
+    return where + cast
+
+
+def shapes_of(call: StepCall) -> str:
+    """`x (4, 8) float32`, for each input."""
+    tensors = [f"{name} {_form(tensor)}" for name, tensor in call.inputs.items()]
+    constants = [f"{name}={value!r}" for name, value in call.form.constants]
+    return ", ".join([*tensors, *constants]) or "no inputs"
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {_word(tensor.dtype)}"
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def difference(before: StepCall, call: StepCall) -> str:
+    """What is new in a call."""
+    if before.form != call.form:
+        return f"its arguments are {call.form}, those before were {before.form}"
+    found = [
+        f"{name} is {_form(tensor)}, was {_form(before.inputs[name])}"
+        for name, tensor in call.inputs.items()
+        if _form(tensor) != _form(before.inputs[name])
+    ]
+    if found:
+        return ", ".join(found)
+    if mode_of(before) != mode_of(call) or before.modes != call.modes:
+        return f"the first call in this mode with {shapes_of(call)}"
+    return "other parameters or inputs require gradients"

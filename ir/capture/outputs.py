@@ -1,0 +1,272 @@
+# pyright: basic
+"""What a model returns: which of it is the loss, and how the rest is put together again."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+
+from shardweave.ir.capture.arguments import CONSTANTS, Form, entry
+from shardweave.ir.capture.site import CaptureError
+
+LossChoice = str | int | Callable[[Any], Tensor] | None
+"""A key or index of what the model returns, or a function of it; None finds the loss itself."""
+
+LOSS = "loss"
+"""The name of the output that is the loss, in a program that returns all outputs."""
+
+NO_LOSS = (
+    "the model's output has no scalar loss; return the loss, a tuple that begins with it, or an "
+    "object or dict with 'loss'."
+)
+_MANY_SCALARS = (
+    "the model returns several scalars and no 'loss' among them; say which it is: loss='name' or "
+    "loss=index of what forward returns, or a function of it."
+)
+_NO_OUTPUT = (
+    "the model's output has neither 'loss' nor 'logits'; return a tensor, a tuple of tensors, or "
+    "an object or dict with one of these."
+)
+
+
+@dataclass(frozen=True)
+class OutputLeaf:
+    """A tensor among the outputs of a program, by name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a model returns, with an `OutputLeaf` in place of each tensor.
+
+    kind: the dataclass whose fields are in the template, if the model returns one.
+    """
+
+    template: Any
+    kind: type | None = None
+
+    @property
+    def names(self) -> list[str]:
+        leaves = pytree.tree_leaves(self.template)
+        return [leaf.name for leaf in leaves if isinstance(leaf, OutputLeaf)]
+
+    def build(self, values: Mapping[str, Any]) -> Any:
+        """What the model returns, with these tensors."""
+        if isinstance(self.template, OutputLeaf):
+            return values[self.template.name]
+        leaves, tree = pytree.tree_flatten(self.template)
+        leaves = [values[leaf.name] if isinstance(leaf, OutputLeaf) else leaf for leaf in leaves]
+        built = pytree.tree_unflatten(leaves, tree)
+        if self.kind is None:
+            return built
+        if isinstance(built, tuple):  # a function made the loss
+            return built[0], self.kind(**built[1])
+        return self.kind(**built)
+
+
+class Wrapped(nn.Module):
+    """Calls the model and returns the outputs of the step.
+
+    Of a step with gradients, its loss comes first. If `all_outputs`, what the model returns
+    follows as it is (of a step with gradients its loss once more, if `only_loss`); else the loss
+    alone is returned, or the logits of a model without one. At last come the buffers that forward
+    assigns.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        grad: bool,
+        *,
+        loss: LossChoice = None,
+        all_outputs: bool = False,
+        only_loss: bool = False,
+        autocast: tuple[str, torch.dtype] | None = None,
+        form: Form | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.grad = grad
+        self.choice = loss
+        self.all_outputs = all_outputs
+        self.only_loss = only_loss
+        self.autocast = autocast
+        self.form = form
+        self.assigned: tuple[str, ...] = ()
+        """Buffers that forward assigns; their new values are returned after the output."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.form is not None:
+            args, kwargs = self.form.arguments(args)
+        if self.autocast is None:
+            output = self.model(*args, **kwargs)
+        else:
+            device, dtype = self.autocast
+            with torch.autocast(device, dtype):
+                output = self.model(*args, **kwargs)
+        returned = self._everything(output) if self.all_outputs else (self._output(output),)
+        return (*returned, *(_new_value(self.model, name) for name in self.assigned))
+
+    def _everything(self, output: Any) -> tuple[Any, ...]:
+        output = _as_tree(output)
+        loss = None
+        if callable(self.choice):
+            loss = self.choice(output)
+            output = (loss, output)
+        elif self.grad:
+            loss = self._loss(output)
+        if not self.grad:
+            return (output,)
+        if loss is None:
+            raise ValueError(NO_LOSS)
+        if loss.ndim:
+            raise ValueError(f"the loss is of shape {tuple(loss.shape)}; make it a scalar.")
+        return loss, pytree.tree_map_only(Tensor, _detached, loss if self.only_loss else output)
+
+    def _output(self, output: Any) -> Any:
+        loss = self.choice(output) if callable(self.choice) else self._loss(output)
+        if loss is not None:
+            return loss
+        if self.grad:
+            raise ValueError(NO_LOSS)
+        if isinstance(output, (Tensor, tuple, list)):
+            return output
+        logits = output.get("logits") if isinstance(output, dict) else output.logits
+        if logits is None:
+            raise ValueError(_NO_OUTPUT)
+        return logits
+
+    def _loss(self, output: Any) -> Tensor | None:
+        if self.choice is None:
+            return loss_of(output)
+        if isinstance(self.choice, str) and not isinstance(output, dict):
+            return getattr(output, self.choice)
+        return output[self.choice]
+
+
+def loss_of(output: Any) -> Tensor | None:
+    """The scalar loss in what a model returns: itself, `loss` in it, the first item of a tuple, or
+    the only scalar. None if there is none."""
+    if isinstance(output, Tensor):
+        return output if output.ndim == 0 else None
+    found = None
+    if isinstance(output, (tuple, list)):
+        found = loss_of(output[0]) if output else None
+    elif isinstance(output, dict):
+        found = output.get("loss")
+    else:
+        found = getattr(output, "loss", None)
+    if found is not None:
+        return found
+    scalars = [
+        leaf
+        for leaf in pytree.tree_leaves(output)
+        if isinstance(leaf, Tensor) and leaf.ndim == 0 and leaf.is_floating_point()
+    ]
+    if len(scalars) > 1:
+        raise ValueError(_MANY_SCALARS)
+    return scalars[0] if scalars else None
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    return tensor.detach()
+
+
+def _as_tree(output: Any) -> Any:
+    """The output, or the fields of a dataclass, which torch does not take apart by itself."""
+    if isinstance(output, (Tensor, tuple, list, dict)):
+        return output
+    names = _fields_of(type(output))
+    return {name: getattr(output, name) for name in names} if names else output
+
+
+_KINDS: list[type] = []
+"""The dataclass that the model being traced has returned, if it is one."""
+
+
+@contextlib.contextmanager
+def noting_dataclasses() -> Iterator[None]:
+    """Meanwhile a model is traced, and the dataclass that it returns is known."""
+    _KINDS.clear()
+    try:
+        yield
+    finally:
+        _KINDS.clear()
+
+
+@torch.compiler.assume_constant_result
+def _fields_of(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass, which is noted; nothing for other classes."""
+    if not dataclasses.is_dataclass(kind):
+        return ()
+    _KINDS[:] = [kind]
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+def _new_value(model: nn.Module, name: str) -> Tensor:
+    value: Any = model
+    for part in name.split("."):
+        value = getattr(value, part)
+    if value.requires_grad:
+        raise ValueError(f"{_KEEPS_GRAPH}: '{name}'.")
+    # A copy, since the value may be another buffer.
+    return value.clone()
+
+
+_KEEPS_GRAPH = (
+    "forward assigns a buffer that depends on parameters, so that the next step's backward pass "
+    "would reach into this one; detach() what is assigned"
+)
+
+
+def outputs_of(tree: Any, nodes: Sequence[Any], loss: Any) -> tuple[Outputs, list[str]]:
+    """The structure of the outputs, and for each of its leaves the name of the program's output.
+
+    tree: torch's description of the structure. nodes: its leaves in the traced graph. loss: the
+    node of the loss, None if there is none. Raises CaptureError for an object that is no tensor.
+    """
+    names: dict[Any, str] = {} if loss is None else {loss: LOSS}
+    found: list[str] = []
+    leaves: list[Any] = []
+    for path, node in zip(_paths(tree), nodes, strict=True):
+        if not isinstance(node, torch.fx.Node):
+            if not isinstance(node, CONSTANTS):
+                raise CaptureError(
+                    f"the model returns a {type(node).__name__} as '{path}'; return tensors, "
+                    "numbers and strings, in lists, tuples, dicts or dataclasses."
+                )
+            found.append("")
+            leaves.append(node)
+            continue
+        source: Any = node
+        while source.op == "call_function" and str(source.target) in _SAME:
+            source = source.args[0]
+        if source not in names:
+            names[source] = _free(path or "output", names.values())
+        found.append(names[source])
+        leaves.append(OutputLeaf(names[source]))
+    return Outputs(pytree.tree_unflatten(leaves, tree), next(iter(_KINDS), None)), found
+
+
+_SAME = ("aten.detach.default", "aten.alias.default")
+
+
+def _paths(tree: Any) -> list[str]:
+    dummy = pytree.tree_unflatten(list(range(tree.num_leaves)), tree)
+    return [".".join(map(entry, path)) for path, _ in pytree.tree_flatten_with_path(dummy)[0]]
+
+
+def _free(word: str, taken: Any) -> str:
+    name, count = word, 1
+    while name in taken:
+        count += 1
+        name = f"{word}_{count}"
+    return name

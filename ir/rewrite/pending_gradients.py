@@ -1,0 +1,99 @@
+"""Gradients left as pending sums: for micro-batches that are added before they are reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.ir import Attribute, Operation, OpResult, SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from shardweave.ir import dist
+from shardweave.ir.annotations import (
+    annotate,
+    properties_without,
+    set_sharding_attrs,
+    sharding_attrs_of,
+)
+from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.placement import Sharding
+from shardweave.ir.program import Program
+from shardweave.ir.types import shape_of
+
+
+def leave_gradients_pending(program: Program) -> int:
+    """Take out the all-reduces whose sums nothing but the return reads as gradients.
+
+    Each such gradient is returned as this rank's term, and its `dist.sharding` says over which axes
+    it is unreduced. What is scattered stays so. Returns how many gradients are pending. Linear.
+
+    Requires: a local program.
+    """
+    pending: dict[SSAValue, int] = {}
+    attributes: dict[int, Attribute | None] = {}
+    for index, slot in enumerate(program.results):
+        start = _reduction_of(slot.value) if slot.kind == "grad" else None
+        if start is None:
+            continue
+        held = program.sharding_of_slot(slot)
+        left = Sharding(held.dims, (*held.unreduced, *start.axes))
+        shape = held.global_shape(shape_of(slot.value))
+        attributes[index] = ShardingAttr.of(left, shape)
+        pending[slot.value] = index
+    operands = list(program.return_op.operands)
+    for value, index in pending.items():
+        operands[index] = _term_of(value)
+    program.return_op.operands = operands
+    program.set_result_attributes("dist.sharding", attributes)
+    for op in dict.fromkeys(value.owner for value in pending):
+        assert isinstance(op, Operation)
+        _drop_unread(op)
+    return len(pending)
+
+
+def _reduction_of(value: SSAValue) -> dist.AllReduceOp | None:
+    """The all-reduce, or the start of one, that makes a value which is read once."""
+    op = value.owner
+    if not value.has_one_use():
+        return None
+    if isinstance(op, dist.WaitOp):
+        op = op.operands[0].owner
+    return op if isinstance(op, dist.AllReduceOp) and op.reduction == "sum" else None
+
+
+def _term_of(value: SSAValue) -> SSAValue:
+    """What an all-reduce adds up to a value."""
+    op = value.owner
+    assert isinstance(value, OpResult)
+    assert isinstance(op, Operation)
+    term = op.operands[value.index]
+    return _term_of(term) if isinstance(op, dist.WaitOp) else term
+
+
+def _drop_unread(op: Operation) -> None:
+    """Leave the unread operands of a collective out of its message, or the whole message."""
+    kept = [index for index, result in enumerate(op.results) if result.first_use is not None]
+    start = op.operands[0].owner if isinstance(op, dist.WaitOp) else None
+    _keep(op, kept)
+    if isinstance(start, Operation):
+        _keep(start, kept)
+
+
+def _keep(op: Operation, kept: Sequence[int]) -> None:
+    """Replace an op by one on some of its operands, which gives the results of these."""
+    if not kept:
+        Rewriter.erase_op(op)
+        return
+    fewer = type(op).create(
+        operands=[op.operands[index] for index in kept],
+        result_types=[op.result_types[index] for index in kept],
+        properties=properties_without(op, "sharding"),
+        location=op.location,
+    )
+    annotate(fewer, op)
+    shardings = sharding_attrs_of(op)
+    set_sharding_attrs(fewer, shardings and [shardings[index] for index in kept])
+    Rewriter.insert_op(fewer, InsertPoint.before(op))
+    for index, result in zip(kept, fewer.results, strict=True):
+        result.name_hint = op.results[index].name_hint
+        op.results[index].replace_all_uses_with(result)
+    Rewriter.erase_op(op)
