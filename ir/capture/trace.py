@@ -20,6 +20,7 @@ from torch._functorch._aot_autograd import descriptors as aot
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.export._trace import _restore_state_dict
 
+from shardweave.ir.capture.dense_attention import replace_attention
 from shardweave.ir.capture.explain import check_data_dependence, explained
 from shardweave.ir.capture.hooks import Hook, check_hooks, check_leaf_hooks, install_hooks
 from shardweave.ir.capture.huggingface import eager_masks
@@ -69,8 +70,8 @@ class _Wrapped(torch.nn.Module):
         super().__init__()
         self.model = model
         self.train_step = train
-        self.assigned: tuple[str, ...] = ()
-        """Buffers that forward assigns; their new values are returned after the output."""
+        self.assigned: dict[str, Site] = {}
+        """Buffers that forward assigns, and where; the new values are returned after the output."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output = self._output(*args, **kwargs)
@@ -176,12 +177,13 @@ def _exported(
     exported = _dynamo_graph(wrapped, args, kwargs)
     writes = seen.writes
     _check_state(writes, exported, seen, partial(_dynamo_graph, wrapped, args, kwargs))
-    assigned = tuple(assigned_buffers(wrapped.model, writes))
+    assigned = assigned_buffers(wrapped.model, writes)
     if assigned and not wrapped.assigned:
         wrapped.assigned = assigned
         return _exported(wrapped, args, kwargs, seen)
     check_leaf_hooks(seen.leaf_hooks)
     check_data_dependence(exported.graph)
+    replace_attention(exported)
     check_all_registered(wrapped.model, exported)
     _restore_state_dict(wrapped, exported)
     install_hooks(wrapped.model, exported, partial(_exported_hook, wrapped.model, seen))
@@ -226,8 +228,8 @@ def _outputs(
         if isinstance(desc, aot.InputMutationAOTOutput):
             slots.append(_mutated(*_input(desc.mutated_input, names), site_of_node(node)))
         elif isinstance(desc, aot.PlainAOTOutput) and desc.idx >= num_plain:
-            name = wrapped.assigned[desc.idx - num_plain]
-            _check_fits(name, node, wrapped.model.get_buffer(name))
+            name, site = list(wrapped.assigned.items())[desc.idx - num_plain]
+            _check_fits(name, site, node, wrapped.model.get_buffer(name))
             slots.append(("buffer", name))
         else:
             slots.append(_output(desc, names))
@@ -244,11 +246,11 @@ def _mutated(kind: InputKind, name: str, site: Site) -> tuple[OutputKind, str]:
     return "buffer", name
 
 
-def _check_fits(name: str, node: torch.fx.Node, old: torch.Tensor) -> None:
+def _check_fits(name: str, site: Site, node: torch.fx.Node, old: torch.Tensor) -> None:
     new = node.meta["val"]
     if new.shape != old.shape or new.dtype != old.dtype:
         raise CaptureError(
-            f"{site_of_node(node)}: forward makes buffer '{name}' of shape {tuple(old.shape)} "
+            f"{site}: forward makes buffer '{name}' of shape {tuple(old.shape)} "
             f"and {old.dtype} one of shape {tuple(new.shape)} and {new.dtype}; keep its form."
         )
 
