@@ -22,9 +22,9 @@ HF_TYPES = (
     "t5 mt5 umt5 bart mbart pegasus marian blenderbot m2m_100 plbart led prophetnet longt5 "
     "switch_transformers "
     # Images.
-    "vit deit beit swin swinv2 convnext convnextv2 resnet regnet mobilenet_v1 mobilenet_v2 "
+    "vit deit beit detr swin swinv2 convnext convnextv2 resnet regnet mobilenet_v1 mobilenet_v2 "
     "mobilevit mobilevitv2 poolformer pvt pvt_v2 segformer levit efficientnet focalnet bit cvt "
-    "data2vec-vision dinov2 siglip vit_msn hiera detr "
+    "data2vec-vision dinov2 siglip vit_msn hiera "
     # Sound.
     "wav2vec2 hubert"
 ).split()

@@ -28,6 +28,7 @@ from shardweave.ir.capture.loose_tensors import check_all_registered
 from shardweave.ir.capture.meta_device import off_meta
 from shardweave.ir.capture.observe import Observation, Write, observed
 from shardweave.ir.capture.settings import settings
+from shardweave.ir.capture.signs import replace_signs
 from shardweave.ir.capture.site import CaptureError, Site, qualified, site_of_node
 from shardweave.ir.capture.state import assigned_buffers, check_settles, python_state
 from shardweave.ir.program import INPUT_GRADIENT
@@ -184,6 +185,7 @@ def _exported(
     check_leaf_hooks(seen.leaf_hooks)
     check_data_dependence(exported.graph)
     replace_attention(exported)
+    replace_signs(exported)
     check_all_registered(wrapped.model, exported)
     _restore_state_dict(wrapped, exported)
     install_hooks(wrapped.model, exported, partial(_exported_hook, wrapped.model, seen))

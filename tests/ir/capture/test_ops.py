@@ -73,6 +73,7 @@ def _rotary(self: Any, x: Tensor, index: Tensor) -> Tensor:
         lambda self, x, i: self.linear(x).as_strided((4, 2), (4, 2), 1),
         lambda self, x, i: torch.polar(self.linear(x).exp(), x).imag,
         lambda self, x, i: self.linear(x) * torch.arange(-2, 2, 1.0, dtype=torch.int64),
+        lambda self, x, i: self.linear(x) * self.linear(x).sgn(),
         lambda self, x, i: torch.vmap(lambda row: self.linear(row).cumsum(0))(x),
         lambda self, x, i: torch.func.grad(lambda z: self.linear(z).cos().sum())(x),
         _gradient,
@@ -95,7 +96,7 @@ def _rotary(self: Any, x: Tensor, index: Tensor) -> Tensor:
     ids=[
         "one-hot", "adaptive-1d-unbatched", "adaptive-2d-unbatched", "slice-assign", "views",
         "fill-diagonal", "fill-diagonal-of-a-slice", "as-strided", "complex-constant",
-        "arange-by-float", "vmap", "functional-grad", "gradient-of-gradient", "circular-pad", "cosine-loss", "quantile", "empty-then-written",
+        "arange-by-float", "sgn", "vmap", "functional-grad", "gradient-of-gradient", "circular-pad", "cosine-loss", "quantile", "empty-then-written",
         "weighted", "weighted-ignoring", "weighted-rows", "fft", "rotary", "solve", "cholesky",
     ],
 )  # fmt: skip
