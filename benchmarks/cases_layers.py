@@ -1,3 +1,5 @@
+# pyright: reportArgumentType=false, reportReturnType=false, reportPrivateImportUsage=false
+# Calls stand as users write them, whatever the stubs of torch say.
 """Operations of `cases_ops.py` that layers are made of: products, norms, attention, losses."""
 
 from __future__ import annotations

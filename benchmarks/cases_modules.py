@@ -1,3 +1,5 @@
+# pyright: reportArgumentType=false
+# Calls stand as users write them, whatever the stubs of torch say.
 """Cases of `models.py`: the modules of torch.nn, between an embedding and a loss."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# pyright: reportArgumentType=false, reportReturnType=false
+# Calls stand as users write them, whatever the stubs of torch say.
 """Cases of `models.py`: single operations, each between an embedding, a linear map and a loss."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false
+# The packages are extras of the benchmark alone.
 """Cases of `models.py`: models of torchvision, timm, diffusers and x-transformers, made small."""
 
 from __future__ import annotations

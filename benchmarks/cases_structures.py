@@ -1,3 +1,5 @@
+# pyright: reportArgumentType=false
+# Calls stand as users write them, whatever the stubs of torch say.
 """Cases of `models.py`: how models are put together, as PyTorch users write them."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false
+# The package is an extra of the benchmark alone.
 """Importing torchvision beside a torch that it was not compiled for."""
 
 from __future__ import annotations

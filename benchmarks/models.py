@@ -35,6 +35,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parent
 RESULTS = ROOT / "results" / "models.json"
 MARK = "row: "
+BOUND = 1e-9
 QUICK = 10
 """A quick run takes every tenth case."""
 
@@ -143,10 +144,47 @@ def not_exact(rows: list[Row]) -> Table:
     for row in rows:
         if row["result"] != "exact":
             table.add_row(f"{row['group']} {row['name']}", row["result"], row["why"])
-        elif row["bound"] > 1e-9:
+        elif row["bound"] > BOUND:
             reason = f"within {row['bound']:.0e}, the bound of the coarsest dtype it computes in"
             table.add_row(f"{row['group']} {row['name']}", "exact", reason)
     return table
+
+
+GROUPS = {
+    "hf": "Hugging Face types (tiny)",
+    "packages": "models of torchvision, timm, diffusers, x-transformers",
+    "ops": "operations",
+    "structures": "structures",
+}
+
+
+def page(rows: list[Row]) -> str:
+    """The tables in docs/models.md: how many of each group came out how, and what is not exact."""
+    lines = [
+        "| | cases | exact | refused | wrong | crashed |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for group, title in (*GROUPS.items(), ("", "all")):
+        own = [row["result"] for row in rows if group in ("", row["group"])]
+        counts = [own.count(result) for result in ("exact", "refused", "wrong", "crashed")]
+        lines.append(f"| {title} | {len(own)} | {' | '.join(map(str, counts))} |")
+    lines += ["", "| not exact | |", "| --- | --- |"]
+    for row in rows:
+        if row["result"] != "exact":
+            lines.append(f"| {row['name']} | {row['result']}: {_short(row['why'])} |")
+    coarse = [row["name"] for row in rows if row["result"] == "exact" and row["bound"] > BOUND]
+    lines += [
+        "",
+        f"Held to the bound of float32, in which they compute a part: {', '.join(coarse)}.",
+    ]
+    return "\n".join(lines)
+
+
+def _short(why: str) -> str:
+    """Why, without the line that it names."""
+    return re.sub(r"^.*?`\): (torch could not trace the model: )?", "", why).partition(" (")[0][
+        :110
+    ]
 
 
 def main() -> int:

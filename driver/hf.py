@@ -89,7 +89,8 @@ def build_hf(
     if head.task == CAUSAL:
         notes += _choose_causal_loss(module, dtype)
     if head.task == OBJECTS:
-        module.loss_function = detection_loss
+        detector: Any = module
+        detector.loss_function = detection_loss
         notes += ["query k is to find object k: matching them would depend on the data"]
     return module, head.make_inputs(config, size), tuple(notes)
 
@@ -405,7 +406,7 @@ def _sound_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor
 
 def _detection_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor]:
     """Images, and for each query a class and a box."""
-    classes = torch.randint(0, config.num_labels, (size.batch, config.num_queries, 1))
+    classes = torch.randint(0, config.num_labels or 2, (size.batch, config.num_queries, 1))
     boxes = torch.rand(size.batch, config.num_queries, 4, dtype=size.dtype)
     pixels = torch.randn(size.batch, 3, size.image_size, size.image_size, dtype=size.dtype)
     return {"pixel_values": pixels, "labels": torch.cat([classes.to(size.dtype), boxes], -1)}

@@ -13,6 +13,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 from unittest import mock
 
 import torch
@@ -61,16 +62,17 @@ def replace_attention(exported: torch.fx.GraphModule) -> None:
 
 
 def _replace_flex(exported: torch.fx.GraphModule, node: torch.fx.Node) -> None:
-    query, key, value, score, blocks, scale, _, score_buffers, mask_buffers = node.args[:9]
+    arguments: Any = node.args
+    query, key, value, score, blocks, scale, _, score_buffers, mask_buffers = arguments[:9]
     score_mod, mask_mod = (exported.get_submodule(part.target) for part in (score, blocks[-1]))
     needs_scores = not _is_identity(score_mod) or _reads_more_than_output(node)
-    function = partial(flex if needs_scores else flex_without_scores, score_mod, mask_mod, scale)
-    node.target = _named(function)
+    attend: Any = flex if needs_scores else flex_without_scores
+    node.target = _named(partial(attend, score_mod, mask_mod, scale))
     node.args = (query, key, value, tuple(score_buffers), tuple(mask_buffers))
     node.kwargs = {}
 
 
-def _named(function: partial[object]) -> Callable[..., object]:
+def _named(function: Callable[..., object]) -> Callable[..., object]:
     """A graph names what it calls."""
 
     def dense_attention(*args: object) -> object:
@@ -79,7 +81,7 @@ def _named(function: partial[object]) -> Callable[..., object]:
     return dense_attention
 
 
-def _is_identity(score_mod: torch.fx.GraphModule) -> bool:
+def _is_identity(score_mod: Any) -> bool:
     first = next(iter(score_mod.graph.nodes))
     return score_mod.graph.output_node().args[0] is first
 

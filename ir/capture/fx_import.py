@@ -119,7 +119,7 @@ class _Importer:
     def _constant(self, node: torch.fx.Node) -> SSAValue:
         """A tensor that the code writes out: its runs of equal values, one after another."""
         value = self.traced.constants[str(node.target)]
-        elements = cast("list[float]", value.flatten().tolist())
+        elements = [cast("float", element.item()) for element in value.flatten()]
         runs = [(key, len(list(run))) for key, run in groupby(elements)]
         if len(runs) > _MAX_RUNS:
             raise CaptureError(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from xdsl.dialects.builtin import FileLineColLoc
 
 from shardweave.backends.reference import run_reference, values_of
@@ -394,9 +394,7 @@ def test_gradients_are_those_of_eager(function: Callable[..., Any]) -> None:
             r"^the model \(test_capture\.py:\d+: `.*`\): forward raises ValueError: expected 7 dims$",
         ),
         (
-            lambda self, a: torch.utils.checkpoint.checkpoint_sequential(
-                self.linear, 1, a, use_reentrant=False
-            ).sum(),
+            lambda self, a: checkpoint_sequential(self.linear, 1, a, use_reentrant=False).sum(),
             r"^the model \(test_capture\.py:\d+: .*call checkpoint on each part\.$",
         ),
         (
