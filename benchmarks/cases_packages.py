@@ -80,6 +80,18 @@ def timm_model(name: str, size: int = 64, **options: Any) -> Callable[[], Exampl
     return build
 
 
+def timm_made(make: Callable[[Any], nn.Module]) -> Callable[[], Example]:
+    """A model that `make` makes of timm.models, for images of 32 x 32."""
+
+    def build() -> Example:
+        import_torchvision()
+        import timm
+
+        return _example(make(timm.models), _classify, lambda: _images(32))
+
+    return build
+
+
 def _denoise(model: nn.Module, **inputs: Tensor) -> Tensor:
     inputs = dict(inputs)
     noise = inputs.pop("noise")
@@ -131,6 +143,7 @@ def x_transformer(layers: str = "Decoder", **options: Any) -> Callable[[], Examp
     return build
 
 
+MIXER = {"num_classes": 8, "img_size": 32, "patch_size": 8, "num_blocks": 2, "embed_dim": 32}
 UNET = {
     "sample_size": 16, "in_channels": 3, "out_channels": 3, "layers_per_block": 1,
     "block_out_channels": (16, 32), "norm_num_groups": 4,
@@ -203,10 +216,21 @@ PACKAGES: dict[str, Callable[[], Example]] = {
     "timm/test_byobnet": timm_model("test_byobnet"),
     "timm/test_mambaout": timm_model("test_mambaout"),
     "timm/test_nfnet": timm_model("test_nfnet"),
-    "timm/mixer": timm_model("mixer_s32_224", 64, img_size=64, num_blocks=2, embed_dim=32),
-    "timm/resmlp": timm_model("resmlp_12_224", 32, img_size=32, num_blocks=2, embed_dim=32),
-    "timm/gmlp": timm_model("gmlp_ti16_224", 32, img_size=32, num_blocks=2, embed_dim=32),
-    "timm/convmixer": timm_model("convmixer_768_32", 32, dim=32, depth=2),
+    "timm/mixer": timm_made(lambda models: models.mlp_mixer.MlpMixer(**MIXER)),
+    "timm/resmlp": timm_made(
+        lambda models: models.mlp_mixer.MlpMixer(
+            **MIXER, mlp_ratio=4, block_layer=models.mlp_mixer.ResBlock,
+            norm_layer=models.mlp_mixer.Affine,
+        )
+    ),
+    "timm/gmlp": timm_made(
+        lambda models: models.mlp_mixer.MlpMixer(
+            **MIXER, mlp_ratio=4, block_layer=models.mlp_mixer.SpatialGatingBlock
+        )
+    ),
+    "timm/convmixer": timm_made(
+        lambda models: models.convmixer.ConvMixer(32, 2, 3, 4, num_classes=8)
+    ),
     "timm/cait": timm_model(
         "cait_xxs24_224", 32, img_size=32, depth=2, embed_dim=32, num_heads=4
     ),

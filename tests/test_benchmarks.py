@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shardweave.benchmarks import models
 from shardweave.benchmarks.compile_time import PASSES, Run, Stage, combined, growth_of, measure
+from shardweave.benchmarks.models import page
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "compile_time.json"
@@ -54,7 +54,7 @@ def test_readme_quotes_the_results_of_compile_time() -> None:
 def test_page_on_models_shows_the_results_of_the_benchmark_and_none_is_wrong() -> None:
     rows = json.loads((ROOT / "benchmarks" / "results" / "models.json").read_text())["rows"]
     results = [row["result"] for row in rows]
-    assert models.page(rows) in (ROOT / "docs" / "models.md").read_text()
+    assert page(rows) in (ROOT / "docs" / "models.md").read_text()
     assert set(results) <= {"exact", "refused"}
     assert results.count("exact") >= 0.95 * len(results)
 
