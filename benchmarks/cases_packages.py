@@ -225,7 +225,8 @@ PACKAGES: dict[str, Callable[[], Example]] = {
     ),
     "timm/gmlp": timm_made(
         lambda models: models.mlp_mixer.MlpMixer(
-            **MIXER, mlp_ratio=4, block_layer=models.mlp_mixer.SpatialGatingBlock
+            **MIXER, mlp_ratio=4, block_layer=models.mlp_mixer.SpatialGatingBlock,
+            mlp_layer=models.mlp_mixer.GatedMlp
         )
     ),
     "timm/convmixer": timm_made(
@@ -237,8 +238,11 @@ PACKAGES: dict[str, Callable[[], Example]] = {
     "timm/xcit": timm_model(
         "xcit_nano_12_p16_224", 32, img_size=32, depth=2, embed_dim=32, num_heads=4
     ),
-    "timm/poolformer": timm_model(
-        "poolformer_s12", layers=(1, 1, 1, 1), embed_dims=(8, 16, 16, 32)
+    "timm/poolformer": timm_made(
+        lambda models: models.metaformer.MetaFormer(
+            depths=(1, 1, 1, 1), dims=(8, 16, 16, 32), num_classes=8,
+            token_mixers=models.metaformer.Pooling,
+        )
     ),
     "timm/eva": timm_model(
         "eva02_tiny_patch14_224", 28, img_size=28, depth=2, embed_dim=32, num_heads=4

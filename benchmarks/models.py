@@ -145,7 +145,8 @@ def not_exact(rows: list[Row]) -> Table:
         if row["result"] != "exact":
             table.add_row(f"{row['group']} {row['name']}", row["result"], row["why"])
         elif row["bound"] > BOUND:
-            reason = f"within {row['bound']:.0e}, the bound of the coarsest dtype it computes in"
+            reason = row["why"] or "the bound of the coarsest dtype it computes in"
+            reason = f"within {row['bound']:.0e}: {reason}"
             table.add_row(f"{row['group']} {row['name']}", "exact", reason)
     return table
 
@@ -172,10 +173,14 @@ def page(rows: list[Row]) -> str:
     for row in rows:
         if row["result"] != "exact":
             lines.append(f"| {row['name']} | {row['result']}: {_short(row['why'])} |")
-    coarse = [row["name"] for row in rows if row["result"] == "exact" and row["bound"] > BOUND]
+    coarse = [
+        f"{row['name']} ({row['bound']:.0e})"
+        for row in rows
+        if row["result"] == "exact" and row["bound"] > BOUND
+    ]
     lines += [
         "",
-        f"Held to the bound of float32, in which they compute a part: {', '.join(coarse)}.",
+        f"Exact within another bound than 1e-9: {', '.join(coarse)}.",
     ]
     return "\n".join(lines)
 
