@@ -29,6 +29,7 @@ from shardweave.driver.plans import partition, resolve_plan
 from shardweave.ir.types import shape_of
 
 NUM_STEPS = 3
+_FOLDER = re.compile(r"/[\w./-]*/(?=[\w.-]+\.py)")
 _SITE = re.compile(r"[\w./-]+\.py:\d+")
 
 
@@ -211,7 +212,7 @@ def _kind(error: Exception) -> str:
 
 
 def _text(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    text = _FOLDER.sub("", " ".join(str(error).split()))
     if isinstance(error, ValueError):
         return text[:600]
     frames = traceback.extract_tb(error.__traceback__)
