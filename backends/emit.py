@@ -21,6 +21,7 @@ from torch import Tensor
 from xdsl.ir import Operation, SSAValue
 from xdsl.printer import Printer
 
+from shardweave.backends.audit import audit
 from shardweave.backends.calls import FUNCTIONS, NEED_CONTIGUOUS, callee_of, takes_device
 from shardweave.backends.programs import Key, free_name, last_uses
 from shardweave.ir import dist
@@ -43,7 +44,9 @@ Written by shardweave: {num_ops} ops. `rt` is this rank's runtime, which holds t
 `given` maps the kind and name of each argument to this rank's part of it. Returns this rank's
 part of each result by kind and name.
 """
+'''
 
+_IMPORTS = """
 from math import inf, nan
 
 import torch
@@ -51,7 +54,7 @@ import torch
 from shardweave.backends.attention import flash_attention, flash_attention_backward
 
 aten = torch.ops.aten
-'''
+"""
 
 _RESERVED = {
     "rt", "given", "step", "kernels", "torch", "aten", "inf", "nan", "_",
@@ -72,7 +75,7 @@ def emit(program: Program, *, kernels: bool = False) -> str:
     """
     program = program if kernels else without_regions(program)
     names = _names(program)
-    lines = [_header(program), "", "def step(rt, given):"]
+    lines = [_header(program) + _IMPORTS, "", "def step(rt, given):"]
     lines += _argument_lines(program, names)
     dying = last_uses(program)
     place, num_fused = None, 0
@@ -93,7 +96,11 @@ def emit(program: Program, *, kernels: bool = False) -> str:
 
 
 def load_step(source: str, kernels: Sequence[Callable[..., Any]] = ()) -> StepFunction:
-    """The `step` of an emitted module. Tracebacks show its lines."""
+    """The `step` of an emitted module. Tracebacks show its lines.
+
+    Raises SourceError for source that does more than a step does.
+    """
+    audit(source, _IMPORTS, [function.__name__ for function in FUNCTIONS.values()])
     name = f"<shardweave step {hashlib.sha256(source.encode()).hexdigest()[:12]}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     module: dict[str, Any] = {"__name__": name, "kernels": kernels}

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from scipy.stats import rankdata
 
 from shardweave.benchmarks.amp_data import (
     DATA,
@@ -105,6 +104,8 @@ def _estimate(setup: Setup, links: ClusterArrays, run: Measured, costs: Costs) -
 
 def quality(estimates: Sequence[float], measured: Sequence[float]) -> Quality:
     """How well estimates order measured times; needs at least two of them."""
+    from scipy.stats import rankdata  # a second, which importers of this file need not wait
+
     ranks, goal = rankdata(estimates), rankdata(measured)
     best = int(np.argmin(estimates))
     return Quality(

@@ -22,6 +22,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from shardweave.ir.annotations import ANNOTATIONS, annotation_problem, arguments_of
 from shardweave.ir.literals import Literal, to_attribute, to_python
+from shardweave.ir.pure_ops import NOT_PURE, pure_ops
 from shardweave.ir.syntax import STRUCTURE, CallOp, Operands, flatten
 from shardweave.ir.types import number_of_type
 
@@ -119,7 +120,8 @@ class AtenOp(CallOp):
         return parameter.default
 
     def verify_(self) -> None:
-        problem = annotation_problem(self)
+        is_pure = self.name in pure_ops()
+        problem = annotation_problem(self) if is_pure else f"{self.name} {NOT_PURE}"
         if problem is not None:
             raise VerifyException(problem)
         given, wanted = self.structured_operands, self.signature.tensors
@@ -213,14 +215,5 @@ def create(
 
 @cache
 def aten_dialect() -> Dialect:
-    """The dialect with all functional overloads of the installed torch that give tensors."""
-    names: dict[str, None] = {}
-    schemas = torch._C._jit_get_all_schemas()  # pyright: ignore[reportPrivateUsage]
-    for schema in schemas:
-        if not schema.name.startswith("aten::") or schema.is_mutable:
-            continue
-        out = any(argument.is_out for argument in schema.arguments)
-        if not out and any("Tensor" in str(result.type) for result in schema.returns):
-            base = schema.name.replace("::", ".")
-            names[f"{base}.{schema.overload_name}" if schema.overload_name else base] = None
-    return Dialect("aten", [aten_class(name) for name in names])
+    """The dialect with the ops of the installed torch that a program may have."""
+    return Dialect("aten", [aten_class(name) for name in sorted(pure_ops())])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 
 from shardweave.ir.annotations import phase_of
-from shardweave.ir.dist import COLLECTIVES, WaitOp
+from shardweave.ir.dist import COLLECTIVES, DistOp, WaitOp
 from shardweave.ir.facts import facts_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
@@ -32,11 +32,12 @@ def shared_operand(op: Operation, position: int, mesh: Mesh | None = None) -> SS
     A wait gives what the collective wrote, and a collective over axes of size 1 (of `mesh`, if
     that is known) does nothing.
     """
-    if isinstance(op, WaitOp):
-        return op.operands[position]
-    if isinstance(op, COLLECTIVES):
-        is_alone = mesh is not None and mesh.sizes(op.axes) == 1
-        return op.operands[position] if is_alone else None
+    if isinstance(op, DistOp):
+        if isinstance(op, WaitOp):
+            return op.operands[position]
+        if isinstance(op, COLLECTIVES):
+            is_alone = mesh is not None and mesh.sizes(op.axes) == 1
+            return op.operands[position] if is_alone else None
     return op.operands[0] if is_view(op) else None
 
 

@@ -7,6 +7,7 @@ operands are defined, so that a reader sees each type once.
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import Sequence
 from typing import Self, cast
 
@@ -51,7 +52,17 @@ def flatten(operands: Operands) -> tuple[list[SSAValue], Attribute | None]:
     return flat, None if plain else to_attribute(structure)
 
 
-class CallOp(Operation):
+class CallOpMeta(ABCMeta):
+    """Tells instances of an op class by their class alone.
+
+    The check of ABCMeta, which xDSL's classes have, also looks for registered classes: it takes
+    twice as long, and programs ask each of their ops many times.
+    """
+
+    __instancecheck__ = type.__instancecheck__
+
+
+class CallOp(Operation, metaclass=CallOpMeta):
     """An op whose text is a call. The base of all ops of the three dialects of our own."""
 
     @property

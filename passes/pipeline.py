@@ -121,9 +121,14 @@ class PassPipeline:
         return PassPipeline(self.passes[: names.index(name) + 1])
 
     def run(
-        self, program: Program, *, observer: Observer | None = None, verify_each: bool = True
+        self,
+        program: Program,
+        *,
+        mesh: Mesh | None = None,
+        observer: Observer | None = None,
+        verify_each: bool = True,
     ) -> Program:
-        """Run the passes on a copy of the program and return it.
+        """Run the passes on a copy of the program, on `mesh` if one is given, and return it.
 
         verify_each: verify after each pass; otherwise once, at the end. What passes note is a
         warning, PassNote, unless `notes.heard_by` says otherwise.
@@ -131,6 +136,8 @@ class PassPipeline:
         Raises PassError, naming the pass, if one fails or leaves an invalid program.
         """
         result = program.clone()
+        if mesh is not None:
+            result.set_mesh(mesh)
         context = make_context()
         watch = observer or Observer()
         with without_gc():
@@ -145,7 +152,7 @@ class PassPipeline:
                 except Exception as error:
                     earlier = PassPipeline(self.passes[:index])
                     with unheard():
-                        again = partial(earlier.run, program, verify_each=False)
+                        again = partial(earlier.run, program, mesh=mesh, verify_each=False)
                         watch.failed(one, error, again)
                     raise
                 for text in notes:
@@ -178,12 +185,10 @@ def run_passes(
 
     dump_dir: a folder for the program before the first pass and after each, as numbered files.
     """
-    if mesh is not None:
-        program = program.clone()
-        program.set_mesh(as_mesh(mesh))
     if dump_dir is not None:
         observer = Observers(filter(None, (DumpFiles(dump_dir), observer)))
-    return PassPipeline(passes).run(program, observer=observer)
+    on = None if mesh is None else as_mesh(mesh)
+    return PassPipeline(passes).run(program, mesh=on, observer=observer)
 
 
 def as_mesh(mesh: MeshLike) -> Mesh:

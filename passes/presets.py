@@ -12,12 +12,12 @@ PREFIX = "preset:"
 
 PRESETS: dict[str, str] = {
     "partition": (
-        "split-addmm,add-pending-sums,propagate-shardings,insert-collectives,cse,dce,"
-        "merge-collectives"
+        "split-addmm,repeat-key-heads,add-pending-sums,propagate-shardings,insert-collectives,"
+        "cse,dce,merge-collectives"
     ),
     "sub-batches": (
-        "split-batch{n=2},split-addmm,add-pending-sums,propagate-shardings,insert-collectives,"
-        "unroll-time-axes,cse,dce,merge-collectives"
+        "split-batch{n=2},split-addmm,repeat-key-heads,add-pending-sums,propagate-shardings,"
+        "insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
     ),
     "recompute": 'rematerialize{policy="layer"}',
     "megatron": (

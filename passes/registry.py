@@ -22,6 +22,7 @@ PASSES: dict[str, str] = {
     "overlap-communication": "shardweave.passes.overlap_communication:OverlapCommunicationPass",
     "propagate-shardings": "shardweave.passes.propagate_shardings:PropagateShardingsPass",
     "rematerialize": "shardweave.passes.rematerialize:RematerializePass",
+    "repeat-key-heads": "shardweave.passes.repeat_key_heads:RepeatKeyHeadsPass",
     "split-addmm": "shardweave.passes.split_addmm:SplitAddmmPass",
     "split-batch": "shardweave.passes.split_batch:SplitBatchPass",
     "start-collectives": "shardweave.passes.start_collectives:StartCollectivesPass",

@@ -12,7 +12,7 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
 from shardweave.planners.cost.workload import Workload, batch_of, workload_of
 from shardweave.planners.degrees import asked_degrees, divisors
-from shardweave.planners.lower import local_program
+from shardweave.planners.lower import RECENT, Lowerings
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
@@ -78,7 +78,7 @@ def plan_exhaustive(
             f"no mesh of data x tensor has {cluster.num_devices} devices and divides the batch of "
             "this program; change the batch, or give a mesh."
         )
-    space = _Space(program, cluster)
+    space = _Space(Lowerings(program, most=RECENT), cluster)
     chosen, reason = list(plans), f"all {len(plans)} plans were partitioned and simulated"
     if len(plans) > simulate:
         chosen = _best_estimates(plans, space)[:simulate]
@@ -131,14 +131,14 @@ class _Space:
     """Partitions and simulates. problem: why the first plan that could not be partitioned could
     not, for those to know whose plans all cannot."""
 
-    program: Program
+    lowerings: Lowerings
     cluster: Cluster
     problem: str = ""
 
     def predict(self, plan: Plan) -> Predicted | None:
         """None for what cannot be partitioned, such as a batch that does not divide further."""
         try:
-            return simulate_plan(self.program, plan, self.cluster)
+            return simulate_plan(self.lowerings, plan, self.cluster)
         except ValueError as error:
             self.problem = self.problem or str(error)
             return None
@@ -150,7 +150,7 @@ def _best_estimates(plans: Mapping[GridPoint, Plan], space: _Space) -> list[Grid
     for one in dict.fromkeys(choice.base for choice in plans):
         predicted = space.predict(plans[one])
         if predicted is not None:
-            local = local_program(space.program, replace(plans[one], zero=0))
+            local = space.lowerings.local(replace(plans[one], zero=0))
             works[one] = predicted, workload_of(local, space.cluster)
     # The device type with the least arithmetic.
     types = space.cluster.devices.values()

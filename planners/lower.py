@@ -8,7 +8,7 @@ driver runs the passes of the same names (`passes.plan_passes`), with verificati
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardweave.ir.dead_code import remove_dead_ops
@@ -22,6 +22,7 @@ from shardweave.ir.rewrite.unroll import unroll_time_axes
 from shardweave.ir.sharding.partition import partition
 from shardweave.ir.sharding.pending_sums import add_pending_sums
 from shardweave.ir.sharding.propagate import propagate
+from shardweave.ir.sharding.repeat_heads import repeat_key_heads
 from shardweave.ir.sharding.split_addmm import split_addmms
 from shardweave.ir.sharding.sub_batches import split_batch
 from shardweave.ir.text import without_gc
@@ -31,12 +32,19 @@ from shardweave.planners.plan_check import check_runnable
 from shardweave.planners.plan_parts import PlanError
 from shardweave.planners.schedule.orders import reschedule
 
-PARTITIONING = ("split-addmm", "add-pending-sums", "propagate-shardings", "insert-collectives")
+PARTITIONING = (
+    "split-addmm",
+    "repeat-key-heads",
+    "add-pending-sums",
+    "propagate-shardings",
+    "insert-collectives",
+)
 CLEANING = ("cse", "dce", "merge-collectives")
 
 FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "split-batch": split_batch,
     "split-addmm": split_addmms,
+    "repeat-key-heads": repeat_key_heads,
     "add-pending-sums": add_pending_sums,
     "propagate-shardings": propagate,
     "insert-collectives": partition,
@@ -88,19 +96,54 @@ def local_program(program: Program, plan: Plan) -> Program:
     return lowered(program, plan, lowering_of(plan))
 
 
+RECENT = 8
+"""Programs that a search remembers. Plans that follow each other differ in little; programs of
+large models take some 50 MB each."""
+
+
 @dataclass(frozen=True)
 class Lowerings:
-    """The local programs of one global program, each made once: plans may share them."""
+    """The local programs of one global program, each made once: plans may share them.
+
+    Plans that differ only in what they recompute and in their schedule are partitioned once. At
+    most `most` programs are remembered, those asked for last; None: all.
+    """
 
     program: Program
+    most: int | None = None
     made: dict[str, Program] = field(default_factory=dict[str, Program])
+
+    @staticmethod
+    def of(program: Program | Lowerings) -> Lowerings:
+        """Those given, or new ones that remember all."""
+        return program if isinstance(program, Lowerings) else Lowerings(program)
 
     def local(self, plan: Plan) -> Program:
         """`local_program`, remembered. What is returned must not be changed."""
+        plan = _bare(plan)
         key = plan.to_json()
-        if key not in self.made:
-            self.made[key] = local_program(self.program, plan)
+        self.made[key] = self.made.pop(key, None) or self._lowered(plan)
+        if self.most is not None and len(self.made) > self.most:
+            del self.made[next(iter(self.made))]
         return self.made[key]
+
+    def _lowered(self, plan: Plan) -> Program:
+        base = replace(plan, recompute="none", schedule="", cluster="")
+        rest = lowering_of(plan)[len(lowering_of(base)) :]
+        if not rest:
+            return local_program(self.program, plan)
+        target = self.local(base).clone()
+        _take_through(target, rest)
+        return target
+
+
+def _bare(plan: Plan) -> Plan:
+    """The plan without what it says of itself, and what no program shows."""
+    cluster = plan.cluster if plan.schedule else ""
+    return replace(
+        plan, cluster=cluster, precision="", predicted=None, reasons=(), notes=(), candidates=(),
+        planner=Plan.planner,
+    )  # fmt: skip
 
 
 def lowered(program: Program, plan: Plan, steps: Lowering) -> Program:
@@ -109,6 +152,11 @@ def lowered(program: Program, plan: Plan, steps: Lowering) -> Program:
     target.set_mesh(Mesh(**plan.mesh))
     with without_gc():
         annotate(plan, target)
+    _take_through(target, steps)
+    return target
+
+
+def _take_through(target: Program, steps: Lowering) -> None:
+    with without_gc():
         for name, options in steps:
             FUNCTIONS[name](target, **options)
-    return target

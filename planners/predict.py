@@ -59,11 +59,10 @@ def simulation_of(
     parameters; None: those of Adam in the plan's precision. Raises ValueError (PlanError,
     PassError, ClusterError) if it cannot be partitioned or placed.
     """
-    if isinstance(program, Program):
-        program = Lowerings(program)
+    lowerings = Lowerings.of(program)
     if not is_runnable(plan):
-        return simulate_stages(program, plan, cluster, optimizer_multiplier=optimizer_multiplier)
-    local = program.local(plan)
+        return simulate_stages(lowerings, plan, cluster, optimizer_multiplier=optimizer_multiplier)
+    local = lowerings.local(plan)
     return simulate(
         local, cluster, optimizer_multiplier=optimizer_multiplier, precision=plan.precision
     )

@@ -10,10 +10,10 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-import torch
 from hypothesis import settings
 
-from shardweave.tests.shared_traces import SharedTraces
+# Torch is imported where tests run: the process that only deals them out, and that the workers
+# wait for, does without.
 
 # Derandomized, so that a failure is the same for everyone; no deadline, since the first example
 # pays for imports and caches.
@@ -29,7 +29,7 @@ def pytest_configure() -> None:
 def pytest_collection_finish() -> None:
     """Look for garbage rarely: captures live as long as the tests, and each look reads them all."""
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(500_000, 20, 20)
     gc.enable()
 
 
@@ -51,7 +51,10 @@ def traces_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def shared_traces(traces_folder: Path) -> Iterator[None]:
     """Let captures of equal models share the trace of the first; the rest of a capture is run."""
+    from shardweave.tests.shared_traces import FOLDER, SharedTraces
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FOLDER, str(traces_folder))
         patch.setattr("shardweave.ir.capture.capture.trace", SharedTraces(traces_folder).trace)
         yield
 
@@ -59,11 +62,15 @@ def shared_traces(traces_folder: Path) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     """Make the random tensors of every test the same, in whatever order the tests run."""
-    torch.manual_seed(0)
+    import torch
+
+    torch.default_generator.manual_seed(0)  # the CPU's: asking every kind of device takes 1 ms
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip the tests marked `gpu` where there is no CUDA device."""
+    import torch
+
     if torch.cuda.is_available():
         return
     for item in items:

@@ -22,10 +22,14 @@ import torch
 from torch.fx.node import map_aggregate
 from torch.nn.modules import module as module_hooks
 
+from shardweave.ir.capture import capture as captures
 from shardweave.ir.capture.trace import Traced, trace
 
 READ = ("val", "nn_module_stack", "fwd_nn_module_stack", "stack_trace")
 """The entries of a node's `meta` that a capture reads."""
+
+FOLDER = "SHARDWEAVE_TEST_TRACES"
+"""Environment variable: the folder in which the processes of a run share traces."""
 
 NOT_PICKLED = (pickle.PicklingError, AttributeError, TypeError)
 """What pickle raises for what it cannot write."""
@@ -69,6 +73,13 @@ class SharedTraces:
             own = file.with_suffix(f".{os.getpid()}")
             own.write_bytes(written)
             own.replace(file)
+
+
+def share_traces() -> None:
+    """Let the captures of this process, one that a test started, share the traces of the run."""
+    folder = os.environ.get(FOLDER)
+    if folder is not None:
+        captures.trace = SharedTraces(Path(folder)).trace
 
 
 def _has_hooks(model: torch.nn.Module) -> bool:

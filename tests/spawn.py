@@ -16,11 +16,24 @@ import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from shardweave.tests.shared_traces import share_traces
+
+PRELOADED = ("pytest", "torch.distributed.tensor", "shardweave.driver.compile", __name__)
+"""What processes of tests import, all but the files of the tests."""
+
+
+def warm_context() -> ForkServerContext:
+    """Starts processes, in milliseconds, as forks of a server that has imported what they need."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return context
 
 
 class RankError(AssertionError):
@@ -40,9 +53,7 @@ def run_ranks(
     Raises RankError with the traceback of the rank that failed first, and TimeoutError. No
     process is left when this returns or raises, nor if the calling process dies.
     """
-    context = multiprocessing.get_context("forkserver")
-    # Imported once in the server, so that a rank starts in milliseconds.
-    context.set_forkserver_preload(["torch.distributed.tensor", __name__])
+    context = warm_context()
     source = inspect.getsourcefile(worker)
     assert source is not None
     processes: list[Any] = []
@@ -110,6 +121,7 @@ def _run_rank(
         torch.set_num_threads(1)
         torch.manual_seed(0)
         warnings.simplefilter("error", FutureWarning)
+        share_traces()
         worker = getattr(_load(source), name)
         args = torch.load(io.BytesIO(packed), weights_only=False)
         dist.init_process_group(timeout=timedelta(seconds=timeout_s), **group)

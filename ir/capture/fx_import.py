@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ from shardweave.ir.capture.canonical.strided import check_strided
 from shardweave.ir.capture.site import CaptureError, module_path, site_of_node, users_line
 from shardweave.ir.capture.trace import Traced
 from shardweave.ir.capture.unwritten import Unwritten
+from shardweave.ir.pure_ops import NOT_PURE, pure_ops
 from shardweave.ir.types import AnyTensor, element_of, tensor_type
 
 _MAX_RUNS = 64
@@ -151,8 +153,12 @@ class _Importer:
                 'experts_implementation="batched_mm" in the config).'
             )
         name = op_name(cast("OpOverload[..., Any]", target))
-        call = Call(name, self._bind(node, name), _result_types(node), self.builder)
         form = lookup(name)
+        if form is None and name not in pure_ops():
+            raise CaptureError(
+                f"{site_of_node(node)}: {name} {NOT_PURE}; pass its result as input."
+            )
+        call = Call(name, self._bind(node, name), _result_types(node), self.builder)
         result = form(call) if form is not None else self._plain(call)
         returned = node.meta.get("val")
         if isinstance(returned, (tuple, list)) and isinstance(result, SSAValue):
@@ -268,6 +274,7 @@ def _result_types(node: torch.fx.Node) -> list[AnyTensor | None]:
     return [tensor_type(p.shape, p.dtype) if isinstance(p, torch.Tensor) else None for p in parts]
 
 
+@lru_cache(maxsize=4096)
 def _location(stack_trace: str | None) -> Any:
     place = users_line(stack_trace)
     if place is None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import torch
 from torch._dynamo import functional_export
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import builder
 from torch._library import simple_registry
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -56,6 +58,10 @@ def _without_effects() -> Iterator[None]:
         yield
 
 
+def _no_header(frame: Any, lineno: int | None = None) -> str:
+    return ""
+
+
 @contextlib.contextmanager
 def settings(model: torch.nn.Module, train: bool) -> Iterator[None]:
     """Train or inference mode, restored afterwards; the fake mode of fake parameters.
@@ -75,6 +81,10 @@ def settings(model: torch.nn.Module, train: bool) -> Iterator[None]:
         )
         # It would keep a copy of each parameter, which cannot be made inside torch.vmap.
         stack.enter_context(mock.patch.object(builder, "_clone_input", lambda value, _: value))
+        # Dynamo parses each source file for a line of a log that nobody reads.
+        stack.enter_context(
+            mock.patch.object(InstructionTranslatorBase, "get_line_of_code_header", _no_header)
+        )
         stack.enter_context(torch._dynamo.config.patch(allow_rnn=True, trace_autograd_ops=True))
         stack.enter_context(_without_effects())
         stack.enter_context(traced_anywhere())

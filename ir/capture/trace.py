@@ -26,7 +26,9 @@ from shardweave.ir.capture.hooks import Hook, check_hooks, check_leaf_hooks, ins
 from shardweave.ir.capture.huggingface import eager_masks
 from shardweave.ir.capture.loose_tensors import check_all_registered
 from shardweave.ir.capture.meta_device import off_meta
+from shardweave.ir.capture.module_tree import block_paths
 from shardweave.ir.capture.observe import Observation, Write, observed
+from shardweave.ir.capture.repeats import joint_graph, repeats_of
 from shardweave.ir.capture.settings import settings
 from shardweave.ir.capture.signs import replace_signs
 from shardweave.ir.capture.site import CaptureError, Site, qualified, site_of_node
@@ -127,7 +129,13 @@ def trace(
     tensors = tuple(map(_as_input, args))
     named = {name: _as_input(value) for name, value in kwargs.items()}
     try:
-        with settings(model, train), eager_masks(named), observed() as seen:
+        blocks = {path: model.get_submodule(path) for path in block_paths(model)}
+        with (
+            settings(model, train),
+            eager_masks(named),
+            observed() as seen,
+            repeats_of(blocks),
+        ):
             try:
                 return _trace(wrapped, tensors, named, seen)
             except CaptureError:
@@ -157,11 +165,7 @@ def _trace(
     wrapped: _Wrapped, args: tuple[Any, ...], kwargs: dict[str, Any], seen: Observation
 ) -> Traced:
     exported = _exported(wrapped, args, kwargs, seen)
-    with contextlib.ExitStack() as stack:
-        joint = aot_export_joint_with_descriptors(
-            stack, exported, args, kwargs, decompositions=None
-        ).graph_module
-    graph = joint.graph
+    graph, joint = joint_graph(exported, partial(_joint, args=args, kwargs=kwargs))
     names = _input_names(args, kwargs)
     inputs = tuple(_input(node.meta["desc"], names) for node in graph.find_nodes(op="placeholder"))
     outputs = _outputs(graph.output_node(), names, wrapped)
@@ -169,6 +173,13 @@ def _trace(
         node.target: getattr(joint, node.target) for node in graph.find_nodes(op="get_attr")
     }
     return Traced(graph, inputs, outputs, constants)
+
+
+def _joint(exported: Any, args: Any, kwargs: Any) -> Any:
+    with contextlib.ExitStack() as stack:
+        return aot_export_joint_with_descriptors(
+            stack, exported, args, kwargs, decompositions=None
+        ).graph_module
 
 
 def _exported(

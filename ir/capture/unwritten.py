@@ -9,11 +9,8 @@ from __future__ import annotations
 import torch
 
 from shardweave.ir.capture.site import CaptureError, site_of_node
+from shardweave.ir.pure_ops import UNWRITTEN
 
-_MAKERS = frozenset(
-    "empty.memory_format new_empty.default empty_like.default new_empty_strided.default "
-    "empty_strided.default empty_permuted.default".split()
-)
 _WRITERS = (
     "copy",
     "fill",
@@ -38,7 +35,7 @@ class Unwritten:
     def visit(self, node: torch.fx.Node) -> None:
         """Note a node. Raises CaptureError if it reads what was not written."""
         target = str(node.target).removeprefix("aten.")
-        if target in _MAKERS:
+        if target.removesuffix(".default") in UNWRITTEN:
             self._nodes.add(node)
             return
         read = [operand for operand in node.all_input_nodes if operand in self._nodes]

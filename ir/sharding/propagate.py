@@ -6,8 +6,7 @@ pending sum travels through linear ops while it has a single use, and is reduced
 where shards are wanted, at the first op that needs it. Then backward, to a fixed point: a value
 that all its uses want in shards, and that can be made in shards for free, is made so (masks,
 constants, biases); parameters without annotation adopt what their uses want. What was chosen is
-then written into the program (`place_reshards`). Where it turns out that queries are cut that share
-too few heads of keys to be cut with them, the keys are repeated first (`repeat_heads`).
+then written into the program (`place_reshards`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from shardweave.ir.program import Program, Slot, wishes_of
 from shardweave.ir.sharding.assignment import Assignment, price_of
 from shardweave.ir.sharding.flow import Flow, aten_ops, is_propagated
 from shardweave.ir.sharding.place_reshards import Chosen, place_reshards
-from shardweave.ir.sharding.repeat_heads import repeat_key_heads
 from shardweave.ir.sharding.wanted_seats import WantedSeats
 from shardweave.ir.types import shape_of
 
@@ -48,9 +46,6 @@ def propagate(program: Program) -> None:
     if not is_propagated(program):
         propagation = Propagation(program)
         propagation.forward()
-        if repeat_key_heads(program, propagation.flow):
-            propagation = Propagation(program)
-            propagation.forward()
         propagation.backward()
         propagation.write()
 

@@ -13,7 +13,8 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from shardweave.ir.annotations import annotate
 from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.program import Program
-from shardweave.ir.sharding.flow import Flow, aten_ops
+from shardweave.ir.sharding.flow import Flow, aten_ops, check_not_propagated
+from shardweave.ir.sharding.propagate import Propagation
 from shardweave.ir.sharding.rules.attention import first_of_attention, shares_key_heads
 from shardweave.ir.syntax import Operands
 from shardweave.ir.types import dtype_of_value, shape_of, tensor_type
@@ -22,13 +23,20 @@ HEADS = 1
 """The dim of heads."""
 
 
-def repeat_key_heads(program: Program, flow: Flow) -> bool:
+def repeat_key_heads(program: Program) -> bool:
     """Give each query a head of keys and values of its own where queries come in other shards
     than keys can; whether anything changed. Linear in the ops.
 
-    flow: of the program, propagated forward.
+    Raises ValueError for a program without a mesh, or one that is propagated.
     """
-    ops = [op for op in aten_ops(program) if shares_key_heads(op) and _is_cut_across(op, flow)]
+    program.needed_mesh()
+    check_not_propagated(program, "repeat-key-heads")
+    grouped = [op for op in aten_ops(program) if shares_key_heads(op)]
+    if not grouped:
+        return False
+    propagation = Propagation(program)
+    propagation.forward()
+    ops = [op for op in grouped if _is_cut_across(op, propagation.flow)]
     for op in ops:
         _Repeat(op).run()
     return bool(ops)

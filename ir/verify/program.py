@@ -120,7 +120,7 @@ class _Verifier:
             if problem is not None:
                 yield f"argument %{argument.name_hint}: {problem}.", argument
         last = self.program.return_op
-        if any(isinstance(op, func.ReturnOp) and op is not last for op in function.body.block.ops):
+        if any(type(op) is func.ReturnOp and op is not last for op in function.body.block.ops):
             yield "func.return stands before the end; keep only the last.", last
         if tuple(last.operand_types) != tuple(function.function_type.outputs.data):
             yield "func.return: its operands are not of the function's result types.", last
@@ -206,7 +206,7 @@ class _Verifier:
             if problem is not None:
                 self.untyped.update(op.results)
                 yield f": {problem}"
-        if isinstance(op, (func.ReturnOp, YieldOp)) or not self._is_typed(op):
+        if type(op) in (func.ReturnOp, YieldOp) or not self._is_typed(op):
             return
         problem = self._problem_of(op)
         if problem is not None:

@@ -34,7 +34,7 @@ AXES = ("pipeline", "data", "tensor")
 
 
 def plan_amp(
-    program: Program,
+    program: Program | Lowerings,
     mesh: Mesh | None,
     *,
     cluster: Cluster,
@@ -68,7 +68,9 @@ def plan_amp(
     sizes = asked_degrees(mesh, AXES, "amp", AmpError)
     degrees = _tensor_degrees(cluster, sizes, max_tensor)
     check_precision(precision)
-    profile = profile_program(program, cluster, degrees, precision)
+    lowerings = Lowerings.of(program)
+    program = lowerings.program
+    profile = profile_program(lowerings, cluster, degrees, precision)
     profile = replace(profile, model=replace(profile.model, zero=zero))
     found = search(
         profile.model,
@@ -95,12 +97,12 @@ def plan_amp(
         plan = with_candidates(plans[0], rows[: max(1, top)])
         why = "the estimate of this one is the least"
     else:
-        plan, why = _fastest(program, cluster, rows, plans, max(1, top))
+        plan, why = _fastest(lowerings, cluster, rows, plans, max(1, top))
     return replace(plan, reasons=(reason + why, *plan.reasons))
 
 
 def _fastest(
-    program: Program,
+    lowerings: Lowerings,
     cluster: Cluster,
     estimated: Sequence[Candidate],
     plans: Sequence[Plan],
@@ -110,7 +112,6 @@ def _fastest(
 
     The others are its candidates, those that are only estimated last.
     """
-    lowerings = Lowerings(program)
     simulated = [simulate_plan(lowerings, plan, cluster) for plan in plans]
     # A sort is stable: of plans that take as long, the least estimate comes first.
     order = sorted(range(len(plans)), key=lambda i: (not simulated[i].fits, simulated[i].time_s))

@@ -24,7 +24,7 @@ from shardweave.planners.cost.workload import (
     parameter_dtype,
     workload_of,
 )
-from shardweave.planners.lower import local_program
+from shardweave.planners.lower import Lowerings
 from shardweave.planners.megatron import plan_megatron
 
 _MORE = 4
@@ -45,19 +45,20 @@ class ProgramProfile:
 
 
 def profile_program(
-    program: Program, cluster: Cluster, degrees: Iterable[int], precision: str = ""
+    lowerings: Lowerings, cluster: Cluster, degrees: Iterable[int], precision: str = ""
 ) -> ProgramProfile:
     """Read a global program at some tensor degrees. precision: of the plan.
 
     Raises PlanError if its inputs have no batch to divide.
     """
+    program = lowerings.program
     batch = batch_of(program)
     more = math.gcd(batch, _MORE)
     one: dict[tuple[str, int], Workload] = {}
     many: dict[tuple[str, int], Workload] = {}
     for degree in degrees:
-        local = _local(program, batch, degree)
-        larger = _local(program, batch // more, degree) if more > 1 else local
+        local = _local(lowerings, batch, degree)
+        larger = _local(lowerings, batch // more, degree) if more > 1 else local
         for name, part in _by_device(cluster).items():
             one[name, degree] = workload_of(local, part, Mesh(tensor=degree))
             many[name, degree] = workload_of(larger, part, Mesh(tensor=degree))
@@ -71,9 +72,8 @@ def profile_program(
     return ProgramProfile(model, next(iter(one.values())).blocks, tensor_s)
 
 
-def _local(program: Program, data: int, degree: int) -> Program:
-    mesh = Mesh(data=data, tensor=degree)
-    return local_program(program, plan_megatron(program, mesh))
+def _local(lowerings: Lowerings, data: int, degree: int) -> Program:
+    return lowerings.local(plan_megatron(lowerings.program, Mesh(data=data, tensor=degree)))
 
 
 def _by_device(cluster: Cluster) -> dict[str, Cluster]:

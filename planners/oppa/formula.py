@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -67,19 +66,20 @@ def fit_formula(samples: Samples, formula: Formula) -> dict[str, float]:
     weights = torch.tensor(1 / deviation)
     targets = torch.tensor(samples.values)
 
-    def residuals(logs: Tensor) -> Tensor:
-        values = {name: logs[i].exp() for i, name in enumerate(numbers)}
-        misfit = (formula(columns, values) - targets) * weights
-        return torch.cat([misfit, (logs - torch.tensor(centre)) / NUMBERS_DEVIATION])
+    def misfit(logs: Tensor) -> Tensor:
+        """Of each sample, with numbers for all (in the last dim), or with numbers of its own."""
+        values = {name: logs[..., i].exp() for i, name in enumerate(numbers)}
+        return (formula(columns, values) - targets) * weights
+
+    def residuals(logs: Floats) -> Floats:
+        from_guess = (logs - centre) / NUMBERS_DEVIATION
+        return np.concatenate([misfit(torch.tensor(logs)).numpy(), from_guess])
 
     def jacobian(logs: Floats) -> Floats:
-        with warnings.catch_warnings():
-            # torch compiles a few functions when it first differentiates forwards.
-            warnings.filterwarnings("ignore", message="`torch.jit", category=DeprecationWarning)
-            # Forwards: there are fewer numbers than samples.
-            found = torch.func.jacfwd(residuals)(torch.tensor(logs))
-        assert isinstance(found, Tensor)
-        return found.numpy()
+        # A sample's misfit depends on its own row alone, so that one sum has all gradients.
+        rows = torch.tensor(logs).repeat(len(targets), 1).requires_grad_()
+        (gradient,) = torch.autograd.grad(misfit(rows).sum(), rows)
+        return np.concatenate([gradient.numpy(), np.eye(len(numbers)) / NUMBERS_DEVIATION])
 
-    found = least_squares(lambda x: residuals(torch.tensor(x)).numpy(), centre, jac=jacobian)
+    found = least_squares(residuals, centre, jac=jacobian)
     return dict(zip(numbers, np.exp(found.x).tolist(), strict=True))

@@ -17,6 +17,7 @@ from shardweave.ir.types import shape_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.quantity import gib
 from shardweave.planners.degrees import asked_degrees, divisors
+from shardweave.planners.lower import RECENT, Lowerings
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.oppa.choosers import BayesianChooser, Chooser
 from shardweave.planners.oppa.gp import Kernel
@@ -184,9 +185,13 @@ class PlanTrial:
 
     plans: Plans
     cluster: Cluster
+    lowerings: Lowerings = field(init=False)
     _predicted: dict[Configuration, Predicted] = field(
         default_factory=dict[Configuration, Predicted]
     )
+
+    def __post_init__(self) -> None:
+        self.lowerings = Lowerings(self.plans.program, most=RECENT)
 
     def run(self, configuration: Configuration) -> Outcome:
         """One time, for the simulator has no noise. What cannot be partitioned has crashed."""
@@ -202,7 +207,7 @@ class PlanTrial:
         """The step of a trial by part; simulated here if the trial is of an earlier search."""
         if configuration not in self._predicted:
             plan = self.plans.plan(configuration)
-            self._predicted[configuration] = simulate_plan(self.plans.program, plan, self.cluster)
+            self._predicted[configuration] = simulate_plan(self.lowerings, plan, self.cluster)
         return self._predicted[configuration]
 
 

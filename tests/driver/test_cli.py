@@ -17,6 +17,7 @@ from shardweave.driver.cli import main
 from shardweave.ir.program import Program
 from shardweave.passes.presets import PREFIX, PRESETS
 from shardweave.passes.registry import PASSES
+from shardweave.tests.warm import WarmProcess
 
 GPT = "gpt:layers=1,hidden=16,heads=2,vocab=32,seq=8,batch=4"
 CNN = "cnn:depth=10,channels=4,size=8,batch=4"
@@ -171,7 +172,10 @@ def test_check_takes_a_second_step_with_other_inputs(
     assert "relative error of the loss is 0.0099" in capsys.readouterr().err
 
 
-def test_bad_input_in_a_process_is_said_once_in_one_line(capfd: Captured) -> None:
+def test_bad_input_in_a_process_is_said_once_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: Captured
+) -> None:
+    monkeypatch.setattr("shardweave.driver.launch.subprocess.Popen", WarmProcess)
     assert main(["run", "gpt:layers=x", "--mesh", "tensor=2", "--time-limit", "300"]) == 1
     assert "gpt: layers=x should be an integer" in error_of(capfd)
 

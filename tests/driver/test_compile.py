@@ -1,5 +1,6 @@
 """compile: from a torch module to a step, on one device, a virtual mesh and real processes."""
 
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from shardweave.driver.check import compare, results_of, run_eager
 from shardweave.driver.gpt import GPT, GPTConfig, build_gpt
 from shardweave.driver.launch import launch
 from shardweave.ir.types import shape_of
+from shardweave.tests.warm import WarmProcess
+from shardweave.tests.zoo import captured
 
 GPT_SPEC = "gpt:layers=1,hidden=16,heads=2,vocab=32,seq=8,batch=4"
 CNN_SPEC = "cnn:depth=10,channels=4,size=8,batch=4"
@@ -267,18 +270,20 @@ THREE_STEPS = [sys.executable, str(Path(__file__).with_name("three_steps.py"))]
     ],
 )
 def test_three_training_steps_on_real_processes_equal_eager(
-    mesh: str, plan: str, spec: str
+    monkeypatch: pytest.MonkeyPatch, mesh: str, plan: str, spec: str
 ) -> None:
+    captured(spec)  # whose trace the processes read
+    monkeypatch.setattr("shardweave.driver.launch.subprocess.Popen", WarmProcess)
     launch([*THREE_STEPS, mesh, plan, spec], sw.Mesh.parse(mesh).num_devices, time_limit_s=300)
 
 
 QUICKSTART = Path(sw.__file__).parent / "examples" / "quickstart.py"
 
 
-def test_quickstart_runs_in_one_process() -> None:
-    command = [sys.executable, str(QUICKSTART)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    assert "loss 1.0" in done.stdout
+def test_quickstart_runs_in_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+    """In this one: in its own it would import torch again."""
+    runpy.run_path(str(QUICKSTART), run_name="__main__")
+    assert "loss 1.0" in capsys.readouterr().out
 
 
 @pytest.mark.slow

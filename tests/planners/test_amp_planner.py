@@ -37,8 +37,7 @@ def lowerings(spec: str) -> Lowerings:
 
 def planned(spec: str = SPEC, cluster: Cluster = HET, mesh: str = "", **options: Any) -> Plan:
     goal = Mesh.parse(mesh) if mesh else None
-    program = captured(spec).program
-    return plan_amp(program, goal, cluster=cluster, **options)
+    return plan_amp(lowerings(spec), goal, cluster=cluster, **options)
 
 
 def with_dtype(cluster: Cluster) -> Cluster:
@@ -54,7 +53,7 @@ HET = with_dtype(HET)
 
 
 def profile(degrees: tuple[int, ...] = (1, 2)) -> ProgramProfile:
-    return profile_program(captured(SPEC).program, HET, degrees)
+    return profile_program(lowerings(SPEC), HET, degrees)
 
 
 def test_layers_are_the_blocks_of_the_program_with_all_its_parameters() -> None:

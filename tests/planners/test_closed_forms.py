@@ -83,7 +83,7 @@ def test_amp_is_exact_but_for_latency_and_what_stages_of_zero_wait_for(
     With the cluster's latency it is 0.3 to 1 of the simulation: AMP knows none.
     """
     for on in (FREE, REAL):
-        plan = plan_amp(program(), Mesh.parse(mesh), cluster=on, simulate=0, zero=zero)
+        plan = plan_amp(lowerings(), Mesh.parse(mesh), cluster=on, simulate=0, zero=zero)
         found, estimate = simulated(plan, on), plan.predicted
         assert estimate is not None
         assert memory[0] <= estimate.peak_bytes / found.peak_bytes <= memory[1]
@@ -133,7 +133,7 @@ def test_rounds_of_zero_are_what_the_simulator_sends(zero: int) -> None:
     """The closed form of a synchronisation, exact without latency."""
     replicas = 4
     plan = plan_amp(
-        program(),
+        lowerings(),
         Mesh(data=replicas, tensor=4),
         cluster=FREE,
         simulate=0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ class Chain(nn.Module):
         return self.net(x).square().mean()
 
 
+@cache
 def mlps() -> Captured:
     torch.manual_seed(0)
     module = Chain().double()
@@ -69,6 +71,7 @@ def mlps() -> Captured:
     return Captured(example, program, values, eager.loss, eager.gradients, eager.buffers)
 
 
+@cache
 def chain_on(program: Program, mesh: Mesh, cluster: Cluster | str = CLUSTER) -> ProgramChain:
     options = ChainOptions("after-communication")
     return chain_of_program(

@@ -311,7 +311,7 @@ def test_amp_estimates_with_stages_are_near_the_simulation(mesh: str) -> None:
         {
             one.name: one.predicted
             for one in plan_amp(
-                program(), Mesh.parse(mesh), cluster=on, simulate=count, top=3
+                lowerings(), Mesh.parse(mesh), cluster=on, simulate=count, top=3
             ).candidates
         }
         for count in (0, 3)
@@ -323,7 +323,7 @@ def test_amp_estimates_with_stages_are_near_the_simulation(mesh: str) -> None:
 
 
 def test_amp_takes_the_fastest_of_the_best_estimates_and_says_so() -> None:
-    plan = plan_amp(program(), None, cluster=HET, simulate=3, top=5)
+    plan = plan_amp(lowerings(), None, cluster=HET, simulate=3, top=5)
     assert plan.predicted is not None
     assert plan.predicted.source == "simulated"
     assert "the 3 best estimates were simulated, and of those this one" in plan.reasons[0]
@@ -338,7 +338,7 @@ def test_amp_takes_the_fastest_of_the_best_estimates_and_says_so() -> None:
 def test_amp_with_zero_fits_where_it_did_not() -> None:
     def fullest(zero: int, on: Cluster) -> Plan:
         mesh = Mesh(pipeline=2, data=8)
-        return plan_amp(program(), mesh, cluster=on, zero=zero, simulate=1)
+        return plan_amp(lowerings(), mesh, cluster=on, zero=zero, simulate=1)
 
     plain, divided = fullest(0, HET), fullest(3, HET)
     assert plain.predicted is not None
@@ -352,6 +352,6 @@ def test_amp_with_zero_fits_where_it_did_not() -> None:
     with pytest.raises(AmpError, match="GiB too many"):
         fullest(0, small)
     with pytest.raises(AmpError, match="the released planner knows no ZeRO"):
-        plan_amp(program(), None, cluster=HET, zero=1, literal=True)
+        plan_amp(lowerings(), None, cluster=HET, zero=1, literal=True)
     with pytest.raises(AmpError, match="zero is 4; use 0, 1, 2 or 3"):
-        plan_amp(program(), None, cluster=HET, zero=4)
+        plan_amp(lowerings(), None, cluster=HET, zero=4)

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from shardweave.ir.capture.canonical.base import Call, Result, form
+from shardweave.ir.pure_ops import UNWRITTEN
 
 _FILL: dict[str, float | None] = {
     "zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1,
-    "empty.memory_format": 0, "new_empty": 0, "empty_like": 0, "new_empty_strided": 0,
-    "empty_strided": 0, "empty_permuted": 0,
+    **dict.fromkeys(UNWRITTEN, 0),
     "full": None, "full_like": None, "new_full": None, "scalar_tensor": None,
 }  # fmt: skip
 

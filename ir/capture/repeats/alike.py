@@ -1,0 +1,223 @@
+# pyright: basic
+"""Whether two modules are one Python object up to renaming, so that code runs on both alike.
+
+Two modules are alike if their object graphs are: the same classes, attribute names, constants,
+code and order of keys; tensors of one form; the same pattern of what is shared within them; and
+what they share with each other the same object, which does not lead back into either.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_CONSTANTS = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    torch.layout,
+    torch.memory_format,
+)
+_CODE = (type, types.BuiltinFunctionType, types.ModuleType, types.CodeType)
+_CONTAINERS = (list, tuple, dict, set, frozenset, partial)
+_OF_PYTHON = ("builtins", "collections", "functools")
+_HEAP_TYPE = 1 << 9
+
+
+Parts = Iterator[tuple[Any, Any, str]]
+"""Of one object, of the other, and where."""
+
+
+class Unlike(Exception):
+    """Two objects differ; the message says where and how."""
+
+
+@dataclass
+class Likeness:
+    """A renaming of the objects of one module to those of another.
+
+    differing: names of attributes of modules that hold different constants. Code that reads none
+    of them runs alike.
+    """
+
+    partners: dict[int, Any] = field(default_factory=dict)
+    differing: set[str] = field(default_factory=set)
+    _taken: dict[int, Any] = field(default_factory=dict)
+    _kept: list[Any] = field(default_factory=list)
+    """Keeps temporary objects alive, whose ids are noted."""
+
+    def compare(self, one: Any, other: Any, place: str) -> None:
+        """Raises Unlike unless `other` is `one` up to renaming."""
+        if isinstance(one, _CONSTANTS) or isinstance(other, _CONSTANTS):
+            if not same_constant(one, other):
+                raise Unlike(f"{place} is {_short(one)} and {_short(other)}")
+            return
+        if id(one) in self.partners or id(other) in self._taken:
+            if self.partners.get(id(one)) is not other or self._taken.get(id(other)) is not one:
+                raise Unlike(f"{place} is shared in one of them")
+            return
+        self.partners[id(one)], self._taken[id(other)] = other, one
+        self._kept += (one, other)
+        if type(one) is not type(other):
+            raise Unlike(f"{place} is a {type(one).__name__} and a {type(other).__name__}")
+        if isinstance(one, _CONTAINERS) and type(one).__module__ not in _OF_PYTHON:
+            raise Unlike(f"{place} is a {type(one).__name__}, whose state cannot be compared")
+        for value, partner, inner in self._parts(one, other, place):
+            self.compare(value, partner, inner)
+
+    def _parts(self, one: Any, other: Any, place: str) -> Parts:
+        """Pairs of what two objects of one class hold. Raises Unlike if the rest is not equal."""
+        if isinstance(one, nn.Module):
+            return self._module_parts(one, other, place)
+        for kinds, parts in _PARTS:
+            if isinstance(one, kinds):
+                return parts(one, other, place)
+        if is_plain_object(one):
+            return _dict_parts(vars(one), vars(other), place)
+        if one is not other or isinstance(one, weakref.ReferenceType):
+            raise Unlike(f"{place} is a {type(one).__name__}, whose state cannot be compared")
+        return iter(())
+
+    def _module_parts(self, one: nn.Module, other: nn.Module, place: str) -> Parts:
+        for value, partner, inner in _dict_parts(vars(one), vars(other), place):
+            both_constant = isinstance(value, _CONSTANTS) and isinstance(partner, _CONSTANTS)
+            if both_constant and not same_constant(value, partner):
+                self.differing.add(inner.rpartition(".")[2])
+            else:
+                yield value, partner, inner
+
+
+def same_constant(one: Any, other: Any) -> bool:
+    # The text tells 0.0 from -0.0, and nan is itself.
+    return type(one) is type(other) and repr(one) == repr(other)
+
+
+def is_plain_object(value: Any) -> bool:
+    """Whether the attributes of an object are all its state."""
+    classes = type(value).__mro__[:-1]
+    is_python = all(
+        cls.__flags__ & _HEAP_TYPE and not cls.__dict__.get("__slots__") for cls in classes
+    )
+    return is_python and hasattr(value, "__dict__")
+
+
+def _code_parts(one: Any, other: Any, place: str) -> Parts:
+    if one is not other:
+        raise Unlike(f"{place} is other code")
+    return iter(())
+
+
+def _set_parts(one: Any, other: Any, place: str) -> Parts:
+    if one != other or not all(isinstance(item, _CONSTANTS) for item in one):
+        raise Unlike(f"{place} is a set of other items")
+    return iter(())
+
+
+def _method_parts(one: Any, other: Any, place: str) -> Parts:
+    yield one.__func__, other.__func__, place
+    yield one.__self__, other.__self__, place
+
+
+def _partial_parts(one: Any, other: Any, place: str) -> Parts:
+    for name in ("func", "args", "keywords", "__dict__"):
+        yield getattr(one, name), getattr(other, name), place
+
+
+def _dict_parts(one: dict, other: dict, place: str) -> Parts:
+    if list(one) != list(other) or not all(isinstance(key, _CONSTANTS) for key in one):
+        raise Unlike(f"{place} has other attributes or keys")
+    for key, value in one.items():
+        yield value, other[key], f"{place}.{key}".lstrip(".")
+
+
+def _list_parts(one: Any, other: Any, place: str) -> Parts:
+    if len(one) != len(other):
+        raise Unlike(f"{place} has {len(one)} and {len(other)} items")
+    for index, (value, partner) in enumerate(zip(one, other, strict=True)):
+        yield value, partner, f"{place}[{index}]"
+
+
+def _function_parts(one: Any, other: Any, place: str) -> Parts:
+    if one.__code__ is not other.__code__ or one.__globals__ is not other.__globals__:
+        raise Unlike(f"{place} is other code")
+    yield one.__defaults__, other.__defaults__, place
+    yield one.__kwdefaults__, other.__kwdefaults__, place
+    yield one.__dict__, other.__dict__, place
+    cells = (one.__closure__ or (), other.__closure__ or ())
+    for left, right in zip(*cells, strict=True):
+        yield left.cell_contents, right.cell_contents, place
+
+
+def _tensor_parts(one: Tensor, other: Tensor, place: str) -> Parts:
+    if form_of(one) != form_of(other):
+        raise Unlike(f"{place} is {_words(one)} and {_words(other)}")
+    for tensor in (one, other):
+        if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+            raise Unlike(f"{place} has hooks")
+    yield _own(one), _own(other), place
+
+
+def _own(tensor: Tensor) -> dict[str, Any]:
+    """The attributes that a tensor was given."""
+    given = vars(tensor)
+    fakes = ("fake_mode", "fake_device", "constant", "real_tensor", "pytype", "dispatch_keys")
+    return {
+        name: value
+        for name, value in given.items()
+        if not (type(tensor).__name__ == "FakeTensor" and (name in fakes or name.startswith("_")))
+    }
+
+
+def form_of(tensor: Tensor) -> tuple[Any, ...]:
+    """All that code can tell of a tensor without its values."""
+    return (
+        type(tensor),
+        tensor.shape,
+        tensor.stride() if tensor.layout is torch.strided else None,
+        tensor.storage_offset() if tensor.layout is torch.strided else None,
+        tensor.dtype,
+        tensor.device,
+        tensor.layout,
+        tensor.requires_grad,
+        tensor.is_leaf,
+        tensor.is_conj(),
+        tensor.is_neg(),
+        tensor.is_inference(),
+        getattr(tensor, "_is_param", None),
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _words(tensor: Tensor) -> str:
+    grad = "" if tensor.requires_grad else " without gradient"
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{grad}"
+
+
+_PARTS: Any = (
+    (Tensor, _tensor_parts),
+    (_CODE, _code_parts),
+    (types.FunctionType, _function_parts),
+    (types.MethodType, _method_parts),
+    (partial, _partial_parts),
+    ((list, tuple), _list_parts),
+    (dict, _dict_parts),
+    ((set, frozenset), _set_parts),
+)

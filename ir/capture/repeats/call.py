@@ -1,0 +1,170 @@
+# pyright: basic
+# torch's tracing API is private and only partly typed.
+"""A call of a block while dynamo runs, and what the block's code can see of its surroundings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.variables.base import (
+    AttributeMutationExisting,
+    AttributeMutationNew,
+    ValueMutationExisting,
+    ValueMutationNew,
+)
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.dicts import ConstDictVariable
+from torch._dynamo.variables.lazy import LazyVariableTracker
+from torch._dynamo.variables.lists import BaseListVariable, RangeVariable, TupleVariable
+from torch._dynamo.variables.tensor import TensorVariable
+from torch.export._trace import _ExportModuleSpecTrackerDict
+
+
+class Unfit(Exception):
+    """A call cannot be copied, or not from the one before; the message says why."""
+
+
+@dataclass
+class BlockCall:
+    """A call of a block, before it runs."""
+
+    variable: Any
+    tx: Any
+    leaves: list[Any]
+    structure: Any
+    state: tuple[Any, ...]
+    writes: Writes
+
+    @classmethod
+    def of(cls, variable: Any, tx: Any, args: Any, kwargs: Any) -> BlockCall:
+        if not tx.output.is_root_tracer():
+            raise Unfit("it is called within a higher-order operator")
+        name = name_of(variable)
+        if any(
+            called == name or called.startswith((f"{name}.", f"{name}[")) for called in tx.num_calls
+        ):
+            raise Unfit("it is called again")
+        leaves: list[Any] = []
+        structure = (
+            tuple(structure_of(arg, leaves) for arg in args),
+            tuple((key, structure_of(arg, leaves)) for key, arg in kwargs.items()),
+        )
+        return cls(variable, tx, leaves, structure, torch_state(tx), writes_of(tx))
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        return [leaf.as_proxy().node for leaf in self.leaves]
+
+
+def name_of(variable: Any) -> str:
+    """The name that dynamo gives to a module in the stacks of its nodes."""
+    name = variable.get_nn_module_stack_source().name
+    return re.sub(r"\._(?:modules|parameters|buffers)\[(['\"])([^'\"\]]+)\1\]", r".\2", name)
+
+
+def structure_of(variable: Any, leaves: list[Any]) -> Any:
+    """What is passed, less its tensors, which are added to `leaves`."""
+    if isinstance(variable, LazyVariableTracker):
+        variable = variable.realize()
+    if isinstance(variable, TensorVariable):
+        leaves.append(variable)
+        return Tensor
+    if isinstance(variable, ConstantVariable):
+        return type(variable.value), repr(variable.value)
+    if type(variable) is TupleVariable:
+        return tuple(structure_of(item, leaves) for item in variable.items)
+    raise Unfit(f"it is given a {type(variable).__name__.removesuffix('Variable')}")
+
+
+def torch_state(tx: Any) -> tuple[Any, ...]:
+    """What code can see besides objects: torch's modes, and the frame that calls."""
+    devices = ("cpu", "cuda")
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.is_autocast_cache_enabled(),
+        *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices),
+        torch.are_deterministic_algorithms_enabled(),
+        torch._C._len_torch_function_stack(),
+        len(tx.symbolic_torch_function_state.mode_stack),
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.backends.cuda.math_sdp_enabled(),
+        torch.backends.cuda.mem_efficient_sdp_enabled(),
+        torch.backends.cuda.cudnn_sdp_enabled(),
+        tuple(_frames(tx)),
+    )
+
+
+def _frames(tx: Any) -> Iterator[Any]:
+    while tx is not None:
+        position = tx.current_instruction.positions
+        yield _Same(tx), position.lineno if position else None, tuple(map(_Same, tx.block_stack))
+        yield tuple(tx.nn_module_stack.items())
+        tx = tx.parent
+
+
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """Equal to the same object alone, which it keeps alive."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+Writes = dict[int, tuple[Any, Any]]
+"""By identity of a variable: the variable, and what it holds."""
+
+
+def writes_of(tx: Any) -> Writes:
+    """What has been written so far, to objects from outside the trace and to new ones."""
+    effects: SideEffects = tx.output.side_effects
+    if effects.tensor_hooks:
+        raise Unfit("hooks were registered")
+    written = dict.fromkeys(effects.store_attr_mutations)
+    for variable in effects._get_modified_vars():
+        if isinstance(variable.mutation_type, (AttributeMutationExisting, ValueMutationExisting)):
+            written[variable] = None
+    return {
+        id(variable): (variable, _content(variable, effects))
+        for variable in written
+        if not isinstance(vars(variable).get("value"), _ExportModuleSpecTrackerDict)
+    }
+
+
+def _content(variable: Any, effects: SideEffects) -> Any:
+    attributes = effects.store_attr_mutations.get(variable, {})
+    held = {name: _frozen(value) for name, value in attributes.items()}
+    base = vars(variable).get("_base_vt")
+    return held, _frozen(variable), None if base is None else _frozen(base)
+
+
+def _frozen(variable: Any) -> Any:
+    """A value that equals another one as long as nothing in it changes."""
+    if isinstance(variable, ConstantVariable):
+        return type(variable.value), repr(variable.value)
+    if isinstance(variable, ConstDictVariable):
+        return tuple((_frozen(k.vt), _frozen(v)) for k, v in variable.items.items())
+    if isinstance(variable, BaseListVariable) and not isinstance(variable, RangeVariable):
+        return type(variable), tuple(map(_frozen, variable.items))
+    if "Iterator" in type(variable).__name__ or "Generator" in type(variable).__name__:
+        raise Unfit("Python state holds an iterator")
+    return _Same(variable)
+
+
+def check_unwritten(before: Writes, now: Writes) -> None:
+    """Raises unless nothing was written to that there was before."""
+    for key, (variable, content) in now.items():
+        is_new = isinstance(variable.mutation_type, (AttributeMutationNew, ValueMutationNew))
+        if before[key][1] != content if key in before else not is_new:
+            raise Unfit("Python state was written to")

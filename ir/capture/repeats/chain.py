@@ -1,0 +1,173 @@
+# pyright: basic
+"""Chains of equal blocks in dynamo's graph, and the graph with a chain's middle cut out.
+
+A chain is a run of blocks that stand one right after another, of which each but the first reads its
+own parameters, what the one before it made, and what was there before the chain. Cut to its first
+two and last two blocks it is traced in their time, whatever its length (`lengthen`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from shardweave.ir.capture.repeats.record import BLOCK
+
+_KEPT = 2
+"""Blocks that are kept at each end of a chain."""
+
+
+@dataclass(frozen=True)
+class BlockChain:
+    """Paths of equal blocks, in order of their calls."""
+
+    paths: tuple[str, ...]
+
+    @property
+    def kept(self) -> tuple[str, str, str, str]:
+        first, second, *_, last_but_one, last = self.paths
+        return first, second, last_but_one, last
+
+    @property
+    def cut(self) -> tuple[str, ...]:
+        return self.paths[_KEPT:-_KEPT]
+
+
+def block_of(node: fx.Node) -> str | None:
+    """The path of the block, if it has an equal, that a node is of."""
+    tag = node.meta.get("custom", {}).get(BLOCK)
+    return None if tag is None else tag[1]
+
+
+def chains_of(graph: fx.Graph) -> list[BlockChain]:
+    """All chains from which something can be cut. Linear in the nodes."""
+    links = _links(graph)
+    chains: list[BlockChain] = []
+    run: list[_Link] = []
+    for link in [*links, None]:
+        if run and (link is None or not link.continues(run)):
+            chain = BlockChain(tuple(one.path for one in run))
+            if len(run) > 2 * _KEPT and _is_closed(run):
+                chains.append(chain)
+            # The last block may be the first of the next run.
+            run = run[-1:] if link is not None and link.follows(run[-1]) else []
+        if link is not None:
+            run.append(link)
+    return chains
+
+
+@dataclass
+class _Link:
+    """One block's nodes. reads: per operand where it comes from, equal for blocks that are chained.
+
+    start: its place among all calls of the graph.
+    """
+
+    path: str
+    number: int
+    start: int
+    nodes: list[fx.Node]
+    reads: list[Any]
+
+    def follows(self, other: _Link) -> bool:
+        is_next = self.start == other.start + len(other.nodes)
+        return is_next and self.number == other.number and len(self.nodes) == len(other.nodes)
+
+    def continues(self, run: list[_Link]) -> bool:
+        """Whether the run goes on with this block. The first one may read what it likes."""
+        last = run[-1]
+        return self.follows(last) and (len(run) == 1 or self.reads == last.reads)
+
+
+def _links(graph: fx.Graph) -> list[_Link]:
+    links: list[_Link] = []
+    calls = [node for node in graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+    for place, node in enumerate(calls):
+        path = block_of(node)
+        if path is None:
+            continue
+        if not links or links[-1].path != path:
+            links.append(_Link(path, node.meta["custom"][BLOCK][0], place, [], []))
+        links[-1].nodes.append(node)
+    for before, link in zip([None, *links], links, strict=False):
+        link.reads = _reads(link, before)
+    return links
+
+
+def _reads(link: _Link, before: _Link | None) -> list[Any]:
+    own = {node: index for index, node in enumerate(link.nodes)}
+    others = {} if before is None else {node: index for index, node in enumerate(before.nodes)}
+    prefix = f"model.{link.path}."
+    reads: list[Any] = []
+    for node in link.nodes:
+        for operand in node.all_input_nodes:
+            if operand in own:
+                reads.append(("own", own[operand]))
+            elif operand in others:
+                reads.append(("before", others[operand]))
+            elif operand.op == "get_attr" and str(operand.target).startswith(prefix):
+                reads.append(("parameter", str(operand.target)[len(prefix) :]))
+            elif operand.op == "get_attr":
+                reads.append(("attribute", operand.target))
+            else:
+                reads.append(("outside", operand))
+    return reads
+
+
+def _is_closed(run: list[_Link]) -> bool:
+    """Whether each block of a run but the last is read by itself and the next one only."""
+    for link, following in zip(run, [*run[1:], None], strict=True):
+        allowed = {*link.nodes, *(following.nodes if following else ())}
+        prefix = f"model.{link.path}."
+        for node in link.nodes:
+            if following is not None and not allowed.issuperset(node.users):
+                return False
+            for operand in node.all_input_nodes:
+                is_own = operand.op == "get_attr" and str(operand.target).startswith(prefix)
+                if is_own and not set(link.nodes).issuperset(operand.users):
+                    return False
+    return True
+
+
+def shortened(exported: fx.GraphModule, chains: list[BlockChain]) -> fx.GraphModule:
+    """The graph with the cut blocks of all chains left out, and the parameters of these."""
+    cut = {path for chain in chains for path in chain.cut}
+    graph = fx.Graph()
+    bridges = _bridges(exported.graph, chains)
+    values: dict[fx.Node, fx.Node] = {}
+    needed = {
+        operand
+        for node in exported.graph.nodes
+        if block_of(node) not in cut
+        for operand in node.all_input_nodes
+    }
+    for node in exported.graph.nodes:
+        if block_of(node) in cut or (node.op == "get_attr" and node not in needed):
+            continue
+        values[node] = graph.node_copy(node, lambda n: values[bridges.get(n, n)])
+    graph._codegen = exported.graph._codegen
+    short = fx.GraphModule(exported, graph)
+    short.meta.update(exported.meta)
+    short.train(exported.training)
+    return short
+
+
+def _bridges(graph: fx.Graph, chains: list[BlockChain]) -> dict[fx.Node, fx.Node]:
+    """For the nodes of the last block that is cut, those of the last one that is kept before it."""
+    nodes: dict[str, list[fx.Node]] = {}
+    for node in graph.nodes:
+        path = block_of(node)
+        if path is not None:
+            nodes.setdefault(path, []).append(node)
+    pairs = [(chain.cut[-1], chain.paths[_KEPT - 1]) for chain in chains]
+    return {a: b for old, new in pairs for a, b in zip(nodes[old], nodes[new], strict=True)}
+
+
+def parameter_order(exported: torch.nn.Module) -> dict[str, int]:
+    """The place of each parameter and buffer among a traced graph's inputs."""
+    names = (*dict(exported.named_parameters(remove_duplicate=False)),)
+    names += (*dict(exported.named_buffers(remove_duplicate=False)),)
+    return {name: place for place, name in enumerate(names)}

@@ -1,0 +1,297 @@
+# pyright: basic
+# torch's tracing API is private and only partly typed.
+"""The traced graph of a model with a long chain of equal blocks, from that of a short one.
+
+The short chain has blocks 1, 2, n-1 and n. Operators are traced one by one, each from the forms of
+its operands, and autograd runs backward what ran forward, last first. So if blocks 2 and n-1 came
+out equal, forward and backward, and take the same from their neighbours on both sides, any further
+block between them comes out equal too. That is checked here, node for node; where it does not hold
+the whole graph is traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx
+
+from shardweave.ir.capture.repeats.alike import form_of, same_constant
+from shardweave.ir.capture.repeats.chain import BlockChain, block_of
+from shardweave.ir.capture.repeats.rebuild import (
+    Entry,
+    flat_results,
+    is_gradient,
+    numbered,
+    parameter_of,
+    rebuilt,
+    renamed_stack,
+)
+
+_ENDS = ("placeholder", "output")
+_CONSTANT = re.compile(r"_tensor_constant\d+(_\d+)?$")
+_NAME = re.compile(r"(.*?)(?:_(\d+))?$")
+
+
+class Irregular(Exception):
+    """The blocks of a chain were not traced alike; the message says where."""
+
+
+@contextlib.contextmanager
+def all_names() -> Iterator[list[str]]:
+    """The names of the nodes of a graph traced meanwhile, with those that it drops as unused."""
+    names: list[str] = []
+    eliminate = fx.Graph.eliminate_dead_code
+
+    def noting(graph: fx.Graph, *args: Any, **kwargs: Any) -> bool:
+        if not names:
+            names.extend(node.name for node in graph.nodes if node.op not in _ENDS)
+        return eliminate(graph, *args, **kwargs)
+
+    with mock.patch.object(fx.Graph, "eliminate_dead_code", noting):
+        yield names
+
+
+def lengthened(
+    graph: fx.Graph, names: Sequence[str], chains: Sequence[BlockChain], order: Mapping[str, int]
+) -> fx.Graph:
+    """The graph with all blocks of the chains.
+
+    names: of all nodes that were traced, in order. order: the place of each parameter among the
+    inputs. Raises Irregular where blocks are not alike.
+    """
+    entries = _entries(graph, names)
+    for chain in chains:
+        entries = _Lengthening(graph, entries, chain).entries()
+    return rebuilt(graph, entries, order)
+
+
+def _entries(graph: fx.Graph, names: Sequence[str]) -> list[Entry]:
+    """One entry a call, with those that were dropped. Raises Irregular if names have gaps."""
+    nodes = {node.name: node for node in graph.nodes if node.op not in _ENDS}
+    if [name for name in names if name in nodes] != list(nodes):
+        raise Irregular("calls were reordered")
+    entries: list[Entry] = []
+    firsts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
+    for name in names:
+        if _CONSTANT.match(name):
+            entries.append(Entry(name, None, nodes.get(name), None, False))
+            continue
+        base = _base(name)
+        if base not in counts:  # fx numbers the names of Python's own from 1
+            counts[base] = firsts[base] = int(name == f"{base}_1")
+        if name != numbered(base, counts[base]):
+            raise Irregular(f"{name} is not the next name")
+        counts[base] += 1
+        node = nodes.get(name)
+        is_backward = node is not None and bool(node.meta.get("autograd_backward"))
+        block = None if node is None else block_of(node)
+        entries.append(Entry(base, firsts[base], node, block, is_backward))
+    return entries
+
+
+def _base(name: str) -> str:
+    match = _NAME.match(name)
+    assert match is not None
+    return match[1]
+
+
+class _Lengthening:
+    """Puts the blocks that were cut back into one chain."""
+
+    def __init__(self, graph: fx.Graph, entries: list[Entry], chain: BlockChain) -> None:
+        self.all, self.chain = entries, chain
+        self.forward = self._spans(chain.kept, is_backward=False)
+        self.backward = self._spans(chain.kept[::-1], is_backward=True)[::-1]
+        if not all(self.forward) or any(map(bool, self.backward)) != all(map(bool, self.backward)):
+            raise Irregular("a block has no calls")
+        spans = zip(self.forward, self.backward, strict=True)
+        self.blocks = [_nodes((*one, *other)) for one, other in spans]
+        self.owner = {node: index for index, block in enumerate(self.blocks) for node in block}
+        self.earlier: dict[fx.Node, fx.Node] = {}
+        self.later: dict[fx.Node, fx.Node] = {}
+        self._check_alike()
+        self._check_closed(graph)
+
+    def _spans(self, paths: Sequence[str], is_backward: bool) -> list[list[Entry]]:
+        """Of each block all entries from its first one to the next block's first."""
+        starts, end = [], 0
+        for path in paths:
+            places = [
+                place
+                for place, entry in enumerate(self.all)
+                if entry.block == path and entry.is_backward == is_backward
+            ]
+            if not places:
+                return [[] for _ in paths]
+            starts.append(places[0])
+            end = places[-1] + 1
+        while end < len(self.all) and _is_sum_of_gradients(self.all[end]):
+            end += 1
+        spans = [self.all[a:b] for a, b in zip(starts, [*starts[1:], end], strict=True)]
+        for path, span in zip(paths, spans, strict=True):
+            if any(entry.block not in (path, None) for entry in span):
+                raise Irregular(f"calls of {path} mix with those of others")
+            if any(entry.node and entry.is_backward != is_backward for entry in span):
+                raise Irregular(f"the backward pass of {path} begins before its forward pass ends")
+        return spans
+
+    # Whether the second block and the last but one are alike
+
+    def _check_alike(self) -> None:
+        for spans in (self.forward, self.backward):
+            if [e.base for e in spans[1]] != [e.base for e in spans[2]]:
+                raise Irregular("blocks have other calls")
+            if [e.node is None for e in spans[1]] != [e.node is None for e in spans[2]]:
+                raise Irregular("blocks have other calls")
+        self.partner = dict(zip(self.blocks[1], self.blocks[2], strict=True))
+        for one, other in self.partner.items():
+            self._check_pair(one, other)
+        self.original = {other: one for one, other in self.partner.items()}
+
+    def _check_pair(self, one: fx.Node, other: fx.Node) -> None:
+        if one.target != other.target or not _same_meta(one, other, self.chain.kept[1:3]):
+            raise Irregular(f"{one.name} and {other.name} differ")
+        if not self._same_arguments((one.args, one.kwargs), (other.args, other.kwargs)):
+            raise Irregular(f"{one.name} and {other.name} have other operands")
+
+    def _same_arguments(self, one: Any, other: Any) -> bool:
+        if isinstance(one, fx.Node) and isinstance(other, fx.Node):
+            return self._same_operand(one, other)
+        if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+            pairs = zip(one, other, strict=False)
+            return len(one) == len(other) and all(self._same_arguments(a, b) for a, b in pairs)
+        if isinstance(one, dict) and isinstance(other, dict):
+            return list(one) == list(other) and all(
+                self._same_arguments(one[k], other[k]) for k in one
+            )
+        return same_constant(one, other)
+
+    def _same_operand(self, one: fx.Node, other: fx.Node) -> bool:
+        """Both from the same place, seen from their blocks."""
+        places = self.owner.get(one), self.owner.get(other)
+        if places == (1, 2):
+            return self.partner[one] is other
+        if places == (0, 1):
+            return self.earlier.setdefault(one, other) is other
+        if places == (2, 3):
+            return self.later.setdefault(one, other) is other
+        if places != (None, None):
+            return False
+        if one is other:
+            return parameter_of(one, self.chain.kept[1]) is None
+        names = [
+            parameter_of(n, path)
+            for n, path in zip((one, other), self.chain.kept[1:3], strict=True)
+        ]
+        return names[0] is not None and names[0] == names[1]
+
+    def _check_closed(self, graph: fx.Graph) -> None:
+        """What the two blocks make is read by their neighbours, or is a parameter's gradient."""
+        output = graph.output_node()
+        descs: dict[Any, Any] = dict(zip(flat_results(output), output.meta["desc"], strict=True))
+        for index in (1, 2):
+            for node in self.blocks[index]:
+                for user in node.users:
+                    place = self.owner.get(user)
+                    if place is not None and abs(place - index) <= 1:
+                        continue
+                    desc: Any = descs.get(node) if user is output else None
+                    name = desc.grad_of.target if is_gradient(desc) else ""
+                    if not name.startswith(f"model.{self.chain.kept[index]}."):
+                        raise Irregular(f"{node.name} is read outside of its block")
+
+    # The long chain
+
+    def entries(self) -> list[Entry]:
+        """All entries, with those of further blocks like the second."""
+        cut = self.chain.cut
+        copies = [self._copies(path) for path in cut]
+        self._connect(copies)
+        forward = [entry for one, _ in copies for entry in one]
+        backward = [entry for _, one in reversed(copies) for entry in one]
+        first = self.all.index(self.forward[2][0])
+        entries = [*self.all[:first], *forward]
+        if backward:
+            second = self.all.index(self.backward[1][0])
+            entries += [*self.all[first:second], *backward, *self.all[second:]]
+        else:
+            entries += self.all[first:]
+        return entries
+
+    def _copies(self, path: str) -> tuple[list[Entry], list[Entry]]:
+        def copied(span: list[Entry]) -> list[Entry]:
+            rename = (self.chain.kept[1], path)
+            return [replace(entry, block=path, renamed=rename, operands={}) for entry in span]
+
+        return copied(self.forward[1]), copied(self.backward[1])
+
+    def _connect(self, copies: list[tuple[list[Entry], list[Entry]]]) -> None:
+        """Let each block read its own values and its neighbours'."""
+        second, last_but_one = self._by_node(1), self._by_node(2)
+        line = [second]
+        line += [{e.node: e for span in spans for e in span if e.node} for spans in copies]
+        for place, values in enumerate(line):
+            before = line[place - 1] if place else None
+            after = line[place + 1] if place + 1 < len(line) else None
+            for entry in values.values():
+                for operand in _operands(entry):
+                    owner = self.owner.get(operand)
+                    if owner == 1 and place:
+                        entry.operands[operand] = values[operand]
+                    elif owner == 0 and before is not None:
+                        entry.operands[operand] = before[self.earlier[operand]]
+                    elif owner == 2:
+                        other = self.original[operand]
+                        entry.operands[operand] = after[other] if after else last_but_one[operand]
+        for node, entry in last_but_one.items():
+            for operand in node.all_input_nodes:
+                if self.owner.get(operand) == 1:
+                    entry.operands[operand] = line[-1][operand]
+
+    def _by_node(self, index: int) -> dict[Any, Entry]:
+        return {e.node: e for e in (*self.forward[index], *self.backward[index]) if e.node}
+
+
+def _is_sum_of_gradients(entry: Entry) -> bool:
+    """Torch does not say of which block."""
+    is_sum = entry.node is not None and entry.node.meta.get("is_gradient_acc", False)
+    return is_sum and entry.block is None
+
+
+def _operands(entry: Entry) -> list[fx.Node]:
+    return [] if entry.node is None else entry.node.all_input_nodes
+
+
+def _nodes(entries: Sequence[Entry]) -> list[fx.Node]:
+    return [entry.node for entry in entries if entry.node is not None]
+
+
+def _same_meta(one: fx.Node, other: fx.Node, paths: Sequence[str]) -> bool:
+    if one.meta.get("stack_trace") != other.meta.get("stack_trace"):
+        return False
+    if _forms(one.meta.get("val")) != _forms(other.meta.get("val")):
+        return False
+    for key in ("nn_module_stack", "fwd_nn_module_stack"):
+        stacks = (
+            renamed_stack(one.meta.get(key), *paths),
+            renamed_stack(other.meta.get(key), *paths),
+        )
+        if list((stacks[0] or {}).values()) != list((stacks[1] or {}).values()):
+            return False
+    return True
+
+
+def _forms(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return form_of(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_forms, value))
+    return repr(value)

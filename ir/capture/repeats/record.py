@@ -1,0 +1,315 @@
+# pyright: basic
+# torch's tracing API is private and only partly typed.
+"""A block's call as dynamo traced it, and its copies for blocks that are alike."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._dynamo.variables import builder
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.lists import TupleVariable
+from torch._dynamo.variables.tensor import TensorVariable
+from torch.fx.node import map_arg
+
+from shardweave.ir.capture.repeats.alike import Likeness, form_of
+from shardweave.ir.capture.repeats.call import (
+    BlockCall,
+    Unfit,
+    check_unwritten,
+    name_of,
+    structure_of,
+    torch_state,
+    writes_of,
+)
+
+BLOCK = "shardweave.block"
+"""Key of a node's `custom` metadata: (number of the record, path of the block)."""
+
+_WORD = re.compile(r"\w+")
+
+
+@dataclass
+class TracedBlock:
+    """A call of a block as dynamo traced it.
+
+    words: all that its code read, as names and parts of names.
+    """
+
+    path: str
+    call: BlockCall
+    number: int
+    words: set[str] = field(default_factory=set)
+    nodes: list[fx.Node] = field(default_factory=list)
+    results: Any = None
+    versions: list[int] = field(default_factory=list)
+    sources: Any = None
+    first_calls: dict[str, int] = field(default_factory=dict)
+    tensors: dict[int, str] = field(default_factory=dict)
+    """The names within the block of its parameters and buffers, by identity."""
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        output = self.call.tx.output
+        tracer = output.current_tracer
+        sources, self.sources = tracer.traced_sources, type(tracer.traced_sources)()
+        before = set(tracer.graph.nodes)
+        calls = dict(self.call.tx.num_calls)
+        self.versions = [_example(node)._version for node in self.call.nodes]
+        tracer.traced_sources = self.sources
+        try:
+            yield
+        finally:
+            tracer.traced_sources = sources
+            for source in self.sources:
+                sources.add(source)
+        self.nodes = [node for node in tracer.graph.nodes if node not in before]
+        self.first_calls = {
+            name: count
+            for name, count in self.call.tx.num_calls.items()
+            if calls.get(name) != count
+        }
+
+    # What must hold for any copy
+
+    def finish(self, result: Any) -> None:
+        """Raises Unfit if what happened is not all in the nodes."""
+        call, module = self.call, self.call.variable.value
+        check_unwritten(call.writes, writes_of(call.tx))
+        if torch_state(call.tx) != call.state:
+            raise Unfit("it changes a mode of torch")
+        if [_example(node)._version for node in call.nodes] != self.versions:
+            raise Unfit("it changes its inputs in place")
+        leaves: list[Any] = []
+        structure = structure_of(result, leaves)
+        self.results = (structure, [leaf.as_proxy().node for leaf in leaves])
+        named = (
+            *module.named_parameters(remove_duplicate=False),
+            *module.named_buffers(remove_duplicate=False),
+        )
+        self.tensors = {id(tensor): name for name, tensor in named}
+        self._note_words()
+        self._check_nodes()
+        self._check_results(leaves)
+        prefix = name_of(call.variable)
+        if not all(
+            name == prefix or name.startswith((f"{prefix}.", f"{prefix}["))
+            for name in self.first_calls
+        ):
+            raise Unfit("it calls modules from outside")
+
+    def _note_words(self) -> None:
+        for source in self.sources:
+            # Every attribute of a module has __dict__ in its name; what counts is who reads it.
+            self.words.update(set(_WORD.findall(source.name)) - {"__dict__"})
+
+    def _check_nodes(self) -> None:
+        own = set(self.nodes)
+        given = set(self.call.nodes)
+        attributes = self.call.tx.output.nn_modules
+        for node in self.nodes:
+            if node.op == "get_attr":
+                continue
+            if node.op not in ("call_function", "call_method"):
+                raise Unfit(f"it makes a {node.op}")
+            for operand in node.all_input_nodes:
+                if operand.op == "get_attr":
+                    tensor = attributes.get(operand.target)
+                    if not isinstance(tensor, Tensor):
+                        raise Unfit("it calls a higher-order operator")
+                    if _example(operand)._version:
+                        raise Unfit(
+                            f"it changes {self.tensors.get(id(tensor), 'a tensor')} in place"
+                        )
+                elif operand not in own and operand not in given:
+                    raise Unfit("it reads an intermediate value that it is not given")
+
+    def _check_results(self, leaves: list[Any]) -> None:
+        own = set(self.nodes)
+        outside = {
+            _storage(_example(operand))
+            for node in self.nodes
+            for operand in (node, *node.all_input_nodes)
+            if operand not in own or operand.op == "get_attr"
+            if isinstance(_example(operand), Tensor)
+        }
+        given = set(self.call.nodes)
+        leaves = [leaf for leaf in leaves if leaf.as_proxy().node not in given]
+        storages = [_storage(_example(leaf.as_proxy().node)) for leaf in leaves]
+        for leaf, storage in zip(leaves, storages, strict=True):
+            node = leaf.as_proxy().node
+            example = _example(node)
+            if node not in own or storage in outside or storages.count(storage) > 1:
+                raise Unfit("it returns a view of an input or of another result")
+            if type(leaf) is not TensorVariable or leaf.source is not None:
+                raise Unfit("it returns what is no plain tensor")
+            if not torch.ops.aten.is_non_overlapping_and_dense(example) or example.storage_offset():
+                raise Unfit("it returns a strided tensor")
+
+    # Copying
+
+    def copy(self, call: BlockCall, path: str) -> Any:
+        """The result of another call. Raises Unfit or Unlike where that would not be the same."""
+        old, new = self.call.variable, call.variable
+        if call.structure != self.call.structure:
+            raise Unfit("it is given other arguments")
+        if call.state != self.call.state:
+            raise Unfit("it is called elsewhere, or under other modes of torch")
+        check_unwritten(self.call.writes, call.writes)
+        likeness = Likeness()
+        likeness.compare(old.value, new.value, "")
+        read = likeness.differing & self.words
+        if likeness.differing and "__dict__" in self.words:
+            read = likeness.differing
+        if read:
+            name = min(read)
+            raise Unfit(f"they differ in {name}")
+        values = self._given(call)
+        renaming = _Renaming(self.call, call)
+        values.update(self._attributes(call, likeness, renaming))
+        return self._emit(call, path, values, renaming)
+
+    def _given(self, call: BlockCall) -> dict[fx.Node, fx.Node]:
+        values: dict[fx.Node, fx.Node] = {}
+        for old, new in zip(self.call.leaves, call.leaves, strict=True):
+            old_node, new_node = old.as_proxy().node, new.as_proxy().node
+            if values.setdefault(old_node, new_node) is not new_node:
+                raise Unfit("it is given one tensor twice")
+            if old_node is new_node:
+                continue
+            if type(old) is not type(new) or old.source is not None or new.source is not None:
+                raise Unfit("it is given another input of the model")
+            if form_of(_example(old_node)) != form_of(_example(new_node)):
+                raise Unfit("it is given tensors of another form")
+        if len(set(values.values())) != len(values):
+            raise Unfit("it is given one tensor twice")
+        return values
+
+    def _attributes(
+        self, call: BlockCall, likeness: Likeness, renaming: _Renaming
+    ) -> dict[fx.Node, fx.Node]:
+        """The new block's parameters and buffers for those of the old one."""
+        values: dict[fx.Node, fx.Node] = {}
+        output = call.tx.output
+        old_source, new_source = self.call.variable.source, call.variable.source
+        used = dict.fromkeys(operand for node in self.nodes for operand in node.all_input_nodes)
+        for node in used:
+            if node.op != "get_attr":
+                continue
+            tensor = output.nn_modules[node.target]
+            if id(tensor) not in self.tensors:
+                values[node] = node
+                continue
+            source = output.param_name_to_source[node.target]
+            renamed = source.clone(lambda s: new_source if s == old_source else s)
+            partner = likeness.partners[id(tensor)]
+            if (renamed == source) != (partner is tensor):
+                raise Unfit("a parameter is reached another way")
+            meta = node.meta | {"nn_module_stack": renaming.stack(node)}
+            values[node] = _read(output, renamed, partner, meta)
+        return values
+
+    def _emit(
+        self, call: BlockCall, path: str, values: dict[fx.Node, fx.Node], renaming: _Renaming
+    ) -> Any:
+        graph = call.tx.output.current_tracer.graph
+        self._mark(self.nodes, self.path)
+        made: list[fx.Node] = []
+        for node in self.nodes:
+            if node.op == "get_attr":
+                continue
+            args = map_arg(node.args, values.__getitem__)
+            kwargs = map_arg(node.kwargs, values.__getitem__)
+            copied = graph.create_node(node.op, node.target, args, kwargs)
+            copied.meta = node.meta | {"nn_module_stack": renaming.stack(node)}
+            values[node] = copied
+            made.append(copied)
+        self._mark(made, path)
+        for name, count in self.first_calls.items():
+            call.tx.num_calls[renaming.name(name)] = count
+        structure, nodes = self.results
+        given = dict(zip(self.call.nodes, call.leaves, strict=True))
+        leaves = [given.get(n) or self._fresh(call.tx, values[n], n) for n in nodes]
+        return _result(structure, iter(leaves))
+
+    def _mark(self, nodes: list[fx.Node], path: str) -> None:
+        for node in nodes:
+            if node.op != "get_attr":
+                node.meta["custom"] = node.meta.get("custom", {}) | {BLOCK: (self.number, path)}
+
+    def _fresh(self, tx: Any, node: fx.Node, old: fx.Node) -> Any:
+        """A result as a tensor of its own."""
+        example = _example(old)
+        with tx.fake_mode, torch.no_grad():
+            value = torch.empty_strided(
+                example.shape, example.stride(), dtype=example.dtype, device=example.device
+            )
+        if example.requires_grad:
+            with tx.fake_mode, torch.enable_grad():
+                value = value.requires_grad_().clone()
+        if form_of(value) != form_of(example):
+            raise AssertionError(f"{form_of(value)} is not {form_of(example)}")
+        del node.meta["example_value"]
+        return builder.wrap_fx_proxy(
+            tx, fx.Proxy(node, tx.output.current_tracer), example_value=value
+        )
+
+
+def _read(output: Any, source: Any, tensor: Tensor, meta: dict[str, Any]) -> fx.Node:
+    """The node that reads a parameter or buffer; of a new one the metadata are given."""
+    if tensor in output.side_effects:
+        return output.side_effects[tensor].as_proxy().node
+    name = output.module_key_name(source.name)
+    if name in output.nn_modules:
+        raise Unfit("a parameter's name is taken")
+    output.nn_modules[name] = tensor
+    output.param_name_to_source[name] = source
+    node = output.root_tracer.graph.create_node("get_attr", name)
+    node.meta = meta
+    return node
+
+
+def _result(structure: Any, fresh: Iterator[Any]) -> Any:
+    if structure is Tensor:
+        return next(fresh)
+    if structure and isinstance(structure[0], type) and structure[0] is not Tensor:
+        return ConstantVariable.create(None)
+    return TupleVariable([_result(item, fresh) for item in structure])
+
+
+class _Renaming:
+    """From the modules of one block to those of another."""
+
+    def __init__(self, old: BlockCall, new: BlockCall) -> None:
+        self.old, self.new = name_of(old.variable), name_of(new.variable)
+        pairs = zip(
+            old.variable.value.named_modules(remove_duplicate=False),
+            new.variable.value.named_modules(remove_duplicate=False),
+            strict=True,
+        )
+        self.keys = {str(id(one)): str(id(other)) for (_, one), (_, other) in pairs}
+
+    def name(self, name: str) -> str:
+        is_inner = name == self.old or name.startswith((f"{self.old}.", f"{self.old}["))
+        return self.new + name[len(self.old) :] if is_inner else name
+
+    def stack(self, node: fx.Node) -> dict[str, tuple[str, Any]]:
+        stack = {}
+        for key, (name, kind) in node.meta["nn_module_stack"].items():
+            module, mark, count = key.partition("@")
+            stack[self.keys.get(module, module) + mark + count] = (self.name(name), kind)
+        return stack
+
+
+def _example(node: fx.Node) -> Any:
+    return node.meta.get("example_value")
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -1,0 +1,182 @@
+# pyright: basic
+# torch's tracing API is private and only partly typed.
+"""Blocks that dynamo need not run again, since it ran a block that is alike."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+from torch import fx, nn
+from torch._dynamo import functional_export
+from torch._dynamo.variables import nn_module, user_defined
+
+from shardweave.ir.capture.repeats.alike import Unlike
+from shardweave.ir.capture.repeats.call import BlockCall, Unfit
+from shardweave.ir.capture.repeats.record import TracedBlock
+
+logger = logging.getLogger(__name__)
+
+_OF_MODEL = re.compile(r"L\['self'\](\.\w+|\[('[^']*'|\d+)\])*")
+_CODE_OF_MODULES = frozenset(
+    method.__code__ for method in vars(nn.Module).values() if hasattr(method, "__code__")
+)
+_MAX_RECORDS = 8
+
+
+@dataclass
+class Repeats:
+    """The calls of blocks in the trace that dynamo makes.
+
+    The first call of a block is traced as ever and written down. At the call of another one dynamo
+    has run all code up to there, so everything that the block's code can see is at hand: its own
+    state, the arguments, torch's modes, and what it reads from outside. If all of that is what the
+    first block had, up to renaming, its code does the same, and the first block's nodes are copied.
+
+    copied: paths of the blocks that were copied. notes: why others were not.
+    """
+
+    paths: Mapping[int, str]
+    copied: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    _records: list[TracedBlock] = field(default_factory=list)
+    _output: Any = None
+    _recording: TracedBlock | None = None
+    _checked: set[Any] = field(default_factory=set)
+    """The sources that do not lead to blocks."""
+
+    _inner: set[int] = field(default_factory=set)
+    """The modules that are blocks, in blocks, or hold blocks, by identity."""
+
+    def call(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        """Call a module; a copy of the recorded nodes if it is a block like one before."""
+        path = self.paths.get(id(variable.value))
+        if path is None or self._recording is not None or not variable.source:
+            return original(variable, tx, args, kwargs)
+        if tx.output is not self._output:
+            self._output, self._records = tx.output, []
+            self.copied, self.notes = [], []
+            self._checked = set()
+        try:
+            self._check_outside(tx)
+            call = BlockCall.of(variable, tx, args, kwargs)
+        except Unfit as reason:
+            self._say(path, reason)
+            return original(variable, tx, args, kwargs)
+        said: str | None = None
+        for record in self._records:
+            try:
+                result = record.copy(call, path)
+            except (Unfit, Unlike) as reason:
+                said = f"unlike {record.path}: {reason}"
+            else:
+                self.copied.append(path)
+                return result
+        if said is not None:
+            self._say(path, said)
+        return self._record(original, call, path, args, kwargs)
+
+    def _record(self, original: Any, call: BlockCall, path: str, args: Any, kwargs: Any) -> Any:
+        record = TracedBlock(path, call, len(self._records))
+        self._recording = record
+        try:
+            with record.watching():
+                result = original(call.variable, call.tx, args, kwargs)
+        finally:
+            self._recording = None
+        try:
+            record.finish(result)
+        except Unfit as reason:
+            self._say(path, reason)
+        else:
+            if len(self._records) < _MAX_RECORDS:
+                self._records.append(record)
+        return result
+
+    def _check_outside(self, tx: Any) -> None:
+        """Raises if code has read an object, not by way of the model, that leads to blocks.
+
+        What dynamo read once it does not read anew, so all that was read so far counts.
+        """
+        for source in tx.output.root_tracer.traced_sources:
+            if source in self._checked:
+                continue
+            name = source.name
+            if not _OF_MODEL.fullmatch(name):
+                try:
+                    value = tx.output.resolve_source_value(source)
+                except Exception as error:  # whatever reading an attribute may raise
+                    raise Unfit(f"{name} is read") from error
+                if _leads_to_blocks(value, self._inner):
+                    raise Unfit(f"{name} is read, which holds blocks")
+            self._checked.add(source)
+
+    def _say(self, path: str, reason: Any) -> None:
+        self.notes.append(f"{path}: {reason}")
+        logger.info("block %s is traced on its own: %s", path, reason)
+
+    def read(self, name: str, tx: Any) -> None:
+        """Note that code reads an attribute. nn.Module's own does not look at what is in a dict."""
+        if self._recording is not None and not (
+            name == "__dict__" and tx.f_code in _CODE_OF_MODULES
+        ):
+            self._recording.words.add(name)
+
+
+@contextlib.contextmanager
+def repeats_of(blocks: Mapping[str, nn.Module]) -> Iterator[Repeats]:
+    """Copies these modules (by path) where dynamo calls them and nothing is new to their code."""
+    paths = {id(module): path for path, module in blocks.items()}
+    inner = {id(module) for block in blocks.values() for module in block.modules()}
+    repeats = Repeats(paths, _inner=inner)
+    clean_export_root = functional_export.clean_export_root
+    call_function = nn_module.UnspecializedNNModuleVariable.call_function
+    var_getattr = user_defined.UserDefinedObjectVariable.var_getattr
+
+    def calling(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        return repeats.call(call_function, self, tx, args, kwargs)
+
+    def reading(self: Any, tx: Any, name: str) -> Any:
+        repeats.read(name, tx)
+        return var_getattr(self, tx, name)
+
+    def cleaning(exported: fx.GraphModule) -> None:
+        _merge_reads(exported.graph)
+        clean_export_root(exported)
+
+    with (
+        mock.patch.object(functional_export, "clean_export_root", cleaning),
+        mock.patch.object(nn_module.UnspecializedNNModuleVariable, "call_function", calling),
+        mock.patch.object(user_defined.UserDefinedObjectVariable, "var_getattr", reading),
+    ):
+        yield repeats
+
+
+def _merge_reads(graph: fx.Graph) -> None:
+    """One node for each parameter: dynamo, which reads it again, does not know of ours."""
+    first: dict[Any, fx.Node] = {}
+    for node in graph.find_nodes(op="get_attr"):
+        if first.setdefault(node.target, node) is not node:
+            node.replace_all_uses_with(first[node.target])
+            graph.erase_node(node)
+
+
+def _leads_to_blocks(value: Any, inner: set[int]) -> bool:
+    """Whether code that has this object can tell one block from another."""
+    if isinstance(value, nn.Module):
+        return any(id(module) in inner for module in value.modules())
+    if isinstance(value, dict):
+        parts = [*value.keys(), *value.values()]
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        parts = list(value)
+    else:
+        return False
+    return any(
+        (isinstance(part, nn.Module) and id(part) in inner) or (type(part) is int and part in inner)
+        for part in parts
+    )

@@ -1,0 +1,490 @@
+"""Equal blocks captured once: the program is that of tracing every block, to the letter."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from shardweave.driver.models import build_example
+from shardweave.ir.capture import trace
+from shardweave.ir.capture.capture import CaptureError, capture
+from shardweave.ir.capture.repeats import joint, watch
+
+REGISTRY: Any = []
+
+
+class Block(nn.Module):
+    """y = x + b(gelu(a(norm(x)))), with `index`, which it does not read."""
+
+    def __init__(self, index: int = 0, width: int = 8) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.a, self.b = nn.Linear(width, width), nn.Linear(width, width)
+        self.index = index
+        self.shared: Any = None
+
+    def change(self, x: Tensor) -> Tensor:
+        return self.b(nn.functional.gelu(self.a(self.norm(x))))
+
+    def forward(self, x: Tensor) -> Any:
+        return x + self.change(x)
+
+
+class Holder(Block):
+    """Has its index in a list, an object and a closure as well."""
+
+    def __init__(self, index: int = 0) -> None:
+        super().__init__(index)
+        self.list = [index]
+        self.object = SimpleNamespace(index=index)
+        self.closure = lambda: index
+
+
+class State:
+    """Python state that a model writes while it runs."""
+
+    def __init__(self) -> None:
+        self.factor = 1
+
+
+class Net(nn.Module):
+    """Blocks in a row between two linear maps; `body` says how they are called."""
+
+    def __init__(self, body: Any = None, num_blocks: int = 8, block: Any = Block) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.layers = nn.ModuleList(block(index) for index in range(num_blocks))
+        self.body = body or in_a_row
+        self.state = State()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.body(self, self.first(x))).square().mean()
+
+
+def in_a_row(net: Any, x: Tensor) -> Tensor:
+    for layer in net.layers:
+        x = layer(x)
+    return x
+
+
+class Seen:
+    """What a capture copied, the lengths of its chains, and what it said."""
+
+    def __init__(self) -> None:
+        self.copied: list[str] = []
+        self.chains: list[int] = []
+        self.notes: list[str] = []
+
+
+def text_of(model: nn.Module, args: Any, kwargs: Any, train: bool) -> str:
+    try:
+        program = capture(model, args, kwargs, train=train)
+    except CaptureError as error:
+        return str(error)
+    lines = [f"{op.name} {op.location} {op.attributes}" for op in program.ops]
+    return re.sub("0x[0-9a-f]+", "", "\n".join([str(program), *lines]))
+
+
+def both_ways(
+    model: nn.Module, args: Any = None, kwargs: Any = None, train: bool = True
+) -> tuple[Seen, str]:
+    """Capture a model both ways, and compare."""
+    args = [torch.randn(2, 4, 8)] if args is None else args
+    seen = Seen()
+    with pytest.MonkeyPatch.context() as patch:
+        # Not one that the tests share: both ways are to be gone.
+        patch.setattr("shardweave.ir.capture.capture.trace", trace.trace)
+        make, find = watch.Repeats, joint.chains_of
+
+        def making(*given: Any, **named: Any) -> Any:
+            seen.repeats = make(*given, **named)  # pyright: ignore[reportAttributeAccessIssue]
+            return seen.repeats  # pyright: ignore[reportAttributeAccessIssue]
+
+        def finding(graph: Any) -> Any:
+            chains = find(graph)
+            seen.chains += [len(chain.paths) for chain in chains]
+            return chains
+
+        patch.setattr(watch, "Repeats", making)
+        patch.setattr(joint, "chains_of", finding)
+        text = text_of(model, args, kwargs, train)
+        repeats: Any = seen.repeats  # pyright: ignore[reportAttributeAccessIssue]
+        seen.copied, seen.notes = list(repeats.copied), list(repeats.notes)
+        patch.setattr(trace, "block_paths", lambda model: [])
+        plain = text_of(model, args, kwargs, train)
+    assert text == plain
+    return seen, text
+
+
+def subclass(**methods: Any) -> type[Block]:
+    return type("Own", (Block,), methods)
+
+
+# Blocks in which nothing is new
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_blocks_in_a_row_are_copied_and_traced_at_the_ends(train: bool) -> None:
+    seen, _ = both_ways(Net(), train=train)
+    assert (len(seen.copied), seen.chains, seen.notes) == (7, [8], [])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "gpt:layers=7,hidden=64,heads=4,vocab=64,seq=16,batch=2",
+        pytest.param("hf:gpt2:n_layer=6", marks=pytest.mark.slow),
+        "hf:llama:num_hidden_layers=6",
+        pytest.param("hf:bert:num_hidden_layers=6", marks=pytest.mark.slow),
+        pytest.param("hf:vit:num_hidden_layers=6", marks=pytest.mark.slow),
+    ],
+)
+def test_models_are_captured_alike_with_all_blocks_but_one_copied(spec: str) -> None:
+    with FakeTensorMode():
+        example = build_example(spec)
+    seen, text = both_ways(example.module, (), example.kwargs)
+    assert "func.func" in text
+    assert len(seen.copied) == seen.chains[0] - 1 >= 5
+
+
+@pytest.mark.slow
+def test_both_stacks_of_t5_are_captured_alike() -> None:
+    with FakeTensorMode():
+        example = build_example("hf:t5:num_layers=7")
+    seen, text = both_ways(example.module, (), example.kwargs)
+    assert "func.func" in text
+    # The first block of a stack makes the bias of positions, which the others are given.
+    assert (len(seen.copied), seen.chains) == (10, [6, 6])
+
+
+def _slice(net: Any, x: Tensor) -> Tensor:
+    for layer in net.layers[:-1]:
+        x = layer(x)
+    return net.layers[-1](x) * 2
+
+
+def _stop_early(net: Any, x: Tensor) -> Tensor:
+    for index, layer in enumerate(net.layers):
+        if index == 6:
+            break
+        x = layer(x)
+    return x
+
+
+def _shuffled(net: Any, x: Tensor) -> Tensor:
+    for index in (3, 1, 0, 2, 6, 5, 4, 7):
+        x = net.layers[index](x)
+    return x
+
+
+def _mean(net: Any, x: Tensor) -> Tensor:
+    return in_a_row(net, x) / len(net.layers)
+
+
+def _by_index(net: Any, x: Tensor) -> Tensor:
+    for index, layer in enumerate(net.layers):
+        x = layer(x * (index + 1) / len(net.layers))
+    return x
+
+
+def _all_states(net: Any, x: Tensor) -> Tensor:
+    states = []
+    for layer in net.layers:
+        x = layer(x)
+        states.append(x)
+    return torch.stack(states).mean(0)
+
+
+def _dense(net: Any, x: Tensor) -> Tensor:
+    for layer in net.layers:
+        x = x + layer(x) + x.sum()
+    return x
+
+
+def _unet(net: Any, x: Tensor) -> Tensor:
+    down = []
+    for layer in net.layers[:4]:
+        x = layer(x)
+        down.append(x)
+    for layer in net.layers[4:]:
+        x = layer(x + down.pop())
+    return x
+
+
+def _twice(net: Any, x: Tensor) -> Tensor:
+    return in_a_row(net, in_a_row(net, x))
+
+
+def _each_twice(net: Any, x: Tensor) -> Tensor:
+    for layer in net.layers:
+        x = layer(layer(x))
+    return x
+
+
+def _one_shared(net: Any, x: Tensor) -> Tensor:
+    for _ in range(6):
+        x = net.layers[0](x)
+    return x
+
+
+def _no_gradient_at_first(net: Any, x: Tensor) -> Tensor:
+    for index, layer in enumerate(net.layers):
+        torch.set_grad_enabled(index > 1)
+        x = layer(x)
+    return x
+
+
+def _detached(net: Any, x: Tensor) -> Tensor:
+    for index, layer in enumerate(net.layers):
+        x = layer(x.detach() if index == 2 else x)
+    return x
+
+
+def _in_half_precision(net: Any, x: Tensor) -> Tensor:
+    for index, layer in enumerate(net.layers):
+        with torch.autocast("cpu", torch.bfloat16, enabled=index > 3):
+            x = layer(x)
+    return x
+
+
+def _outer_state(net: Any, x: Tensor) -> Tensor:
+    for index, layer in enumerate(net.layers):
+        net.state.factor = index
+        x = layer(x)
+    net.state.factor = 1
+    return x
+
+
+@pytest.mark.parametrize(
+    ("body", "num_copied", "chains"),
+    [
+        (_slice, 6, [7]),
+        (_stop_early, 5, [6]),
+        (_shuffled, 7, [8]),
+        (_mean, 7, [8]),
+        (_by_index, 7, []),
+        (_all_states, 7, []),
+        (_dense, 7, []),
+        (_unet, 6, []),
+        (_twice, 7, []),
+        (_each_twice, 7, []),
+        (_one_shared, 0, []),
+        (_no_gradient_at_first, 4, [5]),
+        (_detached, 6, [5]),
+        (_in_half_precision, 0, []),
+        (_outer_state, 0, []),
+    ],
+)
+def test_code_around_blocks_runs_for_each(body: Any, num_copied: int, chains: list[int]) -> None:
+    seen, text = both_ways(Net(body))
+    assert "func.func" in text
+    assert (len(seen.copied), seen.chains) == (num_copied, chains)
+
+
+# Blocks that read what is their own
+
+
+def _refused(reads: Callable[[Any], Any], base: type[Block] = Block) -> type[Block]:
+    forward = {"forward": lambda self, x: x + self.change(x) * reads(self)}
+    return type("Own", (base,), forward)
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        lambda self: self.index,
+        lambda self: 2 if self.index == 5 else 3,
+        lambda self: getattr(self, "index", 0) % 2,
+        lambda self: self.__dict__["index"],
+        lambda self: vars(self)["index"],
+        lambda self: self.list[0],
+        lambda self: self.object.index,
+        lambda self: self.closure(),
+    ],
+)
+def test_a_block_that_reads_its_index_is_not_copied(reads: Any) -> None:
+    base = Holder if reads.__code__.co_names[0] in ("list", "object", "closure") else Block
+    seen, text = both_ways(Net(num_blocks=6, block=_refused(reads, base)))
+    assert "func.func" in text
+    assert (seen.copied, seen.chains) == ([], [])
+
+
+def test_an_index_that_the_model_has_read_before_counts_as_read() -> None:
+    def body(net: Any, x: Tensor) -> Tensor:
+        return in_a_row(net, x) * sum(vars(layer)["index"] for layer in net.layers)
+
+    def reading(net: Any, x: Tensor) -> Tensor:
+        return in_a_row(net, x * sum(vars(layer)["index"] for layer in net.layers))
+
+    for read in (body, reading):
+        seen, _ = both_ways(Net(read, block=_refused(lambda self: vars(self)["index"])))
+        assert seen.copied == []
+
+
+def _list_of_blocks(net: Any) -> Any:
+    return list(net.layers)
+
+
+def _by_identity(net: Any) -> Any:
+    return {id(layer): index for index, layer in enumerate(net.layers)}
+
+
+@pytest.mark.parametrize(
+    ("registry", "reads"),
+    [
+        (_list_of_blocks, lambda self: 2 if self is REGISTRY[-1] else 3),
+        (_by_identity, lambda self: REGISTRY[id(self)]),
+    ],
+)
+def test_a_block_that_finds_itself_in_a_global_is_not_copied(registry: Any, reads: Any) -> None:
+    global REGISTRY
+    net = Net(block=_refused(reads))
+    REGISTRY = registry(net)
+    seen, _ = both_ways(net)
+    assert seen.copied == []
+    assert "which holds blocks" in seen.notes[-1]
+
+
+def test_a_block_that_finds_itself_in_a_shared_object_is_not_copied() -> None:
+    net = Net(block=_refused(lambda self: 2 if self is self.shared[0][-1] else 3))
+    shared = [list(net.layers)]
+    layers: Any = net.layers
+    for layer in layers:
+        layer.shared = shared
+    seen, _ = both_ways(net)
+    assert seen.copied == []
+
+
+def test_state_that_the_model_changes_between_blocks_is_seen() -> None:
+    net = Net(_outer_state, block=_refused(lambda self: self.shared.factor))
+    layers: Any = net.layers
+    for layer in layers:
+        layer.shared = net.state
+    seen, text = both_ways(net)
+    assert "other = 5" in text
+    assert seen.copied == []
+
+
+def test_a_block_that_counts_is_refused_either_way() -> None:
+    def count(self: Any, x: Tensor) -> Tensor:
+        self.index += 1
+        return x + self.change(x) * self.index
+
+    seen, text = both_ways(Net(block=subclass(forward=count)))
+    assert "Python state" in text
+    assert seen.copied == []
+
+
+def test_buffers_that_blocks_change_are_not_copied() -> None:
+    class Normalised(Block):
+        def __init__(self, index: int) -> None:
+            super().__init__(index)
+            self.batch_norm = nn.BatchNorm1d(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.batch_norm(self.change(x).flatten(0, 1)).view_as(x)
+
+    seen, text = both_ways(Net(block=Normalised))
+    assert "func.func" in text
+    assert seen.copied == []
+
+
+# Blocks that differ
+
+
+def _other_epsilon(net: Any) -> None:
+    net.layers[6].norm = nn.LayerNorm(8, eps=1e-3)
+
+
+def _other_class(net: Any) -> None:
+    net.layers[6] = subclass(forward=lambda self, x: x - self.change(x))()
+
+
+def _frozen(net: Any) -> None:
+    net.layers[6].a.weight.requires_grad_(False)
+
+
+def _parameter_hook(net: Any) -> None:
+    net.layers[6].a.weight.register_hook(lambda gradient: gradient * 2)
+
+
+def _forward_hook(net: Any) -> None:
+    net.layers[6].a.register_forward_hook(lambda module, args, output: output * 2)
+
+
+def _patched(net: Any) -> None:
+    layer = net.layers[6]
+    layer.forward = lambda x: x + layer.a(x)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_other_epsilon, _other_class, _frozen, _parameter_hook, _forward_hook, _patched],
+)
+def test_one_block_that_differs_is_traced_and_named(change: Any, caplog: Any) -> None:
+    net = Net(num_blocks=14)
+    change(net)
+    with caplog.at_level(logging.INFO, logger="shardweave.ir.capture.repeats"):
+        seen, text = both_ways(net)
+    assert "func.func" in text
+    assert len(seen.copied) == 12
+    assert set(seen.chains) <= {6, 7}
+    assert "block layers.6 is traced on its own: unlike layers.0" in caplog.text
+
+
+def _tied_to_the_first(net: Any) -> None:
+    for layer in net.layers:
+        layer.a.weight = net.layers[0].a.weight
+
+
+def _tied_to_the_last_map(net: Any) -> None:
+    net.last.weight = net.layers[4].a.weight
+
+
+def _tied_within(net: Any) -> None:
+    for layer in net.layers:
+        layer.b.weight = layer.a.weight
+
+
+@pytest.mark.parametrize(
+    ("tie", "chains"), [(_tied_to_the_first, []), (_tied_to_the_last_map, []), (_tied_within, [8])]
+)
+def test_shared_parameters_stay_shared(tie: Any, chains: list[int]) -> None:
+    net = Net()
+    tie(net)
+    seen, text = both_ways(net)
+    assert "func.func" in text
+    assert seen.chains == chains
+
+
+def test_values_that_run_beside_the_blocks() -> None:
+    def two(self: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x + self.a(y), torch.tanh(self.b(y))
+
+    def swapped(self: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(self.b(y)), self.a(x)
+
+    def with_bias(self: Any, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        return x + self.b(torch.tanh(self.a(x) + bias)), bias
+
+    def with_sum(self: Any, x: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
+        return x + self.change(x), loss + x.square().mean()
+
+    def body(net: Any, x: Tensor) -> Tensor:
+        y = x * 2
+        for layer in net.layers:
+            x, y = layer(x, y)
+        return x
+
+    for forward in (two, swapped, with_bias, with_sum):
+        seen, text = both_ways(Net(body, num_blocks=10, block=subclass(forward=forward)))
+        assert "func.func" in text
+        assert (len(seen.copied), seen.chains) == (9, [10])
