@@ -131,3 +131,36 @@ def test_attention_of_inference_by_lengths_is_refused_with_its_line() -> None:
     inputs = (torch.randn(16, WIDTH, dtype=F64), torch.tensor([0, 5, 9, 16], dtype=torch.int32))
     with pytest.raises(CaptureError, match=r"test_dense_attention\.py:\d+.*seqused_k"):
         capture(model, inputs)
+
+
+class Decaying(nn.Module):
+    """Blocks whose scores fall with the distance, each at a rate of its own that is a number."""
+
+    def __init__(self, *, by_hand: bool = False) -> None:
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(WIDTH, WIDTH, dtype=F64) for _ in range(4))
+        self.by_hand = by_hand
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, rate in zip(self.maps, (0.1, 0.5, 1.0, 2.0), strict=True):
+            q = layer(x).unflatten(-1, (4, 4)).transpose(1, 2)
+            x = x + self._attend(q, rate).transpose(1, 2).flatten(2)
+        return x.square().mean()
+
+    def _attend(self, q: Tensor, rate: float) -> Tensor:
+        if self.by_hand:
+            place = torch.arange(LENGTH)
+            return (q @ q.mT / 2 - rate * (place - place[:, None]).abs()).softmax(-1) @ q
+        made: Any = flex_attention(
+            q, q, q, score_mod=lambda value, b, h, i, j: value - rate * (i - j).abs()
+        )
+        return made
+
+
+def test_numbers_in_score_functions_are_those_of_each_layer() -> None:
+    model, by_hand = Decaying(), Decaying(by_hand=True)
+    by_hand.load_state_dict(model.state_dict())
+    x = torch.randn(4, LENGTH, WIDTH, dtype=F64)
+    step = compile(model, (x,), mesh="data=2", backend="reference")
+    assert isinstance(step, VirtualStep)
+    assert_equal(step, by_hand, x)
