@@ -6,6 +6,7 @@ nothing is downloaded.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ IGNORED_LABEL = -100  # what torch's and Hugging Face's cross entropy leave out
 MASKED_FRACTION = 0.15  # of the tokens that a masked language model is asked for, as in BERT
 SEQ2SEQ, IMAGE = "seq2seq language model", "image classification"
 MASKED, CAUSAL = "masked language model", "causal language model"
+SOUND, OBJECTS = "audio classification", "object detection"
 DEFAULT_BATCH = 8
 DEFAULT_SEQ = 32
 TINY_BATCH = 4
@@ -86,6 +88,10 @@ def build_hf(
     notes += _choose_experts(module, "experts_implementation" in options)
     if head.task == CAUSAL:
         notes += _choose_causal_loss(module, dtype)
+    if head.task == OBJECTS:
+        detector: Any = module
+        detector.loss_function = detection_loss
+        notes += ["query k is to find object k: matching them would depend on the data"]
     return module, head.make_inputs(config, size), tuple(notes)
 
 
@@ -270,6 +276,8 @@ def _input_size(
             seq = limit
     pictured = getattr(config, "vision_config", config)
     image_size = options.get("image_size") or getattr(pictured, "image_size", DEFAULT_IMAGE_SIZE)
+    if isinstance(image_size, list | tuple) and len(set(image_size)) == 1:
+        image_size = image_size[0]  # the two sides of a square
     if not isinstance(image_size, int):
         raise ValueError(
             f"hf:{config.model_type}: images of image_size={image_size} are not supported; "
@@ -389,6 +397,32 @@ def _image_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor
     return {"pixel_values": pixels, "labels": labels}
 
 
+def _sound_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor]:
+    """Waves of `seq` times the samples of a frame, and a class for each."""
+    samples = size.seq * math.prod(getattr(config, "conv_stride", (1,)))
+    labels = torch.randint(0, config.num_labels or 2, (size.batch,))
+    return {"input_values": torch.randn(size.batch, samples, dtype=size.dtype), "labels": labels}
+
+
+def _detection_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor]:
+    """Images, and for each query a class and a box."""
+    classes = torch.randint(0, config.num_labels or 2, (size.batch, config.num_queries, 1))
+    boxes = torch.rand(size.batch, config.num_queries, 4, dtype=size.dtype)
+    pixels = torch.randn(size.batch, 3, size.image_size, size.image_size, dtype=size.dtype)
+    return {"pixel_values": pixels, "labels": torch.cat([classes.to(size.dtype), boxes], -1)}
+
+
+def detection_loss(
+    logits: Tensor, labels: Tensor, device: object, boxes: Tensor, *_: Any, **__: Any
+) -> tuple[Tensor, dict[str, Tensor], None]:
+    """Cross entropy of classes and L1 of boxes, where query k is to find object k.
+
+    Shapes: logits batch x queries x classes, boxes .. x 4, labels .. x 5, a class and a box.
+    """
+    classes = F.cross_entropy(logits.flatten(0, 1), labels[..., 0].long().flatten())
+    return classes + F.l1_loss(boxes, labels[..., 1:]), {}, None
+
+
 # In order: a type with several heads takes the first. Bart-like types are trained as seq2seq,
 # BERT-like ones as masked models though they can decode too.
 HEADS = (
@@ -396,4 +430,6 @@ HEADS = (
     Head(IMAGE, "AutoModelForImageClassification", "IMAGE_CLASSIFICATION", _image_inputs),
     Head(MASKED, "AutoModelForMaskedLM", "MASKED_LM", _masked_inputs),
     Head(CAUSAL, "AutoModelForCausalLM", "CAUSAL_LM", _causal_inputs),
+    Head(SOUND, "AutoModelForAudioClassification", "AUDIO_CLASSIFICATION", _sound_inputs),
+    Head(OBJECTS, "AutoModelForObjectDetection", "OBJECT_DETECTION", _detection_inputs),
 )

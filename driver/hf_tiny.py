@@ -42,9 +42,85 @@ _SIZES: dict[str, int] = {
     ),
     **dict.fromkeys("num_experts num_local_experts n_routed_experts moe_num_experts".split(), 4),
     **dict.fromkeys("num_experts_per_tok num_experts_per_token moe_top_k".split(), 2),
+    **dict.fromkeys("rotary_dim qk_rope_head_dim qk_nope_head_dim v_head_dim".split(), HEAD_SIZE),
+    **dict.fromkeys("kv_lora_rank q_lora_rank".split(), 2 * HEAD_SIZE),
+    **dict.fromkeys("n_group topk_group".split(), 1),
+    "pronunciation_embed_dim": HIDDEN,
+    "pronunciation_vocab_size": VOCAB,
+    "shape_embed_dim": HIDDEN,
+    "shape_vocab_size": VOCAB,
+    "attention_window": 8,
+    "num_queries": 8,
     "image_size": 32,
     "patch_size": 8,
 }
+
+_WIDTHS = [16, 32]
+_STAGES: dict[str, Any] = {"depths": [1, 1], "hidden_sizes": _WIDTHS}
+_PYRAMID: dict[str, Any] = {
+    **_STAGES, "num_encoder_blocks": 2, "num_attention_heads": [2, 4], "mlp_ratios": [2, 2],
+    "patch_sizes": [4, 2], "strides": [4, 2],
+}  # fmt: skip
+_WINDOWS: dict[str, Any] = {
+    "depths": [2, 2], "num_heads": [2, 4], "embed_dim": 16, "window_size": 4, "image_size": 32,
+}  # fmt: skip
+_SOUND: dict[str, Any] = {
+    "conv_dim": [16, 16], "conv_stride": [5, 4], "conv_kernel": [10, 4],
+    "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2,
+    "apply_spec_augment": False, "classifier_proj_size": 16,
+}  # fmt: skip
+
+_BY_TYPE: dict[str, dict[str, Any]] = {
+    "bit": {**_STAGES, "embedding_size": 16, "num_groups": 4},
+    "convnext": _STAGES | {"num_stages": 2},
+    "convnextv2": _STAGES | {"num_stages": 2},
+    "cvt": {"embed_dim": [16, 16, 32], "num_heads": [2, 2, 4], "depth": [1, 2, 3]},
+    "deepseek_v2": {"num_key_value_heads": HEADS, "num_experts_per_tok": 2},
+    "deepseek_v3": {"num_key_value_heads": HEADS},
+    "detr": {
+        "backbone_config": {
+            **_STAGES, "model_type": "resnet", "embedding_size": 16, "out_features": ["stage2"],
+        },
+    },
+    "efficientnet": {
+        "width_coefficient": 0.25, "depth_coefficient": 0.1, "hidden_dim": 320, "image_size": 32,
+    },
+    "esm": {"vocab_size": VOCAB, "mask_token_id": 2, "pad_token_id": 1},
+    "focalnet": {
+        **_STAGES, "embed_dim": 16, "focal_levels": [2, 2], "focal_windows": [3, 3],
+        "image_size": 32,
+    },
+    "funnel": {"block_sizes": [1, 1], "num_decoder_layers": 1},
+    "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]], "window_size": 8},
+    "hiera": {
+        "depths": [1, 1], "num_heads": [2, 4], "embed_dim": 16, "num_query_pool": 1,
+        "masked_unit_attention": [True, False], "image_size": [32, 32], "masked_unit_size": [4, 4],
+    },
+    "hubert": _SOUND,
+    "levit": {
+        "hidden_sizes": [16, 16, 32], "num_attention_heads": [2, 2, 4], "depths": [1, 1, 1],
+        "key_dim": [8, 8, 8], "image_size": 64,
+    },
+    "mamba2": {"num_heads": 8, "head_dim": HEAD_SIZE, "state_size": 16, "n_groups": 2},
+    "mobilevit": {"hidden_sizes": [16, 16, 32], "neck_hidden_sizes": [8, 8, 16, 16, 16, 16, 32],
+                  "image_size": 64},
+    "mobilevitv2": {"width_multiplier": 0.25, "image_size": 64, "n_attn_blocks": [1, 1, 1]},
+    "nemotron": {"num_key_value_heads": KEY_HEADS},
+    "poolformer": {
+        **_STAGES, "num_encoder_blocks": 2, "patch_sizes": [7, 3], "strides": [4, 2],
+        "padding": [2, 1],
+    },
+    "pvt": {**_PYRAMID, "sequence_reduction_ratios": [2, 1], "image_size": 32},
+    "pvt_v2": {**_PYRAMID, "sr_ratios": [2, 1], "image_size": [32, 32], "patch_sizes": [7, 3]},
+    "regnet": {**_STAGES, "embedding_size": 16, "groups_width": 8},
+    "resnet": {**_STAGES, "embedding_size": 16},
+    "segformer": {**_PYRAMID, "sr_ratios": [2, 1], "patch_sizes": [7, 3],
+                  "decoder_hidden_size": 16},
+    "swin": _WINDOWS,
+    "swinv2": _WINDOWS | {"pretrained_window_sizes": [0, 0]},
+    "wav2vec2": _SOUND,
+}  # fmt: skip
+"""Sizes of types whose fields depend on one another."""
 
 
 def tiny_fields(defaults: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
@@ -52,10 +128,11 @@ def tiny_fields(defaults: Mapping[str, Any], renamed: Mapping[str, str]) -> dict
 
     renamed: other names of fields, by which a type calls what it stores under a common one.
     """
+    by_type = _BY_TYPE.get(str(defaults.get("model_type")), {})
     if isinstance(defaults.get("depths"), list):
         # In stages, whose widths depend on one another: one block in each.
         stages = {"depths": [1] * len(defaults["depths"])}
-        return stages | ({"image_size": 64} if "image_size" in defaults else {})
+        return stages | ({"image_size": 64} if "image_size" in defaults else {}) | by_type
     names = {stored: name for name, stored in renamed.items()}
     fields: dict[str, Any] = {}
     for name, value in defaults.items():
@@ -64,4 +141,4 @@ def tiny_fields(defaults: Mapping[str, Any], renamed: Mapping[str, str]) -> dict
             fields[name] = tiny_fields(value, {})
         elif type(value) is int and value > 0 and size is not None:
             fields[name] = min(value, size)
-    return fields
+    return fields | by_type

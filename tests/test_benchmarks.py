@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shardweave.benchmarks.compile_time import PASSES, Run, Stage, combined, growth_of, measure
+from shardweave.benchmarks.models import page
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "compile_time.json"
@@ -48,6 +49,14 @@ def test_readme_quotes_the_results_of_compile_time() -> None:
     assert f"by {growth['seconds_per_layer'] * 1e3:.0f} ms a layer" in readme
     assert growth["worst_error"] < 0.2, "the README says that the passes grow linearly"
     assert results["machine"].split(", Python")[0] in readme
+
+
+def test_page_on_models_shows_the_results_of_the_benchmark_and_none_is_wrong() -> None:
+    rows = json.loads((ROOT / "benchmarks" / "results" / "models.json").read_text())["rows"]
+    results = [row["result"] for row in rows]
+    assert page(rows) in (ROOT / "docs" / "models.md").read_text()
+    assert set(results) <= {"exact", "refused"}
+    assert results.count("exact") >= 0.95 * len(results)
 
 
 def row_of(run: dict[str, Any]) -> str:

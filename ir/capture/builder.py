@@ -54,8 +54,14 @@ class Builder:
         self.block.add_op(op)
         return op
 
-    def full(self, shape: Sequence[int], value: bool | int | float, dtype: torch.dtype) -> SSAValue:
+    def full(
+        self, shape: Sequence[int], value: bool | int | float | complex, dtype: torch.dtype
+    ) -> SSAValue:
+        """A tensor of one value; a complex one of its two parts."""
         type_ = tensor_type(shape, dtype)
+        if isinstance(value, complex):
+            parts = [self.full(shape, x, dtype.to_real()) for x in (value.real, value.imag)]
+            return self.add("aten.complex", parts, [type_]).results[0]
         return self.add("aten.full", [], [type_], {"fill_value": value}).results[0]
 
     def view(self, value: SSAValue, shape: Sequence[int]) -> SSAValue:

@@ -19,12 +19,21 @@ _REMEDIES = (
     ("assert", "take the assertion out of forward"),
     ("operator `print`", "take it out of forward"),
     ("tolist", "keep the value a tensor"),
+    ("checkpoint_sequential", "call checkpoint on each part"),
+    ("duplicate tensor input", "give it a view of one of them (x.view_as(x))"),
+    ("dynamic shape operator", "use one whose shapes do not depend on the data"),
+    ("data dependent operator", "use one whose result stays a tensor"),
     ("module-level backwards hooks", "write it as a torch.autograd.Function in forward"),
     ("data-dependent", "keep the value a tensor, and sizes fixed"),
     ("nn.Parameter()", "make the parameter in __init__"),
     ("autograd", "compute this derivative in closed form, or in a step of its own"),
 )
 _ELSE = "make this part of the model traceable (no data-dependent shapes or branches)"
+
+_ONLY_TRACED = (
+    " (where eager does not, forward takes another way under torch.compiler.is_compiling(): pass "
+    "the inputs that it then leaves out, such as attention_mask)"
+)
 
 
 def explained(error: Exception, observation: Observation) -> CaptureError:
@@ -35,8 +44,9 @@ def explained(error: Exception, observation: Observation) -> CaptureError:
     if raised is not None:
         message = _unquoted(raised[2])
         is_ours = not site.file
+        hint = _ONLY_TRACED if raised[1] in ("AttributeError", "TypeError") else ""
         return CaptureError(
-            message if is_ours else f"{site}: forward raises {raised[1]}: {message}"
+            message if is_ours else f"{site}: forward raises {raised[1]}: {message}{hint}"
         )
     eager = _EAGER.search(text)
     if eager is not None:

@@ -24,6 +24,7 @@ from shardweave.ir.aten_args import DERIVED
 from shardweave.ir.attributes import PhaseAttr
 from shardweave.ir.capture.builder import Builder
 from shardweave.ir.capture.canonical import Call, lookup
+from shardweave.ir.capture.canonical.strided import check_strided
 from shardweave.ir.capture.site import CaptureError, module_path, site_of_node, users_line
 from shardweave.ir.capture.trace import Traced
 from shardweave.ir.capture.unwritten import Unwritten
@@ -32,6 +33,11 @@ from shardweave.ir.types import AnyTensor, element_of, tensor_type
 
 _MAX_RUNS = 64
 """Runs of equal values in a constant that a program writes out; a longer one is data."""
+
+_DTYPES: dict[type, torch.dtype] = {
+    bool: torch.bool, int: torch.int64, float: torch.float32, complex: torch.complex128,
+}  # fmt: skip
+"""Of Python numbers as tensors; they do not change the dtype of what they meet."""
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_$.-]")
 
@@ -83,6 +89,7 @@ class _Importer:
             elif node.op == "call_function" and (node.users or node.meta.get("val") is not None):
                 # What gives nothing is an assertion.
                 self.unwritten.visit(node)
+                check_strided(node)
                 self._annotate(node)
                 self.values[node] = self._call(node)
                 self._mark_phase(first_new)
@@ -197,10 +204,8 @@ class _Importer:
 
     def _tensor(self, given: Any) -> Any:
         """A tensor argument; Python numbers become scalar tensors."""
-        if isinstance(given, (bool, int, float)):
-            dtype = torch.bool if isinstance(given, bool) else None
-            dtype = dtype or (torch.int64 if isinstance(given, int) else torch.float32)
-            return self.builder.full((), given, dtype)
+        if isinstance(given, (bool, int, float, complex)):
+            return self.builder.full((), given, _DTYPES[type(given)])
         return given
 
     # Annotations

@@ -23,7 +23,9 @@ def check_all_registered(model: nn.Module, exported: torch.fx.GraphModule) -> No
     """Raises CaptureError for a tensor in the graph that is no parameter or buffer of `model`."""
     own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     for name, tensor in (*exported.named_parameters(), *exported.named_buffers()):
-        if id(tensor) not in own:
+        nodes = exported.graph.find_nodes(op="get_attr", target=name)
+        is_read = any(node.users for node in nodes)
+        if id(tensor) not in own and is_read:
             raise CaptureError(_refusal(model, tensor, _site(exported, name)))
 
 

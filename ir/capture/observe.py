@@ -20,6 +20,7 @@ from torch._dynamo import output_graph
 from torch._dynamo.variables import nn_module
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
 from torch._dynamo.variables.dicts import ConstDictVariable
+from torch._dynamo.variables.torch_function import TorchFunctionModeStackVariable
 from torch.export._trace import _ExportModuleSpecTrackerDict
 
 from shardweave.ir.capture.site import Site, qualified, site_of_frames, site_of_node
@@ -101,9 +102,13 @@ def _leaf_hooks(graph: Any) -> Iterator[tuple[str, Site]]:
 def _writes(graph: Any) -> Iterator[Write]:
     effects, read = graph.side_effects, _Read(graph)
     for variable in effects._get_modified_vars():
-        if not isinstance(
-            variable.mutation_type, (AttributeMutationExisting, ValueMutationExisting)
-        ) or isinstance(vars(variable).get("value"), _ExportModuleSpecTrackerDict):
+        if (
+            not isinstance(
+                variable.mutation_type, (AttributeMutationExisting, ValueMutationExisting)
+            )
+            or isinstance(vars(variable).get("value"), _ExportModuleSpecTrackerDict)
+            or isinstance(variable, TorchFunctionModeStackVariable)
+        ):
             continue
         source = variable.source.name
         stacks = effects.mutation_user_stacks.get(variable) or [()]

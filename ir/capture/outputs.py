@@ -14,7 +14,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from shardweave.ir.capture.arguments import CONSTANTS, Form, entry
-from shardweave.ir.capture.site import CaptureError
+from shardweave.ir.capture.site import CaptureError, Site
 
 LossChoice = str | int | Callable[[Any], Tensor] | None
 """A key or index of what the model returns, or a function of it; None finds the loss itself."""
@@ -100,8 +100,8 @@ class Wrapped(nn.Module):
         self.only_loss = only_loss
         self.autocast = autocast
         self.form = form
-        self.assigned: tuple[str, ...] = ()
-        """Buffers that forward assigns; their new values are returned after the output."""
+        self.assigned: dict[str, Site] = {}
+        """Buffers that forward assigns, and where; their new values are returned after the output."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.form is not None:

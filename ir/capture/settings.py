@@ -13,8 +13,11 @@ from unittest import mock
 import torch
 from torch._dynamo import functional_export
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from torch._dynamo.variables import builder
 from torch._library import simple_registry
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from shardweave.ir.capture.dense_attention import traced_anywhere
 
 
 def _fake_mode_of(model: torch.nn.Module) -> FakeTensorMode | None:
@@ -90,12 +93,15 @@ def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
         stack.enter_context(
             mock.patch.object(functional_export, "_suggest_or_raise_constraint_violation")
         )
+        # It would keep a copy of each parameter, which cannot be made inside torch.vmap.
+        stack.enter_context(mock.patch.object(builder, "_clone_input", lambda value, _: value))
         # Dynamo parses each source file for a line of a log that nobody reads.
         stack.enter_context(
             mock.patch.object(InstructionTranslatorBase, "get_line_of_code_header", _no_header)
         )
-        stack.enter_context(torch._dynamo.config.patch(allow_rnn=True))
+        stack.enter_context(torch._dynamo.config.patch(allow_rnn=True, trace_autograd_ops=True))
         stack.enter_context(_without_effects())
+        stack.enter_context(traced_anywhere())
         mode = _fake_mode_of(model)
         if mode is not None:
             stack.enter_context(mode)

@@ -14,19 +14,19 @@ from typing import Any
 from torch import nn
 
 from shardweave.ir.capture.observe import ABSENT, UNKNOWN, Write
-from shardweave.ir.capture.site import CaptureError
+from shardweave.ir.capture.site import CaptureError, Site
 
 _REGISTERED = re.compile(
     r"(?:(.*?)\.)?(?:_(buffers|parameters)|__dict__\['_(buffers|parameters)'\])\['(.*)'\]$"
 )
 
 
-def assigned_buffers(model: nn.Module, writes: Iterable[Write]) -> list[str]:
-    """The qualified names of buffers that forward gives another tensor.
+def assigned_buffers(model: nn.Module, writes: Iterable[Write]) -> dict[str, Site]:
+    """The qualified names of buffers that forward gives another tensor, and where it does.
 
     Raises CaptureError for what a step cannot hold.
     """
-    names: list[str] = []
+    names: dict[str, Site] = {}
     for write in writes:
         registered = _REGISTERED.match(write.place)
         if registered is None:
@@ -37,8 +37,9 @@ def assigned_buffers(model: nn.Module, writes: Iterable[Write]) -> list[str]:
                 "would not see; make it a buffer, or compute it without assigning it."
             )
         path, name = registered[1], registered[4]
-        names.append(f"{path}.{name}" if path else name)
-        _check_buffer(model, names[-1], write)
+        qualified = f"{path}.{name}" if path else name
+        names[qualified] = write.site
+        _check_buffer(model, qualified, write)
     return names
 
 

@@ -21,6 +21,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.export._trace import _restore_state_dict
 
 from shardweave.ir.capture.arguments import Form
+from shardweave.ir.capture.dense_attention import replace_attention
 from shardweave.ir.capture.explain import check_data_dependence, explained
 from shardweave.ir.capture.hooks import Hook, check_hooks, check_leaf_hooks, install_hooks
 from shardweave.ir.capture.huggingface import eager_masks, without_cache
@@ -38,6 +39,7 @@ from shardweave.ir.capture.outputs import (
 )
 from shardweave.ir.capture.repeats import joint_graph, repeats_of
 from shardweave.ir.capture.settings import settings
+from shardweave.ir.capture.signs import replace_signs
 from shardweave.ir.capture.site import CaptureError, Site, qualified, site_of_node
 from shardweave.ir.capture.state import assigned_buffers, check_settles, python_state
 from shardweave.ir.program import INPUT_GRADIENT
@@ -199,12 +201,14 @@ def _exported(
     exported = _dynamo_graph(wrapped, args, kwargs)
     writes = seen.writes
     _check_state(writes, exported, seen, partial(_dynamo_graph, wrapped, args, kwargs))
-    assigned = tuple(assigned_buffers(wrapped.model, writes))
+    assigned = assigned_buffers(wrapped.model, writes)
     if assigned and not wrapped.assigned:
         wrapped.assigned = assigned
         return _exported(wrapped, args, kwargs, seen)
     check_leaf_hooks(seen.leaf_hooks)
     check_data_dependence(exported.graph)
+    replace_attention(exported)
+    replace_signs(exported)
     check_all_registered(wrapped.model, exported)
     _restore_state_dict(wrapped, exported)
     install_hooks(wrapped.model, exported, partial(_exported_hook, wrapped.model, seen))
@@ -270,8 +274,8 @@ def _outputs(
         if isinstance(desc, aot.InputMutationAOTOutput):
             slots.append(_mutated(*_input(desc.mutated_input, names), site_of_node(node)))
         elif isinstance(desc, aot.PlainAOTOutput) and desc.idx >= num_plain:
-            name = wrapped.assigned[desc.idx - num_plain]
-            _check_fits(name, node, wrapped.model.get_buffer(name))
+            name, site = list(wrapped.assigned.items())[desc.idx - num_plain]
+            _check_fits(name, site, node, wrapped.model.get_buffer(name))
             slots.append(("buffer", name))
         elif isinstance(desc, aot.PlainAOTOutput):
             slots.append(("output", plain[desc.idx]))
@@ -290,11 +294,11 @@ def _mutated(kind: InputKind, name: str, site: Site) -> tuple[OutputKind, str]:
     return "buffer", name
 
 
-def _check_fits(name: str, node: torch.fx.Node, old: torch.Tensor) -> None:
+def _check_fits(name: str, site: Site, node: torch.fx.Node, old: torch.Tensor) -> None:
     new = node.meta["val"]
     if new.shape != old.shape or new.dtype != old.dtype:
         raise CaptureError(
-            f"{site_of_node(node)}: forward makes buffer '{name}' of shape {tuple(old.shape)} "
+            f"{site}: forward makes buffer '{name}' of shape {tuple(old.shape)} "
             f"and {old.dtype} one of shape {tuple(new.shape)} and {new.dtype}; keep its form."
         )
 

@@ -53,18 +53,21 @@ def _is_cut_along_rows(weight: SSAValue, shardings: dict[SSAValue, Sharding]) ->
 
 def _split(op: AtenOp, product: Product) -> None:
     beta, alpha = op.value("beta"), op.value("alpha")
-    if beta != 1 or alpha != 1:
-        raise ValueError(
-            f"{op.name} with beta={beta}, alpha={alpha} cannot be row-parallel; scale the bias "
-            "and the product apart in the model."
-        )
     assert product.addend is not None
     (result,), types = op.results, list(op.result_types)
+    addend = op.operands[product.addend]
     plain = create(product.plain, [op.operands[index] for index in product.factors], types)
-    total = create("aten.add.Tensor", [plain.results[0], op.operands[product.addend]], types)
-    for new in (plain, total):
+    scaled = [
+        create("aten.mul.Scalar", [value], [value.type], {"other": factor})
+        for value, factor in ((plain.results[0], alpha), (addend, beta))
+        if factor != 1
+    ]
+    by_value = {op.operands[0]: op.results[0] for op in scaled}
+    terms = [by_value.get(value, value) for value in (plain.results[0], addend)]
+    total = create("aten.add.Tensor", terms, types)
+    for new in (plain, *scaled, total):
         annotate(new, op)
     plain.results[0].name_hint = "mm"
     total.results[0].name_hint = result.name_hint
     set_wanted_attrs(total, wanted_attrs_of(op))
-    Rewriter.replace_op(op, [plain, total])
+    Rewriter.replace_op(op, [plain, *scaled, total], total.results)

@@ -404,6 +404,15 @@ def test_tiny_model_is_small_and_can_be_captured(model_type: str) -> None:
     assert len(list(capture(example.module, kwargs=example.kwargs).ops)) > 20
 
 
+@pytest.mark.parametrize(
+    "model_type", ["gpt_neo", "gptj", "swin", "pvt_v2", "efficientnet", "wav2vec2", "detr"]
+)
+def test_tiny_model_whose_sizes_depend_on_one_another_gives_a_loss(model_type: str) -> None:
+    example = build_example(f"hf:{model_type}:tiny", dtype=torch.float64)
+    assert sum(p.numel() for p in example.module.parameters()) < 200_000
+    assert example.module(**example.kwargs).loss.isfinite()
+
+
 def test_field_of_a_nested_config_is_named_with_a_dot() -> None:
     example = build_example("hf:siglip:tiny,vision_config.hidden_size=16")
     assert example.module.config.vision_config.hidden_size == 16  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]

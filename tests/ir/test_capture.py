@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from xdsl.dialects.builtin import FileLineColLoc
 
 from shardweave.backends.reference import run_reference, values_of
+from shardweave.driver.compile import compile
 from shardweave.driver.models import build_example
 from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.capture.capture import CaptureError, capture
@@ -181,6 +182,16 @@ def test_inputs_are_named_as_they_were_passed() -> None:
     model = Model(lambda self, a, b, scale: (self.linear(a + b) * scale).sum())
     program = capture(model, [x(), x()], {"scale": x()})
     assert [s.name for s in program.arguments if s.kind == "input"] == ["arg0", "arg1", "scale"]
+
+
+def test_unused_input_is_an_argument_and_its_shape_is_checked() -> None:
+    model = Model(lambda self, a, unused: self.linear(a).sum())
+    assert [s.name for s in capture(model, (x(), x())).arguments if s.kind == "input"] == [
+        "arg0", "arg1",
+    ]  # fmt: skip
+    step = compile(model, (x(), x()), backend="reference")
+    with pytest.raises(ValueError, match="arg1"):
+        step(x(), x()[:1])
 
 
 def test_unused_parameter_is_no_argument_and_has_no_gradient() -> None:
@@ -384,6 +395,10 @@ def test_gradients_are_those_of_eager(function: Callable[..., Any]) -> None:
         (
             lambda self, a: self.linear(a).sum() if a.ndim > 2 else _raise("expected 7 dims"),
             r"^the model \(test_capture\.py:\d+: `.*`\): forward raises ValueError: expected 7 dims$",
+        ),
+        (
+            lambda self, a: checkpoint_sequential(self.linear, 1, a, use_reentrant=False).sum(),
+            r"^the model \(test_capture\.py:\d+: .*call checkpoint on each part\.$",
         ),
         (
             lambda self, a: self.linear(a),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from shardweave.ir.aten import AtenOp
 from shardweave.ir.sharding.split_addmm import split_addmms
-from shardweave.passes.pipeline import PassError, run_passes
+from shardweave.ir.verify.program import verify
 from shardweave.tests.ir_text import assert_passes_to, lines, step
 
 LINEAR = """
@@ -97,7 +98,13 @@ def test_split_op_keeps_layer_phase_name_and_the_annotation_of_the_user() -> Non
     assert total.startswith('%y = aten.add.Tensor(%mm, %b) {layer = "fc", phase = forward, wanted')
 
 
-def test_scaled_addmm_cannot_be_row_parallel_and_the_error_says_what_to_do() -> None:
-    text = linear('[{}, {"tensor"}]').replace("%wt) :", "%wt, beta = 2) :")
-    with pytest.raises(PassError, match="scale the bias and the product apart in the model"):
-        run_passes(step(text, "tensor=2"), "split-addmm")
+def test_scales_of_the_bias_and_of_the_product_are_ops_of_their_own() -> None:
+    text = linear('[{}, {"tensor"}]').replace("%wt) :", "%wt, beta = 2, alpha = 0.5) :")
+    program = step(text, "tensor=2")
+    split_addmms(program)
+    verify(program)
+    assert [op.name for op in program.ops][-5:-1] == [
+        "aten.mm", "aten.mul.Scalar", "aten.mul.Scalar", "aten.add.Tensor",
+    ]  # fmt: skip
+    scales = [op for op in program.ops if isinstance(op, AtenOp) and "mul" in op.name]
+    assert [op.value("other") for op in scales] == [0.5, 2]

@@ -24,8 +24,10 @@ def binary(call: Call) -> Result:
     """Python numbers go to the `.Scalar` overload; x + 0 and x * 1 are x."""
     base = call.name.rsplit(".", 1)[0]
     source: SSAValue = call["self"]
-    other: SSAValue | float = call["other"]
+    other: SSAValue | float | complex = call["other"]
     values = {"alpha": call["alpha"]} if "alpha" in call.arguments else {}
+    if isinstance(other, complex):
+        other = call.builder.full((), other, call.dtype)
     if isinstance(other, SSAValue):
         return call.add(f"{base}.Tensor", [source, other], values)
     same = source.type == tensor_type(call.shape, call.dtype)

@@ -73,7 +73,8 @@ def form(*names: str) -> Callable[[Form], Form]:
 
 @cache
 def _load() -> None:
-    for module in ("layout", "creation", "arithmetic", "losses", "batch_norm", "refused"):
+    families = "layout creation arithmetic losses batch_norm refused strided"
+    for module in families.split():
         import_module(f"shardweave.ir.capture.canonical.{module}")
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
 from shardweave.ir.capture.canonical.base import Call, Result, form
 from shardweave.ir.pure_ops import UNWRITTEN
 
@@ -11,6 +16,14 @@ _FILL: dict[str, float | None] = {
     "full": None, "full_like": None, "new_full": None, "scalar_tensor": None,
 }  # fmt: skip
 
+_KINDS: tuple[tuple[Callable[[torch.dtype], bool], Callable[[Any], Any]], ...] = (
+    (lambda dtype: dtype == torch.bool, bool),
+    (lambda dtype: dtype.is_complex, complex),
+    (lambda dtype: dtype.is_floating_point, float),
+    (lambda dtype: True, int),
+)
+"""Of a dtype the Python type of its elements."""
+
 
 @form(*(f"aten.{name}" for name in _FILL))
 def fill(call: Call) -> Result:
@@ -18,13 +31,8 @@ def fill(call: Call) -> Result:
     constant = _FILL[call.name.removeprefix("aten.")]
     if constant is None:
         constant = call["s"] if call.name == "aten.scalar_tensor" else call["fill_value"]
-    kind = float if call.dtype.is_floating_point else int
-    value = (
-        bool(constant)
-        if call.dtype.itemsize == 1 and str(call.dtype) == "torch.bool"
-        else kind(constant)
-    )
-    return call.builder.full(call.shape, value, call.dtype)
+    kind = next(kind for is_kind, kind in _KINDS if is_kind(call.dtype))
+    return call.builder.full(call.shape, kind(constant), call.dtype)
 
 
 @form("aten.fill.Scalar")
@@ -43,5 +51,7 @@ def arange(call: Call) -> Result:
     """start, start + step, ..; the length is the result's."""
     start = call.arguments.get("start") or 0
     step = call.arguments.get("step") or 1
+    if not call.dtype.is_floating_point and float(start).is_integer() and float(step).is_integer():
+        start, step = int(start), int(step)
     values = {"start": start, "step": step}
     return call.add("aten.arange.start_step", [], values)

@@ -27,8 +27,11 @@ def identity(call: Call) -> Result:
 
 @form("aten._to_copy", "aten.to.dtype")
 def to_copy(call: Call) -> Result:
-    """A change of dtype, or nothing."""
-    return call.builder.cast(call["self"], call.dtype)
+    """A change of dtype, or nothing; of a Python number, a scalar."""
+    source: SSAValue | float = call["self"]
+    if isinstance(source, SSAValue):
+        return call.builder.cast(source, call.dtype)
+    return call.builder.full(call.shape, source, call.dtype)
 
 
 @form("aten.copy")

@@ -38,6 +38,17 @@ def _in_place_on_views(self: Any, x: Tensor, index: Tensor) -> Tensor:
     return y
 
 
+def _fill_diagonal_of_a_slice(self: Any, x: Tensor, index: Tensor) -> Tensor:
+    """What is filled is a part of a larger tensor, with its strides."""
+    return (self.linear(x)[1:, :2] * 1).fill_diagonal_(0.5)
+
+
+def _gradient(self: Any, x: Tensor, index: Tensor) -> Tensor:
+    y = self.linear(x)
+    (slope,) = torch.autograd.grad(y.cos().sum(), y, create_graph=True)
+    return y + slope
+
+
 def _spd(self: Any) -> Tensor:
     return self.linear.weight @ self.linear.weight.T + torch.eye(4, dtype=F64)
 
@@ -58,6 +69,14 @@ def _rotary(self: Any, x: Tensor, index: Tensor) -> Tensor:
         _slice_assign,
         _in_place_on_views,
         lambda self, x, i: (self.linear(x) * 1).fill_diagonal_(0.0),
+        _fill_diagonal_of_a_slice,
+        lambda self, x, i: self.linear(x).as_strided((4, 2), (4, 2), 1),
+        lambda self, x, i: torch.polar(self.linear(x).exp(), x).imag,
+        lambda self, x, i: self.linear(x) * torch.arange(-2, 2, 1.0, dtype=torch.int64),
+        lambda self, x, i: self.linear(x) * self.linear(x).sgn(),
+        lambda self, x, i: torch.vmap(lambda row: self.linear(row).cumsum(0))(x),
+        lambda self, x, i: torch.func.grad(lambda z: self.linear(z).cos().sum())(x),
+        _gradient,
         lambda self, x, i: F.pad(self.linear(x)[None], (2, 1), mode="circular"),
         lambda self, x, i: F.cosine_embedding_loss(self.linear(x), x, (i % 2 * 2 - 1).to(F64)),
         lambda self, x, i: torch.quantile(self.linear(x), 0.3, dim=1),
@@ -76,7 +95,8 @@ def _rotary(self: Any, x: Tensor, index: Tensor) -> Tensor:
     ],
     ids=[
         "one-hot", "adaptive-1d-unbatched", "adaptive-2d-unbatched", "slice-assign", "views",
-        "fill-diagonal", "circular-pad", "cosine-loss", "quantile", "empty-then-written",
+        "fill-diagonal", "fill-diagonal-of-a-slice", "as-strided", "complex-constant",
+        "arange-by-float", "sgn", "vmap", "functional-grad", "gradient-of-gradient", "circular-pad", "cosine-loss", "quantile", "empty-then-written",
         "weighted", "weighted-ignoring", "weighted-rows", "fft", "rotary", "solve", "cholesky",
     ],
 )  # fmt: skip
@@ -105,6 +125,21 @@ def test_reading_what_was_never_written_is_refused_with_its_line(
     expected = r"^the model \(test_ops\.py:\d+: .*makes a tensor without values, which aten\."
     with pytest.raises(CaptureError, match=expected):
         capture(model, batch())
+
+
+def test_memory_laid_out_otherwise_is_not_read_by_strides() -> None:
+    model = Model(lambda self, x, i: self.linear(x).T.as_strided((2, 2), (4, 1)).sum())
+    with pytest.raises(CaptureError, match=r"test_ops\.py:\d+: .*call contiguous\(\) before it"):
+        capture(model, batch())
+
+
+def test_addmm_with_scales_is_cut_along_its_rows() -> None:
+    def forward(self: Any, x: Tensor, i: Tensor) -> Tensor:
+        y = self.linear(x).relu()
+        return torch.addmm(self.out.bias, y, self.out.weight.T, beta=0.5, alpha=2.0).square().sum()
+
+    model = Model(forward, out=nn.Linear(4, 4, dtype=F64))
+    assert_three_steps_equal_eager(model, batch, mesh="tensor=2")
 
 
 def test_maximum_over_the_batch_is_taken_over_sub_batches_too() -> None:

@@ -53,6 +53,7 @@ WEAKER = {
     "hardsigmoid_backward": NO_STRATEGY,
     "hardswish_backward": NO_STRATEGY,
     "hardtanh_backward": NO_STRATEGY,
+    "index_select_backward": REDISTRIBUTES,
     "max_pool3d_with_indices_backward": NO_STRATEGY,
     "native_group_norm": REDISTRIBUTES,
     "native_group_norm_backward": "passes global sizes to the local op, which fails",

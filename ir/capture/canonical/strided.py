@@ -1,0 +1,65 @@
+"""Reading and writing memory by strides: as lookups, since values of a program have no strides."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from xdsl.ir import SSAValue
+
+from shardweave.ir.capture.canonical.base import Call, Result, form
+from shardweave.ir.capture.site import CaptureError, site_of_node
+from shardweave.ir.types import shape_of, tensor_type
+
+_NAMES = ("aten.as_strided", "aten.as_strided_copy", "aten.as_strided_scatter")
+
+
+def check_strided(node: torch.fx.Node) -> None:
+    """Raises CaptureError for memory that is laid out otherwise than the elements in order.
+
+    A program's values are contiguous, for all that a stride can tell.
+    """
+    if str(node.target).removesuffix(".default") not in _NAMES:
+        return
+    source: Any = node.args[0]
+    value = source.meta["val"]
+    if not value.is_contiguous() or value.storage_offset():
+        raise CaptureError(
+            f"{site_of_node(node)}: as_strided reads memory that is laid out otherwise than the "
+            f"tensor of shape {tuple(value.shape)} that it is given; call contiguous() before it, "
+            "or write it with indexing (unfold, diagonal)."
+        )
+
+
+@form("aten.as_strided", "aten.as_strided_copy")
+def as_strided(call: Call) -> Result:
+    """The elements at the strides' places."""
+    source = call["self"]
+    flat = call.builder.view(source, [math.prod(shape_of(source))])
+    return call.add("aten.index.Tensor", [flat, [_places(call)]])
+
+
+@form("aten.as_strided_scatter")
+def as_strided_scatter(call: Call) -> Result:
+    """Other elements at the strides' places."""
+    source, b = call["self"], call.builder
+    flat = b.view(source, [math.prod(shape_of(source))])
+    places = _places(call)
+    written = b.call("aten.index_put", flat, [places], call["src"], accumulate=False)
+    return b.view(written, call.shape)
+
+
+def _places(call: Call) -> SSAValue:
+    """Where in the flat tensor each element is."""
+    b, size, stride = call.builder, list(call["size"]), list(call["stride"])
+    places = b.full([1] * len(size), call["storage_offset"] or 0, torch.int64)
+    for dim, (length, step) in enumerate(zip(size, stride, strict=True)):
+        counts = tensor_type((length,), torch.int64)
+        start = {"start": 0, "step": step or 1}
+        if step == 0:
+            continue
+        count = b.add("aten.arange.start_step", [], [counts], start).results[0]
+        shape = [length if d == dim else 1 for d in range(len(size))]
+        places = b.call("aten.add.Tensor", places, b.view(count, shape))
+    return b.expand(places, size)
