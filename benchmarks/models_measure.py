@@ -16,6 +16,9 @@ import torch
 from torch import Tensor, nn
 
 import shardweave as sw
+from shardweave.backends.bound import BoundProgram
+from shardweave.backends.step import GivenProgram, Step
+from shardweave.backends.virtual import VirtualBackend
 from shardweave.driver.check import (
     CheckResult,
     Expected,
@@ -24,7 +27,6 @@ from shardweave.driver.check import (
     results_of,
     run_eager,
 )
-from shardweave.driver.compile import VirtualStep
 from shardweave.driver.plans import partition, resolve_plan
 from shardweave.ir.types import shape_of
 
@@ -184,7 +186,8 @@ def _check(
     if configuration.stored:
         plan = _stored(plan, program)
     local = partition(program, mesh, plan, configuration.passes)
-    step = VirtualStep(local, copy.deepcopy(example.module))
+    backend = VirtualBackend()
+    step = Step(copy.deepcopy(example.module), backend, GivenProgram(BoundProgram(local, backend)))
     found: list[Expected] = []
     for batch in example.batches:
         step.zero_grad(set_to_none=True)

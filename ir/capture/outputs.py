@@ -101,7 +101,7 @@ class Wrapped(nn.Module):
         self.autocast = autocast
         self.form = form
         self.assigned: dict[str, Site] = {}
-        """Buffers that forward assigns, and where; their new values are returned after the output."""
+        """Buffers that forward assigns, and where; their new values follow the output."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.form is not None:
