@@ -17,7 +17,7 @@ from shardweave.ir.capture.capture import capture
 from shardweave.ir.capture.module_tree import block_paths
 from shardweave.ir.program import Program
 from shardweave.passes.pipeline import run_passes
-from tests.zoo import GRADIENT_BOUND, LOSS_BOUND, SPECS, gradient_errors
+from shardweave.tests.zoo import GRADIENT_BOUND, LOSS_BOUND, SPECS, gradient_errors
 
 HIDDEN = 4
 

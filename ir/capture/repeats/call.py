@@ -32,9 +32,14 @@ class Unfit(Exception):
 
 @dataclass
 class BlockCall:
-    """A call of a block, before it runs."""
+    """A call of a block, before it runs.
+
+    name: dynamo's for the block. The variable has it too, but forgets it once the block is called
+    under another one.
+    """
 
     variable: Any
+    name: str
     tx: Any
     leaves: list[Any]
     structure: Any
@@ -55,7 +60,7 @@ class BlockCall:
             tuple(structure_of(arg, leaves) for arg in args),
             tuple((key, structure_of(arg, leaves)) for key, arg in kwargs.items()),
         )
-        return cls(variable, tx, leaves, structure, torch_state(tx), writes_of(tx))
+        return cls(variable, name, tx, leaves, structure, torch_state(tx), writes_of(tx))
 
     @property
     def nodes(self) -> list[fx.Node]:

@@ -23,7 +23,6 @@ from shardweave.ir.capture.repeats.call import (
     BlockCall,
     Unfit,
     check_unwritten,
-    name_of,
     structure_of,
     torch_state,
     writes_of,
@@ -97,7 +96,7 @@ class TracedBlock:
         self._note_words()
         self._check_nodes()
         self._check_results(leaves)
-        prefix = name_of(call.variable)
+        prefix = call.name
         if not all(
             name == prefix or name.startswith((f"{prefix}.", f"{prefix}["))
             for name in self.first_calls
@@ -287,7 +286,7 @@ class _Renaming:
     """From the modules of one block to those of another."""
 
     def __init__(self, old: BlockCall, new: BlockCall) -> None:
-        self.old, self.new = name_of(old.variable), name_of(new.variable)
+        self.old, self.new = old.name, new.name
         pairs = zip(
             old.variable.value.named_modules(remove_duplicate=False),
             new.variable.value.named_modules(remove_duplicate=False),

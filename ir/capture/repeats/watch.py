@@ -50,6 +50,9 @@ class Repeats:
     _checked: set[Any] = field(default_factory=set)
     """The sources that do not lead to blocks."""
 
+    _called: set[int] = field(default_factory=set)
+    """The blocks that were called, by identity: under another name they are the same."""
+
     _inner: set[int] = field(default_factory=set)
     """The modules that are blocks, in blocks, or hold blocks, by identity."""
 
@@ -61,8 +64,11 @@ class Repeats:
         if tx.output is not self._output:
             self._output, self._records = tx.output, []
             self.copied, self.notes = [], []
-            self._checked = set()
+            self._checked, self._called = set(), set()
         try:
+            if id(variable.value) in self._called:
+                raise Unfit("it is called again")
+            self._called.add(id(variable.value))
             self._check_outside(tx)
             call = BlockCall.of(variable, tx, args, kwargs)
         except Unfit as reason:

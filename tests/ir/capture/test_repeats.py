@@ -465,6 +465,19 @@ def test_shared_parameters_stay_shared(tie: Any, chains: list[int]) -> None:
     assert seen.chains == chains
 
 
+def test_a_block_that_is_called_under_another_name_has_both() -> None:
+    def body(net: Any, x: Tensor) -> Tensor:
+        for name in ("layers.0", "again", "layers.1", "layers.2"):
+            x = net.get_submodule(name)(x)
+        return x
+
+    net = Net(body)
+    net.again = net.layers[0]
+    seen, text = both_ways(net)
+    assert 'layer = "again' in text
+    assert seen.copied == ["layers.1", "layers.2"]
+
+
 def test_values_that_run_beside_the_blocks() -> None:
     def two(self: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return x + self.a(y), torch.tanh(self.b(y))
