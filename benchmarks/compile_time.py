@@ -36,6 +36,7 @@ PLANNER = "megatron"
 PASSES = (
     "apply-plan",
     "split-addmm",
+    "repeat-key-heads",
     "add-pending-sums",
     "propagate-shardings",
     "insert-collectives",
