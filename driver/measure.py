@@ -6,8 +6,9 @@ import json
 import math
 import resource
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,11 +20,10 @@ from shardweave.driver.check import (
     CheckResult,
     Expected,
     check_steps,
-    coarsest_dtype,
     eager_step,
+    moved_steps,
     results_of,
     run_eager,
-    tolerance_of,
 )
 from shardweave.driver.compile import bind
 from shardweave.driver.launch import num_cores
@@ -84,9 +84,8 @@ def run(options: RunOptions) -> RunReport:
     with status("running it", quiet=world.rank() != 0):
         loss, check, training, eager = _measure(options, step, example, device, program)
     notes = (*example.notes, *made.notes, *_notes_on_time(options, device))
-    if check is not None and check.bound != tolerance_of(dtype).bound:
-        coarsest = coarsest_dtype(program, dtype)
-        notes += (f"the bound is that of {coarsest}, in which the model computes a part",)
+    if check is not None and check.bound_of:
+        notes += (f"the bound is {check.bound_of}",)
     return RunReport(
         options=options,
         plan=f"of {options.program}" if given else options.plan,
@@ -139,12 +138,21 @@ def _measure(
             eager = example.module.to(device)
             if found:
                 expected = [run_eager(eager, inputs) for inputs in batches]
-                check = check_steps(found, expected, getattr(torch, options.dtype), program)
+                dtype = getattr(torch, options.dtype)
+                moved = partial(_moved, options, batches)
+                check = check_steps(found, expected, dtype, program, moved)
             if options.steps and options.eager:
                 parameters = eager.parameters()
                 eager_training = train(lambda: eager_step(eager, batch), parameters, options.steps)
     first_loss = found[0].loss if found else loss.detach().double().item()
     return first_loss, check, training, eager_training
+
+
+def _moved(options: RunOptions, batches: Sequence[Mapping[str, Tensor]]) -> list[Expected]:
+    """What eager computes where weights and inputs differ in their last digit."""
+    dtype = getattr(torch, options.dtype)
+    model = build_example(options.model, dtype=dtype, seed=options.seed).module
+    return moved_steps(model.to(next(iter(batches[0].values())).device), batches)
 
 
 def _next_batch(options: RunOptions, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

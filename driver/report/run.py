@@ -60,7 +60,7 @@ class RunReport:
         }
         for what, error in errors.items():
             if not error <= check.bound:
-                return f"{where}: relative error of {what} is {error:.3g}, bound {check.bound:g}."
+                return f"{where}: relative error of {what} is {error:.3g}, bound {check.bound:.3g}."
         return None
 
     def _training_error(self) -> float:
@@ -159,7 +159,7 @@ def _print_check(report: RunReport) -> None:
     )
     print(
         f"gradients of {check.num_parameters} parameters: largest relative error "
-        f"{check.max_rel_grad_error:.1e} (in {check.worst_parameter}), bound {check.bound:g}"
+        f"{check.max_rel_grad_error:.1e} (in {check.worst_parameter}), bound {check.bound:.3g}"
     )
     if check.at_floor:
         names = ", ".join(check.at_floor[:3]) + (", ..." if len(check.at_floor) > 3 else "")

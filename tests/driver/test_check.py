@@ -14,6 +14,7 @@ from shardweave.driver.check import (
     compare,
     compare_steps,
     loss_of,
+    moved_steps,
     relative_error,
     run_eager,
     tolerance_of,
@@ -180,7 +181,37 @@ def test_bound_is_that_of_the_coarsest_dtype_where_the_finest_is_not_met() -> No
     program = capture(Rounding(), [torch.randn(2, 4, dtype=F64)])
     assert coarsest_dtype(program, F64) is torch.float32
     exact, rounded = expected(1.0, a=[1.0]), expected(1.0, a=[1.0 + 1e-7])
-    assert check_steps([exact], [exact], F64, program).bound == 1e-9
-    result = check_steps([rounded], [exact], F64, program)
+    assert check_steps([exact], [exact], F64, program, list).bound == 1e-9
+    result = check_steps([rounded], [exact], F64, program, list)
     assert result.ok
     assert result.bound == 1e-4
+
+
+@pytest.mark.parametrize(("own", "bound"), [(1e-12, 1e-9), (1e-8, 2e-7), (1e-3, 1e-4)])
+def test_model_that_multiplies_rounding_is_held_to_what_eager_loses(
+    own: float, bound: float
+) -> None:
+    program = capture(Loose(), [torch.randn(2, 4, dtype=F64)])
+    exact, away = expected(1.0, a=[1.0]), expected(1.0, a=[1.0 + 1.5e-7])
+    result = check_steps([away], [exact], F64, program, lambda: [expected(1.0, a=[1.0 + own])])
+    assert result.bound == pytest.approx(bound)
+    assert result.ok == (bound > 1.5e-7)
+    assert bool(result.bound_of) == (bound > 1e-9)
+
+
+class Loose(nn.Module):
+    """A linear map and a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4, dtype=F64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).sum()
+
+
+def test_moved_steps_differ_in_the_last_digits_alone() -> None:
+    model, batch = Loose(), {"x": torch.randn(2, 4, dtype=F64)}
+    eager = [run_eager(model, batch)]
+    own = compare_steps(moved_steps(model, [batch]), eager, F64)
+    assert 0 < own.max_rel_grad_error < 1e-14

@@ -75,15 +75,6 @@ def in_a_row(net: Any, x: Tensor) -> Tensor:
     return x
 
 
-class Seen:
-    """What a capture copied, the lengths of its chains, and what it said."""
-
-    def __init__(self) -> None:
-        self.copied: list[str] = []
-        self.chains: list[int] = []
-        self.notes: list[str] = []
-
-
 def text_of(model: nn.Module, args: Any, kwargs: Any, train: bool) -> str:
     try:
         program = capture(model, args, kwargs, train=train)
@@ -95,18 +86,18 @@ def text_of(model: nn.Module, args: Any, kwargs: Any, train: bool) -> str:
 
 def both_ways(
     model: nn.Module, args: Any = None, kwargs: Any = None, train: bool = True
-) -> tuple[Seen, str]:
-    """Capture a model both ways, and compare."""
+) -> tuple[Any, str]:
+    """Capture a model both ways, and compare: what was copied, lengths of chains, notes; the text."""
     args = [torch.randn(2, 4, 8)] if args is None else args
-    seen = Seen()
+    seen: Any = SimpleNamespace(copied=[], chains=[], notes=[])
     with pytest.MonkeyPatch.context() as patch:
         # Not one that the tests share: both ways are to be gone.
         patch.setattr("shardweave.ir.capture.capture.trace", trace.trace)
         make, find = watch.Repeats, joint.chains_of
 
         def making(*given: Any, **named: Any) -> Any:
-            seen.repeats = make(*given, **named)  # pyright: ignore[reportAttributeAccessIssue]
-            return seen.repeats  # pyright: ignore[reportAttributeAccessIssue]
+            seen.repeats = make(*given, **named)
+            return seen.repeats
 
         def finding(graph: Any) -> Any:
             chains = find(graph)
@@ -116,8 +107,7 @@ def both_ways(
         patch.setattr(watch, "Repeats", making)
         patch.setattr(joint, "chains_of", finding)
         text = text_of(model, args, kwargs, train)
-        repeats: Any = seen.repeats  # pyright: ignore[reportAttributeAccessIssue]
-        seen.copied, seen.notes = list(repeats.copied), list(repeats.notes)
+        seen.copied, seen.notes = list(seen.repeats.copied), list(seen.repeats.notes)
         patch.setattr(trace, "block_paths", lambda model: [])
         plain = text_of(model, args, kwargs, train)
     assert text == plain
