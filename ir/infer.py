@@ -68,7 +68,11 @@ def infer_types(op: AtenOp) -> tuple[AnyTensor, ...] | str:
     signature = key_of_op(op)
     found = _inferred.get(signature)
     if found is None:
-        found = _run_on_meta(op) or _run_on_fake(op)
+        # Where the two kinds differ, the CPU's is what runs (an embedding bag's, whose meta kernel
+        # is a GPU's); so what meta tensors say counts only if it is what the op says.
+        on_meta = _run_on_meta(op)
+        stated = tuple(result.type for result in op.results)
+        found = on_meta if on_meta is not None and on_meta == stated else _run_on_fake(op)
         _inferred[signature] = found
     return found
 

@@ -11,6 +11,7 @@ from shardweave.ir.capture.canonical.base import Call, Result, form
 from shardweave.ir.pure_ops import UNWRITTEN
 
 _FILL: dict[str, float | None] = {
+    "_efficientzerotensor": 0,
     "zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1,
     **dict.fromkeys(UNWRITTEN, 0),
     "full": None, "full_like": None, "new_full": None, "scalar_tensor": None,

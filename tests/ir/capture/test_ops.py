@@ -59,10 +59,12 @@ def _rotary(self: Any, x: Tensor, index: Tensor) -> Tensor:
     return torch.view_as_real(turned)
 
 
-@pytest.mark.filterwarnings("ignore::shardweave.passes.notes.PassNote")
+@pytest.mark.filterwarnings("ignore::shardweave.passes.notes.PassNote", "ignore:.*torch.jit.script")
 @pytest.mark.parametrize(
     "function",
     [
+        lambda self, x, i: F.embedding_bag(i.view(2, 2), self.linear.weight),
+        lambda self, x, i: torch.func.jvp(self.linear, (x,), (x.cos(),))[1],
         lambda self, x, i: self.linear(x) * F.one_hot(i, 4),
         lambda self, x, i: F.adaptive_avg_pool1d(self.linear(x), 2),
         lambda self, x, i: F.adaptive_avg_pool2d(self.linear(x)[None], 3),
@@ -94,7 +96,7 @@ def _rotary(self: Any, x: Tensor, index: Tensor) -> Tensor:
         lambda self, x, i: torch.linalg.cholesky(_spd(self)) + x,
     ],
     ids=[
-        "one-hot", "adaptive-1d-unbatched", "adaptive-2d-unbatched", "slice-assign", "views",
+        "embedding-bag", "functional-jvp", "one-hot", "adaptive-1d-unbatched", "adaptive-2d-unbatched", "slice-assign", "views",
         "fill-diagonal", "fill-diagonal-of-a-slice", "as-strided", "complex-constant",
         "arange-by-float", "sgn", "vmap", "functional-grad", "gradient-of-gradient", "circular-pad", "cosine-loss", "quantile", "empty-then-written",
         "weighted", "weighted-ignoring", "weighted-rows", "fft", "rotary", "solve", "cholesky",
