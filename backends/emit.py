@@ -22,7 +22,7 @@ from torch import Tensor
 from xdsl.ir import Operation, SSAValue
 from xdsl.printer import Printer
 
-from shardweave.backends.audit import audit
+from shardweave.backends.audit import KNOWN, audit
 from shardweave.backends.calls import FUNCTIONS, NEED_CONTIGUOUS, callee_of, takes_device
 from shardweave.backends.programs import Key, free_name, last_uses
 from shardweave.ir import dist
@@ -57,10 +57,8 @@ from shardweave.backends.attention import flash_attention, flash_attention_backw
 aten = torch.ops.aten
 """
 
-_RESERVED = {
-    "rt", "given", "step", "kernels", "torch", "aten", "inf", "nan", "_",
-    *(function.__name__ for function in FUNCTIONS.values()),
-}  # fmt: skip
+_FUNCTIONS = tuple(function.__name__ for function in FUNCTIONS.values())
+_RESERVED = {*KNOWN, *_FUNCTIONS, "given", "step", "inf", "nan", "_"}
 
 
 class _Code(str):
@@ -122,7 +120,7 @@ def load_step(source: str, kernels: Sequence[Callable[..., Any]] = ()) -> StepFu
 
     Raises SourceError for source that does more than a step does.
     """
-    audit(source, _IMPORTS, [function.__name__ for function in FUNCTIONS.values()])
+    audit(source, _IMPORTS, _FUNCTIONS)
     name = f"<shardweave step {hashlib.sha256(source.encode()).hexdigest()[:12]}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     module: dict[str, Any] = {"__name__": name, "kernels": kernels}

@@ -218,11 +218,8 @@ def index_select(op: AtenOp) -> Rule:
     table, index = (shape_of(v) for v in op.operands)
     if not table or not index:
         return replicated_rule(op)
-    dim = dim_of(op, len(table))
-    names, passed = passing(table, whole=[dim])
-    result = list(names)
-    result[dim] = ("j",)
-    return named_rule({"j": Factor(index[0]), **passed}, [names, [("j",)]], [result])
+    factors, whole, selected = _selection(op, table, index[0])
+    return named_rule(factors, [whole, [("j",)]], [selected])
 
 
 @rule("aten.index_select_backward")
@@ -231,11 +228,19 @@ def index_select_backward(op: AtenOp) -> Rule:
     grad, index = (shape_of(v) for v in op.operands)
     if not grad or not index:
         return replicated_rule(op)
-    dim = dim_of(op, len(grad))
-    names, passed = passing(grad, whole=[dim])
-    selected = list(names)
+    factors, whole, selected = _selection(op, grad, index[0])
+    return named_rule(factors, [selected, [("j",)]], [whole], linear=(0,))
+
+
+def _selection(
+    op: AtenOp, shape: Sequence[int], num_rows: int
+) -> tuple[dict[str, Factor], Names, Names]:
+    """The factors of a selection along the op's dim, and the dims of the table and of its rows."""
+    dim = dim_of(op, len(shape))
+    whole, passed = passing(shape, whole=[dim])
+    selected = list(whole)
     selected[dim] = ("j",)
-    return named_rule({"j": Factor(index[0]), **passed}, [selected, [("j",)]], [names], linear=(0,))
+    return {"j": Factor(num_rows), **passed}, whole, selected
 
 
 @rule("aten.index.Tensor", "aten.index_put")

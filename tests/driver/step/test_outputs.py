@@ -263,13 +263,17 @@ class Deep(nn.Module):
         return {"states": states, "none": None, "loss": x.square().mean(), "more": [None, 6]}
 
 
-def test_states_of_every_equal_block_are_returned() -> None:
-    model, x = Deep(), torch.randn(4, 4, dtype=F64)
+def _assert_deep(model: Deep) -> None:
+    x = torch.randn(4, 4, dtype=F64)
     step = compiled(model, {"x": x})
     found, expected = step(x), model(x)
     _compare(found, expected)
     expected["loss"].backward()
     assert_same_state(step, model)
+
+
+def test_states_of_every_equal_block_are_returned() -> None:
+    _assert_deep(Deep())
 
 
 def test_loss_of_many_equal_blocks_comes_with_constants() -> None:
@@ -278,9 +282,4 @@ def test_loss_of_many_equal_blocks_comes_with_constants() -> None:
             output = super().forward(x)
             return {**output, "states": output["states"][-1]}
 
-    model, x = Last(), torch.randn(4, 4, dtype=F64)
-    step = compiled(model, {"x": x})
-    found, expected = step(x), model(x)
-    _compare(found, expected)
-    expected["loss"].backward()
-    assert_same_state(step, model)
+    _assert_deep(Last())
