@@ -52,8 +52,9 @@ def compile(
     parameters. All ranks must hold the same model, which is kept for that; `model.to("meta")`
     frees the memory of its own weights.
 
-    mesh: a Mesh, axis sizes by name, or text such as "data=2,tensor=2"; None is
-    the one that a given plan was made for, and without such a plan one device.
+    mesh: a Mesh, axis sizes by name, or text such as "data=2,tensor=2"; an axis of size -1 takes
+    the processes that the others leave. None is the mesh that a given plan was made for, and
+    without such a plan one device.
     plan: a planner's name ("megatron" is the default), a Plan, the path
     of a plan's JSON file, or shardings by parameter name or pattern, as in
     {"h.*.fc_in.weight": '[{"tensor"}, {}]'}. What it leaves whole or idle is a warning (PlanNote).
@@ -86,7 +87,8 @@ def compile(
             'use "bf16", or none. A model in bfloat16 throughout is model.to(torch.bfloat16).'
         )
     own = mesh_of_plan(plan) if program is None else program.mesh
-    goal = own or Mesh() if mesh is None else as_mesh(mesh)
+    num_processes = None if backend == "reference" else world.world_size()
+    goal = own or Mesh() if mesh is None else as_mesh(mesh, num_processes)
     place = world.with_index(torch.device(device or device_of(model)))
     if backend != "reference":
         world.join(goal, place)
