@@ -175,7 +175,7 @@ def _rest(text: str, sizes: Sequence[int], num_devices: int) -> int:
     count, others = sizes.count(-1), math.prod(size for size in sizes if size != -1)
     if count > 1:
         raise ValueError(f"mesh '{text}' has {count} axes of size -1; give one of them at most.")
-    if count and (not others or num_devices % others):
+    if count and (others < 1 or num_devices % others):
         raise ValueError(
             f"mesh '{text}': {num_devices} devices do not divide by {others}, the product of the "
             "sizes that are given; start a multiple of it, or give other sizes."
