@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from shardweave.driver.compile import compile
     from shardweave.driver.diff import diff
     from shardweave.driver.plans import plan, simulate_plan
+    from shardweave.driver.progress import Progress
     from shardweave.driver.validate import ValidationError, run_passes
     from shardweave.ir.capture.capture import CaptureError, capture
     from shardweave.ir.mesh import Axis, Mesh
@@ -44,6 +45,7 @@ __all__ = [
     "PlanNote",
     "Program",
     "ProgramTextError",
+    "Progress",
     "Sharding",
     "Simulation",
     "Step",
@@ -74,6 +76,7 @@ _HOMES = {
     "Plan": "planners.plan:Plan",
     "PlanNote": "passes.notes:PlanNote",
     "Program": "ir.program:Program",
+    "Progress": "driver.progress:Progress",
     "ProgramTextError": "ir.text:ProgramTextError",
     "Sharding": "ir.placement:Sharding",
     "Simulation": "planners.cost.simulation:Simulation",
