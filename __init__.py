@@ -7,7 +7,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardweave.backends.saved_state import CheckpointError
     from shardweave.backends.step import Step
+    from shardweave.driver.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
     from shardweave.driver.compile import compile
     from shardweave.driver.diff import diff
     from shardweave.driver.plans import plan, simulate_plan
@@ -36,6 +38,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Axis",
     "CaptureError",
+    "Checkpoint",
+    "CheckpointError",
     "Cluster",
     "Mesh",
     "PassError",
@@ -56,10 +60,12 @@ __all__ = [
     "compile",
     "diff",
     "load",
+    "load_checkpoint",
     "parse",
     "plan",
     "register_pass",
     "run_passes",
+    "save_checkpoint",
     "simulate",
     "simulate_plan",
     "verify",
@@ -68,6 +74,8 @@ __all__ = [
 _HOMES = {
     "Axis": "ir.mesh:Axis",
     "CaptureError": "ir.capture.capture:CaptureError",
+    "Checkpoint": "driver.checkpoints:Checkpoint",
+    "CheckpointError": "backends.saved_state:CheckpointError",
     "Cluster": "planners.cost.cluster:Cluster",
     "Mesh": "ir.mesh:Mesh",
     "PassError": "passes.pipeline:PassError",
@@ -88,10 +96,12 @@ _HOMES = {
     "compile": "driver.compile:compile",
     "diff": "driver.diff:diff",
     "load": "ir.program:Program.load",
+    "load_checkpoint": "driver.checkpoints:load_checkpoint",
     "parse": "ir.program:Program.parse",
     "plan": "driver.plans:plan",
     "register_pass": "passes.registry:register_pass",
     "run_passes": "driver.validate:run_passes",
+    "save_checkpoint": "driver.checkpoints:save_checkpoint",
     "simulate": "planners.cost.simulate:simulate",
     "simulate_plan": "driver.plans:simulate_plan",
     "verify": "ir.verify.program:verify",

@@ -122,12 +122,18 @@ def _told(error: Exception) -> RankZeroError:
     return RankZeroError(f"rank 0 failed: {type(error).__name__}: {error}")
 
 
-def agree(what: str, here: str) -> None:
-    """Raises ValueError on every rank unless `what` is the same on all of them. Collective."""
+def gathered(here: T) -> list[T]:
+    """The values of all ranks, by rank. They must be ones that pickle takes. Collective."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return
+        return [here]
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, here)
+    return found
+
+
+def agree(what: str, here: str) -> None:
+    """Raises ValueError on every rank unless `what` is the same on all of them. Collective."""
+    found = gathered(here)
     other = next((rank for rank, one in enumerate(found) if one != found[0]), None)
     if other is not None:
         raise ValueError(
