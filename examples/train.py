@@ -94,7 +94,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=32, help="samples of a step")
     parser.add_argument("--accumulate", type=int, default=2, help="micro-batches of a step")
-    parser.add_argument("--save-every", type=int, default=50, help="steps")
+    parser.add_argument("--show-every", type=int, default=10, help="steps between lines")
+    parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--checkpoint", type=Path, default=Path("checkpoints"))
     parser.add_argument("--mesh", default="data=-1", help="-1: all processes that are left")
     parser.add_argument("--cluster", help="its file, to see what the simulator predicts")
@@ -105,15 +106,20 @@ def main() -> None:
     validation = DataLoader(held_out, options.batch // options.accumulate, drop_last=True)
 
     torch.manual_seed(0)
+    model = GPT().to(DEVICE)
     example = next(iter(validation))
-    model = sw.compile(GPT().to(DEVICE), example, mesh=options.mesh, precision="bf16")
+    model = sw.compile(model, example, mesh=options.mesh, precision="bf16")
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
     sw.load_checkpoint(options.checkpoint, parts)
     start = schedule.last_epoch  # steps that were taken
     progress = sw.Progress(
-        model, options.steps, accumulate=options.accumulate, cluster=options.cluster
+        model,
+        options.steps,
+        every=options.show_every,
+        accumulate=options.accumulate,
+        cluster=options.cluster,
     )
     batches = DataLoader(train, batch_sampler=batch_order(len(train), options.batch, start))
     for number, (ids, labels) in zip(range(start + 1, options.steps + 1), batches, strict=False):
@@ -125,7 +131,7 @@ def main() -> None:
         progress(number, loss, ids.numel())
         if number % options.save_every == 0 or number == options.steps:
             progress.say(f"validation loss {evaluate(model, validation):.4f}")
-            sw.save_checkpoint(options.checkpoint, number, parts)
+            sw.save_checkpoint(options.checkpoint, number, parts, keep=2)
 
 
 if __name__ == "__main__":

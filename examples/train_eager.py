@@ -91,7 +91,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=32, help="samples of a step")
     parser.add_argument("--accumulate", type=int, default=2, help="micro-batches of a step")
-    parser.add_argument("--save-every", type=int, default=50, help="steps")
+    parser.add_argument("--show-every", type=int, default=10, help="steps between lines")
+    parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--checkpoint", type=Path, default=Path("eager.pt"))
     options = parser.parse_args()
 
@@ -124,7 +125,7 @@ def main() -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        if number % 10 == 0:
+        if number % options.show_every == 0:
             print(f"step {number}/{options.steps}  loss {loss.item():.4f}")
         if number % options.save_every == 0 or number == options.steps:
             print(f"validation loss {evaluate(model, validation):.4f}")

@@ -145,7 +145,7 @@ def repeats_of(blocks: Mapping[str, nn.Module]) -> Iterator[Repeats]:
     Before torch 2.13 dynamo does not say what code has read, and runs every block.
     """
     if not CAN_COPY:
-        logger.info("every block is traced on its own: copying them takes torch 2.13 or newer")
+        logger.debug("every block is traced on its own: copying them takes torch 2.13 or newer")
         yield Repeats({})
         return
     paths = {id(module): path for path, module in blocks.items()}
