@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardweave.backends.grad_scaler import GradScaler
     from shardweave.backends.saved_state import CheckpointError
     from shardweave.backends.step import Step
     from shardweave.driver.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
@@ -41,6 +42,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Cluster",
+    "GradScaler",
     "Mesh",
     "PassError",
     "PassPipeline",
@@ -77,6 +79,7 @@ _HOMES = {
     "Checkpoint": "driver.checkpoints:Checkpoint",
     "CheckpointError": "backends.saved_state:CheckpointError",
     "Cluster": "planners.cost.cluster:Cluster",
+    "GradScaler": "backends.grad_scaler:GradScaler",
     "Mesh": "ir.mesh:Mesh",
     "PassError": "passes.pipeline:PassError",
     "PassPipeline": "passes.pipeline:PassPipeline",

@@ -34,9 +34,13 @@ class Pending:
 
 
 class Backend(ABC):
-    """Places tensors by their shardings, and loads programs. device: where this rank computes."""
+    """Places tensors by their shardings, and loads programs. device: where this rank computes.
+
+    reduce_dtype: in which gradients that are pending sums are added up; None: in their own.
+    """
 
     device: torch.device
+    reduce_dtype: torch.dtype | None = None
 
     @abstractmethod
     def check(self, program: Program) -> None:

@@ -61,7 +61,7 @@ class BoundProgram:
         self,
         state: ShardedState,
         batch: Mapping[str, Tensor],
-        scale: float = 1.0,
+        scale: float | Tensor = 1.0,
         into: Mapping[Key, Tensor] | None = None,
     ) -> dict[Key, Tensor]:
         """The results by kind and name, each in memory of its own. Collective.
@@ -79,9 +79,10 @@ class BoundProgram:
         left = {key: tensor for key, tensor in results.items() if tensor is not into.get(key)}
         return owned(left, [*given.values(), *into.values()])
 
-    def _tangents(self, scale: float) -> dict[Key, Tensor]:
+    def _tangents(self, scale: float | Tensor) -> dict[Key, Tensor]:
+        device = self.backend.device
         return {
-            key: torch.full((), scale, dtype=dtype_of_value(slot.value), device=self.backend.device)
+            key: torch.as_tensor(scale, dtype=dtype_of_value(slot.value), device=device)
             for key, slot in self.slots.items()
             if slot.kind == "tangent"
         }

@@ -146,7 +146,11 @@ class DistributedBackend(Backend):
             local = self.local(pending.gradient)
             by_axes.setdefault(pending.sharding.unreduced, []).append(local)
         for axes, tensors in by_axes.items():
-            self.runtime.all_reduce_in_place(tensors, axes)
+            sent = [local.to(self.reduce_dtype or local.dtype) for local in tensors]
+            self.runtime.all_reduce_in_place(sent, axes)
+            for local, total in zip(tensors, sent, strict=True):
+                if total is not local:
+                    local.copy_(total)
         return {
             name: as_dtensor(self.local(one.gradient), one.sharding.whole(), self.runtime)
             for name, one in gradients.items()

@@ -13,7 +13,8 @@ from shardweave.backends.step import GivenProgram, Step
 from shardweave.driver import world
 from shardweave.driver.lowering import Request
 from shardweave.driver.plans import Passes, PlanLike, mesh_of_plan
-from shardweave.driver.programs import AUTOCAST, MAX_PROGRAMS, CompiledPrograms, backend_of
+from shardweave.driver.precision import check_precision, in_precision, reducing_in
+from shardweave.driver.programs import MAX_PROGRAMS, CompiledPrograms, backend_of
 from shardweave.driver.run_options import BACKENDS
 from shardweave.ir.capture.outputs import LossChoice
 from shardweave.ir.mesh import Mesh
@@ -34,6 +35,7 @@ def compile(
     loss: LossChoice = None,
     only_loss: bool = False,
     precision: str = "",
+    reduce_dtype: torch.dtype | None = None,
     dynamic: bool = True,
     max_programs: int = MAX_PROGRAMS,
     sequence_parallel: bool = False,
@@ -67,10 +69,12 @@ def compile(
     loss: which of what the model returns is the loss, by key or index; None: the only scalar, an
     entry `loss`, or the first of a tuple. A function computes it from the output; the step then
     returns (loss, output). only_loss: calls that compute gradients return the loss alone, and keep
-    nothing else for it. precision: "bf16" computes as under torch.autocast in bfloat16, with
-    parameters and gradients in their own dtype. dynamic: False refuses inputs of shapes that were
-    not compiled ahead. max_programs: how many programs are kept. device: of this rank; by default
-    the model's own, and for "cuda" the GPU of the rank's number on this machine.
+    nothing else for it. precision: "bf16" or "fp16" computes as under torch.autocast in that
+    dtype, with parameters and gradients in their own; "bf16-true" casts the parameters too.
+    reduce_dtype: in which ranks add up gradients, and what has fewer digits than it. dynamic: False
+    refuses inputs of shapes that were not compiled ahead. max_programs: how many programs are kept.
+    device: of this rank; by default the model's own, and for "cuda" the GPU of the rank's number on
+    this machine.
     validate: run every program before and after each pass, in float64 on a virtual mesh, and
     compare (driver.validate); for models that take a few seconds at most.
     program: a step of this model that is partitioned already, perhaps edited by hand; it is
@@ -81,19 +85,17 @@ def compile(
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend '{backend}' is unknown; use one of {', '.join(BACKENDS)}.")
-    if precision not in AUTOCAST or (precision and program is not None):
-        raise ValueError(
-            f"precision '{precision}' is unknown, or given with a program, which has its dtypes; "
-            'use "bf16", or none. A model in bfloat16 throughout is model.to(torch.bfloat16).'
-        )
+    check_precision(precision, program)
     own = mesh_of_plan(plan) if program is None else program.mesh
     num_processes = None if backend == "reference" else world.world_size()
     goal = own or Mesh() if mesh is None else as_mesh(mesh, num_processes)
     place = world.with_index(torch.device(device or device_of(model)))
     if backend != "reference":
         world.join(goal, place)
+    if reduce_dtype is not None and goal.num_devices > 1:
+        passes = reducing_in(reduce_dtype, passes)
     request = Request(
-        model=model,
+        model=in_precision(model, precision),
         args=args,
         kwargs=kwargs or {},
         mesh=goal,
@@ -110,7 +112,8 @@ def compile(
         precision=precision,
     )
     programs = CompiledPrograms(request, place, limit=max_programs, dynamic=dynamic)
-    step = Step(model, programs.backend, programs)
+    programs.backend.reduce_dtype = reduce_dtype
+    step = Step(request.model, programs.backend, programs)
     return step if train is None else step.train(train)
 
 

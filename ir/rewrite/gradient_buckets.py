@@ -18,7 +18,8 @@ from shardweave.ir.annotations import (
     set_sharding_attrs,
     sharding_attrs_of,
 )
-from shardweave.ir.aten import create
+from shardweave.ir.aten import AtenOp, create
+from shardweave.ir.facts import facts_of
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.buckets import Buckets, join
 from shardweave.ir.syntax import Operands
@@ -53,6 +54,9 @@ def _gradient_reductions(program: Program) -> list[dist.DistOp]:
 
     def is_gradient(value: SSAValue) -> bool:
         users = [use.operation for use in value.uses]
+        if len(users) == 1 and isinstance(users[0], AtenOp) and facts_of(users[0]).view == "cast":
+            (value,) = users[0].results  # after a sum in another dtype (`reduce-in`)
+            users = [use.operation for use in value.uses]
         return bool(users) and value not in others and all(user is last for user in users)
 
     return [
