@@ -34,9 +34,14 @@ class Pending:
 
 
 class Backend(ABC):
-    """Places tensors by their shardings, and loads programs. device: where this rank computes."""
+    """Places tensors by their shardings, and loads programs.
+
+    device: where this rank computes. is_joint: whether ranks are processes of their own, which are
+    to agree.
+    """
 
     device: torch.device
+    is_joint: bool = False
 
     @abstractmethod
     def check(self, program: Program) -> None:

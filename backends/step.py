@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardweave.backends.accumulate import Gradients, merged, micro_batches
+from shardweave.backends.agreement import require_same_model
 from shardweave.backends.backend import Backend
 from shardweave.backends.bound import BoundProgram
 from shardweave.backends.input_gradients import check_required, give
@@ -159,11 +160,18 @@ class Step(ShardedState):
     accumulate: of a call: split the batch into so many micro-batches, run one after another; the
     gradients are those of the mean of their losses. loss_scale: what the loss is multiplied by for
     the gradients (1 by default); the loss that is returned is not.
+
+    sync: parameters and buffers start with the values of rank 0's model; with False, ranks compare
+    digests of theirs, and all raise AgreementError if they differ.
     """
 
-    def __init__(self, model: nn.Module, backend: Backend, programs: Programs) -> None:
+    def __init__(
+        self, model: nn.Module, backend: Backend, programs: Programs, *, sync: bool = True
+    ) -> None:
+        if backend.is_joint:
+            require_same_model(model)
         programs.first.check_model(model)
-        super().__init__(model, backend, programs.first.state_shardings)
+        super().__init__(model, backend, programs.first.state_shardings, sync=sync)
         programs.stored = self.shardings
         self._programs = programs
         self._bound = programs.first

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardweave.backends.agreement import require_same, require_same_model
 from shardweave.backends.bound import BoundProgram, device_of
 from shardweave.backends.step import GivenProgram, Step
 from shardweave.driver import world
 from shardweave.driver.lowering import Request
 from shardweave.driver.plans import Passes, PlanLike, mesh_of_plan
 from shardweave.driver.programs import AUTOCAST, MAX_PROGRAMS, CompiledPrograms, backend_of
+from shardweave.driver.request_text import describe
 from shardweave.driver.run_options import BACKENDS
 from shardweave.ir.capture.outputs import LossChoice
 from shardweave.ir.mesh import Mesh
@@ -41,6 +43,7 @@ def compile(
     validate: bool = False,
     program: Program | None = None,
     cuda_graph: bool = False,
+    sync: bool = True,
 ) -> Step:
     """Capture a training step of `model`, shard it over `mesh`, and make it ready to run.
 
@@ -75,7 +78,11 @@ def compile(
     program: a step of this model that is partitioned already, perhaps edited by hand; it is
     verified and run as it is, on its own mesh, without a plan and passes, in every call.
 
-    Raises ValueError if the processes are not as many as the mesh's devices, CaptureError,
+    sync: the parameters and buffers start with the values of rank 0's model; False sends none, and
+    raises AgreementError if the models of the ranks hold other values.
+
+    Raises AgreementError, on every rank, if the ranks compile different models, meshes, plans or
+    options; ValueError if the processes are not as many as the mesh's devices, CaptureError,
     PlanError or PassError (all ValueErrors) for what cannot be captured or sharded.
     """
     if backend not in BACKENDS:
@@ -107,8 +114,12 @@ def compile(
         only_loss=only_loss,
         precision=precision,
     )
+    if backend != "reference" and goal.num_devices > 1:
+        require_same_model(model)
+        options = describe(request, dynamic=dynamic, max_programs=max_programs, sync=sync)
+        require_same("what is compiled", options, "call compile alike on every rank")
     programs = CompiledPrograms(request, place, limit=max_programs, dynamic=dynamic)
-    step = Step(model, programs.backend, programs)
+    step = Step(model, programs.backend, programs, sync=sync)
     return step if train is None else step.train(train)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardweave.backends.agreement import require_same
 from shardweave.backends.backend import Backend
 from shardweave.backends.bound import BoundProgram
 from shardweave.backends.distributed import DistributedBackend
@@ -141,7 +142,8 @@ class CompiledPrograms(Programs):
         request = self.request
         is_shared = request.backend != "reference"
         if is_shared:
-            world.agree("the call", f"{shapes_of(call)} in {mode_of(call)}")
+            text = f"{shapes_of(call)} in {mode_of(call)}"
+            require_same("the call", text, "let every rank do the same")
         given = None if stored is None else (self.plan, stored, self.row_axes(""))
         with in_modes(request.model, call):
             lowered = compile_call(request, call, given)

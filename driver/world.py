@@ -122,26 +122,6 @@ def _told(error: Exception) -> RankZeroError:
     return RankZeroError(f"rank 0 failed: {type(error).__name__}: {error}")
 
 
-def gathered(here: T) -> list[T]:
-    """The values of all ranks, by rank. They must be ones that pickle takes. Collective."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return [here]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, here)
-    return found
-
-
-def agree(what: str, here: str) -> None:
-    """Raises ValueError on every rank unless `what` is the same on all of them. Collective."""
-    found = gathered(here)
-    other = next((rank for rank, one in enumerate(found) if one != found[0]), None)
-    if other is not None:
-        raise ValueError(
-            f"{what} differs between ranks: rank 0 has {found[0]}, rank {other} has "
-            f"{found[other]}; let every rank do the same."
-        )
-
-
 def leave() -> None:
     """Close torch.distributed, if it is open: ranks that just exit make others complain."""
     if dist.is_initialized():
