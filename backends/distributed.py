@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shardweave.backends import position, watchdog
 from shardweave.backends.agreement import require_same
 from shardweave.backends.backend import Backend, Pending, Runner
 from shardweave.backends.bound import BoundProgram, device_of
@@ -40,13 +41,17 @@ class EmittedRunner(Runner):
         if runtime.mesh.num_devices > 1:
             require_same("the program", self.source, "give every rank the same one", _by_layer)
         run = load_step(self.source, self.kernels)
+        position.register(run.__code__.co_filename, program, kernels=kernels)
         self._run: StepFunction = GraphedStep(run) if cuda_graph else run
         runtime.prepare(program)
 
     def __call__(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         if isinstance(self._run, GraphedStep):  # replays in memory of its own
             given = {key: tensor for key, tensor in given.items() if key[0] != "grad"}
-        return self._run(self.runtime, given)
+        if self.runtime.mesh.num_devices == 1:
+            return self._run(self.runtime, given)
+        with watchdog.running():
+            return self._run(self.runtime, given)
 
     def explain(self) -> str:
         """What runs each fused region: its kernel, or ATen and why. A line for each."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardweave.backends import in_flight
+from shardweave.backends import in_flight, watchdog
 from shardweave.backends.agreement import require_same
 from shardweave.backends.in_flight import Group, InFlight, here
 from shardweave.ir.dist import COLLECTIVES
@@ -73,6 +73,7 @@ class Runtime:
             self.device_mesh: DeviceMesh | None = None
         else:
             _check_world(self.mesh)
+            watchdog.start()
             require_same("the mesh", str(self.mesh), "give every rank the same one")
             self.rank = dist.get_rank()
             self.device = torch.device(device or _default_device())

@@ -13,6 +13,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shardweave.backends import watchdog
 from shardweave.backends.accumulate import Gradients, merged, micro_batches
 from shardweave.backends.agreement import require_same_model
 from shardweave.backends.backend import Backend
@@ -61,6 +62,37 @@ class StepCall:
         """Equal for calls that the same program runs."""
         trained = self.trained if self.grad else ()
         return self.form, self.shapes, self.grad, self.modes, trained, self.autocast
+
+    def __str__(self) -> str:
+        return f"{self.shapes_text} in {self.mode}"
+
+    @property
+    def mode(self) -> str:
+        """The mode, in words."""
+        cast = f" in {dtype_word(self.autocast)}" if self.autocast else ""
+        if self.grad:
+            return f"training{cast}"
+        if not any(self.modes):
+            return f"evaluation{cast}"
+        modes = "training mode without gradients" if self.modes[0] else "evaluation of some modules"
+        return modes + cast
+
+    @property
+    def shapes_text(self) -> str:
+        """`x (4, 8) float32`, for each input."""
+        tensors = [f"{name} {form_of(tensor)}" for name, tensor in self.inputs.items()]
+        constants = [f"{name}={value!r}" for name, value in self.form.constants]
+        return ", ".join([*tensors, *constants]) or "no inputs"
+
+
+def form_of(tensor: Tensor) -> str:
+    """`(4, 8) float32`."""
+    return f"{tuple(tensor.shape)} {dtype_word(tensor.dtype)}"
+
+
+def dtype_word(dtype: torch.dtype) -> str:
+    """`float32`."""
+    return str(dtype).removeprefix("torch.")
 
 
 class Programs(ABC):
@@ -224,6 +256,8 @@ class Step(ShardedState):
         )
 
     def _run(self, call: StepCall, scale: float, is_last: bool) -> dict[str, Any]:
+        if self.backend.is_joint:
+            watchdog.enter(call)
         bound = self._bound = self._programs.find(call)
         if call.grad and (not is_last or self._gradients.are_pending):
             bound = bound.pending

@@ -44,6 +44,7 @@ def compile(
     program: Program | None = None,
     cuda_graph: bool = False,
     sync: bool = True,
+    timeout: float | None = None,
 ) -> Step:
     """Capture a training step of `model`, shard it over `mesh`, and make it ready to run.
 
@@ -79,7 +80,10 @@ def compile(
     verified and run as it is, on its own mesh, without a plan and passes, in every call.
 
     sync: the parameters and buffers start with the values of rank 0's model; False sends none, and
-    raises AgreementError if the models of the ranks hold other values.
+    raises AgreementError if the models of the ranks hold other values. timeout: seconds that a rank
+    may wait for others in one collective (default: SHARDWEAVE_TIMEOUT, else 25 minutes; 0: for
+    ever); it then ends, and says which rank is late, and where. A rank that is dead is noticed in
+    seconds (backends.watchdog).
 
     Raises AgreementError, on every rank, if the ranks compile different models, meshes, plans or
     options; ValueError if the processes are not as many as the mesh's devices, CaptureError,
@@ -96,7 +100,7 @@ def compile(
     goal = own or Mesh() if mesh is None else as_mesh(mesh)
     place = world.with_index(torch.device(device or device_of(model)))
     if backend != "reference":
-        world.join(goal, place)
+        world.join(goal, place, timeout)
     request = Request(
         model=model,
         args=args,
