@@ -34,12 +34,14 @@ class Pending:
 
 
 class Backend(ABC):
-    """Places tensors by their shardings, and loads programs. device: where this rank computes.
+    """Places tensors by their shardings, and loads programs.
 
-    reduce_dtype: in which gradients that are pending sums are added up; None: in their own.
+    device: where this rank computes. is_joint: whether ranks are processes of their own, which are
+    to agree. reduce_dtype: in which gradients that are pending sums are added up; None: their own.
     """
 
     device: torch.device
+    is_joint: bool = False
     reduce_dtype: torch.dtype | None = None
 
     @abstractmethod

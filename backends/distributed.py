@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shardweave.backends import position, watchdog
+from shardweave.backends.agreement import require_same
 from shardweave.backends.backend import Backend, Pending, Runner
 from shardweave.backends.bound import BoundProgram, device_of
 from shardweave.backends.cuda_graph import GraphedStep
@@ -36,14 +38,20 @@ class EmittedRunner(Runner):
         self.kernels = [FusedCall(op) for op in fused]
         self.source = emit(program, kernels=kernels)
         self.runtime = runtime
+        if runtime.mesh.num_devices > 1:
+            require_same("the program", self.source, "give every rank the same one", _by_layer)
         run = load_step(self.source, self.kernels)
+        position.register(run.__code__.co_filename, program, kernels=kernels)
         self._run: StepFunction = GraphedStep(run) if cuda_graph else run
         runtime.prepare(program)
 
     def __call__(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         if isinstance(self._run, GraphedStep):  # replays in memory of its own
             given = {key: tensor for key, tensor in given.items() if key[0] != "grad"}
-        return self._run(self.runtime, given)
+        if self.runtime.mesh.num_devices == 1:
+            return self._run(self.runtime, given)
+        with watchdog.running():
+            return self._run(self.runtime, given)
 
     def explain(self) -> str:
         """What runs each fused region: its kernel, or ATen and why. A line for each."""
@@ -51,6 +59,16 @@ class EmittedRunner(Runner):
             return "no fused regions: every op runs on ATen"
         lines = [call.explain(self.runtime.device) for call in self.kernels]
         return "\n".join(f"kernels[{number}]: {line}" for number, line in enumerate(lines))
+
+
+def _by_layer(source: str) -> list[str]:
+    """The statements of emitted source, each with its layer."""
+    layer, lines = "", list[str]()
+    for line in source.splitlines():
+        if line.startswith("    # "):
+            layer = line.removeprefix("    # ")
+        lines.append(f"{line.strip()} ({layer})" if layer else line.strip())
+    return lines
 
 
 class DistributedBackend(Backend):
@@ -66,6 +84,7 @@ class DistributedBackend(Backend):
     ) -> None:
         self.runtime = runtime
         self.device = runtime.device
+        self.is_joint = runtime.mesh.num_devices > 1
         self.kernels = kernels
         self.cuda_graph = cuda_graph
 
@@ -167,14 +186,16 @@ def step_of(
     *,
     kernels: bool = False,
     cuda_graph: bool = False,
+    sync: bool = True,
 ) -> Step:
     """A step that runs one program, a local one or a global one on one device, as this rank.
 
-    Making it is collective. Raises ValueError if model, program and mesh do not fit together.
+    sync: as in `Step`. Making it is collective. Raises ValueError if model, program and mesh do
+    not fit together.
     """
     runtime = runtime or _runtime_for(program, model)
     backend = DistributedBackend(runtime, kernels=kernels, cuda_graph=cuda_graph)
-    return Step(model, backend, GivenProgram(BoundProgram(program, backend)))
+    return Step(model, backend, GivenProgram(BoundProgram(program, backend)), sync=sync)
 
 
 def _runtime_for(program: Program, model: nn.Module) -> Runtime:

@@ -264,3 +264,10 @@ def _dist_statement(op: dist.DistOp, names: Mapping[SSAValue, _Code]) -> str:
         each = [[operand] for operand in operands] if operands else [[]]
         call = ", ".join(_call(method, one, keywords) for one in each)
     return f"{_targets(op, names)} = {call}"
+
+
+def ops_by_variable(program: Program, *, kernels: bool = False) -> dict[str, Operation]:
+    """The ops of emitted source by the variables that it gives their results."""
+    program = program if kernels else without_regions(program)
+    names = _names(program)
+    return {names[result]: op for op in program.ops for result in op.results}

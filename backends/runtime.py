@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardweave.backends import in_flight
+from shardweave.backends import in_flight, watchdog
+from shardweave.backends.agreement import require_same
 from shardweave.backends.in_flight import Group, InFlight, here
 from shardweave.ir.dist import COLLECTIVES
 from shardweave.ir.mesh import Mesh
@@ -72,6 +73,8 @@ class Runtime:
             self.device_mesh: DeviceMesh | None = None
         else:
             _check_world(self.mesh)
+            watchdog.start()
+            require_same("the mesh", str(self.mesh), "give every rank the same one")
             self.rank = dist.get_rank()
             self.device = torch.device(device or _default_device())
             self.device_mesh = init_device_mesh(

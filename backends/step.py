@@ -13,7 +13,9 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shardweave.backends import watchdog
 from shardweave.backends.accumulate import Gradients, merged, micro_batches
+from shardweave.backends.agreement import require_same_model
 from shardweave.backends.backend import Backend
 from shardweave.backends.bound import BoundProgram
 from shardweave.backends.grad_scaler import loss_scale_of
@@ -61,6 +63,37 @@ class StepCall:
         """Equal for calls that the same program runs."""
         trained = self.trained if self.grad else ()
         return self.form, self.shapes, self.grad, self.modes, trained, self.autocast
+
+    def __str__(self) -> str:
+        return f"{self.shapes_text} in {self.mode}"
+
+    @property
+    def mode(self) -> str:
+        """The mode, in words."""
+        cast = f" in {dtype_word(self.autocast)}" if self.autocast else ""
+        if self.grad:
+            return f"training{cast}"
+        if not any(self.modes):
+            return f"evaluation{cast}"
+        modes = "training mode without gradients" if self.modes[0] else "evaluation of some modules"
+        return modes + cast
+
+    @property
+    def shapes_text(self) -> str:
+        """`x (4, 8) float32`, for each input."""
+        tensors = [f"{name} {form_of(tensor)}" for name, tensor in self.inputs.items()]
+        constants = [f"{name}={value!r}" for name, value in self.form.constants]
+        return ", ".join([*tensors, *constants]) or "no inputs"
+
+
+def form_of(tensor: Tensor) -> str:
+    """`(4, 8) float32`."""
+    return f"{tuple(tensor.shape)} {dtype_word(tensor.dtype)}"
+
+
+def dtype_word(dtype: torch.dtype) -> str:
+    """`float32`."""
+    return str(dtype).removeprefix("torch.")
 
 
 class Programs(ABC):
@@ -161,11 +194,18 @@ class Step(ShardedState):
     gradients are those of the mean of their losses. loss_scale: what the loss is multiplied by for
     the gradients (1 by default), a number, a tensor or a GradScaler; the loss that is returned
     is not.
+
+    sync: parameters and buffers start with the values of rank 0's model; with False, ranks compare
+    digests of theirs, and all raise AgreementError if they differ.
     """
 
-    def __init__(self, model: nn.Module, backend: Backend, programs: Programs) -> None:
+    def __init__(
+        self, model: nn.Module, backend: Backend, programs: Programs, *, sync: bool = True
+    ) -> None:
+        if backend.is_joint:
+            require_same_model(model)
         programs.first.check_model(model)
-        super().__init__(model, backend, programs.first.state_shardings)
+        super().__init__(model, backend, programs.first.state_shardings, sync=sync)
         programs.stored = self.shardings
         self._programs = programs
         self._bound = programs.first
@@ -219,6 +259,8 @@ class Step(ShardedState):
         )
 
     def _run(self, call: StepCall, scale: float | Tensor, is_last: bool) -> dict[str, Any]:
+        if self.backend.is_joint:
+            watchdog.enter(call)
         bound = self._bound = self._programs.find(call)
         if call.grad and (not is_last or self._gradients.are_pending):
             bound = bound.pending

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
+from shardweave.backends.agreement import gathered
 from shardweave.backends.checkpoint import DataReader
 from shardweave.backends.saved_state import (
     CheckpointError,
@@ -79,7 +80,7 @@ def save_checkpoint(
             _on_rank_0(lambda: begin(root, unfinished))
             _on_each_rank(lambda: _write_tensors(saved.tensors, unfinished))
             own = _on_each_rank(lambda: digests_of(unfinished, f"__{world.rank()}_*"))
-            files = {name: of for each in world.gathered(own) for name, of in each.items()}
+            files = {name: of for each in gathered(own) for name, of in each.items()}
             _on_rank_0(lambda: finish(unfinished, goal, index, files))
         except CheckpointError as error:
             # Of a full disk, torch says how many bytes it has not written where.
@@ -196,7 +197,7 @@ def _on_each_rank(make: Callable[[], T]) -> T:
         result = _tried(make)
     except Exception as own:  # noqa: BLE001  the others wait for this rank: it tells them first
         error = own
-    texts = world.gathered("" if error is None else str(error) or type(error).__name__)
+    texts = gathered("" if error is None else str(error) or type(error).__name__)
     failed = next((rank for rank, text in enumerate(texts) if text), None)
     if error is not None and not isinstance(error, CheckpointError):
         raise error

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardweave.backends.agreement import require_same, require_same_model
 from shardweave.backends.bound import BoundProgram, device_of
 from shardweave.backends.step import GivenProgram, Step
 from shardweave.driver import world
@@ -15,6 +16,7 @@ from shardweave.driver.lowering import Request
 from shardweave.driver.plans import Passes, PlanLike, mesh_of_plan
 from shardweave.driver.precision import check_precision, in_precision, reducing_in
 from shardweave.driver.programs import MAX_PROGRAMS, CompiledPrograms, backend_of
+from shardweave.driver.request_text import describe
 from shardweave.driver.run_options import BACKENDS
 from shardweave.ir.capture.outputs import LossChoice
 from shardweave.ir.mesh import Mesh
@@ -43,6 +45,8 @@ def compile(
     validate: bool = False,
     program: Program | None = None,
     cuda_graph: bool = False,
+    sync: bool = True,
+    timeout: float | None = None,
 ) -> Step:
     """Capture a training step of `model`, shard it over `mesh`, and make it ready to run.
 
@@ -80,7 +84,14 @@ def compile(
     program: a step of this model that is partitioned already, perhaps edited by hand; it is
     verified and run as it is, on its own mesh, without a plan and passes, in every call.
 
-    Raises ValueError if the processes are not as many as the mesh's devices, CaptureError,
+    sync: the parameters and buffers start with the values of rank 0's model; False sends none, and
+    raises AgreementError if the models of the ranks hold other values. timeout: seconds that a rank
+    may wait for others in one collective (default: SHARDWEAVE_TIMEOUT, else 25 minutes; 0: for
+    ever); it then ends, and says which rank is late, and where. A rank that is dead is noticed in
+    seconds (backends.watchdog).
+
+    Raises AgreementError, on every rank, if the ranks compile different models, meshes, plans or
+    options; ValueError if the processes are not as many as the mesh's devices, CaptureError,
     PlanError or PassError (all ValueErrors) for what cannot be captured or sharded.
     """
     if backend not in BACKENDS:
@@ -91,7 +102,7 @@ def compile(
     goal = own or Mesh() if mesh is None else as_mesh(mesh, num_processes)
     place = world.with_index(torch.device(device or device_of(model)))
     if backend != "reference":
-        world.join(goal, place)
+        world.join(goal, place, timeout)
     if reduce_dtype is not None and goal.num_devices > 1:
         passes = reducing_in(reduce_dtype, passes)
     request = Request(
@@ -111,9 +122,13 @@ def compile(
         only_loss=only_loss,
         precision=precision,
     )
+    if backend != "reference" and goal.num_devices > 1:
+        require_same_model(model)
+        options = describe(request, dynamic=dynamic, max_programs=max_programs, sync=sync)
+        require_same("what is compiled", options, "call compile alike on every rank")
     programs = CompiledPrograms(request, place, limit=max_programs, dynamic=dynamic)
     programs.backend.reduce_dtype = reduce_dtype
-    step = Step(request.model, programs.backend, programs)
+    step = Step(request.model, programs.backend, programs, sync=sync)
     return step if train is None else step.train(train)
 
 
