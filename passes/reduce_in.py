@@ -12,7 +12,7 @@ from shardweave.passes.program_pass import PassOnProgram
 
 @dataclass(frozen=True)
 class ReduceInPass(PassOnProgram):
-    """Let ranks add gradients up in a dtype, `float32`, `bfloat16` or `float16`.
+    """Let ranks add gradients up in a dtype, `float32` (the default), `bfloat16` or `float16`.
 
     Fewer digits send fewer bytes. Nothing else is added up in fewer digits than it has; what has
     fewer than `dtype`, such as the bfloat16 terms of a product that tensor parallelism cuts, is
@@ -23,7 +23,7 @@ class ReduceInPass(PassOnProgram):
     """
 
     name = "reduce-in"
-    dtype: str
+    dtype: str = "float32"
 
     def run(self, program: Program) -> None:
         if self.dtype not in REDUCE_DTYPES:
