@@ -69,7 +69,7 @@ def measure(folder: Path, num_steps: int, save_every: int) -> dict[str, Any]:
             run.kill()
         else:
             run.finish()
-        resumed.append(run.steps[0])
+        resumed.append(run.starts[0] + 1)
         found |= run.losses
         validation["sharded"] = run.validation
     assert resumed[0] == 1, "the first run found a checkpoint"

@@ -17,16 +17,22 @@ import shardweave as sw
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 _STEP = re.compile(r"^step (\d+)/\d+  loss ([\d.]+)")
+_START = re.compile(r"^starting after step (\d+)")
 _VALIDATION = re.compile(r"^validation loss ([\d.]+)")
 
 
 @dataclass
 class TrainingRun:
-    """A process that trains, and what it has said so far: losses by step, and of validation."""
+    """A process that trains, and what it has said so far.
+
+    starts: the step after which each start of it went on. said_losses: step and loss of each line;
+    losses: the last one by step. validation: losses of the validations.
+    """
 
     process: subprocess.Popen[str]
     log: IO[str]
-    steps: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    said_losses: list[tuple[int, float]] = field(default_factory=list)
     losses: dict[int, float] = field(default_factory=dict)
     validation: list[float] = field(default_factory=list)
 
@@ -35,9 +41,12 @@ class TrainingRun:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if found := _STEP.match(line):
-                self.steps.append(int(found[1]))
-                self.losses[int(found[1])] = float(found[2])
-                yield int(found[1])
+                step, loss = int(found[1]), float(found[2])
+                self.said_losses.append((step, loss))
+                self.losses[step] = loss
+                yield step
+            elif found := _START.match(line):
+                self.starts.append(int(found[1]))
             elif found := _VALIDATION.match(line):
                 self.validation.append(float(found[1]))
 
@@ -58,7 +67,7 @@ class TrainingRun:
     def said(self) -> str:
         """The last lines of the run's errors."""
         self.log.seek(0)
-        return "".join(self.log.readlines()[-30:])
+        return "".join(self.log.readlines()[-80:])
 
     def kill(self) -> None:
         """Kill the launcher and its workers, without warning."""

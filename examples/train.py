@@ -121,6 +121,7 @@ def main() -> None:
         accumulate=options.accumulate,
         cluster=options.cluster,
     )
+    progress.say(f"starting after step {start} of {options.steps}")
     batches = DataLoader(train, batch_sampler=batch_order(len(train), options.batch, start))
     for number, (ids, labels) in zip(range(start + 1, options.steps + 1), batches, strict=False):
         optimizer.zero_grad()
