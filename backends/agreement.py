@@ -54,14 +54,16 @@ def require_same(
 
 
 def first_difference(texts: Sequence[Sequence[str]]) -> str:
-    """The first line in which texts by rank differ, and who has it how.
-
-    `rank 0 has 'a', ranks 1-3 have 'b'`.
-    """
+    """The first line in which texts by rank differ, and who has it how."""
     rows = zip_longest(*texts, fillvalue="nothing")
-    row = next((row for row in rows if len({*row}) > 1), texts[0])
+    row = next((row for row in rows if len({*row}) > 1), tuple("" for _ in texts))
+    return who_has_what(dict(enumerate(row)))
+
+
+def who_has_what(lines: Mapping[int, str]) -> str:
+    """`rank 0 has a, ranks 1-3 have b`, of texts by rank."""
     by_line: dict[str, list[int]] = {}
-    for rank, line in enumerate(row):
+    for rank, line in sorted(lines.items()):
         by_line.setdefault(line, []).append(rank)
     return ", ".join(
         f"{ranks_text(ranks)} {'has' if len(ranks) == 1 else 'have'} {line.strip()}"

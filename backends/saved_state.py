@@ -170,14 +170,14 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 # Loading
 
 
-class Index(NamedTuple):
+class SavedIndex(NamedTuple):
     """The values and parts of a checkpoint that is read."""
 
     values: dict[str, Any]
     parts: dict[str, list[Part]]
 
 
-def read_index(text: bytes, keys: Iterable[str]) -> Index:
+def read_index(text: bytes, keys: Iterable[str]) -> SavedIndex:
     """The index of a checkpoint that holds tensors of these keys. Raises CheckpointError."""
     try:
         read = torch.load(io.BytesIO(text), weights_only=True)
@@ -185,7 +185,7 @@ def read_index(text: bytes, keys: Iterable[str]) -> Index:
             entry: [Part(tuple(path), key) for path, key in rows]
             for entry, rows in read["parts"].items()
         }
-        index = Index(dict(read["values"]), parts)
+        index = SavedIndex(dict(read["values"]), parts)
     except Exception as error:  # torch.load raises whatever a damaged file leads to
         raise CheckpointError(f"its index cannot be read: {_first_line(error)}") from error
     missing = {part.key for rows in parts.values() for part in rows} - {*keys}
@@ -194,7 +194,7 @@ def read_index(text: bytes, keys: Iterable[str]) -> Index:
     return index
 
 
-def check_entries(index: Index, state: Mapping[str, Any]) -> None:
+def check_entries(index: SavedIndex, state: Mapping[str, Any]) -> None:
     """Raises CheckpointError unless the checkpoint has an entry for each of the state's."""
     for entry in state:
         if entry not in index.values:
@@ -203,7 +203,7 @@ def check_entries(index: Index, state: Mapping[str, Any]) -> None:
             )
 
 
-def targets(index: Index, state: Mapping[str, Any], saved: Metadata) -> dict[str, Tensor]:
+def targets(index: SavedIndex, state: Mapping[str, Any], saved: Metadata) -> dict[str, Tensor]:
     """Tensors to load into, by key: those of modules themselves, new ones for optimizers."""
     found: dict[str, Tensor] = {}
     for entry, content in state.items():
@@ -263,7 +263,7 @@ def _beside(parameter: Tensor, saved: TensorStorageMetadata) -> Tensor:
     return torch.empty(saved.size, dtype=dtype, device=parameter.device)
 
 
-def put_together(index: Index, state: Mapping[str, Any], loaded: Mapping[str, Tensor]) -> None:
+def put_together(index: SavedIndex, state: Mapping[str, Any], loaded: Mapping[str, Tensor]) -> None:
     """Give each module, optimizer and other object of the state what was loaded for it."""
     for entry, content in state.items():
         value, rows = index.values[entry], index.parts.get(entry, [])

@@ -13,7 +13,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from shardweave.backends import watchdog
+from shardweave.backends import replicas, watchdog
 from shardweave.backends.accumulate import Gradients, merged, micro_batches
 from shardweave.backends.agreement import require_same_model
 from shardweave.backends.backend import Backend
@@ -236,6 +236,10 @@ class Step(ShardedState):
         scale = loss_scale_of(options.get("loss_scale"), self.backend.device, self._mesh)
         call = self.call_of(args, kwargs)
         self._gradients.check_hooks()
+        is_checked = self.backend.is_joint and replicas.are_checked()
+        if is_checked:
+            words = f"{call}, accumulate={count}, loss_scale={scale}"
+            replicas.check_call(words, call.inputs, self.stored)
         # Programs have the casts in them; they are not to be cast once more.
         with torch.no_grad(), torch.autocast(self.backend.device.type, enabled=False):
             if count == 1:
@@ -244,6 +248,8 @@ class Step(ShardedState):
                 outputs = self._accumulate(call, count, scale)
             if call.grad:
                 self._gradients.finish(is_synced=self._is_synced)
+        if is_checked:
+            replicas.check_outputs(outputs)
         return self._returned(outputs)
 
     def call_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StepCall:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from shardweave.backends.agreement import AgreementError, first_difference, ranks_text
+from shardweave.backends.agreement import AgreementError, ranks_text, who_has_what
 from shardweave.backends.position import main_position, position_of
 
 SILENCE_S = 10.0
@@ -37,7 +37,7 @@ class LostRankError(ConnectionError):
 
 
 @dataclass(frozen=True)
-class Record:
+class SignOfLife:
     """What a rank tells the others. beat: its number. state: "running", "left", "cut off" by the
     failure of another, or "failed: .."; entered, started: calls of steps that it has begun, and of
     which the program runs; call: the last one in words; at: where its main thread is."""
@@ -61,7 +61,7 @@ class Record:
 class _Seen:
     """The last record of another rank, and when it changed."""
 
-    record: Record
+    record: SignOfLife
     since_s: float
 
 
@@ -90,6 +90,7 @@ class Watch:
     ) -> None:
         self.rank, self.size = rank, size
         self._last_words = last_words
+        self.on_gpu = "nccl" in dist.get_backend()
         self.set_timeout(timeout_s)
         self.entered = self.started = 0
         self.call: Callable[[], Any] = str
@@ -117,7 +118,7 @@ class Watch:
     def _write(self) -> None:
         self._beat += 1
         position = main_position()
-        record = Record(
+        record = SignOfLife(
             self._beat,
             self.state,
             self.entered,
@@ -137,7 +138,7 @@ class Watch:
             text = self._read(f"rank/{rank}")
             if text is None:
                 continue  # it has not come so far
-            record, seen = Record(**json.loads(text)), self._seen.get(rank)
+            record, seen = SignOfLife(**json.loads(text)), self._seen.get(rank)
             is_new = seen is None or record.beat != seen.record.beat
             self._seen[rank] = _Seen(record, time.monotonic() if is_new else seen.since_s)
 
@@ -195,7 +196,7 @@ class Watch:
             self._end(told, waited_s)
         elif left and waited_s > self.silence_s:
             self._end(f"{ranks_text(left)} ended the program", waited_s)
-        elif waited_s > self.timeout_s:
+        elif waited_s > self.timeout_s and main_position().is_waiting:
             self._end(self._who_is_late(), waited_s)
 
     def _left(self) -> list[int]:
@@ -209,9 +210,12 @@ class Watch:
         return waited_s > (3 * self.beat_s if is_failed else self.beat_s)
 
     def _waited_s(self) -> float | None:
-        """For how long the main thread has been in a collective; None if it is in none."""
+        """For how long the main thread has been in a collective; None if it is in none.
+
+        On a GPU it waits wherever it waits for the device, so anywhere, if it stays for long.
+        """
         position, now_s = main_position(), time.monotonic()
-        if not position.is_waiting:
+        if not position.is_waiting and not (self.on_gpu and self.entered):
             self._waiting = None
             return None
         key = id(position.frame), position.text, self.entered, self.started
@@ -221,7 +225,8 @@ class Watch:
         elif now_s - was.since_s > 3 * self.beat_s:
             # Held, its place in memory goes to no other frame; but so does what it holds.
             was.frame = position.frame
-        return now_s - was.since_s
+        waited_s = now_s - was.since_s
+        return waited_s if position.is_waiting or waited_s > self.silence_s else None
 
     def _who_is_late(self) -> str:
         """Where the ranks are that do not wait for others, or where all are."""
@@ -307,9 +312,8 @@ class Watch:
             texts = {self.rank: text} | {r: self._met(r, f"{key}/{r}", what, text) for r in others}
         finally:
             self._is_meeting = False
-        rows = [[texts[rank]] for rank in range(self.size)]
         if len(set(texts.values())) > 1:
-            raise AgreementError(f"ranks differ in {what}: {first_difference(rows)}; {advice}.")
+            raise AgreementError(f"ranks differ in {what}: {who_has_what(texts)}; {advice}.")
 
     def _met(self, rank: int, key: str, what: str, text: str) -> str:
         """What another rank has to say at a meeting."""

@@ -118,7 +118,7 @@ def last_words(text: str) -> None:
     """Tell torchrun, and who else listens, why this rank ends."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path is not None:
-        more = {"py_callstack": "", "timestamp": str(int(time.time()))}
+        more = {"py_callstack": text, "timestamp": str(int(time.time()))}
         Path(path).write_text(json.dumps({"message": {"message": text, "extraInfo": more}}))
     for listener in _Process.listeners:
         listener(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -18,6 +19,7 @@ from shardweave.backends.agreement import (
     ranks_text,
 )
 from shardweave.backends.distributed import step_of
+from shardweave.backends.replicas import CHECK
 from shardweave.driver.compile import compile as compile_step
 from shardweave.tests.backends.programs import MLPModel, mlp_program
 from shardweave.tests.spawn import run_ranks
@@ -201,3 +203,50 @@ def test_programs_that_differ_are_named_with_their_first_line_and_layer() -> Non
     for message in run_ranks(other_program, 4):
         assert "ranks differ in the program: ranks 0-2 have a = aten.relu.default(h)" in message
         assert "rank 3 has a = aten.sigmoid" in message
+
+
+# SHARDWEAVE_CHECK=1
+
+
+def checked(kind: str) -> str:
+    """What a step says that is called on two ranks that differ in one thing."""
+    is_other = dist.get_rank() == 1
+    step = compile_step(Model(), (batch(),), mesh="data=2")
+    step(batch())
+    os.environ[CHECK] = "1"
+    try:
+        step(batch())
+        step(*step.local_batch(batch(4) + dist.get_rank()))
+        x = batch()
+        if kind == "input":
+            x[3, 1] += is_other
+        elif kind == "parameter" and is_other:
+            with torch.no_grad():
+                step.get_parameter("down.bias").to_local()[2] = 7  # pyright: ignore[reportCallIssue]
+        elif kind == "call":
+            step.compile_for(batch(4))
+            x = batch(4 if is_other else 8)
+        with pytest.raises(AgreementError) as error:
+            step(x, accumulate=2 if kind == "accumulate" and is_other else 1)
+    finally:
+        del os.environ[CHECK]
+    step(batch())
+    return said(error)
+
+
+CHECKED = {
+    "input": "ranks differ in input 'arg0': rank 0 has values of digest .., rank 1 has values",
+    "parameter": "ranks differ in param 'down.bias': rank 0 has values of digest .., rank 1 has values",
+    "call": "ranks differ in the call: rank 0 has arg0 (8, 4) float32 in training, accumulate=1",
+    "accumulate": "accumulate=1, loss_scale=None, rank 1 has arg0 (8, 4) float32 in training, acc",
+}
+
+
+def check_all() -> list[str]:
+    return [checked(kind) for kind in CHECKED]
+
+
+def test_check_compares_calls_inputs_and_parameters_on_every_step() -> None:
+    for messages in run_ranks(check_all, 2):
+        for message, words in zip(messages, CHECKED.values(), strict=True):
+            assert words in message

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shardweave.backends import watchdog
 from shardweave.backends.watch import SILENCE_S
 from shardweave.tests.spawn import warm_context
 
@@ -83,6 +84,17 @@ def sum_outside(rank: int, folder: Path) -> None:
     dist.all_reduce(torch.ones(1))
 
 
+def wait_for_the_device(rank: int, folder: Path) -> None:
+    """As a rank on a GPU waits: in a line of the user's, such as `loss.item()`."""
+    train(rank, folder, 5)
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    watch = watchdog.start()
+    assert watch is not None
+    watch.on_gpu = True
+    time.sleep(60)
+
+
 def live(rank: int, folder: str, name: str) -> None:
     """The life of a rank, as the interpreter would end it."""
     os.environ |= {
@@ -108,7 +120,16 @@ def live(rank: int, folder: str, name: str) -> None:
 
 ROLES: dict[str, Callable[[int, Path], Any]] = {
     role.__name__: role
-    for role in (train, fail, be_late, leave, take_a_short_batch, evaluate, sum_outside)
+    for role in (
+        train,
+        fail,
+        be_late,
+        leave,
+        take_a_short_batch,
+        evaluate,
+        sum_outside,
+        wait_for_the_device,
+    )
 }
 
 
@@ -224,6 +245,15 @@ def test_collective_outside_a_step_is_named_by_the_line_that_calls_it(tmp_path: 
         assert "rank 0 (process" in ended.said[rank]
         assert "torch.distributed.all_reduce, called at" in ended.said[rank]
         assert "test_watchdog.py" in ended.said[rank]
+
+
+def test_rank_that_waits_for_its_gpu_ends_as_well(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, "wait_for_the_device", None)
+    assert ended.codes == [-signal.SIGKILL, 1, 1]
+    assert ended.took_s < 4 * TIMEOUT_S
+    for rank in (1, 2):
+        assert "rank 0 (process" in ended.said[rank]
+        assert "(wait_for_the_device)" in ended.said[rank]
 
 
 def test_silence_is_short() -> None:
