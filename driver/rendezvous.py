@@ -12,7 +12,7 @@ import uuid
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import default_pg_timeout
+from torch.distributed.distributed_c10d import PrefixStore, Store, default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 POLL_S = 0.01
@@ -24,12 +24,12 @@ def initialise(backend: str) -> None:
         dist.init_process_group(backend)
         return
     store, rank, world_size = next(iter(rendezvous("env://")))
-    fresh = dist.PrefixStore(agreed_token(store, rank, world_size), store)
+    fresh = PrefixStore(agreed_token(store, rank, world_size), store)
     dist.init_process_group(backend, store=fresh, rank=rank, world_size=world_size)
 
 
 def agreed_token(
-    store: dist.Store, rank: int, world_size: int, timeout: timedelta = default_pg_timeout
+    store: Store, rank: int, world_size: int, timeout: timedelta = default_pg_timeout
 ) -> str:
     """A text that all ranks have, and that no process before them had. Collective.
 

@@ -123,8 +123,8 @@ class PageRun:
 def difference(before: str, after: str) -> str:
     """How two Python files of the project differ, from their imports on, with a line around."""
     texts = [(_ROOT / path).read_text().partition("from __future__")[2] for path in (before, after)]
-    lines = [text.splitlines(keepends=True) for text in texts]
-    _, _, *found = difflib.unified_diff(*lines, n=1)
+    old, new = (text.splitlines(keepends=True) for text in texts)
+    _, _, *found = difflib.unified_diff(old, new, n=1)
     return "".join("@@\n" if line.startswith("@@") else line for line in found)
 
 

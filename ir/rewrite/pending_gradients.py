@@ -72,11 +72,12 @@ def _reduction_of(value: SSAValue) -> dist.AllReduceOp | None:
 def _total_of(value: SSAValue) -> SSAValue:
     """The result of a collective, if that was summed in another dtype and then cast (`reduce-in`)
     to a value; else the value itself."""
-    return value.owner.operands[0] if _is_cast(value) else value
+    op = value.owner
+    return op.operands[0] if isinstance(op, AtenOp) and facts_of(op).view == "cast" else value
 
 
 def _is_cast(value: SSAValue) -> bool:
-    return isinstance(value.owner, AtenOp) and facts_of(value.owner).view == "cast"
+    return _total_of(value) is not value
 
 
 def _term_of(value: SSAValue) -> SSAValue:

@@ -108,4 +108,4 @@ def _sharding_of(value: SSAValue) -> list[ShardingAttr] | None:
     if not isinstance(value, OpResult):
         return None
     shardings = sharding_attrs_of(value.op)
-    return shardings and [shardings[value.index]]
+    return None if shardings is None else [shardings[value.index]]

@@ -326,7 +326,7 @@ class _Verifier:
         # Sub-batches are combined by the maximum of their pending maxima.
         is_max = sharding.reduction == "max"
         of_max = frozenset((0, 1)) if op.name == "aten.maximum" else frozenset[int]()
-        linear = of_max if is_max else frozenset(_linear_operands(op))
+        linear = of_max if is_max else _linear_operands(op)
         if not linear.issuperset(pending):
             return f"{what}, and the op is not linear in it"
         for index in sorted(linear):
@@ -391,7 +391,7 @@ def _problem_of_form(op: Operation) -> str | None:
     return None
 
 
-def _linear_operands(op: AtenOp) -> Sequence[int]:
+def _linear_operands(op: AtenOp) -> frozenset[int]:
     """The operands that an op is linear in together, but for rounding.
 
     The rule of a cast to fewer digits leaves it out, so that sums are made before it unless
@@ -399,7 +399,7 @@ def _linear_operands(op: AtenOp) -> Sequence[int]:
     """
     is_cast = facts_of(op).view == "cast"
     if is_cast and all(dtype_of_value(x).is_floating_point for x in (*op.operands, *op.results)):
-        return (0,)
+        return frozenset((0,))
     return rule_of(op).linear
 
 

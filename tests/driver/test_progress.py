@@ -81,5 +81,5 @@ def test_mesh_too_large_for_the_cluster_is_refused() -> None:
     step = compiled(Normed(), batch())
     progress = sw.Progress(step, 1, cluster="testbed:rate=1gbit")
     step(**batch())
-    with pytest.raises(ValueError, match="but cluster .testbed:rate=1gbit. has only 2"):
+    with pytest.raises(ValueError, match=r"but cluster .* has only 2;"):
         progress(1, torch.tensor(1.0), 1)

@@ -6,12 +6,12 @@ import threading
 from datetime import timedelta
 
 import pytest
-import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, Store
 
 from shardweave.driver.rendezvous import agreed_token
 
 
-def tokens(store: dist.Store, world_size: int) -> list[str]:
+def tokens(store: Store, world_size: int) -> list[str]:
     """What each rank of one start gets, rank 0 coming last."""
     found: dict[int, str] = {}
 
@@ -27,14 +27,14 @@ def tokens(store: dist.Store, world_size: int) -> list[str]:
 
 
 def test_ranks_of_a_start_agree_on_what_no_start_before_had() -> None:
-    store = dist.HashStore()
+    store = HashStore()
     seen = [tokens(store, size) for size in (3, 3, 2, 4, 1)]
     assert all(len(set(of_ranks)) == 1 for of_ranks in seen)
     assert len({of_ranks[0] for of_ranks in seen}) == len(seen)
 
 
 def test_names_left_by_processes_that_are_gone_are_not_waited_for() -> None:
-    store = dist.HashStore()
+    store = HashStore()
     for rank in range(3):
         store.set(f"name/{rank}", "gone")
     assert len(set(tokens(store, 3))) == 1
@@ -42,4 +42,4 @@ def test_names_left_by_processes_that_are_gone_are_not_waited_for() -> None:
 
 def test_rank_that_does_not_come_is_named() -> None:
     with pytest.raises(TimeoutError, match=r"ranks \[1, 2\] of 3 did not come within 0 s"):
-        agreed_token(dist.HashStore(), 0, 3, timedelta(seconds=0.1))
+        agreed_token(HashStore(), 0, 3, timedelta(seconds=0.1))

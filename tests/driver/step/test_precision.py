@@ -200,7 +200,8 @@ def scale_on_ranks(plan: dict[str, str]) -> tuple[list[float], Tensor, Tensor]:
         if number == 1:
             before = step.full_state_dict()["up.weight"]
             # The first gradient is not sharded, so that torch would ask no other rank.
-            assert next(step.parameters()).placements == (Replicate(),)
+            first: Any = next(step.parameters())
+            assert first.placements == (Replicate(),)
             gradient = step.get_parameter("down.weight").grad
             assert isinstance(gradient, DTensor)
             if dist.get_rank() == 1:
