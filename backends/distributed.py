@@ -50,8 +50,12 @@ class EmittedRunner(Runner):
             given = {key: tensor for key, tensor in given.items() if key[0] != "grad"}
         if self.runtime.mesh.num_devices == 1:
             return self._run(self.runtime, given)
-        with watchdog.running():
+        watchdog.begin()
+        try:
             return self._run(self.runtime, given)
+        except RuntimeError as error:
+            watchdog.explain(error)
+            raise
 
     def explain(self) -> str:
         """What runs each fused region: its kernel, or ATen and why. A line for each."""

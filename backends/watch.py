@@ -97,7 +97,7 @@ class Watch:
         self.state = "running"
         self._num_meetings = 0
         self._is_meeting = False
-        self._store = dist.PrefixStore("shardweave", store.clone())
+        self._store = dist.PrefixStore("shardweave", store.clone())  # pyright: ignore[reportPrivateImportUsage]
         self._beat = 0
         self._seen: dict[int, _Seen] = {}
         self._waiting: _Waiting | None = None
@@ -139,8 +139,8 @@ class Watch:
             if text is None:
                 continue  # it has not come so far
             record, seen = SignOfLife(**json.loads(text)), self._seen.get(rank)
-            is_new = seen is None or record.beat != seen.record.beat
-            self._seen[rank] = _Seen(record, time.monotonic() if is_new else seen.since_s)
+            if seen is None or record.beat != seen.record.beat:
+                self._seen[rank] = _Seen(record, time.monotonic())
 
     def _cause(self, silence_s: float) -> tuple[int, str] | None:
         """The rank for which others cannot go on, and why, if there is one that was looked at."""

@@ -14,8 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -87,19 +86,17 @@ def meet(what: str, text: str, advice: str) -> None:
         _Process.watch.meet(what, text, advice)
 
 
-@contextmanager
-def running() -> Iterator[None]:
-    """The program of the call that has begun runs; a connection that breaks is explained."""
+def begin() -> None:
+    """The program of the call that was entered begins to run."""
     watch = _Process.watch
-    if watch is None:
-        yield
-        return
-    watch.started = watch.entered
-    try:
-        yield
-    except RuntimeError as error:
-        if not is_broken(error):
-            raise
+    if watch is not None:
+        watch.started = watch.entered
+
+
+def explain(error: RuntimeError) -> None:
+    """Raises LostRankError if an error is that of a connection, once it is known who broke it."""
+    watch = _Process.watch
+    if watch is not None and is_broken(error):
         raise watch.explain(error, _innermost(error.__traceback__)) from error
 
 
