@@ -31,7 +31,7 @@ from shardweave.ir.types import num_bytes
 from shardweave.passes.pipeline import as_mesh
 from shardweave.planners.cost.cluster_file import parse_cluster
 from shardweave.planners.plan import Plan
-from shardweave.tests.mutations import any_mutation, mutated_data
+from shardweave.tests.mutations import any_mutation, mutated_data, rewired
 
 MODELS = (
     "gpt:layers=1,hidden=8,heads=2,vocab=16,seq=4,batch=4",
@@ -44,7 +44,8 @@ MOST_FLOPS = 1e8
 
 
 DATA_SHARE = 0.6
-"""Of plans and clusters, how many are changed as data: text with a slip is seldom JSON at all."""
+"""How many plans and clusters are changed as data, and programs rewired: text with a slip is seldom
+JSON, or a program, at all."""
 
 
 class WrongError(Exception):
@@ -84,8 +85,29 @@ def local_text(spec: str) -> str:
 # Programs
 
 
+class Small(nn.Module):
+    """A model whose step takes a tenth of a second on a virtual mesh."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.down(self.norm(self.up(x).relu()) + x).softmax(-1) * x).square().mean()
+
+
+@cache
+def small() -> str:
+    return str(sw.capture(Small(), args=(torch.ones(8, 8),)))
+
+
 def make_program(rng: random.Random, folder: Path) -> str:
     del folder
+    if rng.random() < DATA_SHARE:
+        text = small()
+        for _ in range(rng.choice((1, 2, 4))):
+            text = rewired(text, rng)
+        return text
     spec = rng.choice(MODELS)
     text = rng.choice((str(captured(spec)), local_text(spec)))
     return any_mutation(text, rng)
@@ -288,3 +310,4 @@ def warm_up(kind: str) -> None:
         planned(spec)
         local_text(spec)
     planned(MODELS[0], sequence_parallel=True)
+    small()

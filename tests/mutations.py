@@ -104,3 +104,31 @@ def _places(data: Any) -> Iterator[tuple[Any, Any]]:
         yield data, key
         if isinstance(value, dict | list):
             yield from _places(value)
+
+
+_RESULT = re.compile(r"^\s*(%[\w.]+) = [\w.]+\((.*?)\).* : (tensor<[^>]*>)\s*$")
+_ARGUMENT = re.compile(r"^\s*(%[\w.]+): (tensor<[^>]*>)")
+
+
+def rewired(text: str, rng: random.Random) -> str:
+    """The text of a program in which one op reads another value of the same type: a program still,
+    but of something else."""
+    lines = text.splitlines()
+    types: dict[str, str] = {}
+    choices: list[tuple[int, str, str]] = []
+    for number, line in enumerate(lines):
+        argument, result = _ARGUMENT.match(line), _RESULT.match(line)
+        for name in re.findall(r"%[\w.]+", result[2]) if result else ():
+            others = [n for n, kind in types.items() if kind == types.get(name) and n != name]
+            choices += [(number, name, other) for other in others]
+        if argument is not None:
+            types[argument[1]] = argument[2]
+        elif result is not None:
+            types[result[1]] = result[3]
+    if not choices:
+        return text
+    number, name, other = rng.choice(choices)
+    head, equals, body = lines[number].partition(" = ")
+    body = re.sub(rf"{re.escape(name)}(?![\w.])", other, body, count=1)
+    lines[number] = head + equals + body
+    return "\n".join(lines) + "\n"
