@@ -10,9 +10,10 @@ from torch import Tensor
 from xdsl.ir import SSAValue
 
 from shardweave.backends.attention import flash_attention, flash_attention_backward
+from shardweave.backends.random_numbers import random_numbers
 from shardweave.ir.aten import AtenOp, overload_named
 from shardweave.ir.aten_args import CALLEE, arguments
-from shardweave.ir.philox import RANDOM, random_numbers
+from shardweave.ir.philox import RANDOM
 
 _FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 

@@ -75,7 +75,8 @@ def values_of(
 ) -> dict[Key, Tensor]:
     """The arguments of a program: parameters and buffers of `model`, inputs of `batch` by name.
 
-    seed: of the random numbers that the program draws. Raises ValueError naming what the model or the batch lacks.
+    seed: of the random numbers that the program draws. Raises ValueError naming what the model or
+    the batch lacks.
     """
     sources: dict[str, Mapping[str, Tensor]] = {
         "param": dict(model.named_parameters(remove_duplicate=False)),

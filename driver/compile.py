@@ -69,9 +69,9 @@ def compile(
     returns (loss, output). only_loss: calls that compute gradients return the loss alone, and keep
     nothing else for it. precision: "bf16" computes as under torch.autocast in bfloat16, with
     parameters and gradients in their own dtype. dynamic: False refuses inputs of shapes that were
-    not compiled ahead. max_programs: how many programs are kept. seed: of the random numbers that the
-    model draws, torch's own (`torch.manual_seed`) by default; they are the same on every mesh, and
-    those that eager PyTorch draws under `sw.random(seed)`. device: of this rank; by default
+    not compiled ahead. max_programs: how many programs are kept. seed: of the random numbers that
+    the model draws, torch's own (`torch.manual_seed`) by default; they are the same on every mesh,
+    and those that eager PyTorch draws under `sw.random(seed)`. device: of this rank; by default
     the model's own, and for "cuda" the GPU of the rank's number on this machine.
     validate: run every program before and after each pass, in float64 on a virtual mesh, and
     compare (driver.validate); for models that take a few seconds at most.

@@ -1,9 +1,12 @@
+# pyright: basic
+# torch.library and unique_consecutive are only partly typed.
 """Random numbers as a function of (seed, draw, element index): Philox4x32-10, and `dist.random`.
 
-Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Four words of 32
-bits come of a counter of 128 bits and a key of 64, in ten rounds. Here the key is the seed, the upper half of the
-counter is the number of the draw, and the lower half is where in the global tensor the words are used. So
-a number does not depend on which device computes it, together with which others, or how often.
+Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Four words of
+32 bits come of a counter of 128 bits and a key of 64, in ten rounds. Here the key is the seed, the
+upper half of the counter is the number of the draw, and the lower half says where in the global
+tensor the words are used. So a number does not depend on which device computes it, together with
+which others, or how often.
 
 A row (all dims but the last) begins with a block of its own: element k of a row of which an element
 takes w words is in block k // (4 / w) of the row.
@@ -58,9 +61,14 @@ def words_of(distribution: str, dtype: torch.dtype) -> int:
     return wide * 2 if distribution == "normal" else wide
 
 
+def digits_of(dtype: torch.dtype) -> int:
+    """Binary digits of a floating-point number, the leading one included."""
+    return 1 - round(math.log2(torch.finfo(dtype).eps))
+
+
 def steps_of(shape: Sequence[int], distribution: str, dtype: torch.dtype) -> list[int]:
-    """For each dim of a global tensor, how far its positions are apart: in blocks, in the last dim in
-    numbers."""
+    """For each dim of a global tensor, how far its positions are apart: in blocks, and in the last
+    dim in numbers."""
     if not shape:
         return []
     per_block = 4 // words_of(distribution, dtype)
@@ -79,7 +87,7 @@ def random_numbers(
     """The numbers at some positions of a global tensor.
 
     state: (2,) int64, the seed and how many draws there were before. positions: of int64, of
-    each dim its positions, `steps_of` apart from one another. draw: which draw of the program this is.
+    each dim its positions, `steps_of` apart from one another. draw: which of the program's it is.
     Shapes: (2), (n0), (n1), .. -> n0 x n1 x ...
     """
     seed, before = (int(number) for number in state.tolist())
@@ -115,7 +123,7 @@ def _uniform(words: Words, dtype: torch.dtype) -> Tensor:
     if dtype == torch.float64:
         pairs = [_unit(a, b) for a, b in (words[:2], words[2:])]
         return torch.stack(pairs, -1)
-    digits = 1 - round(math.log2(torch.finfo(dtype).eps))
+    digits = digits_of(dtype)
     parts = torch.stack([word >> (32 - digits) for word in words], -1)
     return parts.to(dtype).mul_(2.0**-digits)
 
@@ -133,7 +141,7 @@ def _normal(words: Words, dtype: torch.dtype) -> Tensor:
         radii = torch.stack([words[0], words[2]], -1).to(torch.float64).mul_(2.0**-32)
         angles = torch.stack([words[1], words[3]], -1).to(torch.float64).mul_(2.0**-32)
     # 1 - u lies in (0, 1], so that its logarithm is finite.
-    return (-2 * torch.log1p(-radii)).sqrt_().mul_(torch.cos(2 * math.pi * angles)).to(dtype)
+    return (-2 * torch.log(1 - radii)).sqrt_().mul_(torch.cos(2 * math.pi * angles)).to(dtype)
 
 
 def _bits(words: Words, dtype: torch.dtype) -> Tensor:

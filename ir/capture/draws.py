@@ -1,4 +1,4 @@
-"""How torch's random ops are made of uniform, normal and whole random numbers: one table for both sides.
+"""How torch's random ops are made of uniform, normal and whole random numbers.
 
 A program and eager PyTorch under `sw.random` draw by the same recipes, so that they draw the same.
 """
@@ -94,10 +94,12 @@ def _dropout(draw: Draw) -> Any:
     make, source, p = draw.make, draw["input"], float(draw["p"])
     if draw["train"] is False:
         return [source, make.full(draw.shape, True, torch.bool)]
+    if p == 1:  # eager PyTorch draws nothing either
+        nothing = make.call("aten.mul.Scalar", source, other=0.0)
+        return [nothing, make.full(draw.shape, False, torch.bool)]
     mask = draw.kept(1 - p)
     kept = make.call("aten.mul.Tensor", source, make.cast(mask, draw.dtype))
-    scale = 1 / (1 - p) if p < 1 else 0.0
-    return [make.call("aten.mul.Scalar", kept, other=scale), mask]
+    return [make.call("aten.mul.Scalar", kept, other=1 / (1 - p)), mask]
 
 
 @_recipe("aten.bernoulli", "aten.bernoulli.p", "aten.bernoulli.Tensor")

@@ -91,10 +91,10 @@ class _Importer:
                 self.values[node] = self._constant(node)
             elif node.op == "call_function" and (node.users or node.meta.get("val") is not None):
                 # What gives nothing is an assertion.
-                self.unwritten.visit(node)
                 check_strided(node)
                 self._annotate(node)
                 self.values[node] = self._call(node)
+                self.unwritten.visit(node)
                 self._mark_phase(first_new)
         except CaptureError:
             raise

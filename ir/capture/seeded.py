@@ -1,3 +1,5 @@
+# pyright: basic
+# The dispatch modes of torch are only partly typed.
 """Eager PyTorch that draws the random numbers of programs: `sw.random`."""
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ class SeededRandom(TorchDispatchMode):
     """A context in which torch draws the random numbers that a step draws.
 
     `with sw.random(seed): loss = model(**batch)` draws what the first call of
-    `sw.compile(model, .., seed=seed)` draws, whatever its mesh, and so on: entered again, it goes on.
+    `sw.compile(model, .., seed=seed)` draws, whatever its mesh. Entered again, it goes on.
 
-    seed: a number, or the `random_state` of a step, to go on from there. state: (2,) int64, the seed and the
-    number of draws. An op that draws otherwise than a program can (`torch.multinomial`) raises ValueError, and
-    so does a draw in a backward pass: activation checkpoints of eager PyTorch would draw again.
+    seed: a number, or the `random_state` of a step, to go on from there. state: (2,) int64, the
+    seed and the number of draws. An op that draws otherwise than a program can, such as
+    `torch.multinomial`, raises ValueError, and so does a draw in a backward pass: activation
+    checkpoints of eager PyTorch would draw again.
     """
 
     def __init__(self, seed: int | Tensor) -> None:
@@ -48,14 +51,15 @@ class SeededRandom(TorchDispatchMode):
         name = op_name(func)
         recipe = RECIPES.get(IN_PLACE.get(name, name))
         if recipe is None:
-            taken_apart = func.decompose(*args, **kwargs)
+            with self:  # composites, which inference mode does not take apart, draw by these ops
+                taken_apart = func.decompose(*args, **kwargs)
             if taken_apart is NotImplemented:
                 raise ValueError(f"sw.random: {name} {NO_RECIPE}.")
             return taken_apart
         if torch._C._current_graph_task_id() != -1:
             raise ValueError(
-                f"sw.random: {name} draws in a backward pass, as torch.utils.checkpoint does, which "
-                "draws once more what it drew in the forward pass; leave checkpoints out to compare."
+                f"sw.random: {name} draws in a backward pass, as torch.utils.checkpoint does when "
+                "it computes the forward pass again; leave checkpoints out to compare."
             )
         drawn = recipe(self._draw(given))
         if name in IN_PLACE:
@@ -64,8 +68,8 @@ class SeededRandom(TorchDispatchMode):
 
     def _draw(self, given: Mapping[str, Any]) -> Draw:
         like = next((v for v in given.values() if isinstance(v, Tensor)), None)
-        size = given.get("size", [given["n"]] if "n" in given else None)
-        shape = torch.Size(like.shape if size is None else size)
+        size = given.get("size", [given["n"]] if "n" in given else ())
+        shape = torch.Size(size) if like is None else like.shape
         if "mean" in given and isinstance(given["std"], Tensor):
             shape = torch.broadcast_shapes(shape, given["std"].shape)
         dtype = given.get("dtype")
@@ -109,9 +113,7 @@ class _OnTensors:
     def full(self, shape: Sequence[int], value: Any, dtype: torch.dtype) -> Tensor:
         return torch.full(shape, value, dtype=dtype, device=self.device)
 
-    def draw(
-        self, shape: Sequence[int], distribution: Distribution, dtype: torch.dtype
-    ) -> Tensor:
+    def draw(self, shape: Sequence[int], distribution: Distribution, dtype: torch.dtype) -> Tensor:
         steps = steps_of(shape, distribution, dtype)
         positions = [
             torch.arange(n, device=self.device) * step for n, step in zip(shape, steps, strict=True)

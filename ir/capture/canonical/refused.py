@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shardweave.ir.capture.canonical.base import Call, CanonicalError, Result, form
 
+
 @form("aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.unique_dim")
 def data_dependent(call: Call) -> Result:
     raise CanonicalError(
