@@ -1,7 +1,7 @@
 """What random numbers cost: `python benchmarks/dropout.py`.
 
-Dropout as eager PyTorch has it, which draws from the state of one generator, and as programs have it:
-Philox by the index of each element, the same on every mesh. On the CPU with one thread, or on a
+Dropout as eager PyTorch has it, which draws from the state of one generator, and as programs have
+it: Philox by the index of each element, the same on every mesh. On the CPU with one thread, or on a
 GPU if there is one; the two take turns, and the table gives medians. `--quick` takes small tensors.
 """
 
