@@ -23,7 +23,7 @@ from weakref import ref
 
 import torch.distributed as dist
 
-from shardweave.backends.agreement import require_same
+from shardweave.backends.agreement import AgreementError, require_same
 from shardweave.backends.watch import LostRankError, Watch
 
 TIMEOUT = "SHARDWEAVE_TIMEOUT"
@@ -71,9 +71,14 @@ def stop() -> None:
 
 
 def enter(call: object) -> None:
-    """A call of a step begins. call: says in words what it is called with."""
+    """A call of a step begins. call: says in words what it is called with.
+
+    Raises AgreementError if ranks have run different programs so far.
+    """
     watch = _Process.watch
     if watch is not None:
+        if watch.problem:
+            raise AgreementError(f"{watch.problem}; let every rank do the same.")
         watch.entered += 1
         watch.call = ref(call)  # a call holds its inputs
 
@@ -86,11 +91,11 @@ def meet(what: str, text: str, advice: str) -> None:
         _Process.watch.meet(what, text, advice)
 
 
-def begin() -> None:
-    """The program of the call that was entered begins to run."""
+def begin(program: int) -> None:
+    """The program of the call that was entered begins to run; all ranks know it by its number."""
     watch = _Process.watch
     if watch is not None:
-        watch.started = watch.entered
+        watch.begin(program)
 
 
 def explain(error: RuntimeError) -> None:
