@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shardweave.driver.progress import Progress
     from shardweave.driver.validate import ValidationError, run_passes
     from shardweave.ir.capture.capture import CaptureError, capture
+    from shardweave.ir.capture.seeded import SeededRandom as random
     from shardweave.ir.mesh import Axis, Mesh
     from shardweave.ir.placement import Sharding
     from shardweave.ir.program import Program
@@ -65,6 +66,7 @@ __all__ = [
     "load_checkpoint",
     "parse",
     "plan",
+    "random",
     "register_pass",
     "run_passes",
     "save_checkpoint",
@@ -102,6 +104,7 @@ _HOMES = {
     "load_checkpoint": "driver.checkpoints:load_checkpoint",
     "parse": "ir.program:Program.parse",
     "plan": "driver.plans:plan",
+    "random": "ir.capture.seeded:SeededRandom",
     "register_pass": "passes.registry:register_pass",
     "run_passes": "driver.validate:run_passes",
     "save_checkpoint": "driver.checkpoints:save_checkpoint",

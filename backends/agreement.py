@@ -89,7 +89,7 @@ def digest_of(content: bytes) -> str:
 def tensor_digest(tensor: Tensor) -> str:
     """A digest of the bytes of a tensor, in the order of its elements."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return hashlib.sha256(flat.view(torch.uint8).numpy()).hexdigest()
+    return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
 
 
 # Models

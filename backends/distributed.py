@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardweave.backends import position, watchdog
-from shardweave.backends.agreement import require_same
+from shardweave.backends.agreement import digest_of, require_same
 from shardweave.backends.backend import Backend, Pending, Runner
 from shardweave.backends.bound import BoundProgram, device_of
 from shardweave.backends.cuda_graph import GraphedStep
@@ -38,6 +38,7 @@ class EmittedRunner(Runner):
         self.kernels = [FusedCall(op) for op in fused]
         self.source = emit(program, kernels=kernels)
         self.runtime = runtime
+        self._number = int(digest_of(self.source.encode())[:15], 16)
         if runtime.mesh.num_devices > 1:
             require_same("the program", self.source, "give every rank the same one", _by_layer)
         run = load_step(self.source, self.kernels)
@@ -50,8 +51,12 @@ class EmittedRunner(Runner):
             given = {key: tensor for key, tensor in given.items() if key[0] != "grad"}
         if self.runtime.mesh.num_devices == 1:
             return self._run(self.runtime, given)
-        with watchdog.running():
+        watchdog.begin(self._number)
+        try:
             return self._run(self.runtime, given)
+        except RuntimeError as error:
+            watchdog.explain(error)
+            raise
 
     def explain(self) -> str:
         """What runs each fused region: its kernel, or ATen and why. A line for each."""

@@ -19,6 +19,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
 from shardweave.backends.checkpoint import checkpointable
+from shardweave.backends.state import ShardedState
+from shardweave.ir.philox import STATE
 
 
 class CheckpointError(ValueError):
@@ -234,8 +236,10 @@ def _module_targets(
     rows: Iterable[Part],
     sizes: Mapping[str, TensorStorageMetadata],
 ) -> dict[str, Tensor]:
-    own = {name: x for name, x in module.state_dict().items() if isinstance(x, Tensor)}
     saved = {part.path[0]: part.key for part in rows}
+    if STATE in saved and isinstance(module, ShardedState) and STATE not in module.state_dict():
+        module.draw_from(0)  # the state follows
+    own = {name: x for name, x in module.state_dict().items() if isinstance(x, Tensor)}
     for name in own.keys() ^ saved.keys():
         where, other = ("the checkpoint", entry) if name in own else (f"'{entry}'", "checkpoint")
         raise CheckpointError(

@@ -26,6 +26,7 @@ from shardweave.backends.summary import summary_of
 from shardweave.ir.capture.arguments import Form, taken_apart
 from shardweave.ir.capture.outputs import LOSS
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.philox import STATE
 from shardweave.ir.placement import Sharding, contiguous
 from shardweave.ir.program import INPUT_GRADIENT, Program
 from shardweave.ir.suggest import did_you_mean
@@ -102,10 +103,11 @@ class Programs(ABC):
     first: the program by which parameters are sharded. stored: how the step keeps parameters and
     buffers, which it writes here. options: the arguments of a call that are the step's own. plan,
     notes: what is followed, and what there is to say of it. autocast: the dtype in which the model
-    computes where no torch.autocast around the call says another.
+    computes where no torch.autocast around the call says another. seed: of random numbers.
     """
 
     autocast: torch.dtype | None = None
+    seed: int = 0
     first: BoundProgram
     stored: Mapping[Key, Sharding]
     options: frozenset[str] = frozenset(OPTIONS)
@@ -151,8 +153,9 @@ class Programs(ABC):
 class GivenProgram(Programs):
     """One program for every call."""
 
-    def __init__(self, program: BoundProgram) -> None:
+    def __init__(self, program: BoundProgram, seed: int = 0) -> None:
         self.first = program
+        self.seed = seed
 
     def taken_apart(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
@@ -206,6 +209,8 @@ class Step(ShardedState):
             require_same_model(model)
         programs.first.check_model(model)
         super().__init__(model, backend, programs.first.state_shardings, sync=sync)
+        if programs.first.draws:
+            self.draw_from(programs.seed)
         programs.stored = self.shardings
         self._programs = programs
         self._bound = programs.first
@@ -268,6 +273,8 @@ class Step(ShardedState):
         if self.backend.is_joint:
             watchdog.enter(call)
         bound = self._bound = self._programs.find(call)
+        if bound.draws and ("buffer", STATE) not in self.stored:
+            self.draw_from(self._programs.seed)
         if call.grad and (not is_last or self._gradients.are_pending):
             bound = bound.pending
         into = self._gradients.into(bound) if call.grad else {}

@@ -26,6 +26,12 @@ BEAT_S = 1.0
 MEETING_S = 0.05
 """Ranks that meet look for the others so often."""
 
+TRAIL_CALLS = 16
+"""After each so many calls, ranks can tell by a number whether they have run the same programs."""
+
+NUM_TRAILS = 1024
+"""So many of these numbers are kept: the others compare within a second."""
+
 NUM_WATCHED = 8
 """How many ranks each one watches: the store answers so many questions a second for each."""
 
@@ -40,7 +46,8 @@ class LostRankError(ConnectionError):
 class SignOfLife:
     """What a rank tells the others. beat: its number. state: "running", "left", "cut off" by the
     failure of another, or "failed: .."; entered, started: calls of steps that it has begun, and of
-    which the program runs; call: the last one in words; at: where its main thread is."""
+    which the program runs; call: the last one in words; at: where its main thread is; trail: one of
+    its calls, and a number that stands for all programs that have run up to it."""
 
     beat: int
     state: str
@@ -49,6 +56,7 @@ class SignOfLife:
     call: str
     at: str
     process: str
+    trail: tuple[int, int] = (0, 0)
 
     @property
     def place(self) -> str:
@@ -95,9 +103,11 @@ class Watch:
         self.entered = self.started = 0
         self.call: Callable[[], Any] = str
         self.state = "running"
+        self.problem = ""
+        self._trail, self._trails = 0, {0: 0}
         self._num_meetings = 0
         self._is_meeting = False
-        self._store = dist.PrefixStore("shardweave", store.clone())
+        self._store = dist.PrefixStore("shardweave", store.clone())  # pyright: ignore[reportPrivateImportUsage]
         self._beat = 0
         self._seen: dict[int, _Seen] = {}
         self._waiting: _Waiting | None = None
@@ -126,6 +136,7 @@ class Watch:
             str(self.call() or ""),
             position.text,
             f"process {os.getpid()} on {socket.gethostname()}",
+            next(reversed(self._trails.items())),
         )
         self._store.set(f"rank/{self.rank}", json.dumps(vars(record)))
 
@@ -139,8 +150,18 @@ class Watch:
             if text is None:
                 continue  # it has not come so far
             record, seen = SignOfLife(**json.loads(text)), self._seen.get(rank)
-            is_new = seen is None or record.beat != seen.record.beat
-            self._seen[rank] = _Seen(record, time.monotonic() if is_new else seen.since_s)
+            if seen is None or record.beat != seen.record.beat:
+                self._seen[rank] = _Seen(record, time.monotonic())
+                self._compare_trails(rank, *record.trail)
+
+    def _compare_trails(self, rank: int, call: int, trail: int) -> None:
+        """Note that ranks have run different programs: the next call of a step raises it."""
+        if not self.problem and self._trails.get(call, trail) != trail:
+            self.problem = (
+                f"rank {self.rank} and rank {rank} have run different programs in call {call} or "
+                "before it: one had a batch of another shape, or was in another mode. Set "
+                "SHARDWEAVE_CHECK=1 to see which call it is"
+            )
 
     def _cause(self, silence_s: float) -> tuple[int, str] | None:
         """The rank for which others cannot go on, and why, if there is one that was looked at."""
@@ -269,6 +290,16 @@ class Watch:
             return  # the store is gone: the others see it as well
 
     # The main thread
+
+    def begin(self, program: int) -> None:
+        """The program of the call that was entered begins to run. program: its number, which is the
+        same on all ranks."""
+        self.started = self.entered
+        self._trail = hash((self._trail, program))
+        if self.started % TRAIL_CALLS == 0:
+            self._trails[self.started] = self._trail
+            if len(self._trails) > NUM_TRAILS:
+                del self._trails[next(iter(self._trails))]
 
     def explain(self, error: BaseException, frame: Any = None) -> LostRankError:
         """What to raise for a broken connection: which rank broke it. Takes a few seconds."""

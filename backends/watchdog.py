@@ -14,8 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -24,7 +23,7 @@ from weakref import ref
 
 import torch.distributed as dist
 
-from shardweave.backends.agreement import require_same
+from shardweave.backends.agreement import AgreementError, require_same
 from shardweave.backends.watch import LostRankError, Watch
 
 TIMEOUT = "SHARDWEAVE_TIMEOUT"
@@ -72,9 +71,14 @@ def stop() -> None:
 
 
 def enter(call: object) -> None:
-    """A call of a step begins. call: says in words what it is called with."""
+    """A call of a step begins. call: says in words what it is called with.
+
+    Raises AgreementError if ranks have run different programs so far.
+    """
     watch = _Process.watch
     if watch is not None:
+        if watch.problem:
+            raise AgreementError(f"{watch.problem}; let every rank do the same.")
         watch.entered += 1
         watch.call = ref(call)  # a call holds its inputs
 
@@ -87,19 +91,17 @@ def meet(what: str, text: str, advice: str) -> None:
         _Process.watch.meet(what, text, advice)
 
 
-@contextmanager
-def running() -> Iterator[None]:
-    """The program of the call that has begun runs; a connection that breaks is explained."""
+def begin(program: int) -> None:
+    """The program of the call that was entered begins to run; all ranks know it by its number."""
     watch = _Process.watch
-    if watch is None:
-        yield
-        return
-    watch.started = watch.entered
-    try:
-        yield
-    except RuntimeError as error:
-        if not is_broken(error):
-            raise
+    if watch is not None:
+        watch.begin(program)
+
+
+def explain(error: RuntimeError) -> None:
+    """Raises LostRankError if an error is that of a connection, once it is known who broke it."""
+    watch = _Process.watch
+    if watch is not None and is_broken(error):
         raise watch.explain(error, _innermost(error.__traceback__)) from error
 
 

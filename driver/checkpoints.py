@@ -137,15 +137,23 @@ def _write_tensors(tensors: Mapping[str, Tensor], unfinished: Path) -> None:
 def _load(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
     """Fill a state, and give the values that it does not ask for. Collective."""
     reader = DataReader(path)
-    saved = _on_each_rank(reader.read_metadata)
+    saved = _on_each_rank(lambda: _read(reader.read_metadata))
     index = _on_each_rank(
         lambda: read_index((path / INDEX).read_bytes(), saved.state_dict_metadata)
     )
     _on_each_rank(lambda: check_entries(index, state))
     into = _on_each_rank(lambda: targets(index, state, saved))
-    _on_each_rank(lambda: _read_tensors(into, reader))
+    _on_each_rank(lambda: _read(lambda: _read_tensors(into, reader)))
     _on_each_rank(lambda: put_together(index, state, into))
     return {entry: value for entry, value in index.values.items() if entry not in state}
+
+
+def _read(make: Callable[[], T]) -> T:
+    """What torch reads of a checkpoint; of what is no checkpoint it raises anything."""
+    try:
+        return make()
+    except Exception as error:
+        raise CheckpointError(f"it cannot be read: {type(error).__name__}: {error}.") from error
 
 
 def _read_tensors(into: dict[str, Tensor], reader: DataReader) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from shardweave.driver import world
 from shardweave.driver.lowering import Request
 from shardweave.driver.plans import Passes, PlanLike, mesh_of_plan
 from shardweave.driver.precision import check_precision, in_precision, reducing_in
-from shardweave.driver.programs import MAX_PROGRAMS, CompiledPrograms, backend_of
+from shardweave.driver.programs import MAX_PROGRAMS, CompiledPrograms, backend_of, seed_of
 from shardweave.driver.request_text import describe
 from shardweave.driver.run_options import BACKENDS
 from shardweave.ir.capture.outputs import LossChoice
@@ -42,6 +43,7 @@ def compile(
     max_programs: int = MAX_PROGRAMS,
     sequence_parallel: bool = False,
     device: torch.device | str | None = None,
+    seed: int | None = None,
     validate: bool = False,
     program: Program | None = None,
     cuda_graph: bool = False,
@@ -77,6 +79,8 @@ def compile(
     dtype, with parameters and gradients in their own; "bf16-true" casts the parameters too.
     reduce_dtype: in which ranks add up gradients, and what has fewer digits than it. dynamic: False
     refuses inputs of shapes that were not compiled ahead. max_programs: how many programs are kept.
+    seed: of the random numbers that the model draws, torch's own (`torch.manual_seed`) by default;
+    they are the same on every mesh, and those that eager PyTorch draws under `sw.random(seed)`.
     device: of this rank; by default the model's own, and for "cuda" the GPU of the rank's number on
     this machine.
     validate: run every program before and after each pass, in float64 on a virtual mesh, and
@@ -121,6 +125,7 @@ def compile(
         loss=loss,
         only_loss=only_loss,
         precision=precision,
+        seed=seed,
     )
     if backend != "reference" and goal.num_devices > 1:
         require_same_model(model)
@@ -136,4 +141,7 @@ def bind(program: Program, request: Request, device: torch.device) -> Step:
     """A step that runs the program of a request in every call, with copies of the model's
     parameters. Collective."""
     backend = backend_of(request, program, device)
-    return Step(request.model, backend, GivenProgram(BoundProgram(program, backend)))
+    programs = GivenProgram(
+        BoundProgram(program, backend), world.from_rank_0(partial(seed_of, request.seed))
+    )
+    return Step(request.model, backend, programs)

@@ -25,6 +25,7 @@ def describe(request: Request, **options: Any) -> str:
         "loss": _loss(request.loss),
         "only_loss": request.only_loss,
         "precision": request.precision,
+        "seed": request.seed,
         "sequence_parallel": request.sequence_parallel,
         "validate": request.validate,
         "cuda_graph": request.cuda_graph,

@@ -55,7 +55,11 @@ _POSITIVE = {
 
 def load_cluster(path: str | Path) -> Cluster:
     """Read a cluster from a YAML file. Raises ClusterError, OSError."""
-    return parse_cluster(Path(path).read_text(), str(path))
+    try:
+        text = Path(path).read_text()
+    except UnicodeDecodeError as error:
+        raise ClusterError(f"cluster '{path}' is not text; give a YAML file.") from error
+    return parse_cluster(text, str(path))
 
 
 def parse_cluster(text: str, name: str = "<cluster>") -> Cluster:
@@ -66,6 +70,10 @@ def parse_cluster(text: str, name: str = "<cluster>") -> Cluster:
         mark = error.problem_mark
         where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
         raise ClusterError(f"{where}: not YAML: {error.problem}.") from error
+    except RecursionError as error:
+        raise ClusterError(f"{name}: too many brackets within each other for a cluster.") from error
+    except (yaml.YAMLError, ValueError) as error:  # characters, dates and the like that are none
+        raise ClusterError(f"{name}: not YAML: {' '.join(str(error).split())}.") from error
     table = _mapping(data, name)
     if table.pop("format", FORMAT) != FORMAT:
         raise ClusterError(f"{name}: 'format' must be {FORMAT}, or left out.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 
 from shardweave.backends import watchdog
 from shardweave.backends.watch import SILENCE_S
+from shardweave.driver import checkpoints
+from shardweave.driver.checkpoint_files import complete
 from shardweave.tests.spawn import warm_context
 
 NUM_RANKS = 3
@@ -77,6 +80,26 @@ def evaluate(rank: int, folder: Path) -> None:
     step(torch.ones(6, 4))
 
 
+def take_a_known_short_batch(rank: int, folder: Path) -> None:
+    """Once, the second time that there is one: no program is met first."""
+    step = train(rank, folder, 5)
+    step(torch.ones(3, 4))
+    step(torch.ones(3 if rank == 1 else 6, 4))
+    for _ in range(1000):
+        step(torch.ones(6, 4))
+        time.sleep(0.05)
+
+
+def die_while_saving(rank: int, folder: Path) -> None:
+    from shardweave.driver.checkpoints import save_checkpoint
+
+    step = train(rank, folder, 5)
+    save_checkpoint(folder, 1, {"model": step})
+    if rank == 1:
+        checkpoints.save_tensors = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    save_checkpoint(folder, 2, {"model": step})
+
+
 def sum_outside(rank: int, folder: Path) -> None:
     train(rank, folder, 5)
     if rank == 0:
@@ -126,8 +149,10 @@ ROLES: dict[str, Callable[[int, Path], Any]] = {
         be_late,
         leave,
         take_a_short_batch,
+        take_a_known_short_batch,
         evaluate,
         sum_outside,
+        die_while_saving,
         wait_for_the_device,
     )
 }
@@ -238,6 +263,23 @@ def test_ranks_that_call_differently_all_stop_and_name_both(
         assert others in said
 
 
+def test_ranks_stop_that_ran_different_programs_which_all_know(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, "take_a_known_short_batch", None)
+    assert ended.codes == [1, 1, 1]
+    for said in ended.said:
+        assert "have run different programs in call 16 or before it" in said
+
+
+def test_rank_that_dies_while_it_saves_is_named_and_the_last_checkpoint_stays(
+    tmp_path: Path,
+) -> None:
+    ended = Ended(tmp_path, "die_while_saving", None)
+    assert ended.codes == [1, -signal.SIGKILL, 1]
+    for rank in (0, 2):
+        assert "rank 1 (process" in ended.said[rank]
+    assert list(complete(tmp_path)) == [1]
+
+
 def test_collective_outside_a_step_is_named_by_the_line_that_calls_it(tmp_path: Path) -> None:
     ended = Ended(tmp_path, "sum_outside", None)
     assert ended.codes == [-signal.SIGKILL, 1, 1]
@@ -254,6 +296,31 @@ def test_rank_that_waits_for_its_gpu_ends_as_well(tmp_path: Path) -> None:
     for rank in (1, 2):
         assert "rank 0 (process" in ended.said[rank]
         assert "(wait_for_the_device)" in ended.said[rank]
+
+
+SCRIPT = """
+import os, time, torch
+import shardweave as sw
+model = torch.nn.Linear(4, 4)
+model.forward = lambda x: (x @ model.weight).sum()
+step = sw.compile(model, (torch.ones(2, 4),), mesh="data=2", timeout=4)
+step(torch.ones(2, 4))
+if os.environ["RANK"] == "1":
+    time.sleep(100)
+step(torch.ones(2, 4))
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_shows_the_message(tmp_path: Path) -> None:
+    script = tmp_path / "late.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert ended.returncode == 1
+    assert "shardweave: rank 0 stops: no answer within 4 s" in ended.stderr
+    assert "traceback : no answer within 4 s" in ended.stderr
+    assert "late.py:9" in ended.stderr
 
 
 def test_silence_is_short() -> None:

@@ -81,6 +81,29 @@ def test_resumed_run_has_the_losses_of_one_that_was_not_interrupted(tmp_path: Pa
     assert other.train(3) == wanted
 
 
+class Dropped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(self.up(x), 0.5, self.training).square().mean()
+
+
+def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
+    x = torch.ones(8, 4)
+    run = compile_step(Dropped(), (x,), mesh="data=2", backend="reference", seed=1)
+    run(x)
+    save_checkpoint(tmp_path, 1, {"model": run})
+    wanted = [run(x) for _ in range(3)]
+    # A step that has drawn none so far takes the state as well.
+    other = compile_step(Dropped(), (x,), mesh="data=2", backend="reference", seed=2, train=False)
+    load_checkpoint(tmp_path, {"model": other})
+    other.train()
+    assert [other(x) for _ in range(3)] == wanted
+    assert len(set(wanted)) == 3
+
+
 def test_folder_without_a_checkpoint_gives_none(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path / "new", {}) is None
     with pytest.raises(CheckpointError, match="no complete checkpoint 3, only none"):
