@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +30,17 @@ class EmittedRunner(Runner):
     """
 
     def __init__(
-        self, program: Program, runtime: Runtime, *, kernels: bool, cuda_graph: bool
+        self,
+        program: Program,
+        runtime: Runtime,
+        *,
+        kernels: bool,
+        cuda_graph: bool,
+        pending: Collection[str] = (),
     ) -> None:
         fused = [op for op in program.ops if isinstance(op, FusedOp)] if kernels else []
         self.kernels = [FusedCall(op) for op in fused]
-        self.source = emit(program, kernels=kernels)
+        self.source = emit(program, kernels=kernels, pending=pending)
         self.runtime = runtime
         run = load_step(self.source, self.kernels)
         self._run: StepFunction = GraphedStep(run) if cuda_graph else run
@@ -68,6 +74,7 @@ class DistributedBackend(Backend):
         self.device = runtime.device
         self.kernels = kernels
         self.cuda_graph = cuda_graph
+        self.adds_pending = not cuda_graph  # which replays in memory of its own
 
     def check(self, program: Program) -> None:
         mesh = self.runtime.mesh
@@ -81,9 +88,13 @@ class DistributedBackend(Backend):
                 "propagate-shardings and insert-collectives on it first."
             )
 
-    def load(self, program: Program) -> EmittedRunner:
+    def load(self, program: Program, pending: Collection[str] = ()) -> EmittedRunner:
         return EmittedRunner(
-            program, self.runtime, kernels=self.kernels, cuda_graph=self.cuda_graph
+            program,
+            self.runtime,
+            kernels=self.kernels,
+            cuda_graph=self.cuda_graph,
+            pending=pending,
         )
 
     def stored(self, tensor: Tensor, sharding: Sharding) -> Tensor:
