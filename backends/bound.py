@@ -14,6 +14,7 @@ from shardweave.backends.backend import Backend
 from shardweave.backends.programs import Key, sharding_held
 from shardweave.backends.state import ShardedState
 from shardweave.ir.aten import AtenOp
+from shardweave.ir.philox import STATE
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.pending_gradients import leave_gradients_pending, pending_terms
@@ -56,9 +57,18 @@ class BoundProgram:
         return [name for kind, name in self.slots if kind == "input"]
 
     @property
+    def draws(self) -> bool:
+        """Whether the program draws random numbers."""
+        return ("buffer", STATE) in self.slots
+
+    @property
     def state_shardings(self) -> dict[Key, Sharding]:
-        """Of the parameters and buffers that the program reads."""
-        return {key: s for key, s in self.shardings.items() if key[0] in ("param", "buffer")}
+        """Of the model's parameters and buffers that the program reads."""
+        return {
+            key: s
+            for key, s in self.shardings.items()
+            if key[0] in ("param", "buffer") and key[1] != STATE
+        }
 
     @cached_property
     def unshared(self) -> frozenset[Key]:

@@ -20,6 +20,7 @@ from shardweave.backends.virtual_collectives import run_collective
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.dist import DistOp
 from shardweave.ir.mesh import Axis, Mesh
+from shardweave.ir.philox import STATE, random_state
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.sharding.shards import assemble, take_shard
@@ -69,14 +70,20 @@ def run_reference(program: Program, values: Mapping[Key, Tensor]) -> dict[Key, T
     }
 
 
-def values_of(program: Program, model: nn.Module, batch: Mapping[str, Tensor]) -> dict[Key, Tensor]:
+def values_of(
+    program: Program, model: nn.Module, batch: Mapping[str, Tensor], seed: int = 0
+) -> dict[Key, Tensor]:
     """The arguments of a program: parameters and buffers of `model`, inputs of `batch` by name.
 
-    Raises ValueError naming what the model or the batch lacks.
+    seed: of the random numbers that the program draws. Raises ValueError naming what the model or
+    the batch lacks.
     """
     sources: dict[str, Mapping[str, Tensor]] = {
         "param": dict(model.named_parameters(remove_duplicate=False)),
-        "buffer": dict(model.named_buffers(remove_duplicate=False)),
+        "buffer": {
+            STATE: random_state(seed),
+            **dict(model.named_buffers(remove_duplicate=False)),
+        },
         "input": batch,
     }
     found: dict[Key, Tensor] = {}
