@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from shardweave.ir.sharding.shards import merge_blocks
 
@@ -65,10 +66,6 @@ scatter_single: Callable[..., Any] = getattr(
     dist, "reduce_scatter_single", dist.reduce_scatter_tensor
 )
 
-# A call each, where `cat`, `split` and `view` are many. Several tensors are copied into one.
-flatten_dense_tensors: Callable[..., Tensor] = torch._C._nn.flatten_dense_tensors
-unflatten_dense_tensors: Callable[..., Sequence[Tensor]] = torch._C._nn.unflatten_dense_tensors
-
 _REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 
@@ -116,9 +113,9 @@ def start_all_reduces(tensors: Sequence[Tensor], group: Group, op: str) -> list[
             found[chosen[0]] = start_all_reduce(tensors[chosen[0]], group, op)
             continue
         terms = [tensors[index] for index in chosen]
-        buffer = flatten_dense_tensors(terms)
+        buffer = _flatten_dense_tensors(terms)
         work = dist.all_reduce(buffer, _reduction(op), group=group.process_group, async_op=True)
-        for index, out in zip(chosen, unflatten_dense_tensors(buffer, terms), strict=True):
+        for index, out in zip(chosen, _unflatten_dense_tensors(buffer, terms), strict=True):
             found[index] = InFlight(work, lambda out=out: out)
     return found
 
