@@ -275,8 +275,8 @@ class Step(ShardedState):
         bound = self._bound = self._programs.find(call)
         if bound.draws and ("buffer", STATE) not in self.stored:
             self.draw_from(self._programs.seed)
-        if call.grad and (not is_last or self._gradients.are_pending):
-            bound = bound.pending
+        if call.grad:
+            bound = self._gradients.program_of(bound, is_last=is_last)
         into = self._gradients.into(bound) if call.grad else {}
         results = bound.run(self, call.inputs, scale, into)
         outputs: dict[str, Tensor] = {}
@@ -302,7 +302,12 @@ class Step(ShardedState):
     def _accumulate(self, call: StepCall, count: int, scale: float | Tensor) -> dict[str, Any]:
         parts = micro_batches(call.inputs, count)
         outputs = [
-            self._run(replace(call, inputs=part), scale / count, is_last=False) for part in parts
+            self._run(
+                replace(call, inputs=part),
+                scale / count,
+                is_last=self._is_synced and index == count - 1,
+            )
+            for index, part in enumerate(parts)
         ]
         return merged(outputs)
 

@@ -58,6 +58,20 @@ def leave_gradients_pending(program: Program) -> int:
     return len(pending)
 
 
+def pending_terms(program: Program) -> dict[str, SSAValue]:
+    """By the names of gradients that `leave_gradients_pending` would leave so: their terms.
+
+    Those whose terms something else reads as well are left out. Linear.
+    """
+    found: dict[str, SSAValue] = {}
+    for slot in program.results:
+        if slot.kind == "grad" and _reduction_of(slot.value) is not None:
+            term = _term_of(slot.value)
+            if term.has_one_use() and isinstance(term.owner, Operation):
+                found[slot.name] = term
+    return found
+
+
 def _reduction_of(value: SSAValue) -> dist.AllReduceOp | None:
     """The all-reduce, or the start of one, that makes a value which is read once."""
     total = _total_of(value)
