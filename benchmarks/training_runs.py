@@ -16,6 +16,18 @@ from typing import IO
 import shardweave as sw
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+_WITH_OUR_NUMBERS = """
+import runpy, sys
+import shardweave as sw
+del sys.argv[0]
+from torch import nn
+numbers, forward = sw.random(0), nn.Dropout.forward
+def dropped(self, x):
+    with numbers:
+        return forward(self, x)
+nn.Dropout.forward = dropped
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 _STEP = re.compile(r"^step (\d+)/\d+  loss ([\d.]+)")
 _START = re.compile(r"^starting after step (\d+)")
 _VALIDATION = re.compile(r"^validation loss ([\d.]+)")
@@ -87,14 +99,19 @@ class TrainingRun:
 
 
 def start(script: str, options: Sequence[str], *, launcher: Sequence[str] = ()) -> TrainingRun:
-    """Start a script of the examples, by torchrun if options of it are given, one thread each."""
+    """Start a script of the examples, by torchrun if options of it are given, one thread each.
+
+    By itself, it draws the random numbers that steps draw: eager then drops the same elements.
+    """
     command = [sys.executable]
     if launcher:
-        command += ["-m", "torch.distributed.run", *launcher]
+        command += ["-m", "torch.distributed.run", *launcher, str(EXAMPLES / script)]
+    else:
+        command += ["-c", _WITH_OUR_NUMBERS, str(EXAMPLES / script)]
     log = tempfile.TemporaryFile("w+")
     path = os.pathsep.join([str(Path(sw.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
-        [*command, str(EXAMPLES / script), *options],
+        [*command, *options],
         stdout=subprocess.PIPE,
         stderr=log,
         text=True,

@@ -22,9 +22,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 class Block(nn.Module):
     """A pre-norm transformer layer. Shapes: batch x seq x hidden -> the same."""
 
-    def __init__(self, hidden: int, heads: int) -> None:
+    def __init__(self, hidden: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.dropout = heads, nn.Dropout(dropout)
         self.norm_1, self.norm_2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
         self.qkv, self.proj = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
         self.fc_in, self.fc_out = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
@@ -35,17 +35,17 @@ class Block(nn.Module):
             for part in self.qkv(self.norm_1(x)).chunk(3, dim=-1)
         )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(y.transpose(1, 2).flatten(2))
-        return x + self.fc_out(F.gelu(self.fc_in(self.norm_2(x))))
+        x = x + self.dropout(self.proj(y.transpose(1, 2).flatten(2)))
+        return x + self.dropout(self.fc_out(F.gelu(self.fc_in(self.norm_2(x)))))
 
 
 class GPT(nn.Module):
     """Predicts the next byte; its loss is the mean cross entropy, in nats per byte."""
 
-    def __init__(self, layers: int = 4, hidden: int = 128, heads: int = 4) -> None:
+    def __init__(self, dropout: float, layers: int = 4, hidden: int = 128, heads: int = 4) -> None:
         super().__init__()
         self.bytes, self.positions = nn.Embedding(256, hidden), nn.Embedding(SEQ, hidden)
-        self.layers = nn.ModuleList(Block(hidden, heads) for _ in range(layers))
+        self.layers = nn.ModuleList(Block(hidden, heads, dropout) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(hidden), nn.Linear(hidden, 256)
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=32, help="samples of a step")
     parser.add_argument("--accumulate", type=int, default=2, help="micro-batches of a step")
+    parser.add_argument("--dropout", type=float, default=0.05)
     parser.add_argument("--show-every", type=int, default=10, help="steps between lines")
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--checkpoint", type=Path, default=Path("eager.pt"))
@@ -101,7 +102,7 @@ def main() -> None:
     validation = DataLoader(held_out, options.batch // options.accumulate, drop_last=True)
 
     torch.manual_seed(0)
-    model = GPT().to(DEVICE)
+    model = GPT(options.dropout).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule}

@@ -121,8 +121,10 @@ def trained(
 def test_training_has_the_losses_of_its_eager_twin_and_goes_on_where_it_was(
     output_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    eager = trained(output_of, monkeypatch, "train_eager.py", "--checkpoint", "whole.pt")
-    text = trained(output_of, monkeypatch, "train.py", "--cluster", "oases-3090")
+    no_dropout = ("--dropout", "0")
+    whole = ("--checkpoint", "whole.pt")
+    eager = trained(output_of, monkeypatch, "train_eager.py", *no_dropout, *whole)
+    text = trained(output_of, monkeypatch, "train.py", *no_dropout, "--cluster", "oases-3090")
     losses = losses_of(text)
     assert list(losses) == [1, 2, 3, 4]
     assert losses == pytest.approx(losses_of(eager), abs=2e-4)
@@ -130,7 +132,7 @@ def test_training_has_the_losses_of_its_eager_twin_and_goes_on_where_it_was(
     assert text.count("validation loss") == eager.count("validation loss") == 2
     assert text.count("(simulated ") == 2 * 4
     shutil.rmtree(tmp_path / "checkpoints" / "checkpoint-4")
-    again = trained(output_of, monkeypatch, "train.py")
+    again = trained(output_of, monkeypatch, "train.py", *no_dropout)
     assert again.startswith("starting after step 2 of 4\n")
     assert losses_of(again) == {step: losses[step] for step in (3, 4)}
     assert losses_of(trained(output_of, monkeypatch, "train.py")) == {}
@@ -161,7 +163,9 @@ def test_losses_on_three_meshes_are_those_of_eager(tmp_path: Path) -> None:
     from shardweave.benchmarks import loss_curve
 
     result = tmp_path / "curve.json"
-    with patch("sys.argv", ["loss_curve.py", "--quick", "--json", str(result)]):
+    with patch(
+        "sys.argv", ["loss_curve.py", "--quick", "--dropout", "0.05", "--json", str(result)]
+    ):
         assert loss_curve.main() == 0
     losses = json.loads(result.read_text())["losses"]
     assert losses["sharded"] == pytest.approx(losses["eager"], abs=2e-3)
