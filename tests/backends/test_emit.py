@@ -195,3 +195,17 @@ def test_thirteen_thousand_ops_are_emitted_and_loaded_in_seconds() -> None:
     assert time.process_time() - start < 10
     x = torch.randn(4, 6, dtype=torch.float64)
     torch.testing.assert_close(step(Runtime(), {("input", "x"): x})["output", "0"], x)
+
+
+def test_pending_sums_are_added_to_terms_before_these_are_reduced() -> None:
+    lines = [line.split("  #")[0].strip() for line in emit(mlp_program()).splitlines()]
+    assert not any('"pending"' in line for line in lines)
+    source = emit(mlp_program(), pending=["down.weight"])
+    lines = [line.split("  #")[0].strip() for line in source.splitlines()]
+    (add,) = [line for line in lines if '"pending"' in line]
+    term = add.partition(" = ")[0]
+    assert add == f'{term} = rt.added(given, ("pending", "down.weight"), {term})'
+    reduce = next(i for i, line in enumerate(lines) if "rt.all_reduce" in line and term in line)
+    assert lines.index(add) < reduce
+    assert not any('"grad", "down.weight"), ' in line for line in lines)  # it is the whole sum
+    load_step(source)
