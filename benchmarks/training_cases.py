@@ -67,7 +67,7 @@ def stored_over_data(program: Program, mesh: Mesh) -> Plan:
 CASES = (
     Case("data", "data=2", plan_megatron, ("DDP",)),
     Case("shards", "data=2", stored_over_data, ("FSDP2",)),
-    Case("shards, kept", "data=2", stored_over_data, ("FSDP2, kept",), KEEP),
+    Case("shards kept", "data=2", stored_over_data, ("FSDP2 kept",), KEEP),
     Case("tensor", "tensor=2", plan_megatron, ("parallelize_module",)),
     Case("data x tensor", "data=2,tensor=2", stored_over_data, ("FSDP2 + parallelize_module",)),
     Case("one process", "", plan_megatron, ("eager", "torch.compile")),

@@ -29,6 +29,10 @@ def test_every_parameter_is_stored_over_the_data_axis_inside_what_computes_with_
     assert len(plan.parameters) == sum(s.kind == "param" for s in program.arguments)
 
 
+def test_every_case_can_be_asked_for_by_its_name() -> None:
+    assert not any("," in case.name for case in training.CASES)
+
+
 def test_bytes_that_a_connection_has_sent_are_counted() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         with socket.create_connection(server.getsockname()) as client:
@@ -56,7 +60,7 @@ def test_line_of_the_table_compares_with_ours() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["data", "shards", "tensor", "data x tensor", "one process"])
+@pytest.mark.parametrize("case", [case.name for case in training.CASES])
 def test_quick_run_measures_ours_and_the_peer(case: str, tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
     command = [sys.executable, str(BENCHMARKS / "training.py"), "--quick", "--cases", case]
