@@ -7,12 +7,14 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardweave.backends.grad_scaler import GradScaler
     from shardweave.backends.saved_state import CheckpointError
     from shardweave.backends.step import Step
     from shardweave.driver.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
     from shardweave.driver.compile import compile
     from shardweave.driver.diff import diff
     from shardweave.driver.plans import plan, simulate_plan
+    from shardweave.driver.progress import Progress
     from shardweave.driver.validate import ValidationError, run_passes
     from shardweave.ir.capture.capture import CaptureError, capture
     from shardweave.ir.capture.seeded import SeededRandom as random
@@ -41,6 +43,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Cluster",
+    "GradScaler",
     "Mesh",
     "PassError",
     "PassPipeline",
@@ -49,6 +52,7 @@ __all__ = [
     "PlanNote",
     "Program",
     "ProgramTextError",
+    "Progress",
     "Sharding",
     "Simulation",
     "Step",
@@ -77,6 +81,7 @@ _HOMES = {
     "Checkpoint": "driver.checkpoints:Checkpoint",
     "CheckpointError": "backends.saved_state:CheckpointError",
     "Cluster": "planners.cost.cluster:Cluster",
+    "GradScaler": "backends.grad_scaler:GradScaler",
     "Mesh": "ir.mesh:Mesh",
     "PassError": "passes.pipeline:PassError",
     "PassPipeline": "passes.pipeline:PassPipeline",
@@ -84,6 +89,7 @@ _HOMES = {
     "Plan": "planners.plan:Plan",
     "PlanNote": "passes.notes:PlanNote",
     "Program": "ir.program:Program",
+    "Progress": "driver.progress:Progress",
     "ProgramTextError": "ir.text:ProgramTextError",
     "Sharding": "ir.placement:Sharding",
     "Simulation": "planners.cost.simulation:Simulation",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,11 +32,17 @@ class EmittedRunner(Runner):
     """
 
     def __init__(
-        self, program: Program, runtime: Runtime, *, kernels: bool, cuda_graph: bool
+        self,
+        program: Program,
+        runtime: Runtime,
+        *,
+        kernels: bool,
+        cuda_graph: bool,
+        pending: Collection[str] = (),
     ) -> None:
         fused = [op for op in program.ops if isinstance(op, FusedOp)] if kernels else []
         self.kernels = [FusedCall(op) for op in fused]
-        self.source = emit(program, kernels=kernels)
+        self.source = emit(program, kernels=kernels, pending=pending)
         self.runtime = runtime
         self._number = int(digest_of(self.source.encode())[:15], 16)
         if runtime.mesh.num_devices > 1:
@@ -92,6 +98,7 @@ class DistributedBackend(Backend):
         self.is_joint = runtime.mesh.num_devices > 1
         self.kernels = kernels
         self.cuda_graph = cuda_graph
+        self.adds_pending = not cuda_graph  # which replays in memory of its own
 
     def check(self, program: Program) -> None:
         mesh = self.runtime.mesh
@@ -105,9 +112,13 @@ class DistributedBackend(Backend):
                 "propagate-shardings and insert-collectives on it first."
             )
 
-    def load(self, program: Program) -> EmittedRunner:
+    def load(self, program: Program, pending: Collection[str] = ()) -> EmittedRunner:
         return EmittedRunner(
-            program, self.runtime, kernels=self.kernels, cuda_graph=self.cuda_graph
+            program,
+            self.runtime,
+            kernels=self.kernels,
+            cuda_graph=self.cuda_graph,
+            pending=pending,
         )
 
     def stored(self, tensor: Tensor, sharding: Sharding) -> Tensor:
@@ -170,7 +181,11 @@ class DistributedBackend(Backend):
             local = self.local(pending.gradient)
             by_axes.setdefault(pending.sharding.unreduced, []).append(local)
         for axes, tensors in by_axes.items():
-            self.runtime.all_reduce_in_place(tensors, axes)
+            sent = [local.to(self.reduce_dtype or local.dtype) for local in tensors]
+            self.runtime.all_reduce_in_place(sent, axes)
+            for local, total in zip(tensors, sent, strict=True):
+                if total is not local:
+                    local.copy_(total)
         return {
             name: as_dtensor(self.local(one.gradient), one.sharding.whole(), self.runtime)
             for name, one in gradients.items()

@@ -1,7 +1,8 @@
 """What an emitted module calls: collectives over named mesh axes on torch.distributed.
 
-A collective gives a new tensor and leaves its operand as it was. Over axes of size 1 it does
-nothing, so that a program for one device needs no process group.
+A collective gives a new tensor and leaves its operand as it was, unless it is told that nobody
+reads that any more (`in_place`). Over axes of size 1 it does nothing, so that a program for one
+device needs no process group.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from shardweave.backends.step import GivenProgram, Step
 from shardweave.driver import world
 from shardweave.driver.lowering import Request
 from shardweave.driver.plans import Passes, PlanLike, mesh_of_plan
-from shardweave.driver.programs import AUTOCAST, MAX_PROGRAMS, CompiledPrograms, backend_of, seed_of
+from shardweave.driver.precision import check_precision, in_precision, reducing_in
+from shardweave.driver.programs import MAX_PROGRAMS, CompiledPrograms, backend_of, seed_of
 from shardweave.driver.request_text import describe
 from shardweave.driver.run_options import BACKENDS
 from shardweave.ir.capture.outputs import LossChoice
@@ -37,6 +38,7 @@ def compile(
     loss: LossChoice = None,
     only_loss: bool = False,
     precision: str = "",
+    reduce_dtype: torch.dtype | None = None,
     dynamic: bool = True,
     max_programs: int = MAX_PROGRAMS,
     sequence_parallel: bool = False,
@@ -58,8 +60,9 @@ def compile(
     parameters. All ranks must hold the same model, which is kept for that; `model.to("meta")`
     frees the memory of its own weights.
 
-    mesh: a Mesh, axis sizes by name, or text such as "data=2,tensor=2"; None is
-    the one that a given plan was made for, and without such a plan one device.
+    mesh: a Mesh, axis sizes by name, or text such as "data=2,tensor=2"; an axis of size -1 takes
+    the processes that the others leave. None is the mesh that a given plan was made for, and
+    without such a plan one device.
     plan: a planner's name ("megatron" is the default), a Plan, the path
     of a plan's JSON file, or shardings by parameter name or pattern, as in
     {"h.*.fc_in.weight": '[{"tensor"}, {}]'}. What it leaves whole or idle is a warning (PlanNote).
@@ -72,12 +75,14 @@ def compile(
     loss: which of what the model returns is the loss, by key or index; None: the only scalar, an
     entry `loss`, or the first of a tuple. A function computes it from the output; the step then
     returns (loss, output). only_loss: calls that compute gradients return the loss alone, and keep
-    nothing else for it. precision: "bf16" computes as under torch.autocast in bfloat16, with
-    parameters and gradients in their own dtype. dynamic: False refuses inputs of shapes that were
-    not compiled ahead. max_programs: how many programs are kept. seed: of the random numbers that
-    the model draws, torch's own (`torch.manual_seed`) by default; they are the same on every mesh,
-    and those that eager PyTorch draws under `sw.random(seed)`. device: of this rank; by default
-    the model's own, and for "cuda" the GPU of the rank's number on this machine.
+    nothing else for it. precision: "bf16" or "fp16" computes as under torch.autocast in that
+    dtype, with parameters and gradients in their own; "bf16-true" casts the parameters too.
+    reduce_dtype: in which ranks add up gradients, and what has fewer digits than it. dynamic: False
+    refuses inputs of shapes that were not compiled ahead. max_programs: how many programs are kept.
+    seed: of the random numbers that the model draws, torch's own (`torch.manual_seed`) by default;
+    they are the same on every mesh, and those that eager PyTorch draws under `sw.random(seed)`.
+    device: of this rank; by default the model's own, and for "cuda" the GPU of the rank's number on
+    this machine.
     validate: run every program before and after each pass, in float64 on a virtual mesh, and
     compare (driver.validate); for models that take a few seconds at most.
     program: a step of this model that is partitioned already, perhaps edited by hand; it is
@@ -95,18 +100,17 @@ def compile(
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend '{backend}' is unknown; use one of {', '.join(BACKENDS)}.")
-    if precision not in AUTOCAST or (precision and program is not None):
-        raise ValueError(
-            f"precision '{precision}' is unknown, or given with a program, which has its dtypes; "
-            'use "bf16", or none. A model in bfloat16 throughout is model.to(torch.bfloat16).'
-        )
+    check_precision(precision, program)
     own = mesh_of_plan(plan) if program is None else program.mesh
-    goal = own or Mesh() if mesh is None else as_mesh(mesh)
+    num_processes = None if backend == "reference" else world.world_size()
+    goal = own or Mesh() if mesh is None else as_mesh(mesh, num_processes)
     place = world.with_index(torch.device(device or device_of(model)))
     if backend != "reference":
         world.join(goal, place, timeout)
+    if reduce_dtype is not None and goal.num_devices > 1:
+        passes = reducing_in(reduce_dtype, passes)
     request = Request(
-        model=model,
+        model=in_precision(model, precision),
         args=args,
         kwargs=kwargs or {},
         mesh=goal,
@@ -128,7 +132,8 @@ def compile(
         options = describe(request, dynamic=dynamic, max_programs=max_programs, sync=sync)
         require_same("what is compiled", options, "call compile alike on every rank")
     programs = CompiledPrograms(request, place, limit=max_programs, dynamic=dynamic)
-    step = Step(model, programs.backend, programs, sync=sync)
+    programs.backend.reduce_dtype = reduce_dtype
+    step = Step(request.model, programs.backend, programs, sync=sync)
     return step if train is None else step.train(train)
 
 

@@ -26,6 +26,7 @@ from shardweave.backends.virtual import VirtualBackend
 from shardweave.driver import world
 from shardweave.driver.binding import Binding
 from shardweave.driver.lowering import Lowered, Request, compile_call
+from shardweave.driver.precision import AUTOCAST, inputs_in_precision
 from shardweave.ir.capture.arguments import Form, taken_apart
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
@@ -33,9 +34,6 @@ from shardweave.passes.notes import PlanNote, warn
 
 MAX_PROGRAMS = 16
 """Programs that a step keeps: modes, times the shapes that come again, such as a last batch's."""
-
-AUTOCAST = {"": None, "bf16": torch.bfloat16}
-"""By `precision`, the dtype of torch.autocast around forward."""
 
 log = logging.getLogger("shardweave")
 
@@ -85,7 +83,9 @@ class CompiledPrograms(Programs):
     def taken_apart(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
     ) -> tuple[Form, dict[str, Tensor]]:
-        return taken_apart(*self.binding.bound(args, kwargs, is_whole=is_whole))
+        form, inputs = taken_apart(*self.binding.bound(args, kwargs, is_whole=is_whole))
+        # A batch of rows is put together of the tensors that are given.
+        return form, inputs_in_precision(inputs, self.request.precision) if is_whole else inputs
 
     def input_name(self, name: str) -> str:
         return self.binding.input_name(name)

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from shardweave.backends import watchdog
 from shardweave.backends.watch import LostRankError
+from shardweave.driver import rendezvous
 from shardweave.driver.launch import is_launched, is_worker, report_failure, store_file
 from shardweave.ir.mesh import Mesh
 
@@ -84,7 +85,7 @@ def _initialise(device: torch.device, found: int) -> None:
     backend = "nccl" if device.type == "cuda" else "gloo"
     store = store_file()
     if store is None:
-        dist.init_process_group(backend)
+        rendezvous.initialise(backend)
     else:
         dist.init_process_group(backend, f"file://{store}", rank=rank(), world_size=found)
 

@@ -186,7 +186,7 @@ def test_steps_on_two_processes_are_those_of_eager() -> None:
     for (once, accumulated), _ in (first, second):
         # Loss and gradients travel together; of micro-batches each loss alone, and gradients once.
         assert once == 1
-        assert accumulated == 4 + 1
+        assert accumulated == 3 + 1
     assert first[1][0] == "'lost'"
     assert second[1][0] == "rank 0 failed: KeyError: 'lost'"
     assert first[1][1] == second[1][1]
