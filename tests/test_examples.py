@@ -135,7 +135,7 @@ def test_training_has_the_losses_of_its_eager_twin_and_goes_on_where_it_was(
     again = trained(output_of, monkeypatch, "train.py", *no_dropout)
     assert again.startswith("starting after step 2 of 4\n")
     assert losses_of(again) == {step: losses[step] for step in (3, 4)}
-    assert losses_of(trained(output_of, monkeypatch, "train.py")) == {}
+    assert losses_of(trained(output_of, monkeypatch, "train.py", *no_dropout)) == {}
 
 
 def test_training_differs_from_its_eager_twin_in_a_few_lines() -> None:
