@@ -17,6 +17,7 @@ from xdsl.ir import Operation, SSAValue
 from shardweave.backends.calls import prepared
 from shardweave.backends.programs import Key, last_uses, sharding_held
 from shardweave.backends.virtual_collectives import run_collective
+from shardweave.ir import dist
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.dist import DistOp
 from shardweave.ir.mesh import Axis, Mesh
@@ -28,6 +29,9 @@ from shardweave.ir.unfuse import without_regions
 
 PerRank = list[Tensor]
 """One value on every rank, by rank number."""
+
+Messages = Callable[[dist.DistOp, list[PerRank]], list[PerRank]]
+"""The results of a send or a receive, given its operands."""
 
 _T = TypeVar("_T")
 
@@ -52,21 +56,35 @@ def run_reference(program: Program, values: Mapping[Key, Tensor]) -> dict[Key, T
     differ, which means that the program was partitioned wrongly.
     """
     program = without_regions(program)
-    mesh = _virtual_mesh(program)
+    mesh = virtual_mesh(program)
     environment = {
-        slot.value: _spread(_argument(program, slot, values), sharding_held(program, slot), mesh)
+        slot.value: spread(argument_of(program, slot, values), sharding_held(program, slot), mesh)
         for slot in program.arguments
     }
+    run_ops(program, environment, mesh)
+    return {
+        (slot.kind, slot.name): collect(slot, environment[slot.value], program, mesh)
+        for slot in program.results
+    }
+
+
+def run_ops(
+    program: Program,
+    environment: dict[SSAValue, PerRank],
+    mesh: Mesh,
+    messages: Messages | None = None,
+) -> None:
+    """Run the ops of a program without regions: add their results, drop what is read no more."""
     dying = last_uses(program)
     for op in program.ops:
-        for value, tensors in zip(op.results, _run(op, environment, mesh), strict=True):
+        if messages is not None and isinstance(op, (dist.SendOp, dist.RecvOp)):
+            found = messages(op, [environment[value] for value in op.operands])
+        else:
+            found = _run(op, environment, mesh)
+        for value, tensors in zip(op.results, found, strict=True):
             environment[value] = tensors
         for value in dying.get(op, ()):
             del environment[value]
-    return {
-        (slot.kind, slot.name): _collect(slot, environment[slot.value], program, mesh)
-        for slot in program.results
-    }
 
 
 def values_of(program: Program, model: nn.Module, batch: Mapping[str, Tensor]) -> dict[Key, Tensor]:
@@ -92,14 +110,14 @@ def values_of(program: Program, model: nn.Module, batch: Mapping[str, Tensor]) -
     return found
 
 
-def _virtual_mesh(program: Program) -> Mesh:
+def virtual_mesh(program: Program) -> Mesh:
     """The mesh of a local program, sub-batches not unrolled yet as ranks, too; else one device."""
     if program.mesh is None or not program.is_local:
         return Mesh()
     return Mesh(Axis(axis.name, axis.size) for axis in program.mesh.axes)
 
 
-def _argument(program: Program, slot: Slot, values: Mapping[Key, Tensor]) -> Tensor:
+def argument_of(program: Program, slot: Slot, values: Mapping[Key, Tensor]) -> Tensor:
     """The global tensor given for an argument."""
     shape = sharding_held(program, slot).global_shape(shape_of(slot.value))
     dtype = dtype_of_value(slot.value)
@@ -119,12 +137,18 @@ def _argument(program: Program, slot: Slot, values: Mapping[Key, Tensor]) -> Ten
     return tensor.detach()
 
 
-def _spread(tensor: Tensor, sharding: Sharding, mesh: Mesh) -> PerRank:
-    """The shard of each rank; ranks with equal shards share one tensor."""
-    return _once_per_key(
+def spread(
+    tensor: Tensor, sharding: Sharding, mesh: Mesh, also: Mapping[str, int] | None = None
+) -> PerRank:
+    """The shard of each rank; ranks with equal shards share one tensor.
+
+    also: where all of them stand on axes that the mesh does not have.
+    """
+    also = also or {}
+    return once_per_key(
         range(mesh.num_devices),
-        lambda rank: _shard_key(sharding, mesh.coordinates(rank)),
-        lambda rank: take_shard(tensor, sharding, mesh.coordinates(rank)),
+        lambda rank: _shard_key(sharding, {**mesh.coordinates(rank), **also}),
+        lambda rank: take_shard(tensor, sharding, {**mesh.coordinates(rank), **also}),
     )
 
 
@@ -133,7 +157,7 @@ def _shard_key(sharding: Sharding, coordinates: Mapping[str, int]) -> tuple[int,
     return tuple(coordinates[axis] for axis in sorted(sharding.axes))
 
 
-def _once_per_key(
+def once_per_key(
     ranks: range, key_of: Callable[[int], Any], compute: Callable[[int], _T]
 ) -> list[_T]:
     """`compute(rank)` for each rank, computed once for ranks of equal key."""
@@ -154,7 +178,7 @@ def _run(op: Operation, environment: Mapping[SSAValue, PerRank], mesh: Mesh) -> 
         return run_collective(op, operands, mesh)
     if not isinstance(op, AtenOp):
         raise ValueError(f"the reference backend does not run '{op.name}'; lower it first.")
-    per_rank = _once_per_key(
+    per_rank = once_per_key(
         range(mesh.num_devices),
         lambda rank: tuple(id(tensors[rank]) for tensors in operands),
         lambda rank: _call(op, rank, environment),
@@ -179,7 +203,7 @@ def _call(op: AtenOp, rank: int, environment: Mapping[SSAValue, PerRank]) -> lis
     return results
 
 
-def _collect(slot: Slot, tensors: PerRank, program: Program, mesh: Mesh) -> Tensor:
+def collect(slot: Slot, tensors: PerRank, program: Program, mesh: Mesh) -> Tensor:
     """The global value of a result, after checking that its replicas agree."""
     sharding = sharding_held(program, slot)
     first: dict[tuple[int, ...], int] = {}

@@ -10,6 +10,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import USED, Program
 from shardweave.ir.types import shape_of
+from shardweave.planners.pipelines.stages import store_stages
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_names import (
     OP_MARK,
@@ -33,6 +34,8 @@ def annotate(plan: Plan, program: Program) -> None:
     _annotate_arguments(plan, program, mesh)
     _annotate_layers(plan, program, mesh)
     _annotate_ops(plan, program, mesh)
+    if plan.is_pipeline and plan.pipeline is not None:
+        store_stages(program, plan.pipeline.stages)
 
 
 def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:

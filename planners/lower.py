@@ -25,8 +25,10 @@ from shardweave.ir.sharding.propagate import propagate
 from shardweave.ir.sharding.repeat_heads import repeat_key_heads
 from shardweave.ir.sharding.split_addmm import split_addmms
 from shardweave.ir.sharding.sub_batches import split_batch
+from shardweave.ir.staged import MICRO, parts_of
 from shardweave.ir.text import without_gc
 from shardweave.planners.annotate import annotate
+from shardweave.planners.pipelines.stages import cut_stages
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_check import check_runnable
 from shardweave.planners.plan_parts import PlanError
@@ -39,7 +41,7 @@ PARTITIONING = (
     "propagate-shardings",
     "insert-collectives",
 )
-CLEANING = ("cse", "dce", "merge-collectives")
+CLEANING = ("cse", "dce")
 
 FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "split-batch": split_batch,
@@ -50,6 +52,7 @@ FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "insert-collectives": partition,
     "unroll-time-axes": unroll_time_axes,
     "cse": merge_equal_ops,
+    "cut-stages": cut_stages,
     "dce": remove_dead_ops,
     "merge-collectives": merge_all_reduces,
     "rematerialize": rematerialize,
@@ -65,7 +68,13 @@ Lowering = list[tuple[str, dict[str, Any]]]
 def annotation_steps(plan: Plan) -> Lowering:
     """What follows `apply-plan` before propagation. Raises PlanError for what cannot run yet."""
     check_runnable(plan)
-    return [("split-batch", {"n": plan.batch_split})] if plan.batch_split > 1 else []
+    micro_batches = plan.pipeline.micro_batches if plan.pipeline else 1
+    steps: Lowering = []
+    if micro_batches > 1:
+        steps.append(("split-batch", {"n": micro_batches, "axis": MICRO}))
+    if plan.batch_split > 1:
+        steps.append(("split-batch", {"n": plan.batch_split}))
+    return steps
 
 
 def lowering_of(plan: Plan) -> Lowering:
@@ -73,10 +82,18 @@ def lowering_of(plan: Plan) -> Lowering:
 
     Raises PlanError for what no backend can run yet.
     """
-    names = [*PARTITIONING, *(["unroll-time-axes"] if plan.batch_split > 1 else []), *CLEANING]
-    steps = annotation_steps(plan) + [(name, dict[str, Any]()) for name in names]
+    steps = annotation_steps(plan) + [(name, dict[str, Any]()) for name in PARTITIONING]
+    if plan.batch_split > 1:
+        steps.append(("unroll-time-axes", {"keep": MICRO} if plan.is_pipeline else {}))
+    steps += [(name, {}) for name in CLEANING]
+    if not plan.is_pipeline:
+        steps.append(("merge-collectives", {}))
     if plan.recompute != "none":
         steps.append(("rematerialize", {"policy": plan.recompute}))
+    if plan.is_pipeline:
+        # Behind it every pass works on one function at a time.
+        assert plan.pipeline is not None
+        steps += [("cut-stages", {"schedule": plan.pipeline.schedule}), ("merge-collectives", {})]
     if plan.schedule:
         if plan.schedule == "list" and not plan.cluster:
             raise PlanError(
@@ -159,4 +176,5 @@ def lowered(program: Program, plan: Plan, steps: Lowering) -> Program:
 def _take_through(target: Program, steps: Lowering) -> None:
     with without_gc():
         for name, options in steps:
-            FUNCTIONS[name](target, **options)
+            for part in parts_of(target):
+                FUNCTIONS[name](part, **options)

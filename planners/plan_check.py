@@ -59,17 +59,6 @@ def is_runnable(plan: Plan) -> bool:
 def why_not_runnable(plan: Plan) -> str | None:
     """What of a plan no backend can run yet, and what to do; None if all can be run."""
     explain = "read what it is predicted to take with `shardweave plan --explain`"
-    if plan.num_stages > 1:
-        return (
-            f"the plan has {plan.num_stages} pipeline stages, which no backend can run yet; "
-            f"{explain}, or plan without stages: option max_stages=1 of planner 'amp', or "
-            "planners megatron, exhaustive."
-        )
-    if plan.pipeline is not None and plan.pipeline.micro_batches > 1:
-        return (
-            f"the plan accumulates {plan.pipeline.micro_batches} micro-batches in a pipeline, "
-            "which no backend can run yet; give them as batch_split instead."
-        )
     if plan.zero:
         return (
             f"the plan asks for ZeRO stage {plan.zero}, which no backend can run yet; {explain}, "
