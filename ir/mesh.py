@@ -11,8 +11,8 @@ from typing import Literal
 
 AxisKind = Literal["space", "time", "stage"]
 
-STAGE = "stage"
-"""The name of an axis that is of kind stage wherever its kind is not said."""
+STAGES = ("stage", "pipeline")
+"""The names of axes that are of kind stage wherever their kind is not said."""
 
 
 @dataclass(frozen=True)
@@ -194,4 +194,4 @@ class Mesh:
 
 def _axis(name: str, size: int) -> Axis:
     """An axis whose kind follows from its name."""
-    return Axis(name, size, "stage" if name == STAGE else "space")
+    return Axis(name, size, "stage" if name in STAGES else "space")

@@ -11,9 +11,6 @@ from shardweave.planners.plan import Plan
 
 
 def plan_passes(plan: Plan) -> list[ModulePass]:
-    """All passes from a global program on a mesh to the local one that follows the plan.
-
-    Raises PlanError for what no backend can run yet.
-    """
+    """All passes from a global program on a mesh to the local one that follows the plan."""
     steps = [pass_class(name)(**options) for name, options in lowering_of(plan)]
     return [ApplyPlanPass.of(plan), *steps]

@@ -16,6 +16,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.buckets import merge_all_reduces
 from shardweave.ir.rewrite.cse import merge_equal_ops
+from shardweave.ir.rewrite.redundancy import delete_redundant_collectives
 from shardweave.ir.rewrite.rematerialize import rematerialize
 from shardweave.ir.rewrite.start import start_collectives
 from shardweave.ir.rewrite.unroll import unroll_time_axes
@@ -30,7 +31,6 @@ from shardweave.ir.text import without_gc
 from shardweave.planners.annotate import annotate
 from shardweave.planners.pipelines.stages import cut_stages
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_check import check_runnable
 from shardweave.planners.plan_parts import PlanError
 from shardweave.planners.schedule.orders import reschedule
 
@@ -54,6 +54,7 @@ FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "cse": merge_equal_ops,
     "cut-stages": cut_stages,
     "dce": remove_dead_ops,
+    "delete-redundant-collectives": delete_redundant_collectives,
     "merge-collectives": merge_all_reduces,
     "rematerialize": rematerialize,
     "start-collectives": start_collectives,
@@ -66,8 +67,7 @@ Lowering = list[tuple[str, dict[str, Any]]]
 
 
 def annotation_steps(plan: Plan) -> Lowering:
-    """What follows `apply-plan` before propagation. Raises PlanError for what cannot run yet."""
-    check_runnable(plan)
+    """What follows `apply-plan` before propagation."""
     micro_batches = plan.pipeline.micro_batches if plan.pipeline else 1
     steps: Lowering = []
     if micro_batches > 1:
@@ -80,7 +80,7 @@ def annotation_steps(plan: Plan) -> Lowering:
 def lowering_of(plan: Plan) -> Lowering:
     """What follows `apply-plan`, from the annotated program to the one that follows the plan.
 
-    Raises PlanError for what no backend can run yet.
+    Raises PlanError for a schedule that needs a cluster without one.
     """
     steps = annotation_steps(plan) + [(name, dict[str, Any]()) for name in PARTITIONING]
     if plan.batch_split > 1:
@@ -88,12 +88,15 @@ def lowering_of(plan: Plan) -> Lowering:
     steps += [(name, {}) for name in CLEANING]
     if not plan.is_pipeline:
         steps.append(("merge-collectives", {}))
+    if plan.zero in (1, 2):
+        steps.append(("delete-redundant-collectives", {}))
     if plan.recompute != "none":
         steps.append(("rematerialize", {"policy": plan.recompute}))
     if plan.is_pipeline:
         # Behind it every pass works on one function at a time.
         assert plan.pipeline is not None
-        steps += [("cut-stages", {"schedule": plan.pipeline.schedule}), ("merge-collectives", {})]
+        options = {"schedule": plan.pipeline.schedule, "zero": plan.zero or 3}
+        steps += [("cut-stages", options), ("merge-collectives", {})]
     if plan.schedule:
         if plan.schedule == "list" and not plan.cluster:
             raise PlanError(
@@ -108,7 +111,7 @@ def lowering_of(plan: Plan) -> Lowering:
 def local_program(program: Program, plan: Plan) -> Program:
     """The program of each rank of the plan's mesh, from a global one, which stays as it is.
 
-    Raises ValueError (PlanError) if the plan does not fit, or cannot run yet. Nothing is verified.
+    Raises ValueError (PlanError) if the plan does not fit. Nothing is verified.
     """
     return lowered(program, plan, lowering_of(plan))
 

@@ -16,6 +16,7 @@ from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.types import shape_of
 from shardweave.planners.annotate import is_layer_output
+from shardweave.planners.pipelines.choose import micro_batches_for
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_names import (
     OP_MARK,
@@ -25,6 +26,7 @@ from shardweave.planners.plan_names import (
     read_sharding,
     sharding_text,
 )
+from shardweave.planners.plan_parts import Pipeline
 from shardweave.planners.replicated import batch_shardings
 
 Stored = Mapping[tuple[str, str], Sharding]
@@ -59,8 +61,20 @@ def fit_plan(
         inputs=inputs,
         activations=activations,
         batch_split=split,
+        pipeline=_pipeline(plan, program, mesh, inputs),
     )
     return FittedPlan(fitted, [*notes, *more, *last])
+
+
+def _pipeline(
+    plan: Plan, program: Program, mesh: Mesh, inputs: Mapping[str, str]
+) -> Pipeline | None:
+    """The plan's stages, with as many micro-batches as these inputs divide into."""
+    if plan.pipeline is None:
+        return None
+    most = plan.pipeline.micro_batches
+    count = micro_batches_for(replace(plan, inputs=inputs), program, mesh, most)
+    return replace(plan.pipeline, micro_batches=count)
 
 
 def _parameters(

@@ -13,7 +13,6 @@ from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.cost.simulation import Simulation
 from shardweave.planners.lower import Lowerings
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_check import is_runnable
 from shardweave.planners.plan_parts import Candidate, PlanError, Predicted
 
 _TOLD = 0.05
@@ -54,13 +53,12 @@ def simulation_of(
 ) -> Simulation | PipelineSimulation:
     """Partition a global program by a plan, and simulate a step of it on a cluster.
 
-    The rank's program itself, op by op; by block and micro-batch for a plan with stages or ZeRO,
-    whose programs no backend has. optimizer_multiplier: bytes of optimizer state per byte of
+    The rank's program itself, op by op; by block and micro-batch for a plan with stages or ZeRO. optimizer_multiplier: bytes of optimizer state per byte of
     parameters; None: those of Adam in the plan's precision. Raises ValueError (PlanError,
     PassError, ClusterError) if it cannot be partitioned or placed.
     """
     lowerings = Lowerings.of(program)
-    if not is_runnable(plan):
+    if plan.is_pipeline or plan.zero:
         return simulate_stages(lowerings, plan, cluster, optimizer_multiplier=optimizer_multiplier)
     local = lowerings.local(plan)
     return simulate(

@@ -49,7 +49,10 @@ def _parts(program: Program) -> list[tuple[list[str], float]]:
         if layer:
             work = flops_of(op) + FLOPS_PER_BYTE * bytes_moved(op)
             costs[part_of[layer]] = costs.get(part_of[layer], 0.0) + work
-    return [(names, costs[part]) for part, names in layers.items()]
+    around = {
+        part[:end] for part in layers for end, letter in enumerate(part) if letter == "."
+    }
+    return [(names, costs[part]) for part, names in layers.items() if part not in around]
 
 
 def _cuts(costs: Sequence[float], count: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 from xdsl.dialects import builtin
@@ -45,12 +45,18 @@ def stored_stages(program: Program) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(cast("builtin.StringAttr", name).data for name in row) for row in names)
 
 
-def cut_stages(program: Program, schedule: str = PIPELINE_SCHEDULES[0], chunks: int = 0) -> None:
+def cut_stages(
+    program: Program,
+    schedule: str = PIPELINE_SCHEDULES[0],
+    chunks: int = 0,
+    zero: int = 3,
+) -> None:
     """Cut a local program into the functions of its stages, run in the order of a schedule.
 
     Stages are those of `dist.stages`, or else as equal as whole blocks allow. chunks: stages on
     each coordinate of the stage axis; 0: as many as there are stages, or those of the schedule.
-    Raises ValueError for what does not fit the mesh or the schedule.
+    zero: of parameters stored in shards, 1 and 2 gather them once in a step, 3 for each pass of a
+    micro-batch; 1 scatters their gradients once, 2 and 3 for each micro-batch. Raises ValueError for what does not fit the mesh or the schedule.
     """
     chosen = find_schedule(schedule)
     mesh, axis = program.needed_mesh(), micro_axis(program)
@@ -66,24 +72,41 @@ def cut_stages(program: Program, schedule: str = PIPELINE_SCHEDULES[0], chunks: 
         )
     table = chosen.table(ranks, axis.size if axis else 1, count // ranks)
     places = [chosen.place(stage, ranks) for stage in range(count)]
-    cut_into_stages(program, stages_of_layers(program, stages), places, tasks_of(table, count))
+    cut_into_stages(
+        program,
+        stages_of_layers(program, stages),
+        places,
+        tasks_of(table, count),
+        keep_gathered=zero < 3,
+        scatter_each=zero > 1,
+    )
     program.module.attributes.pop(STAGES, None)
 
 
 def stages_of_layers(program: Program, stages: Sequence[Sequence[str]]) -> dict[str, int]:
-    """The stage of each layer that one names, or a module around it; exact names go first."""
-    lookups = [Lookup(dict.fromkeys(names, "")) for names in stages]
-    exact = {name: stage for stage, names in reversed([*enumerate(stages)]) for name in names}
+    """The stage of each layer that one names, or a module around it; exact names go first.
+
+    A name of a module of which another name is a part says nothing of its own ops.
+    """
+    around = {path for names in stages for name in names for path in _paths(name.rpartition(".")[0])}
+    kept = [[name for name in names if name not in around] for names in stages]
+    lookups = [Lookup(dict.fromkeys(names, "")) for names in kept]
+    exact = {name: stage for stage, names in reversed([*enumerate(kept)]) for name in names}
     found: dict[str, int] = {}
     for layer in program.layers():
-        path = layer
-        while path:
+        for path in _paths(layer):
             named = [stage for stage, one in enumerate(lookups) if one.key(path) is not None]
             if path in exact or named:
                 found[layer] = exact[path] if path in exact else named[0]
                 break
-            path = path.rpartition(".")[0]
     return found
+
+
+def _paths(layer: str) -> Iterator[str]:
+    """A layer and the modules around it, innermost first."""
+    while layer:
+        yield layer
+        layer = layer.rpartition(".")[0]
 
 
 def tasks_of(table: Table, num_stages: int) -> list[Task]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from shardweave.ir import dist
 from shardweave.ir.annotations import describe, sharding_attrs_of
+from shardweave.ir.facts import facts_of
 from shardweave.ir.program import Program
 from shardweave.ir.staged import micro_axis
 
@@ -30,10 +32,11 @@ class MicroBatches:
     early: set[Operation] = field(default_factory=set[Operation])
 
 
-def micro_batches_of(program: Program) -> MicroBatches:
+def micro_batches_of(program: Program, *, keep_gathered: bool = False) -> MicroBatches:
     """Tell what varies between the micro-batches of a local program. Linear in the ops.
 
-    Raises ValueError, naming the layer, for a step whose micro-batches cannot run one by one: some
+    keep_gathered: parameters that are stored in finer shards than their uses read are gathered
+    before the first micro-batch, and kept. Raises ValueError, naming the layer, for a step whose micro-batches cannot run one by one: some
     op on samples needs a value of all of them that depends on parameters.
     """
     axis = micro_axis(program)
@@ -63,6 +66,8 @@ def micro_batches_of(program: Program) -> MicroBatches:
             found.after[op] = None
     for value in found.whole:
         _check_inputs_alone(value, program)
+    if keep_gathered:
+        found.whole.update(dict.fromkeys(_gathered(program)))
     _find_early(program, found)
     return found
 
@@ -75,6 +80,18 @@ def _find_early(program: Program, found: MicroBatches) -> None:
             read.update(op.operands)
         else:
             found.early.add(op)
+
+
+def _gathered(program: Program) -> Iterator[SSAValue]:
+    """The parameters that are gathered, whole."""
+    weights = {slot.value for slot in program.arguments if slot.kind == "param"}
+    for op in program.ops:
+        if len(op.operands) == 1 and op.operands[0] in weights:
+            if isinstance(op, dist.AllGatherOp):
+                weights.update(op.results)
+                yield from op.results
+            elif facts_of(op).keeps_weight:
+                weights.update(op.results)
 
 
 def _has_terms(op: Operation, axis: str | None, found: MicroBatches) -> bool:

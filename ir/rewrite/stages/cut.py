@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from xdsl.dialects import builtin, func
-from xdsl.ir import Block, Operation
+from xdsl.ir import Attribute, Block, Operation
+from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir import dist
+from shardweave.ir.annotations import annotate, set_shardings
 from shardweave.ir.dead_code import remove_dead_ops
-from shardweave.ir.program import Program
+from shardweave.ir.placement import Sharding
+from shardweave.ir.program import Program, shardings_of
 from shardweave.ir.rewrite.stages.batches import MicroBatches, micro_batches_of
 from shardweave.ir.rewrite.stages.build import Attributes, Builder, Values, function_of
 from shardweave.ir.rewrite.stages.members import Membership
 from shardweave.ir.rewrite.stages.places import places_of_ops
 from shardweave.ir.rewrite.unroll import unroll_time_axes
 from shardweave.ir.staged import Direction, Run, is_staged, micro_axis, name_of
+from shardweave.ir.types import shape_of
 
 Task = tuple[Direction, int, int]
 """A direction, a stage and a micro-batch."""
@@ -26,13 +30,17 @@ def cut_into_stages(
     stages: Mapping[str, int],
     places: Sequence[int],
     tasks: Sequence[Task],
+    *,
+    keep_gathered: bool = False,
+    scatter_each: bool = False,
 ) -> None:
     """Make a local program one of stages, in place.
 
     stages: by layer, the stage of its forward ops; a layer without one stands where what it reads
     is made. places: by stage, the coordinate on the stage axis of its ranks. tasks: what is run on
     each micro-batch, in an order in which all ranks together can run it; functions without ops are
-    left out. Linear in the ops.
+    left out. keep_gathered: parameters in shards are gathered once in a step. scatter_each: their
+    gradients are scattered for each micro-batch, so that they are never whole. Linear in the ops.
 
     Raises ValueError for a program that is not local, or staged already, and for one whose
     micro-batches cannot run one by one.
@@ -42,12 +50,46 @@ def cut_into_stages(
     if not program.is_local:
         raise ValueError("the program is global; run insert-collectives before cut-stages.")
     axis = micro_axis(program)
-    batches = micro_batches_of(program)
+    if scatter_each and axis is not None:
+        scatter_before_adding(program, axis.name)
+    batches = micro_batches_of(program, keep_gathered=keep_gathered)
     placed = places_of_ops(program, batches, stages, len(places))
     splits_weights = any(direction == "weights" for direction, _, _ in tasks)
     membership = Membership(program, batches, placed, splits_weights=splits_weights)
     membership.run()
     _Cut(program, batches, membership, Values(program, axis and axis.name), places).run(tasks)
+
+
+def scatter_before_adding(program: Program, axis: str) -> None:
+    """Let sums over micro-batches that are scattered be scattered first, one by one."""
+    for op in list(program.ops):
+        adding = op.operands[0].owner if isinstance(op, dist.ReduceScatterOp) else None
+        if not isinstance(adding, dist.AllReduceOp) or tuple(adding.axes) != (axis,):
+            continue
+        if not adding.results[0].has_one_use():
+            continue
+        shard = op.results[0]
+        total = type(adding).create(
+            operands=[shard],
+            result_types=[shard.type],
+            properties={**adding.properties, **_of_sharding(op)},
+            location=adding.location,
+        )
+        annotate(total, adding)
+        op.operands[0] = adding.operands[0]
+        before, after = shardings_of(adding, program)[0], shardings_of(op, program)[0]
+        if before is not None and after is not None:
+            pending = Sharding(after.dims, (*after.unreduced, axis), "sum")
+            set_shardings(op, [pending], [after.global_shape(shape_of(shard))])
+        total.results[0].name_hint = shard.name_hint
+        Rewriter.insert_op(total, InsertPoint.after(op))
+        shard.replace_uses_with_if(total.results[0], lambda use: use.operation is not total)
+        Rewriter.erase_op(adding)
+
+
+def _of_sharding(op: Operation) -> dict[str, Attribute]:
+    """What an op says of its shards."""
+    return {name: op.properties[name] for name in ("sharding",) if name in op.properties}
 
 
 class _Cut:

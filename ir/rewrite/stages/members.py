@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from shardweave.ir.annotations import phase_of
+from shardweave.ir.facts import facts_of
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.stages.batches import MicroBatches
 from shardweave.ir.rewrite.stages.places import Places
@@ -208,6 +209,20 @@ class Membership:
         """By kind and name of parameters and buffers, the stages that read them."""
         found: dict[tuple[str, str], tuple[int, ...]] = {}
         for slot in self.program.arguments:
-            stages = {one.stage for one in self.functions.values() if slot.value in one.given}
+            read = {slot.value, *gathered_of(slot.value, self.batches.whole)}
+            stages = {
+                one.stage for one in self.functions.values() if not read.isdisjoint(one.given)
+            }
             found[slot.kind, slot.name] = tuple(sorted(stages))
         return found
+
+
+def gathered_of(value: SSAValue, whole: Container[SSAValue]) -> Iterator[SSAValue]:
+    """What is made of a parameter before the first micro-batch."""
+    for use in value.uses:
+        op = use.operation
+        if len(op.operands) == 1 and (facts_of(op).keeps_weight or op.results[0] in whole):
+            for result in op.results:
+                if result in whole:
+                    yield result
+                yield from gathered_of(result, whole)

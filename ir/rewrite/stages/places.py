@@ -91,6 +91,9 @@ def _backward_stage(op: Operation, places: Places, stages: Mapping[str, int]) ->
     return min(came, stages.get(layer, came))
 
 
+_OF_WEIGHT = frozenset(("param",))
+"""What an op reads that reads parameters alone."""
+
 _GIVEN = {"param": "param", "buffer": "none", "tangent": "none", "input": "input"}
 
 
@@ -108,6 +111,11 @@ def _tell_freedom(program: Program, batches: MicroBatches, places: Places) -> No
             places.freedom[op] = "again"
             continue
         known = [reads.get(value) for value in op.operands]
+        if isinstance(op, dist.AllGatherOp) and known == [_OF_WEIGHT]:
+            # A weight is gathered where it is used: in each stage that has its shards.
+            places.freedom[op] = "again"
+            reads.update(dict.fromkeys(op.results, _OF_WEIGHT))
+            continue
         if None in known or not _is_cheap(op) or _is_term(op, batches):
             continue
         found = frozenset[str]().union(*(one for one in known if one))
