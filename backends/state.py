@@ -121,7 +121,7 @@ class ShardedState(nn.Module):
         if id(tensor) not in kept:
             key = (kind, name)
             sharding = self._shardings.setdefault(key, Sharding.replicated(tensor.ndim))
-            made = self._backend.stored(tensor, sharding)
+            made = self._backend.stored(tensor, sharding, key)
             if kind == "param":
                 made = nn.Parameter(made, tensor.requires_grad)
             self._stored[key] = kept[id(tensor)] = made

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from shardweave.backends.backend import Backend
 from shardweave.backends.bound import BoundProgram
 from shardweave.backends.distributed import DistributedBackend
+from shardweave.backends.pipeline import holders_of
 from shardweave.backends.programs import Key
 from shardweave.backends.runtime import Runtime
 from shardweave.backends.step import OPTIONS, GivenProgram, Programs, StepCall
@@ -27,6 +28,7 @@ from shardweave.driver.lowering import Lowered, Request, compile_call
 from shardweave.ir.capture.arguments import Form, taken_apart
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
+from shardweave.ir.staged import is_staged
 from shardweave.passes.notes import PlanNote, warn
 
 MAX_PROGRAMS = 16
@@ -207,7 +209,10 @@ def backend_of(request: Request, program: Program, device: torch.device) -> Back
         return VirtualBackend()
     runtime = Runtime(program.mesh if program.is_local else None, device)
     kernels = request.backend == "triton"
-    return DistributedBackend(runtime, kernels=kernels, cuda_graph=request.cuda_graph)
+    holders = holders_of(program) if is_staged(program) else None
+    return DistributedBackend(
+        runtime, kernels=kernels, cuda_graph=request.cuda_graph, holders=holders
+    )
 
 
 # Words
