@@ -13,7 +13,7 @@ from shardweave.backends.bound import BoundProgram, device_of
 from shardweave.backends.cuda_graph import GraphedStep
 from shardweave.backends.emit import StepFunction, emit, load_step
 from shardweave.backends.layout import as_dtensor, placements_of, whole
-from shardweave.backends.pipeline import StagedRunner, homes_of
+from shardweave.backends.pipeline import Home, StagedRunner, homes_of
 from shardweave.backends.programs import Key
 from shardweave.backends.runtime import Runtime
 from shardweave.backends.step import GivenProgram, Step
@@ -79,8 +79,8 @@ class DistributedBackend(Backend):
         self.holders = holders or {}
         for places in sorted(set(self.holders.values())):
             runtime.mesh_at(places)
-        self.homes: dict[str, int] = {}
-        """By name of an output, the coordinate that has it, where only one has."""
+        self.homes: dict[str, Home] = {}
+        """By name of an output, where it is, if only one stage has it."""
 
     def check(self, program: Program) -> None:
         mesh = self.runtime.mesh
@@ -98,7 +98,9 @@ class DistributedBackend(Backend):
     def load(self, program: Program) -> EmittedRunner | StagedRunner:
         if is_staged(program):
             if self.cuda_graph:
-                raise ValueError("cuda_graph=True: a step of several stages cannot be one; leave it out.")
+                raise ValueError(
+                    "cuda_graph=True: a step of several stages cannot be one; leave it out."
+                )
             self.homes |= homes_of(program)
             return StagedRunner(program, self.runtime, kernels=self.kernels)
         return EmittedRunner(
@@ -140,8 +142,10 @@ class DistributedBackend(Backend):
         if result.ndim == 0:
             return whole(result, sharding, self.runtime)
         home = self.homes.get(name)
-        device_mesh = None if home is None else self.runtime.mesh_at((home,))
-        return as_dtensor(result, sharding, self.runtime, device_mesh)
+        if home is None:
+            return as_dtensor(result, sharding, self.runtime)
+        device_mesh = self.runtime.mesh_at((home.place,))
+        return as_dtensor(result, sharding, self.runtime, device_mesh, home.shape)
 
     def whole(self, tensor: Tensor, sharding: Sharding) -> Tensor:
         if isinstance(tensor, DTensor) and tensor.device_mesh != self.runtime.device_mesh:

@@ -101,7 +101,9 @@ class Mail:
             try:
                 work.wait()
             except RuntimeError as error:
-                raise RuntimeError(f"rank {self.rank} {_waiting(rank, address)}: {error}") from error
+                raise RuntimeError(
+                    f"rank {self.rank} {_waiting(rank, address)}: {error}"
+                ) from error
         return buffer
 
     def _post_one(self, inbox: _Inbox) -> None:

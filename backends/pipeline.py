@@ -120,15 +120,25 @@ class StagedRunner(Runner):
         return "\n".join(f"kernels[{number}]: {line}" for number, line in enumerate(lines))
 
 
-def homes_of(program: Program) -> dict[str, int]:
-    """By name of an output of one or more dims, the only coordinate that has it."""
-    found: dict[str, set[int]] = {}
+@dataclass(frozen=True)
+class Home:
+    """Where an output is: a coordinate on the stage axis. shape: of the whole output."""
+
+    place: int
+    shape: tuple[int, ...]
+
+
+def homes_of(program: Program) -> dict[str, Home]:
+    """By name of an output of one or more dims, where it is: no other stage has it."""
+    found: dict[str, Home] = {}
     functions = functions_of(program)
     for _, run in runs_of(program):
-        for slot in functions[run.function].results:
+        function = functions[run.function]
+        for slot in function.results:
             if slot.kind == "output" and shape_of(slot.value):
-                found.setdefault(slot.name, set()).add(run.at)
-    return {name: min(places) for name, places in found.items()}
+                sharding = sharding_held(function, slot)
+                found[slot.name] = Home(run.at, sharding.global_shape(shape_of(slot.value)))
+    return found
 
 
 def holders_of(program: Program) -> dict[Key, tuple[int, ...]]:
@@ -137,7 +147,9 @@ def holders_of(program: Program) -> dict[Key, tuple[int, ...]]:
     What nobody reads is at the first one.
     """
     found: dict[Key, set[int]] = {
-        (slot.kind, slot.name): set() for slot in program.arguments if slot.kind in ("param", "buffer")
+        (slot.kind, slot.name): set()
+        for slot in program.arguments
+        if slot.kind in ("param", "buffer")
     }
     functions = functions_of(program)
     for _, run in runs_of(program):

@@ -10,10 +10,8 @@ from torch import Tensor
 from shardweave.backends.backend import Backend, Runner
 from shardweave.backends.programs import Key
 from shardweave.backends.reference import run_reference
-from shardweave.backends.virtual_stages import run_staged
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
-from shardweave.ir.staged import is_staged
 
 
 class VirtualRunner(Runner):
@@ -23,8 +21,7 @@ class VirtualRunner(Runner):
         self.program = program
 
     def __call__(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        run = run_staged if is_staged(self.program) else run_reference
-        return run(self.program, given)
+        return run_reference(self.program, given)
 
 
 class VirtualBackend(Backend):

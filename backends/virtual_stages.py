@@ -10,7 +10,7 @@ from torch import Tensor
 from xdsl.ir import SSAValue
 
 from shardweave.backends.programs import Key, sharding_held
-from shardweave.backends.reference import (
+from shardweave.backends.virtual_ranks import (
     PerRank,
     argument_of,
     collect,
@@ -105,9 +105,7 @@ class _StagedRun:
 
     # What a function takes
 
-    def _argument(
-        self, slot: Slot, function: Program, stage: int, number: int | None
-    ) -> PerRank:
+    def _argument(self, slot: Slot, function: Program, stage: int, number: int | None) -> PerRank:
         sharding = sharding_held(function, slot)
         if slot.kind in _STATE:
             also = {} if self.axis is None or number is None else {self.axis.name: number}

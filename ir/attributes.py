@@ -103,8 +103,7 @@ class MeshAttr(ParametrizedAttribute):
 def _mesh_of(attr: MeshAttr) -> Mesh:
     columns = zip(attr.axis_names, attr.axis_sizes, attr.axis_kinds, strict=True)
     return Mesh(
-        Axis(name.data, size.data, cast("AxisKind", kind.data))
-        for name, size, kind in columns
+        Axis(name.data, size.data, cast("AxisKind", kind.data)) for name, size, kind in columns
     )
 
 

@@ -75,8 +75,8 @@ def _divide_parameters(program: Program, mesh: Mesh, used: Mapping[int, Sharding
     """
     if DATA_AXIS not in mesh.names or mesh.size(DATA_AXIS) == 1:
         raise PlanError(
-            f"the plan asks for ZeRO, which divides over axis '{DATA_AXIS}', but the mesh is {mesh}; "
-            "give it such an axis, or set zero to 0."
+            f"the plan asks for ZeRO, which divides over axis '{DATA_AXIS}', but the mesh is "
+            f"{mesh}; give it such an axis, or set zero to 0."
         )
     stored: dict[int, ShardingAttr] = {}
     read: dict[int, ShardingAttr] = {}

@@ -67,7 +67,10 @@ class Plan:
     @property
     def is_pipeline(self) -> bool:
         """Whether a step runs several stages or micro-batches by a schedule."""
-        return self.pipeline is not None and (self.num_stages, self.pipeline.micro_batches) != (1, 1)
+        return self.pipeline is not None and (self.num_stages, self.pipeline.micro_batches) != (
+            1,
+            1,
+        )
 
     def to_json(self) -> str:
         """The plan as JSON text; what is not decided is left out, but for the shardings."""

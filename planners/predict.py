@@ -53,9 +53,10 @@ def simulation_of(
 ) -> Simulation | PipelineSimulation:
     """Partition a global program by a plan, and simulate a step of it on a cluster.
 
-    The rank's program itself, op by op; by block and micro-batch for a plan with stages or ZeRO. optimizer_multiplier: bytes of optimizer state per byte of
-    parameters; None: those of Adam in the plan's precision. Raises ValueError (PlanError,
-    PassError, ClusterError) if it cannot be partitioned or placed.
+    The rank's program itself, op by op; by block and micro-batch for a plan with stages or ZeRO.
+    optimizer_multiplier: bytes of optimizer state per byte of parameters; None: those of Adam in
+    the plan's precision. Raises ValueError (PlanError, PassError, ClusterError) if it cannot be
+    partitioned or placed.
     """
     lowerings = Lowerings.of(program)
     if plan.is_pipeline or plan.zero:

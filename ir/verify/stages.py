@@ -1,8 +1,8 @@
 """Do the functions of stages fit together, and can all ranks run the schedule to its end?
 
-The runs of a staged step stand in an order in which one process could run them all. Ranks run theirs
-in that order, and sending waits for nobody; so if each run finds behind it what it reads, no rank
-ever waits for what comes later, and none can deadlock. Linear in the ops and the runs.
+The runs of a staged step stand in an order in which one process could run them all. Ranks run
+theirs in that order, and sending waits for nobody; so if each run finds what it reads made before
+it, no rank ever waits for what comes later, and none can deadlock. Linear in ops and runs.
 """
 
 from __future__ import annotations
@@ -80,9 +80,12 @@ def _messages(reads: Mapping[str, _Read]) -> Iterator[tuple[str, Place]]:
             there, here = _form(send.operands[0], reads[other]), _form(op.results[0], read)
             if there != here:
                 yield (
-                    f"@{name}: {_named(key)} is received as {_text(here)}, but @{other} sends "
-                    f"{_text(there)}; make them equal."
-                ), op
+                    (
+                        f"@{name}: {_named(key)} is received as {_text(here)}, but @{other} sends "
+                        f"{_text(there)}; make them equal."
+                    ),
+                    op,
+                )
     for key, (name, op) in senders.items():
         yield f"@{name}: nobody receives {_named(key)}; add a dist.recv of that name.", op
 
@@ -126,9 +129,12 @@ def _runs(program: Program, reads: Mapping[str, _Read]) -> Iterator[tuple[str, P
         place = places.setdefault(function.stage, run.at)
         if place != run.at or not 0 <= place < ranks:
             yield (
-                f"dist.run of @{run.function}: stage {function.stage} is at {place} of {ranks}, not "
-                f"at {run.at}."
-            ), op
+                (
+                    f"dist.run of @{run.function}: stage {function.stage} is at {place} of "
+                    f"{ranks}, not at {run.at}."
+                ),
+                op,
+            )
         times[run] += 1
     for name, read in reads.items():
         numbers = [None] if read.function.direction in ONCE else list(range(count))
@@ -167,5 +173,3 @@ def _order(program: Program, reads: Mapping[str, _Read]) -> Iterator[tuple[str, 
         for name, slot in read.gives.items():
             made[stage, name, number if slot.kind == "kept" else None] = slot
             counts[stage, name] += 1
-
-

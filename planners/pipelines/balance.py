@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from shardweave.ir.annotations import layer_of
 from shardweave.ir.blocks import blocks_of
@@ -30,7 +30,7 @@ def balanced_stages(program: Program, count: int) -> tuple[tuple[str, ...], ...]
     cuts = _cuts([cost for _, cost in parts], count)
     return tuple(
         tuple(name for names, _ in parts[first:last] for name in names)
-        for first, last in zip(cuts, cuts[1:], strict=False)
+        for first, last in pairwise(cuts)
     )
 
 
@@ -49,9 +49,7 @@ def _parts(program: Program) -> list[tuple[list[str], float]]:
         if layer:
             work = flops_of(op) + FLOPS_PER_BYTE * bytes_moved(op)
             costs[part_of[layer]] = costs.get(part_of[layer], 0.0) + work
-    around = {
-        part[:end] for part in layers for end, letter in enumerate(part) if letter == "."
-    }
+    around = {part[:end] for part in layers for end, letter in enumerate(part) if letter == "."}
     return [(names, costs[part]) for part, names in layers.items() if part not in around]
 
 
@@ -64,7 +62,9 @@ def _cuts(costs: Sequence[float], count: int) -> list[int]:
     for parts in range(2, count + 1):
         row, cuts = [float("inf")] * (total + 1), [0] * (total + 1)
         for end in range(parts, total + 1):
-            options = ((max(best[-1][at], sums[end] - sums[at]), at) for at in range(parts - 1, end))
+            options = (
+                (max(best[-1][at], sums[end] - sums[at]), at) for at in range(parts - 1, end)
+            )
             row[end], cuts[end] = min(options)
         best.append(row)
         first.append(cuts)

@@ -33,7 +33,7 @@ def passes(
 
 
 def interleaved(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
-    """The earlier micro-batch first (depth first), two forward passes ahead for each rank behind."""
+    """The earlier micro-batch first (depth first), two passes ahead for each rank behind."""
     table: list[tuple[Action, ...]] = []
     size = round_size(ranks, micro_batches)
     for rank in range(ranks):

@@ -64,7 +64,7 @@ def find_schedule(name: str) -> Schedule:
     """The schedule of a name. Raises ValueError, with the names there are, if there is none."""
     if name not in _SCHEDULES:
         raise ValueError(
-            f"there is no pipeline schedule '{name}'; {did_you_mean(name, _SCHEDULES)}the schedules "
-            f"are {', '.join(_SCHEDULES)}."
+            f"there is no pipeline schedule '{name}'; {did_you_mean(name, _SCHEDULES)}the "
+            f"schedules are {', '.join(_SCHEDULES)}."
         )
     return _SCHEDULES[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import cast
 
 from xdsl.dialects import builtin
 
@@ -40,9 +39,10 @@ def stored_stages(program: Program) -> tuple[tuple[str, ...], ...]:
         return ()
     rows = stored.data if isinstance(stored, builtin.ArrayAttr) else ()
     names = [row.data if isinstance(row, builtin.ArrayAttr) else () for row in rows]
-    if not names or not all(row and all(isinstance(n, builtin.StringAttr) for n in row) for row in names):
+    words = [[one.data for one in row if isinstance(one, builtin.StringAttr)] for row in names]
+    if not words or not all(words) or list(map(len, words)) != list(map(len, names)):
         raise ValueError(f'{STAGES} is {stored}, expected lists of layers, as [["h.0"], ["h.1"]].')
-    return tuple(tuple(cast("builtin.StringAttr", name).data for name in row) for row in names)
+    return tuple(map(tuple, words))
 
 
 def cut_stages(
@@ -56,7 +56,8 @@ def cut_stages(
     Stages are those of `dist.stages`, or else as equal as whole blocks allow. chunks: stages on
     each coordinate of the stage axis; 0: as many as there are stages, or those of the schedule.
     zero: of parameters stored in shards, 1 and 2 gather them once in a step, 3 for each pass of a
-    micro-batch; 1 scatters their gradients once, 2 and 3 for each micro-batch. Raises ValueError for what does not fit the mesh or the schedule.
+    micro-batch; 1 scatters their gradients once, 2 and 3 for each micro-batch. Raises ValueError
+    for what does not fit the mesh or the schedule.
     """
     chosen = find_schedule(schedule)
     mesh, axis = program.needed_mesh(), micro_axis(program)
@@ -88,7 +89,8 @@ def stages_of_layers(program: Program, stages: Sequence[Sequence[str]]) -> dict[
 
     A name of a module of which another name is a part says nothing of its own ops.
     """
-    around = {path for names in stages for name in names for path in _paths(name.rpartition(".")[0])}
+    outer = {name.rpartition(".")[0] for names in stages for name in names}
+    around = {path for name in outer for path in _paths(name)}
     kept = [[name for name in names if name not in around] for names in stages]
     lookups = [Lookup(dict.fromkeys(names, "")) for names in kept]
     exact = {name: stage for stage, names in reversed([*enumerate(kept)]) for name in names}

@@ -16,38 +16,52 @@ def zero_bubble_v(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
 
 
 def _rank(rank: int, ranks: int, micro_batches: int) -> tuple[Action, ...]:
-    first, last = rank, 2 * ranks - 1 - rank
-    count = max(2 * ranks - 1, micro_batches)
-    found: list[Action] = []
-    done: dict[tuple[int, Kind], int] = {}
+    made = _Rank(rank, ranks, micro_batches)
+    made.warm_up(ranks - rank, rank)
+    made.steady()
+    made.cool_down(ranks - rank, rank)
+    # The steps are those of enough micro-batches to fill the pipeline.
+    return tuple(action for action in made.found if action.micro_batch < micro_batches)
 
-    def add(stage: int, *kinds: Kind) -> None:
+
+class _Rank:
+    def __init__(self, rank: int, ranks: int, micro_batches: int) -> None:
+        self.first, self.last = rank, 2 * ranks - 1 - rank
+        self.count = max(2 * ranks - 1, micro_batches)
+        self.found: list[Action] = []
+        self.done: dict[tuple[int, Kind], int] = {}
+
+    def add(self, stage: int, *kinds: Kind) -> None:
         for kind in kinds:
-            number = done[stage, kind] = done.get((stage, kind), -1) + 1
-            if number < micro_batches:
-                found.append(Action(stage, kind, number))
+            self.found.append(Action(stage, kind, self.ran(stage, kind)))
+            self.done[stage, kind] = self.ran(stage, kind) + 1
 
-    def ran(stage: int, kind: Kind) -> int:
-        return done.get((stage, kind), -1) + 1
+    def ran(self, stage: int, kind: Kind) -> int:
+        return self.done.get((stage, kind), 0)
 
-    for _ in range(2 * (ranks - rank) - 1):
-        add(first, "F")
-    for _ in range(rank):
-        add(last, "F")
-        add(first, "F")
-    for _ in range(ranks - rank):
-        add(last, "F", "I", "W")
-    while ran(last, "F") < ran(first, "F") or ran(first, "F") < count:
-        if ran(first, "F") < count:
-            add(first, "F")
-        add(first, "I", "W")
-        add(last, "F", "I", "W")
-    for _ in range(rank):
-        add(first, "I")
-        add(last, "I")
-    for _ in range(ranks - rank):
-        add(first, "I", "W")
-    for stage in (last, first):
-        while ran(stage, "W") < ran(stage, "I"):
-            add(stage, "W")
-    return tuple(found)
+    def warm_up(self, behind: int, before: int) -> None:
+        for _ in range(2 * behind - 1):
+            self.add(self.first, "F")
+        for _ in range(before):
+            self.add(self.last, "F")
+            self.add(self.first, "F")
+        for _ in range(behind):
+            self.add(self.last, "F", "I", "W")
+
+    def steady(self) -> None:
+        first, last = self.first, self.last
+        while self.ran(last, "F") < self.ran(first, "F") or self.ran(first, "F") < self.count:
+            if self.ran(first, "F") < self.count:
+                self.add(first, "F")
+            self.add(first, "I", "W")
+            self.add(last, "F", "I", "W")
+
+    def cool_down(self, behind: int, before: int) -> None:
+        for _ in range(before):
+            self.add(self.first, "I")
+            self.add(self.last, "I")
+        for _ in range(behind):
+            self.add(self.first, "I", "W")
+        for stage in (self.last, self.first):
+            while self.ran(stage, "W") < self.ran(stage, "I"):
+                self.add(stage, "W")

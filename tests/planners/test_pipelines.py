@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch.distributed.pipelining.schedules as pytorch
+
 from shardweave.planners.pipelines import Action, Table, find_schedule, in_order
 from shardweave.planners.plan_parts import PIPELINE_SCHEDULES
 
@@ -75,7 +76,10 @@ def test_orders_are_those_of_pytorch(name: str, kind: type, chunks: int, ranks: 
 def test_orders_are_those_of_pytorch_files() -> None:
     assert words(find_schedule("dualpipe-v").table(4, 10, 2)) == read("dualpipev_4rank_10mb.csv")
     # The file calls the backward pass to the input B.
-    found = [[w.replace("I", "B") for w in row] for row in words(find_schedule("zero-bubble").table(2, 8, 2))]
+    found = [
+        [w.replace("I", "B") for w in row]
+        for row in words(find_schedule("zero-bubble").table(2, 8, 2))
+    ]
     assert found == read("zb1p_2rank_2stage_compute.csv")
 
 
@@ -109,7 +113,9 @@ def test_every_schedule_ends_and_runs_each_pass_once(name: str) -> None:
 
 def test_table_in_which_ranks_wait_for_each_other_is_refused() -> None:
     table = ((Action(0, "B", 0), Action(0, "F", 0)), (Action(1, "F", 0), Action(1, "B", 0)))
-    with pytest.raises(ValueError, match=r"rank 0 is at 0B0 and waits for 0F0, 1I0; rank 1 is at 1F0"):
+    with pytest.raises(
+        ValueError, match=r"rank 0 is at 0B0 and waits for 0F0, 1I0; rank 1 is at 1F0"
+    ):
         in_order(table, 2)
 
 

@@ -21,8 +21,9 @@ class MicroBatches:
     """How the values of a step depend on micro-batches.
 
     varying: values that differ between them, terms of sums over them included. terms: these, which
-    are sums (or maxima) once they are added up. whole: sums over them that micro-batches read, such as the number of tokens by which a loss is divided. after:
-    ops that read sums over all micro-batches, and these sums. early: ops that only lead to `whole`.
+    are sums (or maxima) once they are added up. whole: values that micro-batches read and that are
+    made once before them, such as the number of tokens by which a loss is divided. early: ops that
+    only lead to these. after: ops that read sums over all micro-batches, and these sums.
     """
 
     varying: set[SSAValue] = field(default_factory=set[SSAValue])
@@ -36,8 +37,9 @@ def micro_batches_of(program: Program, *, keep_gathered: bool = False) -> MicroB
     """Tell what varies between the micro-batches of a local program. Linear in the ops.
 
     keep_gathered: parameters that are stored in finer shards than their uses read are gathered
-    before the first micro-batch, and kept. Raises ValueError, naming the layer, for a step whose micro-batches cannot run one by one: some
-    op on samples needs a value of all of them that depends on parameters.
+    before the first micro-batch, and kept. Raises ValueError, naming the layer, for a step whose
+    micro-batches cannot run one by one: some op on samples needs a value of all of them that
+    depends on parameters.
     """
     axis = micro_axis(program)
     name = axis.name if axis else None
@@ -46,22 +48,10 @@ def micro_batches_of(program: Program, *, keep_gathered: bool = False) -> MicroB
         if name in program.sharding_of_slot(slot).axes:
             found.varying.add(slot.value)
     sources: dict[SSAValue, _Sources] = {}
-    nothing: _Sources = frozenset()
     for op in program.ops:
-        read = nothing.union(*(sources.get(value, nothing) for value in op.operands))
-        if isinstance(op, dist.DistOp) and name in op.axes:
-            if isinstance(op, dist.ShardIndexOp):
-                found.varying.add(op.results[0])
-                continue
-            _check_sum(op)
-            read |= {op.results[0]}
-        elif _has_terms(op, name, found) or any(v in found.varying for v in op.operands):
-            found.varying.update(op.results)
-            found.whole.update(dict.fromkeys(read))
-        if read:
-            sources.update(dict.fromkeys(op.results, read))
+        _follow(op, name, sources, found)
     for op in program.ops:
-        read = sources.get(op.results[0], nothing) if op.results else nothing
+        read = sources.get(op.results[0], _NOTHING)
         if op.results[0] not in found.varying and not read <= found.whole.keys():
             found.after[op] = None
     for value in found.whole:
@@ -70,6 +60,27 @@ def micro_batches_of(program: Program, *, keep_gathered: bool = False) -> MicroB
         found.whole.update(dict.fromkeys(_gathered(program)))
     _find_early(program, found)
     return found
+
+
+_NOTHING: _Sources = frozenset()
+
+
+def _follow(
+    op: Operation, axis: str | None, sources: dict[SSAValue, _Sources], found: MicroBatches
+) -> None:
+    """Tell of one op whether it varies, and from which sums over micro-batches it comes."""
+    read = _NOTHING.union(*(sources.get(value, _NOTHING) for value in op.operands))
+    if isinstance(op, dist.DistOp) and axis in op.axes:
+        if isinstance(op, dist.ShardIndexOp):
+            found.varying.add(op.results[0])
+            return
+        _check_sum(op)
+        read |= {op.results[0]}
+    elif _has_terms(op, axis, found) or any(value in found.varying for value in op.operands):
+        found.varying.update(op.results)
+        found.whole.update(dict.fromkeys(read))
+    if read:
+        sources.update(dict.fromkeys(op.results, read))
 
 
 def _find_early(program: Program, found: MicroBatches) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 
 import torch
@@ -295,5 +295,3 @@ class Builder:
         new.results[0].name_hint = "index"
         self.block.add_op(new)
         return new.results[0]
-
-

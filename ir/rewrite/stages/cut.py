@@ -83,7 +83,8 @@ def scatter_before_adding(program: Program, axis: str) -> None:
             set_shardings(op, [pending], [after.global_shape(shape_of(shard))])
         total.results[0].name_hint = shard.name_hint
         Rewriter.insert_op(total, InsertPoint.after(op))
-        shard.replace_uses_with_if(total.results[0], lambda use: use.operation is not total)
+        shard.replace_all_uses_with(total.results[0])
+        total.operands[0] = shard
         Rewriter.erase_op(adding)
 
 
@@ -201,16 +202,16 @@ class _Cut:
         options = {} if run.micro_batch is None else {"micro_batch": run.micro_batch}
         is_last = run.function.startswith("after")
         types = list(function.function_type.outputs.data) if is_last else []
-        made = dist.create(
-            dist.RunOp, [], types, function=run.function, at=run.at, **options
-        )
+        made = dist.create(dist.RunOp, [], types, function=run.function, at=run.at, **options)
         last = function.body.block.last_op
         assert last is not None
         for result, value in zip(made.results, last.operands, strict=False):
             result.name_hint = value.name_hint
         return made
 
-    def _result(self, kind: str, name: str, runs: Mapping[Run, dist.RunOp]) -> tuple[Operation, int]:
+    def _result(
+        self, kind: str, name: str, runs: Mapping[Run, dist.RunOp]
+    ) -> tuple[Operation, int]:
         """The run that gives a result of the step, and as which of its own."""
         home = self.membership.homes[kind, name]
         returned = list(self.membership.functions[home, "after"].returned)

@@ -32,7 +32,9 @@ class Members:
     received: dict[SSAValue, int] = field(default_factory=dict[SSAValue, int])
     left: dict[SSAValue, str] = field(default_factory=dict[SSAValue, str])
     sent: dict[SSAValue, list[int]] = field(default_factory=dict[SSAValue, list[int]])
-    returned: dict[tuple[str, str], SSAValue] = field(default_factory=dict[tuple[str, str], SSAValue])
+    returned: dict[tuple[str, str], SSAValue] = field(
+        default_factory=dict[tuple[str, str], SSAValue]
+    )
 
     def has(self, value: SSAValue) -> bool:
         """Whether the value is there while the function runs."""
