@@ -23,7 +23,7 @@ Address = tuple[int, int, str, int | None]
 
 
 @dataclass(frozen=True)
-class Expected:
+class ComingMessage:
     """A message that comes. shape, dtype: of its tensor."""
 
     address: Address
@@ -36,7 +36,7 @@ class _Inbox:
     """What one other rank sends: what is expected, in order, and what is posted."""
 
     rank: int
-    expected: deque[Expected]
+    expected: deque[ComingMessage]
     posted: dict[Address, tuple[Any, Tensor]]
 
 
@@ -51,7 +51,7 @@ class Mail:
     def __init__(
         self,
         rank: int,
-        inbox: dict[int, Sequence[Expected]],
+        inbox: dict[int, Sequence[ComingMessage]],
         device: torch.device,
         down: Any = None,
         up: Any = None,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shardweave.backends.backend import Runner
 from shardweave.backends.emit import StepFunction, emit, load_step
-from shardweave.backends.mail import Address, Expected, Mail
+from shardweave.backends.mail import Address, ComingMessage, Mail
 from shardweave.backends.programs import Key, sharding_held
 from shardweave.backends.runtime import Runtime
 from shardweave.backends.triton.launch import FusedCall
@@ -161,14 +161,14 @@ def holders_of(program: Program) -> dict[Key, tuple[int, ...]]:
 
 def _inbox(
     program: Program, functions: Mapping[str, StageFunction], runtime: Runtime
-) -> dict[int, Sequence[Expected]]:
+) -> dict[int, Sequence[ComingMessage]]:
     """By sending rank, what it sends to this one in a step, in its order."""
     places = places_of(program)
     sends = {
         name: [op for op in function.ops if isinstance(op, dist.SendOp)]
         for name, function in functions.items()
     }
-    found: dict[int, list[Expected]] = {}
+    found: dict[int, list[ComingMessage]] = {}
     for _, run in runs_of(program):
         if run.at == runtime.place:
             continue
@@ -177,7 +177,7 @@ def _inbox(
             if places[op.to] == runtime.place:
                 address = stage, op.to, op.message, run.micro_batch
                 value = op.operands[0]
-                expected = Expected(address, shape_of(value), dtype_of_value(value))
+                expected = ComingMessage(address, shape_of(value), dtype_of_value(value))
                 found.setdefault(runtime.rank_at(run.at), []).append(expected)
     return {rank: tuple(expected) for rank, expected in found.items()}
 

@@ -33,7 +33,7 @@ Messages = Callable[[dist.DistOp, list[PerRank]], list[PerRank]]
 
 _T = TypeVar("_T")
 
-_TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """By dtype, the largest difference between replicas, relative to the largest element."""
 
 
@@ -159,17 +159,17 @@ def collect(slot: Slot, tensors: PerRank, program: Program, mesh: Mesh) -> Tenso
     first: dict[tuple[int, ...], int] = {}
     for rank, tensor in enumerate(tensors):
         owner = first.setdefault(_shard_key(sharding, mesh.coordinates(rank)), rank)
-        difference = _difference(tensors[owner], tensor)
-        if difference > _TOLERANCES.get(tensor.dtype, 0.0):
+        error = difference(tensors[owner], tensor)
+        if error > TOLERANCES.get(tensor.dtype, 0.0):
             raise ReplicaMismatchError(
                 f"{slot.kind} '{slot.name}': ranks {owner} and {rank} of mesh {mesh} should hold "
-                f"the same part, but differ by {difference:.3g} relative to its largest element; "
+                f"the same part, but differ by {error:.3g} relative to its largest element; "
                 "the program lacks a collective or has one too many."
             )
     return assemble(lambda at: tensors[mesh.rank(at)], sharding, mesh)
 
 
-def _difference(a: Tensor, b: Tensor) -> float:
+def difference(a: Tensor, b: Tensor) -> float:
     """Largest difference of two tensors, relative to the largest element; inf for odd ones."""
     if a is b or torch.equal(a, b):
         return 0.0

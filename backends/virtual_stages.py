@@ -11,9 +11,12 @@ from xdsl.ir import SSAValue
 
 from shardweave.backends.programs import Key, sharding_held
 from shardweave.backends.virtual_ranks import (
+    TOLERANCES,
     PerRank,
+    ReplicaMismatchError,
     argument_of,
     collect,
+    difference,
     once_per_key,
     run_ops,
     spread,
@@ -26,6 +29,7 @@ from shardweave.ir.staged import Run, functions_of, micro_axis, runs_of
 from shardweave.ir.types import dtype_of_value
 from shardweave.ir.unfuse import without_regions
 
+_RETURNED = ("output", "grad", "buffer")
 _STATE = ("param", "buffer", "input", "tangent")
 
 
@@ -69,14 +73,16 @@ class _StagedRun:
         self.sent: dict[tuple[int, int, str, int | None], PerRank] = {}
 
     def run(self) -> dict[Key, Tensor]:
-        returned: dict[SSAValue, PerRank] = {}
+        returned: dict[SSAValue, Tensor] = {}
+        first: dict[Key, tuple[int, Tensor]] = {}
         for op, run in runs_of(self.program):
-            results = self._run(run)
-            returned.update(zip(op.results, results, strict=False))
-        return {
-            (slot.kind, slot.name): collect(slot, returned[slot.value], self.program, self.mesh)
-            for slot in self.program.results
-        }
+            function, stage = self.functions[run.function], self.stages[run.function]
+            slots = [slot for slot in function.results if slot.kind in _RETURNED]
+            for value, slot, tensors in zip(op.results, slots, self._run(run), strict=False):
+                found = returned[value] = collect(slot, tensors, function, self.mesh)
+                key = slot.kind, slot.name
+                _check_same(slot, first.setdefault(key, (stage, found)), (stage, found))
+        return {(slot.kind, slot.name): returned[slot.value] for slot in self.program.results}
 
     def _run(self, run: Run) -> list[PerRank]:
         """Run a function; returns what the step returns of it."""
@@ -97,7 +103,7 @@ class _StagedRun:
         found: list[PerRank] = []
         for slot in function.results:
             tensors = environment[slot.value]
-            if slot.kind in ("output", "grad", "buffer"):
+            if slot.kind in _RETURNED:
                 found.append(tensors)
             else:
                 self._keep(slot, tensors, function, stage, run.micro_batch)
@@ -158,6 +164,16 @@ class _StagedRun:
         else:
             found = [tensors]
         self.totals[stage, slot.name] = found, sharding
+
+
+def _check_same(slot: Slot, one: tuple[int, Tensor], other: tuple[int, Tensor]) -> None:
+    """Stages that all have a parameter, or the loss, must have the same."""
+    error = difference(one[1], other[1])
+    if error > TOLERANCES.get(one[1].dtype, 0.0):
+        raise ReplicaMismatchError(
+            f"{slot.kind} '{slot.name}': stages {one[0]} and {other[0]} should have the same, but "
+            f"differ by {error:.3g} relative to its largest element; the program was cut wrongly."
+        )
 
 
 def _combined(total: PerRank, terms: PerRank, sharding: Sharding) -> PerRank:

@@ -33,7 +33,7 @@ _ORDER = ("param", "buffer", "input", "tangent", "whole", "kept", "sum", "part",
 """The order of the kinds of arguments."""
 
 
-class Values:
+class ValueSlots:
     """What is known of the values of the program that is cut: names, shardings, slots."""
 
     def __init__(self, program: Program, axis: str | None) -> None:
@@ -128,10 +128,10 @@ def _entries(slots: Sequence[Attributes]) -> builtin.ArrayAttr[builtin.Dictionar
     return builtin.ArrayAttr(builtin.DictionaryAttr(one) for one in slots) if slots else None
 
 
-class Builder:
+class FunctionBuilder:
     """Writes one function."""
 
-    def __init__(self, members: Members, values: Values) -> None:
+    def __init__(self, members: Members, values: ValueSlots) -> None:
         self.members = members
         self.values = values
         self.block = Block()

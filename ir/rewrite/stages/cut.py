@@ -14,7 +14,7 @@ from shardweave.ir.dead_code import remove_dead_ops
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, shardings_of
 from shardweave.ir.rewrite.stages.batches import MicroBatches, micro_batches_of
-from shardweave.ir.rewrite.stages.build import Attributes, Builder, Values, function_of
+from shardweave.ir.rewrite.stages.build import Attributes, FunctionBuilder, ValueSlots, function_of
 from shardweave.ir.rewrite.stages.members import Membership
 from shardweave.ir.rewrite.stages.places import places_of_ops
 from shardweave.ir.rewrite.unroll import unroll_time_axes
@@ -57,7 +57,7 @@ def cut_into_stages(
     splits_weights = any(direction == "weights" for direction, _, _ in tasks)
     membership = Membership(program, batches, placed, splits_weights=splits_weights)
     membership.run()
-    _Cut(program, batches, membership, Values(program, axis and axis.name), places).run(tasks)
+    _Cut(program, batches, membership, ValueSlots(program, axis and axis.name), places).run(tasks)
 
 
 def scatter_before_adding(program: Program, axis: str) -> None:
@@ -101,7 +101,7 @@ class _Cut:
         program: Program,
         batches: MicroBatches,
         membership: Membership,
-        values: Values,
+        values: ValueSlots,
         places: Sequence[int],
     ) -> None:
         self.program = program
@@ -118,7 +118,7 @@ class _Cut:
                 functions[before.sym_name.data] = before
         for members in self.membership.functions.values():
             if not members.is_empty:
-                made = Builder(members, self.values).build()
+                made = FunctionBuilder(members, self.values).build()
                 functions[made.sym_name.data] = made
         step = self._step(functions, tasks)
         old = self.program.function
