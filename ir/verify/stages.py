@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 
 from shardweave.ir.annotations import sharding_attrs_of
 from shardweave.ir.attributes import ShardingAttr
@@ -92,11 +92,9 @@ def _messages(reads: Mapping[str, _Read]) -> Iterator[tuple[str, Place]]:
 
 def _form(value: SSAValue, read: _Read) -> tuple[object, ShardingAttr | None]:
     """Type and sharding of a value."""
-    owner = value.owner
-    if isinstance(owner, Operation):
-        attributes = sharding_attrs_of(owner)
-        index = list(owner.results).index(value)
-        return value.type, attributes[index] if attributes else None
+    if isinstance(value, OpResult):
+        attributes = sharding_attrs_of(value.op)
+        return value.type, attributes[value.index] if attributes else None
     slots = {slot.value: slot for slot in read.function.arguments}
     return value.type, slots[value].sharding_attr
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
-from xdsl.dialects import builtin
+from xdsl.dialects.builtin import ArrayAttr, StringAttr
+from xdsl.ir import Attribute
 
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.stages import cut_into_stages
@@ -24,8 +26,8 @@ _DIRECTIONS: dict[str, Direction] = {"F": "forward", "B": "backward", "I": "inpu
 
 def store_stages(program: Program, stages: Sequence[Sequence[str]]) -> None:
     """Write down which layers are in which stage."""
-    program.module.attributes[STAGES] = builtin.ArrayAttr(
-        builtin.ArrayAttr(builtin.StringAttr(name) for name in names) for names in stages
+    program.module.attributes[STAGES] = ArrayAttr(
+        ArrayAttr(StringAttr(name) for name in names) for names in stages
     )
 
 
@@ -37,12 +39,22 @@ def stored_stages(program: Program) -> tuple[tuple[str, ...], ...]:
     stored = program.module.attributes.get(STAGES)
     if stored is None:
         return ()
-    rows = stored.data if isinstance(stored, builtin.ArrayAttr) else ()
-    names = [row.data if isinstance(row, builtin.ArrayAttr) else () for row in rows]
-    words = [[one.data for one in row if isinstance(one, builtin.StringAttr)] for row in names]
-    if not words or not all(words) or list(map(len, words)) != list(map(len, names)):
+    rows = _items(stored)
+    words = [[one.data for one in _items(row) if isinstance(one, StringAttr)] for row in rows]
+    if (
+        not words
+        or not all(words)
+        or any(len(names) != len(_items(row)) for names, row in zip(words, rows, strict=True))
+    ):
         raise ValueError(f'{STAGES} is {stored}, expected lists of layers, as [["h.0"], ["h.1"]].')
     return tuple(map(tuple, words))
+
+
+def _items(attribute: Attribute) -> Sequence[Attribute]:
+    """The items of a list; none of what is no list."""
+    if not isinstance(attribute, ArrayAttr):
+        return ()
+    return cast("ArrayAttr[Attribute]", attribute).data
 
 
 def cut_stages(
@@ -117,5 +129,6 @@ def tasks_of(table: Table, num_stages: int) -> list[Task]:
     found: list[Task] = []
     for _, action in in_order(table, num_stages):
         kinds = "IW" if is_split and action.kind == "B" else action.kind
-        found += [(_DIRECTIONS[kind], action.stage, action.micro_batch) for kind in kinds]
+        for kind in kinds:
+            found.append((_DIRECTIONS[kind], action.stage, action.micro_batch))
     return found

@@ -48,7 +48,7 @@ def order_of_pytorch(kind: type, ranks: int, micro_batches: int, chunks: int) ->
     return [
         [
             f"{part.stage_index}{part.computation_type.value}{part.microbatch_index}"
-            for action in order[rank]
+            for action in (order or {})[rank]
             if action is not None
             for part in action.sub_actions or (action,)
             if part.computation_type.value in "FBIW"

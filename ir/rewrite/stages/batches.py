@@ -146,6 +146,7 @@ def _check_inputs_alone(value: SSAValue, program: Program) -> None:
                 "on, as batch norm does in training; so they cannot run one by one. Use one "
                 "micro-batch, or another norm."
             )
+        assert isinstance(source.owner, Operation)
         fresh = [v for v in source.owner.operands if v not in seen]
         seen.update(fresh)
         stack += fresh

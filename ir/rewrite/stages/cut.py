@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from xdsl.dialects import builtin, func
-from xdsl.ir import Attribute, Block, Operation
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir import dist
@@ -144,7 +144,7 @@ class _Cut:
             return None
         copy = self.program.clone()
         pairs = zip(self.program.ops, copy.ops, strict=True)
-        copies = {
+        copies: dict[SSAValue, SSAValue] = {
             old: new
             for op, other in pairs
             for old, new in zip(op.results, other.results, strict=True)
@@ -156,6 +156,7 @@ class _Cut:
         arguments: list[Attributes] = []
         for slot in copy.arguments:
             if slot.value.first_use is None:
+                assert isinstance(slot.value, BlockArgument)
                 block.erase_arg(slot.value)
             else:
                 arguments.append(dict(slot.attributes.data))

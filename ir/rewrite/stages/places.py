@@ -69,7 +69,8 @@ def _joins_stages(op: Operation, places: Places, batches: MicroBatches) -> bool:
     """Whether an op adds terms of sums over micro-batches that several stages have."""
     if op.results[0] not in batches.terms:
         return False
-    terms = [value.owner for value in op.operands if value in batches.terms]
+    owners = (value.owner for value in op.operands if value in batches.terms)
+    terms = [owner for owner in owners if isinstance(owner, Operation)]
     stages = {places.stage[owner] for owner in terms if owner in places.stage}
     return len(stages) > 1 or any(owner in batches.after for owner in terms)
 
