@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shardweave.driver.plans import plan, simulate_plan
     from shardweave.driver.validate import ValidationError, run_passes
     from shardweave.ir.capture.capture import CaptureError, capture
+    from shardweave.ir.capture.seeded import SeededRandom as random
     from shardweave.ir.mesh import Axis, Mesh
     from shardweave.ir.placement import Sharding
     from shardweave.ir.program import Program
@@ -56,6 +57,7 @@ __all__ = [
     "load",
     "parse",
     "plan",
+    "random",
     "register_pass",
     "run_passes",
     "simulate",
@@ -87,6 +89,7 @@ _HOMES = {
     "load": "ir.program:Program.load",
     "parse": "ir.program:Program.parse",
     "plan": "driver.plans:plan",
+    "random": "ir.capture.seeded:SeededRandom",
     "register_pass": "passes.registry:register_pass",
     "run_passes": "driver.validate:run_passes",
     "simulate": "planners.cost.simulate:simulate",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from shardweave.backends.backend import Backend
 from shardweave.backends.programs import Key, sharding_held
 from shardweave.backends.state import ShardedState
+from shardweave.ir.philox import STATE
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.pending_gradients import leave_gradients_pending
@@ -45,9 +46,18 @@ class BoundProgram:
         return [name for kind, name in self.slots if kind == "input"]
 
     @property
+    def draws(self) -> bool:
+        """Whether the program draws random numbers."""
+        return ("buffer", STATE) in self.slots
+
+    @property
     def state_shardings(self) -> dict[Key, Sharding]:
-        """Of the parameters and buffers that the program reads."""
-        return {key: s for key, s in self.shardings.items() if key[0] in ("param", "buffer")}
+        """Of the model's parameters and buffers that the program reads."""
+        return {
+            key: s
+            for key, s in self.shardings.items()
+            if key[0] in ("param", "buffer") and key[1] != STATE
+        }
 
     @cached_property
     def pending(self) -> BoundProgram:

@@ -22,6 +22,7 @@ from shardweave.backends.virtual_ranks import (
     virtual_mesh,
 )
 from shardweave.backends.virtual_stages import run_staged
+from shardweave.ir.philox import STATE, random_state
 from shardweave.ir.program import Program
 from shardweave.ir.staged import is_staged
 from shardweave.ir.unfuse import without_regions
@@ -56,14 +57,20 @@ def run_reference(program: Program, values: Mapping[Key, Tensor]) -> dict[Key, T
     }
 
 
-def values_of(program: Program, model: nn.Module, batch: Mapping[str, Tensor]) -> dict[Key, Tensor]:
+def values_of(
+    program: Program, model: nn.Module, batch: Mapping[str, Tensor], seed: int = 0
+) -> dict[Key, Tensor]:
     """The arguments of a program: parameters and buffers of `model`, inputs of `batch` by name.
 
-    Raises ValueError naming what the model or the batch lacks.
+    seed: of the random numbers that the program draws. Raises ValueError naming what the model or
+    the batch lacks.
     """
     sources: dict[str, Mapping[str, Tensor]] = {
         "param": dict(model.named_parameters(remove_duplicate=False)),
-        "buffer": dict(model.named_buffers(remove_duplicate=False)),
+        "buffer": {
+            STATE: random_state(seed),
+            **dict(model.named_buffers(remove_duplicate=False)),
+        },
         "input": batch,
     }
     found: dict[Key, Tensor] = {}

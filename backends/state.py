@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from shardweave.backends.backend import Backend
 from shardweave.backends.checkpoint import checkpointable
 from shardweave.backends.programs import Key
+from shardweave.ir.philox import STATE, random_state
 from shardweave.ir.placement import Sharding
 
 
@@ -127,6 +128,20 @@ class ShardedState(nn.Module):
             self._stored[key] = kept[id(tensor)] = made
         return kept[id(tensor)]
 
+    def draw_from(self, seed: int) -> None:
+        """Begin to draw random numbers: from now on there is a buffer `random_state`.
+
+        Raises ValueError if the model has something else of that name.
+        """
+        if hasattr(self, STATE):
+            raise ValueError(
+                f"the model has a '{STATE}' of its own, where a step keeps the state of its random "
+                "numbers; give it another name."
+            )
+        self._non_persistent_buffers_set.discard(STATE)
+        self._buffers[STATE] = self._kept("buffer", STATE, random_state(seed), {})
+        self._keys[id(self._buffers[STATE])] = ("buffer", STATE)
+
     # Checkpoints
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -148,11 +163,15 @@ class ShardedState(nn.Module):
     ) -> Any:
         """Copy a state, of whole tensors or of DTensors, into the step's own. Collective.
 
+        A state of random numbers is taken over even if no program has drawn any yet.
+
         Raises ValueError for a tensor of another shape and, if `strict`, RuntimeError for
         missing and unknown names, as `nn.Module` does.
         """
         if assign:
             raise ValueError("load_state_dict: a step keeps its own tensors; leave assign out.")
+        if STATE in state_dict and ("buffer", STATE) not in self._stored:
+            self.draw_from(0)
         own = super().state_dict(keep_vars=True)
         fitting = {
             name: self._fitted(name, value, own[name]) if name in own else value

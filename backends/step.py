@@ -23,6 +23,7 @@ from shardweave.backends.summary import summary_of
 from shardweave.ir.capture.arguments import Form, taken_apart
 from shardweave.ir.capture.outputs import LOSS
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.philox import STATE
 from shardweave.ir.placement import Sharding, contiguous
 from shardweave.ir.program import INPUT_GRADIENT, Program
 from shardweave.ir.suggest import did_you_mean
@@ -68,10 +69,11 @@ class Programs(ABC):
     first: the program by which parameters are sharded. stored: how the step keeps parameters and
     buffers, which it writes here. options: the arguments of a call that are the step's own. plan,
     notes: what is followed, and what there is to say of it. autocast: the dtype in which the model
-    computes where no torch.autocast around the call says another.
+    computes where no torch.autocast around the call says another. seed: of random numbers.
     """
 
     autocast: torch.dtype | None = None
+    seed: int = 0
     first: BoundProgram
     stored: Mapping[Key, Sharding]
     options: frozenset[str] = frozenset(OPTIONS)
@@ -117,8 +119,9 @@ class Programs(ABC):
 class GivenProgram(Programs):
     """One program for every call."""
 
-    def __init__(self, program: BoundProgram) -> None:
+    def __init__(self, program: BoundProgram, seed: int = 0) -> None:
         self.first = program
+        self.seed = seed
 
     def taken_apart(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
@@ -164,6 +167,8 @@ class Step(ShardedState):
     def __init__(self, model: nn.Module, backend: Backend, programs: Programs) -> None:
         programs.first.check_model(model)
         super().__init__(model, backend, programs.first.state_shardings)
+        if programs.first.draws:
+            self.draw_from(programs.seed)
         programs.stored = self.shardings
         self._programs = programs
         self._bound = programs.first
@@ -217,6 +222,8 @@ class Step(ShardedState):
 
     def _run(self, call: StepCall, scale: float, is_last: bool) -> dict[str, Any]:
         bound = self._bound = self._programs.find(call)
+        if bound.draws and ("buffer", STATE) not in self.stored:
+            self.draw_from(self._programs.seed)
         if call.grad and (not is_last or self._gradients.are_pending):
             bound = bound.pending
         into = self._gradients.into(bound) if call.grad else {}

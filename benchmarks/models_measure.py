@@ -10,7 +10,6 @@ import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +31,8 @@ from shardweave.driver.plans import partition, resolve_plan
 from shardweave.ir.types import shape_of
 
 NUM_STEPS = 3
+SEED = 0
+"""Of the random numbers that a model draws, on both sides."""
 _FOLDER = re.compile(r"/[\w./-]*/(?=[\w.-]+\.py)")
 _SITE = re.compile(r"[\w./-]+\.py:\d+")
 
@@ -119,7 +120,8 @@ def _fill(row: Row, example: Example) -> None:
 
 
 def _eager(example: Example) -> list[Expected]:
-    steps = [run_eager(example.module, _fresh(batch)) for batch in example.batches]
+    with sw.random(SEED):
+        steps = [run_eager(example.module, _fresh(batch)) for batch in example.batches]
     gradients = [gradient for step in steps for gradient in step.gradients.values()]
     if not all(math.isfinite(step.loss) for step in steps) or not any(map(torch.any, gradients)):
         raise ValueError("the loss is not finite, or no parameter has a gradient")
@@ -165,12 +167,17 @@ def _check(
         plan = _stored(plan, program)
     local = partition(program, mesh, plan, configuration.passes)
     backend = VirtualBackend()
-    step = Step(copy.deepcopy(example.module), backend, GivenProgram(BoundProgram(local, backend)))
+    programs = GivenProgram(BoundProgram(local, backend), SEED)
+    step = Step(copy.deepcopy(example.module), backend, programs)
     found: list[Expected] = []
     for batch in example.batches:
         step.zero_grad(set_to_none=True)
         found.append(results_of(step, step(**_fresh(batch))))
-    moved = partial(moved_steps, copy.deepcopy(example.module), example.batches)
+
+    def moved() -> list[Expected]:
+        with sw.random(SEED):
+            return moved_steps(copy.deepcopy(example.module), example.batches)
+
     return check_steps(found, eager, torch.float64, local, moved)
 
 

@@ -13,7 +13,7 @@ from shardweave.backends.step import GivenProgram, Step
 from shardweave.driver import world
 from shardweave.driver.lowering import Request
 from shardweave.driver.plans import Passes, PlanLike, mesh_of_plan
-from shardweave.driver.programs import AUTOCAST, MAX_PROGRAMS, CompiledPrograms, backend_of
+from shardweave.driver.programs import AUTOCAST, MAX_PROGRAMS, CompiledPrograms, backend_of, seed_of
 from shardweave.driver.run_options import BACKENDS
 from shardweave.ir.capture.outputs import LossChoice
 from shardweave.ir.mesh import Mesh
@@ -38,6 +38,7 @@ def compile(
     max_programs: int = MAX_PROGRAMS,
     sequence_parallel: bool = False,
     device: torch.device | str | None = None,
+    seed: int | None = None,
     validate: bool = False,
     program: Program | None = None,
     cuda_graph: bool = False,
@@ -68,7 +69,9 @@ def compile(
     returns (loss, output). only_loss: calls that compute gradients return the loss alone, and keep
     nothing else for it. precision: "bf16" computes as under torch.autocast in bfloat16, with
     parameters and gradients in their own dtype. dynamic: False refuses inputs of shapes that were
-    not compiled ahead. max_programs: how many programs are kept. device: of this rank; by default
+    not compiled ahead. max_programs: how many programs are kept. seed: of the random numbers that
+    the model draws, torch's own (`torch.manual_seed`) by default; they are the same on every mesh,
+    and those that eager PyTorch draws under `sw.random(seed)`. device: of this rank; by default
     the model's own, and for "cuda" the GPU of the rank's number on this machine.
     validate: run every program before and after each pass, in float64 on a virtual mesh, and
     compare (driver.validate); for models that take a few seconds at most.
@@ -106,6 +109,7 @@ def compile(
         loss=loss,
         only_loss=only_loss,
         precision=precision,
+        seed=seed,
     )
     programs = CompiledPrograms(request, place, limit=max_programs, dynamic=dynamic)
     step = Step(model, programs.backend, programs)
@@ -116,4 +120,5 @@ def bind(program: Program, request: Request, device: torch.device) -> Step:
     """A step that runs the program of a request in every call, with copies of the model's
     parameters. Collective."""
     backend = backend_of(request, program, device)
-    return Step(request.model, backend, GivenProgram(BoundProgram(program, backend)))
+    programs = GivenProgram(BoundProgram(program, backend), seed_of(request.seed))
+    return Step(request.model, backend, programs)

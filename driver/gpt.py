@@ -16,7 +16,10 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Sizes of a GPT and of its batch; `ffn` = 0 means 4 * hidden."""
+    """Sizes of a GPT and of its batch; `ffn` = 0 means 4 * hidden.
+
+    dropout: the part of the embeddings, attention weights and ends of branches that is dropped.
+    """
 
     layers: int = 2
     hidden: int = 64
@@ -26,6 +29,7 @@ class GPTConfig:
     batch: int = 8
     ffn: int = 0
     tie: bool = True
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads:
@@ -46,6 +50,7 @@ class Attention(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.head_size = config.hidden // config.heads
+        self.dropout = config.dropout
         sizes = config.hidden, config.hidden
         self.q, self.k, self.v, self.proj = (nn.Linear(*sizes) for _ in range(4))
 
@@ -56,7 +61,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (self.split_heads(project(x)) for project in (self.q, self.k, self.v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        dropped = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropped, is_causal=True)
         return self.proj(y.transpose(1, 2).flatten(2))
 
 
@@ -81,10 +87,11 @@ class Block(nn.Module):
         self.attn = Attention(config)
         self.ln_2 = nn.LayerNorm(config.hidden)
         self.mlp = MLP(config)
+        self.drop = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
+        x = x + self.drop(self.attn(self.ln_1(x)))
+        return x + self.drop(self.mlp(self.ln_2(x)))
 
 
 class GPT(nn.Module):
@@ -98,6 +105,7 @@ class GPT(nn.Module):
         super().__init__()
         self.wte = nn.Embedding(config.vocab, config.hidden)
         self.wpe = nn.Embedding(config.seq, config.hidden)
+        self.drop = nn.Dropout(config.dropout)
         self.h = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.ln_f = nn.LayerNorm(config.hidden)
         self.head = nn.Linear(config.hidden, config.vocab, bias=False)
@@ -117,7 +125,7 @@ class GPT(nn.Module):
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        x = self.wte(input_ids) + self.wpe(positions)
+        x = self.drop(self.wte(input_ids) + self.wpe(positions))
         for block in self.h:
             x = block(x)
         logits = self.head(self.ln_f(x))

@@ -60,6 +60,7 @@ class Request:
     loss: LossChoice = None
     only_loss: bool = False
     precision: str = ""
+    seed: int | None = None
 
 
 @dataclass(frozen=True)

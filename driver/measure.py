@@ -34,6 +34,7 @@ from shardweave.driver.report.text import status
 from shardweave.driver.run_options import RunOptions
 from shardweave.driver.training import Training, train, work_of
 from shardweave.driver.twin import twin_spec
+from shardweave.ir.capture.seeded import SeededRandom
 from shardweave.ir.inspect.stats import stats
 from shardweave.ir.program import Program
 from shardweave.passes.pipeline import parse_passes
@@ -78,6 +79,7 @@ def run(options: RunOptions) -> RunReport:
             validate_limit=options.validate_limit,
             twin=lambda: _twin(options),
             program=given,
+            seed=options.seed,
         )
         program, made = compile_program(request)
         step = bind(program, request, device)
@@ -137,7 +139,8 @@ def _measure(
         if is_mine:
             eager = example.module.to(device)
             if found:
-                expected = [run_eager(eager, inputs) for inputs in batches]
+                with SeededRandom(options.seed):
+                    expected = [run_eager(eager, inputs) for inputs in batches]
                 dtype = getattr(torch, options.dtype)
                 moved = partial(_moved, options, batches)
                 check = check_steps(found, expected, dtype, program, moved)
@@ -152,7 +155,8 @@ def _moved(options: RunOptions, batches: Sequence[Mapping[str, Tensor]]) -> list
     """What eager computes where weights and inputs differ in their last digit."""
     dtype = getattr(torch, options.dtype)
     model = build_example(options.model, dtype=dtype, seed=options.seed).module
-    return moved_steps(model.to(next(iter(batches[0].values())).device), batches)
+    with SeededRandom(options.seed):
+        return moved_steps(model.to(next(iter(batches[0].values())).device), batches)
 
 
 def _next_batch(options: RunOptions, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,6 +62,7 @@ class CompiledPrograms(Programs):
         self.binding = Binding(request.model, len(request.args))
         self.options = frozenset(OPTIONS).difference(self.binding.names)
         self.autocast = AUTOCAST[request.precision]
+        self.seed = world.from_rank_0(partial(seed_of, request.seed))
         self.notes: list[str] = []
         self._kept: OrderedDict[Any, tuple[StepCall, BoundProgram]] = OrderedDict()
         call = self._example()
@@ -100,7 +102,7 @@ class CompiledPrograms(Programs):
 
     def find(self, call: StepCall) -> BoundProgram:
         if self.request.program is not None:
-            return GivenProgram(self.first).find(call)
+            return GivenProgram(self.first, self.seed).find(call)
         key = call.key
         found = self._kept.get(key)
         if found is None:
@@ -170,6 +172,11 @@ class CompiledPrograms(Programs):
         if len(self._kept) > self.limit:
             self._kept.popitem(last=False)
         return bound
+
+
+def seed_of(seed: int | None) -> int:
+    """The seed of a step: the given one, or torch's."""
+    return (torch.initial_seed() if seed is None else seed) & (2**63 - 1)
 
 
 _EVALUATION = (

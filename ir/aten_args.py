@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shardweave.ir.aten import NOT_STORED, AtenOp
+from shardweave.ir.philox import RANDOM
 from shardweave.ir.types import dtype_of, shape_of, tensor_type_of
 
 Derivation = Callable[[AtenOp], Any]
@@ -90,6 +91,7 @@ DERIVED: dict[str, dict[str, Derivation]] = {
         "input_size": _result_shape,
     },
     "aten._adaptive_avg_pool2d": {"output_size": lambda op: _result_shape(op)[-2:]},
+    RANDOM: {"dtype": _result_dtype},
 }
 """Per op, how each argument that restates a shape follows from the op's types."""
 

@@ -37,9 +37,11 @@ from xdsl.irdl import (
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
+from shardweave.ir.aten import aten_class
 from shardweave.ir.attributes import MeshAttr, PhaseAttr, ShardingAttr
 from shardweave.ir.literals import Literal, to_attribute
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.philox import RANDOM
 from shardweave.ir.syntax import DefinedOp
 from shardweave.ir.types import TENSOR, dtype_of_value, shape_of, tensor_type_of
 
@@ -411,6 +413,17 @@ def sent_bytes(op: DistOp, mesh: Mesh) -> float:
 def dist_dialect() -> Dialect:
     return Dialect(
         "dist",
-        [*COLLECTIVES, *STARTED, WaitOp, SliceOp, ShardIndexOp, ReshardOp, SendOp, RecvOp, RunOp],
+        [
+            *COLLECTIVES,
+            *STARTED,
+            WaitOp,
+            SliceOp,
+            ShardIndexOp,
+            ReshardOp,
+            SendOp,
+            RecvOp,
+            RunOp,
+            aten_class(RANDOM),
+        ],
         [MeshAttr, ShardingAttr, PhaseAttr],
     )

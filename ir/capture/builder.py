@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,15 +11,22 @@ from xdsl.ir import Attribute, Block, SSAValue
 
 from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.infer import infer_types
+from shardweave.ir.philox import RANDOM, Distribution, steps_of
 from shardweave.ir.syntax import Operands
 from shardweave.ir.types import AnyTensor, dtype_of, tensor_type, tensor_type_of
 
 
 class Builder:
-    """Appends ops to a block. `annotations`, `location` and `name` apply to what comes next."""
+    """Appends ops to a block. `annotations`, `location` and `name` apply to what comes next.
 
-    def __init__(self, block: Block) -> None:
+    next_draw: gives the state of random numbers, and a number for one more draw.
+    """
+
+    def __init__(
+        self, block: Block, next_draw: Callable[[], tuple[SSAValue, int]] | None = None
+    ) -> None:
         self.block = block
+        self.next_draw = next_draw
         self.annotations: Mapping[str, Attribute] = {}
         self.location: Any = UnknownLoc()
         self.name: str | None = None
@@ -37,12 +44,33 @@ class Builder:
 
     def call(self, name: str, *operands: Any, **values: Any) -> SSAValue:
         """Append an op whose result types torch infers; returns its first result."""
+        return self.calls(name, *operands, **values)[0]
+
+    def calls(self, name: str, *operands: Any, **values: Any) -> Sequence[SSAValue]:
+        """Append an op whose result types torch infers."""
         op = create(name, operands, [], values, self.annotations)
         types = infer_types(op)
         if isinstance(types, str):
             raise ValueError(f"{name} refuses its operands: {types}")
         op = create(name, operands, list(types), values, self.annotations)
-        return self._append(op).results[0]
+        return self._append(op).results
+
+    def draw(
+        self, shape: Sequence[int], distribution: Distribution, dtype: torch.dtype
+    ) -> SSAValue:
+        """Random numbers of a global tensor: those of the next draw of the program."""
+        assert self.next_draw is not None, "nothing draws here"
+        state, number = self.next_draw()
+        steps = steps_of(shape, distribution, dtype)
+        positions = [self.count(n, step) for n, step in zip(shape, steps, strict=True)]
+        values = {"draw": number, "distribution": distribution}
+        return self.add(RANDOM, [state, positions], [tensor_type(shape, dtype)], values).results[0]
+
+    def count(self, length: int, step: int = 1) -> SSAValue:
+        """0, step, 2 step, .. (int64)."""
+        type_ = tensor_type((length,), torch.int64)
+        values = {"start": 0, "step": step}
+        return self.add("aten.arange.start_step", [], [type_], values).results[0]
 
     def _append(self, op: AtenOp) -> AtenOp:
         op.location = self.location

@@ -39,8 +39,10 @@ def capture(
     Parameters may be fake tensors (torch's FakeTensorMode): nothing is allocated then.
     Means, normalised losses and batch norm come out as explicit sums over the global batch.
 
-    Raises CaptureError, naming the module, for what has no exact form: random draws such as
-    dropout above 0, data-dependent shapes, untraceable code.
+    What it draws are `dist.random`, whose state is a buffer `random_state` of the program.
+
+    Raises CaptureError, naming the module, for what has no exact form: data-dependent shapes,
+    distributions such as `torch.multinomial`, untraceable code.
     """
     return _program(trace(model, args, kwargs or {}, Kind(train=train)), model)
 

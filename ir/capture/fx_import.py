@@ -28,6 +28,7 @@ from shardweave.ir.capture.canonical.strided import check_strided
 from shardweave.ir.capture.site import CaptureError, module_path, site_of_node, users_line
 from shardweave.ir.capture.trace import Traced
 from shardweave.ir.capture.unwritten import Unwritten
+from shardweave.ir.philox import STATE
 from shardweave.ir.pure_ops import NOT_PURE, pure_ops
 from shardweave.ir.types import AnyTensor, element_of, tensor_type
 
@@ -71,7 +72,9 @@ class _Importer:
         self.traced = traced
         self.aliases = aliases
         self.block = Block()
-        self.builder = Builder(self.block)
+        self.builder = Builder(self.block, self._next_draw)
+        self.state: SSAValue | None = None
+        self.num_draws = 0
         self.values: dict[torch.fx.Node, Any] = {}
         self.backward: set[SSAValue] = set()
         self.unwritten = Unwritten()
@@ -88,10 +91,10 @@ class _Importer:
                 self.values[node] = self._constant(node)
             elif node.op == "call_function" and (node.users or node.meta.get("val") is not None):
                 # What gives nothing is an assertion.
-                self.unwritten.visit(node)
                 check_strided(node)
                 self._annotate(node)
                 self.values[node] = self._call(node)
+                self.unwritten.visit(node)
                 self._mark_phase(first_new)
         except CaptureError:
             raise
@@ -103,11 +106,14 @@ class _Importer:
     def _argument(self, node: torch.fx.Node) -> SSAValue:
         kind, name = next(self.inputs)
         value = node.meta["val"]
-        index = len(self.block.args)
-        argument = self.block.insert_arg(tensor_type(value.shape, value.dtype), index)
-        argument.name_hint = "tangent" if kind == "tangent" else argument_name(kind, name)
+        argument = self._add_argument(kind, name, tensor_type(value.shape, value.dtype))
         if kind == "tangent":
             self.backward.add(argument)
+        return argument
+
+    def _add_argument(self, kind: str, name: str, type_: AnyTensor) -> SSAValue:
+        argument = self.block.insert_arg(type_, len(self.block.args))
+        argument.name_hint = "tangent" if kind == "tangent" else argument_name(kind, name)
         attributes: dict[str, Attribute] = {
             "dist.kind": builtin.StringAttr(kind),
             "dist.name": builtin.StringAttr(name),
@@ -135,6 +141,25 @@ class _Importer:
         flat = tensor_type((value.numel(),), value.dtype)
         return build.view(
             build.add("aten.cat", [parts], [flat], {"dim": 0}).results[0], value.shape
+        )
+
+    def _next_draw(self) -> tuple[SSAValue, int]:
+        """The state of random numbers, which the program reads if it draws any; a draw's number."""
+        if self.state is None:
+            self.state = self._add_argument("buffer", STATE, tensor_type((2,), torch.int64))
+        self.num_draws += 1
+        return self.state, self.num_draws - 1
+
+    def _state_after(self) -> SSAValue:
+        """The state that the next call begins with: there were as many more draws."""
+        assert self.state is not None
+        self.builder.annotations = {
+            "layer": builtin.StringAttr(""),
+            "phase": PhaseAttr.of("forward"),
+        }
+        self.builder.name = None
+        return self.builder.call(
+            "aten.add.Tensor", self.state, self.builder.count(2, self.num_draws)
         )
 
     # Calls
@@ -244,6 +269,8 @@ class _Importer:
         # A buffer that is changed in place and assigned too is what was assigned.
         slots = zip(self.traced.outputs, flat, strict=True)
         kept = {slot: self.values[node] for slot, node in slots if isinstance(node, torch.fx.Node)}
+        if self.num_draws:
+            kept["buffer", STATE] = self._state_after()
         results = list(kept.values())
         attributes: list[Attribute] = [
             builtin.DictionaryAttr(

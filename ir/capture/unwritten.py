@@ -19,6 +19,11 @@ _WRITERS = (
     "index_copy",
     "_unsafe_index_put",
     "masked_scatter",
+    "bernoulli.p",
+    "bernoulli.Tensor",
+    "uniform",
+    "normal_functional",
+    "exponential",
 )
 _VIEWS = frozenset(
     "slice select view reshape alias detach permute t transpose expand unsqueeze squeeze diagonal "
@@ -40,7 +45,7 @@ class Unwritten:
             return
         read = [operand for operand in node.all_input_nodes if operand in self._nodes]
         name = target.partition(".")[0]
-        if not read or self._is_write(name, node):
+        if not read or self._is_write(target, name, node):
             return
         if name in _VIEWS or target == "<built-in function getitem>":
             self._nodes.add(node)
@@ -50,7 +55,7 @@ class Unwritten:
             f"{node.target} reads, so the step has no defined result; use zeros in the model."
         )
 
-    def _is_write(self, name: str, node: torch.fx.Node) -> bool:
+    def _is_write(self, target: str, name: str, node: torch.fx.Node) -> bool:
         into, *others = node.all_input_nodes
-        is_writer = name in _WRITERS or "scatter" in name
+        is_writer = name in _WRITERS or target in _WRITERS or "scatter" in name
         return is_writer and into in self._nodes and self._nodes.isdisjoint(others)

@@ -210,8 +210,7 @@ class TracedBlock:
             partner = likeness.partners[id(tensor)]
             if (renamed == source) != (partner is tensor):
                 raise Unfit("a parameter is reached another way")
-            meta = node.meta | {"nn_module_stack": renaming.stack(node)}
-            values[node] = _read(output, renamed, partner, meta)
+            values[node] = _read(output, renamed, partner, renaming.meta(node))
         return values
 
     def _emit(
@@ -226,7 +225,7 @@ class TracedBlock:
             args = map_arg(node.args, values.__getitem__)
             kwargs = map_arg(node.kwargs, values.__getitem__)
             copied = graph.create_node(node.op, node.target, args, kwargs)
-            copied.meta = node.meta | {"nn_module_stack": renaming.stack(node)}
+            copied.meta = renaming.meta(node)
             values[node] = copied
             made.append(copied)
         self._mark(made, path)
@@ -298,12 +297,18 @@ class _Renaming:
         is_inner = name == self.old or name.startswith((f"{self.old}.", f"{self.old}["))
         return self.new + name[len(self.old) :] if is_inner else name
 
-    def stack(self, node: fx.Node) -> dict[str, tuple[str, Any]]:
+    def meta(self, node: fx.Node) -> dict[str, Any]:
+        """The metadata of a node in the other block; dynamo's own nodes may be of no module."""
+        if _STACK not in node.meta:
+            return dict(node.meta)
         stack = {}
-        for key, (name, kind) in node.meta["nn_module_stack"].items():
+        for key, (name, kind) in node.meta[_STACK].items():
             module, mark, count = key.partition("@")
             stack[self.keys.get(module, module) + mark + count] = (self.name(name), kind)
-        return stack
+        return node.meta | {_STACK: stack}
+
+
+_STACK = "nn_module_stack"
 
 
 def _example(node: fx.Node) -> Any:

@@ -8,6 +8,7 @@ import torch
 from xdsl.ir import SSAValue
 
 from shardweave.ir.aten import AtenOp
+from shardweave.ir.philox import RANDOM
 from shardweave.ir.sharding.rules.base import (
     Localizer,
     Notation,
@@ -44,3 +45,11 @@ def _localize_arange(local: Localizer) -> Sequence[SSAValue]:
     range_ = local.clone()
     dtype = dtype_of_value(local.op.results[0])
     return local.emit("aten.add.Tensor", [*range_, *offset], ((length,), dtype))
+
+
+@rule(RANDOM)
+def random(op: AtenOp) -> Rule:
+    """`., i, j -> i j` for any rank: a number depends on its positions alone."""
+    names, factors = passing(shape_of(op.results[0]))
+    positions = [[dim] for dim in names]
+    return named_rule(factors, [[()], *positions], [names])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from shardweave.ir.philox import RANDOM, random_state
 from shardweave.tests.ir.rules.sharded_op import sample
-from shardweave.tests.ir.rules.tensors import booleans, integers, normal, permutation
+from shardweave.tests.ir.rules.tensors import booleans, integers, normal, permutation, positions
 
 VIEWS = (
     sample("view", normal(4, 6), [24]),
@@ -63,6 +64,10 @@ FACTORIES = (
     sample("arange.start_step", 1, 13, dtype=torch.float64),
     sample("arange.start_step", 0, 12, dtype=torch.int32),
     sample("arange.start_step", 0.0, 1.2, 0.1, dtype=torch.float64),
+    sample(RANDOM, random_state(1), positions(4, 6, 8), draw=2, dtype=torch.float32),
+    sample(
+        RANDOM, random_state(1), positions(6, 8), draw=0, distribution="bits", dtype=torch.int64
+    ),
 )
 
 LOOKUPS = (

@@ -29,6 +29,7 @@ from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.dist import DistOp, ShardIndexOp
 from shardweave.ir.infer import infer_types
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.philox import RANDOM
 from shardweave.ir.placement import DimSharding, Sharding, contiguous, fits, is_contiguous
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.rules import Rule, rule_of
@@ -51,7 +52,7 @@ class Sample:
 
 def sample(op: str, *arguments: Any, **keywords: Any) -> Sample:
     """`sample("mm", x, y)` calls `aten.mm(x, y)`."""
-    return Sample(f"aten.{op}", arguments, keywords)
+    return Sample(op if op == RANDOM else f"aten.{op}", arguments, keywords)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shardweave.ir.philox import steps_of
+
 _GENERATOR = torch.Generator().manual_seed(0)
 
 
@@ -26,6 +28,12 @@ def above_one(*shape: int) -> Tensor:
 def integers(*shape: int, high: int = 8) -> Tensor:
     """Uniform whole numbers in [0, high) in int64."""
     return torch.randint(high, shape, generator=_GENERATOR)
+
+
+def positions(*shape: int) -> list[Tensor]:
+    """For each dim the positions of its elements in the global tensor, as `dist.random` takes them."""
+    steps = steps_of(shape, "uniform", torch.float32)
+    return [torch.arange(size) * step for size, step in zip(shape, steps, strict=True)]
 
 
 def booleans(*shape: int) -> Tensor:

@@ -26,6 +26,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.philox import RANDOM
 from shardweave.ir.placement import Sharding, is_contiguous
 from shardweave.ir.sharding.shards import assemble, take_shard
 from shardweave.tests.ir.rules.cuts import single_cuts
@@ -133,7 +134,7 @@ def placement_of(sharding: Sharding) -> Any:
 
 @pytest.fixture(scope="module")
 def outcomes() -> Outcomes:
-    cases = {op: list(cases_of(op)) for op in OPS if op not in HANGS}
+    cases = {op: list(cases_of(op)) for op in OPS if op not in HANGS and op != RANDOM}
     by_rank = [_on_rank(rank, cases) for rank in range(NUM_RANKS)]
     return {
         op: [
@@ -205,7 +206,7 @@ def assert_shards_make_up_the_results(case: Case, by_rank: list[Outcome]) -> Non
         torch.testing.assert_close(whole, expected, equal_nan=True)
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if op not in HANGS])
+@pytest.mark.parametrize("op", [op for op in OPS if op not in HANGS and op != RANDOM])
 def test_dtensor_computes_the_same_shards(outcomes: Outcomes, op: str) -> None:
     problems: list[str] = []
     for case, by_rank in outcomes[op]:

@@ -1,0 +1,165 @@
+"""How torch's random ops are made of uniform, normal and whole random numbers.
+
+A program and eager PyTorch under `sw.random` draw by the same recipes, so that they draw the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from shardweave.ir.philox import Distribution
+
+
+class Maker(Protocol):
+    """Where a recipe's ops go: to a program (`Builder`), or to tensors."""
+
+    def call(self, name: str, *operands: Any, **values: Any) -> Any:
+        """The first result of an ATen op."""
+        ...
+
+    def calls(self, name: str, *operands: Any, **values: Any) -> Sequence[Any]:
+        """All results of an ATen op."""
+        ...
+
+    def cast(self, value: Any, dtype: torch.dtype) -> Any: ...
+
+    def draw(self, shape: Sequence[int], distribution: Distribution, dtype: torch.dtype) -> Any:
+        """New random numbers."""
+        ...
+
+    def full(self, shape: Sequence[int], value: Any, dtype: torch.dtype) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A call of a random op: its arguments by schema name, and the form of its first result."""
+
+    make: Maker
+    arguments: Mapping[str, Any]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    def uniform(self) -> Any:
+        return self.make.draw(self.shape, "uniform", self.dtype)
+
+    def normal(self) -> Any:
+        return self.make.draw(self.shape, "normal", self.dtype)
+
+    def kept(self, probability: Any) -> Any:
+        """True with some probability: a number, or a tensor of them. The same in every dtype."""
+        uniform = self.make.draw(self.shape, "uniform", torch.float32)
+        if isinstance(probability, (int, float)):
+            return self.make.call("aten.lt.Scalar", uniform, other=float(probability))
+        return self.make.call("aten.lt.Tensor", uniform, probability)
+
+    def scaled(self, numbers: Any, factor: float, offset: float) -> Any:
+        """factor x numbers + offset."""
+        if factor != 1:
+            numbers = self.make.call("aten.mul.Scalar", numbers, other=factor)
+        return self.make.call("aten.add.Scalar", numbers, other=offset) if offset else numbers
+
+
+Recipe = Callable[[Draw], Any]
+RECIPES: dict[str, Recipe] = {}
+"""By the name of a functional overload."""
+
+IN_PLACE = {
+    "aten.bernoulli_.float": "aten.bernoulli.p",
+    "aten.bernoulli_.Tensor": "aten.bernoulli.Tensor",
+    "aten.uniform_": "aten.uniform",
+    "aten.normal_": "aten.normal_functional",
+    "aten.exponential_": "aten.exponential",
+}
+"""The functional overload of one that writes its numbers into `self`."""
+
+
+def _recipe(*names: str) -> Callable[[Recipe], Recipe]:
+    def register(function: Recipe) -> Recipe:
+        RECIPES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+@_recipe("aten.native_dropout")
+def _dropout(draw: Draw) -> Any:
+    """What is kept, divided by the part that is kept, and the mask."""
+    make, source, p = draw.make, draw["input"], float(draw["p"])
+    if draw["train"] is False:
+        return [source, make.full(draw.shape, True, torch.bool)]
+    if p == 1:  # eager PyTorch draws nothing either
+        nothing = make.call("aten.mul.Scalar", source, other=0.0)
+        return [nothing, make.full(draw.shape, False, torch.bool)]
+    mask = draw.kept(1 - p)
+    kept = make.call("aten.mul.Tensor", source, make.cast(mask, draw.dtype))
+    return [make.call("aten.mul.Scalar", kept, other=1 / (1 - p)), mask]
+
+
+@_recipe("aten.bernoulli", "aten.bernoulli.p", "aten.bernoulli.Tensor")
+def _bernoulli(draw: Draw) -> Any:
+    probability = draw.arguments.get("p", draw["self"])
+    return draw.make.cast(draw.kept(probability), draw.dtype)
+
+
+@_recipe("aten.rand", "aten.rand_like")
+def _rand(draw: Draw) -> Any:
+    return draw.uniform()
+
+
+@_recipe("aten.uniform")
+def _uniform(draw: Draw) -> Any:
+    low, high = draw["from"], draw["to"]
+    return draw.scaled(draw.uniform(), high - low, low)
+
+
+@_recipe("aten.randn", "aten.randn_like")
+def _randn(draw: Draw) -> Any:
+    return draw.normal()
+
+
+@_recipe("aten.normal_functional", "aten.normal.float_float")
+def _normal(draw: Draw) -> Any:
+    return draw.scaled(draw.normal(), draw["std"], draw["mean"])
+
+
+@_recipe("aten.normal.Tensor_float", "aten.normal.float_Tensor", "aten.normal.Tensor_Tensor")
+def _normal_of_tensors(draw: Draw) -> Any:
+    """Tensors of means or deviations, or of both."""
+    make, mean, deviation = draw.make, draw["mean"], draw["std"]
+    if isinstance(deviation, float):
+        spread = make.call("aten.mul.Scalar", draw.normal(), other=deviation)
+    else:
+        spread = make.call("aten.mul.Tensor", draw.normal(), deviation)
+    if isinstance(mean, float):
+        return make.call("aten.add.Scalar", spread, other=mean)
+    return make.call("aten.add.Tensor", spread, mean)
+
+
+@_recipe("aten.exponential")
+def _exponential(draw: Draw) -> Any:
+    """- log(1 - u) / lambda."""
+    below = draw.make.call("aten.log1p", draw.make.call("aten.neg", draw.uniform()))
+    return draw.make.call("aten.mul.Scalar", below, other=-1 / draw["lambd"])
+
+
+@_recipe("aten.randint", "aten.randint.low", "aten.randint_like", "aten.randint_like.low_dtype")
+def _randint(draw: Draw) -> Any:
+    low = draw.arguments.get("low", 0)
+    bits = draw.make.draw(draw.shape, "bits", torch.int64)
+    numbers = draw.make.call("aten.remainder.Scalar", bits, other=draw["high"] - low)
+    return draw.make.cast(draw.scaled(numbers, 1, low), draw.dtype)
+
+
+@_recipe("aten.randperm")
+def _randperm(draw: Draw) -> Any:
+    """The order of random numbers of 63 bits."""
+    bits = draw.make.draw(draw.shape, "bits", torch.int64)
+    order = draw.make.calls("aten.sort.stable", bits, stable=True)[1]
+    return draw.make.cast(order, draw.dtype)

@@ -1,0 +1,125 @@
+# pyright: basic
+# The dispatch modes of torch are only partly typed.
+"""Eager PyTorch that draws the random numbers of programs: `sw.random`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardweave.ir.aten import op_name, overload_named
+from shardweave.ir.capture.canonical.random import NO_RECIPE
+from shardweave.ir.capture.draws import IN_PLACE, RECIPES, Draw
+from shardweave.ir.philox import Distribution, random_numbers, random_state, steps_of
+
+
+class SeededRandom(TorchDispatchMode):
+    """A context in which torch draws the random numbers that a step draws.
+
+    `with sw.random(seed): loss = model(**batch)` draws what the first call of
+    `sw.compile(model, .., seed=seed)` draws, whatever its mesh. Entered again, it goes on.
+
+    seed: a number, or the `random_state` of a step, to go on from there. state: (2,) int64, the
+    seed and the number of draws. An op that draws otherwise than a program can, such as
+    `torch.multinomial`, raises ValueError, and so does a draw in a backward pass: activation
+    checkpoints of eager PyTorch would draw again.
+    """
+
+    def __init__(self, seed: int | Tensor) -> None:
+        super().__init__()
+        is_state = isinstance(seed, Tensor)
+        self.state = seed.detach().cpu().clone() if is_state else random_state(seed)
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        given = _bound(func, args, kwargs)
+        if given.get("dropout_p") == 0.0:
+            return func(*args, **kwargs)
+        name = op_name(func)
+        recipe = RECIPES.get(IN_PLACE.get(name, name))
+        if recipe is None:
+            with self:  # composites, which inference mode does not take apart, draw by these ops
+                taken_apart = func.decompose(*args, **kwargs)
+            if taken_apart is NotImplemented:
+                raise ValueError(f"sw.random: {name} {NO_RECIPE}.")
+            return taken_apart
+        if torch._C._current_graph_task_id() != -1:
+            raise ValueError(
+                f"sw.random: {name} draws in a backward pass, as torch.utils.checkpoint does when "
+                "it computes the forward pass again; leave checkpoints out to compare."
+            )
+        drawn = recipe(self._draw(given))
+        if name in IN_PLACE:
+            return args[0].copy_(drawn)
+        return tuple(drawn) if isinstance(drawn, list) else drawn
+
+    def _draw(self, given: Mapping[str, Any]) -> Draw:
+        like = next((v for v in given.values() if isinstance(v, Tensor)), None)
+        size = given.get("size", [given["n"]] if "n" in given else ())
+        shape = torch.Size(size) if like is None else like.shape
+        if "mean" in given and isinstance(given["std"], Tensor):
+            shape = torch.broadcast_shapes(shape, given["std"].shape)
+        dtype = given.get("dtype")
+        if not isinstance(dtype, torch.dtype):  # schemas write a default as a number
+            dtype = _default(given, like)
+        device = given.get("device") or ("cpu" if like is None else like.device)
+        return Draw(_OnTensors(self.state, torch.device(device)), given, tuple(shape), dtype)
+
+
+def _default(given: Mapping[str, Any], like: Tensor | None) -> torch.dtype:
+    if like is not None:
+        return like.dtype
+    return torch.int64 if "high" in given or "n" in given else torch.get_default_dtype()
+
+
+def _bound(func: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The arguments by name."""
+    parameters = func._schema.arguments
+    given = {p.name: p.default_value for p in parameters if p.has_default_value()}
+    given |= {p.name: value for p, value in zip(parameters, args, strict=False)}
+    return given | dict(kwargs)
+
+
+class _OnTensors:
+    """Where eager recipes go: see `Maker`."""
+
+    def __init__(self, state: Tensor, device: torch.device) -> None:
+        self.state = state
+        self.device = device
+
+    def call(self, name: str, *operands: Any, **values: Any) -> Any:
+        return self.calls(name, *operands, **values)[0]
+
+    def calls(self, name: str, *operands: Any, **values: Any) -> Sequence[Any]:
+        returned = overload_named(name)(*operands, **values)
+        return returned if isinstance(returned, tuple) else (returned,)
+
+    def cast(self, value: Tensor, dtype: torch.dtype) -> Tensor:
+        return value.to(dtype)
+
+    def full(self, shape: Sequence[int], value: Any, dtype: torch.dtype) -> Tensor:
+        return torch.full(shape, value, dtype=dtype, device=self.device)
+
+    def draw(self, shape: Sequence[int], distribution: Distribution, dtype: torch.dtype) -> Tensor:
+        steps = steps_of(shape, distribution, dtype)
+        positions = [
+            torch.arange(n, device=self.device) * step for n, step in zip(shape, steps, strict=True)
+        ]
+        numbers = random_numbers(
+            self.state, positions, draw=0, distribution=distribution, dtype=dtype
+        )
+        self.state[1] += 1
+        return numbers.to(self.device)

@@ -1,0 +1,196 @@
+# pyright: basic
+# torch.library and unique_consecutive are only partly typed.
+"""Random numbers as a function of (seed, draw, element index): Philox4x32-10, and `dist.random`.
+
+Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Four words of
+32 bits come of a counter of 128 bits and a key of 64, in ten rounds. Here the key is the seed, the
+upper half of the counter is the number of the draw, and the lower half says where in the global
+tensor the words are used. So a number does not depend on which device computes it, together with
+which others, or how often.
+
+A row (all dims but the last) begins with a block of its own: element k of a row of which an element
+takes w words is in block k // (4 / w) of the row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+Distribution = Literal["uniform", "normal", "bits"]
+"""uniform: in [0, 1), of as many bits as the dtype has digits (24 of float32, 53 of float64).
+normal: of mean 0 and variance 1 (Box and Muller). bits: of int64, 63 random ones."""
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+_WEYL = 0x9E3779B9, 0xBB67AE85
+_ROUNDS = 10
+_CHUNK = 1 << 15
+"""Blocks that are computed at a time, so that they stay in a core's cache."""
+
+Words = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def philox(counter: tuple[Tensor, Tensor | int, int, int], key: tuple[int, int]) -> Words:
+    """Four random words of 32 bits, as int64, for each counter: its words are given low to high.
+
+    Some 110 operations on each block of four words.
+    """
+    low, second, third, fourth = counter
+    words = [low, *(torch.as_tensor(w).expand_as(low) for w in (second, third, fourth))]
+    for number in range(_ROUNDS):
+        keys = [(k + number * w) & _MASK for k, w in zip(key, _WEYL, strict=True)]
+        products = words[0] * _MULTIPLIERS[0], words[2] * _MULTIPLIERS[1]
+        high = [(product >> 32).bitwise_and_(_MASK) for product in products]
+        words = [
+            high[1].bitwise_xor_(words[1]).bitwise_xor_(keys[0]),
+            products[1].bitwise_and_(_MASK),
+            high[0].bitwise_xor_(words[3]).bitwise_xor_(keys[1]),
+            products[0].bitwise_and_(_MASK),
+        ]
+    return cast("Words", tuple(words))
+
+
+def words_of(distribution: str, dtype: torch.dtype) -> int:
+    """Words of 32 bits that a number takes."""
+    wide = 2 if dtype in (torch.float64, torch.int64) else 1
+    return wide * 2 if distribution == "normal" else wide
+
+
+def digits_of(dtype: torch.dtype) -> int:
+    """Binary digits of a floating-point number, the leading one included."""
+    return 1 - round(math.log2(torch.finfo(dtype).eps))
+
+
+def steps_of(shape: Sequence[int], distribution: str, dtype: torch.dtype) -> list[int]:
+    """For each dim of a global tensor, how far its positions are apart: in blocks, and in the last
+    dim in numbers."""
+    if not shape:
+        return []
+    per_block = 4 // words_of(distribution, dtype)
+    blocks = -(-shape[-1] // per_block)
+    return [*(blocks * math.prod(shape[dim + 1 : -1]) for dim in range(len(shape) - 1)), 1]
+
+
+def random_numbers(
+    state: Tensor,
+    positions: Sequence[Tensor],
+    *,
+    draw: int,
+    distribution: str = "uniform",
+    dtype: torch.dtype,
+) -> Tensor:
+    """The numbers at some positions of a global tensor.
+
+    state: (2,) int64, the seed and how many draws there were before. positions: of int64, of
+    each dim its positions, `steps_of` apart from one another. draw: which of the program's it is.
+    Shapes: (2), (n0), (n1), .. -> n0 x n1 x ...
+    """
+    seed, before = (int(number) for number in state.tolist())
+    number = before + draw
+    key = seed & _MASK, (seed >> 32) & _MASK
+    upper = number & _MASK, (number >> 32) & _MASK
+    per_block = 4 // words_of(distribution, dtype)
+    *rows, last = positions or [torch.zeros(1, dtype=torch.int64, device=state.device)]
+    starts = torch.zeros(1, dtype=torch.int64, device=last.device)
+    for row in rows:
+        starts = (starts[:, None] + row).flatten()
+    blocks, inverse = torch.unique_consecutive(last // per_block, return_inverse=True)
+    picks = inverse * per_block + last % per_block
+    is_run = picks.numel() == 0 or bool((picks.diff() == 1).all())
+    result = torch.empty((starts.numel(), last.numel()), dtype=dtype, device=last.device)
+    for part in _chunks(starts.numel(), blocks.numel()):
+        counters = starts[part, None] + blocks
+        words = philox((counters & _MASK, (counters >> 32) & _MASK, *upper), key)
+        numbers = _FORMS[distribution](words, dtype).flatten(1)
+        first = int(picks[0]) if picks.numel() else 0
+        chosen = numbers.narrow(1, first, last.numel()) if is_run else numbers[:, picks]
+        result[part] = chosen
+    return result.view([position.numel() for position in positions])
+
+
+def _chunks(num_rows: int, row_blocks: int) -> list[slice]:
+    size = max(_CHUNK // max(row_blocks, 1), 1)
+    return [slice(start, start + size) for start in range(0, num_rows, size)]
+
+
+def _uniform(words: Words, dtype: torch.dtype) -> Tensor:
+    """In [0, 1), one after another along a new last dim."""
+    if dtype == torch.float64:
+        pairs = [_unit(a, b) for a, b in (words[:2], words[2:])]
+        return torch.stack(pairs, -1)
+    digits = digits_of(dtype)
+    parts = torch.stack([word >> (32 - digits) for word in words], -1)
+    return parts.to(dtype).mul_(2.0**-digits)
+
+
+def _unit(high: Tensor, low: Tensor) -> Tensor:
+    """Of 53 bits of two words."""
+    return ((high << 21) | (low >> 11)).to(torch.float64).mul_(2.0**-53)
+
+
+def _normal(words: Words, dtype: torch.dtype) -> Tensor:
+    """Box and Muller's cosine: of two uniform numbers one that is normal."""
+    if dtype == torch.float64:
+        radii, angles = _unit(*words[:2])[..., None], _unit(*words[2:])[..., None]
+    else:
+        radii = torch.stack([words[0], words[2]], -1).to(torch.float64).mul_(2.0**-32)
+        angles = torch.stack([words[1], words[3]], -1).to(torch.float64).mul_(2.0**-32)
+    # 1 - u lies in (0, 1], so that its logarithm is finite.
+    return (-2 * torch.log(1 - radii)).sqrt_().mul_(torch.cos(2 * math.pi * angles)).to(dtype)
+
+
+def _bits(words: Words, dtype: torch.dtype) -> Tensor:
+    del dtype
+    return torch.stack([(a >> 1 << 32) | b for a, b in (words[:2], words[2:])], -1)
+
+
+_FORMS: dict[str, Any] = {"uniform": _uniform, "normal": _normal, "bits": _bits}
+
+# The schema, from which the op `dist.random` is made as those of ATen are.
+
+_LIBRARY = torch.library.Library("shardweave", "FRAGMENT")
+_LIBRARY.define(
+    "random(Tensor state, Tensor[] positions, *, int draw, str distribution='uniform', "
+    "ScalarType dtype) -> Tensor"
+)
+
+
+def _meta(
+    state: Tensor,
+    positions: Sequence[Tensor],
+    *,
+    draw: int,
+    distribution: str = "uniform",
+    dtype: torch.dtype,
+) -> Tensor:
+    del draw
+    if distribution not in _FORMS:
+        raise ValueError(f"distribution is {distribution!r}, expected one of {', '.join(_FORMS)}")
+    if state.shape != (2,) or state.dtype != torch.int64:
+        raise ValueError("state has to be two int64: the seed, and the draws before")
+    for position in positions:
+        if position.ndim != 1 or position.dtype != torch.int64:
+            raise ValueError("positions have to be int64 of one dim each")
+    if (dtype == torch.int64) != (distribution == "bits"):
+        raise ValueError("bits are int64, and other numbers of a floating-point dtype")
+    return state.new_empty([position.shape[0] for position in positions], dtype=dtype)
+
+
+_LIBRARY.impl("random", _meta, "Meta")
+_LIBRARY.impl("random", random_numbers, "CompositeExplicitAutograd")
+
+RANDOM = "dist.random"
+"""The op's name in programs."""
+
+STATE = "random_state"
+"""The buffer that random numbers are drawn by: [seed, draws so far]."""
+
+
+def random_state(seed: int) -> Tensor:
+    """The state before the first draw."""
+    return torch.tensor([seed, 0], dtype=torch.int64)
