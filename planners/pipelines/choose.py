@@ -26,6 +26,13 @@ def with_pipeline(plan: Plan, program: Program, mesh: Mesh) -> Plan:
         stages = balanced_stages(program, ranks)
         note = f"{ranks} stages of about equal work, {count} micro-batches, 1f1b"
         return replace(plan, pipeline=Pipeline(stages, count), notes=(*plan.notes, note))
+    if plan.pipeline is not None and plan.pipeline.ranks:
+        placed = ", ".join(
+            f"stage {stage} on devices {list(found)}"
+            for stage, found in enumerate(plan.pipeline.ranks)
+        )
+        note = f"the plan has {placed}; start the processes in this order of devices"
+        plan = replace(plan, notes=(*plan.notes, note))
     if plan.num_stages % ranks:
         raise PlanError(
             f"the plan has {plan.num_stages} stages, but the mesh {mesh} has devices for {ranks}; "
