@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardweave.backends.gradient_norm import clip_grad_norm_
     from shardweave.backends.step import Step
     from shardweave.driver.compile import compile
     from shardweave.driver.diff import diff
@@ -52,6 +53,7 @@ __all__ = [
     "VerifyError",
     "capture",
     "check",
+    "clip_grad_norm_",
     "compile",
     "diff",
     "load",
@@ -66,6 +68,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "clip_grad_norm_": "backends.gradient_norm:clip_grad_norm_",
     "Axis": "ir.mesh:Axis",
     "CaptureError": "ir.capture.capture:CaptureError",
     "Cluster": "planners.cost.cluster:Cluster",

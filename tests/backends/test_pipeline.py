@@ -15,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shardweave.backends.gradient_norm import clip_grad_norm_
 from shardweave.backends.step import Step
 from shardweave.driver.compile import compile
 from shardweave.driver.models import build_example
@@ -50,6 +51,28 @@ def train(module: nn.Module, batch: dict[str, Tensor], *, is_step: bool) -> list
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def clipped(spec: str, plan: Plan) -> tuple[float, float, float]:
+    """The norm of the gradients of a step and of the model, and how far apart they are clipped."""
+    torch.set_num_threads(1)
+    example = build_example(spec, dtype=torch.float64)
+    step = compile(example.module, kwargs=example.kwargs, plan=plan)
+    step(**example.kwargs)
+    loss_of(example.module(**example.kwargs)).backward()
+    found = clip_grad_norm_(step.parameters(), 0.1)
+    expected = nn.utils.clip_grad_norm_(example.module.parameters(), 0.1)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=1.0) for m in (step, example.module)]
+    for optimizer in optimizers:
+        optimizer.step()
+    return found.item(), expected.item(), error_of(step, example.module)
+
+
+def test_norm_over_all_stages_is_that_of_eager() -> None:
+    plan = plan_of(GPT, "stage=2", "1f1b", 4)
+    for found, expected, error in run_ranks(clipped, 2, GPT, plan):
+        assert found == pytest.approx(expected, rel=1e-9)
+        assert error < 1e-9
 
 
 def error_of(step: Step, model: nn.Module) -> float:
