@@ -16,7 +16,7 @@ from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.types import shape_of
 from shardweave.planners.annotate import is_layer_output
-from shardweave.planners.pipelines.choose import micro_batches_for
+from shardweave.planners.pipelines.choose import rows_of, shortened
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_names import (
     OP_MARK,
@@ -70,11 +70,11 @@ def _pipeline(
     plan: Plan, program: Program, mesh: Mesh, inputs: Mapping[str, str]
 ) -> Pipeline | None:
     """The plan's stages, with as many micro-batches as these inputs divide into."""
-    if plan.pipeline is None:
+    found = plan.pipeline
+    if found is None:
         return None
-    most = plan.pipeline.micro_batches
-    count = micro_batches_for(replace(plan, inputs=inputs), program, mesh, most)
-    return replace(plan.pipeline, micro_batches=count)
+    rows = rows_of(replace(plan, inputs=inputs), program, mesh)
+    return shortened(found, min(found.micro_batches, rows), rows, mesh.num_stages)
 
 
 def _parameters(

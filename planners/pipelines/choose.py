@@ -8,6 +8,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
 from shardweave.planners.pipelines.balance import balanced_stages
+from shardweave.planners.pipelines.schedules import find_schedule
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_names import Lookup, read_sharding
 from shardweave.planners.plan_parts import Pipeline, PlanError
@@ -45,6 +46,29 @@ def micro_batches_for(plan: Plan, program: Program, mesh: Mesh, most: int) -> in
     """The largest number up to `most` into which each device's rows divide."""
     rows = rows_of(plan, program, mesh)
     return max(count for count in range(1, min(most, rows) + 1) if rows % count == 0)
+
+
+def shortened(pipeline: Pipeline, most: int, rows: int, ranks: int) -> Pipeline:
+    """The same stages on fewer micro-batches, which divide the rows and which the schedule takes.
+
+    A schedule that takes none so few gives way to one that places stages alike.
+    """
+    chunks = max(1, len(pipeline.stages) // ranks)
+    for name in (pipeline.schedule, _INSTEAD.get(pipeline.schedule, pipeline.schedule)):
+        for count in (n for n in range(most, 0, -1) if rows % n == 0):
+            try:
+                find_schedule(name).table(ranks, count, chunks)
+            except ValueError:
+                continue
+            return replace(pipeline, micro_batches=count, schedule=name)
+    raise PlanError(
+        f"schedule '{pipeline.schedule}' has no order of {most} micro-batches or fewer on {ranks} "
+        "stages; give a larger batch, or another schedule."
+    )
+
+
+_INSTEAD = {"dualpipe-v": "zero-bubble-v"}
+"""Schedules that need many micro-batches, and those with the same places that do not."""
 
 
 def rows_of(plan: Plan, program: Program, mesh: Mesh) -> int:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from shardweave.backends.reference import ReplicaMismatchError, run_reference
+from shardweave.driver.compile import compile
 from shardweave.driver.plans import partition
 from shardweave.ir.dist import RecvOp, RunOp, SendOp
 from shardweave.ir.mesh import Mesh
@@ -171,6 +172,19 @@ def test_stages_that_do_not_fit_the_mesh_are_refused() -> None:
         cut(GPT, replace(plan, pipeline=odd))
     with pytest.raises(ValueError, match=r"99 stages, but the model has \d+ parts"):
         balanced_stages(captured(GPT).program, 99)
+
+
+def test_smaller_batches_run_in_fewer_micro_batches() -> None:
+    example = captured(GPT).example
+    plan = plan_of(GPT, "stage=2", "dualpipe-v", 4)
+    step = compile(example.module, kwargs=example.kwargs, plan=plan, backend="reference")
+    for rows in (6, 1):
+        batch = {name: tensor[:rows] for name, tensor in example.kwargs.items()}
+        torch.testing.assert_close(step(**batch), example.module(**batch).detach())
+    step.eval()
+    with torch.no_grad():
+        batch = {name: tensor[:2] for name, tensor in example.kwargs.items()}
+        torch.testing.assert_close(step(**batch), example.module(**batch))
 
 
 # Verification
