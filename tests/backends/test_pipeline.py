@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardweave.backends.gradient_norm import clip_grad_norm_
+from shardweave.backends.mail import ComingMessage, Mail
 from shardweave.backends.step import Step
 from shardweave.driver.compile import compile
 from shardweave.driver.models import build_example
@@ -129,6 +130,25 @@ def test_four_processes_train_as_eager_does(
 ) -> None:
     spec = "gpt:layers=4,hidden=16,heads=2,vocab=32,seq=8,batch=8" if name == "gpt" else SPECS[name]
     check(spec, plan_of(spec, mesh, schedule, count, chunks, **more), 4)
+
+
+class Lost:
+    """A receive whose sender is gone."""
+
+    def wait(self) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+
+def test_stage_whose_sender_is_gone_says_what_it_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.distributed, "irecv", lambda *_, **__: Lost())
+    address = 0, 1, "add.2", 3
+    mail = Mail(1, {0: [ComingMessage(address, (2,), torch.float64)]}, torch.device("cpu"))
+    mail.open()
+    expected = r"rank 1 in stage 1 waited for 'add.2' of micro-batch 3 from stage 0, on rank 0: Con"
+    with pytest.raises(RuntimeError, match=expected):
+        mail.receive(0, address)
 
 
 def saved_and_resumed(spec: str, plan: Plan, other: Plan, folder: str) -> tuple[float, float]:
