@@ -7,13 +7,17 @@ MIN_PYTHON := 3.11
 PYTHON_CANDIDATES := python3 python3.13 python3.12 python3.11 python3.14
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
-VENV := .venv
+# TORCH names a version of torch other than the newest, as in `make test TORCH=2.11.*`: it gets an
+# environment of its own. The interpreter of triton 3.6, that of torch 2.11, needs an older numpy.
+TORCH :=
+TORCH_REQUIREMENTS := $(if $(TORCH),'torch==$(TORCH)' 'numpy<2.4')
+VENV := .venv$(if $(TORCH),-torch-$(subst *,x,$(TORCH)))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # pyright takes the name of a package from its folder, and a clone may be called anything.
 PACKAGE_LINK := $(VENV)/src/shardweave
 # The other files there are parts of these.
-BENCHMARKS := $(wildcard benchmarks/compile_time.py benchmarks/ir_tools.py \
+BENCHMARKS := $(wildcard benchmarks/compile_time.py benchmarks/ir_tools.py benchmarks/training.py \
     benchmarks/overlap.py benchmarks/schedules.py benchmarks/oases_table3.py)
 PLANNERS := oases amp
 WORKERS := 2
@@ -29,6 +33,7 @@ help:
 	@echo "make docs       the pages as a site, in build/site"
 	@echo "make bench      the benchmarks, quickly"
 	@echo "make clean      remove .venv, caches and build outputs"
+	@echo "TORCH=2.11.*    with another version of torch, in an environment of its own"
 	@echo "PYTHON=...      the interpreter to build .venv with (>= $(MIN_PYTHON))"
 
 $(VENV): $(STAMP)
@@ -60,7 +65,7 @@ $(STAMP): pyproject.toml
 	fi; \
 	echo "building $(VENV) with $$("$$python" --version) ($$python)"; \
 	"$$python" -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[hf,oppa,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[hf,oppa,dev]' $(TORCH_REQUIREMENTS)
 	@mkdir -p $(dir $(PACKAGE_LINK)) && ln -sfn ../.. $(PACKAGE_LINK)
 	@touch $@
 
@@ -99,5 +104,5 @@ bench: $(STAMP)
 	done
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-torch-* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -7,11 +7,15 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardweave.backends.grad_scaler import GradScaler
     from shardweave.backends.gradient_norm import clip_grad_norm_
+    from shardweave.backends.saved_state import CheckpointError
     from shardweave.backends.step import Step
+    from shardweave.driver.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
     from shardweave.driver.compile import compile
     from shardweave.driver.diff import diff
     from shardweave.driver.plans import plan, simulate_plan
+    from shardweave.driver.progress import Progress
     from shardweave.driver.validate import ValidationError, run_passes
     from shardweave.ir.capture.capture import CaptureError, capture
     from shardweave.ir.capture.seeded import SeededRandom as random
@@ -37,7 +41,10 @@ __version__ = "0.1.0"
 __all__ = [
     "Axis",
     "CaptureError",
+    "Checkpoint",
+    "CheckpointError",
     "Cluster",
+    "GradScaler",
     "Mesh",
     "PassError",
     "PassPipeline",
@@ -46,6 +53,7 @@ __all__ = [
     "PlanNote",
     "Program",
     "ProgramTextError",
+    "Progress",
     "Sharding",
     "Simulation",
     "Step",
@@ -57,11 +65,13 @@ __all__ = [
     "compile",
     "diff",
     "load",
+    "load_checkpoint",
     "parse",
     "plan",
     "random",
     "register_pass",
     "run_passes",
+    "save_checkpoint",
     "simulate",
     "simulate_plan",
     "verify",
@@ -71,7 +81,10 @@ _HOMES = {
     "clip_grad_norm_": "backends.gradient_norm:clip_grad_norm_",
     "Axis": "ir.mesh:Axis",
     "CaptureError": "ir.capture.capture:CaptureError",
+    "Checkpoint": "driver.checkpoints:Checkpoint",
+    "CheckpointError": "backends.saved_state:CheckpointError",
     "Cluster": "planners.cost.cluster:Cluster",
+    "GradScaler": "backends.grad_scaler:GradScaler",
     "Mesh": "ir.mesh:Mesh",
     "PassError": "passes.pipeline:PassError",
     "PassPipeline": "passes.pipeline:PassPipeline",
@@ -79,6 +92,7 @@ _HOMES = {
     "Plan": "planners.plan:Plan",
     "PlanNote": "passes.notes:PlanNote",
     "Program": "ir.program:Program",
+    "Progress": "driver.progress:Progress",
     "ProgramTextError": "ir.text:ProgramTextError",
     "Sharding": "ir.placement:Sharding",
     "Simulation": "planners.cost.simulation:Simulation",
@@ -90,11 +104,13 @@ _HOMES = {
     "compile": "driver.compile:compile",
     "diff": "driver.diff:diff",
     "load": "ir.program:Program.load",
+    "load_checkpoint": "driver.checkpoints:load_checkpoint",
     "parse": "ir.program:Program.parse",
     "plan": "driver.plans:plan",
     "random": "ir.capture.seeded:SeededRandom",
     "register_pass": "passes.registry:register_pass",
     "run_passes": "driver.validate:run_passes",
+    "save_checkpoint": "driver.checkpoints:save_checkpoint",
     "simulate": "planners.cost.simulate:simulate",
     "simulate_plan": "driver.plans:simulate_plan",
     "verify": "ir.verify.program:verify",

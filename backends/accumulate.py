@@ -33,6 +33,7 @@ class Gradients:
                 assert isinstance(tensor, nn.Parameter)
                 self.parameters.append(tensor)
         self._pending: dict[str, Sharding] = {}
+        self._closed: set[str] = set()
 
     @property
     def are_pending(self) -> bool:
@@ -48,13 +49,35 @@ class Gradients:
         pending = self._pending.get(name)
         return frozenset(pending.unreduced if pending else ())
 
+    def program_of(self, bound: BoundProgram, *, is_last: bool) -> BoundProgram:
+        """The form of a call's program that treats pending sums as is due.
+
+        is_last: whether everything is to be reduced after the call.
+        """
+        if not self.are_pending:
+            return bound if is_last else bound.pending
+        closing = bound.closing if is_last else None
+        if closing is None:
+            return bound.pending
+        held = {name: frozenset(s.unreduced) for name, s in self._pending.items()}
+        added = {name: frozenset(s.unreduced) for name, s in closing.adds.items()}
+        return closing if held.items() <= added.items() else bound.pending
+
     def into(self, bound: BoundProgram) -> dict[Key, Tensor]:
-        """The gradients that a program may add its own to, as soon as these are made."""
+        """The gradients that a program may add its own to, as soon as these are made.
+
+        Pending sums that it adds to are replaced by what it returns.
+        """
+        self._closed = bound.adds.keys() & self._pending.keys()
         found: dict[Key, Tensor] = {}
+        for name in self._closed:
+            gradient = self._parameter(name).grad
+            assert gradient is not None
+            found["pending", name] = self.backend.local(gradient)
         for key, sharding in bound.results.items():
             if key[0] != "grad":
                 continue
-            parameter = self._parameter(key[1])
+            parameter = self.state.stored["param", key[1]]
             if parameter.grad is None or not parameter.requires_grad:
                 continue
             if self._unreduced(key[1]) == frozenset(sharding.unreduced):
@@ -63,10 +86,10 @@ class Gradients:
 
     def add(self, name: str, gradient: Tensor, sharding: Sharding) -> None:
         """Add a new gradient in these shards, of which the memory is ours."""
-        parameter = self._parameter(name)
+        parameter = self.state.stored["param", name]
         if not parameter.requires_grad:
             return
-        if parameter.grad is None:
+        if parameter.grad is None or name in self._closed:
             self._set(name, gradient, sharding)
             return
         held, new = self._unreduced(name), frozenset(sharding.unreduced)
@@ -87,7 +110,8 @@ class Gradients:
             self._pending[name] = sharding
         else:
             parameter.grad = self.backend.like(local, parameter)
-            self._pending.pop(name, None)
+            if self._pending:
+                self._pending.pop(name, None)
 
     def finish(self, *, is_synced: bool) -> None:
         """After a call: reduce what is pending, if it is to be, and call the parameters' hooks."""

@@ -11,6 +11,7 @@ from collections.abc import Collection
 
 import torch
 
+from shardweave.backends.calls import DIRECT
 from shardweave.ir.pure_ops import pure_ops
 
 _STRUCTURE = (
@@ -20,6 +21,8 @@ _STRUCTURE = (
     ast.Sub,
 )  # fmt: skip
 
+
+_DIRECT = frozenset(DIRECT.values())
 
 KNOWN = ("aten", "kernels", "rt", "torch")
 """Names by which a step reaches what is not its own; no variable has one."""
@@ -47,7 +50,7 @@ def audit(source: str, header: str, functions: Collection[str]) -> None:
             raise _error(node, f"is a {type(node).__name__}")
         if isinstance(node, ast.Call):
             _check_callee(node, functions)
-        elif isinstance(node, ast.Attribute) and not _is_dtype(node):
+        elif isinstance(node, ast.Attribute) and not _is_of_torch(node):
             _check_attribute(node)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             if node.id in {*KNOWN, *functions}:
@@ -65,6 +68,7 @@ def _check_callee(node: ast.Call, functions: Collection[str]) -> None:
         callee in pure_ops()
         or callee.removesuffix(".default") in pure_ops()
         or callee in functions
+        or callee in _DIRECT
         or (isinstance(node.func, ast.Subscript) and _is_kernel(node.func))
         or (is_method and callee.startswith("rt.") and "_" != callee[3])
         or (is_method and callee.endswith(".contiguous"))
@@ -87,9 +91,12 @@ def _is_kernel(node: ast.Subscript) -> bool:
     return is_number and isinstance(node.value, ast.Name) and node.value.id == "kernels"
 
 
-def _is_dtype(node: ast.Attribute) -> bool:
-    is_torch = isinstance(node.value, ast.Name) and node.value.id == "torch"
-    return is_torch and isinstance(getattr(torch, node.attr, None), torch.dtype)
+def _is_of_torch(node: ast.Attribute) -> bool:
+    """Whether a dtype is read, or a function that ops are called by."""
+    if not (isinstance(node.value, ast.Name) and node.value.id == "torch"):
+        return False
+    is_dtype = isinstance(getattr(torch, node.attr, None), torch.dtype)
+    return is_dtype or f"torch.{node.attr}" in _DIRECT
 
 
 def _check_attribute(node: ast.Attribute) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,17 +34,29 @@ class Pending:
 
 
 class Backend(ABC):
-    """Places tensors by their shardings, and loads programs. device: where this rank computes."""
+    """Places tensors by their shardings, and loads programs.
+
+    device: where this rank computes. is_joint: whether ranks are processes of their own, which are
+    to agree. reduce_dtype: in which gradients that are pending sums are added up; None: their own.
+    adds_pending: whether programs can add gradients to pending sums that they are given, and reduce
+    both.
+    """
 
     device: torch.device
+    is_joint: bool = False
+    reduce_dtype: torch.dtype | None = None
+    adds_pending: bool = False
 
     @abstractmethod
     def check(self, program: Program) -> None:
         """Raises ValueError for a program that this backend does not run."""
 
     @abstractmethod
-    def load(self, program: Program) -> Runner:
-        """The program, ready to run. Collective."""
+    def load(self, program: Program, pending: Collection[str] = ()) -> Runner:
+        """The program, ready to run. Collective.
+
+        pending: names of gradients whose terms are to be added to pending sums (`adds_pending`).
+        """
 
     @abstractmethod
     def stored(self, tensor: Tensor, sharding: Sharding, key: Key) -> Tensor:

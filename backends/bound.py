@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any, TypeVar
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 from shardweave.backends.backend import Backend
 from shardweave.backends.programs import Key, sharding_held
 from shardweave.backends.state import ShardedState
+from shardweave.ir.aten import AtenOp
 from shardweave.ir.philox import STATE
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
-from shardweave.ir.rewrite.pending_gradients import leave_gradients_pending
+from shardweave.ir.rewrite.pending_gradients import leave_gradients_pending, pending_terms
+from shardweave.ir.storage import makes_memory, storage_of
 from shardweave.ir.types import dtype_of_value, shape_of
 
 _K = TypeVar("_K")
@@ -25,10 +28,17 @@ class BoundProgram:
     """A program that a backend has loaded. Making one is collective.
 
     returned: how what the model returns is made of the outputs; None for a program that a person
-    gives, whose outputs are returned as they are.
+    gives, whose outputs are returned as they are. adds: the gradients that the program adds to
+    pending sums, of these shardings, before it reduces both.
     """
 
-    def __init__(self, program: Program, backend: Backend, returned: Any = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        backend: Backend,
+        returned: Any = None,
+        adds: Mapping[str, Sharding] | None = None,
+    ) -> None:
         backend.check(program)
         self.program = program
         self.backend = backend
@@ -39,7 +49,8 @@ class BoundProgram:
             (slot.kind, slot.name): sharding_held(program, slot) for slot in program.results
         }
         self.has_gradients = any(kind == "grad" for kind, _ in self.results)
-        self.runner = backend.load(program)
+        self.adds = adds or {}
+        self.runner = backend.load(program, tuple(self.adds))
 
     @property
     def inputs(self) -> list[str]:
@@ -60,6 +71,20 @@ class BoundProgram:
         }
 
     @cached_property
+    def unshared(self) -> frozenset[Key]:
+        """The results that, as the program says, are in memory of their own."""
+        program = self.program
+        roots = [storage_of(slot.value, program.mesh) for slot in program.results]
+        counts = Counter(roots)
+        return frozenset(
+            (slot.kind, slot.name)
+            for slot, root in zip(program.results, roots, strict=True)
+            if counts[root] == 1
+            and isinstance(root.owner, AtenOp)
+            and makes_memory(root.owner.name)
+        )
+
+    @cached_property
     def pending(self) -> BoundProgram:
         """The program that leaves gradients as pending sums where it can."""
         program = self.program.clone()
@@ -67,11 +92,26 @@ class BoundProgram:
             return self
         return BoundProgram(program, self.backend, self.returned)
 
+    @cached_property
+    def closing(self) -> BoundProgram | None:
+        """The program that adds its gradients to those that are pending, and reduces both.
+
+        They travel during the backward pass, as without accumulation. None where some cannot.
+        """
+        left = {
+            name: sharding
+            for (kind, name), sharding in self.pending.results.items()
+            if kind == "grad" and sharding != self.results[kind, name]
+        }
+        if not self.backend.adds_pending or not left.keys() <= pending_terms(self.program).keys():
+            return None
+        return BoundProgram(self.program, self.backend, self.returned, left)
+
     def run(
         self,
         state: ShardedState,
         batch: Mapping[str, Tensor],
-        scale: float = 1.0,
+        scale: float | Tensor = 1.0,
         into: Mapping[Key, Tensor] | None = None,
     ) -> dict[Key, Tensor]:
         """The results by kind and name, each in memory of its own. Collective.
@@ -87,11 +127,18 @@ class BoundProgram:
         into = into or {}
         results = self.runner({**given, **into})
         left = {key: tensor for key, tensor in results.items() if tensor is not into.get(key)}
-        return owned(left, [*given.values(), *into.values()])
-
-    def _tangents(self, scale: float) -> dict[Key, Tensor]:
+        others = {key: tensor for key, tensor in left.items() if key not in self.unshared}
+        if others:
+            others = owned(others, [*given.values(), *into.values()])
         return {
-            key: torch.full((), scale, dtype=dtype_of_value(slot.value), device=self.backend.device)
+            key: others[key] if key in others else tensor.contiguous()
+            for key, tensor in left.items()
+        }
+
+    def _tangents(self, scale: float | Tensor) -> dict[Key, Tensor]:
+        device = self.backend.device
+        return {
+            key: torch.as_tensor(scale, dtype=dtype_of_value(slot.value), device=device)
             for key, slot in self.slots.items()
             if slot.kind == "tangent"
         }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shardweave.backends import position, watchdog
+from shardweave.backends.agreement import digest_of, require_same
 from shardweave.backends.backend import Backend, Pending, Runner
 from shardweave.backends.bound import BoundProgram, device_of
 from shardweave.backends.cuda_graph import GraphedStep
@@ -32,20 +34,37 @@ class EmittedRunner(Runner):
     """
 
     def __init__(
-        self, program: Program, runtime: Runtime, *, kernels: bool, cuda_graph: bool
+        self,
+        program: Program,
+        runtime: Runtime,
+        *,
+        kernels: bool,
+        cuda_graph: bool,
+        pending: Collection[str] = (),
     ) -> None:
         fused = [op for op in program.ops if isinstance(op, FusedOp)] if kernels else []
         self.kernels = [FusedCall(op) for op in fused]
-        self.source = emit(program, kernels=kernels)
+        self.source = emit(program, kernels=kernels, pending=pending)
         self.runtime = runtime
+        self._number = int(digest_of(self.source.encode())[:15], 16)
+        if runtime.mesh.num_devices > 1:
+            require_same("the program", self.source, "give every rank the same one", _by_layer)
         run = load_step(self.source, self.kernels)
+        position.register(run.__code__.co_filename, program, kernels=kernels)
         self._run: StepFunction = GraphedStep(run) if cuda_graph else run
         runtime.prepare(program)
 
     def __call__(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         if isinstance(self._run, GraphedStep):  # replays in memory of its own
             given = {key: tensor for key, tensor in given.items() if key[0] != "grad"}
-        return self._run(self.runtime, given)
+        if self.runtime.mesh.num_devices == 1:
+            return self._run(self.runtime, given)
+        watchdog.begin(self._number)
+        try:
+            return self._run(self.runtime, given)
+        except RuntimeError as error:
+            watchdog.explain(error)
+            raise
 
     def explain(self) -> str:
         """What runs each fused region: its kernel, or ATen and why. A line for each."""
@@ -53,6 +72,16 @@ class EmittedRunner(Runner):
             return "no fused regions: every op runs on ATen"
         lines = [call.explain(self.runtime.device) for call in self.kernels]
         return "\n".join(f"kernels[{number}]: {line}" for number, line in enumerate(lines))
+
+
+def _by_layer(source: str) -> list[str]:
+    """The statements of emitted source, each with its layer."""
+    layer, lines = "", list[str]()
+    for line in source.splitlines():
+        if line.startswith("    # "):
+            layer = line.removeprefix("    # ")
+        lines.append(f"{line.strip()} ({layer})" if layer else line.strip())
+    return lines
 
 
 class DistributedBackend(Backend):
@@ -74,6 +103,7 @@ class DistributedBackend(Backend):
     ) -> None:
         self.runtime = runtime
         self.device = runtime.device
+        self.is_joint = runtime.mesh.num_devices > 1
         self.kernels = kernels
         self.cuda_graph = cuda_graph
         self.holders = holders or {}
@@ -81,6 +111,7 @@ class DistributedBackend(Backend):
             runtime.mesh_at(places)
         self.homes: dict[str, Home] = {}
         """By name of an output, where it is, if only one stage has it."""
+        self.adds_pending = not cuda_graph  # which replays in memory of its own
 
     def check(self, program: Program) -> None:
         mesh = self.runtime.mesh
@@ -95,7 +126,7 @@ class DistributedBackend(Backend):
                 "propagate-shardings and insert-collectives on it first."
             )
 
-    def load(self, program: Program) -> EmittedRunner | StagedRunner:
+    def load(self, program: Program, pending: Collection[str] = ()) -> EmittedRunner | StagedRunner:
         if is_staged(program):
             if self.cuda_graph:
                 raise ValueError(
@@ -104,7 +135,11 @@ class DistributedBackend(Backend):
             self.homes |= homes_of(program)
             return StagedRunner(program, self.runtime, kernels=self.kernels)
         return EmittedRunner(
-            program, self.runtime, kernels=self.kernels, cuda_graph=self.cuda_graph
+            program,
+            self.runtime,
+            kernels=self.kernels,
+            cuda_graph=self.cuda_graph,
+            pending=pending,
         )
 
     def stored(self, tensor: Tensor, sharding: Sharding, key: Key) -> Tensor:
@@ -203,7 +238,11 @@ class DistributedBackend(Backend):
             local = self.local(pending.gradient)
             by_axes.setdefault(pending.sharding.unreduced, []).append(local)
         for axes, tensors in by_axes.items():
-            self.runtime.all_reduce_in_place(tensors, axes)
+            sent = [local.to(self.reduce_dtype or local.dtype) for local in tensors]
+            self.runtime.all_reduce_in_place(sent, axes)
+            for local, total in zip(tensors, sent, strict=True):
+                if total is not local:
+                    local.copy_(total)
         return {
             name: as_dtensor(self.local(one.gradient), one.sharding.whole(), self.runtime)
             for name, one in gradients.items()
@@ -220,14 +259,16 @@ def step_of(
     *,
     kernels: bool = False,
     cuda_graph: bool = False,
+    sync: bool = True,
 ) -> Step:
     """A step that runs one program, a local one or a global one on one device, as this rank.
 
-    Making it is collective. Raises ValueError if model, program and mesh do not fit together.
+    sync: as in `Step`. Making it is collective. Raises ValueError if model, program and mesh do
+    not fit together.
     """
     runtime = runtime or _runtime_for(program, model)
     backend = DistributedBackend(runtime, kernels=kernels, cuda_graph=cuda_graph)
-    return Step(model, backend, GivenProgram(BoundProgram(program, backend)))
+    return Step(model, backend, GivenProgram(BoundProgram(program, backend)), sync=sync)
 
 
 def _runtime_for(program: Program, model: nn.Module) -> Runtime:

@@ -13,7 +13,7 @@ import keyword
 import linecache
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from io import StringIO
 from typing import Any
 
@@ -23,7 +23,7 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.printer import Printer
 
 from shardweave.backends.audit import KNOWN, audit
-from shardweave.backends.calls import FUNCTIONS, NEED_CONTIGUOUS, callee_of, takes_device
+from shardweave.backends.calls import DIRECT, FUNCTIONS, NEED_CONTIGUOUS, callee_of, takes_device
 from shardweave.backends.programs import Key, free_name, last_uses
 from shardweave.ir import dist
 from shardweave.ir.annotations import ANNOTATIONS, layer_of, phase_of, properties_without
@@ -32,6 +32,8 @@ from shardweave.ir.aten_args import arguments
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.literals import to_python
 from shardweave.ir.program import Program, Slot
+from shardweave.ir.rewrite.pending_gradients import pending_terms
+from shardweave.ir.storage import reduces_in_place
 from shardweave.ir.types import dtype_of_value, shape_of
 from shardweave.ir.unfuse import without_regions
 
@@ -66,18 +68,19 @@ class _Code(str):
     """Text that is code already, such as a variable's name."""
 
 
-def emit(program: Program, *, kernels: bool = False) -> str:
+def emit(program: Program, *, kernels: bool = False, pending: Collection[str] = ()) -> str:
     """The source of a module that runs a program on one rank.
 
     kernels: fused regions are called as `kernels[0]`, `kernels[1]`, .. in their order, which
-    `load_step` is to be given; else their ops run one by one. Raises ValueError for an op that
-    has no Python form.
+    `load_step` is to be given; else their ops run one by one. pending: names of gradients whose
+    terms are added, before they are reduced, to what `given` has under `"pending"`. Raises
+    ValueError for an op that has no Python form.
     """
     program = program if kernels else without_regions(program)
     names = _names(program)
     lines = [_header(program) + _IMPORTS, "", "def step(rt, given):"]
     lines += _argument_lines(program, names)
-    dying, added = last_uses(program), _added(program, names)
+    dying, added = last_uses(program), _added(program, names, pending)
     place, num_fused = None, 0
     for op in program.ops:
         if place != (place := (layer_of(op), phase_of(op))):
@@ -96,12 +99,14 @@ def emit(program: Program, *, kernels: bool = False) -> str:
     return "\n".join([*lines, "    }", ""])
 
 
-def _added(program: Program, names: Mapping[SSAValue, _Code]) -> dict[Operation, list[str]]:
+def _added(
+    program: Program, names: Mapping[SSAValue, _Code], pending: Collection[str]
+) -> dict[Operation, list[str]]:
     """After the last op that reads a gradient, or makes it, the line that adds it to the caller's.
 
     So no second set of gradients is ever in memory. One that is returned twice is left as it is.
     """
-    gradients = [slot for slot in program.results if slot.kind == "grad"]
+    gradients = [s for s in program.results if s.kind == "grad" and s.name not in pending]
     returned = Counter(program.return_op.operands)
     last: dict[SSAValue, Operation] = {}
     for op in program.ops:
@@ -113,6 +118,12 @@ def _added(program: Program, names: Mapping[SSAValue, _Code]) -> dict[Operation,
             name = names[slot.value]
             line = f"    {name} = rt.added(given, ({_key(slot)}), {name})"
             found.setdefault(last[slot.value], []).append(line)
+    terms = pending_terms(program) if pending else {}
+    for gradient in pending:
+        name, maker = names[terms[gradient]], terms[gradient].owner
+        assert isinstance(maker, Operation)
+        line = f'    {name} = rt.added(given, ("pending", {json.dumps(gradient)}), {name})'
+        found.setdefault(maker, []).append(line)
     return found
 
 
@@ -238,7 +249,7 @@ def _aten_statement(op: AtenOp, names: Mapping[SSAValue, _Code]) -> str:
         keywords["device"] = _Code("rt.device")
     # The name of a function of ours; an overload prints as `aten.add.Tensor`.
     function = callee_of(op)
-    name = function.__name__ if op.name in FUNCTIONS else str(function)
+    name = function.__name__ if op.name in FUNCTIONS else DIRECT.get(op.name, str(function))
     return f"{_aten_targets(op, names)} = {_call(name, positional, keywords)}"
 
 
@@ -260,6 +271,8 @@ def _dist_statement(op: dist.DistOp, names: Mapping[SSAValue, _Code]) -> str:
     keywords: dict[str, Any] = {name: to_python(value) for name, value in arguments.items()}
     if "axes" in keywords:
         keywords["axes"] = op.axes
+    if reduces_in_place(op):
+        keywords["in_place"] = True
     operands = [names[operand] for operand in op.operands]
     if isinstance(op, dist.AllReduceOp) and len(operands) > 1:
         call = _call(f"{method}_coalesced", [operands], keywords)
@@ -267,3 +280,10 @@ def _dist_statement(op: dist.DistOp, names: Mapping[SSAValue, _Code]) -> str:
         each = [[operand] for operand in operands] if operands else [[]]
         call = ", ".join(_call(method, one, keywords) for one in each)
     return f"{_targets(op, names)} = {call}" if op.results else call
+
+
+def ops_by_variable(program: Program, *, kernels: bool = False) -> dict[str, Operation]:
+    """The ops of emitted source by the variables that it gives their results."""
+    program = program if kernels else without_regions(program)
+    names = _names(program)
+    return {names[result]: op for op in program.ops for result in op.results}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from shardweave.ir.sharding.shards import merge_blocks
 
@@ -29,6 +30,11 @@ class Group:
     @property
     def size(self) -> int:
         return len(self.ranks)
+
+    @cached_property
+    def own(self) -> int:
+        """This rank's number within `process_group`."""
+        return dist.get_rank(self.process_group)
 
     @cached_property
     def is_sorted(self) -> bool:
@@ -86,10 +92,14 @@ def here(x: Tensor) -> InFlight:
     return InFlight(None, lambda: x)
 
 
-def start_all_reduce(x: Tensor, group: Group, op: str = "sum") -> InFlight:
-    """The sum (or maximum) of `x` over the group, on every rank."""
+def start_all_reduce(x: Tensor, group: Group, op: str = "sum", in_place: bool = False) -> InFlight:
+    """The sum (or maximum) of `x` over the group, on every rank.
+
+    in_place: whether it may be written where `x` is.
+    """
     # Reducing a strided view in place corrupts it silently under gloo.
-    out = x.clone(memory_format=torch.contiguous_format)
+    is_here = in_place and x.is_contiguous()
+    out = x if is_here else x.clone(memory_format=torch.contiguous_format)
     work = dist.all_reduce(out, _reduction(op), group=group.process_group, async_op=True)
     return InFlight(work, lambda: out)
 
@@ -99,11 +109,13 @@ def start_all_reduces(tensors: Sequence[Tensor], group: Group, op: str) -> list[
     found: list[InFlight] = [here(x) for x in tensors]
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         chosen = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
-        buffer = torch.cat([tensors[index].reshape(-1) for index in chosen])
+        if len(chosen) == 1:
+            found[chosen[0]] = start_all_reduce(tensors[chosen[0]], group, op)
+            continue
+        terms = [tensors[index] for index in chosen]
+        buffer = _flatten_dense_tensors(terms)
         work = dist.all_reduce(buffer, _reduction(op), group=group.process_group, async_op=True)
-        pieces = buffer.split([tensors[index].numel() for index in chosen])
-        for index, piece in zip(chosen, pieces, strict=True):
-            out = piece.view(tensors[index].shape)
+        for index, out in zip(chosen, _unflatten_dense_tensors(buffer, terms), strict=True):
             found[index] = InFlight(work, lambda out=out: out)
     return found
 
@@ -142,10 +154,41 @@ def start_all_gather(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
 
 def start_reduce_scatter(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
     """This rank's shard along `dim` of the sum over the group."""
-    parts = group.dealt(x, dim, block)
-    out = x.new_empty(parts.shape[1:])
-    work = scatter_single(out.view(-1), parts.reshape(-1), group=group.process_group, async_op=True)
+    if dim == 0 and group.is_sorted and group.size * block == x.shape[0]:
+        parts = x.contiguous()
+        shape = (block, *x.shape[1:])
+    else:
+        parts = group.dealt(x, dim, block)
+        shape = parts.shape[1:]
+    if x.is_cpu:
+        return _exchange_and_add(parts.view(group.size, -1), group, shape)
+    out = x.new_empty(shape)
+    work = scatter_single(out.view(-1), parts.view(-1), group=group.process_group, async_op=True)
     return InFlight(work, lambda kept=parts: out)
+
+
+def _exchange_and_add(parts: Tensor, group: Group, shape: Sequence[int]) -> InFlight:
+    """The sum of the ranks' terms of this rank's part, of which row i is rank i's.
+
+    They are sent, and added here: gloo's own reduce-scatter is an all-reduce, which sends twice
+    the bytes. Where a rank's own part is the first or the last, it stays out of the message.
+    """
+    own, (ranks, size) = group.own, parts.shape
+    is_at_end = own in (0, ranks - 1)
+    sent = parts
+    if is_at_end:
+        sent = parts[1:] if own == 0 else parts[:-1]
+    sizes = [0 if is_at_end and rank == own else size for rank in range(ranks)]
+    terms = torch.empty_like(sent)
+    work = dist.all_to_all_single(
+        terms.view(-1), sent.view(-1), sizes, sizes, group=group.process_group, async_op=True
+    )
+
+    def arrive() -> Tensor:
+        total = terms[0] if len(terms) == 1 else terms.sum(0, dtype=terms.dtype)
+        return (total.add_(parts[own]) if is_at_end else total).view(shape)
+
+    return InFlight(work, arrive)
 
 
 def start_all_to_all(

@@ -17,6 +17,28 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding, block_of
 
 
+def _take_strided_shards_as_they_are() -> None:
+    """Before torch 2.13 what an op returns forgets that its strided shards are no order of plain
+    ones, and cannot be gathered. Specs of such shards, which torch refuses, say so themselves."""
+    made = DTensorSpec.__post_init__
+
+    def made_by_shards(self: DTensorSpec) -> None:
+        if self.use_strided_shard_as_shard_order is None and any(
+            isinstance(placement, _StridedShard) for placement in self.placements
+        ):
+            order = DTensorSpec._maybe_convert_StridedShard_to_shard_order(
+                tuple(self.placements), self.mesh
+            )
+            self.use_strided_shard_as_shard_order = order is not None
+        made(self)
+
+    DTensorSpec.__post_init__ = made_by_shards
+
+
+if torch.__version__ < (2, 13):  # pyright: ignore[reportOperatorIssue]
+    _take_strided_shards_as_they_are()
+
+
 def placements_of(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> tuple[Placement, ...]:
     """DTensor's placements for a value of global `shape`: one per device axis, in mesh order.
 

@@ -1,7 +1,8 @@
 """What an emitted module calls: collectives over named mesh axes on torch.distributed.
 
-A collective gives a new tensor and leaves its operand as it was. Over axes of size 1 it does
-nothing, so that a program for one device needs no process group.
+A collective gives a new tensor and leaves its operand as it was, unless it is told that nobody
+reads that any more (`in_place`). Over axes of size 1 it does nothing, so that a program for one
+device needs no process group.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardweave.backends import in_flight
+from shardweave.backends import in_flight, watchdog
+from shardweave.backends.agreement import require_same
 from shardweave.backends.in_flight import Group, InFlight, here
 from shardweave.ir.dist import COLLECTIVES
 from shardweave.ir.mesh import Mesh
@@ -84,6 +86,8 @@ class Runtime:
             self.device_mesh: DeviceMesh | None = None
         else:
             _check_world(self.mesh)
+            watchdog.start()
+            require_same("the mesh", str(self.mesh), "give every rank the same one")
             self.rank = dist.get_rank()
             self.device = torch.device(device or _default_device())
             self.device_mesh = init_device_mesh(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shardweave.backends.agreement import broadcast, require_same_values
 from shardweave.backends.backend import Backend
 from shardweave.backends.checkpoint import checkpointable
 from shardweave.backends.programs import Key
@@ -45,25 +46,61 @@ class Mirrored(nn.Module):
     register_full_backward_pre_hook = _no_hooks
 
 
+def own_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """A model's parameters and buffers by kind and first name, in the order of its modules.
+
+    Raises ValueError for one on the meta device.
+    """
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        dot = f"{path}." if path else ""
+        for kind, own in (("param", module._parameters), ("buffer", module._buffers)):
+            for name, tensor in own.items():
+                if tensor is None or id(tensor) in seen:
+                    continue
+                if tensor.is_meta:
+                    raise ValueError(
+                        f"{kind} '{dot}{name}' is on the meta device, without values to copy; "
+                        "give the model its values (model.to_empty(device=..) and "
+                        "load_state_dict) before compiling."
+                    )
+                seen.add(id(tensor))
+                tensors[f"{kind} '{dot}{name}'"] = tensor
+    return tensors
+
+
 class ShardedState(nn.Module):
     """Copies of a model's parameters and buffers as a backend keeps them, and its modules' modes.
 
     On a mesh of several devices they are DTensors that hold this rank's shard, so that torch's
     optimizers, `clip_grad_norm_` and `torch.distributed.checkpoint` work on them; on one device
-    they are plain tensors. The model must hold the same values on every rank.
+    they are plain tensors. Their values are those of rank 0's model.
 
-    shardings: of parameters and buffers by kind and name; others are kept whole.
+    shardings: of parameters and buffers by kind and name; others are kept whole. sync: False sends
+    no values, and raises AgreementError on every rank if they differ. Making it is collective.
     """
 
     def __init__(
-        self, model: nn.Module, backend: Backend, shardings: Mapping[Key, Sharding]
+        self,
+        model: nn.Module,
+        backend: Backend,
+        shardings: Mapping[Key, Sharding],
+        *,
+        sync: bool = True,
     ) -> None:
         super().__init__()
         self._backend = backend
         self._stored: dict[Key, Tensor] = {}
         self._shardings = dict(shardings)
         self._modes: list[nn.Module] = []
-        self._mirror(model)
+        tensors = own_tensors(model)
+        values = iter(tensors.values())
+        if backend.is_joint and sync:
+            values = broadcast(list(tensors.values()), backend.device)
+        elif backend.is_joint:
+            require_same_values(tensors)
+        self._mirror(model, values)
         self._keys = {id(tensor): key for key, tensor in self._stored.items()}
 
     # Properties, since a layer of the model may have any of these names.
@@ -88,8 +125,11 @@ class ShardedState(nn.Module):
         """The modules in the order of `model.modules()`, which have its modes at first."""
         return self._modes
 
-    def _mirror(self, model: nn.Module) -> None:
-        """Take over the tree of a model's modules, whose shared ones and tied tensors stay such."""
+    def _mirror(self, model: nn.Module, values: Iterator[Tensor]) -> None:
+        """Take over the tree of a model's modules, whose shared ones and tied tensors stay such.
+
+        values: of the tensors in the order of `own_tensors`.
+        """
         kept: dict[int, Tensor] = {}
         mirrored: dict[int, nn.Module] = {id(model): self}
         for path, module in model.named_modules():
@@ -109,21 +149,18 @@ class ShardedState(nn.Module):
                 ("buffer", module._buffers, into._buffers),
             ):
                 for name, tensor in old.items():
-                    is_there = tensor is not None
-                    new[name] = self._kept(kind, dot + name, tensor, kept) if is_there else None
+                    new[name] = None
+                    if tensor is not None:
+                        new[name] = self._kept((kind, dot + name), tensor, kept, values)
 
-    def _kept(self, kind: str, name: str, tensor: Tensor, kept: dict[int, Tensor]) -> Tensor:
+    def _kept(
+        self, key: Key, tensor: Tensor, kept: dict[int, Tensor], values: Iterator[Tensor]
+    ) -> Tensor:
         """The tensor that stands for one of the model's, of whose names this is the first."""
-        if tensor.is_meta:
-            raise ValueError(
-                f"{kind} '{name}' is on the meta device, without values to copy; give the model "
-                "its values (model.to_empty(device=..) and load_state_dict) before compiling."
-            )
         if id(tensor) not in kept:
-            key = (kind, name)
             sharding = self._shardings.setdefault(key, Sharding.replicated(tensor.ndim))
-            made = self._backend.stored(tensor, sharding, key)
-            if kind == "param":
+            made = self._backend.stored(next(values), sharding, key)
+            if key[0] == "param":
                 made = nn.Parameter(made, tensor.requires_grad)
             self._stored[key] = kept[id(tensor)] = made
         return kept[id(tensor)]
@@ -139,7 +176,8 @@ class ShardedState(nn.Module):
                 "numbers; give it another name."
             )
         self._non_persistent_buffers_set.discard(STATE)
-        self._buffers[STATE] = self._kept("buffer", STATE, random_state(seed), {})
+        state = random_state(seed)
+        self._buffers[STATE] = self._kept(("buffer", STATE), state, {}, iter([state]))
         self._keys[id(self._buffers[STATE])] = ("buffer", STATE)
 
     # Checkpoints

@@ -13,9 +13,12 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shardweave.backends import replicas, watchdog
 from shardweave.backends.accumulate import Gradients, merged, micro_batches
+from shardweave.backends.agreement import require_same_model
 from shardweave.backends.backend import Backend
 from shardweave.backends.bound import BoundProgram
+from shardweave.backends.grad_scaler import loss_scale_of
 from shardweave.backends.input_gradients import check_required, give
 from shardweave.backends.programs import Key
 from shardweave.backends.state import ShardedState
@@ -61,6 +64,37 @@ class StepCall:
         """Equal for calls that the same program runs."""
         trained = self.trained if self.grad else ()
         return self.form, self.shapes, self.grad, self.modes, trained, self.autocast
+
+    def __str__(self) -> str:
+        return f"{self.shapes_text} in {self.mode}"
+
+    @property
+    def mode(self) -> str:
+        """The mode, in words."""
+        cast = f" in {dtype_word(self.autocast)}" if self.autocast else ""
+        if self.grad:
+            return f"training{cast}"
+        if not any(self.modes):
+            return f"evaluation{cast}"
+        modes = "training mode without gradients" if self.modes[0] else "evaluation of some modules"
+        return modes + cast
+
+    @property
+    def shapes_text(self) -> str:
+        """`x (4, 8) float32`, for each input."""
+        tensors = [f"{name} {form_of(tensor)}" for name, tensor in self.inputs.items()]
+        constants = [f"{name}={value!r}" for name, value in self.form.constants]
+        return ", ".join([*tensors, *constants]) or "no inputs"
+
+
+def form_of(tensor: Tensor) -> str:
+    """`(4, 8) float32`."""
+    return f"{tuple(tensor.shape)} {dtype_word(tensor.dtype)}"
+
+
+def dtype_word(dtype: torch.dtype) -> str:
+    """`float32`."""
+    return str(dtype).removeprefix("torch.")
 
 
 class Programs(ABC):
@@ -161,12 +195,20 @@ class Step(ShardedState):
 
     accumulate: of a call: split the batch into so many micro-batches, run one after another; the
     gradients are those of the mean of their losses. loss_scale: what the loss is multiplied by for
-    the gradients (1 by default); the loss that is returned is not.
+    the gradients (1 by default), a number, a tensor or a GradScaler; the loss that is returned
+    is not.
+
+    sync: parameters and buffers start with the values of rank 0's model; with False, ranks compare
+    digests of theirs, and all raise AgreementError if they differ.
     """
 
-    def __init__(self, model: nn.Module, backend: Backend, programs: Programs) -> None:
+    def __init__(
+        self, model: nn.Module, backend: Backend, programs: Programs, *, sync: bool = True
+    ) -> None:
+        if backend.is_joint:
+            require_same_model(model)
         programs.first.check_model(model)
-        super().__init__(model, backend, programs.first.state_shardings)
+        super().__init__(model, backend, programs.first.state_shardings, sync=sync)
         if programs.first.draws:
             self.draw_from(programs.seed)
         programs.stored = self.shardings
@@ -195,17 +237,24 @@ class Step(ShardedState):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for a batch; see the class. Collective."""
         options = {name: kwargs.pop(name) for name in self._programs.options & kwargs.keys()}
-        count, scale = options.get("accumulate", 1), options.get("loss_scale")
+        count = options.get("accumulate", 1)
+        scale = loss_scale_of(options.get("loss_scale"), self.backend.device, self._mesh)
         call = self.call_of(args, kwargs)
         self._gradients.check_hooks()
+        is_checked = self.backend.is_joint and replicas.are_checked()
+        if is_checked:
+            words = f"{call}, accumulate={count}, loss_scale={scale}"
+            replicas.check_call(words, call.inputs, self.stored)
         # Programs have the casts in them; they are not to be cast once more.
         with torch.no_grad(), torch.autocast(self.backend.device.type, enabled=False):
             if count == 1:
-                outputs = self._run(call, 1.0 if scale is None else scale, self._is_synced)
+                outputs = self._run(call, scale, self._is_synced)
             else:
-                outputs = self._accumulate(call, count, 1.0 if scale is None else scale)
+                outputs = self._accumulate(call, count, scale)
             if call.grad:
                 self._gradients.finish(is_synced=self._is_synced)
+        if is_checked:
+            replicas.check_outputs(outputs)
         return self._returned(outputs)
 
     def call_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StepCall:
@@ -220,12 +269,14 @@ class Step(ShardedState):
             autocast_dtype(self.backend.device.type) or self._programs.autocast,
         )
 
-    def _run(self, call: StepCall, scale: float, is_last: bool) -> dict[str, Any]:
+    def _run(self, call: StepCall, scale: float | Tensor, is_last: bool) -> dict[str, Any]:
+        if self.backend.is_joint:
+            watchdog.enter(call)
         bound = self._bound = self._programs.find(call)
         if bound.draws and ("buffer", STATE) not in self.stored:
             self.draw_from(self._programs.seed)
-        if call.grad and (not is_last or self._gradients.are_pending):
-            bound = bound.pending
+        if call.grad:
+            bound = self._gradients.program_of(bound, is_last=is_last)
         into = self._gradients.into(bound) if call.grad else {}
         results = bound.run(self, call.inputs, scale, into)
         outputs: dict[str, Tensor] = {}
@@ -251,10 +302,15 @@ class Step(ShardedState):
             given = self.backend.returned(gradient, sharding, name)
         give(name, given, inputs)
 
-    def _accumulate(self, call: StepCall, count: int, scale: float) -> dict[str, Any]:
+    def _accumulate(self, call: StepCall, count: int, scale: float | Tensor) -> dict[str, Any]:
         parts = micro_batches(call.inputs, count)
         outputs = [
-            self._run(replace(call, inputs=part), scale / count, is_last=False) for part in parts
+            self._run(
+                replace(call, inputs=part),
+                scale / count,
+                is_last=self._is_synced and index == count - 1,
+            )
+            for index, part in enumerate(parts)
         ]
         return merged(outputs)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -32,7 +32,8 @@ class VirtualBackend(Backend):
     def check(self, program: Program) -> None:
         del program
 
-    def load(self, program: Program) -> Runner:
+    def load(self, program: Program, pending: Collection[str] = ()) -> Runner:
+        assert not pending
         return VirtualRunner(program)
 
     def stored(self, tensor: Tensor, sharding: Sharding, key: Key) -> Tensor:

@@ -30,12 +30,16 @@ class Checkpointed(nn.Module):
 
 
 def torch_step(
-    model: nn.Module, batch: dict[str, Tensor], mesh: DeviceMesh, recompute: bool
+    model: nn.Module,
+    batch: dict[str, Tensor],
+    mesh: DeviceMesh,
+    recompute: bool,
+    prepared: Callable[[], object] = lambda: None,
 ) -> Callable[[], Tensor]:
     """One training step (forward and backward) of a `gpt:` model with untied head.
 
     Columns and rows as Megatron cuts them, the embedding and the loss on vocabulary shards.
-    Changes `model` in place.
+    Changes `model` in place. prepared: what else is to be done to it, before the first step.
     """
     block_plan = {
         **{f"attn.{name}": ColwiseParallel() for name in ("q", "k", "v")},
@@ -52,6 +56,7 @@ def torch_step(
     )
     if recompute:
         model.h = nn.ModuleList(Checkpointed(block) for block in blocks)
+    prepared()
     labels = DTensor.from_local(batch["labels"], mesh, [Replicate()])
 
     def step() -> Tensor:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from shardweave.backends.agreement import require_same, require_same_model
 from shardweave.backends.bound import BoundProgram, device_of
 from shardweave.backends.step import GivenProgram, Step
 from shardweave.driver import world
 from shardweave.driver.lowering import Request
 from shardweave.driver.plans import Passes, PlanLike, mesh_of_plan
-from shardweave.driver.programs import AUTOCAST, MAX_PROGRAMS, CompiledPrograms, backend_of, seed_of
+from shardweave.driver.precision import check_precision, in_precision, reducing_in
+from shardweave.driver.programs import MAX_PROGRAMS, CompiledPrograms, backend_of, seed_of
+from shardweave.driver.request_text import describe
 from shardweave.driver.run_options import BACKENDS
 from shardweave.ir.capture.outputs import LossChoice
 from shardweave.ir.mesh import Mesh
@@ -34,6 +38,7 @@ def compile(
     loss: LossChoice = None,
     only_loss: bool = False,
     precision: str = "",
+    reduce_dtype: torch.dtype | None = None,
     dynamic: bool = True,
     max_programs: int = MAX_PROGRAMS,
     sequence_parallel: bool = False,
@@ -42,6 +47,8 @@ def compile(
     validate: bool = False,
     program: Program | None = None,
     cuda_graph: bool = False,
+    sync: bool = True,
+    timeout: float | None = None,
 ) -> Step:
     """Capture a training step of `model`, shard it over `mesh`, and make it ready to run.
 
@@ -53,8 +60,9 @@ def compile(
     parameters. All ranks must hold the same model, which is kept for that; `model.to("meta")`
     frees the memory of its own weights.
 
-    mesh: a Mesh, axis sizes by name, or text such as "data=2,tensor=2"; None is
-    the one that a given plan was made for, and without such a plan one device.
+    mesh: a Mesh, axis sizes by name, or text such as "data=2,tensor=2"; an axis of size -1 takes
+    the processes that the others leave. None is the mesh that a given plan was made for, and
+    without such a plan one device.
     plan: a planner's name ("megatron" is the default), a Plan, the path
     of a plan's JSON file, or shardings by parameter name or pattern, as in
     {"h.*.fc_in.weight": '[{"tensor"}, {}]'}. What it leaves whole or idle is a warning (PlanNote).
@@ -67,34 +75,42 @@ def compile(
     loss: which of what the model returns is the loss, by key or index; None: the only scalar, an
     entry `loss`, or the first of a tuple. A function computes it from the output; the step then
     returns (loss, output). only_loss: calls that compute gradients return the loss alone, and keep
-    nothing else for it. precision: "bf16" computes as under torch.autocast in bfloat16, with
-    parameters and gradients in their own dtype. dynamic: False refuses inputs of shapes that were
-    not compiled ahead. max_programs: how many programs are kept. seed: of the random numbers that
-    the model draws, torch's own (`torch.manual_seed`) by default; they are the same on every mesh,
-    and those that eager PyTorch draws under `sw.random(seed)`. device: of this rank; by default
-    the model's own, and for "cuda" the GPU of the rank's number on this machine.
+    nothing else for it. precision: "bf16" or "fp16" computes as under torch.autocast in that
+    dtype, with parameters and gradients in their own; "bf16-true" casts the parameters too.
+    reduce_dtype: in which ranks add up gradients, and what has fewer digits than it. dynamic: False
+    refuses inputs of shapes that were not compiled ahead. max_programs: how many programs are kept.
+    seed: of the random numbers that the model draws, torch's own (`torch.manual_seed`) by default;
+    they are the same on every mesh, and those that eager PyTorch draws under `sw.random(seed)`.
+    device: of this rank; by default the model's own, and for "cuda" the GPU of the rank's number on
+    this machine.
     validate: run every program before and after each pass, in float64 on a virtual mesh, and
     compare (driver.validate); for models that take a few seconds at most.
     program: a step of this model that is partitioned already, perhaps edited by hand; it is
     verified and run as it is, on its own mesh, without a plan and passes, in every call.
 
-    Raises ValueError if the processes are not as many as the mesh's devices, CaptureError,
+    sync: the parameters and buffers start with the values of rank 0's model; False sends none, and
+    raises AgreementError if the models of the ranks hold other values. timeout: seconds that a rank
+    may wait for others in one collective (default: SHARDWEAVE_TIMEOUT, else 25 minutes; 0: for
+    ever); it then ends, and says which rank is late, and where. A rank that is dead is noticed in
+    seconds (backends.watchdog).
+
+    Raises AgreementError, on every rank, if the ranks compile different models, meshes, plans or
+    options; ValueError if the processes are not as many as the mesh's devices, CaptureError,
     PlanError or PassError (all ValueErrors) for what cannot be captured or sharded.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend '{backend}' is unknown; use one of {', '.join(BACKENDS)}.")
-    if precision not in AUTOCAST or (precision and program is not None):
-        raise ValueError(
-            f"precision '{precision}' is unknown, or given with a program, which has its dtypes; "
-            'use "bf16", or none. A model in bfloat16 throughout is model.to(torch.bfloat16).'
-        )
+    check_precision(precision, program)
     own = mesh_of_plan(plan) if program is None else program.mesh
-    goal = own or Mesh() if mesh is None else as_mesh(mesh)
+    num_processes = None if backend == "reference" else world.world_size()
+    goal = own or Mesh() if mesh is None else as_mesh(mesh, num_processes)
     place = world.with_index(torch.device(device or device_of(model)))
     if backend != "reference":
-        world.join(goal, place)
+        world.join(goal, place, timeout)
+    if reduce_dtype is not None and goal.num_devices > 1:
+        passes = reducing_in(reduce_dtype, passes)
     request = Request(
-        model=model,
+        model=in_precision(model, precision),
         args=args,
         kwargs=kwargs or {},
         mesh=goal,
@@ -111,8 +127,13 @@ def compile(
         precision=precision,
         seed=seed,
     )
+    if backend != "reference" and goal.num_devices > 1:
+        require_same_model(model)
+        options = describe(request, dynamic=dynamic, max_programs=max_programs, sync=sync)
+        require_same("what is compiled", options, "call compile alike on every rank")
     programs = CompiledPrograms(request, place, limit=max_programs, dynamic=dynamic)
-    step = Step(model, programs.backend, programs)
+    programs.backend.reduce_dtype = reduce_dtype
+    step = Step(request.model, programs.backend, programs, sync=sync)
     return step if train is None else step.train(train)
 
 
@@ -120,5 +141,7 @@ def bind(program: Program, request: Request, device: torch.device) -> Step:
     """A step that runs the program of a request in every call, with copies of the model's
     parameters. Collective."""
     backend = backend_of(request, program, device)
-    programs = GivenProgram(BoundProgram(program, backend), seed_of(request.seed))
+    programs = GivenProgram(
+        BoundProgram(program, backend), world.from_rank_0(partial(seed_of, request.seed))
+    )
     return Step(request.model, backend, programs)

@@ -100,7 +100,7 @@ def run(options: RunOptions) -> RunReport:
         check=check,
         training=training,
         eager_training=eager,
-        peak_bytes=_peak_bytes(device),
+        peak_bytes=peak_bytes(device),
         notes=notes,
     )
 
@@ -170,7 +170,7 @@ def _next_batch(options: RunOptions, batch: Mapping[str, Tensor]) -> dict[str, T
     return {name: other.kwargs[name].to(own.device) for name, own in batch.items()}
 
 
-def _peak_bytes(device: torch.device) -> int:
+def peak_bytes(device: torch.device) -> int:
     """The most memory that this rank had: of the GPU, or of the whole process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)

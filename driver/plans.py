@@ -18,7 +18,7 @@ from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.notes import unheard
 from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import MeshLike, PassPipeline, as_mesh
-from shardweave.passes.plan_passes import plan_passes
+from shardweave.passes.plan_passes import passes_after, passes_before
 from shardweave.planners.call import ClusterLike, call_planner
 from shardweave.planners.cost.pipeline import PipelineSimulation
 from shardweave.planners.cost.presets import find_cluster
@@ -156,25 +156,32 @@ def partition(
 ) -> Program:
     """The program that every rank of `mesh` runs.
 
-    `passes` come after the default ones, or in their place if `insert-collectives` is among
-    them: then they are the whole way from the annotated program to the local one, and what the
-    plan says beside shardings is theirs to do. Without a plan (for one device alone) the program
-    is only cleaned up. observer: sees each pass. buffers: how these are stored already. Notes of
-    the default passes are dropped.
+    `passes` come after those that shard the program and before those that decide when messages
+    travel (bucket-collectives, start-collectives, overlap-communication), which they may hold
+    themselves. If `insert-collectives` is among them, they are the whole way from the annotated
+    program to the local one, and what the plan says beside shardings is theirs to do. Without a
+    plan (for one device alone) the program is only cleaned up. observer: sees each pass. buffers:
+    how these are stored already. Notes of the default passes are dropped.
     """
     given = PassPipeline([passes] if isinstance(passes, str) else passes).passes
-    chosen = PassPipeline(ONE_DEVICE_PASSES)
+    first, last = PassPipeline(ONE_DEVICE_PASSES), PassPipeline([])
     if plan is not None:
-        is_whole = any(one.name == "insert-collectives" for one in given)
-        chosen = PassPipeline([ApplyPlanPass.of(plan)] if is_whole else plan_passes(plan))
+        names = {one.name for one in given}
+        if "insert-collectives" in names:
+            first = PassPipeline([ApplyPlanPass.of(plan)])
+        else:
+            first = PassPipeline(passes_before(plan))
+            last = PassPipeline(passes_after(plan, names))
         program = program.clone()
         program.set_mesh(mesh)
         if buffers:
             program.set_mesh(mesh.refined(plan.mesh))
             _pin_buffers(program, buffers)
     with unheard():
-        local = chosen.run(program, observer=observer)
-    return PassPipeline(given).run(local, observer=observer) if given else local
+        local = first.run(program, observer=observer)
+    local = PassPipeline(given).run(local, observer=observer) if given else local
+    with unheard():
+        return last.run(local, observer=observer) if last.passes else local
 
 
 def _pin_buffers(program: Program, buffers: Mapping[str, Sharding]) -> None:

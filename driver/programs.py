@@ -15,17 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardweave.backends import watchdog
 from shardweave.backends.backend import Backend
 from shardweave.backends.bound import BoundProgram
 from shardweave.backends.distributed import DistributedBackend
 from shardweave.backends.pipeline import holders_of
 from shardweave.backends.programs import Key
 from shardweave.backends.runtime import Runtime
-from shardweave.backends.step import OPTIONS, GivenProgram, Programs, StepCall
+from shardweave.backends.step import OPTIONS, GivenProgram, Programs, StepCall, form_of
 from shardweave.backends.virtual import VirtualBackend
 from shardweave.driver import world
 from shardweave.driver.binding import Binding
 from shardweave.driver.lowering import Lowered, Request, compile_call
+from shardweave.driver.precision import AUTOCAST, inputs_in_precision
 from shardweave.ir.capture.arguments import Form, taken_apart
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
@@ -34,9 +36,6 @@ from shardweave.passes.notes import PlanNote, warn
 
 MAX_PROGRAMS = 16
 """Programs that a step keeps: modes, times the shapes that come again, such as a last batch's."""
-
-AUTOCAST = {"": None, "bf16": torch.bfloat16}
-"""By `precision`, the dtype of torch.autocast around forward."""
 
 log = logging.getLogger("shardweave")
 
@@ -86,7 +85,9 @@ class CompiledPrograms(Programs):
     def taken_apart(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
     ) -> tuple[Form, dict[str, Tensor]]:
-        return taken_apart(*self.binding.bound(args, kwargs, is_whole=is_whole))
+        form, inputs = taken_apart(*self.binding.bound(args, kwargs, is_whole=is_whole))
+        # A batch of rows is put together of the tensors that are given.
+        return form, inputs_in_precision(inputs, self.request.precision) if is_whole else inputs
 
     def input_name(self, name: str) -> str:
         return self.binding.input_name(name)
@@ -96,7 +97,7 @@ class CompiledPrograms(Programs):
 
     def kept(self) -> list[tuple[str, BoundProgram]]:
         pairs = self._kept.values()
-        return [(f"{mode_of(call)}, {shapes_of(call)}", bound) for call, bound in pairs]
+        return [(f"{call.mode}, {call.shapes_text}", bound) for call, bound in pairs]
 
     # Finding
 
@@ -122,9 +123,9 @@ class CompiledPrograms(Programs):
     def _check_allowed(self, call: StepCall) -> None:
         if not self.dynamic and self._shape_key(call) not in self._ahead:
             raise ValueError(
-                f"the step was compiled for {shapes_of(self._first_call)} with dynamic=False; this "
-                f"call is of {shapes_of(call)}. Compile it ahead (step.compile_for), or leave "
-                "dynamic=False out."
+                f"the step was compiled for {self._first_call.shapes_text} with dynamic=False; "
+                f"this call is of {call.shapes_text}. Compile it ahead (step.compile_for), or "
+                "leave dynamic=False out."
             )
 
     def _compile(self, call: StepCall) -> BoundProgram:
@@ -137,7 +138,7 @@ class CompiledPrograms(Programs):
         assert not wrong, f"{wrong[0]} is not read in the shards in which it is stored"
         if world.rank() == 0:
             took_s = time.perf_counter() - start_s
-            say(f"shardweave: compiled a program for {mode_of(call)} in {took_s:.1f} s: {why}")
+            say(f"shardweave: compiled a program for {call.mode} in {took_s:.1f} s: {why}")
         return bound
 
     def _lower(self, call: StepCall, stored: Mapping[Key, Sharding] | None) -> Lowered:
@@ -145,7 +146,7 @@ class CompiledPrograms(Programs):
         request = self.request
         is_shared = request.backend != "reference"
         if is_shared:
-            world.agree("the call", f"{shapes_of(call)} in {mode_of(call)}")
+            watchdog.meet("the call", str(call), "let every rank do the same")
         given = None if stored is None else (self.plan, stored, self.row_axes(""))
         with in_modes(request.model, call):
             lowered = compile_call(request, call, given)
@@ -233,43 +234,17 @@ def say(text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def mode_of(call: StepCall) -> str:
-    """The mode of a call, in words."""
-    cast = f" in {_word(call.autocast)}" if call.autocast else ""
-    if call.grad:
-        return f"training{cast}"
-    if not any(call.modes):
-        return f"evaluation{cast}"
-    where = "training mode without gradients" if call.modes[0] else "evaluation of some modules"
-    return where + cast
-
-
-def shapes_of(call: StepCall) -> str:
-    """`x (4, 8) float32`, for each input."""
-    tensors = [f"{name} {_form(tensor)}" for name, tensor in call.inputs.items()]
-    constants = [f"{name}={value!r}" for name, value in call.form.constants]
-    return ", ".join([*tensors, *constants]) or "no inputs"
-
-
-def _form(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {_word(tensor.dtype)}"
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def difference(before: StepCall, call: StepCall) -> str:
     """What is new in a call."""
     if before.form != call.form:
         return f"its arguments are {call.form}, those before were {before.form}"
     found = [
-        f"{name} is {_form(tensor)}, was {_form(before.inputs[name])}"
+        f"{name} is {form_of(tensor)}, was {form_of(before.inputs[name])}"
         for name, tensor in call.inputs.items()
-        if _form(tensor) != _form(before.inputs[name])
+        if form_of(tensor) != form_of(before.inputs[name])
     ]
     if found:
         return ", ".join(found)
-    if mode_of(before) != mode_of(call) or before.modes != call.modes:
-        return f"the first call in this mode with {shapes_of(call)}"
+    if before.mode != call.mode or before.modes != call.modes:
+        return f"the first call in this mode with {call.shapes_text}"
     return "other parameters or inputs require gradients"

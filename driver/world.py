@@ -15,7 +15,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from shardweave.driver.launch import is_worker, store_file
+from shardweave.backends import watchdog
+from shardweave.backends.watch import LostRankError
+from shardweave.driver import rendezvous
+from shardweave.driver.launch import is_launched, is_worker, report_failure, store_file
 from shardweave.ir.mesh import Mesh
 
 T = TypeVar("T")
@@ -55,9 +58,10 @@ def with_index(device: torch.device) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
 
 
-def join(mesh: Mesh, device: torch.device) -> None:
+def join(mesh: Mesh, device: torch.device, timeout_s: float | None = None) -> None:
     """Make sure that one process per device of `mesh` runs, joined by torch.distributed.
 
+    timeout_s: how long a rank may wait for others, as for the watchdog's `start`.
     Initialises torch.distributed (NCCL for a GPU, else gloo) if nobody has and the mesh needs
     it. Raises ValueError if the number of processes is not that of the mesh's devices.
     """
@@ -70,14 +74,24 @@ def join(mesh: Mesh, device: torch.device) -> None:
         torch.cuda.set_device(device)
     else:
         _settle_at_exit()
-    if dist.is_initialized():
-        return
+    if not dist.is_initialized():
+        _initialise(device, found)
+    if is_launched():
+        watchdog.listen(_report)
+    watchdog.start(timeout_s)
+
+
+def _initialise(device: torch.device, found: int) -> None:
     backend = "nccl" if device.type == "cuda" else "gloo"
     store = store_file()
     if store is None:
-        dist.init_process_group(backend)
+        rendezvous.initialise(backend)
     else:
         dist.init_process_group(backend, f"file://{store}", rank=rank(), world_size=found)
+
+
+def _report(text: str) -> None:
+    report_failure(LostRankError(text), is_plain=True)
 
 
 @cache
@@ -122,23 +136,10 @@ def _told(error: Exception) -> RankZeroError:
     return RankZeroError(f"rank 0 failed: {type(error).__name__}: {error}")
 
 
-def agree(what: str, here: str) -> None:
-    """Raises ValueError on every rank unless `what` is the same on all of them. Collective."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, here)
-    other = next((rank for rank, one in enumerate(found) if one != found[0]), None)
-    if other is not None:
-        raise ValueError(
-            f"{what} differs between ranks: rank 0 has {found[0]}, rank {other} has "
-            f"{found[other]}; let every rank do the same."
-        )
-
-
 def leave() -> None:
     """Close torch.distributed, if it is open: ranks that just exit make others complain."""
     if dist.is_initialized():
+        watchdog.stop()
         dist.destroy_process_group()
 
 

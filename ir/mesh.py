@@ -64,17 +64,22 @@ class Mesh:
         return Mesh, (self.axes,)
 
     @staticmethod
-    def parse(text: str) -> Mesh:
-        """Read `data=2,tensor=4`. The empty text is the mesh of one device without axes."""
-        axes: list[Axis] = []
+    def parse(text: str, num_devices: int | None = None) -> Mesh:
+        """Read `data=2,tensor=4`. The empty text is the mesh of one device without axes.
+
+        num_devices: if it is given, one axis may have the size -1, as in `data=-1,tensor=4`, and
+        takes the devices that the others leave.
+        """
+        sizes: list[tuple[str, int]] = []
         for part in filter(None, (piece.strip() for piece in text.split(","))):
-            name, equals, size = part.partition("=")
-            if not equals or not size.strip().isdigit():
+            name, equals, size = (piece.strip() for piece in part.partition("="))
+            if not equals or not (size.isdigit() or (size == "-1" and num_devices is not None)):
                 raise ValueError(
                     f"mesh '{text}': found '{part}', expected NAME=SIZE, as in data=2,tensor=4."
                 )
-            axes.append(_axis(name.strip(), int(size)))
-        return Mesh(axes)
+            sizes.append((name, int(size)))
+        rest = 1 if num_devices is None else _rest(text, [s for _, s in sizes], num_devices)
+        return Mesh(_axis(name, rest if size == -1 else size) for name, size in sizes)
 
     def __str__(self) -> str:
         return ",".join(f"{axis.name}={axis.size}" for axis in self.axes) or "one device"
@@ -190,6 +195,19 @@ class Mesh:
                 [self.rank(fixed | dict(zip(names, inner, strict=True))) for inner in members]
             )
         return groups
+
+
+def _rest(text: str, sizes: Sequence[int], num_devices: int) -> int:
+    """The size of the axis of size -1, if there is one."""
+    count, others = sizes.count(-1), math.prod(size for size in sizes if size != -1)
+    if count > 1:
+        raise ValueError(f"mesh '{text}' has {count} axes of size -1; give one of them at most.")
+    if count and (others < 1 or num_devices % others):
+        raise ValueError(
+            f"mesh '{text}': {num_devices} devices do not divide by {others}, the product of the "
+            "sizes that are given; start a multiple of it, or give other sizes."
+        )
+    return num_devices // others if count else 1
 
 
 def _axis(name: str, size: int) -> Axis:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+import torch
 from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 
 from shardweave.ir.annotations import phase_of
-from shardweave.ir.dist import COLLECTIVES, DistOp, WaitOp
+from shardweave.ir.aten import AtenOp, overload_named
+from shardweave.ir.dist import COLLECTIVES, AllReduceOp, DistOp, WaitOp
 from shardweave.ir.facts import facts_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
@@ -37,8 +41,38 @@ def shared_operand(op: Operation, position: int, mesh: Mesh | None = None) -> SS
             return op.operands[position]
         if isinstance(op, COLLECTIVES):
             is_alone = mesh is not None and mesh.sizes(op.axes) == 1
-            return op.operands[position] if is_alone else None
+            return op.operands[position] if is_alone or reduces_in_place(op) else None
     return op.operands[0] if is_view(op) else None
+
+
+def reduces_in_place(op: Operation) -> bool:
+    """Whether a collective is an all-reduce of one value that nobody else reads.
+
+    Its result is then written where the operand was: in memory that an op made for it, and that no
+    other value shares. Several operands are copied into one message.
+    """
+    if not isinstance(op, AllReduceOp) or len(op.operands) != 1:
+        return False
+    value = op.operands[0]
+    while value.has_one_use() and isinstance(value, OpResult):
+        maker = value.op
+        if facts_of(maker).view in ("expand", None):
+            return isinstance(maker, AtenOp) and makes_memory(maker.name)
+        value = maker.operands[0]
+    return False
+
+
+@cache
+def makes_memory(name: str) -> bool:
+    """Whether the results of an ATen op are always in memory of their own, as its schema says.
+
+    An op that torch composes of others, such as dropout, may return what it was given.
+    """
+    overload = overload_named(name)
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # pyright: ignore[reportPrivateUsage]
+    if has_kernel(overload.name(), "CompositeImplicitAutograd"):
+        return False
+    return all(part.alias_info is None for part in overload._schema.returns)  # pyright: ignore[reportPrivateUsage]
 
 
 def storage_of(value: SSAValue, mesh: Mesh | None = None) -> SSAValue:

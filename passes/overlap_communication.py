@@ -17,12 +17,14 @@ class OverlapCommunicationPass(PassOnProgram):
 
     `blocking`: each wait right behind its start (Megatron). `sub-batch`: sub-batches take
     turns inside each pass (Merak). `cross-pass`: recomputation and backward form one pass
-    (Oases, Algorithms 1 and 2). `list`: list scheduling of the whole step on the cost model of
-    `cluster` (a preset's name or a file); of several such orders and the other three schedules
-    the one that simulates fastest is taken, so it is never slower than they are in the
-    simulator. A step that needs more than `memory_cap` bytes on one device is refused; `list`
-    takes the fastest order that does not, and without a cap the fastest that needs no more
-    memory than one of the other three (else it would recompute early, and gain nothing by it).
+    (Oases, Algorithms 1 and 2). `in-order`: compute as it is written, messages started where they
+    are made and waited for where they are read, weights gathered a block ahead. `list`: list
+    scheduling of the whole step on the cost model of `cluster` (a preset's name or a file); of
+    several such orders and the other schedules the one that simulates fastest is taken, so it is
+    never slower than they are in the simulator. A step that needs more than `memory_cap` bytes
+    on one device is refused; `in-order` gathers nothing ahead rather, and `list` takes the
+    fastest order that does not need more; without a cap the fastest that needs no more memory
+    than one of the others (else it would recompute early, and gain nothing by it).
 
     Requires: a local program after `start-collectives`; `sub-batch` and `cross-pass` have an
     effect on programs with sub-batches (`split-batch`, unrolled). Ensures: numerics unchanged;

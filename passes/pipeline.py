@@ -191,8 +191,10 @@ def run_passes(
     return PassPipeline(passes).run(program, mesh=on, observer=observer)
 
 
-def as_mesh(mesh: MeshLike) -> Mesh:
-    """A Mesh from one, from its text, or from axis sizes by name."""
+def as_mesh(mesh: MeshLike, num_devices: int | None = None) -> Mesh:
+    """A Mesh from one, from its text, or from axis sizes by name; see `Mesh.parse`."""
     if isinstance(mesh, Mesh):
         return mesh
-    return Mesh.parse(mesh) if isinstance(mesh, str) else Mesh(**mesh)
+    if not isinstance(mesh, str):
+        mesh = ",".join(f"{name}={size}" for name, size in mesh.items())
+    return Mesh.parse(mesh, num_devices)

@@ -15,6 +15,10 @@ PRESETS: dict[str, str] = {
         "split-addmm,repeat-key-heads,add-pending-sums,propagate-shardings,insert-collectives,"
         "cse,dce,merge-collectives"
     ),
+    "default": (
+        "preset:partition,bucket-collectives,start-collectives,"
+        'overlap-communication{schedule="in-order"}'
+    ),
     "sub-batches": (
         "split-batch{n=2},split-addmm,repeat-key-heads,add-pending-sums,propagate-shardings,"
         "insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
@@ -36,7 +40,8 @@ PRESETS: dict[str, str] = {
 """`name` -> spec, which may name other presets."""
 
 SUMMARIES: dict[str, str] = {
-    "partition": "Shard the program: what sw.compile runs after apply-plan.",
+    "partition": "Shard the program; it waits for every message where it stands.",
+    "default": "Shard it, bucket messages, let them travel beside compute: what sw.compile runs.",
     "sub-batches": "Shard it in two sub-batches that run one after another.",
     "recompute": "Keep the inputs of layers only, and compute the rest again (Megatron's default).",
     "megatron": "Shard, recompute layers, wait for every collective at once.",

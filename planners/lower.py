@@ -14,6 +14,7 @@ from typing import Any
 from shardweave.ir.dead_code import remove_dead_ops
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
+from shardweave.ir.rewrite.bucket_collectives import bucket_collectives
 from shardweave.ir.rewrite.buckets import merge_all_reduces
 from shardweave.ir.rewrite.cse import merge_equal_ops
 from shardweave.ir.rewrite.redundancy import delete_redundant_collectives
@@ -43,6 +44,9 @@ PARTITIONING = (
 )
 CLEANING = ("cse", "dce")
 
+FINISHING = ("bucket-collectives", "start-collectives")
+DEFAULT_SCHEDULE = "in-order"
+
 FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "split-batch": split_batch,
     "split-addmm": split_addmms,
@@ -57,6 +61,7 @@ FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "delete-redundant-collectives": delete_redundant_collectives,
     "merge-collectives": merge_all_reduces,
     "rematerialize": rematerialize,
+    "bucket-collectives": bucket_collectives,
     "start-collectives": start_collectives,
     "overlap-communication": reschedule,
 }
@@ -82,6 +87,11 @@ def lowering_of(plan: Plan) -> Lowering:
 
     Raises PlanError for a schedule that needs a cluster without one.
     """
+    return partitioning_of(plan) + recomputation_of(plan) + finishing_of(plan)
+
+
+def partitioning_of(plan: Plan) -> Lowering:
+    """The first part of `lowering_of`: to a local program that waits for every message."""
     steps = annotation_steps(plan) + [(name, dict[str, Any]()) for name in PARTITIONING]
     if plan.batch_split > 1:
         steps.append(("unroll-time-axes", {"keep": MICRO} if plan.is_pipeline else {}))
@@ -90,22 +100,35 @@ def lowering_of(plan: Plan) -> Lowering:
         steps.append(("merge-collectives", {}))
     if plan.zero in (1, 2):
         steps.append(("delete-redundant-collectives", {}))
+    return steps
+
+
+def recomputation_of(plan: Plan) -> Lowering:
+    """The part of `lowering_of` that computes values again, and cuts what is then there."""
+    steps: Lowering = []
     if plan.recompute != "none":
         steps.append(("rematerialize", {"policy": plan.recompute}))
-    if plan.is_pipeline:
+    if plan.is_pipeline and plan.pipeline is not None:
         # Behind it every pass works on one function at a time.
-        assert plan.pipeline is not None
         options = {"schedule": plan.pipeline.schedule, "zero": plan.zero or 3}
         steps += [("cut-stages", options), ("merge-collectives", {})]
-    if plan.schedule:
-        if plan.schedule == "list" and not plan.cluster:
-            raise PlanError(
-                "the plan's schedule 'list' orders ops for a cluster, and the plan names none; "
-                "give 'cluster', a preset's name or a file, or another schedule."
-            )
-        options = {"schedule": plan.schedule} | ({"cluster": plan.cluster} if plan.cluster else {})
-        steps += [("start-collectives", {}), ("overlap-communication", options)]
     return steps
+
+
+def finishing_of(plan: Plan) -> Lowering:
+    """The last part of `lowering_of`: which messages there are, and when they travel."""
+    if plan.schedule == "list" and not plan.cluster:
+        raise PlanError(
+            "the plan's schedule 'list' orders ops for a cluster, and the plan names none; "
+            "give 'cluster', a preset's name or a file, or another schedule."
+        )
+    options = {"schedule": plan.schedule or DEFAULT_SCHEDULE}
+    if plan.schedule and plan.cluster:
+        options["cluster"] = plan.cluster
+    # The papers' schedules are as they are there.
+    names = FINISHING if options["schedule"] in (DEFAULT_SCHEDULE, "list") else FINISHING[1:]
+    steps: Lowering = [(name, dict[str, Any]()) for name in names]
+    return [*steps, ("overlap-communication", options)]
 
 
 def local_program(program: Program, plan: Plan) -> Program:
@@ -142,18 +165,32 @@ class Lowerings:
         """`local_program`, remembered. What is returned must not be changed."""
         plan = _bare(plan)
         key = plan.to_json()
-        self.made[key] = self.made.pop(key, None) or self._lowered(plan)
+        return self._remembered(key, lambda: self._lowered(plan, finishing_of(plan)))
+
+    def blocking(self, plan: Plan) -> Program:
+        """The same, but without a schedule of the plan's every message is waited for at once."""
+        plan = _bare(plan)
+        if plan.schedule:
+            return self.local(plan)
+        return self._remembered(f"blocking {plan.to_json()}", lambda: self._lowered(plan, []))
+
+    def _remembered(self, key: str, make: Callable[[], Program]) -> Program:
+        self.made[key] = self.made.pop(key, None) or make()
         if self.most is not None and len(self.made) > self.most:
             del self.made[next(iter(self.made))]
         return self.made[key]
 
-    def _lowered(self, plan: Plan) -> Program:
+    def _lowered(self, plan: Plan, finishing: Lowering) -> Program:
         base = replace(plan, recompute="none", schedule="", cluster="")
-        rest = lowering_of(plan)[len(lowering_of(base)) :]
-        if not rest:
-            return local_program(self.program, plan)
-        target = self.local(base).clone()
-        _take_through(target, rest)
+        partitioned = self._remembered(
+            f"partitioned {base.to_json()}",
+            lambda: lowered(self.program, plan, partitioning_of(plan)),
+        )
+        steps = recomputation_of(plan) + finishing
+        if not steps:
+            return partitioned
+        target = partitioned.clone()
+        _take_through(target, steps)
         return target
 
 

@@ -93,6 +93,8 @@ class Plan:
             ) from error
         except PlanError as error:
             raise PlanError(f"{name}: {error}") from error
+        except RecursionError as error:
+            raise PlanError(f"{name}: too many brackets within each other for a plan.") from error
         if not isinstance(data, dict):
             raise PlanError(f"{name}: found {type(data).__name__}, expected a JSON object.")
         return Plan.from_dict(cast("dict[str, Any]", data), name)

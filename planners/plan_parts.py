@@ -10,8 +10,8 @@ from typing import Any, cast
 RECOMPUTE = ("none", "layer", "after-communication")
 """Policies of `rematerialize` that a plan may name."""
 
-SCHEDULES = ("", "blocking", "sub-batch", "cross-pass", "list")
-"""Schedules of `overlap-communication`; empty: collectives block where they stand."""
+SCHEDULES = ("", "blocking", "sub-batch", "cross-pass", "in-order", "list")
+"""Schedules of `overlap-communication`; empty: as "in-order"."""
 
 PIPELINE_SCHEDULES = (
     "1f1b", "gpipe", "interleaved-1f1b", "zero-bubble", "zero-bubble-v", "dualpipe-v"

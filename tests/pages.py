@@ -4,12 +4,14 @@ A comment right above a block says more about it: `<!-- file: step.mlir -->` sav
 folder, `<!-- excerpt: step.mlir -->` says that its lines come from a program there (`...` stands
 for left out lines), `<!-- after: cse,dce -->` that it is what these passes make of the program
 above it (`<!-- after: cse,dce; excerpt -->`, lines of that), `<!-- invalid -->` that it is not a
-program and the text below it says why.
+program and the text below it says why, `<!-- differs: a.py b.py -->` that it is how these two files
+of the project differ, but for what they say of themselves.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import doctest
 import io
 import json
@@ -28,6 +30,7 @@ from shardweave.passes.pipeline import run_passes
 _BLOCK = re.compile(
     r"^(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
 )
+_ROOT = Path(__file__).resolve().parents[1]
 _OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -77,6 +80,8 @@ class PageRun:
             self._console(block)
         elif block.language == "json":
             json.loads(block.text)
+        elif "differs" in block.notes:
+            assert block.text == difference(*block.notes["differs"].split())
         elif block.language == "text" and said is not None:
             assert_output(block.text, said)
 
@@ -113,6 +118,14 @@ class PageRun:
                 code = main(arguments)
             assert (code == 0) is ("fails" not in block.notes), output.getvalue()
             assert_output(expected, output.getvalue())
+
+
+def difference(before: str, after: str) -> str:
+    """How two Python files of the project differ, from their imports on, with a line around."""
+    texts = [(_ROOT / path).read_text().partition("from __future__")[2] for path in (before, after)]
+    old, new = (text.splitlines(keepends=True) for text in texts)
+    _, _, *found = difflib.unified_diff(old, new, n=1)
+    return "".join("@@\n" if line.startswith("@@") else line for line in found)
 
 
 def commands_of(text: str) -> Iterator[tuple[str, str]]:

@@ -24,7 +24,7 @@ from shardweave.tests.pages import PageRun, blocks_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-LANGUAGES = {"", "console", "json", "mlir", "python", "sh", "text"}
+LANGUAGES = {"", "console", "diff", "json", "mlir", "python", "sh", "text"}
 _GPU_TEST = re.compile(r"@pytest\.mark\.gpu\n(?:@.*\n)*def (test_\w+)")
 _MAKE = re.compile(r"(?:^|`)make ([a-z-]+)", re.M)
 _NAMED = re.compile(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import runpy
+import shutil
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -17,6 +19,7 @@ import shardweave as sw
 from shardweave.driver.cli import main
 from shardweave.passes.cse import CsePass
 from shardweave.passes.registry import PASSES
+from shardweave.tests.pages import difference
 from shardweave.tests.real_step import annotated, assert_equals_eager, save
 
 FOLDER = Path(sw.__file__).parent / "examples"
@@ -98,3 +101,72 @@ def test_two_plans_are_compared(output_of: Callable[[str], str]) -> None:
     assert re.search(r"^activations '.*': not given -> \[", out, re.M)
     rows = dict(re.findall(r"^([\w-]+) +([\d.]+) ms", out, re.M))
     assert set(rows) == {"megatron", "sequence-parallel", "replicated"}
+
+
+def losses_of(text: str) -> dict[int, float]:
+    return {
+        int(n): float(loss) for n, loss in re.findall(r"^step (\d+)/\d+  loss ([\d.]+)", text, re.M)
+    }
+
+
+def trained(
+    output_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, name: str, *options: str
+) -> str:
+    """What a training of a few small steps prints."""
+    sizes = ["--steps", "4", "--show-every", "1", "--save-every", "2", "--batch", "8"]
+    monkeypatch.setattr("sys.argv", [name, *sizes, *options])
+    return output_of(name)
+
+
+def test_training_has_the_losses_of_its_eager_twin_and_goes_on_where_it_was(
+    output_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    no_dropout = ("--dropout", "0")
+    whole = ("--checkpoint", "whole.pt")
+    eager = trained(output_of, monkeypatch, "train_eager.py", *no_dropout, *whole)
+    text = trained(output_of, monkeypatch, "train.py", *no_dropout, "--cluster", "oases-3090")
+    losses = losses_of(text)
+    assert list(losses) == [1, 2, 3, 4]
+    assert losses == pytest.approx(losses_of(eager), abs=2e-4)
+    assert losses[4] < losses[1]
+    assert text.count("validation loss") == eager.count("validation loss") == 2
+    assert text.count("(simulated ") == 2 * 4
+    shutil.rmtree(tmp_path / "checkpoints" / "checkpoint-4")
+    again = trained(output_of, monkeypatch, "train.py", *no_dropout)
+    assert again.startswith("starting after step 2 of 4\n")
+    assert losses_of(again) == {step: losses[step] for step in (3, 4)}
+    assert losses_of(trained(output_of, monkeypatch, "train.py")) == {}
+
+
+def test_training_differs_from_its_eager_twin_in_a_few_lines() -> None:
+    lines = difference("examples/train_eager.py", "examples/train.py").splitlines()
+    counts = {sign: sum(line.startswith(sign) for line in lines) for sign in "-+"}
+    assert counts["-"] <= 25
+    assert counts["+"] <= 30
+    assert len((FOLDER / "train.py").read_text().splitlines()) <= 150
+
+
+@pytest.mark.slow
+def test_training_that_is_killed_ends_as_one_that_is_not(tmp_path: Path) -> None:
+    from shardweave.benchmarks import kills
+
+    result = tmp_path / "kills.json"
+    with patch("sys.argv", ["kills.py", "--quick", "--json", str(result)]):
+        assert kills.main() == 0
+    found = json.loads(result.read_text())
+    assert len(found["kills"]) == 2
+    assert found["final_loss"] == found["final_loss_left_alone"]
+
+
+@pytest.mark.slow
+def test_losses_on_three_meshes_are_those_of_eager(tmp_path: Path) -> None:
+    from shardweave.benchmarks import loss_curve
+
+    result = tmp_path / "curve.json"
+    with patch(
+        "sys.argv", ["loss_curve.py", "--quick", "--dropout", "0.05", "--json", str(result)]
+    ):
+        assert loss_curve.main() == 0
+    losses = json.loads(result.read_text())["losses"]
+    assert losses["sharded"] == pytest.approx(losses["eager"], abs=2e-3)
+    assert list(losses["sharded"]) == list(losses["eager"])

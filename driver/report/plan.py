@@ -10,6 +10,7 @@ from rich.table import Table
 
 from shardweave.driver.report.text import plain_table
 from shardweave.planners.cost.quantity import bytes_text, memory_text, seconds_text
+from shardweave.planners.lower import DEFAULT_SCHEDULE
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, Predicted
 
@@ -63,7 +64,7 @@ _CHOICES: dict[str, Callable[[Plan], str]] = {
     "sharded parameters": lambda plan: str(len(plan.parameters)),
     "sub-batches": lambda plan: str(plan.batch_split),
     "recompute": lambda plan: plan.recompute,
-    "schedule": lambda plan: plan.schedule or "blocking",
+    "schedule": lambda plan: plan.schedule or DEFAULT_SCHEDULE,
     "stages": lambda plan: str(plan.num_stages),
 }
 

@@ -125,10 +125,18 @@ def _writes(graph: Any) -> Iterator[Write]:
                 vars(variable).get("value"),
                 name,
             )
-        if isinstance(variable, ConstDictVariable):
+        if _is_set_of_old(variable):
+            if set(variable.items) != set(variable.original_items):
+                yield Write(qualified(source), site, UNKNOWN, UNKNOWN, True)
+        elif isinstance(variable, ConstDictVariable):
             yield from _written_items(variable, site, read)
         elif not attributes:
             yield Write(qualified(source), site, UNKNOWN, UNKNOWN, True)
+
+
+def _is_set_of_old(variable: Any) -> bool:
+    """Whether a variable is a set as a dict, as dynamo has sets before torch 2.13."""
+    return isinstance(variable, ConstDictVariable) and issubclass(variable.python_type(), set)
 
 
 def _written_items(variable: Any, site: Site, read: _Read) -> Iterator[Write]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -29,12 +30,15 @@ def _fake_mode_of(model: torch.nn.Module) -> FakeTensorMode | None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's log of an error that is explained anyway."""
+    """Without torch's log of an error that is explained anyway, and without the warning that
+    dynamo gives itself, before torch 2.13, at a hook that forward registers."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* should not be instantiated", DeprecationWarning)
+            yield
     finally:
         logger.setLevel(level)
 

@@ -21,10 +21,16 @@ from shardweave.ir.types import dtype_of_value, num_bytes, tensor_type_of
 
 
 class Buckets:
-    """Fills buckets of collectives of equal key, each of at most `limit` bytes of operands."""
+    """Fills buckets of collectives of equal key, each of at most `limit` bytes of operands.
 
-    def __init__(self, limit: int) -> None:
+    first: the limit of a key's first bucket, if it is lower; that of each later one is twice that
+    of the one before.
+    """
+
+    def __init__(self, limit: int, first: int | None = None) -> None:
         self.limit = limit
+        self.first = limit if first is None else min(first, limit)
+        self._limits: dict[Hashable, int] = {}
         self.finished: list[list[dist.DistOp]] = []
         self._open: dict[Hashable, list[dist.DistOp]] = {}
         self._bytes: dict[Hashable, int] = {}
@@ -33,8 +39,10 @@ class Buckets:
     def add(self, key: Hashable, op: dist.DistOp) -> None:
         """Put a collective into the open bucket of its key; a full one is closed before."""
         size = operand_bytes(op)
-        if key in self._open and self._bytes[key] + size > self.limit:
+        limit = self._limits.setdefault(key, self.first)
+        if key in self._open and self._bytes[key] + size > limit:
             self._close(key)
+            self._limits[key] = min(2 * limit, self.limit)
         self._open.setdefault(key, []).append(op)
         self._bytes[key] = self._bytes.get(key, 0) + size
         self._keys[op] = key

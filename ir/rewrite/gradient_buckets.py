@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir import dist
 from shardweave.ir.annotations import (
-    annotate,
     copy_of,
     layer_of,
     phase_of,
@@ -18,49 +17,77 @@ from shardweave.ir.annotations import (
     set_sharding_attrs,
     sharding_attrs_of,
 )
-from shardweave.ir.aten import create
+from shardweave.ir.blocks import blocks_of
+from shardweave.ir.facts import facts_of
 from shardweave.ir.program import Program
-from shardweave.ir.rewrite.buckets import Buckets, join
-from shardweave.ir.syntax import Operands
-from shardweave.ir.types import dtype_of_value, shape_of, tensor_type_of, with_shape
+from shardweave.ir.rewrite.buckets import Buckets, join, operand_bytes
+from shardweave.ir.rewrite.rows import join_scatters
+from shardweave.ir.types import dtype_of_value
 
 
-def bucket_gradients(program: Program, bucket_bytes: int) -> int:
+def bucket_gradients(
+    program: Program,
+    bucket_bytes: int,
+    first_bytes: int | None = None,
+    alone_bytes: int | None = None,
+) -> int:
     """Join the reductions of gradients into messages of at most `bucket_bytes`. Linear.
 
-    Returns how many reductions there are. Raises ValueError for a bucket of no bytes.
+    Reduce-scatters are joined within a block. first_bytes: of the first all-reduce; each later one
+    may be twice as large, so that what is sent when the backward pass ends is no large part of all.
+    alone_bytes: gradients of so many travel alone, which needs no copy. Returns how many
+    reductions there are.
     """
-    if bucket_bytes < 1:
-        raise ValueError(f"bytes={bucket_bytes}; use a bucket of at least 1 byte.")
     reductions = _gradient_reductions(program)
-    buckets = Buckets(bucket_bytes)
+    sums, scatters = Buckets(bucket_bytes, first_bytes), Buckets(bucket_bytes)
+    blocks = blocks_of(program)
+    stretch, block = 0, None
     for op in _place_by_production(program, reductions):
+        # What is scattered block by block can be freed so.
+        if blocks.of_op(op) != block:
+            stretch, block = stretch + 1, blocks.of_op(op)
+        if alone_bytes is not None and operand_bytes(op) >= alone_bytes:
+            continue
         reduction = op.reduction if isinstance(op, dist.AllReduceOp) else "sum"
-        key = (type(op), op.axes, reduction, copy_of(op), phase_of(op))
-        buckets.add((*key, dtype_of_value(op.operands[0])), op)
-    for members in buckets.close():
-        if isinstance(members[0], dist.ReduceScatterOp):
-            _join_rows(members)
+        key = (op.axes, reduction, copy_of(op), phase_of(op), dtype_of_value(op.operands[0]))
+        if isinstance(op, dist.ReduceScatterOp):
+            scatters.add((*key, stretch), op)
         else:
-            join(members)
+            sums.add(key, op)
+    for members in sums.close():
+        join(members)
+    for members in scatters.close():
+        join_scatters(cast("list[dist.ReduceScatterOp]", members))
     return len(reductions)
 
 
 def _gradient_reductions(program: Program) -> list[dist.DistOp]:
-    """Blocking reductions whose results are gradients and nothing else."""
-    last = program.return_op
-    others = {slot.value for slot in program.results if slot.kind != "grad"}
+    """Blocking reductions of gradients whose results are returned and nothing else.
 
-    def is_gradient(value: SSAValue) -> bool:
+    A loss that `merge-collectives` has put in a message with gradients travels on with some.
+    """
+    last = program.return_op
+    gradients = {slot.value for slot in program.results if slot.kind == "grad"}
+    gradients -= {slot.value for slot in program.results if slot.kind != "grad"}
+
+    def is_returned(value: SSAValue) -> bool:
         users = [use.operation for use in value.uses]
-        return bool(users) and value not in others and all(user is last for user in users)
+        return bool(users) and all(user is last for user in users)
 
     return [
         op
         for op in program.ops
         if (type(op) is dist.AllReduceOp or type(op) is dist.ReduceScatterOp)
-        and all(map(is_gradient, op.results))
+        and all(is_returned(_at_end(value)) for value in op.results)
+        and any(_at_end(value) in gradients for value in op.results)
     ]
+
+
+def _at_end(value: SSAValue) -> SSAValue:
+    """A reduced value, or, after a sum in another dtype (`reduce-in`), what it is cast to."""
+    users = [use.operation for use in value.uses]
+    is_cast = len(users) == 1 and facts_of(users[0]).view == "cast"
+    return users[0].results[0] if is_cast else value
 
 
 def _place_by_production(
@@ -102,64 +129,3 @@ def _singles(op: dist.DistOp) -> list[dist.DistOp]:
         found.append(single)
     op.erase()
     return found
-
-
-def _join_rows(members: Sequence[dist.DistOp]) -> None:
-    """Send reduce-scatters as one, where the last stands: what each rank is to get is a row."""
-    if len(members) == 1:
-        return
-    last = members[-1]
-    rows = [_rows(member, last) for member in members]
-    widths = [shape_of(row)[1] for row in rows]
-    height, total = shape_of(rows[0])[0], sum(widths)
-    matrix = _add(last, last, "aten.cat", [rows], (height, total), dim=1)
-    type_ = with_shape(tensor_type_of(matrix), (1, total))
-    sent = dist.create(dist.ReduceScatterOp, [matrix], [type_], axes=last.axes, dim=0, block=1)
-    annotate(sent, last)
-    set_layer(sent, "")
-    sent.results[0].name_hint = last.results[0].name_hint
-    Rewriter.insert_op(sent, InsertPoint.before(last))
-    start = 0
-    for member, width in zip(members, widths, strict=True):
-        (old,) = member.results
-        part = _add(member, last, "aten.slice.Tensor", sent.results, (1, width), dim=1, start=start)
-        new = _add(member, last, "aten.view", [part], shape_of(old))
-        assert isinstance(new.owner, Operation)
-        set_sharding_attrs(new.owner, sharding_attrs_of(member))
-        new.name_hint = old.name_hint
-        old.replace_all_uses_with(new)
-        start += width
-    for member in members:
-        Rewriter.erase_op(member)
-
-
-def _rows(member: dist.DistOp, before: Operation) -> SSAValue:
-    """The operand of a reduce-scatter as a matrix, of which row i goes to rank i."""
-    assert isinstance(member, dist.ReduceScatterOp)
-    (value,), shape = member.operands, shape_of(member.operands[0])
-    dim, block = member.dim, member.block
-    size = math.prod(shape) // math.prod(shape_of(member.results[0]))
-    cut = (*shape[:dim], shape[dim] // (size * block), size, block, *shape[dim + 1 :])
-    if math.prod(cut[: dim + 1]) > 1:
-        value = _add(member, before, "aten.view", [value], cut)
-        order = [dim + 1, *range(dim + 1), *range(dim + 2, len(cut))]
-        turned = tuple(cut[index] for index in order)
-        value = _add(member, before, "aten.permute", [value], turned, dims=order)
-    return _add(member, before, "aten.view", [value], (size, math.prod(shape) // size))
-
-
-def _add(
-    source: Operation,
-    before: Operation,
-    name: str,
-    operands: Operands,
-    shape: Sequence[int],
-    **arguments: int | list[int],
-) -> SSAValue:
-    """Add an op of the layer, phase and dtype of `source`; returns its result."""
-    type_ = with_shape(tensor_type_of(source.operands[0]), shape)
-    op = create(name, operands, [type_], arguments)
-    annotate(op, source)
-    op.results[0].name_hint = "part"
-    Rewriter.insert_op(op, InsertPoint.before(before))
-    return op.results[0]

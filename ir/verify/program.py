@@ -28,6 +28,7 @@ from shardweave.ir.annotations import (
 from shardweave.ir.aten import AtenOp, OpKey, key_of_op
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.dist import STARTED, DistOp, ReshardOp, WaitOp
+from shardweave.ir.facts import facts_of
 from shardweave.ir.infer import infer_types
 from shardweave.ir.kernel import FusedOp, YieldOp
 from shardweave.ir.mesh import Mesh
@@ -40,7 +41,7 @@ from shardweave.ir.sharding.rules import rule_of
 from shardweave.ir.source_text import excerpt, position
 from shardweave.ir.staged import STAGE_KINDS, functions_of, is_staged
 from shardweave.ir.text import without_gc
-from shardweave.ir.types import shape_of, type_problem
+from shardweave.ir.types import dtype_of_value, shape_of, type_problem
 from shardweave.ir.verify.collectives import problem_of_move, reduced
 from shardweave.ir.verify.stages import problems_of_stages
 
@@ -336,7 +337,7 @@ class _Verifier:
         # Sub-batches are combined by the maximum of their pending maxima.
         is_max = sharding.reduction == "max"
         of_max = frozenset((0, 1)) if op.name == "aten.maximum" else frozenset[int]()
-        linear = of_max if is_max else rule_of(op).linear
+        linear = of_max if is_max else _linear_operands(op)
         if not linear.issuperset(pending):
             return f"{what}, and the op is not linear in it"
         for index in sorted(linear):
@@ -399,6 +400,18 @@ def _problem_of_form(op: Operation) -> str | None:
     except VerifyException as error:
         return str(error).splitlines()[-1]
     return None
+
+
+def _linear_operands(op: AtenOp) -> frozenset[int]:
+    """The operands that an op is linear in together, but for rounding.
+
+    The rule of a cast to fewer digits leaves it out, so that sums are made before it unless
+    somebody says otherwise (`reduce-in`).
+    """
+    is_cast = facts_of(op).view == "cast"
+    if is_cast and all(dtype_of_value(x).is_floating_point for x in (*op.operands, *op.results)):
+        return frozenset((0,))
+    return rule_of(op).linear
 
 
 def _problem_of_types(op: AtenOp) -> str | None:

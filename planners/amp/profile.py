@@ -73,7 +73,7 @@ def profile_program(
 
 
 def _local(lowerings: Lowerings, data: int, degree: int) -> Program:
-    return lowerings.local(plan_megatron(lowerings.program, Mesh(data=data, tensor=degree)))
+    return lowerings.blocking(plan_megatron(lowerings.program, Mesh(data=data, tensor=degree)))
 
 
 def _by_device(cluster: Cluster) -> dict[str, Cluster]:

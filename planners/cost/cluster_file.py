@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ from shardweave.planners.cost.quantity import quantity
 FORMAT = "shardweave.cluster/1"
 
 T = TypeVar("T")
+
+MOST_DEVICES = 2**20
+"""More than any cluster has. Places of ranks are looked up in a list of the nodes."""
 
 WHAT_TO_WRITE = {
     "name": "a word",
@@ -55,7 +59,11 @@ _POSITIVE = {
 
 def load_cluster(path: str | Path) -> Cluster:
     """Read a cluster from a YAML file. Raises ClusterError, OSError."""
-    return parse_cluster(Path(path).read_text(), str(path))
+    try:
+        text = Path(path).read_text()
+    except UnicodeDecodeError as error:
+        raise ClusterError(f"cluster '{path}' is not text; give a YAML file.") from error
+    return parse_cluster(text, str(path))
 
 
 def parse_cluster(text: str, name: str = "<cluster>") -> Cluster:
@@ -66,6 +74,10 @@ def parse_cluster(text: str, name: str = "<cluster>") -> Cluster:
         mark = error.problem_mark
         where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
         raise ClusterError(f"{where}: not YAML: {error.problem}.") from error
+    except RecursionError as error:
+        raise ClusterError(f"{name}: too many brackets within each other for a cluster.") from error
+    except (yaml.YAMLError, ValueError) as error:  # characters, dates and the like that are none
+        raise ClusterError(f"{name}: not YAML: {' '.join(str(error).split())}.") from error
     table = _mapping(data, name)
     if table.pop("format", FORMAT) != FORMAT:
         raise ClusterError(f"{name}: 'format' must be {FORMAT}, or left out.")
@@ -134,6 +146,11 @@ class _Reader:
         cluster = self.build(Cluster, table, self.name)
         for index, node in enumerate(cluster.nodes):
             self.check_node(cluster, node, f"{self.name}: nodes[{index}]")
+        if cluster.num_devices > MOST_DEVICES:
+            raise ClusterError(
+                f"{self.name}: nodes: found {cluster.num_devices} devices, expected at most "
+                f"{MOST_DEVICES}; write how many there are."
+            )
         return cluster
 
     def check_node(self, cluster: Cluster, node: NodeType, where: str) -> None:
@@ -172,7 +189,12 @@ class _Reader:
             return self.each(get_args(kind)[0], value, where)
         if is_dataclass(kind):
             return self.build(cast("type[Any]", kind), _mapping(value, where), where)
-        return str(value) if kind is str else kind(self.number(value, where))
+        if kind is str:
+            return str(value)
+        number = self.number(value, where)
+        if kind is int and number != int(number):
+            raise ClusterError(f"{where}: found {_shown(value)}; write a whole number.")
+        return kind(number)
 
     def by_name(self, kind: Any, table: Mapping[str, Any], where: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -194,7 +216,8 @@ class _Reader:
         key = where.replace(":", ".").rpartition(".")[2].strip()
         unit = next((unit for end, unit in _UNITS.items() if key.endswith(end)), "")
         found = quantity(value, unit)
-        if found is None or found < 0 or (key in _POSITIVE and not found):
+        is_number = found is not None and math.isfinite(found)
+        if found is None or not is_number or found < 0 or (key in _POSITIVE and not found):
             hint = WHAT_TO_WRITE.get(key, "a number that is not negative")
             raise ClusterError(f"{where}: found {_shown(value)}; write {hint}.")
         return found

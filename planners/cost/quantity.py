@@ -17,7 +17,10 @@ def quantity(text: object, unit: str) -> float | None:
     which may have a scale, as in 142T. All but seconds take k, M, G, T; bytes also Ki, Mi, ...
     """
     if isinstance(text, (int, float)) and not isinstance(text, bool):
-        return float(text)
+        try:
+            return float(text)
+        except OverflowError:
+            return None
     form = _FORM.fullmatch(text) if isinstance(text, str) else None
     if form is None:
         return None

@@ -28,7 +28,7 @@ from shardweave.ir.types import AnyTensor, dtype_of_value, num_bytes, shape_of, 
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.linear_maps import Cut
-from shardweave.planners.lower import lowered, lowering_of
+from shardweave.planners.lower import lowered, partitioning_of, recomputation_of
 from shardweave.planners.oases.degree import (
     TIME_AXIS,
     Axes,
@@ -101,7 +101,8 @@ def price(program: Program, space: DegreeSpace, degree: int, cluster: Cluster) -
     """What blocks take if all have a degree, or are whole where they cannot. Linear in the ops."""
     plan = plan_of_degrees(program, space, [degree] * len(space.blocks))
     # Merged messages would belong to several blocks.
-    steps = [step for step in lowering_of(plan) if step[0] != "merge-collectives"]
+    steps = partitioning_of(plan) + recomputation_of(plan)
+    steps = [step for step in steps if step[0] != "merge-collectives"]
     local = lowered(_numbered(program), plan, steps)
     costs = CostModel(cluster, local.mesh or Mesh())
     places = {op: place for place, op in enumerate(program.ops)}

@@ -18,11 +18,12 @@ from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.presets import find_cluster, preset_names
 from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.schedule.graph import Graph, build_graph, wait_of
+from shardweave.planners.schedule.in_order import in_order
 from shardweave.planners.schedule.interleave import interleave, pass_regions, whole_regions
 from shardweave.planners.schedule.list_memory import MemoryBudget, liveness, recompute_gates
 from shardweave.planners.schedule.list_schedule import list_schedule
 
-SCHEDULES = ("blocking", "sub-batch", "cross-pass", "list")
+SCHEDULES = ("blocking", "sub-batch", "cross-pass", "in-order", "list")
 
 
 def reschedule(
@@ -43,12 +44,21 @@ def reschedule(
                 f"{describe(blocking)} blocks, and no collective is started; run "
                 "start-collectives first."
             )
+    elif schedule == "in-order":
+        _in_order(program, ops, memory_cap)
     elif schedule == "list":
         program.reorder(_best_order(program, ops, _find_cluster(cluster), memory_cap))
     else:
         program.reorder(_fixed_order(schedule, ops))
     if memory_cap is not None:
         _check_memory(program, schedule, memory_cap)
+
+
+def _in_order(program: Program, ops: Sequence[Operation], memory_cap: int | None) -> None:
+    """In order, with as much on its way as the cap allows."""
+    program.reorder(in_order(program, ops))
+    if memory_cap is not None and peak_memory(program).peak_bytes > memory_cap:
+        program.reorder(in_order(program, ops, is_ahead=False))
 
 
 def _check_memory(program: Program, schedule: str, memory_cap: int) -> None:
@@ -75,12 +85,14 @@ def _best_order(
     program: Program, ops: Sequence[Operation], cluster: Cluster, memory_cap: int | None
 ) -> list[Operation]:
     """The fastest of every order that fits the memory cap."""
-    fixed = [_fixed_order(name, ops) for name in SCHEDULES[:-1]]
+    fixed = [_fixed_order(name, ops) for name in SCHEDULES[:3]]
     program.reorder(fixed[-1])
     graph = build_graph(list(program.ops), CostModel(cluster, program.mesh or Mesh()))
+    fixed.append(in_order(program, ops))
     tried = [_try(program, cluster, order) for order in fixed]
     enough = max(one.peak_bytes for one in tried)
     cap = enough if memory_cap is None else memory_cap
+    tried.append(_try(program, cluster, in_order(program, ops, is_ahead=False)))
     tried += [_try(program, cluster, one) for one in _list_orders(program, graph, cap)]
     if min(one.peak_bytes for one in tried) > cap:  # for the error, what is really needed
         tried += [_try(program, cluster, one) for one in _list_orders(program, graph, enough)]

@@ -16,7 +16,7 @@ from shardweave.ir.types import tensor_type
 from shardweave.tests.ir_text import step
 
 PROGRAM = step("input %x : tensor<4xf32>\n%y = aten.neg(%x) : tensor<4xf32>\noutput %y")
-LINE = "y = aten.neg.default(x)"
+LINE = "y = torch.neg(x)"
 
 
 def test_what_is_emitted_is_let_through() -> None:
@@ -32,6 +32,8 @@ def test_what_is_emitted_is_let_through() -> None:
         ("y = aten.neg_.default(x)", "calls aten.neg_.default"),
         ('y = open("/etc/passwd")', "calls open"),
         ("y = torch.load(x)", "calls torch.load"),
+        ("y = torch.neg_(x)", "calls torch.neg_"),
+        ("y = torch.hub.load(x)", "calls torch.hub.load"),
         ("f = aten.from_file; y = f(x)", "calls f"),
         ("y = rt.__class__.mro()", "calls rt.__class__.mro"),
         ("y = rt._groups(x)", "calls rt._groups"),

@@ -162,6 +162,26 @@ def test_collectives_work_in_every_dtype_and_keep_their_operand() -> None:
         assert (kept.tolist(), one[dtype][6].tolist()) == ([0, 1], [1, 1])
 
 
+def scatter_and_reduce() -> tuple[Tensor, Tensor, Tensor, bool]:
+    """This rank's third of a sum over three, along either dim, and a sum where its term was."""
+    runtime = Runtime(Mesh(data=3))
+    x = torch.arange(36.0).view(6, 6) * (runtime.rank + 1)
+    rows = runtime.reduce_scatter(x, ("data",), dim=0, block=2)
+    columns = runtime.reduce_scatter(x, ("data",), dim=1, block=2)
+    total = runtime.all_reduce(x, ("data",), in_place=True)
+    return rows, columns, total, total.data_ptr() == x.data_ptr()
+
+
+def test_ranks_in_the_middle_get_their_part_of_a_sum_and_sums_may_be_in_place() -> None:
+    whole = torch.arange(36.0).view(6, 6) * 6
+    for rank, (rows, columns, total, is_same) in enumerate(run_ranks(scatter_and_reduce, 3)):
+        part = slice(2 * rank, 2 * rank + 2)
+        assert torch.equal(rows, whole[part])
+        assert torch.equal(columns, whole[:, part])
+        assert torch.equal(total, whole)
+        assert is_same
+
+
 def test_axes_of_size_one_need_no_process_group() -> None:
     runtime = Runtime(Mesh(data=1, tensor=1))
     x = torch.randn(4, 6)

@@ -32,6 +32,26 @@ def test_text_that_is_no_mesh_is_refused(text: str) -> None:
         Mesh.parse(text)
 
 
+def test_axis_of_size_minus_one_takes_the_devices_that_are_left() -> None:
+    assert Mesh.parse("data=-1,tensor=2", 6) == Mesh(data=3, tensor=2)
+    assert Mesh.parse("data=-1", 1) == Mesh(data=1)
+    assert Mesh.parse("data=2", 6) == Mesh(data=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data=-1,tensor=-1", "has 2 axes of size -1; give one of them at most"),
+        ("data=-1,tensor=2", "3 devices do not divide by 2, the product of the sizes"),
+        ("data=-1,tensor=0", "3 devices do not divide by 0"),
+        ("data=-2", "found 'data=-2', expected NAME=SIZE"),
+    ],
+)
+def test_axis_that_cannot_take_what_is_left_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Mesh.parse(text, 3)
+
+
 def test_axis_of_no_device_is_refused() -> None:
     with pytest.raises(ValueError, match="'data' has size 0; use a size >= 1"):
         Mesh(data=0)

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardweave.ir.regions import split_at_backward
-from shardweave.ir.storage import is_view, kept_bytes, kept_values, storage_of
+from shardweave.ir.storage import (
+    is_view,
+    kept_bytes,
+    kept_values,
+    makes_memory,
+    reduces_in_place,
+    storage_of,
+)
 from shardweave.ir.strides import expected_strides, reshaped
 from shardweave.ir.traffic import bytes_moved
 from shardweave.ir.types import num_bytes, tensor_type_of
@@ -107,3 +114,40 @@ def test_kept_bytes_are_what_memory_holds_when_the_backward_pass_begins(name: st
     assert held["activations"] + held["gradients"] - made == kept_bytes(program) + sum(
         num_bytes(tensor_type_of(value)) for value in returned
     )
+
+
+@pytest.mark.parametrize(
+    ("makes", "is_in_place"),
+    [
+        ("%a = aten.exp(%x) : tensor<4xf64>", True),
+        ("%e = aten.exp(%x) : tensor<4xf64>\n%a = aten.view(%e) : tensor<4xf64>", True),
+        ("%a = aten.view(%x) : tensor<4xf64>", False),
+        ("%a = aten.alias(%x) : tensor<4xf64>", False),
+        ("%e = aten.exp(%x) : tensor<4xf64>\n%a = aten.dropout(%e, p = 0.5, train = false) : "
+         "tensor<4xf64>", False),
+        ("%e = aten.exp(%s) : tensor<1xf64>\n%a = aten.expand(%e) : tensor<4xf64>", False),
+        ("%e = aten.exp(%x) : tensor<4xf64>\n%f = aten.neg(%e) : tensor<4xf64>\n"
+         "%a = aten.view(%e) : tensor<4xf64>", False),
+        ('%a = dist.all_gather(%h, axes = ["data"], dim = 0, block = 2) : tensor<4xf64>', False),
+    ],
+)  # fmt: skip
+def test_sum_is_made_where_its_term_is_if_nothing_else_has_that_memory(
+    makes: str, is_in_place: bool
+) -> None:
+    text = f"""
+        input %x : tensor<4xf64>
+        input %s : tensor<1xf64>
+        input %h : tensor<2xf64>
+        {makes}
+        %r = dist.all_reduce(%a, axes = ["data"]) : tensor<4xf64>
+        output %r
+    """
+    program = step(text, "data=2", local=True)
+    (reduce,) = [op for op in program.ops if op.name == "dist.all_reduce"]
+    assert reduces_in_place(reduce) is is_in_place
+
+
+def test_ops_that_may_return_what_they_are_given_make_no_memory() -> None:
+    names = ("mm", "add.Tensor", "view", "alias", "contiguous", "dropout", "clone")
+    made = {name for name in names if makes_memory(f"aten.{name}")}
+    assert made == {"mm", "add.Tensor", "clone"}

@@ -84,6 +84,44 @@ def test_result_that_an_op_reads_or_that_is_no_gradient_is_left_alone() -> None:
     assert run_passes(before, "bucket-collectives") == before
 
 
+def test_loss_that_was_merged_with_gradients_does_not_hold_them_back() -> None:
+    bucketed(
+        """
+        input %x : tensor<4xf64>
+        %a = aten.exp(%x) : tensor<4xf64>
+        %b = aten.sin(%a) : tensor<4xf64>
+        %loss, %ra, %rb = dist.all_reduce(%x, %a, %b, axes = ["data"]) : tensor<4xf64>, tensor<4xf64>, tensor<4xf64>
+        output %loss
+        grad a = %ra
+        grad b = %rb
+        """,
+        """
+        %loss = dist.all_reduce(%x, axes = ["data"]) : tensor<4xf64>
+        %a = aten.exp(%x) : tensor<4xf64>
+        %ra = dist.all_reduce(%a, axes = ["data"]) : tensor<4xf64>
+        %b = aten.sin(%a) : tensor<4xf64>
+        %rb = dist.all_reduce(%b, axes = ["data"]) : tensor<4xf64>
+        """,
+        "{bytes=32}",
+    )
+
+
+def test_first_bucket_is_small_and_each_later_one_twice_as_large() -> None:
+    names = "abcdefg"
+    ops = [f"%{n} = aten.exp(%x) : tensor<4xf64>" for n in names]
+    ops += [f'%r{n} = dist.all_reduce(%{n}, axes = ["data"]) : tensor<4xf64>' for n in names]
+    text = "\n".join(["input %x : tensor<4xf64>", *ops, *(f"grad {n} = %r{n}" for n in names)])
+    options = "{bytes=1000 first_bytes=32}"
+    after = run_passes(step(text, "data=2", local=True), f"bucket-collectives{options}")
+    sizes = [len(op.operands) for op in after.ops if isinstance(op, DistOp)]
+    assert sizes == [1, 2, 4]
+
+
+def test_gradient_of_the_size_to_travel_alone_does_so() -> None:
+    after = run_passes(step(GRADIENTS, "data=2", local=True), "bucket-collectives{alone_bytes=32}")
+    assert [len(op.operands) for op in after.ops if isinstance(op, DistOp)] == [1, 1, 1]
+
+
 def test_gradients_of_other_axes_dtypes_or_kinds_go_apart() -> None:
     text = """
         input %x : tensor<4xf64>
@@ -168,17 +206,17 @@ def test_bucket_keeps_shardings_and_phase() -> None:
     text = f"""
         input %x : tensor<4xf64>
         input %y : tensor<6xf64>
-        %a = dist.reduce_scatter(%x, axes = ["data"], dim = 0, block = 2) {{layer = "h.0", {notes}}} : tensor<2xf64>
-        %b = dist.reduce_scatter(%y, axes = ["data"], dim = 0, block = 3) {{layer = "h.1", {notes}}} : tensor<3xf64>
+        %a = dist.reduce_scatter(%x, axes = ["data"], dim = 0, block = 2) {{layer = "h.0.a", {notes}}} : tensor<2xf64>
+        %b = dist.reduce_scatter(%y, axes = ["data"], dim = 0, block = 3) {{layer = "h.0.b", {notes}}} : tensor<3xf64>
         grad a = %a [{{"data"}}]
         grad b = %b [{{"data"}}]
     """
     after = run_passes(step(text, "data=2", local=True), "bucket-collectives")
     written = [line.strip() for line in str(after).splitlines()]
-    assert f'%a = aten.view(%part_3) {{layer = "h.0", {notes}}} : tensor<2xf64>' in written
-    assert f'%b_1 = aten.view(%part_4) {{layer = "h.1", {notes}}} : tensor<3xf64>' in written
+    assert f'%a = aten.view(%part_3) {{layer = "h.0.a", {notes}}} : tensor<2xf64>' in written
+    assert f'%b_1 = aten.view(%part_4) {{layer = "h.0.b", {notes}}} : tensor<3xf64>' in written
     (sent,) = [line for line in written if "dist.reduce_scatter" in line]
-    assert sent.endswith('{layer = "", phase = backward} : tensor<1x5xf64>')
+    assert sent.endswith('{layer = "h.0", phase = backward} : tensor<1x5xf64>')
 
 
 def test_bucketing_again_changes_nothing() -> None:
@@ -235,6 +273,4 @@ def test_buckets_travel_beside_the_rest_of_the_backward_pass() -> None:
 def test_bucket_of_no_bytes_is_refused() -> None:
     with pytest.raises(PassError) as error:
         run_passes(step(GRADIENTS, "data=2", local=True), "bucket-collectives{bytes=0}")
-    assert str(error.value) == (
-        "pass 'bucket-collectives': bytes=0; use a bucket of at least 1 byte."
-    )
+    assert str(error.value) == ("pass 'bucket-collectives': bytes=0; give at least 1 byte.")

@@ -96,7 +96,7 @@ CASES = {
     "no-gradients": (
         local(SHARDED),
         "bucket-collectives",
-        "no gradient is reduced on its own; run",
+        "no gradient is reduced on its own, and no weight gathered; run",
     ),
     "no-collectives": (
         step(GLOBAL),

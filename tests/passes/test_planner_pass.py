@@ -53,7 +53,6 @@ def test_planner_without_its_cluster_says_where_to_give_one() -> None:
 def test_plan_of_a_pass_partitions_like_the_plan() -> None:
     program = captured(SPECS["gpt"]).program
     mesh = Mesh(data=2, tensor=2)
-    passes = "plan-megatron,split-addmm,add-pending-sums,propagate-shardings,insert-collectives,cse,dce,merge-collectives"
-    assert run_passes(program, passes, mesh=mesh) == local_program(
+    assert run_passes(program, "plan-megatron,preset:default", mesh=mesh) == local_program(
         program, plan_megatron(program, mesh)
     )

@@ -54,6 +54,9 @@ FREE, REAL = cluster(latency=False), cluster(latency=True)
 
 
 def simulated(plan: Plan, on: Cluster) -> Predicted:
+    """As the papers have it: without a schedule, every message is waited for at once."""
+    if plan.num_stages == 1 and not plan.schedule:
+        plan = replace(plan, schedule="blocking")
     return simulate_plan(lowerings(), plan, on)
 
 

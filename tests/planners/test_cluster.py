@@ -167,3 +167,31 @@ def test_text_leaves_out_what_has_its_default() -> None:
 )
 def test_quantity_reads_numbers_with_units(text: object, unit: str, number: float | None) -> None:
     assert quantity(text, unit) == (None if number is None else pytest.approx(number))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 5000, "too many brackets within each other"),
+        ("a: 2020-13-45", "not YAML: month must be in 1..12"),
+        ("a: \x01", "not YAML: unacceptable character"),
+    ],
+)
+def test_text_that_yaml_cannot_read_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
+        parse_cluster(text)
+
+
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [
+        (2**63, "found .* devices, expected at most 1048576"),
+        (0.5, r"nodes\[0\].count: found 0.5; write a whole number"),
+        (".inf", r"nodes\[0\].count: found inf; write how many"),
+        (".nan", r"nodes\[0\].count: found nan; write how many"),
+        (10**400, r"nodes\[0\].count: found 1000.*; write how many"),
+    ],
+)
+def test_number_of_nodes_that_none_has_is_refused(count: object, message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
+        parse_cluster(GOOD.replace("count: 2", f"count: {count}"))

@@ -38,7 +38,10 @@ def brute_force(data: int, tensor: int) -> float:
             PARTITION,
             f"rematerialize{{policy={policy}}}",
         ]
-        if split > 1:
+        if split == 1:
+            passes.append("bucket-collectives,start-collectives")
+            passes.append("overlap-communication{schedule=in-order}")
+        else:
             passes.append("start-collectives,overlap-communication{schedule=cross-pass}")
         target = program.clone()
         target.set_mesh(mesh)

@@ -154,6 +154,7 @@ def test_plan_moves_to_another_mesh_with_axes_of_the_same_names() -> None:
             "p.json:2:17: not JSON: Expecting ':' delimiter.",
         ),
         ("", "p.json:1:1: not JSON: Expecting value."),
+        ("[" * 100_000, "p.json: too many brackets within each other for a plan."),
         ("[]", "p.json: found list, expected a JSON object."),
         (
             '{"parameter": {}}',

@@ -74,7 +74,7 @@ def random_plan(planner: str, random: Random) -> Plan:
             plan,
             recompute=random.choice(("none", "layer", "after-communication")),
             batch_split=split,
-            schedule=random.choice(("", "blocking", "sub-batch", "cross-pass")),
+            schedule=random.choice(("", "blocking", "in-order", "sub-batch", "cross-pass")),
         )
     return plan
 
@@ -113,7 +113,8 @@ def messages_of(local: Program) -> dict[str, float]:
     for op in local.ops:
         if isinstance(op, tuple(COLLECTIVES)):
             assert isinstance(op, DistOp)
-            found[op.name] = found.get(op.name, 0.0) + sent_bytes(op, local.mesh)
+            kind = op.name.replace("start_", "")
+            found[kind] = found.get(kind, 0.0) + sent_bytes(op, local.mesh)
     return found
 
 
@@ -121,7 +122,8 @@ def messages_of(local: Program) -> dict[str, float]:
 def test_degree_of_oases_is_priced_on_the_program_of_its_plan(degree: int) -> None:
     space = chain().space
     plan = plan_of_degrees(program(), space, [degree] * len(space.blocks))
-    local, priced = what_runs(plan), chain().prices[degree].program
+    local = what_runs(replace(plan, schedule="blocking"))
+    priced = chain().prices[degree].program
     assert messages_of(local) == messages_of(priced)
     shapes = [str(op.result_types) for op in local.ops if op.name.startswith("aten")]
     assert shapes == [str(op.result_types) for op in priced.ops if op.name.startswith("aten")]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.dist import STARTED
+from shardweave.ir.dist import STARTED, AllReduceOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.types import num_bytes, tensor_type_of
@@ -251,9 +251,21 @@ def test_starting_collectives_is_never_slower_than_blocking(
 def root_of(value: SSAValue) -> SSAValue:
     """The value whose memory a value shares."""
     op = value.owner
-    if isinstance(op, Operation) and kind_of(op) in ("view", "wait"):
+    if isinstance(op, Operation) and (kind_of(op) in ("view", "wait") or is_in_place(op)):
         return root_of(op.operands[0])
     return value
+
+
+def is_in_place(op: Operation) -> bool:
+    """Whether an all-reduce is the only reader of what an op made, through views or not."""
+    if not isinstance(op, AllReduceOp) or len(op.operands) != 1:
+        return False
+    value = op.operands[0]
+    while value.has_one_use() and isinstance(value.owner, Operation):
+        if kind_of(value.owner) != "view":
+            return kind_of(value.owner) == "compute"
+        value = value.owner.operands[0]
+    return False
 
 
 def brute_force_peak(program: Program) -> int:

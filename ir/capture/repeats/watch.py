@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+import torch
 from torch import fx, nn
 from torch._dynamo import functional_export
 from torch._dynamo.variables import nn_module, user_defined
@@ -27,6 +28,9 @@ _CODE_OF_MODULES = frozenset(
     method.__code__ for method in vars(nn.Module).values() if hasattr(method, "__code__")
 )
 _MAX_RECORDS = 8
+
+CAN_COPY: bool = torch.__version__ >= (2, 13)  # pyright: ignore[reportOperatorIssue]
+"""Whether dynamo says which objects code has read, as it does since torch 2.13."""
 
 
 @dataclass
@@ -136,7 +140,14 @@ class Repeats:
 
 @contextlib.contextmanager
 def repeats_of(blocks: Mapping[str, nn.Module]) -> Iterator[Repeats]:
-    """Copies these modules (by path) where dynamo calls them and nothing is new to their code."""
+    """Copies these modules (by path) where dynamo calls them and nothing is new to their code.
+
+    Before torch 2.13 dynamo does not say what code has read, and runs every block.
+    """
+    if not CAN_COPY:
+        logger.debug("every block is traced on its own: copying them takes torch 2.13 or newer")
+        yield Repeats({})
+        return
     paths = {id(module): path for path, module in blocks.items()}
     inner = {id(module) for block in blocks.values() for module in block.modules()}
     repeats = Repeats(paths, _inner=inner)

@@ -171,7 +171,7 @@ def stages_of(lowerings: Lowerings, plan: Plan, cluster: Cluster) -> list[Stage]
     ValueError if the plan does not fit the program or the cluster.
     """
     program = lowerings.program
-    local = lowerings.local(micro_batch_plan(plan, program))
+    local = lowerings.blocking(micro_batch_plan(plan, program))
     batch = workload_of(program, cluster)
     placements = _placements(plan, cluster)
     mesh = Mesh(**plan.mesh).within_stage

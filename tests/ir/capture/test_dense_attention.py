@@ -15,6 +15,7 @@ from torch.nn.attention.varlen import varlen_attn
 from shardweave.backends.step import Step
 from shardweave.driver.compile import compile
 from shardweave.ir.capture.capture import CaptureError, capture
+from shardweave.tests.torch_versions import new_torch
 
 F64 = torch.float64
 LENGTH, WIDTH, HEADS = 8, 16, 4
@@ -125,6 +126,7 @@ def test_attention_by_cumulative_lengths_is_exact(window: tuple[int, int]) -> No
         assert_equal(step, by_hand, x, torch.tensor(ends))
 
 
+@new_torch("varlen_attn has no seqused_k")
 def test_attention_of_inference_by_lengths_is_refused_with_its_line() -> None:
     model = Packed(seqused_k=torch.tensor([5, 4, 7], dtype=torch.int32))
     inputs = (torch.randn(16, WIDTH, dtype=F64), torch.tensor([0, 5, 9, 16], dtype=torch.int32))

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from shardweave.driver.compile import compile
 from shardweave.ir.capture.capture import CaptureError, capture
 from shardweave.tests.eager import Model, assert_three_steps_equal_eager
+from shardweave.tests.torch_versions import new_torch
 
 F64 = torch.float64
 
@@ -81,7 +82,10 @@ def _rotary(self: Any, x: Tensor, index: Tensor) -> Tensor:
         _gradient,
         lambda self, x, i: F.pad(self.linear(x)[None], (2, 1), mode="circular"),
         lambda self, x, i: F.cosine_embedding_loss(self.linear(x), x, (i % 2 * 2 - 1).to(F64)),
-        lambda self, x, i: torch.quantile(self.linear(x), 0.3, dim=1),
+        pytest.param(
+            lambda self, x, i: torch.quantile(self.linear(x), 0.3, dim=1),
+            marks=new_torch("torch.quantile looks at its values"),
+        ),
         lambda self, x, i: torch.empty(4, 4, dtype=F64).copy_(self.linear(x)),
         lambda self, x, i: F.cross_entropy(self.linear(x), i, torch.arange(1, 5, dtype=F64)),
         lambda self, x, i: F.cross_entropy(

@@ -1,0 +1,62 @@
+"""What a step takes beside time: memory and messages by torch's profiler, bytes by the kernel."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+_ACKED_BYTES = 120
+"""Where `tcp_info` of linux/tcp.h has tcpi_bytes_acked, 8 bytes."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Of one step on one rank. peak_bytes: of tensors' memory, above what was there before."""
+
+    peak_bytes: int
+    messages: int
+    sent_bytes: int
+
+
+def usage_of(step: Callable[[], object]) -> Usage:
+    """Run a step and look at it. Collective."""
+    dist.barrier()
+    before = sent_bytes()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        step()
+    sent = sent_bytes() - before
+    assert seen.profiler is not None
+    assert seen.profiler.kineto_results is not None
+    live = peak = messages = 0
+    events: list[Any] = seen.profiler.kineto_results.events()
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+        messages += event.name().startswith("gloo:")
+    return Usage(peak, messages, sent)
+
+
+def sent_bytes() -> int:
+    """Bytes that this process has sent over the TCP connections that it has now."""
+    total = 0
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        try:
+            if not stat.S_ISSOCK(os.fstat(number).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(number)) as one:
+                if one.family in (socket.AF_INET, socket.AF_INET6):
+                    info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
+                    total += struct.unpack_from("Q", info, _ACKED_BYTES)[0]
+        except OSError:  # closed meanwhile, or no TCP
+            continue
+    return total

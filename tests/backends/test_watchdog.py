@@ -1,0 +1,327 @@
+"""Ranks that die, stop, fail, are late or do something else: the others end, and say so."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardweave.backends import watchdog
+from shardweave.backends.watch import SILENCE_S
+from shardweave.driver import checkpoints
+from shardweave.driver.checkpoint_files import complete
+from shardweave.tests.spawn import warm_context
+
+NUM_RANKS = 3
+TIMEOUT_S = 5.0
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).relu()).square().mean()
+
+
+def train(rank: int, folder: Path, num_steps: int = 10**6) -> Any:
+    """Take steps, and say after a few that all is well. Returns the step."""
+    from shardweave.driver.compile import compile as compile_step
+
+    x = torch.ones(6, 4)
+    step = compile_step(Model(), (x,), mesh=f"data={NUM_RANKS}")
+    for number in range(num_steps):
+        step(x)
+        if number == 2:
+            (folder / f"ready{rank}").touch()
+    return step
+
+
+def fail(rank: int, folder: Path) -> None:
+    step = train(rank, folder, 5)
+    if rank == 1:
+        raise ValueError("no more data")
+    step(torch.ones(6, 4))
+
+
+def be_late(rank: int, folder: Path) -> None:
+    step = train(rank, folder, 5)
+    if rank == 1:
+        time.sleep(60)
+    step(torch.ones(6, 4))
+
+
+def leave(rank: int, folder: Path) -> None:
+    step = train(rank, folder, 5)
+    if rank != 1:
+        step(torch.ones(6, 4))
+
+
+def take_a_short_batch(rank: int, folder: Path) -> None:
+    step = train(rank, folder, 5)
+    step(torch.ones(3 if rank == 1 else 6, 4))
+
+
+def evaluate(rank: int, folder: Path) -> None:
+    step = train(rank, folder, 5)
+    step.train(rank != 2)
+    step(torch.ones(6, 4))
+
+
+def take_a_known_short_batch(rank: int, folder: Path) -> None:
+    """Once, the second time that there is one: no program is met first."""
+    step = train(rank, folder, 5)
+    step(torch.ones(3, 4))
+    step(torch.ones(3 if rank == 1 else 6, 4))
+    for _ in range(1000):
+        step(torch.ones(6, 4))
+        time.sleep(0.05)
+
+
+def die_while_saving(rank: int, folder: Path) -> None:
+    from shardweave.driver.checkpoints import save_checkpoint
+
+    step = train(rank, folder, 5)
+    save_checkpoint(folder, 1, {"model": step})
+    if rank == 1:
+        checkpoints.save_tensors = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    save_checkpoint(folder, 2, {"model": step})
+
+
+def sum_outside(rank: int, folder: Path) -> None:
+    train(rank, folder, 5)
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(1))
+
+
+def wait_for_the_device(rank: int, folder: Path) -> None:
+    """As a rank on a GPU waits: in a line of the user's, such as `loss.item()`."""
+    train(rank, folder, 5)
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    watch = watchdog.start()
+    assert watch is not None
+    watch.on_gpu = True
+    time.sleep(60)
+
+
+def live(rank: int, folder: str, name: str) -> None:
+    """The life of a rank, as the interpreter would end it."""
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(NUM_RANKS),
+        "SHARDWEAVE_TIMEOUT": str(TIMEOUT_S),
+        "TORCHELASTIC_ERROR_FILE": str(Path(folder) / f"error{rank}.json"),
+    }
+    log = os.open(Path(folder) / f"log{rank}", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 2)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=NUM_RANKS)
+    code = 0
+    try:
+        ROLES[name](rank, Path(folder))
+    except BaseException:  # noqa: BLE001  it is the interpreter's part to say what it is
+        sys.excepthook(*sys.exc_info())  # pyright: ignore[reportArgumentType]
+        code = 1
+    atexit._run_exitfuncs()
+    os._exit(code)
+
+
+ROLES: dict[str, Callable[[int, Path], Any]] = {
+    role.__name__: role
+    for role in (
+        train,
+        fail,
+        be_late,
+        leave,
+        take_a_short_batch,
+        take_a_known_short_batch,
+        evaluate,
+        sum_outside,
+        die_while_saving,
+        wait_for_the_device,
+    )
+}
+
+
+class Ended:
+    """How ranks ended. codes: their exit codes; said: what each said last; took_s: since `at`."""
+
+    def __init__(self, folder: Path, name: str, hit: Callable[[list[int]], None] | None) -> None:
+        context = warm_context()
+        processes = [
+            context.Process(target=live, args=(rank, str(folder), name))
+            for rank in range(NUM_RANKS)
+        ]
+        for process in processes:
+            process.start()
+        try:
+            until_s = time.monotonic() + 60
+            while len(list(folder.glob("ready*"))) < NUM_RANKS and time.monotonic() < until_s:
+                time.sleep(0.02)
+            start_s = time.monotonic()
+            if hit is not None:
+                hit([process.pid or 0 for process in processes])
+            stopped = 2 if name == "train" and hit is stop_rank_2 else None
+            for rank, process in enumerate(processes):
+                if rank != stopped:
+                    process.join(60)
+            self.took_s = time.monotonic() - start_s
+            self.codes = [process.exitcode for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+        self.said = [(folder / f"log{rank}").read_text() for rank in range(NUM_RANKS)]
+
+
+def kill_rank_1(pids: list[int]) -> None:
+    os.kill(pids[1], signal.SIGKILL)
+
+
+def stop_rank_2(pids: list[int]) -> None:
+    os.kill(pids[2], signal.SIGSTOP)
+
+
+POSITION = "at dist.all_reduce"
+
+
+def test_ranks_end_and_name_one_that_was_killed(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, "train", kill_rank_1)
+    assert ended.codes == [1, -signal.SIGKILL, 1]
+    assert ended.took_s < 2 * TIMEOUT_S
+    for rank in (0, 2):
+        assert "rank 1 (process " in ended.said[rank]
+        assert "has given no sign of life" in ended.said[rank]
+        assert f"Rank {rank} waited" in ended.said[rank]
+        assert POSITION in ended.said[rank]
+        assert "test_watchdog.py" in ended.said[rank]
+        assert "rank 1" in (tmp_path / f"error{rank}.json").read_text()
+
+
+def test_ranks_end_and_name_one_that_was_stopped(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, "train", stop_rank_2)
+    assert ended.codes == [1, 1, None]
+    assert ended.took_s < 3 * TIMEOUT_S
+    for rank in (0, 1):
+        assert f"shardweave: rank {rank} stops: rank 2 (process " in ended.said[rank]
+        assert POSITION in ended.said[rank]
+
+
+def test_ranks_end_with_the_error_of_one_that_failed(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, "fail", None)
+    assert ended.codes == [1, 1, 1]
+    for rank in (0, 2):
+        assert "rank 1 failed: ValueError: no more data. Rank" in ended.said[rank]
+
+
+def test_ranks_end_and_say_where_one_is_that_is_late(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, "be_late", None)
+    for rank in (0, 2):
+        assert ended.codes[rank] == 1
+        assert f"no answer within {TIMEOUT_S:g} s" in ended.said[rank]
+        assert "rank 1 is at" in ended.said[rank]
+        assert "(be_late) in call 5" in ended.said[rank]
+
+
+def test_ranks_end_and_name_one_that_has_left(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, "leave", None)
+    assert ended.codes == [1, 0, 1]
+    for rank in (0, 2):
+        assert "rank 1 ended the program" in ended.said[rank]
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "mine", "others"),
+    [
+        ("take_a_short_batch", 1, "arg0 (3, 4) float32 in training", "arg0 (6, 4)"),
+        ("evaluate", 2, "arg0 (6, 4) float32 in evaluation", "in training"),
+    ],
+)
+def test_ranks_that_call_differently_all_stop_and_name_both(
+    name: str, rank: int, mine: str, others: str, tmp_path: Path
+) -> None:
+    ended = Ended(tmp_path, name, None)
+    assert ended.codes == [1, 1, 1]
+    assert ended.took_s < 3 * TIMEOUT_S
+    for said in ended.said:
+        assert f"ranks differ in the call: rank {rank} has {mine}" in said
+        assert others in said
+
+
+def test_ranks_stop_that_ran_different_programs_which_all_know(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, "take_a_known_short_batch", None)
+    assert ended.codes == [1, 1, 1]
+    for said in ended.said:
+        assert "have run different programs in call 16 or before it" in said
+
+
+def test_rank_that_dies_while_it_saves_is_named_and_the_last_checkpoint_stays(
+    tmp_path: Path,
+) -> None:
+    ended = Ended(tmp_path, "die_while_saving", None)
+    assert ended.codes == [1, -signal.SIGKILL, 1]
+    for rank in (0, 2):
+        assert "rank 1 (process" in ended.said[rank]
+    assert list(complete(tmp_path)) == [1]
+
+
+def test_collective_outside_a_step_is_named_by_the_line_that_calls_it(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, "sum_outside", None)
+    assert ended.codes == [-signal.SIGKILL, 1, 1]
+    for rank in (1, 2):
+        assert "rank 0 (process" in ended.said[rank]
+        assert "torch.distributed.all_reduce, called at" in ended.said[rank]
+        assert "test_watchdog.py" in ended.said[rank]
+
+
+def test_rank_that_waits_for_its_gpu_ends_as_well(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, "wait_for_the_device", None)
+    assert ended.codes == [-signal.SIGKILL, 1, 1]
+    assert ended.took_s < 4 * TIMEOUT_S
+    for rank in (1, 2):
+        assert "rank 0 (process" in ended.said[rank]
+        assert "(wait_for_the_device)" in ended.said[rank]
+
+
+SCRIPT = """
+import os, time, torch
+import shardweave as sw
+model = torch.nn.Linear(4, 4)
+model.forward = lambda x: (x @ model.weight).sum()
+step = sw.compile(model, (torch.ones(2, 4),), mesh="data=2", timeout=4)
+step(torch.ones(2, 4))
+if os.environ["RANK"] == "1":
+    time.sleep(100)
+step(torch.ones(2, 4))
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_shows_the_message(tmp_path: Path) -> None:
+    script = tmp_path / "late.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert ended.returncode == 1
+    assert "shardweave: rank 0 stops: no answer within 4 s" in ended.stderr
+    assert "traceback : no answer within 4 s" in ended.stderr
+    assert "late.py:9" in ended.stderr
+
+
+def test_silence_is_short() -> None:
+    assert SILENCE_S <= 10

@@ -1,0 +1,132 @@
+"""overlap-communication{schedule=in-order}: when messages start and are waited for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from xdsl.ir import Operation
+
+from shardweave.ir.annotations import layer_of
+from shardweave.ir.dist import STARTED, ReduceScatterOp, WaitOp
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.planners.cost.simulate import simulate
+from shardweave.planners.lower import local_program
+from shardweave.planners.megatron import plan_megatron
+from shardweave.tests.ir_text import assert_passes_to
+from shardweave.tests.passes.test_weight_buckets import SPEC, gathers, stored_plan
+from shardweave.tests.zoo import assert_equals_eager, captured
+
+PASSES = "start-collectives,overlap-communication{schedule=in-order}"
+
+
+def ordered(text: str, expected: str, mesh: str = "data=2") -> Program:
+    return assert_passes_to(PASSES, text, expected, mesh, local=True)
+
+
+def places(program: Program, wanted: type[Operation] | tuple[type[Operation], ...]) -> list[int]:
+    return [index for index, op in enumerate(program.ops) if isinstance(op, wanted)]
+
+
+def test_message_is_started_where_it_is_made_and_waited_for_where_it_is_read() -> None:
+    ordered(
+        """
+        input %x : tensor<4xf64>
+        %a = aten.exp(%x) : tensor<4xf64>
+        %s = dist.all_reduce(%a, axes = ["data"]) : tensor<4xf64>
+        %b = aten.sin(%x) : tensor<4xf64>
+        %c = aten.mul.Tensor(%b, %s) : tensor<4xf64>
+        output %c
+        """,
+        """
+        %a = aten.exp(%x) : tensor<4xf64>
+        %started = dist.start_all_reduce(%a, axes = ["data"]) : tensor<4xf64>
+        %b = aten.sin(%x) : tensor<4xf64>
+        %s = dist.wait(%started) : tensor<4xf64>
+        %c = aten.mul.Tensor(%b, %s) : tensor<4xf64>
+        """,
+    )
+
+
+def test_gradients_are_waited_for_at_the_end() -> None:
+    ordered(
+        """
+        input %x : tensor<4xf64>
+        %a = aten.exp(%x) : tensor<4xf64>
+        %ra = dist.all_reduce(%a, axes = ["data"]) : tensor<4xf64>
+        %va = aten.view(%ra) : tensor<2x2xf64>
+        %b = aten.sin(%x) : tensor<4xf64>
+        grad a = %va
+        grad b = %b
+        """,
+        """
+        %a = aten.exp(%x) : tensor<4xf64>
+        %started = dist.start_all_reduce(%a, axes = ["data"]) : tensor<4xf64>
+        %b = aten.sin(%x) : tensor<4xf64>
+        %ra = dist.wait(%started) : tensor<4xf64>
+        %va = aten.view(%ra) : tensor<2x2xf64>
+        """,
+    )
+
+
+def test_weight_gradients_are_computed_while_the_input_gradient_of_the_block_is_reduced() -> None:
+    back = 'layer = "h.0.fc", phase = backward'
+    ordered(
+        f"""
+        input %x : tensor<4xf64>
+        %dx = aten.exp(%x) {{{back}}} : tensor<4xf64>
+        %dw = aten.sin(%x) {{{back}}} : tensor<4xf64>
+        %more = aten.cos(%dx) {{{back}}} : tensor<4xf64>
+        %s = dist.all_reduce(%more, axes = ["data"]) {{{back}}} : tensor<4xf64>
+        %next = aten.exp(%s) {{{back}}} : tensor<4xf64>
+        grad w = %dw
+        grad x = %next
+        """,
+        """
+        %dx = aten.exp(%x) : tensor<4xf64>
+        %more = aten.cos(%dx) : tensor<4xf64>
+        %started = dist.start_all_reduce(%more, axes = ["data"]) : tensor<4xf64>
+        %dw = aten.sin(%x) : tensor<4xf64>
+        %s = dist.wait(%started) : tensor<4xf64>
+        %next = aten.exp(%s) : tensor<4xf64>
+        """,
+    )
+
+
+def test_weights_of_a_block_are_on_their_way_while_the_block_before_it_computes() -> None:
+    program = local_program(captured(SPEC).program, stored_plan(SPEC))
+    ops = list(program.ops)
+    for start, after in zip(gathers(program), gathers(program)[1:], strict=False):
+        landed = next(i for i, op in enumerate(ops) if op.operands and start in producers(op))
+        # One block ahead, never two: the next is started once this one is there.
+        assert ops.index(start) < landed < ops.index(after)
+
+
+def producers(op: Operation) -> list[Operation]:
+    if not isinstance(op, WaitOp):
+        return []
+    return [v.owner for v in op.operands if isinstance(v.owner, Operation)]
+
+
+def test_scattered_gradients_of_one_block_at_most_are_in_flight() -> None:
+    program = local_program(captured(SPEC).program, stored_plan(SPEC))
+    in_flight: set[Operation] = set()
+    for op in program.ops:
+        if isinstance(op, STARTED) and isinstance(op, ReduceScatterOp):
+            in_flight.add(op)
+        in_flight -= set(producers(op))
+        assert len(in_flight) <= 1
+    blocks = [layer_of(op) for op in program.ops if isinstance(op, ReduceScatterOp)]
+    assert blocks == ["", "h.2", "h.1", "h.0", ""]
+
+
+@pytest.mark.parametrize("mesh", ["data=2", "tensor=2", "data=2,tensor=2"])
+def test_default_step_is_no_slower_than_one_that_waits_and_equals_eager(mesh: str) -> None:
+    case = captured(SPEC)
+    plan = plan_megatron(case.program, Mesh.parse(mesh))
+    program = local_program(case.program, plan)
+    blocking = local_program(case.program, replace(plan, schedule="blocking"))
+    times = [simulate(one, "testbed:nodes=4").time_s for one in (program, blocking)]
+    assert times[0] <= times[1]
+    assert_equals_eager(program, case)

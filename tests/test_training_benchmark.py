@@ -1,0 +1,73 @@
+"""benchmarks/training.py: what it compares, and how it measures."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardweave.benchmarks import training
+from shardweave.benchmarks.training_measure import sent_bytes
+from shardweave.ir.mesh import Mesh
+from shardweave.tests.zoo import SPECS, captured
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+
+
+def test_every_parameter_is_stored_over_the_data_axis_inside_what_computes_with_it() -> None:
+    program = captured(SPECS["gpt"]).program
+    (case,) = [case for case in training.CASES if case.name == "data x tensor"]
+    plan = case.plan(program, Mesh(data=2, tensor=2))
+    assert plan.parameters["h.0.mlp.fc_in.weight"] == '[{"tensor", "data"}, {}]'
+    assert plan.parameters["h.0.mlp.fc_out.weight"] == '[{"data"}, {"tensor"}]'
+    assert plan.parameters["ln_f.bias"] == '[{"data"}]'
+    assert len(plan.parameters) == sum(s.kind == "param" for s in program.arguments)
+
+
+def test_every_case_can_be_asked_for_by_its_name() -> None:
+    assert not any("," in case.name for case in training.CASES)
+
+
+def test_bytes_that_a_connection_has_sent_are_counted() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as client:
+            there, _ = server.accept()
+            before = sent_bytes()
+            client.sendall(bytes(100_000))
+            left = 100_000
+            while left:
+                left -= len(there.recv(left))
+            assert sent_bytes() - before >= 99_000
+            there.close()
+
+
+def test_line_of_the_table_compares_with_ours() -> None:
+    ours: dict[str, Any] = {
+        "name": "shardweave", "times_s": [0.3, 0.1, 0.2], "processor_s": [0.1], "messages": 3,
+        "peak_bytes": 2**20, "sent_bytes": 1_250_000, "simulated_s": 0.16, "lower_bound_s": 0.1,
+    }  # fmt: skip
+    peer = ours | {"name": "DDP", "times_s": [0.4], "simulated_s": None, "lower_bound_s": None}
+    assert training.cells("data", ours, ours, "100mbit") == [
+        "data", "shardweave", "200.0 ms", "", "100.0 ms", "1.0 MiB", "1.2 MiB", "50%", "3", "1.25",
+        "2.00",
+    ]  # fmt: skip
+    assert training.cells("data", ours, peer, "")[:4] == ["", "DDP", "400.0 ms", "0.50"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case.name for case in training.CASES])
+def test_quick_run_measures_ours_and_the_peer(case: str, tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    command = [sys.executable, str(BENCHMARKS / "training.py"), "--quick", "--cases", case]
+    subprocess.run([*command, "--json", str(out)], check=True, timeout=600)
+    for result in json.loads(out.read_text())["cases"]:
+        ours, peer = result["rows"][:2]
+        assert ours["name"] == "shardweave" != peer["name"]
+        assert (ours["messages"] > 0) is (case != "one process")
+        assert ours["peak_bytes"] > 0 < peer["peak_bytes"]
+        assert ours["sent_bytes"] <= peer["sent_bytes"] * 1.01
