@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardweave.backends.grad_scaler import GradScaler
+    from shardweave.backends.gradient_norm import clip_grad_norm_
     from shardweave.backends.saved_state import CheckpointError
     from shardweave.backends.step import Step
     from shardweave.driver.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
@@ -60,6 +61,7 @@ __all__ = [
     "VerifyError",
     "capture",
     "check",
+    "clip_grad_norm_",
     "compile",
     "diff",
     "load",
@@ -76,6 +78,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "clip_grad_norm_": "backends.gradient_norm:clip_grad_norm_",
     "Axis": "ir.mesh:Axis",
     "CaptureError": "ir.capture.capture:CaptureError",
     "Checkpoint": "driver.checkpoints:Checkpoint",

@@ -59,7 +59,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def stored(self, tensor: Tensor, sharding: Sharding) -> Tensor:
+    def stored(self, tensor: Tensor, sharding: Sharding, key: Key) -> Tensor:
         """A copy of this rank's part of a whole tensor, in the form that a step keeps."""
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Backend(ABC):
         """What the runner takes of an input: a whole tensor, or a DTensor."""
 
     @abstractmethod
-    def returned(self, result: Tensor, sharding: Sharding) -> Tensor:
+    def returned(self, result: Tensor, sharding: Sharding, name: str) -> Tensor:
         """What a step returns of an output of the runner: scalars are whole. Collective."""
 
     @abstractmethod

@@ -15,6 +15,7 @@ from shardweave.backends.bound import BoundProgram, device_of
 from shardweave.backends.cuda_graph import GraphedStep
 from shardweave.backends.emit import StepFunction, emit, load_step
 from shardweave.backends.layout import as_dtensor, placements_of, whole
+from shardweave.backends.pipeline import Home, StagedRunner, homes_of
 from shardweave.backends.programs import Key
 from shardweave.backends.runtime import Runtime
 from shardweave.backends.step import GivenProgram, Step
@@ -23,6 +24,7 @@ from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.shards import take_shard
+from shardweave.ir.staged import is_staged
 
 
 class EmittedRunner(Runner):
@@ -87,22 +89,34 @@ class DistributedBackend(Backend):
 
     kernels: whether fused regions run as generated Triton kernels; on the CPU, and where no
     template fits, they run on ATen, as `explain()` says. cuda_graph: whether a whole program is
-    captured on the GPU at its first call, and replayed then.
+    captured on the GPU at its first call, and replayed then. holders: by kind and name of
+    parameters and buffers, the coordinates on the stage axis that have them; all, if they are none.
     """
 
     def __init__(
-        self, runtime: Runtime, *, kernels: bool = False, cuda_graph: bool = False
+        self,
+        runtime: Runtime,
+        *,
+        kernels: bool = False,
+        cuda_graph: bool = False,
+        holders: Mapping[Key, tuple[int, ...]] | None = None,
     ) -> None:
         self.runtime = runtime
         self.device = runtime.device
         self.is_joint = runtime.mesh.num_devices > 1
         self.kernels = kernels
         self.cuda_graph = cuda_graph
+        self.holders = holders or {}
+        for places in sorted(set(self.holders.values())):
+            runtime.mesh_at(places)
+        self.homes: dict[str, Home] = {}
+        """By name of an output, where it is, if only one stage has it."""
         self.adds_pending = not cuda_graph  # which replays in memory of its own
 
     def check(self, program: Program) -> None:
         mesh = self.runtime.mesh
-        if program.is_local and program.mesh is not None and program.mesh != mesh:
+        own = program.mesh
+        if program.is_local and own is not None and own.device_axes != mesh.device_axes:
             raise ValueError(
                 f"the program is for mesh {program.mesh}, but the runtime has mesh {mesh}."
             )
@@ -112,7 +126,14 @@ class DistributedBackend(Backend):
                 "propagate-shardings and insert-collectives on it first."
             )
 
-    def load(self, program: Program, pending: Collection[str] = ()) -> EmittedRunner:
+    def load(self, program: Program, pending: Collection[str] = ()) -> EmittedRunner | StagedRunner:
+        if is_staged(program):
+            if self.cuda_graph:
+                raise ValueError(
+                    "cuda_graph=True: a step of several stages cannot be one; leave it out."
+                )
+            self.homes |= homes_of(program)
+            return StagedRunner(program, self.runtime, kernels=self.kernels)
         return EmittedRunner(
             program,
             self.runtime,
@@ -121,11 +142,23 @@ class DistributedBackend(Backend):
             pending=pending,
         )
 
-    def stored(self, tensor: Tensor, sharding: Sharding) -> Tensor:
+    def stored(self, tensor: Tensor, sharding: Sharding, key: Key) -> Tensor:
+        places = self.holders.get(key)
+        if places is not None and self.runtime.device_mesh is not None:
+            return self._stored_at(tensor, sharding, places)
         shard = take_shard(tensor.detach(), sharding, self.runtime.coordinates)
         # Never the model's own memory: training a step must not change the model.
         local = torch.empty_like(shard, device=self.device).copy_(shard)
         return as_dtensor(local, sharding, self.runtime)
+
+    def _stored_at(self, tensor: Tensor, sharding: Sharding, places: tuple[int, ...]) -> Tensor:
+        """A tensor that only some stages have: elsewhere its local part is empty."""
+        local = torch.empty(0, dtype=tensor.dtype, device=self.device)
+        if self.runtime.place in places:
+            shard = take_shard(tensor.detach(), sharding, self.runtime.coordinates)
+            local = torch.empty_like(shard, device=self.device).copy_(shard)
+        device_mesh = self.runtime.mesh_at(places)
+        return as_dtensor(local, sharding, self.runtime, device_mesh, tensor.shape)
 
     def local(self, tensor: Tensor) -> Tensor:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -140,13 +173,35 @@ class DistributedBackend(Backend):
             local = take_shard(whole_tensor, sharding, self.runtime.coordinates)
         return local.detach().to(self.device)
 
-    def returned(self, result: Tensor, sharding: Sharding) -> Tensor:
+    def returned(self, result: Tensor, sharding: Sharding, name: str) -> Tensor:
         if result.ndim == 0:
             return whole(result, sharding, self.runtime)
-        return as_dtensor(result, sharding, self.runtime)
+        home = self.homes.get(name)
+        if home is None:
+            return as_dtensor(result, sharding, self.runtime)
+        device_mesh = self.runtime.mesh_at((home.place,))
+        return as_dtensor(result, sharding, self.runtime, device_mesh, home.shape)
 
     def whole(self, tensor: Tensor, sharding: Sharding) -> Tensor:
+        if isinstance(tensor, DTensor) and tensor.device_mesh != self.runtime.device_mesh:
+            return self._whole_of_stage(tensor, sharding)
         return whole(self.local(tensor).detach().clone(), sharding, self.runtime)
+
+    def _whole_of_stage(self, tensor: DTensor, sharding: Sharding) -> Tensor:
+        """A tensor that only some stages have, from the first of these on all ranks."""
+        axis = self.runtime.mesh.stage_axis
+        assert axis is not None
+        ranks = tensor.device_mesh.mesh.flatten().tolist()
+        places = sorted({self.runtime.mesh.coordinates(rank)[axis.name] for rank in ranks})
+        if self.runtime.place in places:
+            found = whole(tensor.to_local().detach().clone(), sharding, self.runtime)
+        else:
+            found = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
+        group = self.runtime.group((axis.name,))
+        assert group is not None
+        source = self.runtime.rank_at(places[0])
+        torch.distributed.broadcast(found, src=source, group=group.process_group)
+        return found
 
     def like(self, local: Tensor, stored: Tensor) -> Tensor:
         # Much faster than `as_dtensor`.
@@ -155,6 +210,8 @@ class DistributedBackend(Backend):
         return local
 
     def fitted(self, value: Tensor, stored: Tensor, sharding: Sharding) -> Tensor:
+        if isinstance(stored, DTensor) and stored.device_mesh.get_coordinate() is None:
+            return self.like(stored.to_local(), stored)
         if isinstance(value, DTensor):
             if value.placements == getattr(stored, "placements", None):
                 return self.like(value.to_local(), stored)

@@ -199,6 +199,8 @@ def _type(value: SSAValue) -> str:
 
 
 def _type_comment(op: Operation) -> str:
+    if not op.results:
+        return ""
     started = "in flight: " if isinstance(op, dist.STARTED) else ""
     return f"  # {started}{', '.join(_type(result) for result in op.results)}"
 
@@ -277,7 +279,7 @@ def _dist_statement(op: dist.DistOp, names: Mapping[SSAValue, _Code]) -> str:
     else:
         each = [[operand] for operand in operands] if operands else [[]]
         call = ", ".join(_call(method, one, keywords) for one in each)
-    return f"{_targets(op, names)} = {call}"
+    return f"{_targets(op, names)} = {call}" if op.results else call
 
 
 def ops_by_variable(program: Program, *, kernels: bool = False) -> dict[str, Operation]:

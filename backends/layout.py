@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -48,7 +49,7 @@ def placements_of(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> tuple
     """
     placements: list[Placement] = []
     applied = Sharding.replicated(len(shape))
-    for axis in mesh.space_axes:
+    for axis in mesh.device_axes:
         if axis.name in sharding.unreduced and axis.size > 1:
             placements.append(Partial(sharding.reduction))
             continue
@@ -67,15 +68,26 @@ def placements_of(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> tuple
     return tuple(placements)
 
 
-def as_dtensor(local: Tensor, sharding: Sharding, runtime: Runtime) -> Tensor:
-    """The DTensor whose local part is `local`; `local` itself where there is one device."""
-    if runtime.device_mesh is None:
+def as_dtensor(
+    local: Tensor,
+    sharding: Sharding,
+    runtime: Runtime,
+    device_mesh: DeviceMesh | None = None,
+    shape: Sequence[int] | None = None,
+) -> Tensor:
+    """The DTensor whose local part is `local`; `local` itself where there is one device.
+
+    device_mesh: the devices that have the tensor; all by default. shape: of the whole tensor, which
+    a rank that is not among them cannot tell from its own, empty part.
+    """
+    device_mesh = device_mesh or runtime.device_mesh
+    if device_mesh is None:
         return local
-    shape = torch.Size(sharding.global_shape(local.shape))
+    shape = torch.Size(shape or sharding.global_shape(local.shape))
     placements = placements_of(sharding, shape, runtime.mesh)
     tensor = DTensor.from_local(
         local,
-        runtime.device_mesh,
+        device_mesh,
         placements,
         run_check=False,
         shape=shape,
@@ -86,7 +98,7 @@ def as_dtensor(local: Tensor, sharding: Sharding, runtime: Runtime) -> Tensor:
         # are not, it gathers those of one dim in the wrong order (torch 2.13).
         meta = tensor._spec.tensor_meta
         tensor._spec = DTensorSpec(
-            runtime.device_mesh, placements, meta, use_strided_shard_as_shard_order=False
+            device_mesh, placements, meta, use_strided_shard_as_shard_order=False
         )
     return tensor
 

@@ -1,43 +1,33 @@
 """The reference backend: every rank of a virtual mesh in one process, on plain torch.
 
 It runs a local program op by op on lists that hold one tensor per rank, so that a program for
-64 ranks can be compared with the model on a laptop. Ranks that hold the same tensor share the
-object, and what is computed from shared tensors is computed once.
+64 ranks can be compared with the model on a laptop; a staged one function by function, in the order
+of its schedule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from xdsl.ir import Operation, SSAValue
 
-from shardweave.backends.calls import prepared
-from shardweave.backends.programs import Key, last_uses, sharding_held
-from shardweave.backends.virtual_collectives import run_collective
-from shardweave.ir.aten import AtenOp
-from shardweave.ir.dist import DistOp
-from shardweave.ir.mesh import Axis, Mesh
+from shardweave.backends.programs import Key, sharding_held
+from shardweave.backends.virtual_ranks import (
+    ReplicaMismatchError,
+    argument_of,
+    collect,
+    run_ops,
+    spread,
+    virtual_mesh,
+)
+from shardweave.backends.virtual_stages import run_staged
 from shardweave.ir.philox import STATE, random_state
-from shardweave.ir.placement import Sharding
-from shardweave.ir.program import Program, Slot
-from shardweave.ir.sharding.shards import assemble, take_shard
-from shardweave.ir.types import dtype_of_value, shape_of
+from shardweave.ir.program import Program
+from shardweave.ir.staged import is_staged
 from shardweave.ir.unfuse import without_regions
 
-PerRank = list[Tensor]
-"""One value on every rank, by rank number."""
-
-_T = TypeVar("_T")
-
-_TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""By dtype, the largest difference between replicas, relative to the largest element."""
-
-
-class ReplicaMismatchError(ValueError):
-    """Two ranks that should hold the same part of a result hold different values."""
+__all__ = ["Key", "ReplicaMismatchError", "run_reference", "values_of"]
 
 
 @torch.no_grad()
@@ -52,20 +42,17 @@ def run_reference(program: Program, values: Mapping[Key, Tensor]) -> dict[Key, T
     ReplicaMismatchError (a ValueError) if ranks that should hold the same part of a result
     differ, which means that the program was partitioned wrongly.
     """
+    if is_staged(program):
+        return run_staged(program, values)
     program = without_regions(program)
-    mesh = _virtual_mesh(program)
+    mesh = virtual_mesh(program)
     environment = {
-        slot.value: _spread(_argument(program, slot, values), sharding_held(program, slot), mesh)
+        slot.value: spread(argument_of(program, slot, values), sharding_held(program, slot), mesh)
         for slot in program.arguments
     }
-    dying = last_uses(program)
-    for op in program.ops:
-        for value, tensors in zip(op.results, _run(op, environment, mesh), strict=True):
-            environment[value] = tensors
-        for value in dying.get(op, ()):
-            del environment[value]
+    run_ops(program, environment, mesh)
     return {
-        (slot.kind, slot.name): _collect(slot, environment[slot.value], program, mesh)
+        (slot.kind, slot.name): collect(slot, environment[slot.value], program, mesh)
         for slot in program.results
     }
 
@@ -97,122 +84,3 @@ def values_of(
             )
         found[slot.kind, slot.name] = sources[slot.kind][slot.name].detach()
     return found
-
-
-def _virtual_mesh(program: Program) -> Mesh:
-    """The mesh of a local program, sub-batches not unrolled yet as ranks, too; else one device."""
-    if program.mesh is None or not program.is_local:
-        return Mesh()
-    return Mesh(Axis(axis.name, axis.size) for axis in program.mesh.axes)
-
-
-def _argument(program: Program, slot: Slot, values: Mapping[Key, Tensor]) -> Tensor:
-    """The global tensor given for an argument."""
-    shape = sharding_held(program, slot).global_shape(shape_of(slot.value))
-    dtype = dtype_of_value(slot.value)
-    tensor = values.get((slot.kind, slot.name))
-    if tensor is None:
-        if slot.kind == "tangent":
-            return torch.ones(shape, dtype=dtype)
-        raise ValueError(
-            f"no tensor for {slot.kind} '{slot.name}': give one of shape {shape} and {dtype} "
-            f"under the key ('{slot.kind}', '{slot.name}')."
-        )
-    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
-        raise ValueError(
-            f"{slot.kind} '{slot.name}' has shape {tuple(tensor.shape)} and {tensor.dtype}, "
-            f"expected the global shape {shape} and {dtype}."
-        )
-    return tensor.detach()
-
-
-def _spread(tensor: Tensor, sharding: Sharding, mesh: Mesh) -> PerRank:
-    """The shard of each rank; ranks with equal shards share one tensor."""
-    return _once_per_key(
-        range(mesh.num_devices),
-        lambda rank: _shard_key(sharding, mesh.coordinates(rank)),
-        lambda rank: take_shard(tensor, sharding, mesh.coordinates(rank)),
-    )
-
-
-def _shard_key(sharding: Sharding, coordinates: Mapping[str, int]) -> tuple[int, ...]:
-    """Equal for the ranks that hold the same part of a value."""
-    return tuple(coordinates[axis] for axis in sorted(sharding.axes))
-
-
-def _once_per_key(
-    ranks: range, key_of: Callable[[int], Any], compute: Callable[[int], _T]
-) -> list[_T]:
-    """`compute(rank)` for each rank, computed once for ranks of equal key."""
-    found: dict[Any, _T] = {}
-    results: list[_T] = []
-    for rank in ranks:
-        key = key_of(rank)
-        if key not in found:
-            found[key] = compute(rank)
-        results.append(found[key])
-    return results
-
-
-def _run(op: Operation, environment: Mapping[SSAValue, PerRank], mesh: Mesh) -> list[PerRank]:
-    """The results of one op on every rank."""
-    operands = [environment[value] for value in op.operands]
-    if isinstance(op, DistOp):
-        return run_collective(op, operands, mesh)
-    if not isinstance(op, AtenOp):
-        raise ValueError(f"the reference backend does not run '{op.name}'; lower it first.")
-    per_rank = _once_per_key(
-        range(mesh.num_devices),
-        lambda rank: tuple(id(tensors[rank]) for tensors in operands),
-        lambda rank: _call(op, rank, environment),
-    )
-    return [list(tensors) for tensors in zip(*per_rank, strict=True)]
-
-
-def _call(op: AtenOp, rank: int, environment: Mapping[SSAValue, PerRank]) -> list[Tensor]:
-    """The results of an ATen op on one rank."""
-    call = prepared(op, lambda value: environment[value][rank])
-    try:
-        results = call()
-    except (RuntimeError, IndexError, TypeError, ValueError) as error:
-        shapes = [tuple(environment[value][rank].shape) for value in op.operands]
-        raise ValueError(f"{op.name} failed on operands of shapes {shapes}: {error}") from error
-    for value, tensor in zip(op.results, results, strict=True):
-        if tuple(tensor.shape) != shape_of(value):
-            raise ValueError(
-                f"%{value.name_hint or '?'} = {op.name} gave shape {tuple(tensor.shape)}, but its "
-                f"type says {shape_of(value)}; the types of the program do not fit its operands."
-            )
-    return results
-
-
-def _collect(slot: Slot, tensors: PerRank, program: Program, mesh: Mesh) -> Tensor:
-    """The global value of a result, after checking that its replicas agree."""
-    sharding = sharding_held(program, slot)
-    first: dict[tuple[int, ...], int] = {}
-    for rank, tensor in enumerate(tensors):
-        owner = first.setdefault(_shard_key(sharding, mesh.coordinates(rank)), rank)
-        difference = _difference(tensors[owner], tensor)
-        if difference > _TOLERANCES.get(tensor.dtype, 0.0):
-            raise ReplicaMismatchError(
-                f"{slot.kind} '{slot.name}': ranks {owner} and {rank} of mesh {mesh} should hold "
-                f"the same part, but differ by {difference:.3g} relative to its largest element; "
-                "the program lacks a collective or has one too many."
-            )
-    return assemble(lambda at: tensors[mesh.rank(at)], sharding, mesh)
-
-
-def _difference(a: Tensor, b: Tensor) -> float:
-    """Largest difference of two tensors, relative to the largest element; inf for odd ones."""
-    if a is b or torch.equal(a, b):
-        return 0.0
-    if a.shape != b.shape or not a.is_floating_point():
-        return float("inf")
-    finite = a.isfinite()
-    if not torch.equal(finite, b.isfinite()):
-        return float("inf")
-    if not torch.equal(a[~finite].nan_to_num(), b[~finite].nan_to_num()):
-        return float("inf")
-    a, b = a[finite].double(), b[finite].double()
-    scale = max(a.abs().max().item(), b.abs().max().item()) if a.numel() else 0.0
-    return (a - b).abs().max().item() / scale if scale else 0.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec, Protocol
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from shardweave.ir.dist import COLLECTIVES
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.shards import take_blocks
+from shardweave.ir.staged import parts_of
 
 _P = ParamSpec("_P")
 _Start = Callable[Concatenate["Runtime", Tensor, Sequence[str], _P], InFlight]
@@ -54,6 +55,14 @@ def _waited(start: _Start[_P]) -> _Collective[_P]:
     return collective
 
 
+class Messages(Protocol):
+    """What brings the messages between stages of one micro-batch."""
+
+    def send(self, x: Tensor, to: int, name: str) -> None: ...
+
+    def recv(self, source: int, name: str) -> Tensor: ...
+
+
 class Runtime:
     """The devices of a mesh as this rank sees them.
 
@@ -68,6 +77,9 @@ class Runtime:
     def __init__(self, mesh: Mesh | None = None, device: torch.device | str | None = None) -> None:
         self.mesh = mesh or Mesh()
         self._groups: dict[tuple[str, ...], Group] = {}
+        self._meshes: dict[tuple[int, ...], DeviceMesh] = {}
+        self.messages: Messages | None = None
+        """What sends and receives while a function of a stage runs."""
         if self.mesh.num_devices == 1:
             self.rank = 0
             self.device = torch.device(device or "cpu")
@@ -80,16 +92,17 @@ class Runtime:
             self.device = torch.device(device or _default_device())
             self.device_mesh = init_device_mesh(
                 self.device.type,
-                tuple(axis.size for axis in self.mesh.space_axes),
-                mesh_dim_names=tuple(axis.name for axis in self.mesh.space_axes),
+                tuple(axis.size for axis in self.mesh.device_axes),
+                mesh_dim_names=tuple(axis.name for axis in self.mesh.device_axes),
             )
         self.coordinates = self.mesh.coordinates(self.rank)
 
     def prepare(self, program: Program) -> None:
         """Make the process groups that a program needs, which is slow, before it runs."""
-        for op in program.ops:
-            if isinstance(op, COLLECTIVES):
-                self.group(op.axes)
+        for part in parts_of(program):
+            for op in part.ops:
+                if isinstance(op, COLLECTIVES):
+                    self.group(op.axes)
 
     def group(self, axes: Sequence[str]) -> Group | None:
         """The group that `axes` join, made on first use by all ranks; None if it is one rank."""
@@ -103,7 +116,7 @@ class Runtime:
     def _make_group(self, axes: tuple[str, ...]) -> Group:
         groups = self.mesh.groups(axes)
         mine = next(ranks for ranks in groups if self.rank in ranks)
-        in_mesh_order = tuple(axis.name for axis in self.mesh.space_axes if axis.name in axes)
+        in_mesh_order = tuple(axis.name for axis in self.mesh.device_axes if axis.name in axes)
         if in_mesh_order != axes and in_mesh_order in self._groups:
             process_group = self._groups[in_mesh_order].process_group
         elif len(axes) == 1:
@@ -163,6 +176,43 @@ class Runtime:
         group = self.group(axes)
         if group is not None:
             in_flight.all_reduce_in_place(tensors, group)
+
+    # Stages
+
+    @property
+    def place(self) -> int:
+        """This rank's coordinate on the stage axis; 0 without one."""
+        axis = self.mesh.stage_axis
+        return 0 if axis is None else self.coordinates[axis.name]
+
+    def rank_at(self, place: int) -> int:
+        """The rank of this one's other coordinates at a coordinate on the stage axis."""
+        axis = self.mesh.stage_axis
+        return self.rank if axis is None else self.mesh.rank({**self.coordinates, axis.name: place})
+
+    def mesh_at(self, places: Sequence[int]) -> DeviceMesh:
+        """The devices at some coordinates on the stage axis. Collective when first asked for."""
+        assert self.device_mesh is not None
+        axis = self.mesh.stage_axis
+        if axis is None or len(places) == axis.size:
+            return self.device_mesh
+        key = tuple(places)
+        if key not in self._meshes:
+            names = self.device_mesh.mesh_dim_names
+            assert names is not None
+            ranks = self.device_mesh.mesh.index_select(names.index(axis.name), torch.tensor(key))
+            self._meshes[key] = DeviceMesh(self.device.type, ranks, mesh_dim_names=names)
+        return self._meshes[key]
+
+    def send(self, x: Tensor, to: int, name: str) -> None:
+        """Send a value to the same rank of another stage."""
+        assert self.messages is not None
+        self.messages.send(x, to, name)
+
+    def recv(self, source: int, name: str) -> Tensor:
+        """Receive what the same rank of another stage sends."""
+        assert self.messages is not None
+        return self.messages.recv(source, name)
 
     @staticmethod
     def added(given: Mapping[tuple[str, str], Tensor], key: tuple[str, str], x: Tensor) -> Tensor:

@@ -159,7 +159,7 @@ class ShardedState(nn.Module):
         """The tensor that stands for one of the model's, of whose names this is the first."""
         if id(tensor) not in kept:
             sharding = self._shardings.setdefault(key, Sharding.replicated(tensor.ndim))
-            made = self._backend.stored(next(values), sharding)
+            made = self._backend.stored(next(values), sharding, key)
             if key[0] == "param":
                 made = nn.Parameter(made, tensor.requires_grad)
             self._stored[key] = kept[id(tensor)] = made

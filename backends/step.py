@@ -288,7 +288,7 @@ class Step(ShardedState):
             elif name.startswith(INPUT_GRADIENT):
                 self._give(name, tensor, bound.results[kind, name], call.inputs)
             else:
-                outputs[name] = self.backend.returned(tensor, bound.results[kind, name])
+                outputs[name] = self.backend.returned(tensor, bound.results[kind, name], name)
         return outputs
 
     def _give(
@@ -296,8 +296,11 @@ class Step(ShardedState):
     ) -> None:
         """Add the gradient of an input to its `.grad`, in the form of the input."""
         is_global = not isinstance(inputs[name.removeprefix(INPUT_GRADIENT)], DTensor)
-        form = self.backend.whole if is_global else self.backend.returned
-        give(name, form(gradient, sharding), inputs)
+        if is_global:
+            given = self.backend.whole(gradient, sharding)
+        else:
+            given = self.backend.returned(gradient, sharding, name)
+        give(name, given, inputs)
 
     def _accumulate(self, call: StepCall, count: int, scale: float | Tensor) -> dict[str, Any]:
         parts = micro_batches(call.inputs, count)

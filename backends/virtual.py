@@ -36,8 +36,8 @@ class VirtualBackend(Backend):
         assert not pending
         return VirtualRunner(program)
 
-    def stored(self, tensor: Tensor, sharding: Sharding) -> Tensor:
-        del sharding
+    def stored(self, tensor: Tensor, sharding: Sharding, key: Key) -> Tensor:
+        del sharding, key
         return tensor.detach().to("cpu", copy=True)
 
     def local(self, tensor: Tensor) -> Tensor:
@@ -47,8 +47,8 @@ class VirtualBackend(Backend):
         del sharding
         return tensor.detach().to("cpu")
 
-    def returned(self, result: Tensor, sharding: Sharding) -> Tensor:
-        del sharding
+    def returned(self, result: Tensor, sharding: Sharding, name: str) -> Tensor:
+        del sharding, name
         return result
 
     def whole(self, tensor: Tensor, sharding: Sharding) -> Tensor:

@@ -30,6 +30,7 @@ from shardweave.passes.notes import unheard
 from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import run_passes
 from shardweave.planners.other_shapes import fit_plan
+from shardweave.planners.pipelines.choose import with_pipeline
 from shardweave.planners.plan import Plan
 from shardweave.planners.registry import PLANNERS
 
@@ -315,4 +316,5 @@ def choose_plan(program: Program, request: Request) -> Plan | None:
     if plan is None and request.mesh.num_devices == 1 and not is_sequential:
         return None
     given = "megatron" if plan is None else plan
-    return resolve_plan(given, program, request.mesh, sequence_parallel=is_sequential)
+    resolved = resolve_plan(given, program, request.mesh, sequence_parallel=is_sequential)
+    return with_pipeline(resolved, program, request.mesh)

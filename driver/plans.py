@@ -26,7 +26,7 @@ from shardweave.planners.cost.simulation import Simulation
 from shardweave.planners.cost.zero import DATA_AXIS
 from shardweave.planners.oppa.trials import Host
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_check import check_plan, check_runnable
+from shardweave.planners.plan_check import check_plan
 from shardweave.planners.plan_names import Lookup
 from shardweave.planners.predict import predicted_of, simulation_of
 from shardweave.planners.registry import PLANNERS, no_such_plan
@@ -94,15 +94,11 @@ def simulated(program: Program, plan: Plan, cluster: ClusterLike) -> Plan:
 
 
 def mesh_of_plan(given: PlanLike | None) -> Mesh | None:
-    """The mesh that a Plan or a plan's file was made for; None if it names none.
-
-    Raises PlanError for a plan that no backend can run yet.
-    """
+    """The mesh that a Plan or a plan's file was made for; None if it names none."""
     if isinstance(given, str | Path) and str(given) not in PLANNERS and Path(given).is_file():
         given = Plan.load(given)
     if not isinstance(given, Plan):
         return None
-    check_runnable(given)
     return Mesh(**given.mesh) if given.mesh else None
 
 
@@ -165,8 +161,7 @@ def partition(
     themselves. If `insert-collectives` is among them, they are the whole way from the annotated
     program to the local one, and what the plan says beside shardings is theirs to do. Without a
     plan (for one device alone) the program is only cleaned up. observer: sees each pass. buffers:
-    how these are stored already. Notes of the default passes are dropped. Raises PlanError for a
-    plan that no backend can run yet.
+    how these are stored already. Notes of the default passes are dropped.
     """
     given = PassPipeline([passes] if isinstance(passes, str) else passes).passes
     first, last = PassPipeline(ONE_DEVICE_PASSES), PassPipeline([])

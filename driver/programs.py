@@ -19,6 +19,7 @@ from shardweave.backends import watchdog
 from shardweave.backends.backend import Backend
 from shardweave.backends.bound import BoundProgram
 from shardweave.backends.distributed import DistributedBackend
+from shardweave.backends.pipeline import holders_of
 from shardweave.backends.programs import Key
 from shardweave.backends.runtime import Runtime
 from shardweave.backends.step import OPTIONS, GivenProgram, Programs, StepCall, form_of
@@ -30,6 +31,7 @@ from shardweave.driver.precision import AUTOCAST, inputs_in_precision
 from shardweave.ir.capture.arguments import Form, taken_apart
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
+from shardweave.ir.staged import is_staged
 from shardweave.passes.notes import PlanNote, warn
 
 MAX_PROGRAMS = 16
@@ -215,7 +217,10 @@ def backend_of(request: Request, program: Program, device: torch.device) -> Back
         return VirtualBackend()
     runtime = Runtime(program.mesh if program.is_local else None, device)
     kernels = request.backend == "triton"
-    return DistributedBackend(runtime, kernels=kernels, cuda_graph=request.cuda_graph)
+    holders = holders_of(program) if is_staged(program) else None
+    return DistributedBackend(
+        runtime, kernels=kernels, cuda_graph=request.cuda_graph, holders=holders
+    )
 
 
 # Words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Self
+from typing import Self, cast
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ArrayAttr, IntAttr, StringAttr
@@ -13,9 +13,12 @@ from xdsl.irdl import irdl_attr_definition
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 
-from shardweave.ir.mesh import Axis, Mesh
+from shardweave.ir.mesh import Axis, AxisKind, Mesh
 from shardweave.ir.placement import Placement, Sharding, contiguous, is_contiguous, ordered
 from shardweave.ir.strings import TextParser
+
+_WRITTEN_KINDS: tuple[AxisKind, ...] = ("time", "stage")
+"""The kinds of mesh axes that stand before their names; an axis without is of kind space."""
 
 PHASES = ("forward", "recompute", "backward", "optimizer")
 
@@ -47,7 +50,7 @@ class PhaseAttr(ParametrizedAttribute):
 
 @irdl_attr_definition
 class MeshAttr(ParametrizedAttribute):
-    """The device mesh: `#dist.mesh<["data" = 2, "tensor" = 4, time "batch" = 2]>`."""
+    """The device mesh: `#dist.mesh<[stage "stage" = 2, "data" = 2, time "batch" = 2]>`."""
 
     name = "dist.mesh"
     axis_names: ArrayAttr[StringAttr]
@@ -71,7 +74,10 @@ class MeshAttr(ParametrizedAttribute):
         axes: list[Axis] = []
 
         def axis() -> None:
-            kind = "time" if parser.parse_optional_keyword("time") else "space"
+            kind: AxisKind = "space"
+            for word in _WRITTEN_KINDS:
+                if parser.parse_optional_keyword(word):
+                    kind = word
             name = parser.parse_str_literal()
             parser.parse_punctuation("=")
             size = parser.parse_integer(allow_boolean=False, allow_negative=False)
@@ -87,7 +93,7 @@ class MeshAttr(ParametrizedAttribute):
 
     def print_parameters(self, printer: Printer) -> None:
         axes = [
-            f'{"time " if axis.kind == "time" else ""}"{axis.name}" = {axis.size}'
+            f'{f"{axis.kind} " if axis.kind in _WRITTEN_KINDS else ""}"{axis.name}" = {axis.size}'
             for axis in self.mesh.axes
         ]
         printer.print_string(f"<[{', '.join(axes)}]>")
@@ -97,8 +103,7 @@ class MeshAttr(ParametrizedAttribute):
 def _mesh_of(attr: MeshAttr) -> Mesh:
     columns = zip(attr.axis_names, attr.axis_sizes, attr.axis_kinds, strict=True)
     return Mesh(
-        Axis(name.data, size.data, "time" if kind.data == "time" else "space")
-        for name, size, kind in columns
+        Axis(name.data, size.data, cast("AxisKind", kind.data)) for name, size, kind in columns
     )
 
 

@@ -14,7 +14,8 @@ def remove_dead_ops(program: Program) -> int:
     op: Operation | None = program.return_op.prev_op
     while op is not None:
         previous = op.prev_op
-        if all(result.first_use is None for result in op.results):
+        # What has no results, as a message that is sent, is there for what it does.
+        if op.results and all(result.first_use is None for result in op.results):
             Rewriter.erase_op(op)
             removed += 1
         op = previous

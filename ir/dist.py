@@ -298,6 +298,85 @@ class WaitOp(DistOp):
     arrived = var_result_def(TENSORS)
 
 
+@irdl_op_definition
+class SendOp(DistOp):
+    """Send a value to the same rank of another stage. Traffic: the value's bytes.
+
+    Only in the functions of stages. `to`: the stage; `name`: tells the messages between two stages
+    of one micro-batch apart. The rank of equal coordinates there receives it (`dist.recv`).
+    """
+
+    name = "dist.send"
+    value = operand_def(TENSOR)
+    to_attr = prop_def(NUMBER, prop_name="to")
+    message_attr = prop_def(WORDS, prop_name="name")
+
+    def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
+        return []
+
+    def sent_elements(self, mesh: Mesh) -> float:
+        return float(math.prod(shape_of(self.operands[0])))
+
+    @property
+    def to(self) -> int:
+        return self.to_attr.value.data
+
+    @property
+    def message(self) -> str:
+        return self.message_attr.data
+
+
+@irdl_op_definition
+class RecvOp(DistOp):
+    """Receive what the same rank of another stage sends under a name, in the same shards."""
+
+    name = "dist.recv"
+    from_attr = prop_def(NUMBER, prop_name="source")
+    message_attr = prop_def(WORDS, prop_name="name")
+    value = result_def(TENSOR)
+
+    def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
+        return [shape_of(self.results[0])]
+
+    @property
+    def source(self) -> int:
+        return self.from_attr.value.data
+
+    @property
+    def message(self) -> str:
+        return self.message_attr.data
+
+
+@irdl_op_definition
+class RunOp(DistOp):
+    """Run a function of a stage, on one micro-batch or once in a step. Only in a staged step.
+
+    `at`: the coordinate on the stage axis of the ranks that do so. Values go from function to
+    function by the kinds and names of arguments and results; results here are those of the step.
+    """
+
+    name = "dist.run"
+    function_attr = prop_def(WORDS, prop_name="function")
+    at_attr = prop_def(NUMBER, prop_name="at")
+    micro_batch_attr = opt_prop_def(NUMBER, prop_name="micro_batch")
+    made = var_result_def(RangeOf(TENSOR))
+
+    def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
+        return [shape_of(result) for result in self.results]
+
+    @property
+    def function(self) -> str:
+        return self.function_attr.data
+
+    @property
+    def at(self) -> int:
+        return self.at_attr.value.data
+
+    @property
+    def micro_batch(self) -> int | None:
+        return None if self.micro_batch_attr is None else self.micro_batch_attr.value.data
+
+
 def _start_of(kind: type[DistOp]) -> type[DistOp]:
     name = kind.name.replace("dist.", "dist.start_")
     return type(f"Start{kind.__name__}", (kind,), {"name": name})
@@ -334,6 +413,17 @@ def sent_bytes(op: DistOp, mesh: Mesh) -> float:
 def dist_dialect() -> Dialect:
     return Dialect(
         "dist",
-        [*COLLECTIVES, *STARTED, WaitOp, SliceOp, ShardIndexOp, ReshardOp, aten_class(RANDOM)],
+        [
+            *COLLECTIVES,
+            *STARTED,
+            WaitOp,
+            SliceOp,
+            ShardIndexOp,
+            ReshardOp,
+            SendOp,
+            RecvOp,
+            RunOp,
+            aten_class(RANDOM),
+        ],
         [MeshAttr, ShardingAttr, PhaseAttr],
     )

@@ -9,12 +9,16 @@ from functools import cached_property
 from itertools import product
 from typing import Literal
 
-AxisKind = Literal["space", "time"]
+AxisKind = Literal["space", "time", "stage"]
+
+STAGES = ("stage", "pipeline")
+"""The names of axes that are of kind stage wherever their kind is not said."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One mesh axis. `space` axes are devices; `time` axes are sub-batches run in turn."""
+    """One mesh axis. `space` axes are devices that share work; `time` axes are sub-batches run in
+    turn; `stage` axes are devices that hold other layers, so that no value is cut over them."""
 
     name: str
     size: int
@@ -39,10 +43,12 @@ class Mesh:
     axes: tuple[Axis, ...]
 
     def __init__(self, axes: Iterable[Axis] = (), /, **sizes: int) -> None:
-        all_axes = (*axes, *(Axis(name, size) for name, size in sizes.items()))
+        all_axes = (*axes, *(_axis(name, size) for name, size in sizes.items()))
         names = [axis.name for axis in all_axes]
         if len(set(names)) != len(names):
             raise ValueError(f"mesh axes {names} are not distinct; name each axis once.")
+        if sum(axis.kind == "stage" for axis in all_axes) > 1:
+            raise ValueError(f"mesh axes {names}: several are of kind stage; give one at most.")
         object.__setattr__(self, "axes", all_axes)
 
     def __hash__(self) -> int:
@@ -73,7 +79,7 @@ class Mesh:
                 )
             sizes.append((name, int(size)))
         rest = 1 if num_devices is None else _rest(text, [s for _, s in sizes], num_devices)
-        return Mesh(Axis(name, rest if size == -1 else size) for name, size in sizes)
+        return Mesh(_axis(name, rest if size == -1 else size) for name, size in sizes)
 
     def __str__(self) -> str:
         return ",".join(f"{axis.name}={axis.size}" for axis in self.axes) or "one device"
@@ -84,7 +90,28 @@ class Mesh:
 
     @property
     def space_axes(self) -> tuple[Axis, ...]:
+        """The axes that values may be cut over."""
         return tuple(axis for axis in self.axes if axis.kind == "space")
+
+    @property
+    def device_axes(self) -> tuple[Axis, ...]:
+        """The axes along which devices stand: those of kind space and stage."""
+        return tuple(axis for axis in self.axes if axis.kind != "time")
+
+    @property
+    def stage_axis(self) -> Axis | None:
+        """The axis of kind stage, if there is one."""
+        return next((axis for axis in self.axes if axis.kind == "stage"), None)
+
+    @property
+    def num_stages(self) -> int:
+        """The devices along the stage axis; 1 without one."""
+        return 1 if self.stage_axis is None else self.stage_axis.size
+
+    @property
+    def within_stage(self) -> Mesh:
+        """The mesh of the devices of one stage."""
+        return Mesh(self.space_axes)
 
     @property
     def time_names(self) -> tuple[str, ...]:
@@ -93,7 +120,7 @@ class Mesh:
 
     @property
     def num_devices(self) -> int:
-        return math.prod(axis.size for axis in self.space_axes)
+        return math.prod(axis.size for axis in self.device_axes)
 
     def size(self, name: str) -> int:
         """Size of an axis. Raises ValueError if the mesh has no such axis."""
@@ -140,16 +167,16 @@ class Mesh:
         return found
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a rank stands on each space axis."""
+        """Where a rank stands on each axis of devices."""
         found: dict[str, int] = {}
-        for axis in reversed(self.space_axes):
+        for axis in reversed(self.device_axes):
             rank, found[axis.name] = divmod(rank, axis.size)
         return found
 
     def rank(self, coordinates: dict[str, int]) -> int:
-        """The rank at given coordinates of the space axes."""
+        """The rank at given coordinates of the axes of devices."""
         rank = 0
-        for axis in self.space_axes:
+        for axis in self.device_axes:
             rank = rank * axis.size + coordinates[axis.name]
         return rank
 
@@ -159,7 +186,7 @@ class Mesh:
         Within a group, members are ordered by their coordinates on `names`, the first name
         slowest; so member i holds shard i of a dim sharded over `names`.
         """
-        rest = [axis for axis in self.space_axes if axis.name not in names]
+        rest = [axis for axis in self.device_axes if axis.name not in names]
         groups: list[list[int]] = []
         for outer in product(*(range(axis.size) for axis in rest)):
             fixed = {axis.name: index for axis, index in zip(rest, outer, strict=True)}
@@ -181,3 +208,8 @@ def _rest(text: str, sizes: Sequence[int], num_devices: int) -> int:
             "sizes that are given; start a multiple of it, or give other sizes."
         )
     return num_devices // others if count else 1
+
+
+def _axis(name: str, size: int) -> Axis:
+    """An axis whose kind follows from its name."""
+    return Axis(name, size, "stage" if name in STAGES else "space")

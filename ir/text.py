@@ -21,6 +21,9 @@ from shardweave.ir.kernel import kernel_dialect
 from shardweave.ir.source_text import SourceText, excerpt, position
 from shardweave.ir.strings import TextParser, TextPrinter
 
+_OF_A_STAGE = re.compile(r"(before|forward|backward|inputs|weights|share|after)_\d+")
+"""The names of the functions of stages (`ir/staged.py`)."""
+
 _UNKNOWN_OP = re.compile(r"Operation (\S+) is not registered")
 
 
@@ -105,17 +108,23 @@ def parse_module(text: str, name: str = "<text>") -> tuple[ModuleOp, SourceText]
 
 
 def _check_form(module: ModuleOp, text: str, name: str) -> None:
-    """Raises ProgramTextError unless the module is one function of one block with a return."""
+    """Raises ProgramTextError unless the module is one function of one block with a return.
+
+    Behind the step of a staged program stand the functions of its stages.
+    """
     found = list(module.ops)
-    if len(found) != 1 or not isinstance(found[0], FuncOp):
+    functions = [op for op in found if isinstance(op, FuncOp)]
+    behind = [op for op in functions[1:] if _OF_A_STAGE.fullmatch(op.sym_name.data)]
+    if not functions or len(found) != 1 + len(behind):
         second = text.find("func.func", text.find("func.func") + 1)
         message = "a program is a module with exactly one func.func, and nothing else."
         raise _error(text, name, max(second, 0), message)
-    blocks = found[0].body.blocks
-    if len(blocks) != 1 or not isinstance(blocks[0].last_op, ReturnOp):
-        end = text.rfind("}", 0, max(text.rfind("}"), 0))
-        message = "the function must be one block that ends in func.return."
-        raise _error(text, name, max(end, 0), message)
+    for function in functions:
+        blocks = function.body.blocks
+        if len(blocks) != 1 or not isinstance(blocks[0].last_op, ReturnOp):
+            end = text.rfind("}", 0, max(text.rfind("}"), 0))
+            message = "the function must be one block that ends in func.return."
+            raise _error(text, name, max(end, 0), message)
 
 
 def _error(text: str, name: str, offset: int, message: str) -> ProgramTextError:

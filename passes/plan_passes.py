@@ -13,10 +13,7 @@ from shardweave.planners.plan import Plan
 
 
 def plan_passes(plan: Plan) -> list[ModulePass]:
-    """All passes from a global program on a mesh to the local one that follows the plan.
-
-    Raises PlanError for what no backend can run yet.
-    """
+    """All passes from a global program on a mesh to the local one that follows the plan."""
     return [*passes_before(plan), *passes_after(plan)]
 
 

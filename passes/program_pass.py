@@ -9,13 +9,15 @@ from xdsl.dialects import builtin
 from xdsl.passes import ModulePass
 
 from shardweave.ir.program import Program
+from shardweave.ir.staged import parts_of
 
 
 class PassOnProgram(ModulePass):
-    """A pass over a Program: `run` is what it does."""
+    """A pass over a Program: `run` is what it does, on each function of a staged one."""
 
     @abstractmethod
     def run(self, program: Program) -> None: ...
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        self.run(Program(op))
+        for part in parts_of(Program(op)):
+            self.run(part)

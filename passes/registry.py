@@ -12,6 +12,7 @@ PASSES: dict[str, str] = {
     "apply-plan": "shardweave.passes.apply_plan:ApplyPlanPass",
     "bucket-collectives": "shardweave.passes.bucket_collectives:BucketCollectivesPass",
     "cse": "shardweave.passes.cse:CsePass",
+    "cut-stages": "shardweave.passes.cut_stages:CutStagesPass",
     "dce": "shardweave.passes.dce:DcePass",
     "delete-redundant-collectives": (
         "shardweave.passes.delete_redundant_collectives:DeleteRedundantCollectivesPass"

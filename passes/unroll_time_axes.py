@@ -17,15 +17,17 @@ class UnrollTimeAxesPass(PassOnProgram):
 
     Requires: a local program. Ensures: the mesh has no time axis; numerics unchanged; the
     copies of an op stand side by side, in the order of their coordinates. Linear in the
-    resulting ops.
+    resulting ops. The time axis that `keep` names is left: that of a pipeline's micro-batches,
+    which `cut-stages` makes a schedule of.
     """
 
     name = "unroll-time-axes"
+    keep: str = ""
 
     def run(self, program: Program) -> None:
-        if program.mesh is None or not program.mesh.time_names:
+        if program.mesh is None or not set(program.mesh.time_names) - {self.keep}:
             note(
                 "the mesh has no time axis; run split-batch before propagate-shardings, or leave "
                 "the pass out."
             )
-        unroll_time_axes(program)
+        unroll_time_axes(program, self.keep)

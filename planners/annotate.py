@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from xdsl.ir import Operation
 
 from shardweave.ir.annotations import layer_of, phase_of, set_wanted_attrs
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Sharding
+from shardweave.ir.placement import Placement, Sharding
 from shardweave.ir.program import USED, Program
 from shardweave.ir.types import shape_of
+from shardweave.planners.cost.zero import DATA_AXIS
+from shardweave.planners.pipelines.stages import store_stages
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_names import (
     OP_MARK,
@@ -33,6 +37,8 @@ def annotate(plan: Plan, program: Program) -> None:
     _annotate_arguments(plan, program, mesh)
     _annotate_layers(plan, program, mesh)
     _annotate_ops(plan, program, mesh)
+    if plan.is_pipeline and plan.pipeline is not None:
+        store_stages(program, plan.pipeline.stages)
 
 
 def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:
@@ -58,6 +64,44 @@ def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:
         if read.on(shape, mesh) != sharding:
             found[index] = read
     program.set_argument_attributes(USED, found)
+    if plan.zero:
+        _divide_parameters(program, mesh, found)
+
+
+def _divide_parameters(program: Program, mesh: Mesh, used: Mapping[int, ShardingAttr]) -> None:
+    """ZeRO: store parameters in shards over the replicas as well, and read them as before.
+
+    One that does not divide stays as it is, as does one that the plan stores otherwise.
+    """
+    if DATA_AXIS not in mesh.names or mesh.size(DATA_AXIS) == 1:
+        raise PlanError(
+            f"the plan asks for ZeRO, which divides over axis '{DATA_AXIS}', but the mesh is "
+            f"{mesh}; give it such an axis, or set zero to 0."
+        )
+    stored: dict[int, ShardingAttr] = {}
+    read: dict[int, ShardingAttr] = {}
+    for index, slot in enumerate(program.arguments):
+        if slot.kind != "param" or index in used:
+            continue
+        shape, sharding = shape_of(slot.value), program.sharding_of_slot(slot)
+        finer = divided_over(sharding, shape, DATA_AXIS, mesh)
+        if finer is not None:
+            stored[index] = ShardingAttr.of(finer, shape)
+            read[index] = ShardingAttr.of(sharding, shape)
+    program.set_argument_attributes("dist.sharding", stored)
+    program.set_argument_attributes(USED, read)
+
+
+def divided_over(
+    sharding: Sharding, shape: Sequence[int], axis: str, mesh: Mesh
+) -> Sharding | None:
+    """The sharding cut further over an axis along the first dim that divides; None without one."""
+    size = mesh.size(axis)
+    for dim, placements in enumerate(sharding.dims):
+        stride = min((p.stride for p in placements), default=shape[dim])
+        if axis not in sharding.axes and stride % size == 0:
+            return sharding.with_dim(dim, (*placements, Placement(axis, size, stride // size)))
+    return None
 
 
 def _annotate_layers(plan: Plan, program: Program, mesh: Mesh) -> None:

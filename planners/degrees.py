@@ -18,7 +18,7 @@ def asked_degrees(
 
     Raises `error` for an axis that the planner, which plans `axes`, does not know.
     """
-    sizes = {} if mesh is None else {axis.name: axis.size for axis in mesh.space_axes}
+    sizes = {} if mesh is None else {axis.name: axis.size for axis in mesh.device_axes}
     unknown = [name for name, size in sizes.items() if name not in axes and size > 1]
     if unknown:
         raise error(

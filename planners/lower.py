@@ -17,6 +17,7 @@ from shardweave.ir.program import Program
 from shardweave.ir.rewrite.bucket_collectives import bucket_collectives
 from shardweave.ir.rewrite.buckets import merge_all_reduces
 from shardweave.ir.rewrite.cse import merge_equal_ops
+from shardweave.ir.rewrite.redundancy import delete_redundant_collectives
 from shardweave.ir.rewrite.rematerialize import rematerialize
 from shardweave.ir.rewrite.start import start_collectives
 from shardweave.ir.rewrite.unroll import unroll_time_axes
@@ -26,10 +27,11 @@ from shardweave.ir.sharding.propagate import propagate
 from shardweave.ir.sharding.repeat_heads import repeat_key_heads
 from shardweave.ir.sharding.split_addmm import split_addmms
 from shardweave.ir.sharding.sub_batches import split_batch
+from shardweave.ir.staged import MICRO, parts_of
 from shardweave.ir.text import without_gc
 from shardweave.planners.annotate import annotate
+from shardweave.planners.pipelines.stages import cut_stages
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_check import check_runnable
 from shardweave.planners.plan_parts import PlanError
 from shardweave.planners.schedule.orders import reschedule
 
@@ -40,7 +42,7 @@ PARTITIONING = (
     "propagate-shardings",
     "insert-collectives",
 )
-CLEANING = ("cse", "dce", "merge-collectives")
+CLEANING = ("cse", "dce")
 
 FINISHING = ("bucket-collectives", "start-collectives")
 DEFAULT_SCHEDULE = "in-order"
@@ -54,7 +56,9 @@ FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "insert-collectives": partition,
     "unroll-time-axes": unroll_time_axes,
     "cse": merge_equal_ops,
+    "cut-stages": cut_stages,
     "dce": remove_dead_ops,
+    "delete-redundant-collectives": delete_redundant_collectives,
     "merge-collectives": merge_all_reduces,
     "rematerialize": rematerialize,
     "bucket-collectives": bucket_collectives,
@@ -68,30 +72,47 @@ Lowering = list[tuple[str, dict[str, Any]]]
 
 
 def annotation_steps(plan: Plan) -> Lowering:
-    """What follows `apply-plan` before propagation. Raises PlanError for what cannot run yet."""
-    check_runnable(plan)
-    return [("split-batch", {"n": plan.batch_split})] if plan.batch_split > 1 else []
+    """What follows `apply-plan` before propagation."""
+    micro_batches = plan.pipeline.micro_batches if plan.pipeline else 1
+    steps: Lowering = []
+    if micro_batches > 1:
+        steps.append(("split-batch", {"n": micro_batches, "axis": MICRO}))
+    if plan.batch_split > 1:
+        steps.append(("split-batch", {"n": plan.batch_split}))
+    return steps
 
 
 def lowering_of(plan: Plan) -> Lowering:
     """What follows `apply-plan`, from the annotated program to the one that follows the plan.
 
-    Raises PlanError for what no backend can run yet.
+    Raises PlanError for a schedule that needs a cluster without one.
     """
     return partitioning_of(plan) + recomputation_of(plan) + finishing_of(plan)
 
 
 def partitioning_of(plan: Plan) -> Lowering:
     """The first part of `lowering_of`: to a local program that waits for every message."""
-    names = [*PARTITIONING, *(["unroll-time-axes"] if plan.batch_split > 1 else []), *CLEANING]
-    return annotation_steps(plan) + [(name, dict[str, Any]()) for name in names]
+    steps = annotation_steps(plan) + [(name, dict[str, Any]()) for name in PARTITIONING]
+    if plan.batch_split > 1:
+        steps.append(("unroll-time-axes", {"keep": MICRO} if plan.is_pipeline else {}))
+    steps += [(name, {}) for name in CLEANING]
+    if not plan.is_pipeline:
+        steps.append(("merge-collectives", {}))
+    if plan.zero in (1, 2):
+        steps.append(("delete-redundant-collectives", {}))
+    return steps
 
 
 def recomputation_of(plan: Plan) -> Lowering:
-    """The part of `lowering_of` that computes values again."""
-    if plan.recompute == "none":
-        return []
-    return [("rematerialize", {"policy": plan.recompute})]
+    """The part of `lowering_of` that computes values again, and cuts what is then there."""
+    steps: Lowering = []
+    if plan.recompute != "none":
+        steps.append(("rematerialize", {"policy": plan.recompute}))
+    if plan.is_pipeline and plan.pipeline is not None:
+        # Behind it every pass works on one function at a time.
+        options = {"schedule": plan.pipeline.schedule, "zero": plan.zero or 3}
+        steps += [("cut-stages", options), ("merge-collectives", {})]
+    return steps
 
 
 def finishing_of(plan: Plan) -> Lowering:
@@ -113,7 +134,7 @@ def finishing_of(plan: Plan) -> Lowering:
 def local_program(program: Program, plan: Plan) -> Program:
     """The program of each rank of the plan's mesh, from a global one, which stays as it is.
 
-    Raises ValueError (PlanError) if the plan does not fit, or cannot run yet. Nothing is verified.
+    Raises ValueError (PlanError) if the plan does not fit. Nothing is verified.
     """
     return lowered(program, plan, lowering_of(plan))
 
@@ -195,4 +216,5 @@ def lowered(program: Program, plan: Plan, steps: Lowering) -> Program:
 def _take_through(target: Program, steps: Lowering) -> None:
     with without_gc():
         for name, options in steps:
-            FUNCTIONS[name](target, **options)
+            for part in parts_of(target):
+                FUNCTIONS[name](part, **options)

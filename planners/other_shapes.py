@@ -16,6 +16,7 @@ from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.types import shape_of
 from shardweave.planners.annotate import is_layer_output
+from shardweave.planners.pipelines.choose import rows_of, shortened
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_names import (
     OP_MARK,
@@ -25,6 +26,7 @@ from shardweave.planners.plan_names import (
     read_sharding,
     sharding_text,
 )
+from shardweave.planners.plan_parts import Pipeline
 from shardweave.planners.replicated import batch_shardings
 
 Stored = Mapping[tuple[str, str], Sharding]
@@ -59,8 +61,20 @@ def fit_plan(
         inputs=inputs,
         activations=activations,
         batch_split=split,
+        pipeline=_pipeline(plan, program, mesh, inputs),
     )
     return FittedPlan(fitted, [*notes, *more, *last])
+
+
+def _pipeline(
+    plan: Plan, program: Program, mesh: Mesh, inputs: Mapping[str, str]
+) -> Pipeline | None:
+    """The plan's stages, with as many micro-batches as these inputs divide into."""
+    found = plan.pipeline
+    if found is None:
+        return None
+    rows = rows_of(replace(plan, inputs=inputs), program, mesh)
+    return shortened(found, min(found.micro_batches, rows), rows, mesh.num_stages)
 
 
 def _parameters(

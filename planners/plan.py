@@ -64,6 +64,14 @@ class Plan:
         """Pipeline stages; 1 without a pipeline."""
         return len(self.pipeline.stages) if self.pipeline else 1
 
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether a step runs several stages or micro-batches by a schedule."""
+        return self.pipeline is not None and (self.num_stages, self.pipeline.micro_batches) != (
+            1,
+            1,
+        )
+
     def to_json(self) -> str:
         """The plan as JSON text; what is not decided is left out, but for the shardings."""
         empty = Plan()

@@ -1,4 +1,4 @@
-"""Whether a plan fits a program and a mesh, and whether a backend can run it yet."""
+"""Whether a plan fits a program and a mesh."""
 
 from __future__ import annotations
 
@@ -42,37 +42,3 @@ def _check_stages(plan: Plan, program: Program) -> None:
         ]
         if len(places) > 1:
             raise PlanError(f"block '{block}' is in stages {places}; leave it in one.")
-
-
-def check_runnable(plan: Plan) -> None:
-    """Raises PlanError for what no backend can run yet, with what to do instead."""
-    reason = why_not_runnable(plan)
-    if reason is not None:
-        raise PlanError(reason)
-
-
-def is_runnable(plan: Plan) -> bool:
-    """Whether a backend can run the plan."""
-    return why_not_runnable(plan) is None
-
-
-def why_not_runnable(plan: Plan) -> str | None:
-    """What of a plan no backend can run yet, and what to do; None if all can be run."""
-    explain = "read what it is predicted to take with `shardweave plan --explain`"
-    if plan.num_stages > 1:
-        return (
-            f"the plan has {plan.num_stages} pipeline stages, which no backend can run yet; "
-            f"{explain}, or plan without stages: option max_stages=1 of planner 'amp', or "
-            "planners megatron, exhaustive."
-        )
-    if plan.pipeline is not None and plan.pipeline.micro_batches > 1:
-        return (
-            f"the plan accumulates {plan.pipeline.micro_batches} micro-batches in a pipeline, "
-            "which no backend can run yet; give them as batch_split instead."
-        )
-    if plan.zero:
-        return (
-            f"the plan asks for ZeRO stage {plan.zero}, which no backend can run yet; {explain}, "
-            "or set zero to 0."
-        )
-    return None

@@ -13,8 +13,10 @@ RECOMPUTE = ("none", "layer", "after-communication")
 SCHEDULES = ("", "blocking", "sub-batch", "cross-pass", "in-order", "list")
 """Schedules of `overlap-communication`; empty: as "in-order"."""
 
-PIPELINE_SCHEDULES = ("1f1b", "gpipe")
-"""Orders of micro-batches in a pipeline: one forward, one backward; or all forward passes first."""
+PIPELINE_SCHEDULES = (
+    "1f1b", "gpipe", "interleaved-1f1b", "zero-bubble", "zero-bubble-v", "dualpipe-v"
+)  # fmt: skip
+"""Orders of micro-batches in a pipeline (`planners/pipelines`)."""
 
 SOURCES = ("", "estimated", "simulated", "measured")
 """Where predicted numbers come from: a closed form, the simulator, or runs."""

@@ -7,14 +7,16 @@ from dataclasses import replace
 
 from shardweave.ir.program import Program
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.pipeline import PipelineSimulation, simulate_stages
+from shardweave.planners.cost.pipeline import PipelineSimulation, simulate_runs, simulate_stages
 from shardweave.planners.cost.quantity import gib, seconds_text
 from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.cost.simulation import Simulation
 from shardweave.planners.lower import Lowerings
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_check import is_runnable
 from shardweave.planners.plan_parts import Candidate, PlanError, Predicted
+
+BY_BLOCK = ("1f1b", "gpipe")
+"""Schedules of pipelines that are simulated by block and micro-batch."""
 
 _TOLD = 0.05
 """Share of the gap between two plans from which on a part is named as its cause."""
@@ -54,13 +56,17 @@ def simulation_of(
 ) -> Simulation | PipelineSimulation:
     """Partition a global program by a plan, and simulate a step of it on a cluster.
 
-    The rank's program itself, op by op; by block and micro-batch for a plan with stages or ZeRO,
-    whose programs no backend has. optimizer_multiplier: bytes of optimizer state per byte of
-    parameters; None: those of Adam in the plan's precision. Raises ValueError (PlanError,
-    PassError, ClusterError) if it cannot be partitioned or placed.
+    The rank's program itself, op by op; of a plan with stages or ZeRO by block and micro-batch, or,
+    by schedules that those do not know, function by function.
+    optimizer_multiplier: bytes of optimizer state per byte of parameters; None: those of Adam in
+    the plan's precision. Raises ValueError (PlanError, PassError, ClusterError) if it cannot be
+    partitioned or placed.
     """
     lowerings = Lowerings.of(program)
-    if not is_runnable(plan):
+    if plan.is_pipeline and plan.pipeline and plan.pipeline.schedule not in BY_BLOCK:
+        staged = lowerings.local(plan)
+        return simulate_runs(staged, plan, cluster, optimizer_multiplier=optimizer_multiplier)
+    if plan.is_pipeline or plan.zero:
         return simulate_stages(lowerings, plan, cluster, optimizer_multiplier=optimizer_multiplier)
     local = lowerings.local(plan)
     return simulate(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 
 from shardweave.driver.commands.arguments import Commands, add_program, new_command
+from shardweave.ir.program import Program
+from shardweave.ir.staged import is_staged
 
 PHASES = ("forward", "recompute", "backward", "optimizer")
 
@@ -21,6 +23,11 @@ def add_parser(commands: Commands) -> None:
     command.add_argument(
         "--all", action="store_true", help="print each layer, also those equal to the one before"
     )
+    command.add_argument(
+        "--schedule",
+        action="store_true",
+        help="when each rank of a staged program works on which micro-batch",
+    )
     command.set_defaults(func=show_command)
 
 
@@ -30,6 +37,9 @@ def show_command(options: argparse.Namespace) -> int:
     from shardweave.driver.report.outline import outline, selection
 
     program = read(options.file)
+    if options.schedule:
+        print(_schedule(program))
+        return 0
     wanted = {"layer": options.layer, "phase": options.phase, "op": options.op}
     if all(pattern is None for pattern in wanted.values()):
         print(program_line(program))
@@ -37,3 +47,15 @@ def show_command(options: argparse.Namespace) -> int:
         return 0
     print(selection(program, wanted, is_counted=options.counts, is_folded=not options.all))
     return 0
+
+
+def _schedule(program: Program) -> str:
+    """The picture of a staged program's schedule. Raises ValueError for one without stages."""
+    from shardweave.planners.pipelines.picture import picture_of, table_of
+
+    if not is_staged(program):
+        raise ValueError(
+            "the program is not cut into stages, so that it has no schedule of micro-batches; run "
+            "the pass cut-stages on it first."
+        )
+    return picture_of(*table_of(program))

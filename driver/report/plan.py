@@ -12,7 +12,6 @@ from shardweave.driver.report.text import plain_table
 from shardweave.planners.cost.quantity import bytes_text, memory_text, seconds_text
 from shardweave.planners.lower import DEFAULT_SCHEDULE
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_check import why_not_runnable
 from shardweave.planners.plan_parts import Candidate, Predicted
 
 WIDTH = 120
@@ -67,7 +66,6 @@ _CHOICES: dict[str, Callable[[Plan], str]] = {
     "recompute": lambda plan: plan.recompute,
     "schedule": lambda plan: plan.schedule or DEFAULT_SCHEDULE,
     "stages": lambda plan: str(plan.num_stages),
-    "runs": lambda plan: "not yet" if why_not_runnable(plan) else "yes",
 }
 
 
@@ -109,9 +107,6 @@ def print_plan(plan: Plan, out: TextIO) -> None:
         print(f"why: {reason}", file=out)
     for note in plan.notes:
         print(f"note: {note}", file=out)
-    problem = why_not_runnable(plan)
-    if problem is not None:
-        print(f"note: {problem}", file=out)
 
 
 def _print_predicted(found: Predicted, out: TextIO) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from xdsl.ir import Operation
 
 from shardweave.ir.annotations import phase_of
 from shardweave.ir.dist import COLLECTIVES, sent_bytes
@@ -11,30 +14,41 @@ from shardweave.ir.kernel import FusedOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.program_stats import CollectiveStats, ProgramStats
+from shardweave.ir.staged import functions_of, is_staged, runs_of
 from shardweave.ir.storage import kept_bytes
 from shardweave.ir.traffic import bytes_by_block
 from shardweave.ir.types import num_bytes, tensor_type_of
 
 
+def _ops(program: Program) -> Iterator[tuple[Operation, int]]:
+    """The ops of a step and how often each runs: of a staged one those of all stages."""
+    if not is_staged(program):
+        yield from ((op, 1) for op in program.ops)
+        return
+    times = Counter(run.function for _, run in runs_of(program))
+    for name, function in functions_of(program).items():
+        yield from ((op, times[name]) for op in function.ops)
+
+
 def stats(program: Program) -> ProgramStats:
-    """Count what a program does. Linear in its ops."""
+    """Count what a program does; of a staged one, what all its stages do. Linear in its ops."""
     ops: Counter[str] = Counter()
     flops: Counter[str] = Counter()
     groups: defaultdict[tuple[str, tuple[str, ...], str], list[float]] = defaultdict(
         lambda: [0, 0, 0.0]
     )
     mesh = program.mesh or Mesh()
-    for op in program.ops:
+    for op, times in _ops(program):
         phase = phase_of(op)
-        ops[phase] += 1
-        flops[phase] += (
+        ops[phase] += times
+        flops[phase] += times * (
             sum(map(flops_of, op.fused_ops)) if isinstance(op, FusedOp) else flops_of(op)
         )
         if isinstance(op, COLLECTIVES):  # started ones are subclasses
             group = groups[op.name.removeprefix("dist.").removeprefix("start_"), op.axes, phase]
-            group[0] += 1
-            group[1] += sum(num_bytes(tensor_type_of(v)) for v in op.operands)
-            group[2] += sent_bytes(op, mesh)
+            group[0] += times
+            group[1] += times * sum(num_bytes(tensor_type_of(v)) for v in op.operands)
+            group[2] += times * sent_bytes(op, mesh)
     parameters = sum(
         num_bytes(tensor_type_of(s.value)) for s in program.arguments if s.kind == "param"
     )
@@ -42,6 +56,6 @@ def stats(program: Program) -> ProgramStats:
         CollectiveStats(*key, int(count), int(size), sent)
         for key, (count, size, sent) in groups.items()
     )
-    kept = kept_bytes(program) if ops["backward"] else None
+    kept = kept_bytes(program) if ops["backward"] and not is_staged(program) else None
     moved = bytes_by_block(program)
     return ProgramStats(dict(ops), dict(flops), parameters, collectives, kept, moved)

@@ -7,6 +7,7 @@ from xdsl.rewriter import Rewriter
 from shardweave.ir.annotations import annotate, set_sharding_attrs, sharding_attrs_of
 from shardweave.ir.dist import STARTS, DistOp, WaitOp
 from shardweave.ir.program import Program
+from shardweave.ir.staged import StageFunction
 
 
 def start_collectives(program: Program) -> int:
@@ -16,7 +17,7 @@ def start_collectives(program: Program) -> int:
     Raises ValueError if the program has time axes.
     """
     times = list(program.mesh.time_names) if program.mesh else []
-    if times:
+    if times and not isinstance(program, StageFunction):
         raise ValueError(
             f"the sub-batches of the time axes {times} are not written out; run "
             "unroll-time-axes first."

@@ -29,24 +29,31 @@ _Key = TypeVar("_Key", bound=Hashable)
 _Made = TypeVar("_Made")
 
 
-def unroll_time_axes(program: Program) -> None:
+def unroll_time_axes(program: Program, keep: str = "") -> None:
     """Clone each op of a local program once per coordinate on the time axes.
 
-    Raises ValueError for a global program that has time axes. Linear in the resulting ops.
+    keep: the time axis that is left as it is, such as that of a pipeline's micro-batches. Raises
+    ValueError for a global program that has time axes. Linear in the resulting ops.
     """
     mesh = program.mesh
-    if mesh is None or not mesh.time_names:
+    if mesh is None or not set(mesh.time_names) - {keep}:
         return
     if not program.is_local:
         raise ValueError("the program is global; run insert-collectives first.")
-    _Unroller(program, mesh).run()
+    _Unroller(program, mesh, keep).run()
+
+
+def _as_space(mesh: Mesh, name: str) -> Mesh:
+    """The mesh on which ranks of a time axis are side by side."""
+    return Mesh(replace(axis, kind="space") if axis.name == name else axis for axis in mesh.axes)
 
 
 class _Unroller:
-    def __init__(self, program: Program, mesh: Mesh) -> None:
+    def __init__(self, program: Program, mesh: Mesh, keep: str = "") -> None:
         self.program = program
-        self.mesh = mesh
-        self.names = mesh.time_names
+        self.mesh = _as_space(mesh, keep)
+        self.left = Mesh(axis for axis in mesh.axes if axis.kind != "time" or axis.name == keep)
+        self.names = self.mesh.time_names
         self.coordinates = list(product(*(range(mesh.size(name)) for name in self.names)))
         self.block = Block()
         self.copies: dict[SSAValue, Copies] = {}
@@ -65,7 +72,7 @@ class _Unroller:
         self.program.set_argument_attributes("dist.sharding", entries)
         self.program.set_result_attributes("dist.sharding", result_entries)
         self.program.replace_body(self.block)
-        self.program.set_mesh(Mesh(self.mesh.space_axes))
+        self.program.set_mesh(self.left)
 
     def _once(
         self, keys: Mapping[Coordinate, _Key], make: Callable[[_Key], _Made]

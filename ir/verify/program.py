@@ -5,9 +5,10 @@ shardings of what they move; shardings fit shapes and mesh; pending sums reach o
 linear in them, and no result; in a propagated global program operands fit their ops. Linear in
 the number of ops.
 
-A program is one block without branches that every rank runs, and its ops have no regions, so all
-ranks issue the same collectives in the same order on every group: a program in which they do not
-cannot be written, and none can deadlock on it.
+A function is one block without branches that every rank of its mesh, or stage, runs, and its ops
+have no regions, so all ranks issue the same collectives in the same order on every group: a program
+in which they do not cannot be written, and none can deadlock on it. Messages between stages are
+checked by themselves (`verify/stages.py`).
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ from shardweave.ir.sharding.flow import has_shardings
 from shardweave.ir.sharding.reshard import reshard
 from shardweave.ir.sharding.rules import rule_of
 from shardweave.ir.source_text import excerpt, position
+from shardweave.ir.staged import STAGE_KINDS, functions_of, is_staged
 from shardweave.ir.text import without_gc
 from shardweave.ir.types import dtype_of_value, shape_of, type_problem
 from shardweave.ir.verify.collectives import problem_of_move, reduced
+from shardweave.ir.verify.stages import problems_of_stages
 
 Place = Operation | SSAValue | None
 """What a problem is about."""
@@ -84,12 +87,20 @@ def located_problems(program: Program) -> list[tuple[str, Place]]:
         )
         return [(problem, None)]
     with without_gc():
-        return list(_Verifier(program).problems())
+        found = list(_Verifier(program).problems())
+        if is_staged(program):
+            for function in functions_of(program).values():
+                inside = _Verifier(function, STAGE_KINDS).problems()
+                found += [(f"@{function.name}: {message}", place) for message, place in inside]
+            found = found or list(problems_of_stages(program))
+        return found
 
 
 class _Verifier:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, kinds: Sequence[str] = ()) -> None:
         self.program = program
+        self.kinds = kinds
+        """Of slots, beside those of a step."""
         self.mesh = program.mesh or Mesh()
         self.defined: set[SSAValue] = set(program.function.body.block.args)
         self.is_local = program.is_local
@@ -133,7 +144,7 @@ class _Verifier:
             (results, "result", ("output", "grad", "buffer")),
         ):
             for index, slot in enumerate(slots):
-                if slot.kind not in kinds:
+                if slot.kind not in (*kinds, *self.kinds):
                     problem = (
                         f"{what} {index} ('{slot.name}'): dist.kind is '{slot.kind}', expected one "
                         f"of {', '.join(kinds)}."

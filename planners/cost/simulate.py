@@ -17,6 +17,7 @@ from shardweave.ir.annotations import copy_of, layer_of, phase_of
 from shardweave.ir.dist import DistOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
+from shardweave.ir.staged import StageFunction, is_staged
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.cost.model import CostModel, kind_of
@@ -41,6 +42,11 @@ def simulate(
     of Adam in `precision`, as a plan says it.
     Raises ValueError for a program that is not partitioned, or a mesh that does not fit.
     """
+    if is_staged(program) and not isinstance(program, StageFunction):
+        raise ValueError(
+            "the program is cut into stages; simulate the global program under its plan "
+            "(simulate_plan, or `shardweave simulate step.mlir --plan plan.json`)."
+        )
     found = find_cluster(cluster)
     model = CostModel(found, _mesh_of(program, mesh))
     run = _Run(model, Streams(found.overlap_slowdown, found.link_slowdown))

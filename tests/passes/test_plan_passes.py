@@ -12,7 +12,6 @@ from shardweave.passes.plan_passes import plan_passes
 from shardweave.planners import plan_parts
 from shardweave.planners.lower import local_program
 from shardweave.planners.plan import Plan, PlanError
-from shardweave.planners.plan_parts import Pipeline
 from shardweave.planners.schedule.orders import SCHEDULES
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron
 
@@ -46,14 +45,17 @@ def test_schedule_list_needs_the_cluster_that_it_orders_for() -> None:
         plan_passes(Plan(schedule="list"))
 
 
-@pytest.mark.parametrize(
-    ("plan", "expected"),
-    [
-        (Plan(pipeline=Pipeline((("a",), ("b",)))), "2 pipeline stages, which no backend can run"),
-        (Plan(pipeline=Pipeline((("a",),), micro_batches=2)), "give them as batch_split instead"),
-        (Plan(zero=1), "ZeRO stage 1, which no backend can run yet"),
-    ],
-)
-def test_plan_that_no_backend_runs_says_so_and_what_to_do(plan: Plan, expected: str) -> None:
-    with pytest.raises(PlanError, match=expected):
-        local_program(captured(SPECS["gpt"]).program, plan)
+def test_zero_needs_replicas_to_divide_over() -> None:
+    with pytest.raises(PlanError, match="divides over axis 'data', but the mesh is tensor=2"):
+        local_program(captured(SPECS["gpt"]).program, Plan(mesh={"tensor": 2}, zero=1))
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_zero_without_stages_equals_eager(zero: int) -> None:
+    plan = replace(megatron(SPECS["gpt"], "data=2"), zero=zero)
+    program = local_program(captured(SPECS["gpt"]).program, plan)
+    assert_equals_eager(program, captured(SPECS["gpt"]))
+    again = [
+        op for op in program.ops if op.name.endswith("all_gather") and phase_of(op) != "forward"
+    ]
+    assert bool(again) is (zero == 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shardweave.planners.cost.pipeline.runs import simulate_runs
 from shardweave.planners.cost.pipeline.simulation import PipelineSimulation, simulate_stages
 
-__all__ = ["PipelineSimulation", "simulate_stages"]
+__all__ = ["PipelineSimulation", "simulate_runs", "simulate_stages"]

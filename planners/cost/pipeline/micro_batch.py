@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
-from shardweave.planners.cost.pipeline.events import PIPELINE_AXIS
 from shardweave.planners.cost.workload import batch_of
 from shardweave.planners.cost.zero import DATA_AXIS
 from shardweave.planners.plan import Plan
@@ -30,7 +30,7 @@ def micro_batch_plan(plan: Plan, program: Program) -> Plan:
             )
     micro_batches = plan.pipeline.micro_batches if plan.pipeline else 1
     pieces = plan.mesh.get(DATA_AXIS, 1) * micro_batches
-    mesh = {axis: size for axis, size in plan.mesh.items() if axis != PIPELINE_AXIS}
+    mesh = {axis.name: axis.size for axis in Mesh(**plan.mesh).space_axes}
     found = Plan(
         mesh={DATA_AXIS: pieces, **{axis: n for axis, n in mesh.items() if axis != DATA_AXIS}},
         parameters=plan.parameters,

@@ -174,7 +174,7 @@ def stages_of(lowerings: Lowerings, plan: Plan, cluster: Cluster) -> list[Stage]
     local = lowerings.blocking(micro_batch_plan(plan, program))
     batch = workload_of(program, cluster)
     placements = _placements(plan, cluster)
-    mesh = Mesh(**{axis: size for axis, size in plan.mesh.items() if axis != PIPELINE_AXIS})
+    mesh = Mesh(**plan.mesh).within_stage
     known: dict[Hashable, Workload] = {}
     for placed in placements:
         if likeness(placed) not in known:
@@ -227,13 +227,13 @@ def pipeline_of(plan: Plan) -> Pipeline:
 
 def _placements(plan: Plan, cluster: Cluster) -> list[PlacedCluster]:
     count = plan.num_stages
-    asked = plan.mesh.get(PIPELINE_AXIS, 1)
-    if asked != count:
+    mesh = Mesh(**plan.mesh)
+    if mesh.num_stages != count:
         raise PlanError(
-            f"the plan has {count} stages, but '{PIPELINE_AXIS}' is {asked} in its mesh "
+            f"the plan has {count} stages, but '{PIPELINE_AXIS}' is {mesh.num_stages} in its mesh "
             f"{dict(plan.mesh)}; make them the same."
         )
-    each = Mesh(**plan.mesh).num_devices // count
+    each = mesh.num_devices // count
     ranks = pipeline_of(plan).ranks or tuple(
         tuple(range(stage * each, (stage + 1) * each)) for stage in range(count)
     )

@@ -1,0 +1,126 @@
+"""Messages between stages: each rank with the ranks of its own coordinates in other stages.
+
+Both sides know from the schedule in which order messages go from one rank to another. So receives
+are posted ahead, before they are asked for, and sends are not waited for until the end of a step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+AHEAD = 4
+"""Receives that are posted ahead for each sender: they hide latency, and take memory."""
+
+Address = tuple[int, int, str, int | None]
+"""The stages that a message goes from and to, its name, and its micro-batch."""
+
+
+@dataclass(frozen=True)
+class ComingMessage:
+    """A message that comes. shape, dtype: of its tensor."""
+
+    address: Address
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(eq=False)
+class _Inbox:
+    """What one other rank sends: what is expected, in order, and what is posted."""
+
+    rank: int
+    expected: deque[ComingMessage]
+    posted: dict[Address, tuple[Any, Tensor]]
+
+
+class Mail:
+    """The messages of one rank in one step.
+
+    inbox: by sending rank what it sends, in its order. down, up: process groups of messages to
+    higher and to lower ranks; None is the default one. Two are needed where messages of one group
+    run one after another on a stream, as NCCL's do: else two ranks that both wait to receive hang.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        inbox: dict[int, Sequence[ComingMessage]],
+        device: torch.device,
+        down: Any = None,
+        up: Any = None,
+    ) -> None:
+        self.rank = rank
+        self.device = device
+        self._groups = down, up
+        self._expected = inbox
+        self._inbox: dict[int, _Inbox] = {}
+        self._here: dict[Address, Tensor] = {}
+        self._sent: list[tuple[Any, Tensor]] = []
+
+    def open(self) -> None:
+        """Begin a step: post the first receives."""
+        for rank, expected in self._expected.items():
+            self._inbox[rank] = _Inbox(rank, deque(expected), {})
+            self._post(self._inbox[rank])
+
+    def _group(self, source: int, goal: int) -> Any:
+        return self._groups[0 if goal > source else 1]
+
+    def _post(self, inbox: _Inbox) -> None:
+        while inbox.expected and len(inbox.posted) < AHEAD:
+            self._post_one(inbox)
+
+    def send(self, x: Tensor, rank: int, address: Address) -> None:
+        """Send a tensor, which nobody may change before the end of the step."""
+        if rank == self.rank:
+            self._here[address] = x
+            return
+        self._sent = [(work, held) for work, held in self._sent if not work.is_completed()]
+        if x.numel():
+            x = x.contiguous()
+            work = dist.isend(x, dst=rank, group=self._group(self.rank, rank))
+            self._sent.append((work, x))
+
+    def receive(self, rank: int, address: Address) -> Tensor:
+        """Wait for a tensor. Raises RuntimeError, saying for what, where its sender is gone."""
+        if rank == self.rank:
+            return self._here.pop(address)
+        inbox = self._inbox[rank]
+        while address not in inbox.posted:  # more than AHEAD messages are read out of their order
+            self._post_one(inbox)
+        work, buffer = inbox.posted.pop(address)
+        self._post(inbox)
+        if work is not None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"rank {self.rank} {_waiting(rank, address)}: {error}"
+                ) from error
+        return buffer
+
+    def _post_one(self, inbox: _Inbox) -> None:
+        one = inbox.expected.popleft()
+        buffer = torch.empty(one.shape, dtype=one.dtype, device=self.device)
+        group = self._group(inbox.rank, self.rank)
+        work = dist.irecv(buffer, src=inbox.rank, group=group) if buffer.numel() else None
+        inbox.posted[one.address] = work, buffer
+
+    def close(self) -> None:
+        """End a step: wait until all that was sent has left."""
+        for work, _ in self._sent:
+            work.wait()
+        self._sent.clear()
+
+
+def _waiting(rank: int, address: Address) -> str:
+    source, goal, name, number = address
+    which = "" if number is None else f" of micro-batch {number}"
+    return f"in stage {goal} waited for '{name}'{which} from stage {source}, on rank {rank}"

@@ -1,0 +1,230 @@
+"""Which ops each function of a stage has, and what goes from function to function."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from xdsl.ir import BlockArgument, Operation, SSAValue
+
+from shardweave.ir.annotations import phase_of
+from shardweave.ir.facts import facts_of
+from shardweave.ir.program import Program
+from shardweave.ir.rewrite.stages.batches import MicroBatches
+from shardweave.ir.rewrite.stages.places import Places
+from shardweave.ir.staged import Direction
+from shardweave.ir.types import shape_of
+
+
+@dataclass(eq=False)
+class Members:
+    """What is in one function.
+
+    given: values that are arguments, by kind; a `kept` one comes from an earlier function of the
+    stage. received: by the stage that sends them. left: what later functions of the stage read, by
+    kind. sent: to which stages. returned: by kind and name, what the step returns.
+    """
+
+    stage: int
+    direction: Direction
+    ops: dict[Operation, None] = field(default_factory=dict[Operation, None])
+    given: dict[SSAValue, str] = field(default_factory=dict[SSAValue, str])
+    received: dict[SSAValue, int] = field(default_factory=dict[SSAValue, int])
+    left: dict[SSAValue, str] = field(default_factory=dict[SSAValue, str])
+    sent: dict[SSAValue, list[int]] = field(default_factory=dict[SSAValue, list[int]])
+    returned: dict[tuple[str, str], SSAValue] = field(
+        default_factory=dict[tuple[str, str], SSAValue]
+    )
+
+    def has(self, value: SSAValue) -> bool:
+        """Whether the value is there while the function runs."""
+        return value.owner in self.ops or value in self.given or value in self.received
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.ops or self.received or self.sent or self.returned)
+
+    def send(self, value: SSAValue, stage: int) -> None:
+        """Let another stage have a value."""
+        goals = self.sent.setdefault(value, [])
+        if stage not in goals:
+            goals.append(stage)
+
+
+Key = tuple[int, Direction]
+
+
+class Membership:
+    """Puts the ops of a program into functions; `functions` has them by stage and direction."""
+
+    def __init__(
+        self, program: Program, batches: MicroBatches, places: Places, *, splits_weights: bool
+    ) -> None:
+        self.program = program
+        self.batches = batches
+        self.places = places
+        self.kinds = {slot.value: slot.kind for slot in program.arguments}
+        self.directions: Sequence[Direction] = (
+            ("forward", "inputs", "weights") if splits_weights else ("forward", "backward")
+        )
+        every: tuple[Direction, ...] = (*self.directions, "share", "after")
+        self.functions: dict[Key, Members] = {
+            (stage, direction): Members(stage, direction)
+            for direction in every
+            for stage in range(places.num_stages)
+        }
+        self.of_op: dict[Operation, Key] = {}
+        self.homes: dict[tuple[str, str], int] = {}
+        """By kind and name of a result, the stage whose value the step returns."""
+
+    def run(self) -> None:
+        self._deal()
+        for members in self.functions.values():
+            self._demand(members, [value for op in members.ops for value in op.operands])
+        self._return()
+
+    # Ops that stand in one stage
+
+    def _deal(self) -> None:
+        early = self._on_the_way() if "inputs" in self.directions else set[Operation]()
+        for op, stage in self.places.stage.items():
+            direction: Direction = "forward"
+            if phase_of(op) != "forward":
+                direction = self.directions[1 if op in early else -1]
+            self.of_op[op] = stage, direction
+            self.functions[stage, direction].ops[op] = None
+
+    def _on_the_way(self) -> set[Operation]:
+        """The ops that lead to gradients in other stages, and to those of inputs."""
+        stage, after = self.places.stage, self.batches.after
+        outputs = {slot.value for slot in self.program.results if slot.kind == "output"}
+        found: set[Operation] = set()
+        for op in reversed(list(self.program.ops)):
+            if op in after or phase_of(op) == "forward":
+                continue
+            users = [use.operation for result in op.results for use in result.uses]
+            crosses = op in stage and any(
+                stage.get(user, stage[op]) != stage[op] and user not in after for user in users
+            )
+            is_output = any(result in outputs for result in op.results)
+            if crosses or is_output or any(user in found for user in users):
+                found.add(op)
+        return found
+
+    # What they need
+
+    def _demand(self, members: Members, values: Iterable[SSAValue]) -> None:
+        """Let some values be there while a function runs."""
+        stack = list(values)[::-1]
+        while stack:
+            value = stack.pop()
+            if members.has(value):
+                continue
+            op = self._made_there(value, members)
+            if op is not None:
+                members.ops[op] = None
+                stack += op.operands
+
+    def _made_there(self, value: SSAValue, members: Members) -> Operation | None:
+        """The op by which a function makes a value itself; None if it gets it from elsewhere."""
+        op = value.owner
+        if isinstance(op, BlockArgument) or not isinstance(op, Operation):
+            members.given[value] = self.kinds[value]
+        elif value in self.batches.whole:
+            members.given[value] = "whole"
+        elif self.places.freedom.get(op) == "free":
+            return op
+        elif members.direction == "after":
+            return self._taken_after(value, op, members)
+        else:
+            return self._taken(value, op, members)
+        return None
+
+    def _taken(self, value: SSAValue, op: Operation, members: Members) -> Operation | None:
+        index = self.directions.index(members.direction)
+        earlier = (self.functions[members.stage, one] for one in self.directions[:index])
+        holder = next((one for one in earlier if one.has(value)), None)
+        if holder is not None:
+            holder.left.setdefault(value, "kept")
+            members.given[value] = "kept"
+        elif op in self.places.freedom:
+            return op
+        else:
+            self._receive(value, self.functions[self.of_op[op]], members)
+        return None
+
+    def _receive(self, value: SSAValue, sender: Members, members: Members) -> None:
+        assert sender.stage != members.stage, "a function reads what a later one makes"
+        sender.send(value, members.stage)
+        members.received[value] = sender.stage
+
+    def _taken_after(self, value: SSAValue, op: Operation, members: Members) -> Operation | None:
+        """What the function behind the micro-batches reads of them, or makes of that itself."""
+        if op in self.batches.after:
+            return op
+        if op in self.places.freedom:
+            if value not in self.batches.varying:
+                return op
+            maker = self.functions[members.stage, "forward"]
+            self._demand(maker, [value])
+        else:
+            maker = self.functions[self.of_op[op]]
+        kind = maker.left[value] = self._kind_of_total(value)
+        if maker.stage == members.stage:
+            members.given[value] = kind
+        else:
+            sharing = self.functions[maker.stage, "share"]
+            sharing.given[value] = kind
+            self._receive(value, sharing, members)
+        return None
+
+    def _kind_of_total(self, value: SSAValue) -> str:
+        """How what micro-batches gave is put together."""
+        if value in self.batches.terms:
+            return "sum"
+        return "part" if value in self.batches.varying else "same"
+
+    # What the step returns
+
+    def _return(self) -> None:
+        holders = self.holders()
+        for slot in self.program.results:
+            held = holders.get(("param" if slot.kind == "grad" else slot.kind, slot.name), ())
+            home = self._home(slot.value, held)
+            goals = {home, *held}
+            if slot.kind == "output" and not shape_of(slot.value):
+                goals.update(range(self.places.num_stages))
+            self.homes[slot.kind, slot.name] = home
+            for stage in goals:
+                members = self.functions[stage, "after"]
+                members.returned[slot.kind, slot.name] = slot.value
+                self._demand(members, [slot.value])
+
+    def _home(self, value: SSAValue, held: Iterable[int]) -> int:
+        """The stage whose value the step returns."""
+        owner = value.owner
+        if isinstance(owner, Operation) and owner in self.of_op:
+            return self.of_op[owner][0]
+        return min(held, default=self.places.num_stages - 1)
+
+    def holders(self) -> dict[tuple[str, str], tuple[int, ...]]:
+        """By kind and name of parameters and buffers, the stages that read them."""
+        found: dict[tuple[str, str], tuple[int, ...]] = {}
+        for slot in self.program.arguments:
+            read = {slot.value, *gathered_of(slot.value, self.batches.whole)}
+            stages = {
+                one.stage for one in self.functions.values() if not read.isdisjoint(one.given)
+            }
+            found[slot.kind, slot.name] = tuple(sorted(stages))
+        return found
+
+
+def gathered_of(value: SSAValue, whole: Container[SSAValue]) -> Iterator[SSAValue]:
+    """What is made of a parameter before the first micro-batch."""
+    for use in value.uses:
+        op = use.operation
+        if len(op.operands) == 1 and (facts_of(op).keeps_weight or op.results[0] in whole):
+            for result in op.results:
+                if result in whole:
+                    yield result
+                yield from gathered_of(result, whole)

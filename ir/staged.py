@@ -1,0 +1,120 @@
+"""Staged programs: a function for each stage and direction, and a step that says when each runs.
+
+The module's first function is `@step`. Its body is the schedule: a `dist.run` for each function and
+micro-batch, in an order in which all ranks together can run them; those of one coordinate on the
+stage axis are what its ranks run, top to bottom. Values go from function to function by the kinds
+and names of slots:
+
+- `param`, `buffer`, `input`, `tangent`: arguments of the step; of an input the part of the
+  micro-batch, whose axis its sharding names.
+- `whole`: made once, before the first micro-batch, of all of them.
+- `kept`: made by an earlier function of the same stage on the same micro-batch.
+- `micro_batch`: the number of the micro-batch, a scalar.
+- `sum`: the sum (or maximum) over micro-batches of what earlier functions of the stage gave.
+- `part`: what they gave for all micro-batches, joined.
+- `same`: what they gave for the last one, which is the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from xdsl.dialects import builtin, func
+
+from shardweave.ir.dist import RunOp
+from shardweave.ir.mesh import Axis
+from shardweave.ir.program import Program
+
+Direction = Literal["before", "forward", "backward", "inputs", "weights", "share", "after"]
+"""What of a stage a function does: once before the micro-batches; forward; backward as a whole, or
+to the inputs and then to the weights; once after the micro-batches, what it sends of their sums to
+other stages, and then what it makes of these sums."""
+
+STAGE_KINDS = ("whole", "kept", "micro_batch", "sum", "part", "same")
+"""Kinds of slots that only functions of stages have."""
+
+MICRO = "micro"
+"""The time axis of a pipeline's micro-batches."""
+
+
+class StageFunction(Program):
+    """A function of a staged program, seen as a program of its own on the same mesh."""
+
+    def __init__(self, module: builtin.ModuleOp, function: func.FuncOp) -> None:
+        super().__init__(module)
+        self._function = function
+
+    @property
+    def function(self) -> func.FuncOp:
+        return self._function
+
+    @property
+    def name(self) -> str:
+        return self._function.sym_name.data
+
+    @property
+    def direction(self) -> Direction:
+        return cast("Direction", self.name.rpartition("_")[0])
+
+    @property
+    def stage(self) -> int:
+        return int(self.name.rpartition("_")[2])
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a function. micro_batch: None for what runs once in a step."""
+
+    function: str
+    at: int
+    micro_batch: int | None = None
+
+    @staticmethod
+    def of(op: RunOp) -> Run:
+        return Run(op.function, op.at, op.micro_batch)
+
+
+def is_staged(program: Program) -> bool:
+    """Whether a program is one of stages."""
+    first = program.module.body.block.first_op
+    return first is not None and first.next_op is not None
+
+
+def name_of(direction: Direction, stage: int) -> str:
+    """The name of a function of a stage."""
+    return f"{direction}_{stage}"
+
+
+def functions_of(program: Program) -> dict[str, StageFunction]:
+    """The functions of a staged program beside the step, by name."""
+    found: dict[str, StageFunction] = {}
+    for op in list(program.module.body.block.ops)[1:]:
+        function = StageFunction(program.module, cast(func.FuncOp, op))
+        found[function.name] = function
+    return found
+
+
+def parts_of(program: Program) -> list[Program]:
+    """The programs of which a program consists: its functions if it is staged, else itself."""
+    return list(functions_of(program).values()) if is_staged(program) else [program]
+
+
+def runs_of(program: Program) -> Iterator[tuple[RunOp, Run]]:
+    """The runs of a staged program in order."""
+    for op in program.ops:
+        if isinstance(op, RunOp):
+            yield op, Run.of(op)
+
+
+def micro_axis(program: Program) -> Axis | None:
+    """The axis of a program's micro-batches: its time axis, if it has one."""
+    mesh = program.mesh
+    return mesh and next((axis for axis in mesh.axes if axis.kind == "time"), None)
+
+
+def places_of(program: Program) -> Mapping[int, int]:
+    """By stage, the coordinate on the stage axis of the ranks that have it."""
+    functions = functions_of(program)
+    return {functions[run.function].stage: run.at for _, run in runs_of(program)}

@@ -1,0 +1,84 @@
+"""The pipeline of a plan that says nothing of it, on a mesh with stages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.types import shape_of
+from shardweave.planners.pipelines.balance import balanced_stages
+from shardweave.planners.pipelines.schedules import find_schedule
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_names import Lookup, read_sharding
+from shardweave.planners.plan_parts import Pipeline, PlanError
+
+
+def with_pipeline(plan: Plan, program: Program, mesh: Mesh) -> Plan:
+    """The plan itself, or, where it lacks stages and the mesh has them, with balanced ones.
+
+    They run 1F1B on as many micro-batches as the rows of an input on each device divide into: four
+    for each stage, or the next fewer. Raises PlanError for a batch that does not divide at all, and
+    for a plan whose stages are no multiple of the mesh's.
+    """
+    ranks = mesh.num_stages
+    if plan.pipeline is None and ranks > 1:
+        count = micro_batches_for(plan, program, mesh, 4 * ranks)
+        stages = balanced_stages(program, ranks)
+        note = f"{ranks} stages of about equal work, {count} micro-batches, 1f1b"
+        return replace(plan, pipeline=Pipeline(stages, count), notes=(*plan.notes, note))
+    if plan.pipeline is not None and plan.pipeline.ranks:
+        placed = ", ".join(
+            f"stage {stage} on devices {list(found)}"
+            for stage, found in enumerate(plan.pipeline.ranks)
+        )
+        note = f"the plan has {placed}; start the processes in this order of devices"
+        plan = replace(plan, notes=(*plan.notes, note))
+    if plan.num_stages % ranks:
+        raise PlanError(
+            f"the plan has {plan.num_stages} stages, but the mesh {mesh} has devices for {ranks}; "
+            "make the one a multiple of the other."
+        )
+    return plan
+
+
+def micro_batches_for(plan: Plan, program: Program, mesh: Mesh, most: int) -> int:
+    """The largest number up to `most` into which each device's rows divide."""
+    rows = rows_of(plan, program, mesh)
+    return max(count for count in range(1, min(most, rows) + 1) if rows % count == 0)
+
+
+def shortened(pipeline: Pipeline, most: int, rows: int, ranks: int) -> Pipeline:
+    """The same stages on fewer micro-batches, which divide the rows and which the schedule takes.
+
+    A schedule that takes none so few gives way to one that places stages alike.
+    """
+    chunks = max(1, len(pipeline.stages) // ranks)
+    for name in (pipeline.schedule, _INSTEAD.get(pipeline.schedule, pipeline.schedule)):
+        for count in (n for n in range(most, 0, -1) if rows % n == 0):
+            try:
+                find_schedule(name).table(ranks, count, chunks)
+            except ValueError:
+                continue
+            return replace(pipeline, micro_batches=count, schedule=name)
+    raise PlanError(
+        f"schedule '{pipeline.schedule}' has no order of {most} micro-batches or fewer on {ranks} "
+        "stages; give a larger batch, or another schedule."
+    )
+
+
+_INSTEAD = {"dualpipe-v": "zero-bubble-v"}
+"""Schedules that need many micro-batches, and those with the same places that do not."""
+
+
+def rows_of(plan: Plan, program: Program, mesh: Mesh) -> int:
+    """The rows that a device has of the inputs, in all of which they are as many."""
+    table = Lookup(plan.inputs)
+    for slot in program.arguments:
+        shape = shape_of(slot.value)
+        if slot.kind != "input" or not shape:
+            continue
+        text = table.find(slot.name)
+        cut = read_sharding(text, slot.name).dims.data[0].data if text else ()
+        return max(1, shape[0] // mesh.sizes([axis.data for axis in cut]))
+    raise PlanError("the program has no input with rows to cut into micro-batches.")

@@ -1,0 +1,66 @@
+"""A schedule as text: a line for each rank, a column for each moment."""
+
+from __future__ import annotations
+
+from shardweave.ir.program import Program
+from shardweave.ir.staged import functions_of, runs_of
+from shardweave.planners.pipelines.table import Action, Kind, Table, gives_of, needs_of
+
+TAKES: dict[Kind, int] = {"F": 1, "B": 2, "I": 1, "W": 1}
+"""Moments that a pass takes: a whole backward pass is both of its halves."""
+
+_KINDS: dict[str, Kind] = {"forward": "F", "backward": "B", "inputs": "I", "weights": "W"}
+
+
+def picture_of(table: Table, num_stages: int) -> str:
+    """When each rank works on which micro-batch: `F3` is its forward pass, `B`, `I` and `W` are as
+    `table.Kind` says, in small letters behind the first of a rank's stages; dots are bubbles.
+
+    Each rank begins a pass as soon as what it reads is there; messages take no time.
+    """
+    done: dict[tuple[int, str, int], int] = {}
+    rows: list[list[str]] = [[] for _ in table]
+    left = [list(actions) for actions in table]
+    while any(left):
+        moved = False
+        for row, actions in zip(rows, left, strict=True):
+            while actions and needs_of(actions[0], num_stages) <= done.keys():
+                action = actions.pop(0)
+                _add(row, action, len(table), done, num_stages)
+                moved = True
+        if not moved:
+            raise ValueError("the schedule does not end: its ranks wait for each other.")
+    width = max(len(cell) for row in rows for cell in row)
+    length = max(map(len, rows))
+    lines = [
+        f"rank {rank} " + "".join(f" {cell:<{width}}" for cell in row + ["."] * (length - len(row)))
+        for rank, row in enumerate(rows)
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _add(
+    row: list[str],
+    action: Action,
+    ranks: int,
+    done: dict[tuple[int, str, int], int],
+    num_stages: int,
+) -> None:
+    start = max((done[need] for need in needs_of(action, num_stages)), default=0)
+    row += ["."] * (start - len(row))
+    word = action.kind if action.stage < ranks else action.kind.lower()
+    row += [f"{word}{action.micro_batch}"] + ["-"] * (TAKES[action.kind] - 1)
+    done |= dict.fromkeys(gives_of(action), len(row))
+
+
+def table_of(program: Program) -> tuple[Table, int]:
+    """What the ranks of a staged program run on micro-batches, and how many stages there are."""
+    functions = functions_of(program)
+    rows: list[list[Action]] = [[] for _ in range(program.needed_mesh().num_stages)]
+    for _, run in runs_of(program):
+        function = functions[run.function]
+        if run.micro_batch is not None:
+            kind = _KINDS[function.direction]
+            rows[run.at].append(Action(function.stage, kind, run.micro_batch))
+    stages = {function.stage for function in functions.values()}
+    return tuple(map(tuple, rows)), len(stages)

@@ -1,0 +1,134 @@
+"""The stages of a program by layer, and the program of each: what `cut-stages` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+from xdsl.dialects.builtin import ArrayAttr, StringAttr
+from xdsl.ir import Attribute
+
+from shardweave.ir.program import Program
+from shardweave.ir.rewrite.stages import cut_into_stages
+from shardweave.ir.rewrite.stages.cut import Task
+from shardweave.ir.staged import Direction, micro_axis
+from shardweave.planners.pipelines.balance import balanced_stages
+from shardweave.planners.pipelines.schedules import find_schedule
+from shardweave.planners.pipelines.table import Table, in_order
+from shardweave.planners.plan_names import Lookup
+from shardweave.planners.plan_parts import PIPELINE_SCHEDULES
+
+STAGES = "dist.stages"
+"""Attribute of a module before `cut-stages`: the names or patterns of the layers of each stage."""
+
+_DIRECTIONS: dict[str, Direction] = {"F": "forward", "B": "backward", "I": "inputs", "W": "weights"}
+
+
+def store_stages(program: Program, stages: Sequence[Sequence[str]]) -> None:
+    """Write down which layers are in which stage."""
+    program.module.attributes[STAGES] = ArrayAttr(
+        ArrayAttr(StringAttr(name) for name in names) for names in stages
+    )
+
+
+def stored_stages(program: Program) -> tuple[tuple[str, ...], ...]:
+    """The layers of each stage as they are written down; none if nobody did.
+
+    Raises ValueError if `dist.stages` is no list of lists of strings.
+    """
+    stored = program.module.attributes.get(STAGES)
+    if stored is None:
+        return ()
+    rows = _items(stored)
+    words = [[one.data for one in _items(row) if isinstance(one, StringAttr)] for row in rows]
+    if (
+        not words
+        or not all(words)
+        or any(len(names) != len(_items(row)) for names, row in zip(words, rows, strict=True))
+    ):
+        raise ValueError(f'{STAGES} is {stored}, expected lists of layers, as [["h.0"], ["h.1"]].')
+    return tuple(map(tuple, words))
+
+
+def _items(attribute: Attribute) -> Sequence[Attribute]:
+    """The items of a list; none of what is no list."""
+    if not isinstance(attribute, ArrayAttr):
+        return ()
+    return cast("ArrayAttr[Attribute]", attribute).data
+
+
+def cut_stages(
+    program: Program,
+    schedule: str = PIPELINE_SCHEDULES[0],
+    chunks: int = 0,
+    zero: int = 3,
+) -> None:
+    """Cut a local program into the functions of its stages, run in the order of a schedule.
+
+    Stages are those of `dist.stages`, or else as equal as whole blocks allow. chunks: stages on
+    each coordinate of the stage axis; 0: as many as there are stages, or those of the schedule.
+    zero: of parameters stored in shards, 1 and 2 gather them once in a step, 3 for each pass of a
+    micro-batch; 1 scatters their gradients once, 2 and 3 for each micro-batch. Raises ValueError
+    for what does not fit the mesh or the schedule.
+    """
+    chosen = find_schedule(schedule)
+    mesh, axis = program.needed_mesh(), micro_axis(program)
+    ranks = mesh.num_stages
+    stages = stored_stages(program)
+    stages = stages or balanced_stages(program, ranks * (chunks or chosen.chunks))
+    count = len(stages)
+    if count % ranks or chunks not in (0, count // ranks):
+        raise ValueError(
+            f"{count} stages do not stand on {ranks} ranks of the stage axis"
+            + (f" with {chunks} chunks on each" if chunks else "")
+            + f"; give a multiple of {ranks}."
+        )
+    table = chosen.table(ranks, axis.size if axis else 1, count // ranks)
+    places = [chosen.place(stage, ranks) for stage in range(count)]
+    cut_into_stages(
+        program,
+        stages_of_layers(program, stages),
+        places,
+        tasks_of(table, count),
+        keep_gathered=zero < 3,
+        scatter_each=zero > 1,
+    )
+    program.module.attributes.pop(STAGES, None)
+
+
+def stages_of_layers(program: Program, stages: Sequence[Sequence[str]]) -> dict[str, int]:
+    """The stage of each layer that one names, or a module around it; exact names go first.
+
+    A name of a module of which another name is a part says nothing of its own ops.
+    """
+    outer = {name.rpartition(".")[0] for names in stages for name in names}
+    around = {path for name in outer for path in _paths(name)}
+    kept = [[name for name in names if name not in around] for names in stages]
+    lookups = [Lookup(dict.fromkeys(names, "")) for names in kept]
+    exact = {name: stage for stage, names in reversed([*enumerate(kept)]) for name in names}
+    found: dict[str, int] = {}
+    for layer in program.layers():
+        for path in _paths(layer):
+            named = [stage for stage, one in enumerate(lookups) if one.key(path) is not None]
+            if path in exact or named:
+                found[layer] = exact[path] if path in exact else named[0]
+                break
+    return found
+
+
+def _paths(layer: str) -> Iterator[str]:
+    """A layer and the modules around it, innermost first."""
+    while layer:
+        yield layer
+        layer = layer.rpartition(".")[0]
+
+
+def tasks_of(table: Table, num_stages: int) -> list[Task]:
+    """What a table runs, in an order in which all ranks together can run it."""
+    is_split = any(action.kind in "IW" for actions in table for action in actions)
+    found: list[Task] = []
+    for _, action in in_order(table, num_stages):
+        kinds = "IW" if is_split and action.kind == "B" else action.kind
+        for kind in kinds:
+            found.append((_DIRECTIONS[kind], action.stage, action.micro_batch))
+    return found

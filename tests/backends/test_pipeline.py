@@ -1,0 +1,180 @@
+"""Pipelines on processes: training, state and checkpoints, and the messages between stages."""
+
+# torch documents dcp.save and dcp.load, but does not export them by its own rules.
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shardweave.backends.gradient_norm import clip_grad_norm_
+from shardweave.backends.mail import ComingMessage, Mail
+from shardweave.backends.step import Step
+from shardweave.driver.compile import compile
+from shardweave.driver.models import build_example
+from shardweave.ir.mesh import Mesh
+from shardweave.planners.pipelines.balance import balanced_stages
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import Pipeline
+from shardweave.tests.spawn import run_ranks
+from shardweave.tests.zoo import SPECS, captured, megatron
+
+GPT = "gpt:layers=2,hidden=16,heads=2,vocab=32,seq=8,batch=8"
+STEPS = 3
+
+
+def plan_of(spec: str, mesh: str, schedule: str, count: int, chunks: int = 1, **more: Any) -> Plan:
+    stages = balanced_stages(captured(spec).program, Mesh.parse(mesh).num_stages * chunks)
+    pipeline = Pipeline(stages, count, schedule=schedule)
+    return replace(megatron(spec, mesh), pipeline=pipeline, **more)
+
+
+def loss_of(outputs: Any) -> Tensor:
+    return outputs if isinstance(outputs, Tensor) else outputs.loss
+
+
+def train(module: nn.Module, batch: dict[str, Tensor], *, is_step: bool) -> list[float]:
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    losses: list[float] = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(module(**batch))
+        if not is_step:
+            loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def clipped(spec: str, plan: Plan) -> tuple[float, float, float]:
+    """The norm of the gradients of a step and of the model, and how far apart they are clipped."""
+    torch.set_num_threads(1)
+    example = build_example(spec, dtype=torch.float64)
+    step = compile(example.module, kwargs=example.kwargs, plan=plan)
+    step(**example.kwargs)
+    loss_of(example.module(**example.kwargs)).backward()
+    found = clip_grad_norm_(step.parameters(), 0.1)
+    expected = nn.utils.clip_grad_norm_(example.module.parameters(), 0.1)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=1.0) for m in (step, example.module)]
+    for optimizer in optimizers:
+        optimizer.step()
+    return found.item(), expected.item(), error_of(step, example.module)
+
+
+def test_norm_over_all_stages_is_that_of_eager() -> None:
+    plan = plan_of(GPT, "stage=2", "1f1b", 4)
+    for found, expected, error in run_ranks(clipped, 2, GPT, plan):
+        assert found == pytest.approx(expected, rel=1e-9)
+        assert error < 1e-9
+
+
+def error_of(step: Step, model: nn.Module) -> float:
+    """The largest difference of a parameter on any stage from that of a model."""
+    full = step.full_state_dict()
+    return max((full[n] - p.detach()).abs().max().item() for n, p in model.named_parameters())
+
+
+def trained(spec: str, plan: Plan) -> tuple[list[float], list[float], float, int]:
+    """Losses of a step and of the model, how far apart they end, and the elements that are held."""
+    torch.set_num_threads(1)
+    example = build_example(spec, dtype=torch.float64)
+    step = compile(example.module, kwargs=example.kwargs, plan=plan)
+    model = copy.deepcopy(example.module)
+    losses = train(step, example.kwargs, is_step=True)
+    expected = train(model, example.kwargs, is_step=False)
+    held = [p.to_local() for p in step.parameters() if isinstance(p, DTensor)]
+    return losses, expected, error_of(step, model), sum(local.numel() for local in held)
+
+
+def check(spec: str, plan: Plan, world_size: int) -> list[int]:
+    results = run_ranks(trained, world_size, spec, plan)
+    for losses, expected, error, _ in results:
+        assert losses == pytest.approx(expected, abs=1e-9)
+        assert error < 1e-9
+    return [held for *_, held in results]
+
+
+def test_two_stages_train_as_eager_does_and_hold_their_own_layers() -> None:
+    held = check(GPT, plan_of(GPT, "stage=2", "1f1b", 4), 2)
+    program = captured(GPT).program
+    whole = sum(p.numel() for p in captured(GPT).example.module.parameters())
+    tied = captured(GPT).example.module.get_parameter("wte.weight").numel()
+    assert program is not None
+    assert sum(held) == whole + tied
+    assert max(held) < 0.7 * whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "mesh", "schedule", "count", "chunks", "more"),
+    [
+        ("gpt", "stage=2,data=2", "dualpipe-v", 4, 2, {"zero": 2}),
+        ("gpt", "stage=2,tensor=2", "interleaved-1f1b", 4, 2, {"recompute": "layer"}),
+        ("gpt", "stage=4", "zero-bubble", 8, 1, {}),
+        ("gpt2", "stage=2,data=2", "zero-bubble-v", 4, 2, {"zero": 1}),
+        ("t5", "stage=2,data=2", "zero-bubble", 2, 1, {"zero": 3}),
+        ("unet", "stage=4", "1f1b", 4, 1, {}),
+        ("bert", "stage=2,tensor=2", "gpipe", 4, 1, {"batch_split": 2, "schedule": "sub-batch"}),
+    ],
+)
+def test_four_processes_train_as_eager_does(
+    name: str, mesh: str, schedule: str, count: int, chunks: int, more: dict[str, Any]
+) -> None:
+    spec = "gpt:layers=4,hidden=16,heads=2,vocab=32,seq=8,batch=8" if name == "gpt" else SPECS[name]
+    check(spec, plan_of(spec, mesh, schedule, count, chunks, **more), 4)
+
+
+class Lost:
+    """A receive whose sender is gone."""
+
+    def wait(self) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+
+def test_stage_whose_sender_is_gone_says_what_it_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.distributed, "irecv", lambda *_, **__: Lost())
+    address = 0, 1, "add.2", 3
+    mail = Mail(1, {0: [ComingMessage(address, (2,), torch.float64)]}, torch.device("cpu"))
+    mail.open()
+    expected = r"rank 1 in stage 1 waited for 'add.2' of micro-batch 3 from stage 0, on rank 0: Con"
+    with pytest.raises(RuntimeError, match=expected):
+        mail.receive(0, address)
+
+
+def saved_and_resumed(spec: str, plan: Plan, other: Plan, folder: str) -> tuple[float, float]:
+    """A checkpoint of one plan, loaded under another, and back: how far parameters are off."""
+    torch.set_num_threads(1)
+    example = build_example(spec, dtype=torch.float64)
+    model = copy.deepcopy(example.module)
+    first = compile(example.module, kwargs=example.kwargs, plan=plan)
+    train(first, example.kwargs, is_step=True)
+    train(model, example.kwargs, is_step=False)
+    dcp.save(first.state_dict(), checkpoint_id=f"{folder}/first")
+    second = compile(
+        build_example(spec, dtype=torch.float64, seed=7).module, kwargs=example.kwargs, plan=other
+    )
+    state = second.state_dict()
+    dcp.load(state, checkpoint_id=f"{folder}/first")
+    second.load_state_dict(state)
+    there = error_of(second, model)
+    second.load_state_dict(model.state_dict())
+    return there, error_of(second, model)
+
+
+def test_checkpoint_of_stages_resumes_without_and_back(tmp_path: Any) -> None:
+    staged, flat = plan_of(GPT, "stage=2", "1f1b", 4), megatron(GPT, "data=2")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    for pair, folder in (((staged, flat), "a"), ((flat, staged), "b")):
+        for errors in run_ranks(saved_and_resumed, 2, GPT, *pair, str(tmp_path / folder)):
+            assert max(errors) < 1e-9

@@ -1,0 +1,285 @@
+"""Cutting into stages: equal to eager by every schedule, and no schedule that hangs."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from shardweave.backends.reference import ReplicaMismatchError, run_reference
+from shardweave.driver.compile import compile
+from shardweave.driver.plans import partition
+from shardweave.ir.dist import RecvOp, RunOp, SendOp
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.staged import functions_of
+from shardweave.ir.verify.program import verify
+from shardweave.passes.pipeline import PassError
+from shardweave.planners.lower import local_program
+from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.pipelines.balance import balanced_stages
+from shardweave.planners.pipelines.schedules import find_schedule
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import PIPELINE_SCHEDULES, Pipeline
+from shardweave.tests.zoo import SPECS, assert_equals_eager, captured
+
+GPT = "gpt:layers=4,hidden=16,heads=4,vocab=32,seq=8,batch=8"
+UNTIED = f"{GPT},tie=false"
+
+
+@cache
+def plan_of(spec: str, mesh: str, schedule: str, micro_batches: int, chunks: int = 0) -> Plan:
+    program, devices = captured(spec).program, Mesh.parse(mesh)
+    count = devices.num_stages * (chunks or find_schedule(schedule).chunks)
+    stages = balanced_stages(program, count)
+    pipeline = Pipeline(stages, micro_batches, schedule=schedule)
+    return replace(plan_megatron(program, devices), pipeline=pipeline)
+
+
+def cut(spec: str, plan: Plan) -> Program:
+    """The staged program, verified behind every pass, and equal to its text."""
+    program = partition(captured(spec).program, Mesh(**plan.mesh), plan)
+    assert Program.parse(str(program)) == program
+    return program
+
+
+def check(spec: str, plan: Plan) -> Program:
+    program = cut(spec, plan)
+    assert_equals_eager(program, captured(spec))
+    return program
+
+
+@pytest.mark.parametrize(
+    ("mesh", "schedule", "micro_batches", "chunks"),
+    [
+        ("stage=2", "1f1b", 4, 1),
+        ("stage=2,data=2", "gpipe", 2, 1),
+        ("stage=2,tensor=2", "interleaved-1f1b", 4, 2),
+        ("stage=4", "zero-bubble", 8, 1),
+        ("data=2,stage=2", "zero-bubble-v", 4, 2),
+        ("stage=2,data=2", "dualpipe-v", 4, 2),
+        ("stage=2", "gpipe", 1, 1),
+        ("data=2", "1f1b", 4, 1),
+    ],
+)
+def test_every_schedule_equals_eager(
+    mesh: str, schedule: str, micro_batches: int, chunks: int
+) -> None:
+    check(GPT, plan_of(GPT, mesh, schedule, micro_batches, chunks))
+
+
+@pytest.mark.parametrize("name", ["t5", "unet"])
+def test_skip_connections_and_shared_embeddings_equal_eager(name: str) -> None:
+    check(SPECS[name], plan_of(SPECS[name], "stage=2", "zero-bubble", 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", PIPELINE_SCHEDULES)
+@pytest.mark.parametrize("name", ["gpt", "untied", "gpt2", "llama", "bert", "t5", "unet"])
+def test_models_equal_eager_by_every_schedule(name: str, schedule: str) -> None:
+    spec = {**SPECS, "gpt": GPT, "untied": UNTIED}[name]
+    for mesh in ("stage=2", "stage=2,data=2", "stage=2,tensor=2", "stage=2,data=2,tensor=2"):
+        for micro_batches in (4, 8) if "data" not in mesh else (4,):
+            plan = plan_of(spec, mesh, schedule, micro_batches)
+            if len(plan.pipeline.stages) > 4:  # pyright: ignore[reportOptionalMemberAccess]
+                continue
+            check(spec, plan)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_parameters_stored_in_shards_equal_eager(zero: int) -> None:
+    plan = replace(plan_of(GPT, "stage=2,data=2", "1f1b", 4), zero=zero)
+    program = check(GPT, plan)
+    gathers = {
+        name: sum(op.name.endswith("all_gather") for op in function.ops)
+        for name, function in functions_of(program).items()
+    }
+    scatters = {
+        name: sum(op.name.endswith("reduce_scatter") for op in function.ops)
+        for name, function in functions_of(program).items()
+    }
+    assert bool(gathers.get("before_0")) is (zero < 3)
+    assert bool(gathers["forward_0"]) is (zero == 3)
+    assert bool(scatters["backward_0"]) is (zero > 1)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "batch_split", "schedule"),
+    [("layer", 1, ""), ("after-communication", 2, "cross-pass"), ("layer", 2, "sub-batch")],
+)
+def test_recomputation_and_sub_batches_work_within_each_function(
+    recompute: str, batch_split: int, schedule: str
+) -> None:
+    plan = plan_of(GPT, "stage=2,tensor=2", "zero-bubble", 4)
+    plan = replace(plan, recompute=recompute, batch_split=batch_split, schedule=schedule)
+    program = check(GPT, plan)
+    names = {op.name for function in functions_of(program).values() for op in function.ops}
+    assert "dist.start_all_reduce" in names
+
+
+def test_only_what_the_next_stage_reads_is_sent() -> None:
+    program = cut(UNTIED, plan_of(UNTIED, "stage=4", "1f1b", 4))
+    sends = {
+        name: [op.to for op in function.ops if isinstance(op, SendOp)]
+        for name, function in functions_of(program).items()
+    }
+    assert [sends[f"forward_{stage}"] for stage in range(4)] == [[1], [2], [3], []]
+    assert [sends[f"backward_{stage}"] for stage in range(4)] == [[], [0], [1], [2]]
+
+
+def test_tied_embedding_is_in_both_stages_and_its_gradients_are_added_once() -> None:
+    program = cut(GPT, plan_of(GPT, "stage=2", "1f1b", 4))
+    functions = functions_of(program)
+    for name in ("forward_0", "forward_1"):
+        assert "wte.weight" in {slot.name for slot in functions[name].arguments}
+    shared = [op for op in functions["share_0"].ops if isinstance(op, SendOp)]
+    assert len(shared) == 1
+    for name in ("after_0", "after_1"):
+        assert ("grad", "wte.weight") in {(s.kind, s.name) for s in functions[name].results}
+
+
+def test_skip_connections_go_straight_to_the_stage_that_reads_them() -> None:
+    spec = SPECS["unet"]
+    program = cut(spec, plan_of(spec, "stage=4", "1f1b", 2))
+    ways = {
+        (function.stage, op.to)
+        for function in functions_of(program).values()
+        for op in function.ops
+        if isinstance(op, SendOp) and function.direction == "forward"
+    }
+    assert any(to > source + 1 for source, to in ways)
+
+
+def test_micro_batches_add_runs_to_the_text_and_no_bodies() -> None:
+    few, many = (len(str(cut(GPT, plan_of(GPT, "stage=2", "1f1b", n)))) for n in (2, 8))
+    assert (many - few) / 6 < 0.02 * few
+
+
+def test_batch_norm_in_training_is_refused_with_its_layer() -> None:
+    plan = plan_of(SPECS["cnn"], "stage=2", "1f1b", 4)
+    with pytest.raises(PassError, match=r"a sum over all micro-batches that depends on param"):
+        cut(SPECS["cnn"], plan)
+
+
+def test_stages_that_do_not_fit_the_mesh_are_refused() -> None:
+    plan = plan_of(GPT, "stage=2", "1f1b", 4)
+    assert plan.pipeline is not None
+    odd = replace(plan.pipeline, stages=balanced_stages(captured(GPT).program, 3))
+    with pytest.raises(PassError, match="3 stages do not stand on 2 ranks of the stage axis"):
+        cut(GPT, replace(plan, pipeline=odd))
+    with pytest.raises(ValueError, match=r"99 stages, but the model has \d+ parts"):
+        balanced_stages(captured(GPT).program, 99)
+
+
+def test_smaller_batches_run_in_fewer_micro_batches() -> None:
+    example = captured(GPT).example
+    plan = plan_of(GPT, "stage=2", "dualpipe-v", 4)
+    step = compile(example.module, kwargs=example.kwargs, plan=plan, backend="reference")
+    for rows in (6, 1):
+        batch = {name: tensor[:rows] for name, tensor in example.kwargs.items()}
+        torch.testing.assert_close(step(**batch), example.module(**batch).detach())
+    step.eval()
+    with torch.no_grad():
+        batch = {name: tensor[:2] for name, tensor in example.kwargs.items()}
+        torch.testing.assert_close(step(**batch), example.module(**batch))
+
+
+# Verification
+
+
+def mutated(program: Program, seed: int) -> Program:
+    """A staged program with one change of its schedule, or of a message."""
+    chance, copy = random.Random(seed), program.clone()
+    runs = [op for op in copy.ops if isinstance(op, RunOp) and not op.results]
+    one, other = chance.sample(runs, 2)
+    kind = seed % 6
+    if kind == 0:
+        order = list(copy.ops)
+        first, second = order.index(one), order.index(other)
+        order[first], order[second] = other, one
+        copy.reorder(order)
+    elif kind == 1:
+        one.detach()
+    elif kind == 2:
+        copy.function.body.block.insert_op_after(one.clone(), other)
+    elif kind == 3:
+        one.properties["micro_batch"] = other.properties.get("micro_batch", one.at_attr)
+    elif kind == 4:
+        one.properties["at"] = other.properties["at"]
+    else:
+        functions = list(functions_of(copy).values())
+        messages = [
+            op for function in functions for op in function.ops if isinstance(op, SendOp | RecvOp)
+        ]
+        message = chance.choice(messages)
+        message.properties["name"] = chance.choice(messages).properties["name"]
+    return copy
+
+
+def is_harmless(program: Program) -> bool:
+    found = captured(GPT)
+    results = run_reference(program, found.values)
+    return all(
+        torch.allclose(results["grad", name], gradient, rtol=0, atol=1e-9)
+        for name, gradient in found.gradients.items()
+    )
+
+
+def check_mutations(count: int) -> None:
+    base = Plan(pipeline=plan_of(GPT, "stage=2", "zero-bubble", 4).pipeline, mesh={"stage": 2})
+    program = local_program(captured(GPT).program, base)
+    assert verify(program) == []
+    found = 0
+    for seed in range(count):
+        mutation = mutated(program, seed)
+        if verify(mutation):
+            found += 1
+        else:
+            assert is_harmless(mutation), f"mutation {seed} is neither found nor harmless"
+    assert found > count / 2
+
+
+def test_mutated_schedules_are_found_or_harmless() -> None:
+    check_mutations(30)
+
+
+@pytest.mark.slow
+def test_many_mutated_schedules_are_found_or_harmless() -> None:
+    check_mutations(500)
+
+
+def test_message_that_nobody_sends_is_named() -> None:
+    program = cut(UNTIED, plan_of(UNTIED, "stage=2", "1f1b", 2))
+    send = next(op for op in functions_of(program)["forward_0"].ops if isinstance(op, SendOp))
+    send.detach()
+    (problem,) = verify(program)
+    assert problem.startswith("@forward_1: nobody sends '")
+    assert "from stage 0 to 1; add a dist.send" in problem
+
+
+def test_run_that_comes_too_early_is_named() -> None:
+    program = cut(UNTIED, plan_of(UNTIED, "stage=2", "1f1b", 2))
+    order = list(program.ops)
+    runs = [(op.function, op.micro_batch) for op in order if isinstance(op, RunOp)]
+    first, second = runs.index(("forward_0", 0)), runs.index(("forward_1", 0))
+    order[first], order[second] = order[second], order[first]
+    program.reorder(order)
+    problem = verify(program)[0]
+    assert problem.startswith("@forward_1 of micro-batch 0 waits for '")
+    assert "from stage 0 to 1, which is sent behind it" in problem
+
+
+def test_results_that_differ_between_ranks_are_found() -> None:
+    program = cut(GPT, plan_of(GPT, "stage=2,data=2", "1f1b", 2))
+    after = functions_of(program)["after_0"]
+    start = next(op for op in after.ops if op.name == "dist.start_all_reduce")
+    wait = next(iter(start.results[0].uses)).operation
+    for result, operand in zip(wait.results, start.operands, strict=True):
+        result.replace_all_uses_with(operand)
+    wait.detach()
+    start.detach()
+    with pytest.raises(ReplicaMismatchError, match="should hold the same part"):
+        run_reference(program, captured(GPT).values)

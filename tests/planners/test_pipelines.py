@@ -1,0 +1,130 @@
+"""Schedules of pipelines: the orders that PyTorch's own schedules have, and none that hangs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+import torch.distributed.pipelining.schedules as pytorch
+
+from shardweave.planners.pipelines import Action, Table, find_schedule, in_order
+from shardweave.planners.plan_parts import PIPELINE_SCHEDULES
+
+DATA = Path(__file__).parents[1] / "data" / "pipelines"
+"""From test/distributed/pipelining/artifacts of pytorch/pytorch (BSD-3-Clause)."""
+
+CASES = [
+    ("gpipe", pytorch.ScheduleGPipe, 1),
+    ("interleaved-1f1b", pytorch.ScheduleInterleaved1F1B, 2),
+    ("interleaved-1f1b", pytorch.ScheduleInterleaved1F1B, 3),
+    ("zero-bubble", pytorch.ScheduleInterleavedZeroBubble, 1),
+    ("zero-bubble", pytorch.ScheduleInterleavedZeroBubble, 2),
+    ("zero-bubble-v", pytorch.ScheduleZBVZeroBubble, 2),
+    ("dualpipe-v", pytorch.ScheduleDualPipeV, 2),
+]
+
+
+def words(table: Table) -> list[list[str]]:
+    return [[str(action) for action in row] for row in table]
+
+
+def order_of_pytorch(kind: type, ranks: int, micro_batches: int, chunks: int) -> list[list[str]]:
+    stages = [
+        MagicMock(
+            num_stages=ranks * chunks,
+            group_size=ranks,
+            group_rank=0,
+            stage_index=chunk * ranks,
+            submod=None,
+        )
+        for chunk in range(chunks)
+    ]
+    if kind is pytorch.ScheduleGPipe:
+        order = kind(stages[0], micro_batches)._get_pipeline_order()
+    else:
+        order = kind(stages, micro_batches).pipeline_order
+    return [
+        [
+            f"{part.stage_index}{part.computation_type.value}{part.microbatch_index}"
+            for action in (order or {})[rank]
+            if action is not None
+            for part in action.sub_actions or (action,)
+            if part.computation_type.value in "FBIW"
+        ]
+        for rank in range(ranks)
+    ]
+
+
+def read(name: str) -> list[list[str]]:
+    """The actions of a file, a line for each rank; pairs that overlap one behind the other."""
+    lines = (DATA / name).read_text().splitlines()
+    return [re.findall(r"\d+[FBIW]\d+", line) for line in lines]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize(("name", "kind", "chunks"), CASES)
+def test_orders_are_those_of_pytorch(name: str, kind: type, chunks: int, ranks: int) -> None:
+    for micro_batches in (ranks, 2 * ranks, 4 * ranks):
+        if name == "dualpipe-v" and micro_batches < 2 * ranks:
+            continue
+        found = find_schedule(name).table(ranks, micro_batches, chunks)
+        assert words(found) == order_of_pytorch(kind, ranks, micro_batches, chunks)
+
+
+def test_orders_are_those_of_pytorch_files() -> None:
+    assert words(find_schedule("dualpipe-v").table(4, 10, 2)) == read("dualpipev_4rank_10mb.csv")
+    # The file calls the backward pass to the input B.
+    found = [
+        [w.replace("I", "B") for w in row]
+        for row in words(find_schedule("zero-bubble").table(2, 8, 2))
+    ]
+    assert found == read("zb1p_2rank_2stage_compute.csv")
+
+
+def test_one_forward_one_backward_is_that_of_the_paper() -> None:
+    # Narayanan et al. 2021, Fig. 4, with 5 micro-batches (PyTorch's own listing of its 1F1B starts
+    # behind the first micro-batch, which is not what it runs).
+    assert [" ".join(row) for row in words(find_schedule("1f1b").table(4, 5, 1))] == [
+        "0F0 0F1 0F2 0F3 0B0 0F4 0B1 0B2 0B3 0B4",
+        "1F0 1F1 1F2 1B0 1F3 1B1 1F4 1B2 1B3 1B4",
+        "2F0 2F1 2B0 2F2 2B1 2F3 2B2 2F4 2B3 2B4",
+        "3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3F4 3B4",
+    ]
+
+
+@pytest.mark.parametrize("name", PIPELINE_SCHEDULES)
+def test_every_schedule_ends_and_runs_each_pass_once(name: str) -> None:
+    schedule = find_schedule(name)
+    for ranks in (1, 2, 3, 4, 8):
+        for micro_batches in (2 * ranks, 4 * ranks):
+            for chunks in (1, 2, 4) if not schedule.fixed else (schedule.chunks,):
+                table = schedule.table(ranks, micro_batches, chunks)
+                found = in_order(table, ranks * chunks)
+                done = [
+                    (a.stage, kind, a.micro_batch)
+                    for _, a in found
+                    for kind in ("IW" if a.kind == "B" else a.kind)
+                ]
+                assert len(done) == len(set(done)) == 3 * ranks * chunks * micro_batches
+                assert all(schedule.place(a.stage, ranks) == rank for rank, a in found)
+
+
+def test_table_in_which_ranks_wait_for_each_other_is_refused() -> None:
+    table = ((Action(0, "B", 0), Action(0, "F", 0)), (Action(1, "F", 0), Action(1, "B", 0)))
+    with pytest.raises(
+        ValueError, match=r"rank 0 is at 0B0 and waits for 0F0, 1I0; rank 1 is at 1F0"
+    ):
+        in_order(table, 2)
+
+
+def test_what_a_schedule_cannot_do_is_said() -> None:
+    with pytest.raises(ValueError, match="9 micro-batches do not divide into 2 rounds on 4 stages"):
+        find_schedule("interleaved-1f1b").table(4, 9, 2)
+    with pytest.raises(ValueError, match="needs as many micro-batches; found 4"):
+        find_schedule("dualpipe-v").table(4, 4, 2)
+    with pytest.raises(ValueError, match="has 2 stages on each rank, not 1; give 8 stages"):
+        find_schedule("zero-bubble-v").table(4, 8, 1)
+    with pytest.raises(ValueError, match="did you mean '1f1b'"):
+        find_schedule("1f1")
