@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from shardweave.driver.commands.arguments import Commands, add_program, new_command
-from shardweave.ir.program import Program
-from shardweave.ir.staged import is_staged
+
+if TYPE_CHECKING:
+    from shardweave.ir.program import Program
 
 PHASES = ("forward", "recompute", "backward", "optimizer")
 
@@ -51,6 +53,7 @@ def show_command(options: argparse.Namespace) -> int:
 
 def _schedule(program: Program) -> str:
     """The picture of a staged program's schedule. Raises ValueError for one without stages."""
+    from shardweave.ir.staged import is_staged
     from shardweave.planners.pipelines.picture import picture_of, table_of
 
     if not is_staged(program):

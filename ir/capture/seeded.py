@@ -27,7 +27,8 @@ class SeededRandom(TorchDispatchMode):
     seed: a number, or the `random_state` of a step, to go on from there. state: (2,) int64, the
     seed and the number of draws. An op that draws otherwise than a program can, such as
     `torch.multinomial`, raises ValueError, and so does a draw in a backward pass: activation
-    checkpoints of eager PyTorch would draw again.
+    checkpoints of eager PyTorch would draw again. Draws from a generator of their own are left
+    alone.
     """
 
     def __init__(self, seed: int | Tensor) -> None:
@@ -46,7 +47,7 @@ class SeededRandom(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         given = _bound(func, args, kwargs)
-        if given.get("dropout_p") == 0.0:
+        if given.get("dropout_p") == 0.0 or given.get("generator") is not None:
             return func(*args, **kwargs)
         name = op_name(func)
         recipe = RECIPES.get(IN_PLACE.get(name, name))

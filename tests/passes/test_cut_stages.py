@@ -71,7 +71,7 @@ def test_every_schedule_equals_eager(
     check(GPT, plan_of(GPT, mesh, schedule, micro_batches, chunks))
 
 
-@pytest.mark.parametrize("name", ["t5", "unet"])
+@pytest.mark.parametrize("name", [pytest.param("t5", marks=pytest.mark.slow), "unet"])
 def test_skip_connections_and_shared_embeddings_equal_eager(name: str) -> None:
     check(SPECS[name], plan_of(SPECS[name], "stage=2", "zero-bubble", 2))
 

@@ -19,6 +19,11 @@ NO_RECIPE = (
 
 @form(*RECIPES)
 def random(call: Call) -> Result:
+    if call.arguments.get("generator") is not None:
+        raise CanonicalError(
+            f"{call.name} draws from a generator of its own, whose state a program does not have; "
+            "leave generator= out, and give sw.compile a seed."
+        )
     return RECIPES[call.name](Draw(call.builder, call.arguments, call.shape, call.dtype))
 
 

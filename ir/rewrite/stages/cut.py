@@ -11,6 +11,7 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from shardweave.ir import dist
 from shardweave.ir.annotations import annotate, set_shardings
 from shardweave.ir.dead_code import remove_dead_ops
+from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, shardings_of
 from shardweave.ir.rewrite.stages.batches import MicroBatches, micro_batches_of
@@ -49,6 +50,8 @@ def cut_into_stages(
         raise ValueError("the program is cut into stages already.")
     if not program.is_local:
         raise ValueError("the program is global; run insert-collectives before cut-stages.")
+    if any(isinstance(op, FusedOp) for op in program.ops):
+        raise ValueError("the program has fused regions; run unfuse-kernels first.")
     axis = micro_axis(program)
     if scatter_each and axis is not None:
         scatter_before_adding(program, axis.name)

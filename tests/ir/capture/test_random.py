@@ -179,3 +179,14 @@ def test_draw_of_a_checkpoint_in_backward_is_refused() -> None:
         result: Any = checkpoint(lambda h: F.dropout(h, 0.5).sin(), x, use_reentrant=False)
         with pytest.raises(ValueError, match=r"draws in a backward pass, as torch\.utils\.check"):
             result.sum().backward()
+
+
+def test_draw_from_a_generator_of_its_own_is_refused_and_left_alone_in_eager() -> None:
+    generator = torch.Generator().manual_seed(1)
+    model = Drawing(lambda h: h * torch.empty_like(h).uniform_(generator=generator))
+    with pytest.raises(CaptureError):
+        capture(model, [torch.randn(4, 6, dtype=F64)])
+    expected = torch.rand(3, generator=generator.manual_seed(1))
+    with sw.random(0) as numbers:
+        assert torch.equal(torch.rand(3, generator=generator.manual_seed(1)), expected)
+    assert numbers.state.tolist() == [0, 0]
