@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import io
@@ -38,6 +39,13 @@ def warm_context() -> ForkServerContext:
 
 class RankError(AssertionError):
     """A rank failed; the message holds its traceback."""
+
+
+def importable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a test file, as another process can import it: a clone may have any name."""
+    name = function.__module__
+    module = importlib.import_module(f"shardweave.{name[name.index('tests.') :]}")
+    return getattr(module, function.__name__)
 
 
 def run_ranks(

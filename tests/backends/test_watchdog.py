@@ -21,7 +21,7 @@ from shardweave.backends import watchdog
 from shardweave.backends.watch import SILENCE_S
 from shardweave.driver import checkpoints
 from shardweave.driver.checkpoint_files import complete
-from shardweave.tests.spawn import warm_context
+from shardweave.tests.spawn import importable, warm_context
 
 NUM_RANKS = 3
 TIMEOUT_S = 5.0
@@ -164,7 +164,7 @@ class Ended:
     def __init__(self, folder: Path, name: str, hit: Callable[[list[int]], None] | None) -> None:
         context = warm_context()
         processes = [
-            context.Process(target=live, args=(rank, str(folder), name))
+            context.Process(target=importable(live), args=(rank, str(folder), name))
             for rank in range(NUM_RANKS)
         ]
         for process in processes:
@@ -272,6 +272,7 @@ def test_ranks_stop_that_ran_different_programs_which_all_know(tmp_path: Path) -
         assert "have run different programs in call 16 or before it" in said
 
 
+@pytest.mark.slow
 def test_rank_that_dies_while_it_saves_is_named_and_the_last_checkpoint_stays(
     tmp_path: Path,
 ) -> None:

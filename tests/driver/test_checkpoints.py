@@ -24,7 +24,7 @@ from shardweave.backends.step import Step
 from shardweave.driver.checkpoint_files import MANIFEST, complete, digests_of
 from shardweave.driver.checkpoints import load_checkpoint, save_checkpoint
 from shardweave.driver.compile import compile as compile_step
-from shardweave.tests.spawn import run_ranks, warm_context
+from shardweave.tests.spawn import importable, run_ranks, warm_context
 
 
 class Model(nn.Module):
@@ -207,7 +207,8 @@ def test_kill_while_saving_leaves_the_last_checkpoint_whole(tmp_path: Path) -> N
     chance = random.Random(0)
     unfinished = 0
     for _ in range(6):
-        process = context.Process(target=save_for_ever, args=(str(tmp_path), last + 1))
+        arguments = (str(tmp_path), last + 1)
+        process = context.Process(target=importable(save_for_ever), args=arguments)
         process.start()
         until = time.monotonic() + 60
         while max(complete(tmp_path), default=-1) < last + 2 and time.monotonic() < until:

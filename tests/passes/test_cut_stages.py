@@ -174,6 +174,7 @@ def test_stages_that_do_not_fit_the_mesh_are_refused() -> None:
         balanced_stages(captured(GPT).program, 99)
 
 
+@pytest.mark.slow
 def test_smaller_batches_run_in_fewer_micro_batches() -> None:
     example = captured(GPT).example
     plan = plan_of(GPT, "stage=2", "dualpipe-v", 4)
