@@ -92,7 +92,7 @@ def assert_refusals_name_a_precondition(orders: Orders) -> None:
 
 
 @pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("model", SPECS)
+@pytest.mark.parametrize("model", ["gpt", pytest.param("cnn", marks=pytest.mark.slow)])
 def test_two_passes_in_any_order_verify_or_are_refused(model: str, start: str) -> None:
     orders = orders_of(model, start, 2)
     assert orders.count > len(PASSES)
