@@ -162,11 +162,12 @@ def broadcast(tensors: Sequence[Tensor], device: torch.device) -> Iterator[Tenso
 
 
 def _messages(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    group: list[Tensor] = []
+    group, size = list[Tensor](), 0
     for tensor in tensors:
         group.append(tensor)
-        if sum(one.nbytes for one in group) >= MESSAGE_BYTES:
+        size += tensor.nbytes
+        if size >= MESSAGE_BYTES:
             yield group
-            group = []
+            group, size = [], 0
     if group:
         yield group

@@ -19,7 +19,7 @@ from shardweave.backends.pipeline import Home, StagedRunner, homes_of
 from shardweave.backends.programs import Key
 from shardweave.backends.runtime import Runtime
 from shardweave.backends.step import GivenProgram, Step
-from shardweave.backends.triton.launch import FusedCall
+from shardweave.backends.triton.launch import FusedCall, explain_calls
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
@@ -68,10 +68,7 @@ class EmittedRunner(Runner):
 
     def explain(self) -> str:
         """What runs each fused region: its kernel, or ATen and why. A line for each."""
-        if not self.kernels:
-            return "no fused regions: every op runs on ATen"
-        lines = [call.explain(self.runtime.device) for call in self.kernels]
-        return "\n".join(f"kernels[{number}]: {line}" for number, line in enumerate(lines))
+        return explain_calls(self.kernels, self.runtime.device)
 
 
 def _by_layer(source: str) -> list[str]:
@@ -146,17 +143,18 @@ class DistributedBackend(Backend):
         places = self.holders.get(key)
         if places is not None and self.runtime.device_mesh is not None:
             return self._stored_at(tensor, sharding, places)
+        return as_dtensor(self._copied(tensor, sharding), sharding, self.runtime)
+
+    def _copied(self, tensor: Tensor, sharding: Sharding) -> Tensor:
+        """This rank's shard, in memory of its own: training a step must not change the model."""
         shard = take_shard(tensor.detach(), sharding, self.runtime.coordinates)
-        # Never the model's own memory: training a step must not change the model.
-        local = torch.empty_like(shard, device=self.device).copy_(shard)
-        return as_dtensor(local, sharding, self.runtime)
+        return torch.empty_like(shard, device=self.device).copy_(shard)
 
     def _stored_at(self, tensor: Tensor, sharding: Sharding, places: tuple[int, ...]) -> Tensor:
         """A tensor that only some stages have: elsewhere its local part is empty."""
         local = torch.empty(0, dtype=tensor.dtype, device=self.device)
         if self.runtime.place in places:
-            shard = take_shard(tensor.detach(), sharding, self.runtime.coordinates)
-            local = torch.empty_like(shard, device=self.device).copy_(shard)
+            local = self._copied(tensor, sharding)
         device_mesh = self.runtime.mesh_at(places)
         return as_dtensor(local, sharding, self.runtime, device_mesh, tensor.shape)
 

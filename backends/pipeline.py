@@ -14,7 +14,7 @@ from shardweave.backends.emit import StepFunction, emit, load_step
 from shardweave.backends.mail import Address, ComingMessage, Mail
 from shardweave.backends.programs import Key, sharding_held
 from shardweave.backends.runtime import Runtime
-from shardweave.backends.triton.launch import FusedCall
+from shardweave.backends.triton.launch import FusedCall, explain_calls
 from shardweave.ir import dist
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import block_of
@@ -114,10 +114,7 @@ class StagedRunner(Runner):
 
     def explain(self) -> str:
         """What runs each fused region: its kernel, or ATen and why. A line for each."""
-        if not self.kernels:
-            return "no fused regions: every op runs on ATen"
-        lines = [call.explain(self.runtime.device) for call in self.kernels]
-        return "\n".join(f"kernels[{number}]: {line}" for number, line in enumerate(lines))
+        return explain_calls(self.kernels, self.runtime.device)
 
 
 @dataclass(frozen=True)

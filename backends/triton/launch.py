@@ -105,6 +105,14 @@ class FusedCall:
         return choose(kernel, tensors[0].device, lambda c: self._run(kernel, c, tensors))
 
 
+def explain_calls(calls: Sequence[FusedCall], device: torch.device) -> str:
+    """What computes each region of a program, a line for each."""
+    if not calls:
+        return "no fused regions: every op runs on ATen"
+    lines = [call.explain(device) for call in calls]
+    return "\n".join(f"kernels[{number}]: {line}" for number, line in enumerate(lines))
+
+
 def _runs_kernels(device: torch.device) -> bool:
     """Whether Triton runs on tensors of a device: on a GPU, or in its interpreter."""
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
