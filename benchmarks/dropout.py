@@ -20,7 +20,7 @@ from rich.table import Table
 from torch import Tensor
 
 from shardweave.backends.random_numbers import random_numbers
-from shardweave.ir.philox import random_state, steps_of
+from shardweave.ir.philox import positions_of, random_state
 
 P = 0.1
 SIZES = {"hidden": (4096, 1024), "attention": (16, 16, 128, 128), "odd rows": (4096, 1001)}
@@ -57,8 +57,7 @@ def main() -> None:
     for name, shape in SIZES.items():
         shape = (max(shape[0] // 16, 1), *shape[1:]) if options.quick else shape
         x, state = torch.randn(shape, device=device), random_state(0).to(device)
-        steps = steps_of(shape, "uniform", torch.float32)
-        positions = [torch.arange(n, device=device) * s for n, s in zip(shape, steps, strict=True)]
+        positions = positions_of(shape, "uniform", torch.float32, device)
         calls: list[Callable[[], object]] = [
             lambda x=x: torch.nn.functional.dropout(x, P),
             lambda x=x, state=state, positions=positions: ours(x, state, positions),

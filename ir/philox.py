@@ -66,7 +66,7 @@ def digits_of(dtype: torch.dtype) -> int:
     return 1 - round(math.log2(torch.finfo(dtype).eps))
 
 
-def steps_of(shape: Sequence[int], distribution: str, dtype: torch.dtype) -> list[int]:
+def position_steps(shape: Sequence[int], distribution: str, dtype: torch.dtype) -> list[int]:
     """For each dim of a global tensor, how far its positions are apart: in blocks, and in the last
     dim in numbers."""
     if not shape:
@@ -74,6 +74,27 @@ def steps_of(shape: Sequence[int], distribution: str, dtype: torch.dtype) -> lis
     per_block = 4 // words_of(distribution, dtype)
     blocks = -(-shape[-1] // per_block)
     return [*(blocks * math.prod(shape[dim + 1 : -1]) for dim in range(len(shape) - 1)), 1]
+
+
+def positions_of(
+    shape: Sequence[int],
+    distribution: str,
+    dtype: torch.dtype,
+    device: torch.device | str | None = None,
+) -> list[Tensor]:
+    """For each dim of a global tensor the positions of its elements (int64)."""
+    steps = position_steps(shape, distribution, dtype)
+    return [torch.arange(n, device=device) * step for n, step in zip(shape, steps, strict=True)]
+
+
+def rows_and_last(positions: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The block at which each row begins, one after another, and the positions in the last dim."""
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    *rows, last = positions or [zero]
+    starts = zero
+    for row in rows:
+        starts = (starts[:, None] + row).flatten()
+    return starts, last
 
 
 def random_numbers(
@@ -87,7 +108,7 @@ def random_numbers(
     """The numbers at some positions of a global tensor.
 
     state: (2,) int64, the seed and how many draws there were before. positions: of int64, of
-    each dim its positions, `steps_of` apart from one another. draw: which of the program's it is.
+    each dim its positions (`positions_of`), or some of them. draw: which of the program's it is.
     Shapes: (2), (n0), (n1), .. -> n0 x n1 x ...
     """
     seed, before = (int(number) for number in state.tolist())
@@ -95,10 +116,7 @@ def random_numbers(
     key = seed & _MASK, (seed >> 32) & _MASK
     upper = number & _MASK, (number >> 32) & _MASK
     per_block = 4 // words_of(distribution, dtype)
-    *rows, last = positions or [torch.zeros(1, dtype=torch.int64, device=state.device)]
-    starts = torch.zeros(1, dtype=torch.int64, device=last.device)
-    for row in rows:
-        starts = (starts[:, None] + row).flatten()
+    starts, last = rows_and_last(positions, positions[-1].device if positions else state.device)
     blocks, inverse = torch.unique_consecutive(last // per_block, return_inverse=True)
     picks = inverse * per_block + last % per_block
     is_run = picks.numel() == 0 or bool((picks.diff() == 1).all())

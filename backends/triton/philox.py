@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shardweave.ir.philox import digits_of, words_of
+from shardweave.ir.philox import digits_of, rows_and_last, words_of
 
 _BLOCK = 512
 
@@ -81,11 +81,7 @@ def numbers(
 ) -> Tensor:
     """The numbers at some positions: see `ir.philox.random_numbers`. The GPU reads the state."""
     device = state.device
-    zero = torch.zeros(1, dtype=torch.int64, device=device)
-    *rows, last = positions or [zero]
-    starts = zero
-    for row in rows:
-        starts = (starts[:, None] + row).flatten()
+    starts, last = rows_and_last(positions, device)
     result = torch.empty([p.numel() for p in positions], dtype=dtype, device=device)
     size = result.numel()
     if size:

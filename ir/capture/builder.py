@@ -11,7 +11,7 @@ from xdsl.ir import Attribute, Block, SSAValue
 
 from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.infer import infer_types
-from shardweave.ir.philox import RANDOM, Distribution, steps_of
+from shardweave.ir.philox import RANDOM, Distribution, position_steps
 from shardweave.ir.syntax import Operands
 from shardweave.ir.types import AnyTensor, dtype_of, tensor_type, tensor_type_of
 
@@ -61,7 +61,7 @@ class Builder:
         """Random numbers of a global tensor: those of the next draw of the program."""
         assert self.next_draw is not None, "nothing draws here"
         state, number = self.next_draw()
-        steps = steps_of(shape, distribution, dtype)
+        steps = position_steps(shape, distribution, dtype)
         positions = [self.count(n, step) for n, step in zip(shape, steps, strict=True)]
         values = {"draw": number, "distribution": distribution}
         return self.add(RANDOM, [state, positions], [tensor_type(shape, dtype)], values).results[0]

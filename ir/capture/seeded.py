@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardweave.ir.aten import op_name, overload_named
 from shardweave.ir.capture.canonical.random import NO_RECIPE
 from shardweave.ir.capture.draws import IN_PLACE, RECIPES, Draw
-from shardweave.ir.philox import Distribution, random_numbers, random_state, steps_of
+from shardweave.ir.philox import Distribution, positions_of, random_numbers, random_state
 
 
 class SeededRandom(TorchDispatchMode):
@@ -115,10 +115,7 @@ class _OnTensors:
         return torch.full(shape, value, dtype=dtype, device=self.device)
 
     def draw(self, shape: Sequence[int], distribution: Distribution, dtype: torch.dtype) -> Tensor:
-        steps = steps_of(shape, distribution, dtype)
-        positions = [
-            torch.arange(n, device=self.device) * step for n, step in zip(shape, steps, strict=True)
-        ]
+        positions = positions_of(shape, distribution, dtype, self.device)
         numbers = random_numbers(
             self.state, positions, draw=0, distribution=distribution, dtype=dtype
         )

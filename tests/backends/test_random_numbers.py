@@ -16,14 +16,13 @@ from shardweave.tests.backends.test_triton_interpreter import run_interpreted
 INTERPRETED = """
 import torch
 from shardweave.backends.triton.philox import numbers
-from shardweave.ir.philox import random_numbers, steps_of
+from shardweave.ir.philox import positions_of, random_numbers
 state = torch.tensor([0x1234567890ABCDEF, 2**33 + 5])
 for distribution, dtype in (
     ("uniform", torch.float32), ("uniform", torch.float64), ("uniform", torch.bfloat16),
     ("normal", torch.float32), ("normal", torch.float64), ("bits", torch.int64),
 ):
-    steps = steps_of((3, 5, 37), distribution, dtype)
-    first, second, last = (torch.arange(n) * step for n, step in zip((3, 5, 37), steps))
+    first, second, last = positions_of((3, 5, 37), distribution, dtype)
     for positions in ([first + 2**40, second[::2], last[3:]], [last[1:30:3]], []):
         arguments = dict(draw=1, distribution=distribution, dtype=dtype)
         ours = numbers(state, positions, **arguments)

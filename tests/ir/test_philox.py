@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardweave.ir.philox import Distribution, philox, random_numbers, random_state, steps_of
+from shardweave.ir.philox import Distribution, philox, positions_of, random_numbers, random_state
 
 KINDS: list[tuple[Distribution, torch.dtype]] = [
     ("uniform", torch.float32),
@@ -21,11 +21,6 @@ KINDS: list[tuple[Distribution, torch.dtype]] = [
     ("bits", torch.int64),
 ]
 ONES = 0xFFFFFFFF
-
-
-def positions_of(shape: Sequence[int], kind: tuple[Distribution, torch.dtype]) -> list[Tensor]:
-    steps = steps_of(shape, *kind)
-    return [torch.arange(n) * step for n, step in zip(shape, steps, strict=True)]
 
 
 def numbers(
@@ -63,7 +58,7 @@ def test_philox_gives_the_words_of_its_authors(
 def test_any_part_of_a_tensor_has_the_numbers_of_the_whole(
     kind: tuple[Distribution, torch.dtype],
 ) -> None:
-    rows, columns, last = positions_of((4, 6, 11), kind)
+    rows, columns, last = positions_of((4, 6, 11), *kind)
     whole = numbers([rows, columns, last], kind)
     picks = torch.tensor([0, 3, 4, 9])
     for some, chosen in ((last[3:9], slice(3, 9)), (last[picks], picks)):
@@ -72,38 +67,38 @@ def test_any_part_of_a_tensor_has_the_numbers_of_the_whole(
 
 
 def test_rows_longer_than_a_chunk_have_the_numbers_of_their_parts() -> None:
-    rows, last = positions_of((2, 150_000), KINDS[0])
+    rows, last = positions_of((2, 150_000), *KINDS[0])
     whole = numbers([rows, last])
     assert torch.equal(numbers([rows[1:], last[140_000:]]), whole[1:, 140_000:])
 
 
 def test_no_number_comes_twice_in_a_tensor_or_in_two_draws_or_seeds() -> None:
-    positions = positions_of((5, 7, 9), ("bits", torch.int64))
+    positions = positions_of((5, 7, 9), *("bits", torch.int64))
     parts = [numbers(positions, ("bits", torch.int64), seed, d) for seed in (1, 2) for d in (0, 1)]
     everything = torch.cat([part.flatten() for part in parts])
     assert everything.unique().numel() == everything.numel()
 
 
 def test_draws_are_counted_from_the_state() -> None:
-    positions = positions_of((8,), KINDS[0])
+    positions = positions_of((8,), *KINDS[0])
     later = random_numbers(torch.tensor([1, 5]), positions, draw=2, dtype=torch.float32)
     assert torch.equal(later, numbers(positions, draw=7))
 
 
 def test_scalars_and_empty_tensors_are_drawn() -> None:
     assert numbers([]).shape == ()
-    assert numbers(positions_of((3, 0), KINDS[0])).shape == (3, 0)
-    assert numbers(positions_of((0, 3), KINDS[0])).shape == (0, 3)
+    assert numbers(positions_of((3, 0), *KINDS[0])).shape == (3, 0)
+    assert numbers(positions_of((0, 3), *KINDS[0])).shape == (0, 3)
 
 
 def test_moments_are_those_of_the_distribution() -> None:
     size = (1000, 1000)
     for dtype in (torch.float32, torch.float64):
-        uniform = numbers(positions_of(size, ("uniform", dtype)), ("uniform", dtype)).double()
+        uniform = numbers(positions_of(size, *("uniform", dtype)), ("uniform", dtype)).double()
         assert abs(uniform.mean() - 0.5) < 4 * math.sqrt(1 / 12 / 1e6)
         assert abs(uniform.var() - 1 / 12) < 4 * math.sqrt(1 / 180 / 1e6)
         assert 0 <= uniform.min() < uniform.max() < 1
-        normal = numbers(positions_of(size, ("normal", dtype)), ("normal", dtype)).double()
+        normal = numbers(positions_of(size, *("normal", dtype)), ("normal", dtype)).double()
         assert abs(normal.mean()) < 4e-3
         assert abs(normal.var() - 1) < 4 * math.sqrt(2 / 1e6)
         assert abs((normal**3).mean()) < 4 * math.sqrt(15 / 1e6)
@@ -111,7 +106,7 @@ def test_moments_are_those_of_the_distribution() -> None:
 
 def test_ten_million_draws_keep_what_they_should() -> None:
     for p in (0.1, 0.5):
-        kept = numbers(positions_of((2500, 4000), KINDS[0])) < 1 - p
+        kept = numbers(positions_of((2500, 4000), *KINDS[0])) < 1 - p
         expected, sigma = 1e7 * (1 - p), math.sqrt(1e7 * p * (1 - p))
         assert abs(kept.sum().item() - expected) < 4 * sigma
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shardweave.ir.philox import steps_of
+from shardweave.ir.philox import positions_of
 
 _GENERATOR = torch.Generator().manual_seed(0)
 
@@ -32,8 +32,7 @@ def integers(*shape: int, high: int = 8) -> Tensor:
 
 def positions(*shape: int) -> list[Tensor]:
     """For each dim the positions of its elements in the global tensor, as `dist.random` takes them."""
-    steps = steps_of(shape, "uniform", torch.float32)
-    return [torch.arange(size) * step for size, step in zip(shape, steps, strict=True)]
+    return positions_of(shape, "uniform", torch.float32)
 
 
 def booleans(*shape: int) -> Tensor:
