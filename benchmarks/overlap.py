@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import socket
-import subprocess
 import sys
 import tempfile
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import overlap_methods
 import shaped_link
+from rank_processes import Process, run_ranks, start_rank
 
 from shardweave.driver.models import build_example
 from shardweave.driver.profile import profile_machine
@@ -105,34 +104,16 @@ def profile(options: argparse.Namespace) -> None:
 def run_workers(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Start one process per rank, and read the rows that rank 0 writes."""
     out = folder / "rows.json"
-    workers: list[subprocess.Popen[bytes]] = []
-    port = free_port()
-    try:
-        for rank in range(NUM_RANKS):
-            workers.append(start_worker(options, rank, port, out))
-        for worker in workers:
-            if worker.wait(timeout=1800):
-                raise SystemExit(f"a worker failed with status {worker.returncode}")
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+    run_ranks(NUM_RANKS, partial(start_worker, options, out), timeout_s=1800)
     return json.loads(out.read_text())
 
 
-def start_worker(
-    options: argparse.Namespace, rank: int, port: int, out: Path
-) -> subprocess.Popen[bytes]:
-    prefix, extra = (
+def start_worker(options: argparse.Namespace, out: Path, rank: int, port: int) -> Process:
+    prefix, variables = (
         shaped_link.on_node(rank)
         if options.link == "shaped"
         else ([], {"MASTER_ADDR": "127.0.0.1"})
     )
-    environment = os.environ | extra | {
-        "RANK": str(rank), "WORLD_SIZE": str(NUM_RANKS), "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1", "MALLOC_TRIM_THRESHOLD_": str(2**30),
-        "MALLOC_MMAP_THRESHOLD_": str(2**30), "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }  # fmt: skip
     settings = json.dumps(
         {
             key: getattr(options, key)
@@ -140,15 +121,7 @@ def start_worker(
         }
         | {"out": str(out)}
     )
-    command = [*prefix, "taskset", "-c", str(rank % (os.cpu_count() or 1)),
-               sys.executable, str(WORKER), settings]  # fmt: skip
-    return subprocess.Popen(command, env=environment)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
+    return start_rank(WORKER, settings, rank, NUM_RANKS, port, prefix, variables)
 
 
 def show(rows: list[dict[str, Any]], options: argparse.Namespace, console: Console) -> None:

@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import shaped_link
 from modelled_link import bytes_per_second
+from rank_processes import Process, run_ranks, start_rank
 from training_cases import CASES, Case, our_program
 
 from shardweave.driver.profile import profile_machine
@@ -116,40 +115,17 @@ def run_case(options: argparse.Namespace, case: Case, model: str) -> list[dict[s
             "compile": not options.quick,
             "out": str(Path(folder, "rows.json")),
         }
-        workers: list[subprocess.Popen[bytes]] = []
-        port = free_port()
-        try:
-            for rank in range(case.num_ranks):
-                workers.append(start_worker(settings, rank, case.num_ranks, port, options.rate))
-            for worker in workers:
-                if worker.wait(timeout=600):
-                    raise SystemExit(f"a worker of '{case.name}' failed: {worker.returncode}")
-        finally:
-            for worker in workers:
-                worker.kill()
-                worker.wait()
+        start = partial(start_worker, settings, case.num_ranks, options.rate)
+        run_ranks(case.num_ranks, start, timeout_s=600, what=f"a worker of '{case.name}'")
         return json.loads(Path(settings["out"]).read_text())
 
 
 def start_worker(
-    settings: dict[str, Any], rank: int, num_ranks: int, port: int, rate: str
-) -> subprocess.Popen[bytes]:
+    settings: dict[str, Any], num_ranks: int, rate: str, rank: int, port: int
+) -> Process:
     local = [], {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-    prefix, extra = shaped_link.on_node(rank) if rate else local
-    environment = os.environ | extra | {
-        "RANK": str(rank), "WORLD_SIZE": str(num_ranks), "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1", "MALLOC_TRIM_THRESHOLD_": str(2**30),
-        "MALLOC_MMAP_THRESHOLD_": str(2**30), "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }  # fmt: skip
-    core = str(rank % (os.cpu_count() or 1))
-    command = [*prefix, "taskset", "-c", core, sys.executable, str(WORKER), json.dumps(settings)]
-    return subprocess.Popen(command, env=environment)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
+    prefix, variables = shaped_link.on_node(rank) if rate else local
+    return start_rank(WORKER, json.dumps(settings), rank, num_ranks, port, prefix, variables)
 
 
 def table_of(results: list[dict[str, Any]], options: argparse.Namespace) -> Table:

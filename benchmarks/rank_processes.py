@@ -1,0 +1,60 @@
+"""Processes of a benchmark, one for each rank, each on a core of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+Process = subprocess.Popen[bytes]
+
+
+def run_ranks(
+    num_ranks: int, start: Callable[[int, int], Process], timeout_s: float, what: str = "a worker"
+) -> None:
+    """Run `start(rank, port)` for each rank, and wait for all; none is left.
+
+    Raises SystemExit, naming `what`, if one fails, and TimeoutExpired.
+    """
+    workers: list[Process] = []
+    port = _free_port()
+    try:
+        for rank in range(num_ranks):
+            workers.append(start(rank, port))
+        for worker in workers:
+            if worker.wait(timeout=timeout_s):
+                raise SystemExit(f"{what} failed with status {worker.returncode}")
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
+def start_rank(
+    script: Path,
+    settings: str,
+    rank: int,
+    num_ranks: int,
+    port: int,
+    prefix: Sequence[str],
+    variables: Mapping[str, str],
+) -> Process:
+    """A process of a script, with torchrun's variables. prefix, variables: of where it runs."""
+    environment = os.environ | {
+        **variables,
+        "RANK": str(rank), "WORLD_SIZE": str(num_ranks), "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1", "MALLOC_TRIM_THRESHOLD_": str(2**30),
+        "MALLOC_MMAP_THRESHOLD_": str(2**30), "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }  # fmt: skip
+    core = str(rank % (os.cpu_count() or 1))
+    command = [*prefix, "taskset", "-c", core, sys.executable, str(script), settings]
+    return subprocess.Popen(command, env=environment)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
