@@ -134,6 +134,8 @@ class _Split:
         if wanted:
             pairs = zip(wanted, op.results, strict=True)
             set_wanted_attrs(op, [ShardingAttr.of(s, shape_of(value)) for s, value in pairs])
+        for result in op.results:
+            result.name_hint = name.split(".")[1]
         Rewriter.insert_op(op, InsertPoint.before(self.op))
         return list(op.results)
 

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from functools import cache
+from typing import Any, cast
 
 import pytest
+import torch
+from torch import Tensor
 
+from shardweave.driver.compile import compile
+from shardweave.driver.models import build_example
 from shardweave.ir.annotations import phase_of
-from shardweave.ir.dist import AllGatherOp
+from shardweave.ir.capture.capture import capture
+from shardweave.ir.dist import STARTS, AllGatherOp, WaitOp
 from shardweave.ir.program import Program
+from shardweave.ir.sharding.rules.attention import is_attention
 from shardweave.ir.storage import kept_bytes
 from shardweave.ir.types import shape_of
 from shardweave.passes.pipeline import as_mesh
+from shardweave.planners.cost.simulate import simulate
+from shardweave.planners.cost.simulation import Simulation
 from shardweave.planners.lower import local_program, lowered, partitioning_of
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.sequence_cut import sequence_cut
-from shardweave.tests.zoo import SPECS, TEXT_SPECS, assert_equals_eager, captured
+from shardweave.tests.spawn import run_ranks
+from shardweave.tests.zoo import (
+    SPECS,
+    TEXT_SPECS,
+    assert_equals_eager,
+    captured,
+    gradient_errors,
+)
 
 STRIPED, PLAIN = '[{}, {"context":1}]', '[{}, {"context"}]'
 GROUPED = (
-    "hf:llama:num_hidden_layers=2,hidden_size=16,num_attention_heads=4,num_key_value_heads=2,"
-    "intermediate_size=32,vocab_size=32,batch=2,seq=8"
+    "hf:llama:num_hidden_layers=1,hidden_size=16,num_attention_heads=4,num_key_value_heads=2,"
+    "intermediate_size=32,vocab_size=32,batch=4,seq=8"
 )
 
 
@@ -156,3 +173,73 @@ def test_no_value_is_as_large_as_all_scores() -> None:
     sizes = {shape_of(value)[-2:] for op in program.ops for value in op.results}
     assert (64, 8) in sizes  # the queries of a device and of a head
     assert sizes.isdisjoint({(64, 128), (128, 128)})
+
+
+# Schedules
+
+WIDE = "gpt:layers=1,hidden=256,heads=4,vocab=64,seq=2048,batch=2,tie=false"
+LINK = "testbed:rate=2gbit"
+
+
+def simulated(parts: int, schedule: str) -> Simulation:
+    """A step of a long sequence on two devices, which nobody runs."""
+    plan = plan_megatron(wide(), as_mesh("context=2"), attention_parts=parts)
+    plan = replace(plan, schedule=schedule, cluster=LINK if schedule else "")
+    return simulate(local_program(wide(), plan), LINK)
+
+
+@cache
+def wide() -> Program:
+    example = build_example(WIDE)
+    return capture(example.module, kwargs=example.kwargs)
+
+
+@pytest.mark.parametrize("schedule", ["", "list"])
+def test_parts_travel_behind_compute(schedule: str) -> None:
+    blocking, whole, parts = (
+        simulated(1, "blocking"),
+        simulated(1, schedule),
+        simulated(4, schedule),
+    )
+    # In one part keys and values are waited for; in four, the first part of each pass is.
+    assert parts.time_s < whole.time_s < blocking.time_s
+    exposed = [one.exposed_communication_s for one in (parts, whole, blocking)]
+    assert exposed[0] < 0.4 * exposed[1] < 0.4 * exposed[2]
+
+
+def test_next_part_is_on_its_way_while_one_is_computed() -> None:
+    plan = plan_of(LONG, "context=2", attention_parts=4)
+    program = local_program(captured(LONG).program, plan)
+    on_way: list[int] = []
+    flying = 0
+    for op in program.ops:
+        if isinstance(op, STARTS[AllGatherOp]):
+            flying += 1
+        elif isinstance(op, WaitOp) and isinstance(op.operands[0].owner, STARTS[AllGatherOp]):
+            flying -= 1
+        elif is_attention(op):
+            on_way.append(flying)
+    # Keys and values of one part, but of the last: in two layers and both passes.
+    assert on_way == [2, 2, 2, 0] * 4
+
+
+# Processes
+
+
+def step_on_rank(mesh: str, parts: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and whole gradients of a step."""
+    example = build_example(GROUPED, dtype=torch.float64)
+    program = capture(example.module, kwargs=example.kwargs)
+    plan = plan_megatron(program, as_mesh(mesh), attention_parts=parts)
+    step = compile(example.module, kwargs=example.kwargs, mesh=mesh, plan=plan)
+    loss = step(**example.kwargs)
+    return loss.detach(), {n: cast(Any, p.grad).full_tensor() for n, p in step.named_parameters()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [1, 2])
+def test_step_on_processes_equals_eager(parts: int) -> None:
+    expected = captured(GROUPED)
+    for loss, gradients in run_ranks(step_on_rank, 4, "data=2,context=2", parts):
+        assert abs(loss.item() - expected.loss) <= 1e-12 * abs(expected.loss)
+        assert max(gradient_errors(gradients, expected.gradients).values()) <= 1e-9
