@@ -27,7 +27,7 @@ would need one for each pair, and a mask, which these then get, is cheaper from 
 
 
 @dataclass(frozen=True)
-class Run:
+class Progression:
     """Positions `start`, `start + step`, .., which stand at the places `at` of a tensor's dim."""
 
     start: int
@@ -35,11 +35,11 @@ class Run:
     length: int
     at: slice
 
-    def every(self, count: int) -> Iterator[Run]:
+    def every(self, count: int) -> Iterator[Progression]:
         """The runs of every `count`-th of the positions."""
         for first in range(min(count, self.length)):
             length = (self.length - first + count - 1) // count
-            yield Run(
+            yield Progression(
                 self.start + first * self.step,
                 self.step * count,
                 length,
@@ -66,16 +66,16 @@ class Piece:
     is_causal: bool
 
 
-def runs_of(positions: Sequence[int]) -> list[Run]:
+def runs_of(positions: Sequence[int]) -> list[Progression]:
     """Rising positions as runs, each as long as can be, from the first on."""
-    runs: list[Run] = []
+    runs: list[Progression] = []
     begin = 0
     while begin < len(positions):
         end = begin + 1
         step = positions[end] - positions[begin] if end < len(positions) else 1
         while end < len(positions) and positions[end] - positions[end - 1] == step:
             end += 1
-        runs.append(Run(positions[begin], step, end - begin, slice(begin, end, 1)))
+        runs.append(Progression(positions[begin], step, end - begin, slice(begin, end, 1)))
         begin = end
     return runs
 
@@ -97,7 +97,7 @@ def pieces_of(query_positions: Sequence[int], key_positions: Sequence[int]) -> l
     return pieces
 
 
-def _pieces_of_runs(queries: Run, keys: Run) -> Iterator[Piece]:
+def _pieces_of_runs(queries: Progression, keys: Progression) -> Iterator[Piece]:
     step = math.lcm(queries.step, keys.step)
     if step // queries.step * (step // keys.step) > MAX_PIECES:
         # Of more, only what is seen at all counts; the caller gives up.
@@ -108,7 +108,7 @@ def _pieces_of_runs(queries: Run, keys: Run) -> Iterator[Piece]:
             yield from _pieces_of_equal_steps(rows, columns, (rows.start - columns.start) // step)
 
 
-def _pieces_of_equal_steps(queries: Run, keys: Run, offset: int) -> Iterator[Piece]:
+def _pieces_of_equal_steps(queries: Progression, keys: Progression, offset: int) -> Iterator[Piece]:
     """Query i sees the keys up to number i + offset."""
     num_queries, num_keys = queries.length, keys.length
     first = max(0, -offset)  # the first query that sees any
