@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardweave.backends import position, watchdog
-from shardweave.backends.agreement import digest_of, require_same
+from shardweave.backends.agreement import digest_of, require_same, require_same_model
 from shardweave.backends.backend import Backend, Pending, Runner
 from shardweave.backends.bound import BoundProgram, device_of
 from shardweave.backends.cuda_graph import GraphedStep
@@ -266,6 +266,8 @@ def step_of(
     """
     runtime = runtime or _runtime_for(program, model)
     backend = DistributedBackend(runtime, kernels=kernels, cuda_graph=cuda_graph)
+    if backend.is_joint:
+        require_same_model(model)
     return Step(model, backend, GivenProgram(BoundProgram(program, backend)), sync=sync)
 
 

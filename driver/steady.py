@@ -8,7 +8,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_SPIN = "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
+_SPIN = """
+import os, sys
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while os.getppid() == int(sys.argv[1]): pass
+"""
+"""Also ends when the process that started it does, however that ends."""
 
 
 def pin(rank: int) -> None:
@@ -28,7 +33,7 @@ def awake() -> Iterator[None]:
     if not hasattr(os, "SCHED_IDLE"):
         yield
         return
-    spinner = subprocess.Popen([sys.executable, "-c", _SPIN])
+    spinner = subprocess.Popen([sys.executable, "-c", _SPIN, str(os.getpid())])
     try:
         yield
     finally:
