@@ -42,13 +42,17 @@ def awake() -> Iterator[None]:
 
 
 def hasten_network_threads() -> None:
-    """Let this process's other threads, gloo's, run at once when a message comes, if allowed."""
+    """Let this process's other threads, gloo's, run soon when a message comes, if allowed.
+
+    Not by a real-time policy: gloo's thread asks again and again for a connection's lock, so that
+    on the same core the main thread would never come to give it back.
+    """
     if not os.path.isdir("/proc/self/task"):
         return
     for thread in map(int, os.listdir("/proc/self/task")):
         if thread == os.getpid():
             continue
         try:
-            os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(1))
+            os.setpriority(os.PRIO_PROCESS, thread, -20)
         except (PermissionError, ProcessLookupError):
             return
