@@ -20,7 +20,6 @@ from shardweave.planners.cost.pipeline.run_memory import (
     memory_of_places,
     parameters_of_places,
 )
-from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.cost.workload import parameter_dtype
 from shardweave.planners.pipelines.balance import FLOPS_PER_BYTE
@@ -29,7 +28,7 @@ from shardweave.planners.pipelines.table import Kind, Table
 from shardweave.planners.pipelines.tasks import KINDS, places_of_table, tasks_of
 
 
-def order_stages(program: Program, cluster: str, others: Sequence[Table]) -> None:
+def order_stages(program: Program, cluster: Cluster | None, others: Sequence[Table]) -> None:
     """Run a staged program's micro-batches in the fastest order that fits, in place.
 
     cluster: whose devices bound the memory, and give the times. Without one, passes count by their
@@ -39,10 +38,9 @@ def order_stages(program: Program, cluster: str, others: Sequence[Table]) -> Non
     ranks, axis = program.needed_mesh().num_stages, micro_axis(program)
     functions = functions_of(program)
     num_stages = len(places_of(program))
-    found = find_cluster(cluster) if cluster else None
-    costs = costs_of(functions.values(), places_of(program), found)
+    costs = costs_of(functions.values(), places_of(program), cluster)
     sizes = ranks, axis.size if axis else 1, num_stages // ranks
-    fits = None if found is None else partial(_fits, program, found)
+    fits = None if cluster is None else partial(_fits, program, cluster)
     apply(program, list_table(*sizes, costs=costs, others=others, fits=fits))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardweave.ir.program import Program
-from shardweave.ir.staged import functions_of, runs_of
+from shardweave.ir.staged import functions_of, name_of, runs_of
 from shardweave.planners.pipelines.table import Action, Kind, Table, gives_of, needs_of
 from shardweave.planners.pipelines.tasks import KINDS
 
@@ -60,6 +60,8 @@ def table_of(program: Program) -> tuple[Table, int]:
         function = functions[run.function]
         if run.micro_batch is not None:
             kind = KINDS[function.direction]
+            if kind == "W" and name_of("inputs", function.stage) not in functions:
+                kind = "B"  # of the first stage, which has no other half
             rows[run.at].append(Action(function.stage, kind, run.micro_batch))
     stages = {function.stage for function in functions.values()}
     return tuple(map(tuple, rows)), len(stages)

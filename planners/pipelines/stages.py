@@ -11,6 +11,7 @@ from xdsl.ir import Attribute
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.stages import cut_into_stages
 from shardweave.ir.staged import micro_axis
+from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.pipelines.balance import balanced_stages
 from shardweave.planners.pipelines.list_stages import order_stages
 from shardweave.planners.pipelines.schedules import LIST, find_schedule, fixed_tables
@@ -95,7 +96,8 @@ def cut_stages(
     )
     program.module.attributes.pop(STAGES, None)
     if schedule == LIST:
-        order_stages(program, cluster, [table, *fixed_tables(*sizes)])
+        found = find_cluster(cluster) if cluster else None
+        order_stages(program, found, [table, *fixed_tables(*sizes)])
 
 
 def stages_of_layers(program: Program, stages: Sequence[Sequence[str]]) -> dict[str, int]:
