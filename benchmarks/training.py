@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import shaped_link
 from modelled_link import bytes_per_second
-from rank_processes import Process, run_ranks, start_rank
+from rank_processes import run_ranks, start_worker
 from training_cases import CASES, Case, our_program
 
 from shardweave.driver.profile import profile_machine
@@ -128,17 +128,9 @@ def run_case(options: argparse.Namespace, case: Case, model: str) -> list[dict[s
             "compile": not options.quick,
             "out": str(Path(folder, "rows.json")),
         }
-        start = partial(start_worker, settings, case.num_ranks, options.rate)
+        start = partial(start_worker, WORKER, settings, case.num_ranks, options.rate)
         run_ranks(case.num_ranks, start, timeout_s=600, what=f"a worker of '{case.name}'")
         return json.loads(Path(settings["out"]).read_text())
-
-
-def start_worker(
-    settings: dict[str, Any], num_ranks: int, rate: str, rank: int, port: int
-) -> Process:
-    local = [], {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-    prefix, variables = shaped_link.on_node(rank) if rate else local
-    return start_rank(WORKER, json.dumps(settings), rank, num_ranks, port, prefix, variables)
 
 
 def table_of(results: list[dict[str, Any]], options: argparse.Namespace) -> Table:
