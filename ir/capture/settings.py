@@ -12,10 +12,10 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import fx
 from torch._dynamo import functional_export
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import builder
-from torch import fx
 from torch._library import simple_registry
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.graph import _PyTreeCodeGen
