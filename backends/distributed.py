@@ -43,7 +43,9 @@ class EmittedRunner(Runner):
         pending: Collection[str] = (),
     ) -> None:
         fused = [op for op in program.ops if isinstance(op, FusedOp)] if kernels else []
-        self.kernels = [FusedCall(op) for op in fused]
+        self.kernels = [
+            FusedCall(op, runtime.device, agreed=runtime.agreed_on_stage) for op in fused
+        ]
         self.source = emit(program, kernels=kernels, pending=pending)
         self.runtime = runtime
         self._number = int(digest_of(self.source.encode())[:15], 16)
@@ -124,11 +126,12 @@ class DistributedBackend(Backend):
             )
 
     def load(self, program: Program, pending: Collection[str] = ()) -> EmittedRunner | StagedRunner:
+        if self.cuda_graph and self.is_joint:
+            raise ValueError(
+                f"cuda_graph=True: a step on mesh {self.runtime.mesh} sends messages, and a graph "
+                "of those is not supported; leave it out, or take a mesh of one device."
+            )
         if is_staged(program):
-            if self.cuda_graph:
-                raise ValueError(
-                    "cuda_graph=True: a step of several stages cannot be one; leave it out."
-                )
             self.homes |= homes_of(program)
             return StagedRunner(program, self.runtime, kernels=self.kernels)
         return EmittedRunner(

@@ -73,7 +73,8 @@ class StagedRunner(Runner):
 
     def _load(self, function: StageFunction, *, kernels: bool) -> _Loaded:
         fused = [op for op in function.ops if isinstance(op, FusedOp)] if kernels else []
-        calls = [FusedCall(op) for op in fused]
+        runtime = self.runtime
+        calls = [FusedCall(op, runtime.device, agreed=runtime.agreed_on_stage) for op in fused]
         self.kernels += calls
         source = self.sources[function.name] = emit(function, kernels=kernels)
         axis = micro_axis(function)

@@ -120,7 +120,7 @@ def fused_call(run: Callable[..., Any], tensors: Sequence[Tensor]) -> tuple[Fuse
     if len(found) != 1 or len(list(program.ops)) != 1:
         raise ValueError(f"the case makes {[op.name for op in program.ops]}, expected one region.")
     _KEPT.append(program)
-    return FusedCall(found[0]), bytes_moved(found[0])
+    return FusedCall(found[0], tensors[0].device), bytes_moved(found[0])
 
 
 _KEPT: list[object] = []
