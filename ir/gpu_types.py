@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import facts_of
@@ -26,12 +26,10 @@ def dtype_on_gpu(value: SSAValue) -> torch.dtype:
 def _is_statistic(value: SSAValue) -> bool:
     owner = value.owner
     if isinstance(owner, FusedOp):
-        return _is_statistic(owner.yielded[owner.results.index(value)])
-    if isinstance(owner, Block):
-        fused = owner.parent_op()
-        if not isinstance(fused, FusedOp):
-            return False
-        return _is_statistic(fused.operands[list(owner.args).index(value)])
+        return _is_statistic(owner.yielded[_result_index(owner, value)])
+    if isinstance(value, BlockArgument):
+        fused = value.block.parent_op()
+        return isinstance(fused, FusedOp) and _is_statistic(fused.operands[value.index])
     if not isinstance(owner, AtenOp):
         return False
     if facts_of(owner).may_share:

@@ -41,7 +41,7 @@ def test_bfloat16_step_with_cuda_s_dtypes(name: str) -> None:
     step = step_of(fused, example.module, kernels=True)
     with mock_cuda():
         loss = step(**example.kwargs)
-        first = {name: p.grad.clone() for name, p in step.named_parameters()}
+        gradients = {name: p.grad for name, p in step.named_parameters()}
         plain = step_of(program, example.module)
         plain_loss = plain(**example.kwargs)
     exact_loss = exact(**batch)
@@ -52,13 +52,17 @@ def test_bfloat16_step_with_cuda_s_dtypes(name: str) -> None:
     _assert_near(loss, plain_loss, exact_loss, "loss")
     plain_gradients = dict(plain.named_parameters())
     for key, parameter in exact.named_parameters():
-        _assert_near(first[key], plain_gradients[key].grad, parameter.grad, key)
+        _assert_near(gradients[key], plain_gradients[key].grad, parameter.grad, key)
 
 
 def _assert_near(
-    found: torch.Tensor, plain: torch.Tensor | None, exact: torch.Tensor | None, name: str
+    found: torch.Tensor | None,
+    plain: torch.Tensor | None,
+    exact: torch.Tensor | None,
+    name: str,
 ) -> None:
     """Assert that kernels are about as near to float32 as bfloat16 op by op is."""
+    assert found is not None
     assert plain is not None
     assert exact is not None
     error = (found.float() - exact).norm().item()

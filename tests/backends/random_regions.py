@@ -202,7 +202,9 @@ def _moved(tensor: Tensor, generator: torch.Generator) -> Tensor:
     if not tensor.is_floating_point():
         return tensor
     signs = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
-    return tensor * (1 + 2 * signs.double() * torch.finfo(tensor.dtype).eps).to(tensor.dtype)
+    # Of different sizes, so that those of an op and of its operand do not cancel.
+    units = signs * (2 + 4 * torch.rand(tensor.shape, generator=generator, dtype=torch.float64))
+    return tensor * (1 + units * torch.finfo(tensor.dtype).eps).to(tensor.dtype)
 
 
 def _widened(tensor: Tensor) -> Tensor:
