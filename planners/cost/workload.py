@@ -25,7 +25,7 @@ from shardweave.ir.regions import split_at_backward
 from shardweave.ir.storage import kept_values, storage_of
 from shardweave.ir.types import dtype_of_value, num_bytes, shape_of, tensor_type_of
 from shardweave.planners.cost.cluster import Cluster, NodeType
-from shardweave.planners.cost.model import CostModel
+from shardweave.planners.cost.model import CostModel, kind_of
 from shardweave.planners.plan_parts import PlanError
 
 AxesAndPhase = tuple[tuple[str, ...], str]
@@ -54,6 +54,11 @@ class BlockWork:
     crossing_bytes: int
     workspace_bytes: int
     communication_s: Mapping[AxesAndPhase, float]
+
+    @property
+    def plan_names(self) -> tuple[str, ...]:
+        """How a plan names the block: by its own name, or by the layers in it."""
+        return (self.name,) if self.is_repeated else self.layers
 
 
 @dataclass(frozen=True)
@@ -105,8 +110,8 @@ def workload_of(program: Program, cluster: Cluster, mesh: Mesh | None = None) ->
             name=name,
             is_repeated=name in blocks.names,
             layers=tuple(layers[name]),
-            forward_s={device: tally.seconds[device, True] for device in costs},
-            backward_s={device: tally.seconds[device, False] for device in costs},
+            forward_s={name: tally.time_s(cost, name, True) for name, cost in costs.items()},
+            backward_s={name: tally.time_s(cost, name, False) for name, cost in costs.items()},
             parameter_bytes=tally.parameters,
             kept_bytes=tally.kept,
             crossing_bytes=crossing,
@@ -155,9 +160,14 @@ class _Tally:
         default_factory=lambda: defaultdict(float)
     )
     waited: defaultdict[AxesAndPhase, float] = field(default_factory=lambda: defaultdict(float))
+    issued: defaultdict[bool, int] = field(default_factory=lambda: defaultdict(int))
     parameters: int = 0
     kept: int = 0
     workspace: int = 0
+
+    def time_s(self, cost: CostModel, device: str, is_forward: bool) -> float:
+        """Of one pass on a device: as long as its ops take, or the host to issue them."""
+        return max(self.seconds[device, is_forward], self.issued[is_forward] * cost.issue_s)
 
     def add(self, op: Operation, costs: Mapping[str, CostModel], links: CostModel) -> None:
         if isinstance(op, COLLECTIVES):
@@ -167,6 +177,7 @@ class _Tally:
         if isinstance(op, WaitOp):
             return
         is_forward = phase_of(op) == "forward"
+        self.issued[is_forward] += kind_of(op) == "compute"
         for name, cost in costs.items():
             self.seconds[name, is_forward] += cost.op_time_s(op)
         read = [value for value in op.operands if isinstance(value.owner, Operation)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -164,21 +164,49 @@ class Stage:
         return Message(seconds, nics_of(self.cluster, ranks) if crosses else ())
 
 
-def stages_of(lowerings: Lowerings, plan: Plan, cluster: Cluster) -> list[Stage]:
+def stages_of(
+    lowerings: Lowerings,
+    plan: Plan,
+    cluster: Cluster,
+    deepened: Callable[[Workload], Workload] | None = None,
+) -> list[Stage]:
     """The stages of a plan of a global program; one, on all devices, for a plan without.
 
-    One partition, of a micro-batch, and a walk over its program for each kind of placement. Raises
-    ValueError if the plan does not fit the program or the cluster.
+    One partition, of a micro-batch, and a walk over its program for each kind of placement.
+    deepened: makes the blocks of a deep model of those of the program, which has few of them; the
+    plan's stages name the deep one's. Raises ValueError if the plan does not fit the program or the
+    cluster.
     """
     program = lowerings.program
     local = lowerings.blocking(micro_batch_plan(plan, program))
+
+    def read(placed: PlacedCluster, mesh: Mesh) -> Workload:
+        work = workload_of(local, placed, mesh)
+        return deepened(work) if deepened else work
+
     batch = workload_of(program, cluster)
+    whole = deepened(batch) if deepened else batch
+    return placed_stages(plan, cluster, read, [block.crossing_bytes for block in whole.blocks])
+
+
+def placed_stages(
+    plan: Plan,
+    cluster: Cluster,
+    read: Callable[[PlacedCluster, Mesh], Workload],
+    crossing_bytes: Sequence[int],
+) -> list[Stage]:
+    """The stages of a plan whose blocks are known.
+
+    read: the blocks of a micro-batch on the devices of a stage, once for each kind of placement.
+    crossing_bytes: of the whole batch, what each block hands on. Raises ValueError (PlanError) if
+    the plan does not fit the blocks or the cluster.
+    """
     placements = _placements(plan, cluster)
     mesh = Mesh(**plan.mesh).within_stage
     known: dict[Hashable, Workload] = {}
     for placed in placements:
         if likeness(placed) not in known:
-            known[likeness(placed)] = workload_of(local, placed, mesh)
+            known[likeness(placed)] = read(placed, mesh)
     works = [known[likeness(placed)] for placed in placements]
     members = _members(plan, works[0])
     sizes = _parameter_bytes(works[0], members)
@@ -193,7 +221,7 @@ def stages_of(lowerings: Lowerings, plan: Plan, cluster: Cluster) -> list[Stage]
                 mesh=mesh,
                 blocks=tuple(work.blocks[index] for index in places),
                 parameter_bytes=tuple(sizes[index] for index in places),
-                crossing_bytes=batch.blocks[places[-1]].crossing_bytes,
+                crossing_bytes=crossing_bytes[places[-1]],
                 itemsize=work.itemsize,
             )
         )
