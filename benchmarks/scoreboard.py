@@ -44,7 +44,7 @@ WORST = 5
 
 
 def cluster_of(run: MeasuredRun, asked: str | None) -> Cluster:
-    """The cluster of a run, with as many nodes as it has. Raises ValueError for an unknown device."""
+    """The cluster of a run, with its nodes. Raises ValueError for an unknown device."""
     name = asked or PRESETS.get(run.gpu)
     if name is None:
         raise ValueError(
@@ -145,9 +145,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"  {row['run']}: {row['measured_s']:.3f} s, predicted {row['predicted_s']:.3f} s"
             )
         if "formula" in one:
-            both = ", ".join(f"{name} {row['error']:.1%}" for name, row in one["formula"].items())
+            rows = one["formula"].items()
+            both = ", ".join(f"{name} {row['error']:.1%}" for name, row in rows)
             print(
-                f"  a formula with four constants, fitted on half of the groups, on the rest: {both}"
+                f"  a formula with four constants, fitted on half of the groups, on others: {both}"
             )
     for run, reason in refused[:WORST]:
         print(f"not predicted: {run.name}: {reason}")

@@ -1,7 +1,7 @@
 """The model of a measured run: a decoder of a run's sizes, captured once with a few layers.
 
-What frameworks of these runs compute that `gpt:` does not: attention whose scores are stored, where a run
-does not say that it is fused, with the dropout of Megatron-LM as one op of the scores' size.
+What frameworks of these runs compute that `gpt:` does not: attention whose scores are stored, where
+a run does not say that it is fused, with the dropout of Megatron-LM as one op of the scores' size.
 """
 
 from __future__ import annotations

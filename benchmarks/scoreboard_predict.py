@@ -1,9 +1,10 @@
 """What the simulator says of a measured run.
 
 The run's program is a decoder of its sizes (`scoreboard_model`), lowered for one micro-batch on the
-tensor degree by Megatron's rule and with the run's recomputation; its blocks are priced once, and the step
-is that of `planners/cost/pipeline` for the run's stages, micro-batches and ZeRO stage, with Adam
-behind it. Runs that differ in degrees of data and pipeline parallelism alone share all but the last.
+tensor degree by Megatron's rule and with the run's recomputation; its blocks are priced once, and
+the step is that of `planners/cost/pipeline` for the run's stages, micro-batches and ZeRO stage,
+with Adam behind it. Runs that differ in degrees of data and pipeline parallelism alone share all
+but the last.
 """
 
 from __future__ import annotations
@@ -35,8 +36,7 @@ GUESSED_MICRO_BATCHES = 4
 
 @dataclass(frozen=True)
 class PredictedRun:
-    """step_s, memory_bytes: of the fullest device. flops, tensor_bytes, data_bytes, ops: what a device
-    does, for the formula that the simulator is compared with."""
+    """memory_bytes, capacity_bytes: of the fullest stage's devices."""
 
     step_s: float
     memory_bytes: float

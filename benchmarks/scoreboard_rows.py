@@ -82,7 +82,8 @@ def read_runs(paths: Iterable[Path]) -> list[MeasuredRun]:
                     found.append(_run(row))
                 except (KeyError, ValueError) as error:
                     raise ValueError(
-                        f"{path}:{number}: {error!r}; expected the columns of {FOLDER / 'README.md'}"
+                        f"{path}:{number}: {error!r}; expected the columns of "
+                        f"{FOLDER.name}/README.md"
                     ) from error
     return found
 

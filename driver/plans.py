@@ -51,10 +51,10 @@ def plan(
 ) -> Plan:
     """Let a planner choose how to train a global program.
 
-    planner: "auto" where there is a cluster, else "megatron". mesh: None lets a planner choose it that can, from the devices of the cluster. cluster: what
-    to plan for: a Cluster, a preset's name or a YAML file; with one, the plan says what a step is
-    predicted to take. host: lets planners try plans out (`driver.trials.host_of`). options: the
-    planner's own.
+    planner: "auto" where there is a cluster, else "megatron". mesh: None lets a planner choose it
+    that can, from the devices of the cluster. cluster: what to plan for: a Cluster, a preset's name
+    or a YAML file; with one, the plan says what a step is predicted to take. host: lets planners
+    try plans out (`driver.trials.host_of`). options: the planner's own.
 
     Raises ValueError for an unknown planner, or an option that it does not have, or if it needs
     a mesh or a cluster that is not given.

@@ -1,8 +1,8 @@
 """What a point of the joint space takes by its blocks, in closed form: to rank, and to prune.
 
-The estimate ranks points; the bound never exceeds what the simulator finds, as far as blocks cost alone
-what they cost in the step, so that a point whose bound is above the best step so far needs no
-simulation.
+The estimate ranks points; the bound never exceeds what the simulator finds, as far as blocks cost
+alone what they cost in the step, so that a point whose bound is above the best step so far needs
+no simulation.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def _proposed(
     options: AutoOptions,
     constraints: Constraints,
 ) -> Iterator[Rival]:
-    """Other planners' plans, priced, and with other schedules. What they cannot plan is left out."""
+    """Other planners' plans, priced under a few schedules; what they cannot plan is left out."""
     if not options.propose or search.evaluator.depths.is_deep or search.stopped.startswith("it "):
         return
     wide = [point for point, _ in search.seen if point.tensor > 1 and point.stages == 1]

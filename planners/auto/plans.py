@@ -1,4 +1,4 @@
-"""From a point of the joint space to a plan: Megatron's shardings, AMP's exact cuts, and the rest."""
+"""From a point of the joint space to a plan: Megatron's shardings, AMP's exact cuts, the rest."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Block costs of a program under each partition that the joint space has, each read once.
 
 A partition is what a rank runs of one piece of the batch: a tensor degree, with or without
-sequence parallelism, and the rows of the piece. Data parallelism, micro-batches and sub-batches all cut
-the batch, so that points with as many pieces share it. What is recomputed, and where stages are
+sequence parallelism, and the rows of the piece. Data parallelism, micro-batches and sub-batches all
+cut the batch, so that points with as many pieces share it. What is recomputed, and where stages are
 cut, changes no block's cost alone and needs no partition of its own.
 
 Of a model of many equal blocks a program with a few of them is read (`ir/rewrite/fewer_blocks`),
@@ -197,7 +197,7 @@ class CostReader:
         return self._priced(workload_of(local, self.cluster, self._mesh(tensor)))
 
     def _mesh(self, tensor: int) -> Mesh:
-        """On which messages of the tensor axis are priced: all groups at once if they share NICs."""
+        """Where messages of the tensor axis are priced: all groups at once if they share NICs."""
         is_inside = all(node.devices % tensor == 0 for node in self.cluster.nodes)
         if is_inside:
             return Mesh(tensor=tensor)
