@@ -28,14 +28,14 @@ from shardweave.planners.predict import check_some_fit, with_candidates
 
 @dataclass(frozen=True)
 class AutoOptions:
-    """simulate: at most so many points are simulated. time_limit_s: the search ends after so many
-    seconds with the best so far; 0: it ends by itself. fix, forbid: dimensions with values, as
-    `tensor=8,zero=1`. memory: of each device, as 70GiB, where less than all may be used. runnable:
-    False also takes what no backend runs. propose: also price what other planners choose.
-    precision: as of a plan. top: candidates that the plan lists.
+    """simulate: at most so many points are simulated; 0: 64, of a deep model 24. time_limit_s: the
+    search ends after so many seconds with the best so far; 0: it ends by itself. fix, forbid:
+    dimensions with values, as `tensor=8,zero=1`. memory: of each device, as 70GiB, where not all
+    may be used. runnable: False also takes what no backend runs. propose: also price what other
+    planners choose. precision: as of a plan. top: candidates that the plan lists.
     """
 
-    simulate: int = 64
+    simulate: int = 0
     time_limit_s: float = 0.0
     fix: str = ""
     forbid: str = ""
@@ -45,6 +45,10 @@ class AutoOptions:
     precision: str = ""
     top: int = 5
 
+
+SIMULATED, SIMULATED_DEEP = 64, 24
+"""Points that are simulated unless asked otherwise: a simulation takes some 0.1 s of a small model,
+and a second of a few layers of a large one."""
 
 AUTO_DEFAULTS = AutoOptions()
 
@@ -85,7 +89,7 @@ def plan_auto(
         estimator=estimator,
         evaluator=evaluator,
         capacity=float(min(one.memory_bytes for one in cluster.device_types(cluster.num_devices))),
-        simulate=options.simulate,
+        simulate=options.simulate or (SIMULATED_DEEP if depths.is_deep else SIMULATED),
         deadline_s=start_s + limit_s if limit_s else float("inf"),
         tell=host.tell if host else None,
     )

@@ -11,6 +11,7 @@ and the one in the middle stands for those that were taken out: exact where bloc
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,6 +23,7 @@ from shardweave.ir.rewrite.fewer_blocks import with_fewer_blocks
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.workload import BlockWork, Workload, batch_of, workload_of
 from shardweave.planners.cost.zero import DATA_AXIS
+from shardweave.planners.degrees import divisors
 from shardweave.planners.lower import RECENT, Lowerings
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
@@ -31,6 +33,10 @@ FEW = 3
 
 MORE = 5
 """Blocks of a second program, by which steps that are simulated op by op are extrapolated."""
+
+ROWS_READ = (1, 4)
+"""Rows of pieces whose costs are read of a deep model, whose ops are large: beyond some rows a time
+grows with them. All are read of other models."""
 
 DEEP = 8
 """Models of more equal blocks are read by a few of them."""
@@ -161,6 +167,7 @@ class CostReader:
     depths: Depths
     cluster: Cluster
     lowerings: Lowerings = field(init=False)
+    _num_read: int = 0
     _known: dict[tuple[int, bool, int], PieceCost] = field(
         default_factory=dict[tuple[int, bool, int], PieceCost]
     )
@@ -174,7 +181,8 @@ class CostReader:
 
     @property
     def num_partitions(self) -> int:
-        return len(self._known)
+        """How many partitions were made to read costs off."""
+        return self._num_read
 
     def base(self, program: Program, data: int, tensor: int, sequence_parallel: bool) -> Plan:
         """The shardings of degrees by Megatron's rule, of the program or one with fewer blocks."""
@@ -188,10 +196,23 @@ class CostReader:
         """Raises ValueError if the program cannot be partitioned so."""
         key = tensor, sequence_parallel, rows
         if key not in self._known:
-            self._known[key] = self._read(*key)
+            read = self._rows_read()
+            if rows in read:
+                self._known[key] = self._read(*key)
+            else:
+                low, high = _around(rows, read)
+                ends = [self.cost(tensor, sequence_parallel, one) for one in (low, high)]
+                self._known[key] = _between(*ends, (rows - low) / (high - low))
         return self._known[key]
 
+    def _rows_read(self) -> list[int]:
+        """The rows of pieces that are read; costs of others lie on lines between them."""
+        rows = divisors(self.batch)
+        few = [n for n in rows if n in ROWS_READ]
+        return few if self.depths.is_deep and len(few) > 1 else rows
+
     def _read(self, tensor: int, sequence_parallel: bool, rows: int) -> PieceCost:
+        self._num_read += 1
         plan = self.base(self.depths.read, self.batch // rows, tensor, sequence_parallel)
         local = self.lowerings.blocking(plan)
         return self._priced(workload_of(local, self.cluster, self._mesh(tensor)))
@@ -216,6 +237,39 @@ class CostReader:
             shared_bytes=float(sum(one.bytes for one in work.shared)),
             itemsize=work.itemsize,
         )
+
+
+def _around(rows: int, read: Sequence[int]) -> tuple[int, int]:
+    """The two rows that are read between which others lie, or the nearest two."""
+    place = min(max(1, bisect_left(read, rows)), len(read) - 1)
+    return read[place - 1], read[place]
+
+
+def _between(low: PieceCost, high: PieceCost, share: float) -> PieceCost:
+    """Costs of rows between two, or beyond: affine, as launches and work are, and never below 0."""
+
+    def line(one: float, other: float) -> float:
+        return max(0.0, one + share * (other - one))
+
+    def each(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
+        return tuple(map(line, one, other))
+
+    def block(one: BlockWork, other: BlockWork) -> BlockWork:
+        return replace(
+            one,
+            kept_bytes=int(line(one.kept_bytes, other.kept_bytes)),
+            crossing_bytes=int(line(one.crossing_bytes, other.crossing_bytes)),
+            workspace_bytes=int(line(one.workspace_bytes, other.workspace_bytes)),
+        )
+
+    return replace(
+        low,
+        blocks=tuple(map(block, low.blocks, high.blocks)),
+        forward_s=each(low.forward_s, high.forward_s),
+        backward_s=each(low.backward_s, high.backward_s),
+        inside_forward_s=each(low.inside_forward_s, high.inside_forward_s),
+        inside_backward_s=each(low.inside_backward_s, high.inside_backward_s),
+    )
 
 
 def _inside(blocks: Sequence[BlockWork], *, is_forward: bool) -> tuple[float, ...]:

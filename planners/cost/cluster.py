@@ -34,8 +34,8 @@ class DeviceType:
     of the device: where ops are shorter, the device waits for them. efficiency: share of the peak
     that a matrix product reaches, by its FLOPs. op_times: seconds of ops by name, as curves over
     their work: FLOPs, in float32, of matrix products, convolutions and attention, bytes moved of
-    all others; `default` is for those others that have no curve. measured: seconds of ops by signature
-    (`cost.signature_text`), which win over all else.
+    all others; `default` is for those others that have no curve. measured: seconds of ops by
+    signature (`cost.signature_text`), which win over all else.
     """
 
     name: str
