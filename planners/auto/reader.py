@@ -228,10 +228,15 @@ class CostReader:
         work = self.depths.deepened(work)
         devices = self.cluster.device_types(self.cluster.num_devices)
         names = [device.name for device in devices]
+        issue_s = max(device.issue_s for device in devices)
         return PieceCost(
             blocks=work.blocks,
-            forward_s=tuple(max(b.forward_s[n] for n in names) for b in work.blocks),
-            backward_s=tuple(max(b.backward_s[n] for n in names) for b in work.blocks),
+            forward_s=tuple(
+                max(issue_s * b.issued[0], *(b.forward_s[n] for n in names)) for b in work.blocks
+            ),
+            backward_s=tuple(
+                max(issue_s * b.issued[1], *(b.backward_s[n] for n in names)) for b in work.blocks
+            ),
             inside_forward_s=_inside(work.blocks, is_forward=True),
             inside_backward_s=_inside(work.blocks, is_forward=False),
             shared_bytes=float(sum(one.bytes for one in work.shared)),

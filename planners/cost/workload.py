@@ -41,7 +41,8 @@ class BlockWork:
     parameter_bytes: of parameters that are first used here. kept_bytes: results that wait for the
     backward pass. crossing_bytes: what this and earlier blocks hand to later ones.
     workspace_bytes: of the largest op, what it reads and writes beside parameters and inputs.
-    communication_s: of its collectives, one after another, by mesh axes and phase.
+    communication_s: of its collectives, one after another, by mesh axes and phase. issued: ops that
+    the host issues for the forward pass, and for the rest.
     """
 
     name: str
@@ -54,6 +55,7 @@ class BlockWork:
     crossing_bytes: int
     workspace_bytes: int
     communication_s: Mapping[AxesAndPhase, float]
+    issued: tuple[int, int] = (0, 0)
 
     @property
     def plan_names(self) -> tuple[str, ...]:
@@ -110,8 +112,9 @@ def workload_of(program: Program, cluster: Cluster, mesh: Mesh | None = None) ->
             name=name,
             is_repeated=name in blocks.names,
             layers=tuple(layers[name]),
-            forward_s={name: tally.time_s(cost, name, True) for name, cost in costs.items()},
-            backward_s={name: tally.time_s(cost, name, False) for name, cost in costs.items()},
+            forward_s={device: tally.seconds[device, True] for device in costs},
+            backward_s={device: tally.seconds[device, False] for device in costs},
+            issued=(tally.issued[True], tally.issued[False]),
             parameter_bytes=tally.parameters,
             kept_bytes=tally.kept,
             crossing_bytes=crossing,
@@ -164,10 +167,6 @@ class _Tally:
     parameters: int = 0
     kept: int = 0
     workspace: int = 0
-
-    def time_s(self, cost: CostModel, device: str, is_forward: bool) -> float:
-        """Of one pass on a device: as long as its ops take, or the host to issue them."""
-        return max(self.seconds[device, is_forward], self.issued[is_forward] * cost.issue_s)
 
     def add(self, op: Operation, costs: Mapping[str, CostModel], links: CostModel) -> None:
         if isinstance(op, COLLECTIVES):

@@ -105,7 +105,7 @@ class Stage:
         if not self.overlaps:
             return inside_s, 0.0
         later, first = 1 - 1 / self.plan.batch_split, 1 / self.plan.batch_split
-        compute_s = self._compute_s(block, is_forward)
+        compute_s = self._device_s(block, is_forward)
         factors = self.cluster.overlap_slowdown, self.cluster.link_slowdown
         both_s, lost_s = beside_s(later * compute_s, later * inside_s, *factors)
         return first * inside_s + both_s - later * compute_s - lost_s, lost_s
@@ -142,6 +142,16 @@ class Stage:
         return tuple(parts if is_forward else reversed(parts))
 
     def _compute_s(self, block: BlockWork, is_forward: bool) -> float:
+        """Of a block's ops, and of waiting for the host to issue them, which goes on while the
+        device waits for messages."""
+        work_s = self._device_s(block, is_forward)
+        devices = self.cluster.device_types(self.cluster.num_devices)
+        issue_s = block.issued[not is_forward] * max(device.issue_s for device in devices)
+        if not issue_s:
+            return work_s
+        return max(work_s, issue_s - sum(self.exposed_s(block, is_forward=is_forward)))
+
+    def _device_s(self, block: BlockWork, is_forward: bool) -> float:
         seconds = block.forward_s if is_forward else block.backward_s
         devices = self.cluster.device_types(self.cluster.num_devices)
         return max(seconds[device.name] for device in devices)
