@@ -116,6 +116,8 @@ def recomputation_of(plan: Plan) -> Lowering:
     if plan.is_pipeline and plan.pipeline is not None:
         # Behind it every pass works on one function at a time.
         options = {"schedule": plan.pipeline.schedule, "zero": plan.zero or 3}
+        if plan.orders_stages and plan.cluster:
+            options["cluster"] = plan.cluster
         steps += [("cut-stages", options), ("merge-collectives", {})]
     return steps
 
@@ -201,7 +203,7 @@ class Lowerings:
 
 def _bare(plan: Plan) -> Plan:
     """The plan without what it says of itself, and what no program shows."""
-    cluster = plan.cluster if plan.schedule else ""
+    cluster = plan.cluster if plan.schedule or plan.orders_stages else ""
     return replace(
         plan, cluster=cluster, precision="", predicted=None, reasons=(), notes=(), candidates=(),
         planner=Plan.planner,

@@ -74,6 +74,11 @@ class Plan:
             1,
         )
 
+    @property
+    def orders_stages(self) -> bool:
+        """Whether micro-batches are ordered by what their passes take, on the plan's cluster."""
+        return self.pipeline is not None and self.pipeline.schedule == "list"
+
     def to_json(self) -> str:
         """The plan as JSON text; what is not decided is left out, but for the shardings."""
         empty = Plan()

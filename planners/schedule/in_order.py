@@ -28,12 +28,10 @@ from shardweave.ir.dist import STARTED, STARTS, AllGatherOp, ReduceScatterOp, Wa
 from shardweave.ir.facts import facts_of
 from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.program import Program
+from shardweave.ir.rewrite.buckets import BUCKET_BYTES
 from shardweave.ir.storage import is_view
 from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.planners.schedule.graph import wait_of
-
-RUN_BYTES = 25 * 2**20
-"""Weights that are gathered, or gradients that are scattered, at once; blocks may have less."""
 
 Place = tuple[str | None, str, Copy | None]
 """Block, phase and sub-batch."""
@@ -64,7 +62,7 @@ def _runs(starts: Sequence[Operation], blocks: Blocks) -> list[_Run]:
     for op in starts:
         place = blocks.of_op(op), phase_of(op), copy_of(op)
         size = sum(num_bytes(tensor_type_of(v)) for v in (*op.operands, *op.results))
-        if not runs or runs[-1].place != place or runs[-1].bytes + size > RUN_BYTES:
+        if not runs or runs[-1].place != place or runs[-1].bytes + size > BUCKET_BYTES:
             runs.append(_Run(place))
         runs[-1].starts.append(op)
         runs[-1].bytes += size
