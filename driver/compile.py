@@ -149,6 +149,8 @@ def bind(program: Program, request: Request, device: torch.device) -> Step:
     """A step that runs the program of a request in every call, with copies of the model's
     parameters. Collective."""
     backend = backend_of(request, program, device)
+    if backend.is_joint:
+        require_same_model(request.model)
     programs = GivenProgram(
         BoundProgram(program, backend), world.from_rank_0(partial(seed_of, request.seed))
     )

@@ -20,7 +20,7 @@ from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import MeshLike, PassPipeline, as_mesh
 from shardweave.passes.plan_passes import passes_after, passes_before
 from shardweave.planners.call import ClusterLike, call_planner
-from shardweave.planners.cost.pipeline import PipelineSimulation
+from shardweave.planners.cost.pipeline.simulation import PipelineSimulation
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.simulation import Simulation
 from shardweave.planners.cost.zero import DATA_AXIS

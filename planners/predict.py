@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
+from shardweave.ir.staged import is_staged
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.pipeline import PipelineSimulation, simulate_runs, simulate_stages
+from shardweave.planners.cost.pipeline.runs import simulate_runs
+from shardweave.planners.cost.pipeline.simulation import PipelineSimulation, simulate_stages
+from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.quantity import gib, seconds_text
 from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.cost.simulation import Simulation
@@ -67,7 +72,13 @@ def simulation_of(
         return simulate_stages(lowerings, plan, cluster, optimizer_multiplier=optimizer_multiplier)
     if plan.is_pipeline:
         staged = lowerings.local(plan)
-        return simulate_runs(staged, plan, cluster, optimizer_multiplier=optimizer_multiplier)
+        return simulate_runs(
+            staged,
+            cluster,
+            plan.pipeline,
+            optimizer_multiplier=optimizer_multiplier,
+            precision=plan.precision,
+        )
     local = lowerings.local(plan)
     return simulate(
         local, cluster, optimizer_multiplier=optimizer_multiplier, precision=plan.precision
@@ -77,6 +88,34 @@ def simulation_of(
 def is_by_block(plan: Plan) -> bool:
     """Whether a plan's step is simulated by block and micro-batch."""
     return plan.is_pipeline and plan.pipeline is not None and plan.pipeline.schedule in BY_BLOCK
+
+
+def simulate_step(
+    program: Program,
+    cluster: Cluster | str | Path,
+    mesh: Mesh | None = None,
+    *,
+    optimizer_multiplier: float | None = 0.0,
+    precision: str = "",
+) -> Simulation | PipelineSimulation:
+    """Simulate one step of a program as its text has it: local, staged, or for one device.
+
+    As `cost.simulate.simulate`; of a staged program run by run, on the cluster's devices in order.
+    """
+    if not is_staged(program):
+        return simulate(
+            program, cluster, mesh, optimizer_multiplier=optimizer_multiplier, precision=precision
+        )
+    if mesh is not None and mesh != program.mesh:
+        raise ValueError(
+            f"the program is for mesh {program.mesh}, not for {mesh}; leave the mesh out."
+        )
+    return simulate_runs(
+        program,
+        find_cluster(cluster),
+        optimizer_multiplier=optimizer_multiplier,
+        precision=precision,
+    )
 
 
 def simulate_plan(program: Program | Lowerings, plan: Plan, cluster: Cluster) -> Predicted:

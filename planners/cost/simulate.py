@@ -44,8 +44,8 @@ def simulate(
     """
     if is_staged(program) and not isinstance(program, StageFunction):
         raise ValueError(
-            "the program is cut into stages; simulate the global program under its plan "
-            "(simulate_plan, or `shardweave simulate step.mlir --plan plan.json`)."
+            "the program is cut into stages, which are simulated run by run (sw.simulate, or "
+            "`shardweave simulate`)."
         )
     found = find_cluster(cluster)
     model = CostModel(found, _mesh_of(program, mesh))
