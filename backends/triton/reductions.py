@@ -261,7 +261,8 @@ def _peak_of(op: AtenOp) -> Key | None:
     if not isinstance(distance, AtenOp) or distance.name != "aten.sub.Tensor":
         return None
     x, peak = distance.operands[0], distance.operands[1].owner
-    is_peak = isinstance(peak, AtenOp) and peak.name == "aten.amax" and peak.operands[0] is x
-    same_rows = is_peak and reductions_of(peak) == reductions_of(op)
+    if not isinstance(peak, AtenOp) or peak.name != "aten.amax" or peak.operands[0] is not x:
+        return None
+    same_rows = reductions_of(peak) == reductions_of(op)
     same_dtype = dtype_of_value(x) == dtype_of_value(op.results[0])
     return (peak, "total") if same_rows and same_dtype and distance.value("alpha") == 1 else None

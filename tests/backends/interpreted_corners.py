@@ -294,6 +294,27 @@ def test_numbers_are_stored_in_their_own_precision() -> None:
     assert_same(fused(text))
 
 
+def test_written_numbers_take_the_dtype_of_the_op_that_reads_them() -> None:
+    text = """
+        input %g : tensor<4xf64>
+        input %m : tensor<4xi1>
+        %n = aten.full(fill_value = -2.1) : tensor<1xf64>
+        %o = aten.full(fill_value = 1.0) : tensor<1xf32>
+        %a = aten.gelu_backward(%g, %n) : tensor<4xf64>
+        %b = aten.maximum(%g, %n) : tensor<4xf64>
+        %c = aten.logical_and(%o, %m) : tensor<4xi1>
+        %w = aten.where.self(%m, %n, %o) : tensor<4xf64>
+        output %a
+        grad b = %b
+        grad c = %c
+        grad w = %w
+    """
+    mask = torch.tensor([True, False, False, True])
+    found, wanted = results(fused(text), torch.randn(4, dtype=torch.float64) - 3, mask)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-14, atol=1e-14)
+
+
 @pytest.mark.parametrize("other", ["0.0", "-0.0"])
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_sign_of_a_written_zero_is_kept(other: str, dtype: str) -> None:
