@@ -20,7 +20,7 @@ from torch._functorch._aot_autograd import descriptors as aot
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.export._trace import _restore_state_dict
 
-from shardweave.ir.capture.arguments import Form
+from shardweave.ir.capture.arguments import Form, children_of
 from shardweave.ir.capture.dense_attention import replace_attention
 from shardweave.ir.capture.explain import check_data_dependence, explained
 from shardweave.ir.capture.hooks import Hook, check_hooks, check_leaf_hooks, install_hooks
@@ -224,9 +224,13 @@ def _check_state(
 ) -> None:
     def again() -> tuple[list[Write], str]:
         graph = trace()
-        return seen.writes, graph.code
+        return seen.writes, _code_of(graph)
 
-    check_settles(python_state(writes), exported.code, again)
+    check_settles(python_state(writes), partial(_code_of, exported), again)
+
+
+def _code_of(exported: torch.fx.GraphModule) -> str:
+    return exported.graph.python_code("self").src
 
 
 def _exported_hook(
@@ -254,13 +258,8 @@ def _returned(
         return None, [str(index) for index in range(len(plain))]
     first = 1 if wrapped.grad else 0
     loss = plain[0] if wrapped.grad else None
-    returned, names = outputs_of(_child(spec, first), plain[first:], loss)
+    returned, names = outputs_of(children_of(spec)[first], plain[first:], loss)
     return returned, [*([LOSS] if wrapped.grad else []), *names]
-
-
-def _child(spec: Any, index: int) -> Any:
-    # torch 2.13 deprecates the older name, which is all that 2.11 has.
-    return spec.child(index) if hasattr(spec, "child") else spec.children_specs[index]
 
 
 def _outputs(
