@@ -14,7 +14,8 @@ from shardweave.backends.backend import Backend, Pending, Runner
 from shardweave.backends.bound import BoundProgram, device_of
 from shardweave.backends.cuda_graph import GraphedStep
 from shardweave.backends.emit import StepFunction, emit, load_step
-from shardweave.backends.layout import as_dtensor, placements_of, whole
+from shardweave.backends.layout import as_dtensor, has_placements, placements_of, whole
+from shardweave.backends.parts import Parts
 from shardweave.backends.pipeline import Home, StagedRunner, homes_of
 from shardweave.backends.programs import Key
 from shardweave.backends.runtime import Runtime
@@ -52,9 +53,13 @@ class EmittedRunner(Runner):
         run = load_step(self.source, self.kernels)
         position.register(run.__code__.co_filename, program, kernels=kernels)
         self._run: StepFunction = GraphedStep(run) if cuda_graph else run
+        self._parts = Parts(program, runtime.coordinates)
         runtime.prepare(program)
 
     def __call__(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        return self._parts.held(self._called(self._parts.padded(given)))
+
+    def _called(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         if isinstance(self._run, GraphedStep):  # replays in memory of its own
             given = {key: tensor for key, tensor in given.items() if key[0] != "grad"}
         if self.runtime.mesh.num_devices == 1:
@@ -175,6 +180,10 @@ class DistributedBackend(Backend):
         if result.ndim == 0:
             return whole(result, sharding, self.runtime)
         home = self.homes.get(name)
+        shape = sharding.global_shape(result.shape) if home is None else home.shape
+        if not has_placements(sharding, shape):
+            result = whole(result, sharding, self.runtime)
+            sharding = Sharding.replicated(result.ndim)
         if home is None:
             return as_dtensor(result, sharding, self.runtime)
         device_mesh = self.runtime.mesh_at((home.place,))
@@ -222,6 +231,8 @@ class DistributedBackend(Backend):
 
     def rows(self, num_rows: int, sharding: Sharding) -> Sequence[int]:
         held = take_shard(torch.arange(num_rows), sharding, self.runtime.coordinates).tolist()
+        if not held:
+            return range(0)
         first, last = held[0], held[-1]
         return range(first, last + 1) if last - first + 1 == len(held) else held
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from shardweave.backends.backend import Runner
 from shardweave.backends.emit import StepFunction, emit, load_step
 from shardweave.backends.mail import Address, ComingMessage, Mail
+from shardweave.backends.parts import Parts
 from shardweave.backends.programs import Key, sharding_held
 from shardweave.backends.runtime import Runtime
 from shardweave.backends.triton.launch import FusedCall, explain_calls
@@ -64,6 +65,7 @@ class StagedRunner(Runner):
             if slot.kind == "kept"
         )
         self.inbox = _inbox(program, functions, runtime)
+        self._parts = Parts(program, runtime.coordinates)
         runtime.prepare(program)
 
     @property
@@ -101,7 +103,7 @@ class StagedRunner(Runner):
     def __call__(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         mail = Mail(self.runtime.rank, self.inbox, self.runtime.device)
         mail.open()
-        step = _Step(self, given, mail)
+        step = _Step(self, self._parts.padded(given), mail)
         for run in self.runs:
             step.run(run)
         mail.close()
@@ -110,7 +112,7 @@ class StagedRunner(Runner):
             if slot.kind == "output" and (slot.kind, slot.name) not in step.returned:
                 empty = torch.empty(0, dtype=dtype_of_value(slot.value), device=self.runtime.device)
                 step.returned[slot.kind, slot.name] = empty
-        return step.returned
+        return self._parts.held(step.returned)
 
     def explain(self) -> str:
         """What runs each fused region: its kernel, or ATen and why. A line for each."""

@@ -10,7 +10,7 @@ from xdsl.ir import SSAValue
 from shardweave.ir.annotations import layer_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Placement
+from shardweave.ir.placement import contiguous
 from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
 from shardweave.planners.cost.cluster import Cluster
@@ -63,7 +63,7 @@ def plan_megatron(
         size = mesh.size(tensor)
         cuts = parallel_pairs(program, tensor, size, uneven)
         notes += _uneven_notes(uneven, f"{tensor}={size}")
-        notes += _cut_vocabulary(program, tensor, size, cuts)
+        _cut_vocabulary(program, tensor, mesh, cuts)
         for slot in program.arguments:
             if slot.value in cuts:
                 parameters[slot.name] = sharding_text(cuts[slot.value], shape_of(slot.value))
@@ -107,20 +107,12 @@ def _uneven_notes(uneven: Mapping[AtenOp, str], axis: str) -> list[str]:
 
 
 def _cut_vocabulary(
-    program: Program, tensor: str, size: int, cuts: dict[SSAValue, Cut]
-) -> list[str]:
-    """Cut each embedding looked up by an input along its rows, where they divide; else a note."""
-    notes: list[str] = []
-    for op, table in input_embeddings(program):
+    program: Program, tensor: str, mesh: Mesh, cuts: dict[SSAValue, Cut]
+) -> None:
+    """Cut each embedding looked up by an input along its rows."""
+    for _, table in input_embeddings(program):
         rows, _ = shape_of(table)
-        if rows % size:
-            notes.append(
-                f"embedding '{layer_of(op)}' stays whole: {rows} rows do not divide by "
-                f"{tensor}={size}"
-            )
-        else:
-            cuts.setdefault(table, ((Placement(tensor, size, rows // size),), ()))
-    return notes
+        cuts.setdefault(table, (contiguous([tensor], rows, mesh), ()))
 
 
 def _sequence(

@@ -164,11 +164,12 @@ class _Analysis:
         rule = rule_of(op)
         extent = rule.factors[factor].size
         parts = self.parts.get(op, 1)
-        if extent % (self.size * parts):
+        stride = -(-extent // (self.size * parts))
+        placement = Placement(self.axis, self.size, stride)
+        if not rule.can_cut(factor, (placement,)) or (parts > 1 and extent % (self.size * parts)):
             each = f"{parts} parts of {extent // parts}" if parts > 1 else str(extent)
             self.uneven[op] = f"{each} output features"
             return
-        placement = Placement(self.axis, self.size, extent // (self.size * parts))
         cuts = rule.one_cut(factor, placement)
         sources = frozenset({op})
         self.together[op] = {op}
