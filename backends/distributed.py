@@ -14,7 +14,7 @@ from shardweave.backends.backend import Backend, Pending, Runner
 from shardweave.backends.bound import BoundProgram, device_of
 from shardweave.backends.cuda_graph import GraphedStep
 from shardweave.backends.emit import StepFunction, emit, load_step
-from shardweave.backends.layout import as_dtensor, has_placements, placements_of, whole
+from shardweave.backends.layout import as_dtensor, placements_of, whole
 from shardweave.backends.parts import Parts
 from shardweave.backends.pipeline import Home, StagedRunner, homes_of
 from shardweave.backends.programs import Key
@@ -181,7 +181,7 @@ class DistributedBackend(Backend):
             return whole(result, sharding, self.runtime)
         home = self.homes.get(name)
         shape = sharding.global_shape(result.shape) if home is None else home.shape
-        if not has_placements(sharding, shape):
+        if not sharding.is_chunked(shape):
             result = whole(result, sharding, self.runtime)
             sharding = Sharding.replicated(result.ndim)
         if home is None:

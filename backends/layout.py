@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from shardweave.backends.runtime import Runtime
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Sharding, block_of, is_even, is_plain
+from shardweave.ir.placement import Sharding, block_of, is_even
 from shardweave.ir.sharding.shards import resized
 
 
@@ -48,13 +48,14 @@ def placements_of(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> tuple
     of ours is a digit of the index; where its digit does not come next, as in a strided shard
     or in an axis that is major to an earlier one, it is a `_StridedShard`, which first cuts
     the dim in `split_factor` parts and then deals each part over the axis. A dim that is cut
-    unevenly has to be cut as `torch.chunk` does, over one axis (`has_placements`).
+    unevenly has to be cut as `torch.chunk` does, over one axis (`Sharding.is_chunked`).
     """
-    if not has_placements(sharding, shape):
+    if not sharding.is_chunked(shape):
+        found = ShardingAttr.of(sharding, tuple(shape))
         raise ValueError(
-            f"a tensor of shape {tuple(shape)} cannot be kept as {ShardingAttr.of(sharding, tuple(shape))}: "
-            "DTensor cuts a dim that does not divide over one mesh axis alone, in plain shards. Give "
-            "it such a sharding, and its uses (`used` of a plan) the other."
+            f"a tensor of shape {tuple(shape)} cannot be kept as {found}: DTensor cuts a dim that "
+            "does not divide over one mesh axis alone, in plain shards. Give it such a sharding, "
+            "and its uses (`used` of a plan) the other."
         )
     placements: list[Placement] = []
     applied = Sharding.replicated(len(shape))
@@ -78,14 +79,6 @@ def placements_of(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> tuple
         dims = (*applied.dims[:dim], (*earlier, placement), *applied.dims[dim + 1 :])
         applied = Sharding(dims)
     return tuple(placements)
-
-
-def has_placements(sharding: Sharding, shape: Sequence[int]) -> bool:
-    """Whether DTensor can cut a tensor of global `shape` so."""
-    return all(
-        is_even(cut, size) or (len(cut) == 1 and is_plain(cut, size))
-        for cut, size in zip(sharding.dims, shape, strict=True)
-    )
 
 
 def as_dtensor(

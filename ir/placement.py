@@ -225,6 +225,16 @@ class Sharding:
             ]
         )
 
+    def is_chunked(self, shape: Sequence[int]) -> bool:
+        """Whether dims that are cut unevenly are cut over one axis as `torch.chunk` cuts them.
+
+        So DTensor does; other parts it cannot keep.
+        """
+        return all(
+            is_even(dim, size) or (len(dim) == 1 and is_plain(dim, size))
+            for dim, size in zip(self.dims, shape, strict=True)
+        )
+
     def problem(self, shape: Sequence[int], mesh: Mesh) -> str | None:
         """Why this sharding does not suit a value of `shape` on `mesh`; None if it does."""
         if len(self.dims) != len(shape):

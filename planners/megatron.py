@@ -10,12 +10,12 @@ from xdsl.ir import SSAValue
 from shardweave.ir.annotations import layer_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import contiguous
+from shardweave.ir.placement import Sharding, contiguous
 from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.degrees import divisors
-from shardweave.planners.linear_maps import Cut, input_embeddings
+from shardweave.planners.linear_maps import Cut, input_embeddings, stored_cut
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_names import sharding_text
 from shardweave.planners.replicated import batch_shardings, idle_data
@@ -57,6 +57,7 @@ def plan_megatron(
         if axis.size > 1 and axis.name not in (data, tensor)
     ]
     parameters: dict[str, str] = {}
+    used: dict[str, str] = {}
     activations: dict[str, str] = {}
     if tensor in mesh.names and mesh.size(tensor) > 1:
         uneven: dict[AtenOp, str] = {}
@@ -66,7 +67,11 @@ def plan_megatron(
         _cut_vocabulary(program, tensor, mesh, cuts)
         for slot in program.arguments:
             if slot.value in cuts:
-                parameters[slot.name] = sharding_text(cuts[slot.value], shape_of(slot.value))
+                shape, cut = shape_of(slot.value), cuts[slot.value]
+                stored = stored_cut(cut, shape, mesh)
+                parameters[slot.name] = sharding_text(stored, shape)
+                if stored != cut:
+                    used[slot.name] = sharding_text(cut, shape)
         if not parameters:
             notes.append(
                 f"axis '{tensor}' of the mesh is idle: no parameter can be cut over "
@@ -78,6 +83,7 @@ def plan_megatron(
     return Plan(
         mesh={axis.name: axis.size for axis in mesh.axes},
         parameters=parameters,
+        used=used,
         inputs=inputs,
         activations=activations,
         planner="megatron",
@@ -88,8 +94,13 @@ def plan_megatron(
 def _node_degree(program: Program, cluster: Cluster, tensor: str) -> int:
     """Tensor parallelism inside the nodes: the most devices over which anything divides."""
     inside = math.gcd(*(node.devices for node in cluster.nodes))
-    divides = (n for n in reversed(divisors(inside)) if parallel_pairs(program, tensor, n))
+    divides = (n for n in reversed(divisors(inside)) if _divides_some(program, tensor, n))
     return next(divides, 1)
+
+
+def _divides_some(program: Program, tensor: str, size: int) -> bool:
+    cuts = parallel_pairs(program, tensor, size)
+    return any(Sharding(cut).is_even(shape_of(value)) for value, cut in cuts.items())
 
 
 def _uneven_notes(uneven: Mapping[AtenOp, str], axis: str) -> list[str]:
