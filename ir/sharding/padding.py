@@ -43,6 +43,7 @@ PRODUCTS = "mul.Tensor mm bmm mv dot".split()
 INDEXED = """
     embedding embedding_dense_backward gather scatter_add scatter.src scatter.value
     index_select index_select_backward index.Tensor index_put
+    max_pool2d_with_indices_backward max_pool3d_with_indices_backward
 """.split()
 
 _ALL_BEAR = frozenset(f"aten.{name}" for name in (*MOVES, *ZERO_AT_ZERO, *SUMS))
@@ -50,6 +51,13 @@ _ALL_BEAR = frozenset(f"aten.{name}" for name in (*MOVES, *ZERO_AT_ZERO, *SUMS))
 
 _ANY_BEARS = frozenset(f"aten.{name}" for name in PRODUCTS)
 """Ops that make 0 of zeros, if some operand has the padded dim; others hold no padding there."""
+
+KEEP_ZERO = (
+    _ALL_BEAR
+    | _ANY_BEARS
+    | {"aten.full", "aten.where.self", "aten.masked_fill.Scalar", "aten.div.Tensor"}
+)
+"""The ops of whose results something is known."""
 
 _INDEXED = frozenset(f"aten.{name}" for name in INDEXED)
 """Ops whose whole numbers, but for those of operand 0, are indices."""
