@@ -207,6 +207,13 @@ class Sharding:
         """Global `shape` with the padding of all parts."""
         return tuple([padded_size(dim, size) for size, dim in zip(shape, self.dims, strict=True)])
 
+    def without_padding(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Inverse of `padded_shape`; dims that are cut unevenly say their `length`."""
+        return tuple(
+            max((p.length for p in dim), default=0) or size
+            for size, dim in zip(shape, self.dims, strict=True)
+        )
+
     def held_shape(self, shape: Sequence[int], coordinates: Mapping[str, int]) -> tuple[int, ...]:
         """Shape of the part of a value of global `shape` at `coordinates`, without padding."""
         pairs = zip(shape, self.dims, strict=True)
@@ -218,12 +225,8 @@ class Sharding:
 
     def global_shape(self, local: Sequence[int]) -> tuple[int, ...]:
         """Inverse of `local_shape`; dims that are cut unevenly say their `length`."""
-        return tuple(
-            [
-                max((p.length for p in dim), default=0) or size * math.prod(p.size for p in dim)
-                for size, dim in zip(local, self.dims, strict=True)
-            ]
-        )
+        pairs = zip(local, self.dims, strict=True)
+        return self.without_padding([size * math.prod(p.size for p in dim) for size, dim in pairs])
 
     def is_chunked(self, shape: Sequence[int]) -> bool:
         """Whether dims that are cut unevenly are cut over one axis as `torch.chunk` cuts them.
@@ -249,7 +252,8 @@ class Sharding:
             if any(p.size != mesh.size(p.axis) for p in dim):
                 return f"dim {index} names a size that is not the mesh's ({mesh})"
             if not fits(dim, size):
-                return f"dim {index} of size {size} is not cut by strides {[p.stride for p in dim]}"
+                strides = [p.stride for p in dim]
+                return f"strides {strides} do not cut dim {index} of size {size}"
         return None
 
 

@@ -43,7 +43,9 @@ def plan_megatron(
     over which anything divides, and `data` the rest (AMP, Sec. 4.1, without stages).
 
     Objective: none, it is a rule (Shoeybi et al. 2019; Korthikanti et al. 2022). Exact on every
-    mesh; what does not divide stays whole and is noted. Time: a few walks over the program.
+    mesh. What does not divide is cut with padding: more for the first devices than for the last;
+    heads too, where there are more of them than devices. Their weights are stored in plain shards,
+    and gathered for use. What stays whole is noted. Time: a few walks over the program.
     """
     if mesh is None:
         assert cluster is not None, "who calls gives a mesh or a cluster"
@@ -105,14 +107,15 @@ def _divides_some(program: Program, tensor: str, size: int) -> bool:
 
 def _uneven_notes(uneven: Mapping[AtenOp, str], axis: str) -> list[str]:
     """One note for each reason why linear maps stay whole."""
+    why = "cut otherwise, their weights would be gathered at each use"
     layers: dict[str, list[str]] = {}
     for op, what in uneven.items():
         layers.setdefault(what, []).append(f"'{layer_of(op)}'")
     return [
-        f"{named[0]} stays whole: its {what} do not divide by {axis}"
+        f"{named[0]} stays whole: its {what} do not divide by {axis}, and {why}"
         if len(named) == 1
         else f"{named[0]} and {len(named) - 1} more linear maps, to {named[-1]}, stay whole: "
-        f"their {what} do not divide by {axis}"
+        f"their {what} do not divide by {axis}, and {why}"
         for what, named in layers.items()
     ]
 

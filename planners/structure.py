@@ -114,7 +114,7 @@ def _separable(
         if not retry:
             # What was taken for a stack of projections, and is none, fails without the others: its
             # parts may be groups, some more for the first devices than for the last.
-            failed = (failed & stacks) or failed
+            failed = (failed & stacks) or (failed & strides.keys()) or failed
             grouped = failed & groups.keys() - strides.keys()
             strides |= {op: groups[op] for op in grouped}
             if grouped:
@@ -183,7 +183,7 @@ class _Analysis:
         placement = Placement(self.axis, self.size, stride)
         if not rule.can_cut(factor, (placement,)) or (parts > 1 and extent % (self.size * parts)):
             each = f"{parts} parts of {extent // parts}" if parts > 1 else str(extent)
-            self.uneven[op] = f"{each} output features"
+            self.uneven.setdefault(op, f"{each} output features")
             return
         cuts = rule.one_cut(factor, placement)
         sources = frozenset({op})
@@ -258,8 +258,9 @@ class _Analysis:
                 what = f"{sizes[0]} groups of {prod(sizes[1:])} features (such as heads)"
                 self.uneven |= dict.fromkeys(label.sources, what)
                 self.met_parts |= dict.fromkeys(label.sources, sizes[0])
-                stride = -(-sizes[0] // self.size) * prod(sizes[1:])
-                self.met_strides |= dict.fromkeys(label.sources, stride)
+                if sizes[0] > self.size:  # of fewer, most devices would have none
+                    stride = -(-sizes[0] // self.size) * prod(sizes[1:])
+                    self.met_strides |= dict.fromkeys(label.sources, stride)
         return seat
 
     def _adopt(

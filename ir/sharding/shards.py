@@ -77,9 +77,8 @@ def assemble(
     Axes that the sharding does not name are read at coordinate 0; unreduced axes are reduced.
     """
     names = [p.axis for dim in sharding.dims for p in dim] + list(sharding.unreduced)
-    first = dict.fromkeys(mesh.names, 0)
-    shape = sharding.global_shape(shard_at(first).shape)
-    return resized(_assemble(shard_at, sharding, mesh, first, names), shape)
+    found = _assemble(shard_at, sharding, mesh, dict.fromkeys(mesh.names, 0), names)
+    return resized(found, sharding.without_padding(found.shape))
 
 
 def _assemble(
