@@ -42,9 +42,7 @@ class Parts:
     def held(self, results: dict[Key, Tensor]) -> dict[Key, Tensor]:
         """The results without their padding."""
         return results | {
-            key: resized(results[key], shape)
-            for key, shape in self._held.items()
-            if key in results
+            key: resized(results[key], shape) for key, shape in self._held.items() if key in results
         }
 
 

@@ -9,7 +9,6 @@ from shardweave.ir.dist import AllGatherOp
 from shardweave.ir.facts import facts_of
 from shardweave.ir.program import Program
 
-
 _RECUTTING = ("aten.slice.Tensor", "aten.constant_pad_nd", "dist.slice")
 
 

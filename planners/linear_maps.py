@@ -102,8 +102,8 @@ def back_through(views: Sequence[AtenOp], cut: Cut) -> Cut | None:
 
 
 def stored_cut(cut: Cut, shape: tuple[int, ...], mesh: Mesh) -> Cut:
-    """How a parameter is stored that is read in this cut: in the same, or, where its parts would be
-    of other sizes than a tensor's can (four heads and three), in plain shards over the same axes."""
+    """How a parameter is stored that is read in this cut: in the same one or, where no DTensor has
+    such parts (four heads and three), in plain shards over the same axes."""
     if Sharding(cut).is_chunked(shape):
         return cut
     pairs = zip(cut, shape, strict=True)

@@ -120,9 +120,7 @@ def _uneven_notes(uneven: Mapping[AtenOp, str], axis: str) -> list[str]:
     ]
 
 
-def _cut_vocabulary(
-    program: Program, tensor: str, mesh: Mesh, cuts: dict[SSAValue, Cut]
-) -> None:
+def _cut_vocabulary(program: Program, tensor: str, mesh: Mesh, cuts: dict[SSAValue, Cut]) -> None:
     """Cut each embedding looked up by an input along its rows."""
     for _, table in input_embeddings(program):
         rows, _ = shape_of(table)

@@ -23,7 +23,8 @@ from shardweave.ir.types import AnyTensor, shape_of_type, tensor_type
 class Localizer:
     """An op, its operands in local shards, and for each factor of its rule the axes that cut it.
 
-    sizes: of the factors in the global op. types: of the results in local shards. insert: adds an op to the local program.
+    sizes: of the factors in the global op. types: of the results in local shards. insert: adds an
+    op to the local program.
     """
 
     op: AtenOp

@@ -238,4 +238,3 @@ def _added(form: Localizer, own: SSAValue, number: SSAValue, unit: int) -> SSAVa
     type_ = shape_of(number), torch.int64
     (offset,) = form.emit("aten.mul.Scalar", [number], type_, other=unit)
     return form.emit("aten.add.Tensor", [own, offset], (shape_of(own), torch.int64))[0]
-

@@ -180,9 +180,7 @@ class _Partition:
                 current = self._add(op, part, step.after, "held")
         return current
 
-    def _add(
-        self, op: dist.ReshardOp, new: Operation, sharding: Sharding, name: str
-    ) -> SSAValue:
+    def _add(self, op: dist.ReshardOp, new: Operation, sharding: Sharding, name: str) -> SSAValue:
         """Add an op of a reshard's; with padding that is none of the value's, it is one longer."""
         annotate(new, op)
         (result,) = new.results

@@ -76,7 +76,10 @@ class _Search:
         origin: tuple[int, int] = (0, 0),
     ) -> None:
         """Take a step over `ranks` ranks. place, origin: dim and block, as those of the step."""
-        operand, result = list(self.now.local_shape(self.shape)), list(after.local_shape(self.shape))
+        operand, result = (
+            list(self.now.local_shape(self.shape)),
+            list(after.local_shape(self.shape)),
+        )
         for dim in range(len(self.shape)):
             old, new = (math.prod(p.size for p in s.dims[dim]) for s in (self.now, after))
             if new > old:

@@ -106,9 +106,7 @@ def train(folder: Path) -> None:
         expected = model(**batch)
         expected.backward()
         close(step(**batch), expected)
-        norms = [
-            nn.utils.clip_grad_norm_(module.parameters(), 0.5) for module in (step, model)
-        ]
+        norms = [nn.utils.clip_grad_norm_(module.parameters(), 0.5) for module in (step, model)]
         close(_whole(norms[0]), norms[1])
         for optimizer in both:
             optimizer.step()
