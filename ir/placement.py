@@ -38,7 +38,7 @@ class Placement:
     axis: str
     size: int
     stride: int
-    length: int = field(default=0, compare=False)
+    length: int = field(default=0, compare=False, repr=False)
 
     @property
     def span(self) -> int:
