@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from shardweave.passes.pipeline import PassError, PassPipeline
     from shardweave.passes.registry import register_pass
     from shardweave.planners.cost.cluster import Cluster
-    from shardweave.planners.cost.pipeline import PipelineSimulation
-    from shardweave.planners.cost.simulate import simulate
+    from shardweave.planners.cost.pipeline.simulation import PipelineSimulation
     from shardweave.planners.cost.simulation import Simulation
     from shardweave.planners.plan import Plan
+    from shardweave.planners.predict import simulate_step as simulate
 
     parse = Program.parse
     load = Program.load
@@ -111,7 +111,7 @@ _HOMES = {
     "register_pass": "passes.registry:register_pass",
     "run_passes": "driver.validate:run_passes",
     "save_checkpoint": "driver.checkpoints:save_checkpoint",
-    "simulate": "planners.cost.simulate:simulate",
+    "simulate": "planners.predict:simulate_step",
     "simulate_plan": "driver.plans:simulate_plan",
     "verify": "ir.verify.program:verify",
 }

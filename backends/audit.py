@@ -22,6 +22,9 @@ _STRUCTURE = (
 )  # fmt: skip
 
 
+_TAKEN = "given.pop"
+"""How a function of a stage takes an argument that nobody else holds."""
+
 _DIRECT = frozenset(DIRECT.values())
 
 KNOWN = ("aten", "kernels", "rt", "torch")
@@ -72,6 +75,7 @@ def _check_callee(node: ast.Call, functions: Collection[str]) -> None:
         or (isinstance(node.func, ast.Subscript) and _is_kernel(node.func))
         or (is_method and callee.startswith("rt.") and "_" != callee[3])
         or (is_method and callee.endswith(".contiguous"))
+        or callee == _TAKEN
     )
     if not allowed:
         raise _error(node, f"calls {callee}")
@@ -105,7 +109,7 @@ def _check_attribute(node: ast.Attribute) -> None:
     while isinstance(root, ast.Attribute):
         root = root.value
     is_known = isinstance(root, ast.Name) and (
-        root.id in ("aten", "rt") or node.attr == "contiguous"
+        root.id in ("aten", "rt") or node.attr == "contiguous" or _dotted(node) == _TAKEN
     )
     if not is_known or node.attr.startswith("__"):
         raise _error(node, f"reads {ast.unparse(node)}")

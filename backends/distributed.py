@@ -8,31 +8,26 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from shardweave.backends import position, watchdog
-from shardweave.backends.agreement import digest_of, require_same
-from shardweave.backends.backend import Backend, Pending, Runner
+from shardweave.backends.agreement import require_same_model
+from shardweave.backends.backend import Backend, Pending
 from shardweave.backends.bound import BoundProgram, device_of
 from shardweave.backends.cuda_graph import GraphedStep
-from shardweave.backends.emit import StepFunction, emit, load_step
+from shardweave.backends.emit import StepFunction
+from shardweave.backends.emitted import JoinedRunner
 from shardweave.backends.layout import as_dtensor, placements_of, whole
 from shardweave.backends.parts import Parts
 from shardweave.backends.pipeline import Home, StagedRunner, homes_of
 from shardweave.backends.programs import Key
 from shardweave.backends.runtime import Runtime
 from shardweave.backends.step import GivenProgram, Step
-from shardweave.backends.triton.launch import FusedCall, explain_calls
-from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.shards import take_shard
 from shardweave.ir.staged import is_staged
 
 
-class EmittedRunner(Runner):
-    """The Python module that runs a program, loaded.
-
-    source: the module. kernels: its fused regions, generated.
-    """
+class EmittedRunner(JoinedRunner):
+    """The Python module that runs a program, loaded. source: the module."""
 
     def __init__(
         self,
@@ -43,37 +38,18 @@ class EmittedRunner(Runner):
         cuda_graph: bool,
         pending: Collection[str] = (),
     ) -> None:
-        fused = [op for op in program.ops if isinstance(op, FusedOp)] if kernels else []
-        self.kernels = [FusedCall(op) for op in fused]
-        self.source = emit(program, kernels=kernels, pending=pending)
-        self.runtime = runtime
-        self._number = int(digest_of(self.source.encode())[:15], 16)
-        if runtime.mesh.num_devices > 1:
-            require_same("the program", self.source, "give every rank the same one", _by_layer)
-        run = load_step(self.source, self.kernels)
-        position.register(run.__code__.co_filename, program, kernels=kernels)
+        super().__init__(runtime)
+        self.source, run = self.load(program, kernels=kernels, pending=pending)
+        self.agree(self.source, _by_layer)
         self._run: StepFunction = GraphedStep(run) if cuda_graph else run
         self._parts = Parts(program, runtime.coordinates)
         runtime.prepare(program)
 
-    def __call__(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        return self._parts.held(self._called(self._parts.padded(given)))
-
-    def _called(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+    def results_of(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        given = self._parts.padded(given)
         if isinstance(self._run, GraphedStep):  # replays in memory of its own
             given = {key: tensor for key, tensor in given.items() if key[0] != "grad"}
-        if self.runtime.mesh.num_devices == 1:
-            return self._run(self.runtime, given)
-        watchdog.begin(self._number)
-        try:
-            return self._run(self.runtime, given)
-        except RuntimeError as error:
-            watchdog.explain(error)
-            raise
-
-    def explain(self) -> str:
-        """What runs each fused region: its kernel, or ATen and why. A line for each."""
-        return explain_calls(self.kernels, self.runtime.device)
+        return self._parts.held(self._run(self.runtime, given))
 
 
 def _by_layer(source: str) -> list[str]:
@@ -129,11 +105,12 @@ class DistributedBackend(Backend):
             )
 
     def load(self, program: Program, pending: Collection[str] = ()) -> EmittedRunner | StagedRunner:
+        if self.cuda_graph and self.is_joint:
+            raise ValueError(
+                f"cuda_graph=True: a step on mesh {self.runtime.mesh} sends messages, and a graph "
+                "of those is not supported; leave it out, or take a mesh of one device."
+            )
         if is_staged(program):
-            if self.cuda_graph:
-                raise ValueError(
-                    "cuda_graph=True: a step of several stages cannot be one; leave it out."
-                )
             self.homes |= homes_of(program)
             return StagedRunner(program, self.runtime, kernels=self.kernels)
         return EmittedRunner(
@@ -277,6 +254,8 @@ def step_of(
     """
     runtime = runtime or _runtime_for(program, model)
     backend = DistributedBackend(runtime, kernels=kernels, cuda_graph=cuda_graph)
+    if backend.is_joint:
+        require_same_model(model)
     return Step(model, backend, GivenProgram(BoundProgram(program, backend)), sync=sync)
 
 

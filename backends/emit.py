@@ -33,19 +33,20 @@ from shardweave.ir.kernel import FusedOp
 from shardweave.ir.literals import to_python
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.rewrite.pending_gradients import pending_terms
+from shardweave.ir.staged import STAGE_KINDS
 from shardweave.ir.storage import reduces_in_place
 from shardweave.ir.types import dtype_of_value, shape_of
 from shardweave.ir.unfuse import without_regions
 
 StepFunction = Callable[[Any, Mapping[Key, Tensor]], dict[Key, Tensor]]
-"""`step(rt, given)`."""
+"""`step(rt, given)`. That of a function of a stage takes out of `given`, a dict, what it frees."""
 
 _HEADER = '''\
 """{what}
 
 Written by shardweave: {num_ops} ops. `rt` is this rank's runtime, which holds the collectives;
-`given` maps the kind and name of each argument to this rank's part of it; to a gradient in it, the
-new one is added. Returns this rank's part of each result by kind and name.
+`given` maps the kind and name of each argument to this rank's part of it; to a gradient or a sum in
+it, the new one is added. Returns this rank's part of each result by kind and name.
 """
 '''
 
@@ -55,6 +56,10 @@ from math import inf, nan
 import torch
 
 from shardweave.backends.attention import flash_attention, flash_attention_backward
+from shardweave.backends.positional_attention import (
+    positional_attention,
+    positional_attention_backward,
+)
 from shardweave.backends.random_numbers import random_numbers
 
 aten = torch.ops.aten
@@ -62,6 +67,10 @@ aten = torch.ops.aten
 
 _FUNCTIONS = tuple(function.__name__ for function in FUNCTIONS.values())
 _RESERVED = {*KNOWN, *_FUNCTIONS, "given", "step", "inf", "nan", "_"}
+
+
+_ADDED = ("grad", "sum")
+"""Kinds of results that are added to what the caller has of them, if it gives that."""
 
 
 class _Code(str):
@@ -104,9 +113,10 @@ def _added(
 ) -> dict[Operation, list[str]]:
     """After the last op that reads a gradient, or makes it, the line that adds it to the caller's.
 
-    So no second set of gradients is ever in memory. One that is returned twice is left as it is.
+    So no second set of gradients is ever in memory: neither of a step nor, of sums over
+    micro-batches, of a stage. One that is returned twice is left as it is.
     """
-    gradients = [s for s in program.results if s.kind == "grad" and s.name not in pending]
+    gradients = [s for s in program.results if s.kind in _ADDED and s.name not in pending]
     returned = Counter(program.return_op.operands)
     last: dict[SSAValue, Operation] = {}
     for op in program.ops:
@@ -181,7 +191,9 @@ def _argument_lines(program: Program, names: Mapping[SSAValue, _Code]) -> Iterab
             yield f"    # {_one_line(kind)}"
         sharding = f", {slot.sharding_attr}" if slot.sharding_attr is not None else ""
         comment = _one_line(f"{_type(slot.value)}{sharding}")
-        yield f"    {names[slot.value]} = given[{_key(slot)}]  # {comment}"
+        # What earlier functions of a stage have left is freed here, after its last use.
+        key = f".pop(({_key(slot)}))" if slot.kind in STAGE_KINDS else f"[{_key(slot)}]"
+        yield f"    {names[slot.value]} = given{key}  # {comment}"
 
 
 def _key(slot: Slot) -> str:

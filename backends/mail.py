@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-AHEAD = 4
-"""Receives that are posted ahead for each sender: they hide latency, and take memory."""
+from shardweave.ir.staged import RECEIVES_AHEAD
 
 Address = tuple[int, int, str, int | None]
 """The stages that a message goes from and to, its name, and its micro-batch."""
@@ -74,7 +73,7 @@ class Mail:
         return self._groups[0 if goal > source else 1]
 
     def _post(self, inbox: _Inbox) -> None:
-        while inbox.expected and len(inbox.posted) < AHEAD:
+        while inbox.expected and len(inbox.posted) < RECEIVES_AHEAD:
             self._post_one(inbox)
 
     def send(self, x: Tensor, rank: int, address: Address) -> None:
@@ -93,7 +92,7 @@ class Mail:
         if rank == self.rank:
             return self._here.pop(address)
         inbox = self._inbox[rank]
-        while address not in inbox.posted:  # more than AHEAD messages are read out of their order
+        while address not in inbox.posted:  # messages are read far out of their order
             self._post_one(inbox)
         work, buffer = inbox.posted.pop(address)
         self._post(inbox)

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from shardweave.backends.backend import Runner
-from shardweave.backends.emit import StepFunction, emit, load_step
+from shardweave.backends import position
+from shardweave.backends.emit import StepFunction
+from shardweave.backends.emitted import JoinedRunner
 from shardweave.backends.mail import Address, ComingMessage, Mail
 from shardweave.backends.parts import Parts
 from shardweave.backends.programs import Key, sharding_held
 from shardweave.backends.runtime import Runtime
-from shardweave.backends.triton.launch import FusedCall, explain_calls
 from shardweave.ir import dist
-from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import block_of
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.sharding.shards import merge_blocks, take_blocks
-from shardweave.ir.staged import Run, StageFunction, functions_of, micro_axis, places_of, runs_of
+from shardweave.ir.staged import (
+    HELD,
+    Run,
+    StageFunction,
+    functions_of,
+    micro_axis,
+    places_of,
+    runs_of,
+)
+from shardweave.ir.storage import is_unshared
 from shardweave.ir.types import dtype_of_value, shape_of
+
+Place = tuple[int, str, int | None]
+"""A stage, a name and a micro-batch: what is held there; None: of all micro-batches."""
 
 Cut = tuple[int, int, int]
 """A dim, into how many parts it is cut for micro-batches, and in blocks of which length."""
@@ -30,7 +40,11 @@ Cut = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A function of a stage of this rank, ready to run. cuts: of its inputs and parts, by slot."""
+    """A function of a stage of this rank, ready to run.
+
+    cuts: of its inputs and parts, by slot. maxima: names of its sums that are maxima. unshared: of
+    those that are in memory of their own.
+    """
 
     stage: int
     run: StepFunction
@@ -38,32 +52,28 @@ class _Loaded:
     results: tuple[Slot, ...]
     cuts: Mapping[Key, tuple[Cut, ...]]
     maxima: frozenset[str]
+    unshared: frozenset[str]
 
 
-class StagedRunner(Runner):
+class StagedRunner(JoinedRunner):
     """Runs what the ranks of one coordinate on the stage axis run of a step.
 
-    source: the modules of its functions. kernels: their fused regions, generated.
+    sources: the modules of its functions, by their names.
     """
 
     def __init__(self, program: Program, runtime: Runtime, *, kernels: bool) -> None:
+        super().__init__(runtime)
         self.program = program
-        self.runtime = runtime
-        self.kernels: list[FusedCall] = []
         self.sources: dict[str, str] = {}
         functions = functions_of(program)
         self.places = places_of(program)
+        self.agree(str(program))
         self.runs = [run for _, run in runs_of(program) if run.at == runtime.place]
         self.functions = {
-            name: self._load(functions[name], kernels=kernels)
+            name: self._loaded(functions[name], kernels=kernels)
             for name in dict.fromkeys(run.function for run in self.runs)
         }
-        self.readers = Counter(
-            (one.stage, slot.name)
-            for one in self.functions.values()
-            for slot in one.arguments
-            if slot.kind == "kept"
-        )
+        self.last_reads = _last_reads(self.runs, self.functions)
         self.inbox = _inbox(program, functions, runtime)
         self._parts = Parts(program, runtime.coordinates)
         runtime.prepare(program)
@@ -73,11 +83,8 @@ class StagedRunner(Runner):
         """The modules of this rank's functions, one behind the other."""
         return "\n\n".join(f"# {name}\n{text}" for name, text in self.sources.items())
 
-    def _load(self, function: StageFunction, *, kernels: bool) -> _Loaded:
-        fused = [op for op in function.ops if isinstance(op, FusedOp)] if kernels else []
-        calls = [FusedCall(op) for op in fused]
-        self.kernels += calls
-        source = self.sources[function.name] = emit(function, kernels=kernels)
+    def _loaded(self, function: StageFunction, *, kernels: bool) -> _Loaded:
+        self.sources[function.name], run = self.load(function, kernels=kernels)
         axis = micro_axis(function)
         cuts: dict[Key, tuple[Cut, ...]] = {}
         maxima: set[str] = set()
@@ -91,21 +98,23 @@ class StagedRunner(Runner):
                 cuts[slot.kind, slot.name] = (
                     (dim, placement.size, block_of(sharding.dims[dim], placement)),
                 )
+        sums = [slot for slot in function.results if slot.kind == "sum"]
         return _Loaded(
             function.stage,
-            load_step(source, calls),
+            run,
             tuple(function.arguments),
             tuple(function.results),
             cuts,
             frozenset(maxima),
+            frozenset(slot.name for slot in sums if is_unshared(slot.value)),
         )
 
-    def __call__(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+    def results_of(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         mail = Mail(self.runtime.rank, self.inbox, self.runtime.device)
         mail.open()
         step = _Step(self, self._parts.padded(given), mail)
-        for run in self.runs:
-            step.run(run)
+        for run, last_reads in zip(self.runs, self.last_reads, strict=True):
+            step.run(run, last_reads)
         mail.close()
         for slot in self.program.results:
             # Another stage has it.
@@ -114,9 +123,28 @@ class StagedRunner(Runner):
                 step.returned[slot.kind, slot.name] = empty
         return self._parts.held(step.returned)
 
-    def explain(self) -> str:
-        """What runs each fused region: its kernel, or ATen and why. A line for each."""
-        return explain_calls(self.kernels, self.runtime.device)
+
+def _place_of(slot: Slot, stage: int, micro_batch: int | None) -> Place:
+    """Where a value that a function leaves, or takes, is held until it is read."""
+    return stage, slot.name, micro_batch if slot.kind == "kept" else None
+
+
+def _last_reads(
+    runs: Sequence[Run], functions: Mapping[str, _Loaded]
+) -> Sequence[frozenset[Place]]:
+    """For each run, what no later one reads."""
+    read: set[Place] = set()
+    found: list[frozenset[Place]] = []
+    for run in reversed(runs):
+        loaded = functions[run.function]
+        taken = {
+            _place_of(slot, loaded.stage, run.micro_batch)
+            for slot in loaded.arguments
+            if slot.kind in HELD
+        }
+        found.append(frozenset(taken - read))
+        read |= taken
+    return found[::-1]
 
 
 @dataclass(frozen=True)
@@ -203,33 +231,31 @@ class _MicroBatchMail:
 class _Step:
     """One step of one rank: what its stages hold between their runs.
 
-    kept: by stage, name and micro-batch. totals: by stage and name what micro-batches gave; owned:
-    those of them in memory of their own, to which more may be added in place.
+    kept: what is kept for one micro-batch, or for the whole step. totals: what micro-batches gave,
+    put together, or (of parts) one by one; owned: those of them in memory of their own, to which
+    more may be added in place.
     """
 
     def __init__(self, runner: StagedRunner, given: Mapping[Key, Tensor], mail: Mail) -> None:
         self.runner = runner
         self.given = given
         self.mail = mail
-        self.kept: dict[tuple[int, str, int | None], Tensor] = {}
-        self.left: Counter[tuple[int, str, int | None]] = Counter()
-        self.totals: dict[tuple[int, str], list[Tensor]] = {}
-        self.cuts: dict[tuple[int, str], tuple[Cut, ...]] = {}
-        self.owned: set[tuple[int, str]] = set()
+        self.kept: dict[Place, Tensor] = {}
+        self.totals: dict[Place, list[Tensor]] = {}
+        self.cuts: dict[Place, tuple[Cut, ...]] = {}
+        self.owned: set[Place] = set()
         self.returned: dict[Key, Tensor] = {}
 
-    def run(self, run: Run) -> None:
+    def run(self, run: Run, last_reads: frozenset[Place]) -> None:
         loaded, runtime = self.runner.functions[run.function], self.runner.runtime
+        # The function takes its arguments out of it, so that each is freed after its last use.
         arguments = {
-            (slot.kind, slot.name): self._argument(slot, loaded, run.micro_batch)
+            (slot.kind, slot.name): self._argument(slot, loaded, run.micro_batch, last_reads)
             for slot in loaded.arguments
         }
-        arguments |= {
-            key: self.given[key]
-            for slot in loaded.results
-            if slot.kind == "grad" and (key := (slot.kind, slot.name)) in self.given
-        }
+        arguments |= self._added_to(loaded)
         runtime.messages = _MicroBatchMail(self.mail, self.runner, loaded.stage, run.micro_batch)
+        position.at_micro_batch(run.micro_batch)
         results = loaded.run(runtime, arguments)
         runtime.messages = None
         for slot in loaded.results:
@@ -239,7 +265,21 @@ class _Step:
             else:
                 self._keep(slot, results[key], loaded, run.micro_batch)
 
-    def _argument(self, slot: Slot, loaded: _Loaded, number: int | None) -> Tensor:
+    def _added_to(self, loaded: _Loaded) -> dict[Key, Tensor]:
+        """What a function is to add its gradients and sums to."""
+        found: dict[Key, Tensor] = {}
+        for slot in loaded.results:
+            key = slot.kind, slot.name
+            place = _place_of(slot, loaded.stage, None)
+            if slot.kind == "grad" and key in self.given:
+                found[key] = self.given[key]
+            elif slot.kind == "sum" and place in self.owned and slot.name not in loaded.maxima:
+                found[key] = self.totals[place][0]
+        return found
+
+    def _argument(
+        self, slot: Slot, loaded: _Loaded, number: int | None, last_reads: frozenset[Place]
+    ) -> Tensor:
         if slot.kind in ("param", "buffer", "tangent", "input"):
             tensor = self.given[slot.kind, slot.name]
             if number is not None:
@@ -249,33 +289,33 @@ class _Step:
         if slot.kind == "micro_batch":
             dtype = dtype_of_value(slot.value)
             return torch.full((), number or 0, dtype=dtype, device=self.runner.runtime.device)
+        place = _place_of(slot, loaded.stage, number)
+        is_last = place in last_reads
         if slot.kind in ("whole", "kept"):
-            key = loaded.stage, slot.name, number if slot.kind == "kept" else None
-            self.left[key] -= 1
-            is_last = slot.kind == "kept" and not self.left[key]
-            return self.kept.pop(key) if is_last else self.kept[key]
-        parts = self.totals[loaded.stage, slot.name]
-        for dim, _, block in self.cuts.get((loaded.stage, slot.name), ()):
+            return self.kept.pop(place) if is_last else self.kept[place]
+        parts = self.totals.pop(place) if is_last else self.totals[place]
+        for dim, _, block in self.cuts.get(place, ()):
             parts = [merge_blocks(parts, dim, block)]
         return parts[0]
 
     def _keep(self, slot: Slot, tensor: Tensor, loaded: _Loaded, number: int | None) -> None:
+        place = _place_of(slot, loaded.stage, number)
         if slot.kind in ("whole", "kept"):
-            key = loaded.stage, slot.name, number if slot.kind == "kept" else None
-            self.kept[key] = tensor
-            self.left[key] = self.runner.readers[loaded.stage, slot.name]
-            return
-        place = loaded.stage, slot.name
-        if slot.kind == "part":
+            self.kept[place] = tensor
+        elif slot.kind == "part":
             self.totals.setdefault(place, []).append(tensor)
             self.cuts[place] = loaded.cuts[slot.kind, slot.name]
         elif slot.kind == "sum" and place in self.totals:
             self._add(place, tensor, is_max=slot.name in loaded.maxima)
         else:
             self.totals[place] = [tensor]
+            if slot.name in loaded.unshared:
+                self.owned.add(place)
 
-    def _add(self, place: tuple[int, str], tensor: Tensor, *, is_max: bool) -> None:
+    def _add(self, place: Place, tensor: Tensor, *, is_max: bool) -> None:
         total = self.totals[place][0]
+        if total is tensor:  # the function has added to it
+            return
         if is_max:
             self.totals[place] = [torch.maximum(total, tensor)]
         elif place in self.owned:

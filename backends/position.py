@@ -1,4 +1,4 @@
-"""Where a rank is, read off its main thread from outside: nothing is kept while a step runs."""
+"""Where a rank is, read off its main thread from outside; a step only notes its micro-batch."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from xdsl.ir import Operation
 
 from shardweave.backends.emit import ops_by_variable
 from shardweave.ir.annotations import describe
-from shardweave.ir.dist import DistOp, WaitOp
+from shardweave.ir.dist import DistOp, RecvOp, WaitOp
 from shardweave.ir.program import Program
+from shardweave.ir.staged import StageFunction
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _OWN = tuple(f"{_PACKAGE / layer}/" for layer in ("backends", "driver", "ir", "passes", "planners"))
 _DISTRIBUTED = f"{Path(dist.__file__).parent}/"
 _TORCH = f"{Path(dist.__file__).parent.parent}/"
 _COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")
-_WAITING = tuple(str(_PACKAGE / "backends" / name) for name in ("in_flight.py", "runtime.py"))
+_WAITING = tuple(
+    str(_PACKAGE / "backends" / name) for name in ("in_flight.py", "mail.py", "runtime.py")
+)
 _NOT_OURS = (*_OWN, _TORCH, "<")
 """How the names of files begin that are no user's: `<` begins those of no file."""
 
@@ -40,6 +43,17 @@ _emitted: dict[str, _Emitted] = {}
 
 _MOST_EMITTED = 64
 """So many are remembered, the last ones: others have been dropped by their steps."""
+
+
+class _Now:
+    """The micro-batch on which the main thread runs a function of a stage, if it runs one."""
+
+    micro_batch: int | None = None
+
+
+def at_micro_batch(number: int | None) -> None:
+    """Note on which micro-batch a function of a stage begins to run; None: on all of them."""
+    _Now.micro_batch = number
 
 
 def register(code_name: str, program: Program, *, kernels: bool) -> None:
@@ -75,7 +89,8 @@ def position_of(frame: FrameType | None) -> Position:
         if name in _emitted:
             op = _op_at(name, each.f_lineno)
             is_waiting = isinstance(op, DistOp) if each is frame else _may_wait(frame)
-            return Position(_in_step(op, each.f_lineno), is_waiting, frame)
+            text = f"{_in_step(op, each.f_lineno)}{_in_stage(_emitted[name].program)}"
+            return Position(text, is_waiting, frame)
         if name.startswith(_DISTRIBUTED) and name.endswith(_COLLECTIVES):
             function = each.f_code.co_name
         elif not name.startswith(_NOT_OURS):
@@ -95,7 +110,19 @@ def _outward(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _in_step(op: Operation | None, line: int) -> str:
     where = f"line {line} of the step's source"
-    return where if op is None else f"{describe(op)} ({where})"
+    if op is None:
+        return where
+    sender = f", which stage {op.source} sends" if isinstance(op, RecvOp) else ""
+    return f"{describe(op)}{sender} ({where})"
+
+
+def _in_stage(program: Program) -> str:
+    """The function of a stage that runs, and on which micro-batch; empty for a whole step."""
+    if not isinstance(program, StageFunction):
+        return ""
+    number = _Now.micro_batch
+    which = "" if number is None else f", micro-batch {number}"
+    return f" in {program.name} of stage {program.stage}{which}"
 
 
 def _op_at(name: str, number: int) -> Operation | None:

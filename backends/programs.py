@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, Slot
+from shardweave.ir.staged import STAGE_KINDS
 from shardweave.ir.types import shape_of
 
 Key = tuple[str, str]
@@ -22,16 +23,18 @@ def sharding_held(program: Program, slot: Slot) -> Sharding:
 def last_uses(program: Program) -> dict[Operation, list[SSAValue]]:
     """For each op the values that can be freed after it, its own unread results included.
 
-    The caller holds the arguments and results of the program, which are not among them.
+    The caller holds the arguments and results of the program, which are not among them; but what a
+    function of a stage is given by earlier ones is its own.
     """
     kept = {slot.value for slot in program.results}
+    kept |= {slot.value for slot in program.arguments if slot.kind not in STAGE_KINDS}
     last: dict[SSAValue, Operation] = {}
     for op in program.ops:
         for value in (*op.results, *op.operands):
             last[value] = op
     found: dict[Operation, list[SSAValue]] = {}
     for value, op in last.items():
-        if value not in kept and not isinstance(value, BlockArgument):
+        if value not in kept:
             found.setdefault(op, []).append(value)
     return found
 

@@ -1,5 +1,5 @@
 """How long it takes to compile a training step of GPT-3's shape, stage by stage, and in how much
-memory: `python benchmarks/compile_time.py [--quick] [--json FILE]`.
+memory: `python benchmarks/compile_time.py [--quick] [--staged] [--json FILE]`.
 
 The model's weights are fake: nothing of their size is allocated, and no step is run. Each number
 of layers is measured in a process of its own, so that its peak memory is its own. A pass is timed
@@ -7,7 +7,9 @@ together with the verification that follows it.
 
 Seconds are processor time, which other programs on the machine disturb little; every stage runs on
 one thread, so on a quiet machine it is the time on the clock, which the JSON holds too. With
-`--repeat N` each is measured N times; the fastest time and the highest peak of each stage count.
+`--staged` the step is cut into 8 pipeline stages for 64 micro-batches, by all passes that a plan
+needs, and is verified and simulated run by run. With `--repeat N` each is measured N times; the
+fastest time and the highest peak of each stage count.
 """
 
 from __future__ import annotations
@@ -25,10 +27,17 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from xdsl.passes import ModulePass
+
+    from shardweave.ir.program import Program
+    from shardweave.planners.plan import Plan
 
 MODEL = "gpt:layers={layers},hidden=12288,heads=96,vocab=51200,seq=2048,batch=128"
 MESH = "tensor=8,data=128"
@@ -44,10 +53,19 @@ PASSES = (
     "dce",
     "merge-collectives",
 )
+STAGED_MODEL = MODEL.replace("batch=128", "batch=1024")
+STAGED_MESH = "stage=8,tensor=8,data=16"
+MICRO_BATCHES = 64
+CLUSTER = "h100-pod:nodes=128"
+"""What the staged step is simulated on."""
+
 LAYERS = (12, 24, 48, 96)
 QUICK_LAYERS = (12, 24)
 IMPORT = "import"
 """The stage that does not depend on the model."""
+
+OTHERS = (IMPORT, "build", "capture", "plan", "print", "parse")
+"""The stages that are no passes."""
 
 _GIB = 2**30
 
@@ -100,8 +118,8 @@ class Run:
 
     @property
     def passes_s(self) -> float:
-        """Seconds of all passes together."""
-        return sum(stage.seconds for stage in self.stages if stage.name in PASSES)
+        """Seconds of all passes together, and what follows them of a staged program."""
+        return sum(one.seconds for one in self.stages if one.name not in OTHERS)
 
 
 @dataclass(frozen=True)
@@ -129,16 +147,17 @@ def peak_gib() -> float:
     return peak / _GIB if sys.platform == "darwin" else peak * 1024 / _GIB
 
 
-def measure(layers: int, model: str = MODEL) -> Run:
-    """Compile the model in this process."""
+def measure(layers: int, model: str = "", *, staged: bool = False) -> Run:
+    """Compile the model in this process. staged: into pipeline stages, on `STAGED_MESH`."""
+    model = model or (STAGED_MODEL if staged else MODEL)
     run = Run(layers)
     with run.stage(IMPORT):
         from torch._subclasses.fake_tensor import FakeTensorMode
-        from xdsl.passes import ModulePass
 
         from shardweave.driver.models import build_example
         from shardweave.ir.capture.capture import capture
         from shardweave.ir.program import Program
+        from shardweave.ir.staged import parts_of
         from shardweave.passes.apply_plan import ApplyPlanPass
         from shardweave.passes.observers import Observer
         from shardweave.passes.pipeline import PassPipeline, as_mesh
@@ -157,13 +176,15 @@ def measure(layers: int, model: str = MODEL) -> Run:
     with run.stage("capture"):
         program = capture(example.module, kwargs=example.kwargs)
     run.captured_ops = sum(1 for _ in program.ops)
-    mesh = as_mesh(MESH)
+    mesh = as_mesh(STAGED_MESH if staged else MESH)
     program.set_mesh(mesh)
     with run.stage("plan"):
         plan = plan_megatron(program, mesh)
-    pipeline = PassPipeline([ApplyPlanPass.of(plan), *PASSES[1:]])
-    local = pipeline.run(program, observer=Watch())
-    run.local_ops = sum(1 for _ in local.ops)
+        passes = staged_passes(plan, program) if staged else [ApplyPlanPass.of(plan), *PASSES[1:]]
+    local = PassPipeline(passes).run(program, observer=Watch())
+    if staged:
+        prove(local, run)
+    run.local_ops = sum(1 for part in parts_of(local) for _ in part.ops)
     with run.stage("print"):
         text = str(local)
     run.text_bytes = len(text.encode())
@@ -173,9 +194,32 @@ def measure(layers: int, model: str = MODEL) -> Run:
     return run
 
 
-def measure_apart(layers: int) -> Run:
+def staged_passes(plan: Plan, program: Program) -> Sequence[ModulePass]:
+    """All passes of a plan with stages of about equal work."""
+    from shardweave.passes.plan_passes import plan_passes
+    from shardweave.planners.pipelines.balance import balanced_stages
+    from shardweave.planners.plan_parts import Pipeline
+
+    count = plan.mesh["stage"]
+    pipeline = Pipeline(balanced_stages(program, count), MICRO_BATCHES)
+    return plan_passes(replace(plan, pipeline=pipeline))
+
+
+def prove(program: Program, run: Run) -> None:
+    """Verify and simulate a staged program."""
+    from shardweave.ir.verify.program import check
+    from shardweave.planners.predict import simulate_step
+
+    with run.stage("verify"):
+        check(program)
+    with run.stage("simulate"):
+        simulate_step(program, CLUSTER)
+
+
+def measure_apart(layers: int, *, staged: bool) -> Run:
     """Compile the model in a new process."""
     command = [sys.executable, __file__, "--measure", str(layers)]
+    command += ["--staged"] if staged else []
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"measuring {layers} layers failed:\n{done.stderr}")
@@ -219,20 +263,22 @@ def report(runs: Sequence[Run], options: argparse.Namespace) -> dict[str, object
     return {
         "command": "python benchmarks/compile_time.py"
         + (" --quick" if options.quick else "")
+        + (" --staged" if options.staged else "")
         + f" --repeat {options.repeat}",
         "machine": machine(),
-        "model": MODEL.format(layers="N"),
-        "mesh": MESH,
+        "model": (STAGED_MODEL if options.staged else MODEL).format(layers="N"),
+        "mesh": STAGED_MESH if options.staged else MESH,
         "planner": PLANNER,
         "runs": [asdict(run) | {"passes_s": run.passes_s} for run in runs],
         "growth": {name: asdict(growth_of(layers, column)) for name, column in columns.items()},
     }
 
 
-def table_of(runs: Sequence[Run]) -> Table:
+def table_of(runs: Sequence[Run], *, staged: bool = False) -> Table:
     """Stages as rows; per number of layers the seconds and the peak memory."""
     layers = [run.layers for run in runs]
-    table = Table(title=f"{MODEL.format(layers='N')} on {MESH}, {PLANNER}")
+    model, mesh = (STAGED_MODEL, STAGED_MESH) if staged else (MODEL, MESH)
+    table = Table(title=f"{model.format(layers='N')} on {mesh}, {PLANNER}")
     table.add_column("stage")
     for count in layers:
         table.add_column(f"{count} layers", justify="right")
@@ -249,6 +295,7 @@ def table_of(runs: Sequence[Run]) -> Table:
     table.add_row("all passes", *cells, f"{growth.seconds_per_layer:.4f}")
     table.add_row("ops captured", *(f"{run.captured_ops:,}" for run in runs), "")
     table.add_row("ops per rank", *(f"{run.local_ops:,}" for run in runs), "")
+    table.add_row("text", *(f"{run.text_bytes / 1e6:.1f} MB" for run in runs), "")
     table.add_row("parameters", *(f"{run.parameters / 1e9:.1f}e9" for run in runs), "")
     return table
 
@@ -257,15 +304,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print one table, write the JSON if asked."""
     options = _parser().parse_args(argv)
     if options.measure is not None:
-        print(json.dumps(asdict(measure(options.measure))))
+        print(json.dumps(asdict(measure(options.measure, staged=options.staged))))
         return 0
     runs: list[Run] = []
     with Console(stderr=True).status("measuring") as status:
         for layers in QUICK_LAYERS if options.quick else LAYERS:
             status.update(f"measuring {layers} layers ...")
-            runs.append(combined([measure_apart(layers) for _ in range(options.repeat)]))
+            same = [measure_apart(layers, staged=options.staged) for _ in range(options.repeat)]
+            runs.append(combined(same))
     console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(table_of(runs))
+    console.print(table_of(runs, staged=options.staged))
     growth = growth_of([run.layers for run in runs], [run.passes_s for run in runs])
     console.print(
         f"passes: {growth.seconds_at_zero:.2f} s + {growth.seconds_per_layer:.4f} s per layer; "
@@ -283,6 +331,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Time the compilation of GPT-3, by stage.")
     layers = ", ".join(map(str, QUICK_LAYERS))
     parser.add_argument("--quick", action="store_true", help=f"only {layers} layers")
+    parser.add_argument("--staged", action="store_true", help="cut into 8 pipeline stages")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="times (default: 1)")
     parser.add_argument("--json", metavar="FILE", help="write the results there as well")
     parser.add_argument("--measure", type=int, metavar="LAYERS", help=argparse.SUPPRESS)

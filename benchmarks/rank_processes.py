@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import shaped_link
 
 Process = subprocess.Popen[bytes]
 
@@ -31,6 +35,15 @@ def run_ranks(
         for worker in workers:
             worker.kill()
             worker.wait()
+
+
+def start_worker(
+    script: Path, settings: dict[str, Any], num_ranks: int, rate: str, rank: int, port: int
+) -> Process:
+    """A process of a script: with a rate on a node of `shaped_link`, else on this one."""
+    local = [], {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    prefix, variables = shaped_link.on_node(rank) if rate else local
+    return start_rank(script, json.dumps(settings), rank, num_ranks, port, prefix, variables)
 
 
 def start_rank(

@@ -8,7 +8,7 @@ FSDP2 with parallelize_module, and one process beside eager and torch.compile. T
 are steps of the same processes, timed in turn; a step is forward and backward. With `--rate` every
 process has a network of its own whose link the kernel limits (root, ip and tc). Memory is that of
 the tensors which a step makes, bytes are those that the kernel sent for a rank, messages are
-calls of gloo, and the simulator goes by `--cluster`, or what `--profile FILE` measures first.
+calls of gloo, and the simulator goes by `--cluster`, or by what `--profile FOLDER` measures first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import shaped_link
 from modelled_link import bytes_per_second
-from rank_processes import Process, run_ranks, start_rank
+from rank_processes import run_ranks, start_worker
 from training_cases import CASES, Case, our_program
 
 from shardweave.driver.profile import profile_machine
@@ -40,7 +40,6 @@ WORKER = Path(__file__).with_name("training_worker.py")
 MODEL = "gpt:layers=4,hidden=256,heads=8,vocab=1024,seq=128,batch=8,tie=false"
 SMALL = "gpt:layers=4,hidden=32,heads=4,vocab=64,seq=32,batch=4,tie=false"
 QUICK = "gpt:layers=2,hidden=64,heads=4,vocab=128,seq=64,batch=8,tie=false"
-PROFILED = ("data", "shards", "tensor")
 
 
 def main() -> int:
@@ -52,8 +51,8 @@ def main() -> int:
     nodes = max(case.num_ranks for case in options.cases)
     with shaped_link.shaped_link(nodes, options.rate) if options.rate else nullcontext():
         if options.profile:
-            profile(options)
-            options.cluster = options.profile
+            for num_ranks in sorted({case.num_ranks for case in options.cases}):
+                profile(options, num_ranks)
         results: list[dict[str, Any]] = []
         for case in options.cases:
             models = {"": options.model}
@@ -63,13 +62,18 @@ def main() -> int:
                 rows = run_case(options, case, model)
                 results.append({"case": case.name + suffix, "model": model, "rows": rows})
                 console.print(table_of(results[-1:], options))
+            if options.json:  # also what is there when a later case fails
+                write_results(options, results)
     if len(results) > 1:
         console.print(table_of(results, options))
-    if options.json:
-        result = {"machine": options.machine, "rate": options.rate, "rounds": options.rounds,
-                  "cluster": options.cluster, "cases": results}  # fmt: skip
-        Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
     return 0
+
+
+def write_results(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
+    cluster = "as profiled" if options.profile else options.cluster
+    result = {"machine": options.machine, "rate": options.rate, "rounds": options.rounds,
+              "cluster": cluster, "cases": results}  # fmt: skip
+    Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
 
 
 def parse_options() -> argparse.Namespace:
@@ -79,7 +83,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=20, help="timed steps of each row")
     parser.add_argument("--cases", default=",".join(case.name for case in CASES))
     parser.add_argument("--cluster", default="", help="cluster file for the simulator")
-    parser.add_argument("--profile", default="", help="measure into this cluster file, and use it")
+    parser.add_argument("--profile", default="", help="folder for cluster files, measured first")
     parser.add_argument("--machine", default="2-core x86-64 CPU, torch CPU build")
     parser.add_argument("--json", default="", help="write the rows to this file")
     parser.add_argument("--quick", action="store_true", help="a small model, three rounds")
@@ -93,15 +97,22 @@ def parse_options() -> argparse.Namespace:
     return options
 
 
-def profile(options: argparse.Namespace) -> None:
-    """Measure ops of the cases' programs, and collectives over the link, into a cluster file."""
-    cases = [case for case in options.cases if case.name in PROFILED]
+def profile(options: argparse.Namespace, num_ranks: int) -> None:
+    """Measure ops of that many processes' programs, and collectives over the link, into a file."""
+    cases = [case for case in options.cases if case.num_ranks == num_ranks]
     programs = [our_program(case, options.model) for case in cases]
     launcher = None
     if options.rate:
         prefix, variables = shaped_link.on_node("{rank}")
         launcher = " ".join([*prefix, "env", *(f"{k}={v}" for k, v in variables.items())])
-    save_cluster(profile_machine(2, programs, launcher=launcher), options.profile)
+    measured = profile_machine(num_ranks, programs, launcher=launcher)
+    path = profile_path(options, num_ranks)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_cluster(measured, path)
+
+
+def profile_path(options: argparse.Namespace, num_ranks: int) -> Path:
+    return Path(options.profile, f"{num_ranks}-processes.yaml")
 
 
 def run_case(options: argparse.Namespace, case: Case, model: str) -> list[dict[str, Any]]:
@@ -111,21 +122,15 @@ def run_case(options: argparse.Namespace, case: Case, model: str) -> list[dict[s
             "case": case.name,
             "model": model,
             "rounds": options.rounds,
-            "cluster": options.cluster,
+            "cluster": str(profile_path(options, case.num_ranks))
+            if options.profile
+            else options.cluster,
             "compile": not options.quick,
             "out": str(Path(folder, "rows.json")),
         }
-        start = partial(start_worker, settings, case.num_ranks, options.rate)
+        start = partial(start_worker, WORKER, settings, case.num_ranks, options.rate)
         run_ranks(case.num_ranks, start, timeout_s=600, what=f"a worker of '{case.name}'")
         return json.loads(Path(settings["out"]).read_text())
-
-
-def start_worker(
-    settings: dict[str, Any], num_ranks: int, rate: str, rank: int, port: int
-) -> Process:
-    local = [], {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-    prefix, variables = shaped_link.on_node(rank) if rate else local
-    return start_rank(WORKER, json.dumps(settings), rank, num_ranks, port, prefix, variables)
 
 
 def table_of(results: list[dict[str, Any]], options: argparse.Namespace) -> Table:

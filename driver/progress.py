@@ -14,7 +14,7 @@ from shardweave.planners.call import ClusterLike
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.quantity import bytes_text, seconds_text
-from shardweave.planners.cost.simulate import simulate
+from shardweave.planners.predict import simulate_step
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def predict(step: Step, cluster: Cluster, accumulate: int = 1) -> Prediction:
 
     The gradients of all but the last micro-batch are taken to wait, where they can.
     """
-    whole = simulate(step.program, cluster, optimizer_multiplier=None)
+    whole = simulate_step(step.program, cluster, optimizer_multiplier=None)
     time_s = whole.time_s
     if accumulate > 1:
-        time_s += (accumulate - 1) * simulate(step.bound.pending.program, cluster).time_s
-    return Prediction(time_s, whole.peak_bytes)
+        time_s += (accumulate - 1) * simulate_step(step.bound.pending.program, cluster).time_s
+    return Prediction(time_s, int(whole.peak_bytes))

@@ -95,6 +95,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="samples of a step")
     parser.add_argument("--accumulate", type=int, default=2, help="micro-batches of a step")
     parser.add_argument("--dropout", type=float, default=0.05)
+    parser.add_argument("--precision", default="bf16", help="'': that of the parameters")
     parser.add_argument("--show-every", type=int, default=10, help="steps between lines")
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--checkpoint", type=Path, default=Path("checkpoints"))
@@ -109,7 +110,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = GPT(options.dropout).to(DEVICE)
     example = next(iter(validation))
-    model = sw.compile(model, example, mesh=options.mesh, precision="bf16")
+    model = sw.compile(model, example, mesh=options.mesh, precision=options.precision)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule}

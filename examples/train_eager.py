@@ -80,7 +80,7 @@ def batch_order(num_samples: int, batch: int, start: int) -> Iterator[list[int]]
 
 def evaluate(model: nn.Module, batches: DataLoader[tuple[Tensor, Tensor]]) -> float:
     model.eval()
-    with torch.no_grad(), torch.autocast(DEVICE.type, torch.bfloat16):
+    with torch.no_grad():
         losses = [model(ids.to(DEVICE), labels.to(DEVICE)).item() for ids, labels in batches]
     model.train()
     return sum(losses) / len(losses)
@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="samples of a step")
     parser.add_argument("--accumulate", type=int, default=2, help="micro-batches of a step")
     parser.add_argument("--dropout", type=float, default=0.05)
+    parser.add_argument("--precision", default="bf16", help="'': that of the parameters")
     parser.add_argument("--show-every", type=int, default=10, help="steps between lines")
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--checkpoint", type=Path, default=Path("eager.pt"))
@@ -103,6 +104,7 @@ def main() -> None:
 
     torch.manual_seed(0)
     model = GPT(options.dropout).to(DEVICE)
+    autocast = torch.autocast(DEVICE.type, torch.bfloat16, enabled=options.precision == "bf16")
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
@@ -119,7 +121,7 @@ def main() -> None:
         for part in zip(
             *(x.to(DEVICE).chunk(options.accumulate) for x in (ids, labels)), strict=True
         ):
-            with torch.autocast(DEVICE.type, torch.bfloat16):
+            with autocast:
                 micro_loss = model(*part) / options.accumulate
             micro_loss.backward()
             loss += micro_loss.detach()
@@ -129,7 +131,8 @@ def main() -> None:
         if number % options.show_every == 0:
             print(f"step {number}/{options.steps}  loss {loss.item():.4f}")
         if number % options.save_every == 0 or number == options.steps:
-            print(f"validation loss {evaluate(model, validation):.4f}")
+            with autocast:
+                print(f"validation loss {evaluate(model, validation):.4f}")
             torch.save({key: part.state_dict() for key, part in parts.items()}, options.checkpoint)
 
 

@@ -24,7 +24,7 @@ from typing import Literal, cast
 from xdsl.dialects import builtin, func
 
 from shardweave.ir.dist import RunOp
-from shardweave.ir.mesh import Axis
+from shardweave.ir.mesh import Axis, Mesh
 from shardweave.ir.program import Program
 
 Direction = Literal["before", "forward", "backward", "inputs", "weights", "share", "after"]
@@ -34,6 +34,12 @@ other stages, and then what it makes of these sums."""
 
 STAGE_KINDS = ("whole", "kept", "micro_batch", "sum", "part", "same")
 """Kinds of slots that only functions of stages have."""
+
+HELD = ("whole", "kept", "sum", "part", "same")
+"""Those of them that functions leave for later ones of the same stage."""
+
+RECEIVES_AHEAD = 4
+"""Receives that a rank posts ahead for each sender: they hide latency, and take memory."""
 
 MICRO = "micro"
 """The time axis of a pipeline's micro-batches."""
@@ -55,12 +61,24 @@ class StageFunction(Program):
         return self._function.sym_name.data
 
     @property
+    def alone(self) -> StageFunction:
+        """The function on the mesh of its stage, without the stage axis."""
+        return _AloneFunction(self.module, self.function)
+
+    @property
     def direction(self) -> Direction:
         return cast("Direction", self.name.rpartition("_")[0])
 
     @property
     def stage(self) -> int:
         return int(self.name.rpartition("_")[2])
+
+
+class _AloneFunction(StageFunction):
+    @property
+    def mesh(self) -> Mesh | None:
+        found = super().mesh
+        return found and found.within_stage
 
 
 @dataclass(frozen=True)

@@ -48,12 +48,16 @@ def shared_operand(op: Operation, position: int, mesh: Mesh | None = None) -> SS
 def reduces_in_place(op: Operation) -> bool:
     """Whether a collective is an all-reduce of one value that nobody else reads.
 
-    Its result is then written where the operand was: in memory that an op made for it, and that no
-    other value shares. Several operands are copied into one message.
+    Its result is then written where the operand was. Several operands are copied into one message.
     """
-    if not isinstance(op, AllReduceOp) or len(op.operands) != 1:
-        return False
-    value = op.operands[0]
+    return isinstance(op, AllReduceOp) and len(op.operands) == 1 and is_unshared(op.operands[0])
+
+
+def is_unshared(value: SSAValue) -> bool:
+    """Whether a value that is read once is in memory that an op made for it alone.
+
+    It may be changed in place by who reads it: no other value shows the same elements.
+    """
     while value.has_one_use() and isinstance(value, OpResult):
         maker = value.op
         if facts_of(maker).view in ("expand", None):

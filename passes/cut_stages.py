@@ -18,7 +18,8 @@ class CutStagesPass(PassOnProgram):
     the whole batch. `schedule` orders them; `chunks` is how many stages each coordinate of the
     stage axis has. `zero` says what becomes of parameters that are stored in shards: with 1 and 2
     they are gathered once in a step, with 3 for each pass of a micro-batch; their gradients are
-    scattered once with 1, and for each micro-batch with 2 and 3.
+    scattered once with 1, and for each micro-batch with 2 and 3. Schedule `list` orders for a
+    `cluster`, a preset's name or a YAML file.
 
     Requires: a local program whose only time axis is that of micro-batches, as `split-batch{axis=
     micro}` makes it. Ensures: a staged program, in which nobody waits for what comes later;
@@ -29,6 +30,7 @@ class CutStagesPass(PassOnProgram):
     schedule: str = PIPELINE_SCHEDULES[0]
     chunks: int = 0
     zero: int = 3
+    cluster: str = ""
 
     def run(self, program: Program) -> None:
         mesh = program.mesh
@@ -37,4 +39,4 @@ class CutStagesPass(PassOnProgram):
                 "the mesh has neither stages nor micro-batches; give it an axis stage=2, or "
                 "leave the pass out."
             )
-        cut_stages(program, self.schedule, self.chunks, self.zero)
+        cut_stages(program, self.schedule, self.chunks, self.zero, self.cluster)

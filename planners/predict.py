@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
+from shardweave.ir.staged import is_staged
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.pipeline import PipelineSimulation, simulate_runs, simulate_stages
+from shardweave.planners.cost.pipeline.runs import simulate_runs
+from shardweave.planners.cost.pipeline.simulation import PipelineSimulation, simulate_stages
+from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.quantity import gib, seconds_text
 from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.cost.simulation import Simulation
@@ -28,16 +33,16 @@ def predicted_of(simulation: Simulation | PipelineSimulation) -> Predicted:
     Of a pipeline: of the busiest stage in time, of the fullest in memory.
     """
     if isinstance(simulation, PipelineSimulation):
-        busiest, bubble_s = simulation.busiest, simulation.bubble_s
+        busiest, bubble_s, host_s = simulation.busiest, simulation.bubble_s, 0.0
         communication_s = dict(busiest.communication_s)
         memory_bytes = dict(simulation.fullest.memory_parts)
     else:
-        busiest, bubble_s = simulation, 0.0
+        busiest, bubble_s, host_s = simulation, 0.0, simulation.host_s
         communication_s = {",".join(axes): t for axes, t in busiest.communication_s.items()}
         memory_bytes = {part: size for part, size in busiest.memory.parts.items() if size}
     return Predicted(
         time_s=simulation.time_s,
-        compute_s=busiest.compute_s + busiest.slowdown_s,
+        compute_s=busiest.compute_s + busiest.slowdown_s + host_s,
         communication_s=communication_s,
         exposed_s=busiest.exposed_communication_s,
         bubble_s=bubble_s,
@@ -56,22 +61,61 @@ def simulation_of(
 ) -> Simulation | PipelineSimulation:
     """Partition a global program by a plan, and simulate a step of it on a cluster.
 
-    The rank's program itself, op by op; of a plan with stages or ZeRO by block and micro-batch, or,
-    by schedules that those do not know, function by function.
+    The rank's program itself, op by op; of a plan with stages or micro-batches by block and
+    micro-batch, or, by schedules that those do not know, function by function.
     optimizer_multiplier: bytes of optimizer state per byte of parameters; None: those of Adam in
     the plan's precision. Raises ValueError (PlanError, PassError, ClusterError) if it cannot be
     partitioned or placed.
     """
     lowerings = Lowerings.of(program)
-    if plan.is_pipeline and plan.pipeline and plan.pipeline.schedule not in BY_BLOCK:
-        staged = lowerings.local(plan)
-        return simulate_runs(staged, plan, cluster, optimizer_multiplier=optimizer_multiplier)
-    if plan.is_pipeline or plan.zero:
+    if is_by_block(plan):
         return simulate_stages(lowerings, plan, cluster, optimizer_multiplier=optimizer_multiplier)
+    if plan.is_pipeline:
+        staged = lowerings.local(plan)
+        return simulate_runs(
+            staged,
+            cluster,
+            plan.pipeline,
+            optimizer_multiplier=optimizer_multiplier,
+            precision=plan.precision,
+        )
     local = lowerings.local(plan)
     return simulate(
         local, cluster, optimizer_multiplier=optimizer_multiplier, precision=plan.precision
     )
+
+
+def simulate_step(
+    program: Program,
+    cluster: Cluster | str | Path,
+    mesh: Mesh | None = None,
+    *,
+    optimizer_multiplier: float | None = 0.0,
+    precision: str = "",
+) -> Simulation | PipelineSimulation:
+    """Simulate one step of a program as its text has it: local, staged, or for one device.
+
+    As `cost.simulate.simulate`; of a staged program run by run, on the cluster's devices in order.
+    """
+    if not is_staged(program):
+        return simulate(
+            program, cluster, mesh, optimizer_multiplier=optimizer_multiplier, precision=precision
+        )
+    if mesh is not None and mesh != program.mesh:
+        raise ValueError(
+            f"the program is for mesh {program.mesh}, not for {mesh}; leave the mesh out."
+        )
+    return simulate_runs(
+        program,
+        find_cluster(cluster),
+        optimizer_multiplier=optimizer_multiplier,
+        precision=precision,
+    )
+
+
+def is_by_block(plan: Plan) -> bool:
+    """Whether a plan's step is simulated by block and micro-batch."""
+    return plan.is_pipeline and plan.pipeline is not None and plan.pipeline.schedule in BY_BLOCK
 
 
 def simulate_plan(program: Program | Lowerings, plan: Plan, cluster: Cluster) -> Predicted:

@@ -121,13 +121,14 @@ def trained(
 def test_training_has_the_losses_of_its_eager_twin_and_goes_on_where_it_was(
     output_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    no_dropout = ("--dropout", "0")
+    # In bfloat16 the two drift apart by what either's rounding is, in float32 by less than is shown.
+    no_dropout = ("--dropout", "0", "--precision", "")
     whole = ("--checkpoint", "whole.pt")
     eager = trained(output_of, monkeypatch, "train_eager.py", *no_dropout, *whole)
     text = trained(output_of, monkeypatch, "train.py", *no_dropout, "--cluster", "oases-3090")
     losses = losses_of(text)
     assert list(losses) == [1, 2, 3, 4]
-    assert losses == pytest.approx(losses_of(eager), abs=2e-4)
+    assert losses == pytest.approx(losses_of(eager), abs=1.5e-4)
     assert losses[4] < losses[1]
     assert text.count("validation loss") == eager.count("validation loss") == 2
     assert text.count("(simulated ") == 2 * 4

@@ -11,7 +11,7 @@ from shardweave.driver.commands.arguments import Commands, add_cluster, new_comm
 
 if TYPE_CHECKING:
     from shardweave.ir.program import Program
-    from shardweave.planners.cost.pipeline import PipelineSimulation
+    from shardweave.planners.cost.pipeline.simulation import PipelineSimulation
     from shardweave.planners.cost.simulation import Simulation
 
 
@@ -20,7 +20,8 @@ def add_parser(commands: Commands) -> None:
     command.add_argument(
         "file",
         metavar="FILE",
-        help="a local program's text, or with --plan a captured one's; - reads standard input",
+        help="the text of a local or staged program, or with --plan of a captured one; - reads "
+        "standard input",
     )
     add_cluster(command)
     command.add_argument(
@@ -64,7 +65,7 @@ def _simulated(program: Program, options: argparse.Namespace) -> Simulation | Pi
     from shardweave.driver.plans import simulate_plan
     from shardweave.passes.notes import note
     from shardweave.planners.cost.presets import find_cluster
-    from shardweave.planners.cost.simulate import simulate
+    from shardweave.planners.predict import simulate_step
 
     state: float | None = options.optimizer
     if options.plan is None:
@@ -74,7 +75,7 @@ def _simulated(program: Program, options: argparse.Namespace) -> Simulation | Pi
                 "partition it first (shardweave opt --mesh data=2 --passes "
                 "plan-megatron,preset:partition), or give --plan."
             )
-        return simulate(program, options.cluster, optimizer_multiplier=state or 0.0)
+        return simulate_step(program, options.cluster, optimizer_multiplier=state or 0.0)
     if program.is_local:
         raise ValueError(
             f"'{options.file}' is the program of one rank already; with --plan give the captured "

@@ -17,7 +17,7 @@ from shardweave.ir.annotations import sharding_attrs_of
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.dist import RecvOp, SendOp
 from shardweave.ir.program import Program, Slot
-from shardweave.ir.staged import Run, StageFunction, functions_of, micro_axis, runs_of
+from shardweave.ir.staged import HELD, Run, StageFunction, functions_of, micro_axis, runs_of
 
 Place = Operation | SSAValue | None
 Message = tuple[int, int, str]
@@ -45,9 +45,8 @@ class _Read:
                 found.sends[function.stage, op.to, op.message] = op
             elif isinstance(op, RecvOp):
                 found.receives[op.source, function.stage, op.message] = op
-        kinds = ("whole", "kept", "sum", "part", "same")
-        found.takes = {slot.name: slot for slot in function.arguments if slot.kind in kinds}
-        found.gives = {slot.name: slot for slot in function.results if slot.kind in kinds}
+        found.takes = {slot.name: slot for slot in function.arguments if slot.kind in HELD}
+        found.gives = {slot.name: slot for slot in function.results if slot.kind in HELD}
         return found
 
 

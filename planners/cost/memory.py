@@ -49,7 +49,10 @@ class Memory:
 
 
 @dataclass(eq=False)
-class _Storage:
+class Storage:
+    """The memory of a value and its views. last_use: the op behind which nothing reads it, by its
+    number; that behind the last one for results, -1 where nothing ever does."""
+
     size: int
     part: str
     last_use: int = -1
@@ -142,10 +145,10 @@ def _walk(program: Program, optimizer_multiplier: float | None, precision: str) 
             optimizer += state["optimizer"]
     tally.add("optimizer", int(optimizer))
     yield tally
-    dying: dict[int, list[_Storage]] = {}
+    dying: dict[int, list[Storage]] = {}
     for storage in (one for group in created for one in group):
         dying.setdefault(storage.last_use, []).append(storage)
-    in_flight: set[_Storage] = set()
+    in_flight: set[Storage] = set()
     for index, op in enumerate(program.ops):
         kind = kind_of(op)
         for storage in created[index]:
@@ -160,7 +163,7 @@ def _walk(program: Program, optimizer_multiplier: float | None, precision: str) 
 
 
 def _land(
-    op: Operation, storages: Mapping[SSAValue, _Storage], in_flight: set[_Storage], tally: _Tally
+    op: Operation, storages: Mapping[SSAValue, Storage], in_flight: set[Storage], tally: _Tally
 ) -> None:
     for storage in {storages[value] for value in op.operands} & in_flight:
         in_flight.discard(storage)
@@ -168,20 +171,20 @@ def _land(
         tally.add(storage.part, storage.size)
 
 
-def storages_of(program: Program) -> tuple[dict[SSAValue, _Storage], list[list[_Storage]]]:
+def storages_of(program: Program) -> tuple[dict[SSAValue, Storage], list[list[Storage]]]:
     """The memory behind each value, and what each op creates."""
     mesh = program.mesh
-    found: dict[SSAValue, _Storage] = {}
+    found: dict[SSAValue, Storage] = {}
     for slot in program.arguments:
         part = _PART_OF_KIND.get(slot.kind, "inputs")
-        found[slot.value] = _Storage(num_bytes(tensor_type_of(slot.value)), part)
-    created: list[list[_Storage]] = []
+        found[slot.value] = Storage(num_bytes(tensor_type_of(slot.value)), part)
+    created: list[list[Storage]] = []
     for index, op in enumerate(program.ops):
         created.append([])
         for position, result in enumerate(op.results):
             source = shared_operand(op, position, mesh)
             if source is None:
-                storage = _Storage(num_bytes(tensor_type_of(result)), "activations")
+                storage = Storage(num_bytes(tensor_type_of(result)), "activations")
                 created[-1].append(storage)
             else:
                 storage = found[source]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from shardweave.ir.program import Program
-from shardweave.ir.staged import functions_of, runs_of
+from shardweave.ir.staged import functions_of, name_of, runs_of
 from shardweave.planners.pipelines.table import Action, Kind, Table, gives_of, needs_of
+from shardweave.planners.pipelines.tasks import KINDS
 
 TAKES: dict[Kind, int] = {"F": 1, "B": 2, "I": 1, "W": 1}
 """Moments that a pass takes: a whole backward pass is both of its halves."""
-
-_KINDS: dict[str, Kind] = {"forward": "F", "backward": "B", "inputs": "I", "weights": "W"}
 
 
 def picture_of(table: Table, num_stages: int) -> str:
@@ -60,7 +59,9 @@ def table_of(program: Program) -> tuple[Table, int]:
     for _, run in runs_of(program):
         function = functions[run.function]
         if run.micro_batch is not None:
-            kind = _KINDS[function.direction]
+            kind = KINDS[function.direction]
+            if kind == "W" and name_of("inputs", function.stage) not in functions:
+                kind = "B"  # of the first stage, which has no other half
             rows[run.at].append(Action(function.stage, kind, run.micro_batch))
     stages = {function.stage for function in functions.values()}
     return tuple(map(tuple, rows)), len(stages)

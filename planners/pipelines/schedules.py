@@ -9,6 +9,7 @@ from shardweave.ir.suggest import did_you_mean
 from shardweave.planners.pipelines.dualpipe_v import dualpipe_v
 from shardweave.planners.pipelines.gpipe import gpipe
 from shardweave.planners.pipelines.interleaved import interleaved
+from shardweave.planners.pipelines.list_order import list_table
 from shardweave.planners.pipelines.one_forward_one_backward import one_forward_one_backward
 from shardweave.planners.pipelines.table import Table
 from shardweave.planners.pipelines.zero_bubble import zero_bubble
@@ -46,6 +47,16 @@ class Schedule:
         return ranks - 1 - at if self.is_v and chunk % 2 else at
 
 
+LIST = "list"
+"""The schedule that is made for a program: `table` has it for passes that all take as long."""
+
+
+def _list_table(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
+    return list_table(
+        ranks, micro_batches, chunks, None, fixed_tables(ranks, micro_batches, chunks)
+    )
+
+
 _SCHEDULES = {
     one.name: one
     for one in (
@@ -55,6 +66,7 @@ _SCHEDULES = {
         Schedule("zero-bubble", zero_bubble),
         Schedule("zero-bubble-v", zero_bubble_v, chunks=2, fixed=True, is_v=True),
         Schedule("dualpipe-v", dualpipe_v, chunks=2, fixed=True, is_v=True),
+        Schedule(LIST, _list_table),
     )
 }
 assert tuple(_SCHEDULES) == PIPELINE_SCHEDULES
@@ -68,3 +80,15 @@ def find_schedule(name: str) -> Schedule:
             f"schedules are {', '.join(_SCHEDULES)}."
         )
     return _SCHEDULES[name]
+
+
+def fixed_tables(ranks: int, micro_batches: int, chunks: int) -> list[Table]:
+    """The tables of all schedules but `list` that can do with these numbers."""
+    found: list[Table] = []
+    for name, one in _SCHEDULES.items():
+        if name != LIST:
+            try:
+                found.append(one.table(ranks, micro_batches, chunks))
+            except ValueError:
+                continue
+    return found

@@ -10,18 +10,17 @@ from xdsl.ir import Attribute
 
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.stages import cut_into_stages
-from shardweave.ir.rewrite.stages.cut import Task
-from shardweave.ir.staged import Direction, micro_axis
+from shardweave.ir.staged import micro_axis
+from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.pipelines.balance import balanced_stages
-from shardweave.planners.pipelines.schedules import find_schedule
-from shardweave.planners.pipelines.table import Table, in_order
+from shardweave.planners.pipelines.list_stages import order_stages
+from shardweave.planners.pipelines.schedules import LIST, find_schedule, fixed_tables
+from shardweave.planners.pipelines.tasks import places_of_table, tasks_of
 from shardweave.planners.plan_names import Lookup
 from shardweave.planners.plan_parts import PIPELINE_SCHEDULES
 
 STAGES = "dist.stages"
 """Attribute of a module before `cut-stages`: the names or patterns of the layers of each stage."""
-
-_DIRECTIONS: dict[str, Direction] = {"F": "forward", "B": "backward", "I": "inputs", "W": "weights"}
 
 
 def store_stages(program: Program, stages: Sequence[Sequence[str]]) -> None:
@@ -62,14 +61,16 @@ def cut_stages(
     schedule: str = PIPELINE_SCHEDULES[0],
     chunks: int = 0,
     zero: int = 3,
+    cluster: str = "",
 ) -> None:
     """Cut a local program into the functions of its stages, run in the order of a schedule.
 
     Stages are those of `dist.stages`, or else as equal as whole blocks allow. chunks: stages on
     each coordinate of the stage axis; 0: as many as there are stages, or those of the schedule.
     zero: of parameters stored in shards, 1 and 2 gather them once in a step, 3 for each pass of a
-    micro-batch; 1 scatters their gradients once, 2 and 3 for each micro-batch. Raises ValueError
-    for what does not fit the mesh or the schedule.
+    micro-batch; 1 scatters their gradients once, 2 and 3 for each micro-batch. cluster: a preset's
+    name or a YAML file, for which schedule `list` orders. Raises ValueError for what does not fit
+    the mesh, the schedule or the cluster.
     """
     chosen = find_schedule(schedule)
     mesh, axis = program.needed_mesh(), micro_axis(program)
@@ -83,17 +84,20 @@ def cut_stages(
             + (f" with {chunks} chunks on each" if chunks else "")
             + f"; give a multiple of {ranks}."
         )
-    table = chosen.table(ranks, axis.size if axis else 1, count // ranks)
-    places = [chosen.place(stage, ranks) for stage in range(count)]
+    sizes = ranks, axis.size if axis else 1, count // ranks
+    table = chosen.table(*sizes)
     cut_into_stages(
         program,
         stages_of_layers(program, stages),
-        places,
+        places_of_table(table),
         tasks_of(table, count),
         keep_gathered=zero < 3,
         scatter_each=zero > 1,
     )
     program.module.attributes.pop(STAGES, None)
+    if schedule == LIST:
+        found = find_cluster(cluster) if cluster else None
+        order_stages(program, found, [table, *fixed_tables(*sizes)])
 
 
 def stages_of_layers(program: Program, stages: Sequence[Sequence[str]]) -> dict[str, int]:
@@ -121,14 +125,3 @@ def _paths(layer: str) -> Iterator[str]:
     while layer:
         yield layer
         layer = layer.rpartition(".")[0]
-
-
-def tasks_of(table: Table, num_stages: int) -> list[Task]:
-    """What a table runs, in an order in which all ranks together can run it."""
-    is_split = any(action.kind in "IW" for actions in table for action in actions)
-    found: list[Task] = []
-    for _, action in in_order(table, num_stages):
-        kinds = "IW" if is_split and action.kind == "B" else action.kind
-        for kind in kinds:
-            found.append((_DIRECTIONS[kind], action.stage, action.micro_batch))
-    return found

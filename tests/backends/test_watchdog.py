@@ -118,6 +118,39 @@ def wait_for_the_device(rank: int, folder: Path) -> None:
     time.sleep(60)
 
 
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.third(self.second(self.first(x).relu()).relu()).square().mean()
+
+
+def die_in_a_pipeline(rank: int, folder: Path) -> None:
+    """The stage in the middle is gone when the third micro-batch comes to it."""
+    from shardweave.backends.mail import Address, Mail
+    from shardweave.driver.compile import compile as compile_step
+    from shardweave.planners.plan import Plan
+    from shardweave.planners.plan_parts import Pipeline
+
+    pipeline = Pipeline((("first",), ("second",), ("third",)), 3)
+    x = torch.ones(6, 4)
+    step = compile_step(Deep(), (x,), plan=Plan(mesh={"stage": NUM_RANKS}, pipeline=pipeline))
+    receive = Mail.receive
+
+    def receive_or_die(self: Mail, rank: int, address: Address) -> Tensor:
+        if address[0] == 0 and address[3] == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return receive(self, rank, address)
+
+    step(x)
+    if rank == 1:
+        Mail.receive = receive_or_die
+    (folder / f"ready{rank}").touch()
+    step(x)
+
+
 def live(rank: int, folder: str, name: str) -> None:
     """The life of a rank, as the interpreter would end it."""
     os.environ |= {
@@ -153,6 +186,7 @@ ROLES: dict[str, Callable[[int, Path], Any]] = {
         evaluate,
         sum_outside,
         die_while_saving,
+        die_in_a_pipeline,
         wait_for_the_device,
     )
 }
@@ -211,6 +245,19 @@ def test_ranks_end_and_name_one_that_was_killed(tmp_path: Path) -> None:
         assert POSITION in ended.said[rank]
         assert "test_watchdog.py" in ended.said[rank]
         assert "rank 1" in (tmp_path / f"error{rank}.json").read_text()
+
+
+def test_stages_end_and_say_at_which_micro_batch_they_waited_for_what(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, "die_in_a_pipeline", None)
+    assert ended.codes == [1, -signal.SIGKILL, 1]
+    waited = {
+        0: ("which stage 1 sends", "in backward_0 of stage 0, micro-batch 1"),
+        2: ("which stage 1 sends", "in forward_2 of stage 2, micro-batch 2"),
+    }
+    for rank, texts in waited.items():
+        for text in ("rank 1 (process ", "has given no sign of life", "dist.recv", *texts):
+            assert text in ended.said[rank]
+        assert "micro-batch" in (tmp_path / f"error{rank}.json").read_text()
 
 
 def test_ranks_end_and_name_one_that_was_stopped(tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def check(spec: str, plan: Plan) -> Program:
         ("stage=2,data=2", "dualpipe-v", 4, 2),
         ("stage=2", "gpipe", 1, 1),
         ("data=2", "1f1b", 4, 1),
+        ("stage=4", "list", 8, 1),
+        ("stage=2", "list", 4, 2),
     ],
 )
 def test_every_schedule_equals_eager(

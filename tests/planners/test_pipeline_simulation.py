@@ -15,8 +15,8 @@ from shardweave.planners.amp import plan_amp
 from shardweave.planners.amp.model import AmpError
 from shardweave.planners.cost.cluster import Cluster, NodeType, on_devices
 from shardweave.planners.cost.links import nics_of, transfer_of
-from shardweave.planners.cost.pipeline import PipelineSimulation, simulate_stages
 from shardweave.planners.cost.pipeline.micro_batch import micro_batch_plan
+from shardweave.planners.cost.pipeline.simulation import PipelineSimulation, simulate_stages
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.simulation import Simulation
 from shardweave.planners.lower import Lowerings

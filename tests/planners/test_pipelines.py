@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from random import Random
 from unittest.mock import MagicMock
 
 import pytest
 import torch.distributed.pipelining.schedules as pytorch
 
 from shardweave.planners.pipelines import Action, Table, find_schedule, in_order
+from shardweave.planners.pipelines.list_order import (
+    PassCosts,
+    list_table,
+    most_in_flight,
+    time_of,
+    unit_costs,
+)
+from shardweave.planners.pipelines.schedules import LIST, fixed_tables
+from shardweave.planners.pipelines.table import Kind
 from shardweave.planners.plan_parts import PIPELINE_SCHEDULES
 
 DATA = Path(__file__).parents[1] / "data" / "pipelines"
@@ -97,9 +107,11 @@ def test_one_forward_one_backward_is_that_of_the_paper() -> None:
 @pytest.mark.parametrize("name", PIPELINE_SCHEDULES)
 def test_every_schedule_ends_and_runs_each_pass_once(name: str) -> None:
     schedule = find_schedule(name)
-    for ranks in (1, 2, 3, 4, 8):
+    for ranks in (1, 2, 3) if name == LIST else (1, 2, 3, 4, 8):
         for micro_batches in (2 * ranks, 4 * ranks):
-            for chunks in (1, 2, 4) if not schedule.fixed else (schedule.chunks,):
+            for chunks in (
+                (1, 2) if name == LIST else (1, 2, 4) if not schedule.fixed else (schedule.chunks,)
+            ):
                 table = schedule.table(ranks, micro_batches, chunks)
                 found = in_order(table, ranks * chunks)
                 done = [
@@ -128,3 +140,46 @@ def test_what_a_schedule_cannot_do_is_said() -> None:
         find_schedule("zero-bubble-v").table(4, 8, 1)
     with pytest.raises(ValueError, match="did you mean '1f1b'"):
         find_schedule("1f1")
+
+
+# Schedule `list`
+
+
+def bubble(table: Table, ranks: int) -> float:
+    """Of the rank that waits least, where each pass takes a second."""
+    costs = unit_costs(ranks)
+    busy = max(sum(2 if a.kind == "B" else 1 for a in row) for row in table)
+    return time_of(table, ranks, costs) - busy
+
+
+def test_list_has_a_third_of_the_bubbles_of_1f1b_and_no_more_micro_batches_in_flight() -> None:
+    fixed, found = (find_schedule(name).table(4, 8, 1) for name in ("1f1b", "list"))
+    assert (bubble(found, 4), bubble(fixed, 4)) == (3, 9)
+    assert most_in_flight(found) == most_in_flight(fixed) == 4
+
+
+@pytest.mark.parametrize(("ranks", "chunks"), [(2, 1), (3, 1), (2, 2)])
+def test_list_is_never_slower_than_another_schedule_and_keeps_to_its_memory(
+    ranks: int, chunks: int
+) -> None:
+    for seed in range(3):
+        chance = Random(seed)
+        kinds: tuple[Kind, ...] = ("F", "I", "W")
+        stages = range(ranks * chunks)
+        costs = PassCosts(
+            {(stage, kind): chance.uniform(1, 3) for stage in stages for kind in kinds},
+            {(s, s + way): chance.uniform(0, 0.5) for s in stages for way in (1, -1)},
+        )
+        others = fixed_tables(ranks, 4, chunks)
+        times = [time_of(table, len(stages), costs) for table in others]
+        found = list_table(ranks, 4, chunks, costs, others)
+        assert len(in_order(found, len(stages))) == 3 * len(stages) * 4
+        assert time_of(found, len(stages), costs) <= min(times) * 1.005
+        most = most_in_flight(found)
+        assert most < 2 * ranks * chunks
+        less = list_table(
+            ranks, 4, chunks, costs, fits=lambda table, most=most: most_in_flight(table) < most
+        )
+        assert most_in_flight(less) < most
+        with pytest.raises(ValueError, match=r"ranks fits into their memory; use smaller"):
+            list_table(ranks, 4, chunks, costs, others, lambda _: False)

@@ -7,25 +7,30 @@ other pairs, and collectives within a stage, do not slow them down.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from shardweave.ir.dist import RecvOp, SendOp
-from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.staged import Run, StageFunction, functions_of, runs_of
-from shardweave.ir.storage import storage_of
+from shardweave.ir.staged import Run, StageFunction, functions_of, micro_axis, runs_of
 from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.planners.cost.cluster import Cluster, PlacedCluster, on_devices
 from shardweave.planners.cost.links import transfer_of
-from shardweave.planners.cost.memory import peak_memory, state_bytes
+from shardweave.planners.cost.memory import state_bytes
+from shardweave.planners.cost.pipeline.run_memory import (
+    PlaceMemory,
+    devices_of_places,
+    memory_of_places,
+    parameters_of_places,
+)
 from shardweave.planners.cost.pipeline.simulation import PipelineSimulation, StageResult
 from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.cost.simulation import Simulation
 from shardweave.planners.cost.timeline import Event
 from shardweave.planners.cost.workload import parameter_dtype
-from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import Pipeline
 
 AXIS = "stage"
 """What the messages between stages are counted as."""
@@ -37,19 +42,9 @@ PHASES = {
 """The colour of a run in a plot; weight gradients, which fill bubbles, have one of their own."""
 
 
-class _OnStage(StageFunction):
-    """A function on the mesh of its stage alone."""
-
-    @property
-    def mesh(self) -> Mesh | None:
-        found = super().mesh
-        return found and found.within_stage
-
-
 @dataclass(eq=False)
 class _Place:
-    """What the ranks of one coordinate on the stage axis did so far. live: bytes by stage, name and
-    micro-batch of what waits for a later run."""
+    """What the ranks of one coordinate on the stage axis did so far."""
 
     cluster: PlacedCluster
     now_s: float = 0.0
@@ -58,37 +53,33 @@ class _Place:
     bubble_s: float = 0.0
     communication_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     exposed_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    live: dict[tuple[int, str, int | None], int] = field(
-        default_factory=dict[tuple[int, str, int | None], int]
-    )
-    peak: int = 0
 
 
 @dataclass(frozen=True)
 class _Function:
-    """A function as it is run: simulated, and what it takes in memory beside its arguments."""
+    """A function as it is run: simulated, and its messages."""
 
     function: StageFunction
     simulation: Simulation
-    workspace: int
-    kept: Mapping[str, int]
-    takes: tuple[str, ...]
     sends: tuple[tuple[int, str, int], ...]
     receives: tuple[tuple[int, str], ...]
 
 
 def simulate_runs(
     program: Program,
-    plan: Plan,
     cluster: Cluster,
+    pipeline: Pipeline | None = None,
     *,
     optimizer_multiplier: float | None = None,
+    precision: str = "",
 ) -> PipelineSimulation:
     """Simulate a step of a staged program on a cluster. Linear in its ops and runs.
 
-    Raises ValueError (ClusterError) for a mesh that the cluster has no devices for.
+    pipeline: on which devices its stages are, and the name of its schedule; None: devices in order,
+    and a schedule without a name. optimizer_multiplier, precision: as for `state_bytes`. Raises
+    ValueError (ClusterError) for a mesh that the cluster has no devices for.
     """
-    ranks = _ranks_of(program.needed_mesh(), plan)
+    ranks = devices_of_places(program.needed_mesh(), pipeline.ranks if pipeline else ())
     places = [_Place(on_devices(cluster, found)) for found in ranks]
     at = {run.function: run.at for _, run in runs_of(program)}
     functions = {
@@ -100,44 +91,31 @@ def simulate_runs(
     for _, run in runs_of(program):
         step.run(run)
     time_s = max(place.now_s for place in places)
+    states = partial(
+        state_bytes,
+        itemsize=parameter_dtype(program).itemsize,
+        precision=precision,
+        optimizer_multiplier=optimizer_multiplier,
+    )
+    sizes, memory = parameters_of_places(program), memory_of_places(program)
     results = [
-        _result(index, place, time_s, program, at, plan, optimizer_multiplier)
-        for index, place in enumerate(places)
+        _result(place, time_s, _memory(states(size), memory[index]), _in_flight(program, index))
+        for index, (place, size) in enumerate(zip(places, sizes, strict=True))
     ]
-    assert plan.pipeline is not None
+    axis = micro_axis(program)
     return PipelineSimulation(
         cluster=cluster,
         mesh=program.needed_mesh(),
         time_s=time_s,
         lower_bound_s=max(place.compute_s for place in places),
-        schedule=plan.pipeline.schedule,
-        micro_batches=plan.pipeline.micro_batches,
+        schedule=pipeline.schedule if pipeline else "in the order of its text",
+        micro_batches=axis.size if axis else 1,
         stages=tuple(results),
         events=tuple(sorted(step.events, key=lambda event: event.start_s)),
     )
 
 
-def _ranks_of(mesh: Mesh, plan: Plan) -> list[list[int]]:
-    """The devices of each coordinate on the stage axis."""
-    if plan.pipeline is not None and plan.pipeline.ranks:
-        return [list(ranks) for ranks in plan.pipeline.ranks]
-    axis = mesh.stage_axis
-    found: list[list[int]] = [[] for _ in range(mesh.num_stages)]
-    for rank in range(mesh.num_devices):
-        found[mesh.coordinates(rank)[axis.name] if axis else 0].append(rank)
-    return found
-
-
 def _read(function: StageFunction, cluster: PlacedCluster) -> _Function:
-    alone = _OnStage(function.module, function.function)
-    taken = sum(num_bytes(tensor_type_of(slot.value)) for slot in function.arguments)
-    kept: dict[str, int] = {}
-    counted = {slot.value for slot in function.arguments}
-    for slot in function.results:
-        storage = storage_of(slot.value)
-        if slot.kind in ("kept", "part", "whole"):
-            kept[slot.name] = 0 if storage in counted else num_bytes(tensor_type_of(storage))
-            counted.add(storage)
     sizes = [
         (op.to, op.message, num_bytes(tensor_type_of(op.operands[0])))
         for op in function.ops
@@ -146,10 +124,7 @@ def _read(function: StageFunction, cluster: PlacedCluster) -> _Function:
     coming = [(op.source, op.message) for op in function.ops if isinstance(op, RecvOp)]
     return _Function(
         function,
-        simulate(alone, cluster),
-        peak_memory(alone).peak_bytes - taken - sum(kept.values()),
-        kept,
-        tuple(slot.name for slot in function.arguments if slot.kind == "kept"),
+        simulate(function.alone, cluster),
         tuple(sizes),
         tuple(coming),
     )
@@ -174,10 +149,6 @@ class _Played:
         self.arrives_s: dict[tuple[int, int, str, int | None], tuple[float, float]] = {}
         self.link_s: dict[tuple[int, int], float] = {}
         self.events: list[Event] = []
-        self.readers = Counter(
-            (one.function.stage, name) for one in functions.values() for name in one.takes
-        )
-        self.left: dict[tuple[int, str, int | None], int] = {}
 
     def run(self, run: Run) -> None:
         one, place = self.functions[run.function], self.places[run.at]
@@ -200,7 +171,6 @@ class _Played:
             place.exposed_s[",".join(axes)] += seconds
         self._event(one.function, run, start_s, end_s)
         self._send(one, run, end_s)
-        self._remember(one, run, place)
 
     def _event(self, function: StageFunction, run: Run, start_s: float, end_s: float) -> None:
         copy = () if run.micro_batch is None else (run.micro_batch,)
@@ -222,43 +192,17 @@ class _Played:
             self.arrives_s[key] = left_s, arrives_s
             self.places[goal].communication_s[AXIS] += seconds
 
-    def _remember(self, one: _Function, run: Run, place: _Place) -> None:
-        """Count what is kept, and what is freed, as the runner does."""
-        stage = one.function.stage
-        needed = one.workspace + sum(one.kept.values())
-        place.peak = max(place.peak, sum(place.live.values()) + needed)
-        for name, size in one.kept.items():
-            key = stage, name, run.micro_batch
-            place.live[key] = size
-            self.left[key] = self.readers[stage, name]
-        for name in one.takes:
-            key = stage, name, run.micro_batch
-            self.left[key] -= 1
-            if not self.left[key]:
-                place.live.pop(key, None)
+
+def _memory(states: Mapping[str, float], step: PlaceMemory) -> dict[str, float]:
+    """Bytes by part, at most. Gradients are made within the step: there are none when it begins."""
+    parts = {**states, **step.parts, "gradients": float(step.parts.get("gradients", 0))}
+    return {part: float(size) for part, size in parts.items() if size}
 
 
 def _result(
-    index: int,
-    place: _Place,
-    time_s: float,
-    program: Program,
-    at: Mapping[str, int],
-    plan: Plan,
-    optimizer_multiplier: float | None,
+    place: _Place, time_s: float, memory: Mapping[str, float], in_flight: int
 ) -> StageResult:
-    """The sums of one coordinate, and its memory: states, and the most that was alive at once."""
-    held = {
-        (slot.kind, slot.name): slot.value
-        for name, function in functions_of(program).items()
-        if at[name] == index
-        for slot in function.arguments
-        if slot.kind in ("param", "buffer")
-    }
-    sizes = [num_bytes(tensor_type_of(v)) for (kind, _), v in held.items() if kind == "param"]
-    itemsize = parameter_dtype(program).itemsize
-    parts = dict(state_bytes(sum(sizes), itemsize, plan.precision, optimizer_multiplier))
-    parts["activations"] = float(place.peak)
+    """The sums of one coordinate."""
     devices = place.cluster.device_types(place.cluster.num_devices)
     return StageResult(
         compute_s=place.compute_s,
@@ -266,9 +210,9 @@ def _result(
         communication_s=dict(place.communication_s),
         exposed_s={axes: seconds for axes, seconds in place.exposed_s.items() if seconds},
         bubble_s=place.bubble_s + time_s - place.now_s,
-        memory_parts={part: size for part, size in parts.items() if size},
+        memory_parts=memory,
         memory_bytes=min(device.memory_bytes for device in devices),
-        in_flight=_in_flight(program, index),
+        in_flight=in_flight,
     )
 
 

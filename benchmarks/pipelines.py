@@ -1,0 +1,131 @@
+"""Pipeline schedules beside those of torch.distributed.pipelining, on the same stages and link.
+
+    python benchmarks/pipelines.py [--rate 500mbit] [--ranks 2,4] [--quick] [--json FILE]
+
+The rows are steps of the same processes, timed in turn; a step is forward and backward of all
+micro-batches. With `--rate` every process has a network of its own whose link the kernel limits
+(root, ip and tc). `list` is our schedule that is made for the model and `--cluster`, by which the
+simulator goes as well. What a rank waits for others is measured and simulated for the rank that
+waits least. Memory is that of the tensors which a step makes, on the rank that has most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import shaped_link
+from pipeline_rows import CASES
+from rank_processes import run_ranks, start_worker
+
+WORKER = Path(__file__).with_name("pipelines_worker.py")
+MODEL = "gpt:layers=8,hidden=256,heads=8,vocab=256,seq=64,batch=16,tie=false"
+QUICK = "gpt:layers=8,hidden=32,heads=4,vocab=64,seq=16,batch=8,tie=false"
+
+
+def main() -> int:
+    options = parse_options()
+    console = Console(width=max(140, Console().width))
+    if options.rate and (reason := shaped_link.why_not()):
+        console.print(f"skipped: the link cannot be shaped here: {reason}.")
+        return 0
+    results: list[dict[str, Any]] = []
+    with (
+        shaped_link.shaped_link(max(options.ranks), options.rate) if options.rate else nullcontext()
+    ):
+        for ranks in options.ranks:
+            results.append({"ranks": ranks, "rows": run(options, ranks)})
+            console.print(table_of(results[-1], options))
+    if options.json:
+        result = {"machine": options.machine, "rate": options.rate, "rounds": options.rounds,
+                  "model": options.model, "micro_batches": options.micro_batches,
+                  "cluster": options.cluster, "results": results}  # fmt: skip
+        Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rate", default="", help="rate of each process's link, as tc writes it")
+    parser.add_argument("--model", default="", help="a GPT of at least two layers for each rank")
+    parser.add_argument("--ranks", default="2,4", help="how many processes, in turn")
+    parser.add_argument("--micro-batches", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=20, help="timed steps of each row")
+    parser.add_argument("--schedules", default=",".join(case.schedule for case in CASES))
+    parser.add_argument("--cluster", default="", help="cluster file for `list` and the simulator")
+    parser.add_argument("--machine", default="2-core x86-64 CPU, torch CPU build")
+    parser.add_argument("--json", default="", help="write the rows to this file")
+    parser.add_argument("--quick", action="store_true", help="a small model, three rounds")
+    options = parser.parse_args()
+    options.ranks = [int(ranks) for ranks in options.ranks.split(",")]
+    options.schedules = options.schedules.split(",")
+    unknown = {*options.schedules} - {case.schedule for case in CASES}
+    if unknown:
+        parser.error(f"there are no schedules {sorted(unknown)} to compare")
+    rate = options.rate or "10gbit"
+    options.cluster = options.cluster or f"testbed:nodes={max(options.ranks)},rate={rate}"
+    options.model = options.model or (QUICK if options.quick else MODEL)
+    if options.quick:
+        options.rounds = 3
+    return options
+
+
+def run(options: argparse.Namespace, ranks: int) -> list[dict[str, Any]]:
+    """Start one process per rank, and read the rows that rank 0 writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {
+            "model": options.model,
+            "micro_batches": options.micro_batches,
+            "rounds": options.rounds,
+            "schedules": options.schedules,
+            "cluster": options.cluster,
+            "out": str(Path(folder, "rows.json")),
+        }
+        start = partial(start_worker, WORKER, settings, ranks, options.rate)
+        run_ranks(ranks, start, timeout_s=1200, what=f"a worker of {ranks}")
+        return json.loads(Path(settings["out"]).read_text())
+
+
+def table_of(result: dict[str, Any], options: argparse.Namespace) -> Table:
+    title = f"{result['ranks']} processes, {options.micro_batches} micro-batches, "
+    table = Table(title=f"{title}{options.rate or 'unshaped'} link")
+    columns = ("row", "time", "ours / it", "memory", "waits", "simulated wait", "simulated time")
+    for name in columns:
+        table.add_column(name, justify="left" if name == "row" else "right", no_wrap=True)
+    ours: dict[str, Any] = {}
+    for row in result["rows"]:
+        if row["name"].startswith("shardweave"):
+            ours = row
+        table.add_row(*cells(ours, row))
+    return table
+
+
+def cells(ours: dict[str, Any], row: dict[str, Any]) -> list[str]:
+    """A line of the table; `ours` is the schedule of the same order."""
+    own_s, time_s = statistics.median(ours["times_s"]), statistics.median(row["times_s"])
+    waits = "waited_s" in row
+    return [
+        row["name"],
+        f"{time_s * 1e3:.1f} ms",
+        "" if row is ours else f"{own_s / time_s:.2f}",
+        f"{row['peak_bytes'] / 2**20:.1f} MiB",
+        f"{statistics.median(row['waited_s']) / time_s:.0%}" if waits else "",
+        f"{row['simulated_wait_s'] / row['simulated_s']:.0%}" if waits else "",
+        f"{row['simulated_s'] * 1e3:.1f} ms" if waits else "",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""From the table of a schedule to what the functions of stages run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardweave.ir.rewrite.stages.cut import Task
+from shardweave.ir.staged import Direction
+from shardweave.planners.pipelines.table import Kind, Table, in_order
+
+DIRECTIONS: Mapping[Kind, Direction] = {
+    "F": "forward",
+    "B": "backward",
+    "I": "inputs",
+    "W": "weights",
+}
+KINDS: Mapping[Direction, Kind] = {direction: kind for kind, direction in DIRECTIONS.items()}
+
+
+def tasks_of(table: Table, num_stages: int) -> list[Task]:
+    """What a table runs, in an order in which all ranks together can run it."""
+    is_split = any(action.kind in "IW" for actions in table for action in actions)
+    found: list[Task] = []
+    for _, action in in_order(table, num_stages):
+        kinds: tuple[Kind, ...] = ("I", "W") if is_split and action.kind == "B" else (action.kind,)
+        for kind in kinds:
+            found.append((DIRECTIONS[kind], action.stage, action.micro_batch))
+    return found
+
+
+def places_of_table(table: Table) -> list[int]:
+    """By stage, the rank that has it."""
+    places = {action.stage: rank for rank, actions in enumerate(table) for action in actions}
+    return [places[stage] for stage in range(len(places))]

@@ -1,0 +1,97 @@
+"""Memory of stages: what a rank allocates in a step, counted, is what is simulated."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from shardweave.backends.distributed import DistributedBackend
+from shardweave.driver.compile import compile
+from shardweave.driver.models import build_example
+from shardweave.ir.mesh import Mesh
+from shardweave.planners.cost.pipeline.run_memory import memory_of_places
+from shardweave.planners.pipelines.balance import balanced_stages
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import Pipeline
+from shardweave.tests.spawn import run_ranks
+from shardweave.tests.zoo import captured, megatron
+
+GPT = "gpt:layers=4,hidden=32,heads=4,vocab=32,seq=32,batch=16,tie=false"
+
+
+class Counted(TorchDispatchMode):
+    """Bytes of the memory that ops make, while it lives. most: at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self.known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, Tensor):
+                self.known.add(tensor.untyped_storage())
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage())
+        self.most = max(self.most, self.now)
+        return result
+
+    def _count(self, storage: Any) -> None:
+        if storage not in self.known:
+            self.known.add(storage)
+            self.now += storage.nbytes()
+            weakref.finalize(storage, self._free, storage.nbytes())
+
+    def _free(self, size: int) -> None:
+        self.now -= size
+
+
+def peaks(spec: str, plan: Plan) -> tuple[int, int]:
+    """The most bytes that live at once on this rank in a step: counted, and simulated."""
+    torch.set_num_threads(1)
+    example = build_example(spec)
+    step = compile(example.module, kwargs=example.kwargs, plan=plan)
+    assert isinstance(step.backend, DistributedBackend)
+    step(**example.kwargs)
+    step.zero_grad()
+    with Counted() as counted:
+        step(**example.kwargs)
+    return counted.most, memory_of_places(step.program)[step.backend.runtime.place].peak_bytes
+
+
+def check(schedule: str, mesh: str, count: int, chunks: int, world_size: int, **more: Any) -> None:
+    stages = balanced_stages(captured(GPT).program, Mesh.parse(mesh).num_stages * chunks)
+    plan = replace(megatron(GPT, mesh), pipeline=Pipeline(stages, count, schedule=schedule), **more)
+    for counted, simulated in run_ranks(peaks, world_size, GPT, plan):
+        assert simulated == pytest.approx(counted, rel=0.05)
+
+
+def test_peak_of_each_stage_is_the_simulated_one() -> None:
+    check("zero-bubble", "stage=2", 8, 1, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "mesh", "count", "chunks", "more"),
+    [
+        ("1f1b", "stage=4", 8, 1, {}),
+        ("gpipe", "stage=2,data=2", 4, 1, {}),
+        ("interleaved-1f1b", "stage=2,tensor=2", 4, 2, {}),
+        ("zero-bubble-v", "stage=2,data=2", 4, 2, {"zero": 2}),
+        ("list", "stage=4", 8, 1, {}),
+        ("dualpipe-v", "stage=2,data=2", 4, 2, {"recompute": "layer"}),
+    ],
+)
+def test_peaks_of_all_schedules_are_the_simulated_ones(
+    schedule: str, mesh: str, count: int, chunks: int, more: dict[str, Any]
+) -> None:
+    check(schedule, mesh, count, chunks, 4, **more)

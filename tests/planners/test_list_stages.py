@@ -1,0 +1,88 @@
+"""Schedule `list` on programs: fewer bubbles than the other schedules, within the memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.pipeline.simulation import PipelineSimulation
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.lower import local_program
+from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.pipelines.balance import balanced_stages
+from shardweave.planners.pipelines.list_stages import order_stages
+from shardweave.planners.pipelines.picture import picture_of, table_of
+from shardweave.planners.pipelines.schedules import fixed_tables
+from shardweave.planners.plan_parts import Pipeline
+from shardweave.planners.predict import simulate_step
+from shardweave.tests.zoo import captured
+
+SMALL = "gpt:layers=4,hidden=16,heads=4,vocab=32,seq=8,batch=8"
+LARGE = "gpt:layers=8,hidden=512,heads=8,vocab=256,seq=128,batch=16,tie=false"
+CLUSTER = "h100-pod"
+
+
+@cache
+def staged(spec: str, schedule: str, chunks: int = 1) -> Program:
+    program = captured(spec).program
+    stages = balanced_stages(program, 4 * chunks)
+    plan = replace(
+        plan_megatron(program, Mesh(stage=4)),
+        pipeline=Pipeline(stages, 8, schedule=schedule),
+        cluster=CLUSTER if schedule == "list" else "",
+    )
+    return local_program(program, plan)
+
+
+def simulated(program: Program, cluster: Cluster | str = CLUSTER) -> PipelineSimulation:
+    found = simulate_step(program, cluster, optimizer_multiplier=None)
+    assert isinstance(found, PipelineSimulation)
+    return found
+
+
+def test_list_is_the_fastest_and_its_picture_shows_each_pass() -> None:
+    found = staged(SMALL, "list")
+    time_s = simulated(found).time_s
+    assert all(time_s <= simulated(staged(SMALL, name)).time_s for name in ("1f1b", "zero-bubble"))
+    picture = picture_of(*table_of(found))
+    assert all(picture.count(f"{kind}7") == times for kind, times in (("F", 4), ("I", 3), ("W", 3)))
+
+
+def test_less_memory_gives_an_order_with_fewer_micro_batches_in_flight_or_none() -> None:
+    program = staged(SMALL, "list").clone()
+    before = simulated(program)
+    others = fixed_tables(4, 8, 1)
+    cluster = find_cluster(CLUSTER)
+
+    def order(memory_bytes: float) -> None:
+        (device,) = cluster.devices.values()
+        small = replace(device, memory_bytes=int(memory_bytes))
+        order_stages(program, replace(cluster, devices={device.name: small}), others)
+
+    fixed = simulated(staged(SMALL, "zero-bubble"))
+    most, least = (max(s.peak_bytes for s in found.stages) for found in (before, fixed))
+    assert least < most
+    limit = (most + least) / 2
+    order(limit)
+    after = simulated(program)
+    assert max(stage.peak_bytes for stage in after.stages) <= limit
+    assert after.time_s >= before.time_s
+    with pytest.raises(ValueError, match="on 4 ranks fits into their memory"):
+        order(0.1 * least)
+
+
+@pytest.mark.slow
+def test_bubbles_are_a_third_of_those_of_1f1b_and_a_tenth_on_two_chunks() -> None:
+    fixed = simulated(staged(LARGE, "1f1b"))
+    found = simulated(staged(LARGE, "list"))
+    # The last stage has nothing to do before the first micro-batch has come through the others.
+    first = min(e.start_s for e in found.events if e.stream == "stage 03" and e.copy)
+    assert found.bubble_s == pytest.approx(first, rel=0.02)
+    assert found.bubble_s < 0.36 * fixed.bubble_s
+    assert simulated(staged(LARGE, "list", 2)).bubble_s < fixed.bubble_s / 3
+    assert simulated(staged(LARGE, "zero-bubble-v", 2)).bubble_s < fixed.bubble_s / 3
