@@ -58,9 +58,10 @@ def plan_megatron(
     over which anything divides, and `data` the rest (AMP, Sec. 4.1, without stages).
 
     Objective: none, it is a rule (Shoeybi et al. 2019; Korthikanti et al. 2022; stripes of the
-    sequence, Brandon et al. 2023). Exact on every mesh. What does not divide is cut with padding: more for the first devices than for the last;
-    heads too, where there are more of them than devices. Their weights are stored in plain shards,
-    and gathered for use. What stays whole is noted. Time: a few walks over the program.
+    sequence, Brandon et al. 2023). Exact on every mesh. What does not divide is cut with padding:
+    more for the first devices than for the last; heads too, where there are more of them than
+    devices. Their weights are stored in plain shards, and gathered for use. What stays whole is
+    noted. Time: a few walks over the program.
     """
     if mesh is None:
         assert cluster is not None, "who calls gives a mesh or a cluster"
@@ -88,11 +89,11 @@ def plan_megatron(
         _cut_vocabulary(program, tensor, mesh, cuts)
         for slot in program.arguments:
             if slot.value in cuts:
-                shape, cut = shape_of(slot.value), cuts[slot.value]
-                stored = stored_cut(cut, shape, mesh)
+                shape, read = shape_of(slot.value), cuts[slot.value]
+                stored = stored_cut(read, shape, mesh)
                 parameters[slot.name] = sharding_text(stored, shape)
-                if stored != cut:
-                    used[slot.name] = sharding_text(cut, shape)
+                if stored != read:
+                    used[slot.name] = sharding_text(read, shape)
         if not parameters:
             notes.append(
                 f"axis '{tensor}' of the mesh is idle: no parameter can be cut over "
