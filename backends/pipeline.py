@@ -12,6 +12,7 @@ from shardweave.backends import position
 from shardweave.backends.emit import StepFunction
 from shardweave.backends.emitted import JoinedRunner
 from shardweave.backends.mail import Address, Expected, Mail
+from shardweave.backends.parts import Parts
 from shardweave.backends.programs import Key, sharding_held
 from shardweave.backends.runtime import Runtime
 from shardweave.ir.messages import coming_messages
@@ -74,6 +75,7 @@ class StagedRunner(JoinedRunner):
         }
         self.last_reads = _last_reads(self.runs, self.functions)
         self.inbox = _inbox(program, runtime)
+        self._parts = Parts(program, runtime.coordinates)
         runtime.prepare(program)
 
     @property
@@ -110,7 +112,7 @@ class StagedRunner(JoinedRunner):
     def results_of(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         mail = Mail(self.runtime.rank, self.inbox, self.runtime.device)
         mail.open()
-        step = _Step(self, given, mail)
+        step = _Step(self, self._parts.padded(given), mail)
         for run, last_reads in zip(self.runs, self.last_reads, strict=True):
             step.run(run, last_reads)
         mail.close()
@@ -119,7 +121,7 @@ class StagedRunner(JoinedRunner):
             if slot.kind == "output" and (slot.kind, slot.name) not in step.returned:
                 empty = torch.empty(0, dtype=dtype_of_value(slot.value), device=self.runtime.device)
                 step.returned[slot.kind, slot.name] = empty
-        return step.returned
+        return self._parts.held(step.returned)
 
 
 def _place_of(slot: Slot, stage: int, micro_batch: int | None) -> Place:
