@@ -17,12 +17,13 @@ STAMP := $(VENV)/.installed
 # pyright takes the name of a package from its folder, and a clone may be called anything.
 PACKAGE_LINK := $(VENV)/src/shardweave
 # The other files there are parts of these.
-BENCHMARKS := $(wildcard benchmarks/compile_time.py benchmarks/ir_tools.py benchmarks/training.py benchmarks/pipelines.py \
-    benchmarks/overlap.py benchmarks/schedules.py benchmarks/oases_table3.py)
+BENCHMARKS := $(wildcard benchmarks/compile_time.py benchmarks/ir_tools.py benchmarks/training.py \
+    benchmarks/pipelines.py benchmarks/overlap.py benchmarks/context.py benchmarks/schedules.py \
+    benchmarks/oases_table3.py)
 PLANNERS := oases amp
 WORKERS := 2
 
-.PHONY: help demo test test-slow check format docs bench clean $(VENV)
+.PHONY: help demo test test-slow check format docs bench bench-gpu clean $(VENV)
 
 help:
 	@echo "make demo       capture, shard, run and check two small transformers"
@@ -32,6 +33,7 @@ help:
 	@echo "make format     reformat the sources"
 	@echo "make docs       the pages as a site, in build/site"
 	@echo "make bench      the benchmarks, quickly"
+	@echo "make bench-gpu  those that need a GPU; without one they say what they would measure"
 	@echo "make clean      remove .venv, caches and build outputs"
 	@echo "TORCH=2.11.*    with another version of torch, in an environment of its own"
 	@echo "PYTHON=...      the interpreter to build .venv with (>= $(MIN_PYTHON))"
@@ -101,6 +103,11 @@ bench: $(STAMP)
 	for planner in $(PLANNERS); do \
 	    echo "benchmarks/planners.py $$planner --quick"; \
 	    $(BIN)/python benchmarks/planners.py "$$planner" --quick; \
+	done
+
+bench-gpu: $(STAMP)
+	@set -e; for benchmark in benchmarks/kernels.py benchmarks/step_gpu.py; do \
+	    echo "$$benchmark $(BENCH_OPTIONS)"; $(BIN)/python "$$benchmark" $(BENCH_OPTIONS); \
 	done
 
 clean:

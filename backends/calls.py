@@ -10,10 +10,15 @@ from torch import Tensor
 from xdsl.ir import SSAValue
 
 from shardweave.backends.attention import flash_attention, flash_attention_backward
+from shardweave.backends.positional_attention import (
+    positional_attention,
+    positional_attention_backward,
+)
 from shardweave.backends.random_numbers import random_numbers
 from shardweave.ir.aten import AtenOp, overload_named
 from shardweave.ir.aten_args import CALLEE, arguments
 from shardweave.ir.philox import RANDOM
+from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
 
 _FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 
@@ -21,6 +26,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     _FLASH: flash_attention,
     f"{_FLASH}_backward": flash_attention_backward,
     RANDOM: random_numbers,
+    ATTENTION: positional_attention,
+    ATTENTION_BACKWARD: positional_attention_backward,
 }
 """Ops that run as a function of ours."""
 

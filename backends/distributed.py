@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shardweave.backends.agreement import require_same_model
 from shardweave.backends.backend import Backend, Pending
 from shardweave.backends.bound import BoundProgram, device_of
 from shardweave.backends.cuda_graph import GraphedStep
@@ -101,11 +102,12 @@ class DistributedBackend(Backend):
             )
 
     def load(self, program: Program, pending: Collection[str] = ()) -> EmittedRunner | StagedRunner:
+        if self.cuda_graph and self.is_joint:
+            raise ValueError(
+                f"cuda_graph=True: a step on mesh {self.runtime.mesh} sends messages, and a graph "
+                "of those is not supported; leave it out, or take a mesh of one device."
+            )
         if is_staged(program):
-            if self.cuda_graph:
-                raise ValueError(
-                    "cuda_graph=True: a step of several stages cannot be one; leave it out."
-                )
             self.homes |= homes_of(program)
             return StagedRunner(program, self.runtime, kernels=self.kernels)
         return EmittedRunner(
@@ -243,6 +245,8 @@ def step_of(
     """
     runtime = runtime or _runtime_for(program, model)
     backend = DistributedBackend(runtime, kernels=kernels, cuda_graph=cuda_graph)
+    if backend.is_joint:
+        require_same_model(model)
     return Step(model, backend, GivenProgram(BoundProgram(program, backend)), sync=sync)
 
 

@@ -56,6 +56,10 @@ from math import inf, nan
 import torch
 
 from shardweave.backends.attention import flash_attention, flash_attention_backward
+from shardweave.backends.positional_attention import (
+    positional_attention,
+    positional_attention_backward,
+)
 from shardweave.backends.random_numbers import random_numbers
 
 aten = torch.ops.aten

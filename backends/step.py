@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor
 
 from shardweave.backends import replicas, watchdog
 from shardweave.backends.accumulate import Gradients, merged, micro_batches
-from shardweave.backends.agreement import require_same_model
 from shardweave.backends.backend import Backend
 from shardweave.backends.bound import BoundProgram
 from shardweave.backends.grad_scaler import loss_scale_of
@@ -199,14 +198,13 @@ class Step(ShardedState):
     is not.
 
     sync: parameters and buffers start with the values of rank 0's model; with False, ranks compare
-    digests of theirs, and all raise AgreementError if they differ.
+    digests of theirs, and all raise AgreementError if they differ. That the ranks' models are the
+    same but for values is the caller's to make sure of (`agreement.require_same_model`).
     """
 
     def __init__(
         self, model: nn.Module, backend: Backend, programs: Programs, *, sync: bool = True
     ) -> None:
-        if backend.is_joint:
-            require_same_model(model)
         programs.first.check_model(model)
         super().__init__(model, backend, programs.first.state_shardings, sync=sync)
         if programs.first.draws:

@@ -14,6 +14,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from shardweave.backends import in_flight
+
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
@@ -37,22 +39,31 @@ class _SlowWork:
 
 
 def slow_down(rate: str) -> None:
-    """Make torch.distributed.all_reduce of this process behave as on a link of this rate."""
+    """Make all-reduces, gathers and exchanges of this process behave as on a link of this rate."""
     speed = bytes_per_second(rate)
-    original: Callable[..., Any] = dist.all_reduce
     free = [0.0]
     # A spinning thread must not keep the interpreter from the threads that bring messages.
     sys.setswitchinterval(5e-5)
 
-    def all_reduce(tensor: Tensor, *args: Any, async_op: bool = False, **kwargs: Any) -> Any:
-        work = original(tensor, *args, async_op=True, **kwargs)
-        size = dist.get_world_size()
-        sent = 2 * (size - 1) / size * tensor.numel() * tensor.element_size()
-        free[0] = max(free[0], time.perf_counter()) + sent / speed
-        slow = _SlowWork(work, free[0])
-        if async_op:
-            return slow
-        slow.wait()
-        return None
+    def slowed(original: Callable[..., Any], sends: Callable[..., float]) -> Callable[..., Any]:
+        """sends: the elements that one rank sends, of the collective's tensors."""
 
-    dist.all_reduce = all_reduce
+        def collective(*args: Any, async_op: bool = False, **kwargs: Any) -> Any:
+            work = original(*args, async_op=True, **kwargs)
+            tensors = [arg for arg in args if isinstance(arg, Tensor)]
+            sent = sends(*tensors) * tensors[0].element_size()
+            free[0] = max(free[0], time.perf_counter()) + sent / speed
+            slow = _SlowWork(work, free[0])
+            if async_op:
+                return slow
+            slow.wait()
+            return None
+
+        return collective
+
+    others = dist.get_world_size() - 1
+    share = others / (others + 1)
+    dist.all_reduce = slowed(dist.all_reduce, lambda x: 2 * share * x.numel())
+    in_flight.gather_single = slowed(in_flight.gather_single, lambda _, x: others * x.numel())
+    # A scatter of sums sends what is other ranks', and leaves its own part out of the message.
+    dist.all_to_all_single = slowed(dist.all_to_all_single, lambda _, x: x.numel())

@@ -13,7 +13,7 @@ from shardweave.backends.agreement import require_same, require_same_model
 from shardweave.backends.bound import BoundProgram, device_of
 from shardweave.backends.step import GivenProgram, Step
 from shardweave.driver import world
-from shardweave.driver.lowering import Request
+from shardweave.driver.lowering import Request, plan_for_cluster
 from shardweave.driver.plans import Passes, PlanLike, mesh_of_plan
 from shardweave.driver.precision import check_precision, in_precision, reducing_in
 from shardweave.driver.programs import MAX_PROGRAMS, CompiledPrograms, backend_of, seed_of
@@ -23,6 +23,7 @@ from shardweave.ir.capture.outputs import LossChoice
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.pipeline import MeshLike, as_mesh
+from shardweave.planners.call import ClusterLike
 
 
 def compile(
@@ -32,6 +33,7 @@ def compile(
     *,
     mesh: MeshLike | None = None,
     plan: PlanLike | None = None,
+    cluster: ClusterLike | None = None,
     passes: Passes = (),
     backend: str = "distributed",
     train: bool | None = None,
@@ -66,6 +68,9 @@ def compile(
     plan: a planner's name ("megatron" is the default), a Plan, the path
     of a plan's JSON file, or shardings by parameter name or pattern, as in
     {"h.*.fc_in.weight": '[{"tensor"}, {}]'}. What it leaves whole or idle is a warning (PlanNote).
+    cluster: what to plan for: a Cluster, a preset's name or a file, as `shardweave profile` writes.
+    With one the default planner is "auto", which chooses the mesh too if none is given; every rank
+    plans for itself, and comes to the same.
     sequence_parallel: an option for the planner. passes: more passes, run after the default
     ones, or in their place if `insert-collectives` is among them.
     backend: "distributed" runs one process per device, started by torchrun, and initialises
@@ -101,6 +106,9 @@ def compile(
     if backend not in BACKENDS:
         raise ValueError(f"backend '{backend}' is unknown; use one of {', '.join(BACKENDS)}.")
     check_precision(precision, program)
+    if cluster is not None:
+        asked = None if mesh is None else as_mesh(mesh)
+        plan = plan_for_cluster(model, args, kwargs or {}, asked, plan, cluster)
     own = mesh_of_plan(plan) if program is None else program.mesh
     num_processes = None if backend == "reference" else world.world_size()
     goal = own or Mesh() if mesh is None else as_mesh(mesh, num_processes)
@@ -141,6 +149,8 @@ def bind(program: Program, request: Request, device: torch.device) -> Step:
     """A step that runs the program of a request in every call, with copies of the model's
     parameters. Collective."""
     backend = backend_of(request, program, device)
+    if backend.is_joint:
+        require_same_model(request.model)
     programs = GivenProgram(
         BoundProgram(program, backend), world.from_rank_0(partial(seed_of, request.seed))
     )

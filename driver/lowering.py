@@ -16,7 +16,7 @@ from shardweave.backends.programs import Key
 from shardweave.backends.step import StepCall
 from shardweave.driver import world
 from shardweave.driver.models import Example
-from shardweave.driver.plans import Passes, PlanLike, partition, resolve_plan
+from shardweave.driver.plans import Passes, PlanLike, partition, plan, resolve_plan
 from shardweave.ir.capture.arguments import taken_apart
 from shardweave.ir.capture.outputs import LossChoice, Outputs
 from shardweave.ir.kernel import FusedOp
@@ -29,6 +29,7 @@ from shardweave.ir.verify.program import check
 from shardweave.passes.notes import unheard
 from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import run_passes
+from shardweave.planners.call import ClusterLike
 from shardweave.planners.other_shapes import fit_plan
 from shardweave.planners.pipelines.choose import with_pipeline
 from shardweave.planners.plan import Plan
@@ -289,6 +290,29 @@ def capture_request(request: Request) -> Program:
     from shardweave.ir.capture.capture import capture
 
     return capture(request.model, request.args, request.kwargs, train=request.train is not False)
+
+
+def plan_for_cluster(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    mesh: Mesh | None,
+    planner: PlanLike | None,
+    cluster: ClusterLike,
+) -> Plan:
+    """The plan of a planner (None: `auto`) for a cluster, on a mesh or one that it chooses.
+
+    Raises ValueError for a plan that is given already.
+    """
+    if planner is not None and not (isinstance(planner, str) and planner in PLANNERS):
+        raise ValueError(
+            "cluster is what a planner plans for, and the plan is given; leave the cluster out, or "
+            f"name a planner ({', '.join(PLANNERS)})."
+        )
+    from shardweave.ir.capture.capture import capture
+
+    program = capture(model, args, kwargs)
+    return plan(program, mesh, planner or "auto", cluster=cluster)
 
 
 def _given_program(program: Program, request: Request) -> tuple[Program, Making]:

@@ -22,6 +22,7 @@ from shardweave.ir.capture.capture import capture
 from shardweave.ir.program import Program
 from shardweave.ir.verify.program import check
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.cost.quantity import gib
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_check import check_plan
 from shardweave.planners.plan_parts import Candidate
@@ -36,8 +37,9 @@ def plan_program(options: argparse.Namespace) -> int:
     """Plan a program, or compare two plans of it."""
     check_output(options.output)
     check_output(options.plot)
-    find_cluster(options.cluster)  # before the work that it is needed for
-    given = parse_options(",".join(text.strip() for text in options.option))
+    if options.cluster:
+        find_cluster(options.cluster)  # before the work that it is needed for
+    given = _options(options)
     program = _program(options)
     out = messages(options.output or "")
     if options.compare:
@@ -49,12 +51,28 @@ def plan_program(options: argparse.Namespace) -> int:
         print_candidates(considered, out)
     print_plan(found, out)
     _plot(considered, options.plot, out)
+    _check_fits(found)
     if options.output == "-":
         sys.stdout.write(found.to_json() + "\n")
     elif options.output:
         found.save(options.output)
         print(f"wrote {options.output}")
     return 0
+
+
+def _options(options: argparse.Namespace) -> dict[str, Any]:
+    """The planner's options: those of -O, and those that have an argument of their own."""
+    given: dict[str, Any] = dict(parse_options(",".join(text.strip() for text in options.option)))
+    own = {
+        "fix": ",".join(options.fix),
+        "forbid": ",".join(options.forbid),
+        "memory": options.memory,
+        "time_limit_s": options.time_limit,
+    }
+    for name, value in own.items():
+        if value and name in given:
+            raise ValueError(f"option '{name}' is given twice, once by -O; keep one of them.")
+    return given | {name: value for name, value in own.items() if value}
 
 
 def _program(options: argparse.Namespace) -> Program:
@@ -71,6 +89,17 @@ def _program(options: argparse.Namespace) -> Program:
     with status(f"capturing {name}"):
         example = build_example(name, dtype=getattr(torch, options.dtype))
         return capture(example.module, kwargs=example.kwargs)
+
+
+def _check_fits(plan: Plan) -> None:
+    """Raises ValueError for a plan that needs more memory than the cluster's devices have."""
+    found = plan.predicted
+    if found is not None and found.capacity_bytes and not found.fits:
+        missing = gib(found.peak_bytes - found.capacity_bytes)
+        raise ValueError(
+            f"the plan of '{plan.planner}' does not fit, by {missing} GiB on each device, and is "
+            "not written; plan with 'auto', which looks for one that fits, or use more devices."
+        )
 
 
 def _is_text(name: str) -> bool:
@@ -121,7 +150,7 @@ def _plan_named(
         raise ValueError(no_such_plan(name))
     found = Plan.load(name)
     check_plan(found, program)
-    return simulated(program, found, options.cluster)
+    return simulated(program, found, options.cluster) if options.cluster else found
 
 
 def _is_outcome(line: str) -> bool:

@@ -43,7 +43,7 @@ ONE_DEVICE_PASSES = "cse,dce"
 def plan(
     program: Program,
     mesh: MeshLike | None = None,
-    planner: str = "megatron",
+    planner: str = "",
     *,
     cluster: ClusterLike | None = None,
     host: Host | None = None,
@@ -51,15 +51,16 @@ def plan(
 ) -> Plan:
     """Let a planner choose how to train a global program.
 
-    mesh: None lets a planner choose it that can, from the devices of the cluster. cluster: what
-    to plan for: a Cluster, a preset's name or a YAML file; with one, the plan says what a step is
-    predicted to take. host: lets planners try plans out (`driver.trials.host_of`). options: the
-    planner's own.
+    planner: "auto" where there is a cluster, else "megatron". mesh: None lets a planner choose it
+    that can, from the devices of the cluster. cluster: what to plan for: a Cluster, a preset's name
+    or a YAML file; with one, the plan says what a step is predicted to take. host: lets planners
+    try plans out (`driver.trials.host_of`). options: the planner's own.
 
     Raises ValueError for an unknown planner, or an option that it does not have, or if it needs
     a mesh or a cluster that is not given.
     """
     goal = None if mesh is None else as_mesh(mesh)
+    planner = planner or ("megatron" if cluster is None else "auto")
     found = call_planner(planner, program, goal, cluster=cluster, host=host, options=options)
     return found if cluster is None else simulated(program, found, cluster)
 

@@ -8,7 +8,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_SPIN = "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
+_SPIN = """
+import os, sys
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while os.getppid() == int(sys.argv[1]): pass
+"""
+"""Also ends when the process that started it does, however that ends."""
 
 
 def pin(rank: int) -> None:
@@ -28,7 +33,7 @@ def awake() -> Iterator[None]:
     if not hasattr(os, "SCHED_IDLE"):
         yield
         return
-    spinner = subprocess.Popen([sys.executable, "-c", _SPIN])
+    spinner = subprocess.Popen([sys.executable, "-c", _SPIN, str(os.getpid())])
     try:
         yield
     finally:
@@ -37,13 +42,17 @@ def awake() -> Iterator[None]:
 
 
 def hasten_network_threads() -> None:
-    """Let this process's other threads, gloo's, run at once when a message comes, if allowed."""
+    """Let this process's other threads, gloo's, run soon when a message comes, if allowed.
+
+    Not by a real-time policy: gloo's thread asks again and again for a connection's lock, so that
+    on the same core the main thread would never come to give it back.
+    """
     if not os.path.isdir("/proc/self/task"):
         return
     for thread in map(int, os.listdir("/proc/self/task")):
         if thread == os.getpid():
             continue
         try:
-            os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(1))
+            os.setpriority(os.PRIO_PROCESS, thread, -20)
         except (PermissionError, ProcessLookupError):
             return

@@ -23,12 +23,17 @@ from xdsl.utils.exceptions import VerifyException
 from shardweave.ir.annotations import ANNOTATIONS, annotation_problem, arguments_of
 from shardweave.ir.literals import Literal, to_attribute, to_python
 from shardweave.ir.philox import RANDOM
+from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.pure_ops import NOT_PURE, pure_ops
 from shardweave.ir.syntax import STRUCTURE, CallOp, Operands, flatten
 from shardweave.ir.types import number_of_type
 
 NOT_STORED = frozenset({"device", "layout", "pin_memory", "memory_format", "generator"})
 """Arguments about placement and memory layout, which the backend decides."""
+
+
+OWN_OPS = (RANDOM, ATTENTION, ATTENTION_BACKWARD)
+"""Ops made like those of ATen, from schemas of ours."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,8 @@ _TENSOR_TYPES = {"Tensor", "Optional[Tensor]", "List[Tensor]", "List[Optional[Te
 @cache
 def overload_named(name: str) -> OpOverload[..., Any]:
     """The torch overload of an op name: `aten.sum` is the default one, `aten.add.Tensor` named."""
-    if name == RANDOM:
-        return torch.ops.shardweave.random.default
+    if name in OWN_OPS:
+        return getattr(torch.ops.shardweave, name.removeprefix("dist.")).default
     _, packet, *overload = name.split(".")
     return getattr(getattr(torch.ops.aten, packet), overload[0] if overload else "default")
 
@@ -123,7 +128,7 @@ class AtenOp(CallOp):
         return parameter.default
 
     def verify_(self) -> None:
-        is_pure = self.name in pure_ops() or self.name == RANDOM
+        is_pure = self.name in pure_ops() or self.name in OWN_OPS
         problem = annotation_problem(self) if is_pure else f"{self.name} {NOT_PURE}"
         if problem is not None:
             raise VerifyException(problem)

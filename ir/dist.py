@@ -37,11 +37,10 @@ from xdsl.irdl import (
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
-from shardweave.ir.aten import aten_class
+from shardweave.ir.aten import OWN_OPS, aten_class
 from shardweave.ir.attributes import MeshAttr, PhaseAttr, ShardingAttr
 from shardweave.ir.literals import Literal, to_attribute
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.philox import RANDOM
 from shardweave.ir.syntax import DefinedOp
 from shardweave.ir.types import TENSOR, dtype_of_value, shape_of, tensor_type_of
 
@@ -423,7 +422,7 @@ def dist_dialect() -> Dialect:
             SendOp,
             RecvOp,
             RunOp,
-            aten_class(RANDOM),
+            *map(aten_class, OWN_OPS),
         ],
         [MeshAttr, ShardingAttr, PhaseAttr],
     )

@@ -9,6 +9,7 @@ from xdsl.ir import Operation
 
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import Product, facts_of
+from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.types import shape_of
 
 
@@ -39,6 +40,8 @@ _FLOPS: dict[str, Callable[[AtenOp], int]] = {
     "aten.convolution_backward": _convolution_backward,
     "aten._scaled_dot_product_flash_attention_for_cpu": lambda op: _attention(op, 2),
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": lambda op: _attention(op, 5),
+    ATTENTION: lambda op: _attention(op, 2),
+    ATTENTION_BACKWARD: lambda op: _attention(op, 5),
 }
 
 

@@ -25,7 +25,7 @@ def expected_strides(value: SSAValue) -> Sizes:
     shape, owner = shape_of(value), value.owner
     if not isinstance(owner, AtenOp):
         return dense_strides(shape)
-    if "_attention_" in owner.name and len(shape) == 4:
+    if "attention" in owner.name and len(shape) == 4:
         # Heads are the last but one in memory, as they are in the projections of q, k and v.
         _, heads, length, width = shape
         return (length * heads * width, width, heads * width, 1)

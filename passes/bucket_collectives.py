@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.bucket_collectives import (
     ALONE_BYTES,
-    BUCKET_BYTES,
     FIRST_BYTES,
     bucket_collectives,
 )
+from shardweave.ir.rewrite.buckets import BUCKET_BYTES
 from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
 

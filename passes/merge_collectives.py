@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardweave.ir.program import Program
-from shardweave.ir.rewrite.buckets import merge_all_reduces
+from shardweave.ir.rewrite.buckets import BUCKET_BYTES, merge_all_reduces
 from shardweave.passes.program_pass import PassOnProgram
 
 
@@ -21,7 +21,7 @@ class MergeCollectivesPass(PassOnProgram):
     """
 
     name = "merge-collectives"
-    bucket_bytes: int = 25 * 2**20
+    bucket_bytes: int = BUCKET_BYTES
 
     def run(self, program: Program) -> None:
         merge_all_reduces(program, self.bucket_bytes)

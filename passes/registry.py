@@ -26,6 +26,7 @@ PASSES: dict[str, str] = {
     "rematerialize": "shardweave.passes.rematerialize:RematerializePass",
     "repeat-key-heads": "shardweave.passes.repeat_key_heads:RepeatKeyHeadsPass",
     "split-addmm": "shardweave.passes.split_addmm:SplitAddmmPass",
+    "split-attention": "shardweave.passes.split_attention:SplitAttentionPass",
     "split-batch": "shardweave.passes.split_batch:SplitBatchPass",
     "start-collectives": "shardweave.passes.start_collectives:StartCollectivesPass",
     "unfuse-kernels": "shardweave.passes.unfuse_kernels:UnfuseKernelsPass",

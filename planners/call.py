@@ -21,7 +21,7 @@ from shardweave.planners.registry import PLANNERS
 if TYPE_CHECKING:
     from shardweave.planners.oppa.trials import Host
 
-GIVEN = ("program", "mesh", "cluster", "host")
+GIVEN = ("program", "mesh", "cluster", "cluster_name", "host")
 """Parameters of planners that are no options of their user's."""
 
 ClusterLike = Cluster | str | Path
@@ -94,6 +94,8 @@ def call_planner(
             )
         if cluster is not None:
             extra["cluster"] = find_cluster(cluster)
+            if "cluster_name" in known and not isinstance(cluster, Cluster):
+                extra["cluster_name"] = str(cluster)
     if "host" in known:
         extra["host"] = host
     if "options" in known:
@@ -108,10 +110,32 @@ def call_planner(
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:
     known = planner_options(name)
-    for option in options:
+    for option, value in options.items():
         if option not in known:
             raise ValueError(
                 f"planner '{name}' has no option '{option}'; "
                 f"{did_you_mean(option, known)}its options are "
                 f"{', '.join(known) or 'none'}."
             )
+        kinds = get_args(known[option].annotation) or (known[option].annotation,)
+        if not any(_is_of(value, kind) for kind in kinds):
+            shown = " or ".join(_KINDS.get(kind, str(kind)) for kind in kinds)
+            raise ValueError(f"planner '{name}': option '{option}' is {value!r}; give {shown}.")
+
+
+_KINDS: Mapping[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    types.NoneType: "none",
+}
+
+
+def _is_of(value: object, kind: Any) -> bool:
+    """Whether an option's value is of a kind; a whole number is a number, true is none."""
+    if kind not in _KINDS:
+        return True
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)

@@ -21,6 +21,7 @@ from shardweave.ir.rewrite.redundancy import delete_redundant_collectives
 from shardweave.ir.rewrite.rematerialize import rematerialize
 from shardweave.ir.rewrite.start import start_collectives
 from shardweave.ir.rewrite.unroll import unroll_time_axes
+from shardweave.ir.sharding.attention_parts import split_attention
 from shardweave.ir.sharding.partition import partition
 from shardweave.ir.sharding.pending_sums import add_pending_sums
 from shardweave.ir.sharding.propagate import propagate
@@ -51,6 +52,7 @@ FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "split-batch": split_batch,
     "split-addmm": split_addmms,
     "repeat-key-heads": repeat_key_heads,
+    "split-attention": split_attention,
     "add-pending-sums": add_pending_sums,
     "propagate-shardings": propagate,
     "insert-collectives": partition,
@@ -93,6 +95,9 @@ def lowering_of(plan: Plan) -> Lowering:
 def partitioning_of(plan: Plan) -> Lowering:
     """The first part of `lowering_of`: to a local program that waits for every message."""
     steps = annotation_steps(plan) + [(name, dict[str, Any]()) for name in PARTITIONING]
+    if plan.attention_parts > 1:
+        at = PARTITIONING.index("repeat-key-heads") - len(PARTITIONING) + 1
+        steps.insert(len(steps) + at, ("split-attention", {"parts": plan.attention_parts}))
     if plan.batch_split > 1:
         steps.append(("unroll-time-axes", {"keep": MICRO} if plan.is_pipeline else {}))
     steps += [(name, {}) for name in CLEANING]

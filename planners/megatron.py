@@ -10,7 +10,7 @@ from xdsl.ir import SSAValue
 from shardweave.ir.annotations import layer_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Placement
+from shardweave.ir.placement import DimSharding, Placement, contiguous, fits, ordered
 from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
 from shardweave.planners.cost.cluster import Cluster
@@ -19,6 +19,7 @@ from shardweave.planners.linear_maps import Cut, input_embeddings
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_names import sharding_text
 from shardweave.planners.replicated import batch_shardings, idle_data
+from shardweave.planners.sequence_cut import SequenceCut, sequence_cut
 from shardweave.planners.structure import parallel_pairs
 
 
@@ -29,7 +30,9 @@ def plan_megatron(
     cluster: Cluster | None = None,
     tensor: str = "tensor",
     data: str = "data",
+    context: str = "context",
     sequence_parallel: bool = False,
+    attention_parts: int = 1,
 ) -> Plan:
     """Column- and row-parallel pairs on `tensor`, the batch on `data`.
 
@@ -39,11 +42,16 @@ def plan_megatron(
     lies between pairs is cut along dim 1 over `tensor`: all-reduces become a reduce-scatter and
     an all-gather, and norms run on shards.
 
+    Where the mesh has an axis `context`, inputs are cut along the sequence over it
+    (`planners.sequence_cut`), and so is everything between them and the loss; attention gathers
+    keys and values, with `attention_parts` in so many parts that it merges (`split-attention`).
+
     Without a mesh, `tensor` takes the devices of a node of the cluster, the largest number of them
     over which anything divides, and `data` the rest (AMP, Sec. 4.1, without stages).
 
-    Objective: none, it is a rule (Shoeybi et al. 2019; Korthikanti et al. 2022). Exact on every
-    mesh; what does not divide stays whole and is noted. Time: a few walks over the program.
+    Objective: none, it is a rule (Shoeybi et al. 2019; Korthikanti et al. 2022; stripes of the
+    sequence, Brandon et al. 2023). Exact on every mesh; what does not divide stays whole and is
+    noted. Time: a few walks over the program.
     """
     if mesh is None:
         assert cluster is not None, "who calls gives a mesh or a cluster"
@@ -52,10 +60,14 @@ def plan_megatron(
     inputs, notes = batch_shardings(program, mesh, data)
     notes += idle_data(inputs, mesh, data)
     notes += [
-        f"axis '{axis.name}' of the mesh is idle: the rule uses '{data}' and '{tensor}' alone"
+        f"axis '{axis.name}' of the mesh is idle: the rule uses '{data}', '{tensor}' and "
+        f"'{context}' alone"
         for axis in mesh.space_axes
-        if axis.size > 1 and axis.name not in (data, tensor)
+        if axis.size > 1 and axis.name not in (data, tensor, context)
     ]
+    cut = sequence_cut(program, mesh, context, attention_parts)
+    inputs = cut.inputs(program, inputs)
+    notes += cut.notes
     parameters: dict[str, str] = {}
     activations: dict[str, str] = {}
     if tensor in mesh.names and mesh.size(tensor) > 1:
@@ -73,13 +85,14 @@ def plan_megatron(
                 f"{tensor}={size}, and its ranks all compute the same"
             )
         if sequence_parallel:
-            activations, more = _sequence(program, mesh, tensor, data)
+            activations, more = _sequence(program, mesh, tensor, data, cut)
             notes += more
     return Plan(
         mesh={axis.name: axis.size for axis in mesh.axes},
         parameters=parameters,
         inputs=inputs,
         activations=activations,
+        attention_parts=attention_parts if cut.placements else 1,
         planner="megatron",
         notes=tuple(notes),
     )
@@ -124,7 +137,7 @@ def _cut_vocabulary(
 
 
 def _sequence(
-    program: Program, mesh: Mesh, tensor: str, data: str
+    program: Program, mesh: Mesh, tensor: str, data: str, cut: SequenceCut
 ) -> tuple[dict[str, str], list[str]]:
     """Shardings of the embeddings' outputs, from which the residual stream takes its own.
 
@@ -137,7 +150,8 @@ def _sequence(
     embeddings = list(input_embeddings(program))
     for op, _ in embeddings:
         layer, shape = layer_of(op), shape_of(op.results[0])
-        if len(shape) != 3 or shape[1] % size:
+        dims = _cut_rows(shape[1], tensor, size, cut) if len(shape) == 3 else None
+        if dims is None:
             refused.add(layer)
             notes.append(
                 f"no sequence parallelism from '{layer}': its output {list(shape)} has no dim 1 "
@@ -145,8 +159,20 @@ def _sequence(
             )
             continue
         has_data = data in mesh.names and shape[0] % mesh.size(data) == 0
-        rows = f'"{data}"' if has_data else ""
-        found[layer] = f'[{{{rows}}}, {{"{tensor}"}}, {{}}]'
+        rows = contiguous([data], shape[0], mesh) if has_data else ()
+        found[layer] = sharding_text((rows, dims, ()), shape)
     if not embeddings:
         notes.append("sequence_parallel has no effect: no embedding of inputs was found")
     return {layer: text for layer, text in found.items() if layer not in refused}, notes
+
+
+def _cut_rows(length: int, axis: str, size: int, cut: SequenceCut) -> DimSharding | None:
+    """The placements of a sequence that an axis cuts within what the context cuts already."""
+    outer = cut.placements.get(length)
+    if outer is None:
+        outside, span = (), length
+    else:
+        # Stripes are the last digit of a position, plain shards the first.
+        outside, span = (outer,), length if outer.stride == 1 else outer.stride
+    placements = ordered((*outside, Placement(axis, size, span // size)))
+    return placements if span % size == 0 and fits(placements, length) else None

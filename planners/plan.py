@@ -30,12 +30,13 @@ class Plan:
     to shardings. activations: layer names to the sharding of the layer's forward output.
     notes: what the planner decided and why.
 
-    batch_split: sub-batches run one after another (`split-batch`). recompute: policy of
-    `rematerialize`. schedule: of `overlap-communication`; `cluster` (a preset or a file) is the
-    one it orders for. pipeline: stages, None for one. zero: how much of parameters is also
-    sharded over the data axis: 1 optimizer state, 2 gradients too, 3 parameters too. precision:
-    `fp32`, `bf16-mixed` or `fp16-mixed`, for the memory of the optimizer (`cost.memory`); without
-    it the parameters' dtype has it all.
+    batch_split: sub-batches run one after another (`split-batch`). attention_parts: parts of keys
+    and values, where these are cut along the sequence, that attention merges (`split-attention`).
+    recompute: policy of `rematerialize`. schedule: of `overlap-communication`; `cluster` (a preset
+    or a file) is the one it orders for. pipeline: stages, None for one. zero: how much of
+    parameters is also sharded over the data axis: 1 optimizer state, 2 gradients too, 3 parameters
+    too. precision: `fp32`, `bf16-mixed` or `fp16-mixed`, for the memory of the optimizer
+    (`cost.memory`); without it the parameters' dtype has it all.
 
     predicted: what a step is expected to take. reasons: why this plan, and why not the next
     best. candidates: the best plans that were looked at, this one first.
@@ -49,6 +50,7 @@ class Plan:
     planner: str = "by hand"
     notes: tuple[str, ...] = ()
     batch_split: int = 1
+    attention_parts: int = 1
     recompute: str = "none"
     schedule: str = ""
     cluster: str = ""
@@ -160,6 +162,7 @@ _READERS: dict[str, parts.Reader] = {
     "planner": parts.text,
     "notes": parts.list_of(parts.text, "strings"),
     "batch_split": parts.at_least(1),
+    "attention_parts": parts.at_least(1),
     "recompute": parts.one_of(parts.RECOMPUTE),
     "schedule": parts.one_of(parts.SCHEDULES),
     "cluster": parts.text,

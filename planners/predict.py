@@ -33,16 +33,16 @@ def predicted_of(simulation: Simulation | PipelineSimulation) -> Predicted:
     Of a pipeline: of the busiest stage in time, of the fullest in memory.
     """
     if isinstance(simulation, PipelineSimulation):
-        busiest, bubble_s = simulation.busiest, simulation.bubble_s
+        busiest, bubble_s, host_s = simulation.busiest, simulation.bubble_s, 0.0
         communication_s = dict(busiest.communication_s)
         memory_bytes = dict(simulation.fullest.memory_parts)
     else:
-        busiest, bubble_s = simulation, 0.0
+        busiest, bubble_s, host_s = simulation, 0.0, simulation.host_s
         communication_s = {",".join(axes): t for axes, t in busiest.communication_s.items()}
         memory_bytes = {part: size for part, size in busiest.memory.parts.items() if size}
     return Predicted(
         time_s=simulation.time_s,
-        compute_s=busiest.compute_s + busiest.slowdown_s,
+        compute_s=busiest.compute_s + busiest.slowdown_s + host_s,
         communication_s=communication_s,
         exposed_s=busiest.exposed_communication_s,
         bubble_s=bubble_s,
@@ -61,14 +61,16 @@ def simulation_of(
 ) -> Simulation | PipelineSimulation:
     """Partition a global program by a plan, and simulate a step of it on a cluster.
 
-    The rank's program itself, op by op; of a plan with stages or ZeRO by block and micro-batch, or,
-    by schedules that those do not know, function by function.
+    The rank's program itself, op by op; of a plan with stages or micro-batches by block and
+    micro-batch, or, by schedules that those do not know, function by function.
     optimizer_multiplier: bytes of optimizer state per byte of parameters; None: those of Adam in
     the plan's precision. Raises ValueError (PlanError, PassError, ClusterError) if it cannot be
     partitioned or placed.
     """
     lowerings = Lowerings.of(program)
-    if plan.is_pipeline and plan.pipeline and plan.pipeline.schedule not in BY_BLOCK:
+    if is_by_block(plan):
+        return simulate_stages(lowerings, plan, cluster, optimizer_multiplier=optimizer_multiplier)
+    if plan.is_pipeline:
         staged = lowerings.local(plan)
         return simulate_runs(
             staged,
@@ -77,8 +79,6 @@ def simulation_of(
             optimizer_multiplier=optimizer_multiplier,
             precision=plan.precision,
         )
-    if plan.is_pipeline or plan.zero:
-        return simulate_stages(lowerings, plan, cluster, optimizer_multiplier=optimizer_multiplier)
     local = lowerings.local(plan)
     return simulate(
         local, cluster, optimizer_multiplier=optimizer_multiplier, precision=plan.precision
@@ -111,6 +111,11 @@ def simulate_step(
         optimizer_multiplier=optimizer_multiplier,
         precision=precision,
     )
+
+
+def is_by_block(plan: Plan) -> bool:
+    """Whether a plan's step is simulated by block and micro-batch."""
+    return plan.is_pipeline and plan.pipeline is not None and plan.pipeline.schedule in BY_BLOCK
 
 
 def simulate_plan(program: Program | Lowerings, plan: Plan, cluster: Cluster) -> Predicted:

@@ -6,6 +6,7 @@ from shardweave.ir.suggest import did_you_mean
 
 PLANNERS: dict[str, str] = {
     "amp": "shardweave.planners.amp:plan_amp",
+    "auto": "shardweave.planners.auto:plan_auto",
     "axonn": "shardweave.planners.axonn:plan_axonn",
     "boosted-trees": "shardweave.planners.boosted_trees:plan_boosted_trees",
     "exhaustive": "shardweave.planners.exhaustive:plan_exhaustive",

@@ -9,6 +9,7 @@ from shardweave.driver.commands.arguments import (
     MODEL_HELP,
     Commands,
     add_cluster,
+    add_time_limit,
     new_command,
 )
 from shardweave.planners.registry import PLANNERS
@@ -19,10 +20,10 @@ def add_parser(commands: Commands) -> None:
     command.add_argument(
         "file", metavar="PROGRAM", help=f"a captured program's text, or a model: {MODEL_HELP}"
     )
-    add_cluster(command)
+    add_cluster(command, required=False, why="needed by all but rules on a given mesh: ")
     command.add_argument(
-        "--planner", default="megatron", metavar="NAME",
-        help=f"{', '.join(PLANNERS)} (default: megatron)",
+        "--planner", default="auto", metavar="NAME",
+        help=f"{', '.join(PLANNERS)} (default: auto)",
     )  # fmt: skip
     command.add_argument(
         "--mesh", default="", help="as in data=2,tensor=2; default: the planner chooses"
@@ -35,6 +36,7 @@ def add_parser(commands: Commands) -> None:
         metavar="OPTION=VALUE",
         help="an option of the planner; may be given several times",
     )
+    _add_limits(command)
     command.add_argument(
         "-o", "--output", metavar="FILE", help="write the plan there; - for standard output"
     )
@@ -51,6 +53,21 @@ def add_parser(commands: Commands) -> None:
         "--dtype", choices=DTYPES, default="float32", help="of a model (default: float32)"
     )
     command.set_defaults(func=plan_command)
+
+
+def _add_limits(command: argparse.ArgumentParser) -> None:
+    """What a search may look at, and for how long."""
+    for name, help_text in (
+        ("--fix", "look at plans with this value alone, as tensor=8; several times or with commas"),
+        ("--forbid", "look at no plan with this value, as zero=3; several times or with commas"),
+    ):
+        command.add_argument(
+            name, action="append", default=[], metavar="DIMENSION=VALUE", help=help_text
+        )
+    command.add_argument(
+        "--memory", metavar="SIZE", help="of each device that may be used, as 70GiB (default: all)"
+    )
+    add_time_limit(command, "take the best plan so far")
 
 
 def plan_command(options: argparse.Namespace) -> int:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from shardweave.ir.program import Program
+from shardweave.ir.rewrite.buckets import BUCKET_BYTES
 from shardweave.ir.rewrite.gradient_buckets import bucket_gradients
 from shardweave.ir.rewrite.weight_buckets import bucket_weights
-
-BUCKET_BYTES = 25 * 2**20
-"""As DistributedDataParallel has it: enough for any link to be busy."""
 
 FIRST_BYTES = 2**20
 """The first bucket is small, so that the link has work early in the backward pass."""

@@ -19,6 +19,9 @@ from shardweave.ir.annotations import (
 from shardweave.ir.program import Program
 from shardweave.ir.types import dtype_of_value, num_bytes, tensor_type_of
 
+BUCKET_BYTES = 25 * 2**20
+"""As DistributedDataParallel has it: enough for any link to be busy."""
+
 
 class Buckets:
     """Fills buckets of collectives of equal key, each of at most `limit` bytes of operands.
@@ -94,7 +97,7 @@ def join(members: Sequence[dist.DistOp]) -> None:
         Rewriter.replace_op(member, [], [next(results) for _ in member.results])
 
 
-def merge_all_reduces(program: Program, bucket_bytes: int = 25 * 2**20) -> None:
+def merge_all_reduces(program: Program, bucket_bytes: int = BUCKET_BYTES) -> None:
     """Join all-reduces over the same axes into messages of at most `bucket_bytes`. Linear."""
     buckets = Buckets(bucket_bytes)
     for op in [*program.ops, program.return_op]:

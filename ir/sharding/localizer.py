@@ -16,7 +16,13 @@ from shardweave.ir.literals import to_attribute
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding
 from shardweave.ir.syntax import Operands
-from shardweave.ir.types import AnyTensor, shape_of_type, tensor_type
+from shardweave.ir.types import (
+    AnyTensor,
+    dtype_of_value,
+    shape_of,
+    shape_of_type,
+    tensor_type,
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,22 @@ class Localizer:
         axes = [p.axis for p in placements]
         scalar = tensor_type((), torch.int64)
         return self._add(dist.create(dist.ShardIndexOp, [], [scalar], axes=axes))[0]
+
+    def shard(self, value: SSAValue, placements: DimSharding) -> SSAValue:
+        """This rank's part of a value of one dim that every rank of these axes holds whole."""
+        for placement in placements:  # major first: the blocks of a minor one are then its stride
+            (size,), dtype = shape_of(value), dtype_of_value(value)
+            value = self._add(
+                dist.create(
+                    dist.SliceOp,
+                    [value],
+                    [tensor_type((size // placement.size,), dtype)],
+                    axes=[placement.axis],
+                    dim=0,
+                    block=placement.stride,
+                )
+            )[0]
+        return value
 
     def clone(self, operands: Sequence[SSAValue] | None = None, **values: Any) -> list[SSAValue]:
         """Add the op itself with local result types; `values` replace arguments of its schema."""

@@ -4,12 +4,13 @@ Each op reads every operand in the shards that its assignment wants. Where the p
 others, a reshard brings the value there, once for all uses that need the same: before the first
 use, or, for a result that is wanted otherwise (a gradient, a wish), right after its producer. A
 view of a version that exists is made again instead, which is free. Weights that are stored in finer
-shards are made as `stored_weights` says.
+shards are made as `stored_weights` says. So are keys and values that attention gathers along the
+sequence: the backward pass gathers them again, and between the passes devices hold their shards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from xdsl.dialects import func
@@ -29,6 +30,7 @@ from shardweave.ir.placement import Sharding
 from shardweave.ir.program import USED, Program, Slot
 from shardweave.ir.sharding.assignment import Assignment
 from shardweave.ir.sharding.flow import Flow, aten_ops
+from shardweave.ir.sharding.rules.attention import first_of_attention, is_attention
 from shardweave.ir.sharding.stored_weights import StoredWeights
 from shardweave.ir.types import shape_of
 
@@ -66,6 +68,10 @@ class _Placing:
         self.made: dict[Version, SSAValue] = {}
         self.passed: dict[Version, ReshardOp] = {}
         """Versions that a reshard of several steps passes through on its way."""
+        self.keys: set[SSAValue] = set()
+        """Keys and values that attention of the forward pass gathers."""
+        self.keys_again: set[SSAValue] = set()
+        """Those of the backward pass."""
         self.before: Operation = program.return_op
         """Where ops are added."""
         self.is_backward = False
@@ -85,7 +91,8 @@ class _Placing:
                 continue
             if not self.is_backward and phase_of(op) != "forward":
                 self.is_backward = True
-                self._free_weights()
+                self._free(self.weights.free(), self.weights.stored)
+                self._free(self.keys, {v: self.flow.sharding(v) for v in self.keys})
             self._op(op)
         last = self.before = self.program.return_op
         last.operands = [
@@ -119,6 +126,11 @@ class _Placing:
         for value in op.operands:
             self._bring(value, op)
         wanted = self.chosen[op].assignment.operands
+        if is_attention(op):
+            first = first_of_attention(op)
+            pairs = zip(op.operands[first + 1 : first + 3], wanted[first + 1 :], strict=False)
+            gathered = {v for v, sharding in pairs if sharding != self.flow.sharding(v)}
+            (self.keys_again if self.is_backward else self.keys).update(gathered)
         return [
             self._version(value, sharding, op, index)
             for index, (value, sharding) in enumerate(zip(op.operands, wanted, strict=True))
@@ -181,13 +193,12 @@ class _Placing:
             shards = self.made[value, stored] = copy.results[0]
         return shards
 
-    def _free_weights(self) -> None:
-        """Let the backward pass gather weights again, so that memory holds shards in between."""
-        freed = self.weights.free()
+    def _free(self, freed: Set[SSAValue], kept: Mapping[SSAValue, Sharding]) -> None:
+        """Let the backward pass make values again, so that memory holds them as `kept` says."""
         for value in freed:
             self.flow.versions[value] = self.flow.versions[value][:1]
         for value, sharding in list(self.made):
-            if value in freed and sharding != self.weights.stored.get(value):
+            if value in freed and sharding != kept.get(value):
                 del self.made[value, sharding]
         for version in [version for version in self.passed if version[0] in freed]:
             del self.passed[version]
@@ -227,6 +238,8 @@ class _Placing:
         """Why an operand of `user` changes shards, in words."""
         if isinstance(user, func.ReturnOp):
             return _returned(self.slots[index])
+        if value in self.keys_again:
+            return f"{user.name} reads it in these shards again"
         produced = self.flow.sharding(value)
         if any(axis not in wanted.unreduced for axis in produced.unreduced):
             return f"{_sum_of(produced)} meets {user.name}"
@@ -285,6 +298,8 @@ class _Placing:
         set_shardings(op, [wanted], [shape_of(value)])
         op.results[0].name_hint = value.name_hint
         self._add(op)
+        if value in self.keys_again:
+            set_phase(op, "recompute")
         return op
 
     def _add(self, op: Operation) -> None:

@@ -21,7 +21,6 @@ from shardweave.planners.amp.search import Annealing, Placed, search
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
 from shardweave.planners.cost.quantity import seconds_text
-from shardweave.planners.cost.workload import BlockWork
 from shardweave.planners.cost.zero import DIVIDED
 from shardweave.planners.degrees import asked_degrees, divisors
 from shardweave.planners.lower import Lowerings
@@ -178,7 +177,7 @@ def _plan(program: Program, placed: Placed, profile: ProgramProfile, links: Clus
         notes = (*plan.notes, order) if moved else plan.notes
         return replace(plan, batch_split=micro_batches, notes=notes)
     stages = tuple(
-        tuple(layer for block in profile.blocks[left:right] for layer in _names(block))
+        tuple(layer for block in profile.blocks[left:right] for layer in block.plan_names)
         for left, right in pairwise(placed.estimate.cuts)
     )
     pipeline = Pipeline(
@@ -190,11 +189,6 @@ def _plan(program: Program, placed: Placed, profile: ProgramProfile, links: Clus
         ranks=tuple(tuple(map(int, stage.flat)) for stage in placed.grid) if moved else (),
     )
     return replace(plan, mesh={"pipeline": strategy.pipeline, **plan.mesh}, pipeline=pipeline)
-
-
-def _names(block: BlockWork) -> tuple[str, ...]:
-    """How a plan names a block: by its own name, or by the layers in it."""
-    return (block.name,) if block.is_repeated else block.layers
 
 
 def _types(stage: Grid, links: ClusterArrays) -> str:

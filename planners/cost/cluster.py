@@ -30,11 +30,12 @@ class DeviceType:
     """One kind of device.
 
     flops: peak FLOP/s by dtype (`float32`, `bfloat16`, ..). overhead_s: seconds that any op
-    costs, such as a kernel launch. efficiency: share of the peak that a matrix product reaches,
-    by its FLOPs. op_times: seconds of ops by name, as curves over their work: FLOPs, in float32,
-    of matrix products, convolutions and attention, bytes moved of all others; `default` is for
-    those others that have no curve. measured: seconds of ops by signature
-    (`cost.signature_text`), which win over all else.
+    costs, such as a kernel launch. issue_s: seconds of the host for each op that it issues, ahead
+    of the device: where ops are shorter, the device waits for them. efficiency: share of the peak
+    that a matrix product reaches, by its FLOPs. op_times: seconds of ops by name, as curves over
+    their work: FLOPs, in float32, of matrix products, convolutions and attention, bytes moved of
+    all others; `default` is for those others that have no curve. measured: seconds of ops by
+    signature (`cost.signature_text`), which win over all else.
     """
 
     name: str
@@ -42,6 +43,7 @@ class DeviceType:
     memory_bytes: int
     memory_bandwidth_bytes_s: float
     overhead_s: float = 0.0
+    issue_s: float = 0.0
     efficiency: Points = ((1.0, 1.0),)
     op_times: Mapping[str, Points] = field(default_factory=dict[str, Points])
     measured: Mapping[str, float] = field(default_factory=dict[str, float])

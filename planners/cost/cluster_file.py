@@ -35,6 +35,7 @@ WHAT_TO_WRITE = {
     "nics": "how many network adapters a node has, such as 1",
     "nic_bandwidth_bytes_s": "what one of them sends per second, such as 100Gbit/s",
     "overhead_s": "the seconds that any op costs, such as 5us",
+    "issue_s": "the seconds of the host for each op that it issues, such as 10us",
     "efficiency": "[FLOPs, share of the peak] pairs, such as [[1e9, 0.3], [1e11, 0.8]]",
     "op_times": "[work, seconds] pairs by op, such as {aten.mm: [[1e6, 1e-4], [1e9, 0.02]]}",
     "measured": "seconds by signature of an op",

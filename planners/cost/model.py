@@ -95,6 +95,7 @@ class CostModel:
     def __post_init__(self) -> None:
         self.cluster.check_fits(self.mesh.num_devices, f"the mesh {self.mesh}")
         self.devices = self.cluster.device_types(max(1, self.mesh.num_devices))
+        self.issue_s = max(device.issue_s for device in self.devices)
         self._op_times: dict[Hashable, float] = {}
         self._collective_times: dict[Hashable, float] = {}
         self._rings: dict[tuple[tuple[str, ...], bool], Ring] = {}

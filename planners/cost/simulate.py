@@ -65,6 +65,7 @@ def simulate(
         lower_bound_s=bound.seconds,
         compute_s=run.compute_s,
         slowdown_s=run.streams.lost_s,
+        host_s=run.host_wait_s,
         communication_s=dict(run.communication_s),
         exposed_s=dict(run.exposed_s),
         bound=bound,
@@ -100,6 +101,8 @@ class _Run:
     flights: list[tuple[DistOp, Flight]] = field(default_factory=list[tuple[DistOp, Flight]])
     in_flight: dict[Operation, Flight] = field(default_factory=dict[Operation, Flight])
     compute_s: float = 0.0
+    host_s: float = 0.0
+    host_wait_s: float = 0.0
     communication_s: defaultdict[Axes, float] = field(default_factory=lambda: defaultdict(float))
     exposed_s: defaultdict[Axes, float] = field(default_factory=lambda: defaultdict(float))
     link_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -108,6 +111,8 @@ class _Run:
 
     def step(self, op: Operation) -> None:
         kind = kind_of(op)
+        if self.model.issue_s and kind in ("compute", "collective", "start"):
+            self._issue()
         arrives_s = self._compute(op)
         if kind == "wait":
             start = cast(DistOp, op.operands[0].owner)
@@ -118,6 +123,14 @@ class _Run:
             self.ready_s[result] = arrives_s
         if arrives_s > self.critical_path_s:
             self.critical_path_s = arrives_s
+
+    def _issue(self) -> None:
+        """The host issues an op, ahead of the device; it waits for nothing, and what is not issued
+        yet cannot run."""
+        self.host_s += self.model.issue_s
+        if self.streams.now_s < self.host_s:
+            self.host_wait_s += self.host_s - self.streams.now_s
+            self.streams.idle_until(self.host_s)
 
     def _compute(self, op: Operation) -> float:
         """Run what the device itself does; returns the earliest end by dependence alone."""

@@ -34,14 +34,16 @@ class LowerBound:
 class Simulation(Timeline):
     """One step of a program on a cluster, in seconds and bytes of one rank.
 
-    time_s = compute_s + slowdown_s + exposed_communication_s: ops at full speed, what they lose
-    to communication beside them, and the time that the compute stream stands still.
+    time_s = compute_s + slowdown_s + host_s + exposed_communication_s: ops at full speed, what they
+    lose to communication beside them, and the time that the compute stream stands still, for the
+    host to issue an op and for messages.
     communication_s, exposed_s: by mesh axes. op_end_s: when the compute stream is past each op of
     the program.
     """
 
     compute_s: float
     slowdown_s: float
+    host_s: float
     communication_s: Mapping[Axes, float]
     exposed_s: Mapping[Axes, float]
     bound: LowerBound
@@ -71,6 +73,9 @@ class Simulation(Timeline):
             self.headline(),
             f"compute        {seconds_text(self.compute_s)} ({self.compute_s / total:.0%}){lost}",
         ]
+        if self.host_s:
+            waits = f"{seconds_text(self.host_s)} ({self.host_s / total:.0%})"
+            lines.append(f"host           {waits} of waiting for ops to be issued")
         for axes, seconds in sorted(self.communication_s.items()):
             exposed_s = self.exposed_s.get(axes, 0.0)
             lines.append(
@@ -94,6 +99,7 @@ class Simulation(Timeline):
         return super().record() | {
             "compute_s": self.compute_s,
             "slowdown_s": self.slowdown_s,
+            "host_s": self.host_s,
             "communication_s": {",".join(axes): t for axes, t in self.communication_s.items()},
             "exposed_communication_s": self.exposed_communication_s,
             "exposed_s": {",".join(axes): t for axes, t in self.exposed_s.items()},

@@ -60,6 +60,14 @@ class Streams:
         self.now_s += work_s
         return self.now_s
 
+    def idle_until(self, end_s: float) -> None:
+        """Let the compute stream stand still until a time, while collectives move on."""
+        while self._active and self.now_s < end_s:
+            first_s = min(flight.left_s for flight in self._active)
+            elapsed_s = min(first_s, end_s - self.now_s)
+            self._advance(elapsed_s, elapsed_s, elapsed_s == first_s)
+        self.now_s = max(self.now_s, end_s)
+
     def start(
         self,
         seconds: float,

@@ -25,7 +25,7 @@ from shardweave.ir.regions import split_at_backward
 from shardweave.ir.storage import kept_values, storage_of
 from shardweave.ir.types import dtype_of_value, num_bytes, shape_of, tensor_type_of
 from shardweave.planners.cost.cluster import Cluster, NodeType
-from shardweave.planners.cost.model import CostModel
+from shardweave.planners.cost.model import CostModel, kind_of
 from shardweave.planners.plan_parts import PlanError
 
 AxesAndPhase = tuple[tuple[str, ...], str]
@@ -41,7 +41,8 @@ class BlockWork:
     parameter_bytes: of parameters that are first used here. kept_bytes: results that wait for the
     backward pass. crossing_bytes: what this and earlier blocks hand to later ones.
     workspace_bytes: of the largest op, what it reads and writes beside parameters and inputs.
-    communication_s: of its collectives, one after another, by mesh axes and phase.
+    communication_s: of its collectives, one after another, by mesh axes and phase. issued: ops that
+    the host issues for the forward pass, and for the rest.
     """
 
     name: str
@@ -54,6 +55,12 @@ class BlockWork:
     crossing_bytes: int
     workspace_bytes: int
     communication_s: Mapping[AxesAndPhase, float]
+    issued: tuple[int, int] = (0, 0)
+
+    @property
+    def plan_names(self) -> tuple[str, ...]:
+        """How a plan names the block: by its own name, or by the layers in it."""
+        return (self.name,) if self.is_repeated else self.layers
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,7 @@ def workload_of(program: Program, cluster: Cluster, mesh: Mesh | None = None) ->
             layers=tuple(layers[name]),
             forward_s={device: tally.seconds[device, True] for device in costs},
             backward_s={device: tally.seconds[device, False] for device in costs},
+            issued=(tally.issued[True], tally.issued[False]),
             parameter_bytes=tally.parameters,
             kept_bytes=tally.kept,
             crossing_bytes=crossing,
@@ -155,6 +163,7 @@ class _Tally:
         default_factory=lambda: defaultdict(float)
     )
     waited: defaultdict[AxesAndPhase, float] = field(default_factory=lambda: defaultdict(float))
+    issued: defaultdict[bool, int] = field(default_factory=lambda: defaultdict(int))
     parameters: int = 0
     kept: int = 0
     workspace: int = 0
@@ -167,6 +176,7 @@ class _Tally:
         if isinstance(op, WaitOp):
             return
         is_forward = phase_of(op) == "forward"
+        self.issued[is_forward] += kind_of(op) == "compute"
         for name, cost in costs.items():
             self.seconds[name, is_forward] += cost.op_time_s(op)
         read = [value for value in op.operands if isinstance(value.owner, Operation)]

@@ -4,6 +4,7 @@ Compute stays in order; a message is started where what it sends is made, and wa
 is first read. Beyond that,
 
 - the weights of a block that are stored in shards are gathered while the block before it computes,
+- the keys and values of a part of attention are gathered while the part before is computed,
 - scattered gradients are waited for one block later, so that no more are whole at once,
 - where the backward pass would wait for a message in the midst of a block (a tensor-parallel one's
   input gradient), the block's weight gradients, which nothing waits for, are computed meanwhile.
@@ -15,23 +16,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.annotations import Copy, copy_of, phase_of
+from shardweave.ir.annotations import Copy, copy_of, layer_of, phase_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.blocks import Blocks, blocks_of
 from shardweave.ir.dist import STARTED, STARTS, AllGatherOp, ReduceScatterOp, WaitOp
 from shardweave.ir.facts import facts_of
+from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.program import Program
+from shardweave.ir.rewrite.buckets import BUCKET_BYTES
 from shardweave.ir.storage import is_view
 from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.planners.schedule.graph import wait_of
-
-RUN_BYTES = 25 * 2**20
-"""Weights that are gathered, or gradients that are scattered, at once; blocks may have less."""
 
 Place = tuple[str | None, str, Copy | None]
 """Block, phase and sub-batch."""
@@ -62,7 +62,7 @@ def _runs(starts: Sequence[Operation], blocks: Blocks) -> list[_Run]:
     for op in starts:
         place = blocks.of_op(op), phase_of(op), copy_of(op)
         size = sum(num_bytes(tensor_type_of(v)) for v in (*op.operands, *op.results))
-        if not runs or runs[-1].place != place or runs[-1].bytes + size > RUN_BYTES:
+        if not runs or runs[-1].place != place or runs[-1].bytes + size > BUCKET_BYTES:
             runs.append(_Run(place))
         runs[-1].starts.append(op)
         runs[-1].bytes += size
@@ -94,6 +94,7 @@ class _InOrder:
             for op in ops
             if isinstance(op, STARTED) and op not in self.gather_run and not _is_last(op)
         }
+        self.next_part = self._next_part() if is_ahead else {}
         self.leading = self._leading()
         self.deferred: list[Operation] = []
         self.joints_left = len(self.joints)
@@ -111,6 +112,8 @@ class _InOrder:
             elif self._can_wait(op):
                 self.deferred.append(op)
             else:
+                for start in self.next_part.get(op, ()):
+                    self._add(start)
                 self._add(op)
                 if op in self.joints:
                     self.joints_left -= 1
@@ -169,6 +172,20 @@ class _InOrder:
                 ),
                 None,
             )
+
+    # Parts of attention
+
+    def _next_part(self) -> dict[Operation, list[Operation]]:
+        """For each part of an attention the gathers of the part that follows it."""
+        found: dict[Operation, list[Operation]] = {}
+        parts = [op for op in self.ops if op.name in (ATTENTION, ATTENTION_BACKWARD)]
+        for before, after in pairwise(parts):
+            places = [(layer_of(op), phase_of(op), copy_of(op)) for op in (before, after)]
+            if places[0] == places[1]:
+                waits = (v.owner for v in after.operands if isinstance(v.owner, WaitOp))
+                starts = [wait.operands[0].owner for wait in waits]
+                found[before] = [op for op in starts if isinstance(op, STARTS[AllGatherOp])]
+        return found
 
     # Gradients
 

@@ -4,7 +4,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from shardweave.driver.check import compare, results_of, run_eager
 from shardweave.driver.gpt import GPT, GPTConfig, build_gpt
 from shardweave.driver.launch import launch
 from shardweave.ir.types import shape_of
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.presets import find_cluster
 from shardweave.tests.warm import WarmProcess
 from shardweave.tests.zoo import captured
 
@@ -292,3 +294,27 @@ def test_quickstart_runs_under_torchrun_with_the_same_loss() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert "mesh data=2,tensor=2" in done.stdout
     assert "loss 1.0" in done.stdout
+
+
+def test_cluster_alone_lets_auto_choose_mesh_and_plan(mlp: MLP, batch: dict[str, Tensor]) -> None:
+    small = {name: tensor[:2] for name, tensor in batch.items()}
+    step = sw.compile(mlp, kwargs=small, cluster=two_devices(), backend="reference")
+    assert step.plan is not None
+    assert step.plan.planner == "auto"
+    assert step.mesh.num_devices == 2
+    torch.testing.assert_close(step(**small), mlp(**small))
+
+
+def test_cluster_beside_a_plan_is_refused(mlp: MLP, batch: dict[str, Tensor]) -> None:
+    with pytest.raises(ValueError, match="cluster is what a planner plans for, and the plan is"):
+        sw.compile(mlp, kwargs=batch, cluster="testbed", plan={}, backend="reference")
+
+
+def two_devices() -> Cluster:
+    """The testbed, with float64."""
+    found = find_cluster("testbed")
+    devices = {
+        name: replace(one, flops={**one.flops, "float64": 1e10})
+        for name, one in found.devices.items()
+    }
+    return replace(found, devices=devices)

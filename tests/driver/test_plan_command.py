@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shardweave.driver.cli import main
+from shardweave.planners.cost.cluster_file import save_cluster
+from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.plan import Plan
 from shardweave.tests.zoo import SPECS
 
@@ -18,6 +21,7 @@ OPTIONS = {
     "megatron": ["--mesh", "data=2,tensor=2"],
     "replicated": ["--mesh", "data=2"],
     "amp": ["-O", "max_stages=1"],
+    "auto": ["--mesh", "data=2,tensor=2", "-O", "simulate=4", "-O", "propose=false"],
     "oases": ["--mesh", "data=2,tensor=2"],
     "axonn": [],
     "exhaustive": ["--mesh", "data=2,tensor=2", "-O", "simulate=2"],
@@ -99,11 +103,36 @@ def test_program_from_a_file_plans_like_its_model_and_prints_json(
     file = tmp_path / "step.mlir"
     assert main(["capture", MODEL, "-o", str(file)]) == 0
     capsys.readouterr()
-    assert main(["plan", str(file), "--cluster", CLUSTER, "-o", "-"]) == 0
+    options = ["--cluster", CLUSTER, "--planner", "megatron"]
+    assert main(["plan", str(file), *options, "-o", "-"]) == 0
     found = Plan.from_json(capsys.readouterr().out)
     assert found.mesh == {"data": 1, "tensor": 4}
     assert found.predicted is not None
     assert found.predicted.source == "simulated"
+
+
+def test_rule_on_a_mesh_needs_no_cluster_and_others_say_that_they_do(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    file = tmp_path / "plan.json"
+    options = ["--planner", "megatron", "--mesh", "tensor=2", "-o", str(file)]
+    assert main(["plan", MODEL, *options]) == 0
+    assert Plan.load(file).mesh == {"tensor": 2}
+    assert main(["plan", MODEL]) == 1
+    assert "planner 'auto' needs a cluster; give" in capsys.readouterr().err
+
+
+def test_plan_beyond_the_memory_is_shown_and_not_written(tmp_path: Path, capsys: Captured) -> None:
+    small, file = tmp_path / "small.yaml", tmp_path / "plan.json"
+    cluster = find_cluster(CLUSTER)
+    device = replace(cluster.devices["A100-40GB"], memory_bytes=1000)
+    save_cluster(replace(cluster, devices={device.name: device}), small)
+    options = ["--cluster", str(small), "--planner", "megatron", "-o", str(file)]
+    assert main(["plan", MODEL, *options]) == 1
+    found = capsys.readouterr()
+    assert "simulated step" in found.out
+    assert "the plan of 'megatron' does not fit, by " in found.err
+    assert not file.exists()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +140,11 @@ def test_program_from_a_file_plans_like_its_model_and_prints_json(
     [
         (["--planner", "none"], "there is no planner 'none'; use one of amp"),
         (["--cluster", "moon"], "cluster 'moon' is neither a preset nor a file"),
-        (["-O", "x=1"], "planner 'megatron' has no option 'x'"),
+        (["-O", "x=1"], "planner 'auto' has no option 'x'"),
+        (["--fix", "tensr=2"], "fix: found 'tensr=2', expected DIMENSION=VALUE; did you mean"),
+        (["--planner", "megatron", "--fix", "tensor=2"], "'megatron' has no option 'fix'"),
+        (["--fix", "tensor=2", "-O", "fix=zero=1"], "option 'fix' is given twice, once by -O"),
+        (["--planner", "amp", "-O", "max_stages=x"], "'max_stages' is 'x'; give a whole number"),
         (["-O", "x"], "option 'x' in 'x' is not of the form key=value"),
         (["--compare", "amp"], "must name two planners or plan files"),
         (["--compare", "amp,none.json"], "'none.json' is neither a planner"),

@@ -111,6 +111,23 @@ def test_op_is_slower_only_for_as_long_as_communication_lasts() -> None:
     assert ms(found.time_s) == pytest.approx(2 + 2 + 1 / 3 + 2, abs=1e-5)
 
 
+def test_op_begins_when_the_host_has_issued_it_and_messages_move_on_meanwhile() -> None:
+    # The host issues at 3, 6, 9 and 12 ms; a product takes 2 and the all-reduce 4.
+    unit = cluster()
+    slow = replace(unit, devices={"unit": replace(DEVICE, issue_s=3e-3)})
+    found = simulate(local(OVERLAPPED), slow)
+    assert events(found) == [
+        ("mm", "compute", 3, 5),
+        ("start_all_reduce", "tensor", 6, 10),
+        ("mm", "compute", 9, 11),
+        ("mm", "compute", 12, 14),
+    ]
+    assert (ms(found.host_s), ms(found.exposed_communication_s), ms(found.compute_s)) == (8, 0, 6)
+    assert found.time_s == pytest.approx(
+        found.compute_s + found.slowdown_s + found.host_s + found.exposed_communication_s
+    )
+
+
 def test_communication_beside_compute_is_slower_where_the_cluster_says_so() -> None:
     # In 2 ms of compute the all-reduce gets 1 of its 4 ms done.
     found = simulate(local(OVERLAPPED), cluster(link_slowdown=2.0))

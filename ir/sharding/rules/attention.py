@@ -1,47 +1,72 @@
-"""Rules of fused attention: samples and heads pass, positions and head dims stay whole."""
+"""Rules of fused attention: samples, heads and queries pass; keys and head dims stay whole.
+
+A query needs all keys, so these are gathered where queries are cut along the sequence, and their
+gradients are sums over the cut. What a causal query sees goes by its position in the whole
+sequence: a shard's form is `dist.attention`, which reads the positions of its queries.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+
+import torch
 from xdsl.ir import SSAValue
 
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.sharding.rules.base import Notation, Rule, rule
-from shardweave.ir.types import shape_of
+from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD, logsumexp_dtype
+from shardweave.ir.sharding.rules.base import Localize, Localizer, Notation, Rule, rule
+from shardweave.ir.types import dtype_of_value, shape_of
 
 FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
+FLASH_BACKWARD = f"{FLASH}_backward"
+
+FORWARD = (FLASH, ATTENTION)
+BACKWARD = (FLASH_BACKWARD, ATTENTION_BACKWARD)
+
+POSITIONS = 2
+"""The dim of positions of queries, keys and values."""
 
 
-@rule(FLASH)
-def flash_attention(op: AtenOp) -> Rule:
-    """`b (k g) . ., b k . ., b k . . -> b (k g) . ., b (k g) .`; a mask is `b (k g) . .`.
+@rule(*FORWARD)
+def attention(op: AtenOp) -> Rule:
+    """`b (k g) q ., b k . ., b k . . -> b (k g) q ., b (k g) q`; a mask is `b (k g) q .`.
 
     The mask is broadcast. k counts the heads of keys and values, g the query heads that share one.
+    Of positions, those of queries are `q`, those of keys `.`.
     """
     heads = _Heads(op, *op.operands[:2])
-    operands = ", ".join([heads.query, heads.key, heads.key, *heads.mask])
-    return Notation(op, f"{operands} -> {heads.query}, {heads.row}", heads.sizes).rule()
+    operands = ", ".join([heads.query, heads.key, heads.key, *heads.more])
+    return Notation(op, f"{operands} -> {heads.query}, {heads.row}", heads.sizes).rule(
+        localize=heads.localize
+    )
 
 
-@rule(f"{FLASH}_backward")
-def flash_attention_backward(op: AtenOp) -> Rule:
-    """grad, q, k, v, out, logsumexp, and a mask -> gradients of q, k, v; dims as forward.
+@rule(*BACKWARD)
+def attention_backward(op: AtenOp) -> Rule:
+    """grad, q, k, v, out, logsumexp, mask, positions -> gradients of q, k, v; dims as forward.
 
-    The gradients of keys and values are sums over g.
+    The gradients of keys and values are sums over g and q.
     """
     heads = _Heads(op, *op.operands[1:3])
     q, k = heads.query, heads.key
-    operands = ", ".join([q, q, k, k, q, heads.row, *heads.mask])
-    return Notation(op, f"{operands} -> {q}, {k}, {k}", heads.sizes).rule()
+    operands = ", ".join([q, q, k, k, q, heads.row, *heads.more])
+    return Notation(op, f"{operands} -> {q}, {k}, {k}", heads.sizes).rule(localize=heads.localize)
+
+
+def is_attention(op: object) -> bool:
+    """Whether an op is fused attention, forward or backward."""
+    return isinstance(op, AtenOp) and op.name in (*FORWARD, *BACKWARD)
 
 
 def first_of_attention(op: AtenOp) -> int:
     """The place of the queries among an attention's operands; keys and values follow."""
-    return int(op.name != FLASH)
+    return int(op.name in BACKWARD)
 
 
 def shares_key_heads(op: AtenOp) -> bool:
     """Whether queries share the heads of several keys in an attention, forward or backward."""
-    if op.name not in (FLASH, f"{FLASH}_backward"):
+    if not is_attention(op):
         return False
     first = first_of_attention(op)
     return 1 < shape_of(op.operands[first + 1])[1] < shape_of(op.operands[first])[1]
@@ -50,23 +75,74 @@ def shares_key_heads(op: AtenOp) -> bool:
 def queries_rule(op: AtenOp) -> Rule:
     """The rule of a forward attention whose key heads are repeated for queries (`repeat_heads`)."""
     heads = _Heads(op, op.operands[0], op.operands[0])
-    operands = ", ".join([heads.query, "b . . .", "b . . .", *heads.mask])
+    operands = ", ".join([heads.query, "b . . .", "b . . .", *heads.more])
     return Notation(op, f"{operands} -> {heads.query}, {heads.row}", heads.sizes).rule()
 
 
 class _Heads:
-    """The dims of queries, of keys and values, of a value per query, and of a mask."""
+    """The dims of queries, of keys and values, of a value per query, and of what follows these."""
 
     def __init__(self, op: AtenOp, query: SSAValue, key: SSAValue) -> None:
-        samples, heads = shape_of(query)[:2]
-        key_heads = shape_of(key)[1]
+        heads, key_heads = shape_of(query)[1], shape_of(key)[1]
         self.sizes = {"k": key_heads, "g": heads // key_heads}
-        of_query = "(k g)" if heads > key_heads else "k"
-        self.query, self.key, self.row = f"b {of_query} . .", "b k . .", f"b {of_query} ."
-        self.mask: list[str] = []
+        self.of_query = "(k g)" if heads > key_heads else "k"
+        self.query, self.key = f"b {self.of_query} q .", "b k . ."
+        self.row = f"b {self.of_query} q"
+        self.more = [*self._mask(op, shape_of(query))]
+        self.localize: Localize | None = None
+        if op.name in (FLASH, FLASH_BACKWARD):
+            if op.value("is_causal"):
+                # The factors of queries are numbered as they stand.
+                self.localize = _causal_by_positions(3 if heads > key_heads else 2)
+        elif op.tensor("query_positions") is not None:
+            self.more += ["q", "."]
+
+    def _mask(self, op: AtenOp, query: tuple[int, ...]) -> list[str]:
         mask = op.tensor("attn_mask")
-        if isinstance(mask, SSAValue):
-            shape = shape_of(mask)
-            named = ["b" if shape[0] == samples else ".", of_query if shape[1] == heads else "."]
-            lead = named if len(shape) == 4 else ["."] * (len(shape) - 2)
-            self.mask = [" ".join([*lead, ".", "."])]
+        if not isinstance(mask, SSAValue):
+            return []
+        shape = shape_of(mask)
+        named = ["b" if shape[0] == query[0] else ".", "."]
+        named[1] = self.of_query if len(shape) == 4 and shape[1] == query[1] else "."
+        lead = named if len(shape) == 4 else ["."] * (len(shape) - 2)
+        rows = ["q" if shape[-2] == query[POSITIONS] else "."] if len(shape) > 1 else []
+        return [" ".join([*lead, *rows, "."])]
+
+
+@cache
+def _causal_by_positions(queries: int) -> Localize:
+    """The local form of causal attention, of which `queries` is the factor of positions."""
+
+    def localize(local: Localizer) -> Sequence[SSAValue]:
+        placements = local.placements[queries]
+        if not placements:
+            return local.clone()
+        op = local.op
+        first = first_of_attention(op)
+        num_queries, num_keys = (shape_of(v)[POSITIONS] for v in op.operands[first : first + 2])
+        (keys,) = local.emit("aten.arange.start_step", [], ((num_keys,), torch.int64), start=0)
+        rows = keys
+        if num_queries != num_keys:
+            (rows,) = local.emit(
+                "aten.arange.start_step", [], ((num_queries,), torch.int64), start=0
+            )
+        rows = local.shard(rows, placements)
+        num_more = 0 if op.tensor("attn_mask") is None else 1
+        given = list(local.operands)
+        mask = given.pop() if num_more else None
+        dtypes = [dtype_of_value(result) for result in op.results]
+        if not first:
+            dtypes[1] = logsumexp_dtype(dtypes[0])
+        made = local.emit(
+            ATTENTION_BACKWARD if first else ATTENTION,
+            [*given, mask, rows, keys],
+            *((local.result_shape(i), dtype) for i, dtype in enumerate(dtypes)),
+            scale=op.value("scale"),
+        )
+        if dtypes[-1] != dtype_of_value(op.results[-1]):
+            # torch 2.11 infers the dtype of 16-bit queries for the log-sum-exp of its kernel.
+            stated = local.result_shape(1), dtype_of_value(op.results[1])
+            made[1:] = local.emit("aten._to_copy", made[1:], stated)
+        return made
+
+    return localize

@@ -37,6 +37,7 @@ def micro_batch_plan(plan: Plan, program: Program) -> Plan:
         inputs=plan.inputs,
         activations=plan.activations,
         batch_split=plan.batch_split,
+        attention_parts=plan.attention_parts,
         recompute=plan.recompute,
     )
     if micro_batches == 1:

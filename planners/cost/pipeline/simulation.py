@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from shardweave.planners.cost.pipeline.stages import (
 )
 from shardweave.planners.cost.quantity import memory_text, seconds_text
 from shardweave.planners.cost.timeline import Timeline
+from shardweave.planners.cost.workload import Workload
 from shardweave.planners.lower import Lowerings
 from shardweave.planners.plan import Plan
 
@@ -127,16 +128,28 @@ def simulate_stages(
     cluster: Cluster,
     *,
     optimizer_multiplier: float | None = None,
+    deepened: Callable[[Workload], Workload] | None = None,
 ) -> PipelineSimulation:
     """Simulate a step of a global program under a plan with stages, ZeRO, or neither.
 
     A replica of each stage stands for all, and micro-batches are its events. optimizer_multiplier:
-    bytes of optimizer state per byte of parameters; None: Adam's in the plan's precision. Time: a
-    partition, and O(stages x micro-batches) events, by block where parameters are gathered or
-    gradients scattered. Raises ValueError (PlanError, ClusterError) if the plan does not fit the
-    program or cluster.
+    bytes of optimizer state per byte of parameters; None: Adam's in the plan's precision.
+    deepened: as for `stages_of`. Time: a partition, and O(stages x micro-batches) events, by block
+    where parameters are gathered or gradients scattered. Raises ValueError (PlanError,
+    ClusterError) if the plan does not fit the program or cluster.
     """
-    stages = stages_of(lowerings, plan, cluster)
+    stages = stages_of(lowerings, plan, cluster, deepened)
+    return played_stages(stages, plan, cluster, optimizer_multiplier=optimizer_multiplier)
+
+
+def played_stages(
+    stages: list[Stage],
+    plan: Plan,
+    cluster: Cluster,
+    *,
+    optimizer_multiplier: float | None = None,
+) -> PipelineSimulation:
+    """A step of stages whose blocks are known; see `simulate_stages`."""
     times = _with_messages(cluster, stages)
     pipeline = pipeline_of(plan)
     orders = [stage.tasks for stage in stages]

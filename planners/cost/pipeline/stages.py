@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -105,7 +105,7 @@ class Stage:
         if not self.overlaps:
             return inside_s, 0.0
         later, first = 1 - 1 / self.plan.batch_split, 1 / self.plan.batch_split
-        compute_s = self._compute_s(block, is_forward)
+        compute_s = self._device_s(block, is_forward)
         factors = self.cluster.overlap_slowdown, self.cluster.link_slowdown
         both_s, lost_s = beside_s(later * compute_s, later * inside_s, *factors)
         return first * inside_s + both_s - later * compute_s - lost_s, lost_s
@@ -142,6 +142,16 @@ class Stage:
         return tuple(parts if is_forward else reversed(parts))
 
     def _compute_s(self, block: BlockWork, is_forward: bool) -> float:
+        """Of a block's ops, and of waiting for the host to issue them, which goes on while the
+        device waits for messages."""
+        work_s = self._device_s(block, is_forward)
+        devices = self.cluster.device_types(self.cluster.num_devices)
+        issue_s = block.issued[not is_forward] * max(device.issue_s for device in devices)
+        if not issue_s:
+            return work_s
+        return max(work_s, issue_s - sum(self.exposed_s(block, is_forward=is_forward)))
+
+    def _device_s(self, block: BlockWork, is_forward: bool) -> float:
         seconds = block.forward_s if is_forward else block.backward_s
         devices = self.cluster.device_types(self.cluster.num_devices)
         return max(seconds[device.name] for device in devices)
@@ -164,21 +174,49 @@ class Stage:
         return Message(seconds, nics_of(self.cluster, ranks) if crosses else ())
 
 
-def stages_of(lowerings: Lowerings, plan: Plan, cluster: Cluster) -> list[Stage]:
+def stages_of(
+    lowerings: Lowerings,
+    plan: Plan,
+    cluster: Cluster,
+    deepened: Callable[[Workload], Workload] | None = None,
+) -> list[Stage]:
     """The stages of a plan of a global program; one, on all devices, for a plan without.
 
-    One partition, of a micro-batch, and a walk over its program for each kind of placement. Raises
-    ValueError if the plan does not fit the program or the cluster.
+    One partition, of a micro-batch, and a walk over its program for each kind of placement.
+    deepened: makes the blocks of a deep model of those of the program, which has few of them; the
+    plan's stages name the deep one's. Raises ValueError if the plan does not fit the program or the
+    cluster.
     """
     program = lowerings.program
     local = lowerings.blocking(micro_batch_plan(plan, program))
+
+    def read(placed: PlacedCluster, mesh: Mesh) -> Workload:
+        work = workload_of(local, placed, mesh)
+        return deepened(work) if deepened else work
+
     batch = workload_of(program, cluster)
+    whole = deepened(batch) if deepened else batch
+    return placed_stages(plan, cluster, read, [block.crossing_bytes for block in whole.blocks])
+
+
+def placed_stages(
+    plan: Plan,
+    cluster: Cluster,
+    read: Callable[[PlacedCluster, Mesh], Workload],
+    crossing_bytes: Sequence[int],
+) -> list[Stage]:
+    """The stages of a plan whose blocks are known.
+
+    read: the blocks of a micro-batch on the devices of a stage, once for each kind of placement.
+    crossing_bytes: of the whole batch, what each block hands on. Raises ValueError (PlanError) if
+    the plan does not fit the blocks or the cluster.
+    """
     placements = _placements(plan, cluster)
     mesh = Mesh(**plan.mesh).within_stage
     known: dict[Hashable, Workload] = {}
     for placed in placements:
         if likeness(placed) not in known:
-            known[likeness(placed)] = workload_of(local, placed, mesh)
+            known[likeness(placed)] = read(placed, mesh)
     works = [known[likeness(placed)] for placed in placements]
     members = _members(plan, works[0])
     sizes = _parameter_bytes(works[0], members)
@@ -193,7 +231,7 @@ def stages_of(lowerings: Lowerings, plan: Plan, cluster: Cluster) -> list[Stage]
                 mesh=mesh,
                 blocks=tuple(work.blocks[index] for index in places),
                 parameter_bytes=tuple(sizes[index] for index in places),
-                crossing_bytes=batch.blocks[places[-1]].crossing_bytes,
+                crossing_bytes=crossing_bytes[places[-1]],
                 itemsize=work.itemsize,
             )
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.tests.ir.rules.sharded_op import Sample, sample
 from shardweave.tests.ir.rules.tensors import above_one, booleans, integers, normal
 
@@ -123,7 +124,7 @@ def attention(
     return sample(f"{FLASH}_backward", *tensors, 0.0, is_causal, **keywords)
 
 
-ATTENTION = tuple(
+FLASH_ATTENTION = tuple(
     attention(mask, backward=backward, is_causal=is_causal)
     for backward in (False, True)
     for mask, is_causal in [
@@ -137,6 +138,23 @@ ATTENTION = tuple(
     attention(mask, backward=backward, keys=keys, is_causal=True)
     for backward in (False, True)
     for mask, keys in [(None, 2), (None, 1), (normal(2, 4, 8, 8), 2)]
+)
+
+
+def attention_by_positions(mask: Tensor | None, *, backward: bool, keys: int = 4) -> Sample:
+    """Attention of 8 queries at every other of 12 positions, 6 of them with keys."""
+    q, k, v = normal(2, 4, 8, 6), normal(2, keys, 6, 6), normal(2, keys, 6, 6)
+    more = mask, torch.arange(1, 17, 2), torch.arange(6)
+    if not backward:
+        return sample(ATTENTION, q, k, v, *more)
+    forward = torch.ops.shardweave.attention(q, k, v, *more)
+    return sample(ATTENTION_BACKWARD, normal(2, 4, 8, 6), q, k, v, *forward, *more)
+
+
+BY_POSITIONS = tuple(
+    attention_by_positions(mask, backward=backward, keys=keys)
+    for backward in (False, True)
+    for mask, keys in [(None, 4), (None, 2), (normal(2, 1, 8, 6), 4)]
 )
 
 OF_DIM = "all.dim any.dim argmax argmin max.dim min.dim median.dim mode prod.dim_int".split()
@@ -224,4 +242,12 @@ NORMALIZATIONS = (
     ),
 )
 
-COMPUTE = (*PRODUCTS, *CONVOLUTIONS, *POOLS, *ATTENTION, *REDUCTIONS, *NORMALIZATIONS)
+COMPUTE = (
+    *PRODUCTS,
+    *CONVOLUTIONS,
+    *POOLS,
+    *FLASH_ATTENTION,
+    *BY_POSITIONS,
+    *REDUCTIONS,
+    *NORMALIZATIONS,
+)

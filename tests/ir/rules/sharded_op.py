@@ -23,13 +23,12 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from shardweave.backends.calls import FUNCTIONS
 from shardweave.backends.reference import run_reference
 from shardweave.ir.annotations import ANNOTATIONS, properties_without, set_wanted_attrs
-from shardweave.ir.aten import NOT_STORED, AtenOp, create, overload_named, signature_of
+from shardweave.ir.aten import NOT_STORED, OWN_OPS, AtenOp, create, overload_named, signature_of
 from shardweave.ir.aten_args import DERIVED
 from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.dist import DistOp, ShardIndexOp
+from shardweave.ir.dist import DistOp, ShardIndexOp, SliceOp
 from shardweave.ir.infer import infer_types
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.philox import RANDOM
 from shardweave.ir.placement import DimSharding, Sharding, contiguous, fits, is_contiguous
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.rules import Rule, rule_of
@@ -52,7 +51,7 @@ class Sample:
 
 def sample(op: str, *arguments: Any, **keywords: Any) -> Sample:
     """`sample("mm", x, y)` calls `aten.mm(x, y)`."""
-    return Sample(op if op == RANDOM else f"aten.{op}", arguments, keywords)
+    return Sample(op if op in OWN_OPS else f"aten.{op}", arguments, keywords)
 
 
 @dataclass(frozen=True, eq=False)
@@ -329,4 +328,12 @@ def _sources(value: SSAValue) -> Iterator[Operation]:
 
 
 def _is_message(op: Operation) -> bool:
+    """Whether an op moves data, or takes shards of data that it should have been given in them."""
+    if isinstance(op, SliceOp):
+        return _reads_argument(op.operands[0])
     return isinstance(op, DistOp) and not isinstance(op, ShardIndexOp)
+
+
+def _reads_argument(value: SSAValue) -> bool:
+    owner = value.owner
+    return not isinstance(owner, Operation) or any(map(_reads_argument, owner.operands))

@@ -25,8 +25,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from shardweave.ir.aten import OWN_OPS
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.philox import RANDOM
 from shardweave.ir.placement import Sharding, is_contiguous
 from shardweave.ir.sharding.shards import assemble, take_shard
 from shardweave.tests.ir.rules.cuts import single_cuts
@@ -134,7 +134,7 @@ def placement_of(sharding: Sharding) -> Any:
 
 @pytest.fixture(scope="module")
 def outcomes() -> Outcomes:
-    cases = {op: list(cases_of(op)) for op in OPS if op not in HANGS and op != RANDOM}
+    cases = {op: list(cases_of(op)) for op in OPS if op not in HANGS and op not in OWN_OPS}
     by_rank = [_on_rank(rank, cases) for rank in range(NUM_RANKS)]
     return {
         op: [
@@ -206,7 +206,7 @@ def assert_shards_make_up_the_results(case: Case, by_rank: list[Outcome]) -> Non
         torch.testing.assert_close(whole, expected, equal_nan=True)
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if op not in HANGS and op != RANDOM])
+@pytest.mark.parametrize("op", [op for op in OPS if op not in HANGS and op not in OWN_OPS])
 def test_dtensor_computes_the_same_shards(outcomes: Outcomes, op: str) -> None:
     problems: list[str] = []
     for case, by_rank in outcomes[op]:

@@ -1,0 +1,164 @@
+"""The simulator against runs that others measured, source by source.
+
+`python benchmarks/scoreboard.py [--runs FILE ..] [--cluster NAME|FILE] [--json OUT]` reads rows in
+the columns of `data/runs/README.md`, predicts each on the preset of its kind of device or on one
+cluster, and prints for each source the errors, the order within groups of equal model, devices and
+batch, the regret of what the simulator would choose, and the rows that are worst. Presets are made
+of data sheets and of profiles of single ops and messages (each file says of which), not of the
+runs. `--part looked` leaves out the groups that nobody was to look at while the model was made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from shardweave.benchmarks.scoreboard_predict import RunPredictor
+from shardweave.benchmarks.scoreboard_rows import FOLDER, MeasuredRun, read_runs
+from shardweave.benchmarks.scoreboard_score import Pair, Score, formula, groups_of, score_of
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.presets import find_cluster
+
+PRESETS: Mapping[str, str] = {
+    "A100": "dgx-a100",
+    "a100_80gb": "dgx-a100",
+    "A100-80": "dgx-a100",
+    "a100_40gb": "dgx-a100-40",
+    "h100_80gb": "dgx-h100",
+    "V100-16": "dgx-v100",
+    "GH-96": "clariden",
+}
+"""By kind of device as rows write it."""
+
+WORST = 5
+"""Rows that are shown of each source."""
+
+
+def cluster_of(run: MeasuredRun, asked: str | None) -> Cluster:
+    """The cluster of a run, with its nodes. Raises ValueError for an unknown device."""
+    name = asked or PRESETS.get(run.gpu)
+    if name is None:
+        raise ValueError(
+            f"no preset is known for devices '{run.gpu}' ({', '.join(PRESETS)} are); give "
+            "--cluster, a preset's name or a file."
+        )
+    found = find_cluster(name)
+    node = replace(found.nodes[0], devices=run.per_node, count=max(1, -(-run.gpus // run.per_node)))
+    return replace(found, nodes=(node,))
+
+
+def predict_all(
+    runs: Sequence[MeasuredRun], asked: str | None
+) -> tuple[list[Pair], list[tuple[MeasuredRun, str]]]:
+    """Predictions, and the runs that could not be predicted with the reason."""
+    predictor = RunPredictor()
+    pairs: list[Pair] = []
+    refused: list[tuple[MeasuredRun, str]] = []
+    order = sorted(
+        runs, key=lambda r: (r.gpu, r.hidden, r.heads, r.seq, r.vocab, r.micro_batch or 0, r.tensor)
+    )
+    for run in order:
+        try:
+            pairs.append((run, predictor.predict(run, cluster_of(run, asked))))
+        except ValueError as error:
+            refused.append((run, str(error)))
+    return pairs, refused
+
+
+def worst_of(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+    """The rows with the largest errors of the step."""
+    timed = [(abs(found.step_s / run.step_s - 1), run, found) for run, found in pairs if run.step_s]
+    return [
+        {"run": run.name, "measured_s": run.step_s, "predicted_s": found.step_s}
+        for _, run, found in sorted(timed, key=lambda row: -row[0])[:WORST]
+    ]
+
+
+def _formula_record(pairs: Sequence[Pair]) -> dict[str, Any]:
+    guessed, simulated = formula(pairs)
+    rows: dict[str, Any] = {}
+    for name, timed in (("formula", guessed), ("simulator", simulated)):
+        errors = [abs(step / run.step_s - 1) for run, step in timed]
+        rows[name] = {"runs": len(timed), "error": sum(errors) / max(1, len(errors))}
+    return rows
+
+
+def _table(scores: Mapping[str, Score]) -> Table:
+    table = Table(box=None)
+    names = (
+        "source", "runs", "error", "scaled", "groups", "spearman", "regret", "worst", "of 3",
+        "memory", "precision", "recall",
+    )  # fmt: skip
+    for name in names:
+        table.add_column(name, justify="left" if name == "source" else "right")
+    for name, one in scores.items():
+        table.add_row(
+            name, str(one.runs), f"{one.error:.1%}", f"{one.scaled_error:.1%}", str(one.groups),
+            *(_text(value) for value in (
+                one.spearman, one.regret, one.worst_regret, one.worst_regret_of_3,
+                one.memory_error, one.precision, one.recall,
+            )),
+        )  # fmt: skip
+    return table
+
+
+def _text(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--runs", nargs="+", type=Path, default=sorted(FOLDER.glob("*.csv")))
+    parser.add_argument("--cluster", help="a preset or a file, for all rows")
+    parser.add_argument("--part", choices=("looked", "held", "all"), default="all")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    start_s = time.process_time()
+    runs = read_runs(options.runs)
+    if options.part != "all":
+        runs = [run for run in runs if run.is_held_out == (options.part == "held")]
+    pairs, refused = predict_all(runs, options.cluster)
+    record: dict[str, Any] = {"part": options.part, "sources": {}}
+    scores: dict[str, Score] = {}
+    for source in dict.fromkeys(run.source for run in runs):
+        own = [pair for pair in pairs if pair[0].source == source]
+        if not own:
+            continue
+        scores[source] = score_of(own)
+        record["sources"][source] = {**scores[source].record(), "worst": worst_of(own)}
+        if len(groups_of([(run, run.step_s) for run, _ in own])) >= 4:
+            record["sources"][source]["formula"] = _formula_record(own)
+    Console(width=120).print(_table(scores))
+    for source, one in record["sources"].items():
+        print(f"{source}, worst rows:")
+        for row in one["worst"]:
+            print(
+                f"  {row['run']}: {row['measured_s']:.3f} s, predicted {row['predicted_s']:.3f} s"
+            )
+        if "formula" in one:
+            rows = one["formula"].items()
+            both = ", ".join(f"{name} {row['error']:.1%}" for name, row in rows)
+            print(
+                f"  a formula with four constants, fitted on half of the groups, on others: {both}"
+            )
+    for run, reason in refused[:WORST]:
+        print(f"not predicted: {run.name}: {reason}")
+    seconds = time.process_time() - start_s
+    print(f"{len(pairs)} of {len(runs)} runs predicted in {seconds:.0f} s of processor time")
+    record |= {"refused": len(refused), "processor_s": seconds}
+    if options.json:
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""What the simulator says of a measured run.
+
+The run's program is a decoder of its sizes (`scoreboard_model`), lowered for one micro-batch on the
+tensor degree by Megatron's rule and with the run's recomputation; its blocks are priced once, and
+the step is that of `planners/cost/pipeline` for the run's stages, micro-batches and ZeRO stage,
+with Adam behind it. Runs that differ in degrees of data and pipeline parallelism alone share all
+but the last.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from shardweave.benchmarks.scoreboard_model import LAYERS, DecoderSpec, captured_decoder
+from shardweave.benchmarks.scoreboard_rows import MeasuredRun
+from shardweave.ir.mesh import Mesh
+from shardweave.planners.cost.cluster import Cluster, PlacedCluster
+from shardweave.planners.cost.pipeline.simulation import played_stages
+from shardweave.planners.cost.pipeline.stages import placed_stages
+from shardweave.planners.cost.workload import Workload, workload_of
+from shardweave.planners.lower import Lowerings
+from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import Pipeline
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "float32"}
+ADAM_BYTES = 32
+"""That Adam moves for a parameter in mixed precision: its gradient, and three numbers of 32 bits
+that are read and written, and the parameter."""
+
+GUESSED_MICRO_BATCHES = 4
+"""Times its stages: micro-batches of a run with stages that does not say how many."""
+
+
+@dataclass(frozen=True)
+class PredictedRun:
+    """memory_bytes, capacity_bytes: of the fullest stage's devices."""
+
+    step_s: float
+    memory_bytes: float
+    capacity_bytes: float
+
+    @property
+    def fits(self) -> bool:
+        return self.memory_bytes <= self.capacity_bytes
+
+
+@dataclass(eq=False)
+class RunPredictor:
+    """Predicts runs on clusters. Programs and blocks are kept: runs should come sorted by model."""
+
+    works: dict[tuple[object, ...], Workload] = field(
+        default_factory=dict[tuple[object, ...], Workload]
+    )
+
+    def predict(self, run: MeasuredRun, cluster: Cluster) -> PredictedRun:
+        """Raises ValueError for a run that cannot be made, as a batch that does not divide."""
+        micro = micro_batch_of(run)
+        count, rest = divmod(run.batch, run.data * micro)
+        if rest or not count:
+            raise ValueError(
+                f"batch {run.batch} is no multiple of {run.data} replicas of {micro} samples"
+            )
+        plan = _plan_of(run, count)
+        work = self._work(run, cluster, micro)
+
+        def read(placed: PlacedCluster, mesh: Mesh) -> Workload:
+            return work
+
+        crossing = [block.crossing_bytes * run.data * count for block in work.blocks]
+        stages = placed_stages(plan, cluster, read, crossing)
+        found = played_stages(stages, plan, cluster)
+        state = max(sum(stage.parameter_bytes) for stage in stages) / work.itemsize
+        shares = run.data if run.zero else 1
+        bandwidth = min(d.memory_bandwidth_bytes_s for d in cluster.device_types(run.gpus))
+        optimizer_s = ADAM_BYTES * state / shares / bandwidth
+        return PredictedRun(found.time_s + optimizer_s, found.peak_bytes, float(found.memory_bytes))
+
+    def _work(self, run: MeasuredRun, cluster: Cluster, micro: int) -> Workload:
+        spec = DecoderSpec(
+            run.hidden, run.heads, run.ffn, run.vocab, run.seq, run.is_fused, _dtype_of(run)
+        )
+        policy = policy_of(run)
+        key = cluster.name, spec, micro, run.tensor, run.sequence_parallel, policy
+        if key not in self.works:
+            lowerings = _lowerings(spec, micro)
+            mesh = Mesh(data=1, tensor=run.tensor)
+            base = plan_megatron(lowerings.program, mesh, sequence_parallel=run.sequence_parallel)
+            local = lowerings.blocking(replace(base, recompute=policy))
+            self.works[key] = workload_of(local, cluster, mesh)
+        return stacked(self.works[key], run.layers)
+
+
+@lru_cache(maxsize=2)
+def _lowerings(spec: DecoderSpec, batch: int) -> Lowerings:
+    return Lowerings(captured_decoder(spec, batch), most=2)
+
+
+def _dtype_of(run: MeasuredRun) -> str:
+    known = [name for key, name in DTYPES.items() if key in run.precision]
+    if "fp8" in run.precision:
+        return "bfloat16"
+    if not known:
+        raise ValueError(f"precision '{run.precision}' is none of {', '.join(DTYPES)}, fp8")
+    return known[0]
+
+
+def policy_of(run: MeasuredRun) -> str:
+    """The policy of `rematerialize` of a run's recomputation."""
+    return "layer" if run.recompute.startswith("full") else "none"
+
+
+def micro_batch_of(run: MeasuredRun) -> int:
+    """Samples of a micro-batch; where a run does not say, as few as fill its pipeline."""
+    if run.micro_batch is not None:
+        return run.micro_batch
+    rows = run.batch // run.data
+    count = 1 if run.pipeline == 1 else math.gcd(rows, GUESSED_MICRO_BATCHES * run.pipeline)
+    return max(1, rows // count)
+
+
+def stacked(work: Workload, layers: int) -> Workload:
+    """The blocks of a model of so many layers, of which those of one with `LAYERS` are known."""
+    places = [index for index, block in enumerate(work.blocks) if block.is_repeated]
+    assert len(places) == LAYERS, "a decoder has its layers as blocks"
+    chosen = [0] * min(1, layers) + [1] * max(0, layers - 2) + [2] * min(1, max(0, layers - 1))
+    inner = [
+        replace(work.blocks[places[one]], name=f"h.{index}", layers=(f"h.{index}",))
+        for index, one in enumerate(chosen)
+    ]
+    blocks = (*work.blocks[: places[0]], *inner, *work.blocks[places[-1] + 1 :])
+    shift = layers - LAYERS
+    shared = tuple(
+        replace(
+            one,
+            first=one.first + shift * (one.first > places[-1]),
+            second=one.second + shift * (one.second > places[-1]),
+        )
+        for one in work.shared
+    )
+    return replace(work, blocks=blocks, shared=shared)
+
+
+def _plan_of(run: MeasuredRun, count: int) -> Plan:
+    mesh = {"pipeline": run.pipeline} if run.pipeline > 1 else {}
+    layers = _layers_of_stages(run)
+    stages = tuple(tuple(f"h.{index}" for index in part) for part in layers)
+    return Plan(
+        mesh={**mesh, "data": run.data, "tensor": run.tensor},
+        zero=run.zero if run.data > 1 else 0,
+        # FSDP sends beside its passes; Megatron-LM's data parallelism behind them.
+        schedule="cross-pass" if run.zero else "",
+        precision="bf16-mixed",
+        pipeline=Pipeline(stages, count, schedule="1f1b"),
+    )
+
+
+def _layers_of_stages(run: MeasuredRun) -> list[range]:
+    """Layers dealt evenly, as Megatron-LM does, the last stages taking one more."""
+    each, more = divmod(run.layers, run.pipeline)
+    found: list[range] = []
+    first = 0
+    for stage in range(run.pipeline):
+        last = first + each + (stage >= run.pipeline - more)
+        found.append(range(first, last))
+        first = last
+    return found

@@ -1,0 +1,129 @@
+"""What a user asks of a plan: dimensions that are fixed, and values that are forbidden."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from shardweave.ir.suggest import did_you_mean
+from shardweave.planners.auto.point import DIMENSIONS, JointPoint
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.quantity import gib, quantity
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import (
+    PIPELINE_SCHEDULES,
+    RECOMPUTE,
+    SCHEDULES,
+    PlanError,
+)
+
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "sequence_parallel": ("false", "true"),
+    "zero": ("0", "1", "2", "3"),
+    "recompute": RECOMPUTE,
+    "schedule": tuple(filter(None, SCHEDULES)),
+    "pipeline": PIPELINE_SCHEDULES,
+}
+"""The values of dimensions that are no counts."""
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """fixed: the value of a dimension by name. forbidden: values by dimension."""
+
+    fixed: Mapping[str, str] = field(default_factory=dict[str, str])
+    forbidden: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+
+    @staticmethod
+    def parse(fix: str, forbid: str) -> Constraints:
+        """Read `tensor=8,zero=1` and `zero=3,recompute=layer`.
+
+        Raises PlanError for a dimension or a value that there is not, or one that is fixed twice.
+        """
+        fixed: dict[str, str] = {}
+        for name, value in _pairs("fix", fix):
+            if fixed.setdefault(name, value) != value:
+                raise PlanError(f"fix: {name} is {fixed[name]} and {value}; give one of them.")
+        forbidden: dict[str, set[str]] = {}
+        for name, value in _pairs("forbid", forbid):
+            forbidden.setdefault(name, set()).add(value)
+        return Constraints(fixed, {name: frozenset(values) for name, values in forbidden.items()})
+
+    def allows(self, point: JointPoint) -> bool:
+        return all(point.value(name) == value for name, value in self.fixed.items()) and not any(
+            point.value(name) in values for name, values in self.forbidden.items()
+        )
+
+    def allows_value(self, name: str, value: object) -> bool:
+        """Whether a dimension may have a value, whatever the others have."""
+        word = str(value).lower() if isinstance(value, bool) else str(value)
+        return self.fixed.get(name, word) == word and word not in self.forbidden.get(name, ())
+
+    def __str__(self) -> str:
+        words = [f"{name}={value}" for name, value in self.fixed.items()]
+        words += [
+            f"not {name}={value}"
+            for name, values in self.forbidden.items()
+            for value in sorted(values)
+        ]
+        return ", ".join(words)
+
+
+def _pairs(option: str, text: str) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for part in filter(None, (piece.strip() for piece in text.replace(";", ",").split(","))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        name = name.replace("-", "_")
+        if not equals or name not in DIMENSIONS:
+            raise PlanError(
+                f"{option}: found '{part}', expected DIMENSION=VALUE; "
+                f"{did_you_mean(name, DIMENSIONS)}the dimensions are {', '.join(DIMENSIONS)}."
+            )
+        words = WORDS.get(name)
+        if words is not None and value not in words:
+            raise PlanError(f"{option}: {name} is '{value}'; use one of {', '.join(words)}.")
+        if words is None and not (value.isdigit() and int(value) >= 1):
+            raise PlanError(f"{option}: {name} is '{value}'; use a whole number, 1 or more.")
+        found.append((name, value if words else str(int(value))))
+    return found
+
+
+def with_memory(cluster: Cluster, memory: str) -> Cluster:
+    """The cluster with at most so much memory on each device. Raises PlanError for other text."""
+    if not memory:
+        return cluster
+    size = quantity(memory, "bytes")
+    if not size or size <= 0:
+        raise PlanError(f"memory is '{memory}'; give bytes with a unit, as 70GiB.")
+    for one in cluster.devices.values():
+        if size > one.memory_bytes:
+            raise PlanError(
+                f"memory is {memory}, but '{one.name}' of cluster '{cluster.name}' has "
+                f"{gib(one.memory_bytes)} GiB; give less, or leave it out."
+            )
+    devices = {name: replace(one, memory_bytes=int(size)) for name, one in cluster.devices.items()}
+    return replace(cluster, devices=devices)
+
+
+def point_of(plan: Plan) -> JointPoint:
+    """The dimensions of another planner's plan, as far as they can be told."""
+    pipeline = plan.pipeline
+    tensor = 1
+    for axis, size in plan.mesh.items():
+        if axis.partition(".")[0] == "tensor" or axis in ("x", "y"):
+            tensor *= size
+    data = 1
+    for axis in ("data", "z"):
+        data *= plan.mesh.get(axis, 1)
+    return JointPoint(
+        data=data,
+        tensor=tensor,
+        stages=plan.num_stages,
+        sequence_parallel=plan.planner == "auto" and bool(plan.activations),
+        zero=plan.zero,
+        recompute=plan.recompute,
+        micro_batches=pipeline.micro_batches if pipeline else 1,
+        sub_batches=plan.batch_split,
+        schedule=plan.schedule or "in-order",
+        pipeline=pipeline.schedule if pipeline else PIPELINE_SCHEDULES[0],
+    )

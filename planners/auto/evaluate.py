@@ -1,0 +1,101 @@
+"""The step of a point in full: simulated, or for a deep model extrapolated from simulations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from shardweave.ir.program import Program
+from shardweave.planners.auto.plans import PlanMaker
+from shardweave.planners.auto.point import JointPoint
+from shardweave.planners.auto.reader import FEW, MORE, Depths
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.pipeline import simulate_stages
+from shardweave.planners.lower import RECENT, Lowerings
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import Predicted
+from shardweave.planners.predict import is_by_block, predicted_of, simulate_plan
+
+
+@dataclass(eq=False)
+class Evaluator:
+    """Simulates points, each once. problems: why some could not be, by point."""
+
+    maker: PlanMaker
+    found: dict[JointPoint, Predicted] = field(default_factory=dict[JointPoint, Predicted])
+    problems: dict[JointPoint, str] = field(default_factory=dict[JointPoint, str])
+    _lowerings: dict[int, Lowerings] = field(default_factory=dict[int, Lowerings])
+
+    @property
+    def depths(self) -> Depths:
+        return self.maker.estimator.reader.depths
+
+    def predict(self, point: JointPoint) -> Predicted | None:
+        """None for what cannot be partitioned or scheduled; `problems` then says why."""
+        if point not in self.found and point not in self.problems:
+            try:
+                self.found[point] = self._simulated(point)
+            except ValueError as error:
+                self.problems[point] = str(error)
+        return self.found.get(point)
+
+    def predict_plan(self, plan: Plan) -> Predicted:
+        """The step of another planner's plan. Raises ValueError if it does not fit."""
+        return simulate_plan(self.lowerings(self.depths.program), plan, self._cluster)
+
+    def lowerings(self, program: Program) -> Lowerings:
+        if id(program) not in self._lowerings:
+            self._lowerings[id(program)] = Lowerings(program, most=RECENT)
+        return self._lowerings[id(program)]
+
+    def can_extrapolate(self, point: JointPoint) -> bool:
+        """Whether a deep model's step follows from steps of a few of its blocks."""
+        plan = self.maker.plan(point, self.depths.read)
+        return is_by_block(plan) or not plan.is_pipeline
+
+    @property
+    def _cluster(self) -> Cluster:
+        return self.maker.estimator.cluster
+
+    def _simulated(self, point: JointPoint) -> Predicted:
+        depths = self.depths
+        plan = self.maker.plan(point, depths.read)
+        lowerings = self.lowerings(depths.read)
+        if depths.few is None or depths.more is None:
+            return simulate_plan(lowerings, plan, self._cluster)
+        if is_by_block(plan):
+            return predicted_of(
+                simulate_stages(lowerings, plan, self._cluster, deepened=depths.deepened)
+            )
+        if plan.is_pipeline:
+            raise ValueError(
+                f"schedule '{point.pipeline}' is simulated op by op, which takes too long for "
+                f"{len(depths.names)} blocks"
+            )
+        few = simulate_plan(lowerings, plan, self._cluster)
+        more_plan = self.maker.plan(point, depths.more)
+        more = simulate_plan(self.lowerings(depths.more), more_plan, self._cluster)
+        return extrapolated(few, more, (len(depths.names) - MORE) / (MORE - FEW))
+
+
+def extrapolated(few: Predicted, more: Predicted, times: float) -> Predicted:
+    """A step of more blocks by two of fewer: what `more` takes, and `times` what it has on `few`.
+
+    Exact where each further block adds what the one before it added.
+    """
+
+    def beyond(less: float, greater: float) -> float:
+        return greater + times * (greater - less)
+
+    def each(less: Mapping[str, float], greater: Mapping[str, float]) -> dict[str, float]:
+        names = dict.fromkeys((*greater, *less))
+        return {n: max(0.0, beyond(less.get(n, 0.0), greater.get(n, 0.0))) for n in names}
+
+    return replace(
+        more,
+        time_s=beyond(few.time_s, more.time_s),
+        compute_s=beyond(few.compute_s, more.compute_s),
+        exposed_s=max(0.0, beyond(few.exposed_s, more.exposed_s)),
+        communication_s=each(few.communication_s, more.communication_s),
+        memory_bytes=each(few.memory_bytes, more.memory_bytes),
+    )

@@ -1,0 +1,223 @@
+"""plan_auto: the joint search on a program and a cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.planners.auto.constraints import Constraints, point_of, with_memory
+from shardweave.planners.auto.estimate import Estimator
+from shardweave.planners.auto.evaluate import Evaluator
+from shardweave.planners.auto.plans import PlanMaker
+from shardweave.planners.auto.proposals import proposals
+from shardweave.planners.auto.reader import CostReader, Depths
+from shardweave.planners.auto.search import JointSearch
+from shardweave.planners.auto.space import JointSpace, tensor_degrees
+from shardweave.planners.auto.worth import looked_at, worth
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.memory import check_precision
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.oppa.trials import Host
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import Candidate, PlanError, Predicted
+from shardweave.planners.predict import check_some_fit, with_candidates
+
+
+@dataclass(frozen=True)
+class AutoOptions:
+    """simulate: at most so many points are simulated; 0: 64, of a deep model 24. time_limit_s: the
+    search ends after so many seconds with the best so far; 0: it ends by itself. fix, forbid:
+    dimensions with values, as `tensor=8,zero=1`. memory: of each device, as 70GiB, where not all
+    may be used. runnable: False also takes what no backend runs. propose: also price what other
+    planners choose. precision: as of a plan. top: candidates that the plan lists.
+    """
+
+    simulate: int = 0
+    time_limit_s: float = 0.0
+    fix: str = ""
+    forbid: str = ""
+    memory: str = ""
+    runnable: bool = True
+    propose: bool = True
+    precision: str = ""
+    top: int = 5
+
+
+SIMULATED, SIMULATED_DEEP = 64, 24
+"""Points that are simulated unless asked otherwise: a simulation takes some 0.1 s of a small model,
+and a second of a few layers of a large one."""
+
+AUTO_DEFAULTS = AutoOptions()
+
+
+def plan_auto(
+    program: Program,
+    mesh: Mesh | None,
+    *,
+    cluster: Cluster,
+    cluster_name: str = "",
+    host: Host | None = None,
+    options: AutoOptions = AUTO_DEFAULTS,
+) -> Plan:
+    """The fastest plan of all dimensions at once, by the one cost model.
+
+    Objective: simulated seconds of a step among plans that fit into memory, with Adam's state in
+    the plan's precision. Space: `JointSpace`, on all devices of the cluster or those of `mesh`,
+    and what other planners propose. Exact in the space if the search ends by itself, as far as its
+    bounds hold (`search`); a reason says whether it did. Time: a partition for each distinct
+    (tensor degree, sequence parallelism, rows of a piece), some 50 us for each point, and a
+    lowering for each point simulated. Of a model of more than eight equal blocks a few are
+    partitioned and the step is extrapolated, so that the time does not grow with depth.
+
+    Raises PlanError if the constraints leave nothing, or nothing fits, with the smallest shortfall.
+    """
+    check_precision(options.precision)
+    start_s = time.monotonic()
+    cluster = with_memory(cluster, options.memory)
+    constraints = Constraints.parse(options.fix, options.forbid)
+    depths = Depths.of(program)
+    reader = CostReader(depths, cluster)
+    estimator = Estimator(reader, options.precision)
+    name = _name_of(cluster, cluster_name, options)
+    evaluator = Evaluator(PlanMaker(estimator, name, options.precision))
+    limit_s = options.time_limit_s
+    search = JointSearch(
+        space=_space(reader, cluster, mesh, constraints, has_list=bool(name)),
+        estimator=estimator,
+        evaluator=evaluator,
+        capacity=float(min(one.memory_bytes for one in cluster.device_types(cluster.num_devices))),
+        simulate=options.simulate or (SIMULATED_DEEP if depths.is_deep else SIMULATED),
+        deadline_s=start_s + limit_s if limit_s else float("inf"),
+        tell=host.tell if host else None,
+    )
+    search.run()
+    rivals = list(_proposed(search, cluster, mesh, options, constraints))
+    return _plan_of(search, rivals, options)
+
+
+def _space(
+    reader: CostReader,
+    cluster: Cluster,
+    mesh: Mesh | None,
+    constraints: Constraints,
+    *,
+    has_list: bool,
+) -> JointSpace:
+    program = reader.depths.read
+    devices = cluster.num_devices if mesh is None else mesh.num_devices
+    cluster.check_fits(devices)
+    degrees: list[int] = []
+    cuts: set[int] = set()
+    for tensor in tensor_degrees(cluster):
+        if tensor > 1:
+            plan = reader.base(program, 1, tensor, True)
+            if not plan.parameters:
+                continue
+            cuts |= {tensor} if plan.activations else set()
+        degrees.append(tensor)
+    repeated = len(reader.depths.names)
+    rest = len(reader.cost(1, False, 1).blocks) - repeated if repeated else 0
+    return JointSpace(
+        devices=devices,
+        node=cluster.nodes[0].devices,
+        batch=reader.batch,
+        parts=repeated + rest,
+        tensor=tuple(degrees),
+        cuts_sequence=frozenset(cuts),
+        constraints=constraints,
+        mesh=mesh,
+        has_list=has_list,
+    )
+
+
+def _name_of(cluster: Cluster, name: str, options: AutoOptions) -> str:
+    """How a plan names its cluster, for schedule `list`; empty if no name stands for it."""
+    if name or options.memory:
+        return name
+    try:
+        return cluster.name if find_cluster(cluster.name) == cluster else ""
+    except ValueError:
+        return ""
+
+
+Rival = tuple[str, Plan, Predicted]
+
+
+def _proposed(
+    search: JointSearch,
+    cluster: Cluster,
+    mesh: Mesh | None,
+    options: AutoOptions,
+    constraints: Constraints,
+) -> Iterator[Rival]:
+    """Other planners' plans, priced under a few schedules; what they cannot plan is left out."""
+    if not options.propose or search.evaluator.depths.is_deep or search.stopped.startswith("it "):
+        return
+    wide = [point for point, _ in search.seen if point.tensor > 1 and point.stages == 1]
+    meshes = [Mesh(data=point.data, tensor=point.tensor) for point in wide]
+    found = proposals(
+        search.evaluator, cluster, mesh, options.precision, list(dict.fromkeys(meshes))
+    )
+    for name, make in found:
+        if time.monotonic() > search.deadline_s:
+            return
+        search.say(f"asking {name}")
+        try:
+            plan = make()
+        except ValueError:
+            continue
+        if options.runnable and plan.pipeline is not None and plan.pipeline.ranks:
+            continue
+        for schedule in dict.fromkeys((plan.schedule, "", "cross-pass")):
+            other = replace(plan, schedule=schedule, predicted=None, candidates=(), reasons=())
+            if not constraints.allows(point_of(other)):
+                continue
+            try:
+                yield (
+                    f"{name}, {schedule or 'in-order'}",
+                    other,
+                    search.evaluator.predict_plan(other),
+                )
+            except ValueError:
+                continue
+
+
+def _plan_of(search: JointSearch, rivals: list[Rival], options: AutoOptions) -> Plan:
+    seen = search.seen
+    rows = [Candidate(str(point), predicted) for point, predicted in seen]
+    rows += [Candidate(name, predicted) for name, _, predicted in rivals]
+    _check_any(search, rows)
+    rows.sort(key=lambda row: (not row.predicted.fits, row.predicted.time_s))
+    best = rows[0]
+    reasons = [*looked_at(search)]
+    rival = next((plan for name, plan, _ in rivals if name == best.name), None)
+    point = next((point for point, _ in seen if str(point) == best.name), None)
+    if point is not None:
+        plan = search.evaluator.maker.plan(point, search.evaluator.depths.program)
+        reasons += worth(search, point, best.predicted)
+    else:
+        assert rival is not None, "the best is a point or a rival"
+        plan = replace(rival, notes=(*rival.notes, f"proposed by {best.name}"), planner="auto")
+    if search.evaluator.depths.is_deep:
+        names = search.evaluator.depths.names
+        reasons.append(
+            f"a few of the {len(names)} equal blocks were simulated, and the step follows from them"
+        )
+    return with_candidates(replace(plan, reasons=tuple(reasons)), rows[: max(1, options.top)])
+
+
+def _check_any(search: JointSearch, rows: list[Candidate]) -> None:
+    problem = next(iter(search.evaluator.problems.values()), "")
+    constraints = search.space.constraints
+    if not rows:
+        what = f" with {constraints}" if str(constraints) else ""
+        raise PlanError(
+            f"the joint space has no plan{what} on {search.space.devices} devices for a batch of "
+            f"{search.space.batch} that can be simulated ({search.too_large} need more memory for "
+            f"parameters and optimizer alone); change the constraints, the batch or the devices. "
+            f"{problem}".rstrip()
+        )
+    check_some_fit(rows, search.estimator.cluster, problem)

@@ -1,0 +1,76 @@
+"""From a point of the joint space to a plan: Megatron's shardings, AMP's exact cuts, the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from shardweave.ir.program import Program
+from shardweave.planners.amp.partition import Problem, partition
+from shardweave.planners.auto.estimate import Estimator
+from shardweave.planners.auto.point import JointPoint
+from shardweave.planners.auto.reader import PieceCost
+from shardweave.planners.pipelines.schedules import find_schedule
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import Pipeline, PlanError
+
+Stages = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class PlanMaker:
+    """cluster: the name that plans give theirs, for schedule `list`; precision: of the plans."""
+
+    estimator: Estimator
+    cluster: str = ""
+    precision: str = ""
+
+    def plan(self, point: JointPoint, program: Program) -> Plan:
+        """The plan of a point, of a program or the same with fewer blocks.
+
+        Stages are always those of the whole program. Raises PlanError if there are none.
+        """
+        base = self.estimator.reader.base(
+            program, point.data, point.tensor, point.sequence_parallel
+        )
+        mesh = {"pipeline": point.stages} if point.stages > 1 else {}
+        return replace(
+            base,
+            planner="auto",
+            mesh={**mesh, **base.mesh},
+            recompute=point.recompute,
+            batch_split=point.sub_batches,
+            schedule="" if point.schedule == "in-order" else point.schedule,
+            cluster=self.cluster if point.schedule == "list" else "",
+            zero=point.zero,
+            precision=self.precision,
+            pipeline=self._pipeline(point) if point.is_staged else None,
+        )
+
+    def _pipeline(self, point: JointPoint) -> Pipeline:
+        if point.stages == 1:
+            return Pipeline((("*",),), point.micro_batches)
+        return Pipeline(self._stages(point), point.micro_batches, schedule=point.pipeline)
+
+    def _stages(self, point: JointPoint) -> Stages:
+        """The exact cuts into stages for the blocks' costs (`amp.partition`)."""
+        cost = self.estimator.cost_of(point)
+        count = point.stages * find_schedule(point.pipeline).chunks
+        found = partition(_problem(point, cost, count))
+        if found is None:
+            raise PlanError(f"{count} stages, but the program has {len(cost.blocks)} blocks.")
+        return tuple(
+            tuple(name for block in cost.blocks[left:right] for name in block.plan_names)
+            for left, right in pairwise(found.cuts)
+        )
+
+
+def _problem(point: JointPoint, cost: PieceCost, count: int) -> Problem:
+    times = point.sub_batches * np.array(cost.passes_s(point.recompute))[None]
+    crossing = np.array([0.0, *(float(block.crossing_bytes) for block in cost.blocks)])
+    # Cuts weigh by what crosses them, lightly: of stages that take as long the cheapest boundary.
+    weight = 1e-3 * float(times.sum()) / max(1.0, float(crossing.max()) * len(cost.blocks))
+    boundary = np.repeat(weight * crossing[None], count - 1, axis=0)
+    return Problem(times, (0,) * count, boundary, float(point.micro_batches - 1))

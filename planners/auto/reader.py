@@ -1,0 +1,289 @@
+"""Block costs of a program under each partition that the joint space has, each read once.
+
+A partition is what a rank runs of one piece of the batch: a tensor degree, with or without
+sequence parallelism, and the rows of the piece. Data parallelism, micro-batches and sub-batches all
+cut the batch, so that points with as many pieces share it. What is recomputed, and where stages are
+cut, changes no block's cost alone and needs no partition of its own.
+
+Of a model of many equal blocks a program with a few of them is read (`ir/rewrite/fewer_blocks`),
+and the one in the middle stands for those that were taken out: exact where blocks are equal.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from shardweave.ir.blocks import blocks_of
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.rewrite.fewer_blocks import with_fewer_blocks
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.workload import BlockWork, Workload, batch_of, workload_of
+from shardweave.planners.cost.zero import DATA_AXIS
+from shardweave.planners.degrees import divisors
+from shardweave.planners.lower import RECENT, Lowerings
+from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.plan import Plan
+
+FEW = 3
+"""Blocks that are read of a deep model: its first, one that stands for all others, its last."""
+
+MORE = 5
+"""Blocks of a second program, by which steps that are simulated op by op are extrapolated."""
+
+ROWS_READ = (1, 4)
+"""Rows of pieces whose costs are read of a deep model, whose ops are large: beyond some rows a time
+grows with them. All are read of other models."""
+
+DEEP = 8
+"""Models of more equal blocks are read by a few of them."""
+
+
+@dataclass(frozen=True)
+class Depths:
+    """A program, and where it is deep the same with fewer blocks.
+
+    names: of the blocks of the program, in order.
+    """
+
+    program: Program
+    few: Program | None
+    more: Program | None
+    names: tuple[str, ...]
+
+    @staticmethod
+    def of(program: Program, deep: int = DEEP) -> Depths:
+        names = blocks_of(program).names
+        few = with_fewer_blocks(program, FEW) if len(names) > deep else None
+        more = with_fewer_blocks(program, MORE) if few is not None else None
+        return Depths(program, few, more, names)
+
+    @property
+    def is_deep(self) -> bool:
+        return self.few is not None
+
+    @property
+    def read(self) -> Program:
+        """The program that costs are read off."""
+        return self.few or self.program
+
+    def deepened(self, work: Workload) -> Workload:
+        """The costs of the whole program from those of the one that is read."""
+        if not self.is_deep:
+            return work
+        places = [index for index, block in enumerate(work.blocks) if block.name in self.names]
+        middle = places[FEW - 2]
+        missing = self.names[FEW - 1 : -1]
+        like = work.blocks[middle]
+        added = [replace(like, name=name, layers=(name,)) for name in missing]
+        blocks = (*work.blocks[: middle + 1], *added, *work.blocks[middle + 1 :])
+        shift = len(added)
+        shared = tuple(
+            replace(
+                one,
+                first=_moved(one.first, middle, shift),
+                second=_moved(one.second, middle, shift),
+            )
+            for one in work.shared
+        )
+        return replace(work, blocks=blocks, shared=shared)
+
+
+def _moved(index: int, middle: int, shift: int) -> int:
+    return index + shift if index > middle else index
+
+
+@dataclass(frozen=True)
+class PieceCost:
+    """What a rank takes for one piece of the batch, block by block.
+
+    forward_s, backward_s: compute on the slowest device, nothing recomputed. inside_forward_s,
+    inside_backward_s: messages of the tensor axis. Bytes are those of `BlockWork`.
+    """
+
+    blocks: tuple[BlockWork, ...]
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    inside_forward_s: tuple[float, ...]
+    inside_backward_s: tuple[float, ...]
+    shared_bytes: float
+    itemsize: int
+
+    @cached_property
+    def repeated(self) -> tuple[bool, ...]:
+        return tuple(block.is_repeated for block in self.blocks)
+
+    @cached_property
+    def sums(self) -> Mapping[str, float]:
+        """Totals of all blocks, and of the repeated ones, by name."""
+        found: dict[str, float] = {}
+        rows = {
+            "forward": self.forward_s,
+            "backward": self.backward_s,
+            "inside_forward": self.inside_forward_s,
+            "inside_backward": self.inside_backward_s,
+            "parameters": [float(block.parameter_bytes) for block in self.blocks],
+            "kept": [float(block.kept_bytes) for block in self.blocks],
+            "crossing": [float(block.crossing_bytes) for block in self.blocks],
+        }
+        for name, row in rows.items():
+            found[name] = sum(row)
+            found[f"repeated {name}"] = sum(
+                one for one, is_in in zip(row, self.repeated, strict=True) if is_in
+            )
+            found[f"largest {name}"] = max(row, default=0.0)
+        found["workspace"] = max((float(b.workspace_bytes) for b in self.blocks), default=0.0)
+        return found
+
+    def passes_s(self, recompute: str) -> list[float]:
+        """Seconds of both passes of each block, with messages that nothing hides."""
+        rows = zip(
+            self.forward_s,
+            self.backward_s,
+            self.inside_forward_s,
+            self.inside_backward_s,
+            self.repeated,
+            strict=True,
+        )
+        again = {"none": (0.0, 0.0), "layer": (1.0, 1.0), "after-communication": (0.75, 0.0)}
+        compute, inside = again[recompute]
+        return [
+            forward
+            + backward
+            + there
+            + back
+            + ((compute * forward + inside * there) if is_in else 0)
+            for forward, backward, there, back, is_in in rows
+        ]
+
+
+@dataclass(eq=False)
+class CostReader:
+    """Reads costs of a program on a cluster, each partition once."""
+
+    depths: Depths
+    cluster: Cluster
+    lowerings: Lowerings = field(init=False)
+    _num_read: int = 0
+    _known: dict[tuple[int, bool, int], PieceCost] = field(
+        default_factory=dict[tuple[int, bool, int], PieceCost]
+    )
+    _bases: dict[tuple[int, int, int, bool], Plan] = field(
+        default_factory=dict[tuple[int, int, int, bool], Plan]
+    )
+
+    def __post_init__(self) -> None:
+        self.lowerings = Lowerings(self.depths.read, most=RECENT)
+        self.batch = batch_of(self.depths.program)
+
+    @property
+    def num_partitions(self) -> int:
+        """How many partitions were made to read costs off."""
+        return self._num_read
+
+    def base(self, program: Program, data: int, tensor: int, sequence_parallel: bool) -> Plan:
+        """The shardings of degrees by Megatron's rule, of the program or one with fewer blocks."""
+        key = id(program), data, tensor, sequence_parallel
+        if key not in self._bases:
+            mesh = Mesh(data=data, tensor=tensor)
+            self._bases[key] = plan_megatron(program, mesh, sequence_parallel=sequence_parallel)
+        return self._bases[key]
+
+    def cost(self, tensor: int, sequence_parallel: bool, rows: int) -> PieceCost:
+        """Raises ValueError if the program cannot be partitioned so."""
+        key = tensor, sequence_parallel, rows
+        if key not in self._known:
+            read = self._rows_read()
+            if rows in read:
+                self._known[key] = self._read(*key)
+            else:
+                low, high = _around(rows, read)
+                ends = [self.cost(tensor, sequence_parallel, one) for one in (low, high)]
+                self._known[key] = _between(*ends, (rows - low) / (high - low))
+        return self._known[key]
+
+    def _rows_read(self) -> list[int]:
+        """The rows of pieces that are read; costs of others lie on lines between them."""
+        rows = divisors(self.batch)
+        few = [n for n in rows if n in ROWS_READ]
+        return few if self.depths.is_deep and len(few) > 1 else rows
+
+    def _read(self, tensor: int, sequence_parallel: bool, rows: int) -> PieceCost:
+        self._num_read += 1
+        plan = self.base(self.depths.read, self.batch // rows, tensor, sequence_parallel)
+        local = self.lowerings.blocking(plan)
+        return self._priced(workload_of(local, self.cluster, self._mesh(tensor)))
+
+    def _mesh(self, tensor: int) -> Mesh:
+        """Where messages of the tensor axis are priced: all groups at once if they share NICs."""
+        is_inside = all(node.devices % tensor == 0 for node in self.cluster.nodes)
+        if is_inside:
+            return Mesh(tensor=tensor)
+        return Mesh(data=self.cluster.num_devices // tensor, tensor=tensor)
+
+    def _priced(self, work: Workload) -> PieceCost:
+        work = self.depths.deepened(work)
+        devices = self.cluster.device_types(self.cluster.num_devices)
+        names = [device.name for device in devices]
+        issue_s = max(device.issue_s for device in devices)
+        return PieceCost(
+            blocks=work.blocks,
+            forward_s=tuple(
+                max(issue_s * b.issued[0], *(b.forward_s[n] for n in names)) for b in work.blocks
+            ),
+            backward_s=tuple(
+                max(issue_s * b.issued[1], *(b.backward_s[n] for n in names)) for b in work.blocks
+            ),
+            inside_forward_s=_inside(work.blocks, is_forward=True),
+            inside_backward_s=_inside(work.blocks, is_forward=False),
+            shared_bytes=float(sum(one.bytes for one in work.shared)),
+            itemsize=work.itemsize,
+        )
+
+
+def _around(rows: int, read: Sequence[int]) -> tuple[int, int]:
+    """The two rows that are read between which others lie, or the nearest two."""
+    place = min(max(1, bisect_left(read, rows)), len(read) - 1)
+    return read[place - 1], read[place]
+
+
+def _between(low: PieceCost, high: PieceCost, share: float) -> PieceCost:
+    """Costs of rows between two, or beyond: affine, as launches and work are, and never below 0."""
+
+    def line(one: float, other: float) -> float:
+        return max(0.0, one + share * (other - one))
+
+    def each(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
+        return tuple(map(line, one, other))
+
+    def block(one: BlockWork, other: BlockWork) -> BlockWork:
+        return replace(
+            one,
+            kept_bytes=int(line(one.kept_bytes, other.kept_bytes)),
+            crossing_bytes=int(line(one.crossing_bytes, other.crossing_bytes)),
+            workspace_bytes=int(line(one.workspace_bytes, other.workspace_bytes)),
+        )
+
+    return replace(
+        low,
+        blocks=tuple(map(block, low.blocks, high.blocks)),
+        forward_s=each(low.forward_s, high.forward_s),
+        backward_s=each(low.backward_s, high.backward_s),
+        inside_forward_s=each(low.inside_forward_s, high.inside_forward_s),
+        inside_backward_s=each(low.inside_backward_s, high.inside_backward_s),
+    )
+
+
+def _inside(blocks: Sequence[BlockWork], *, is_forward: bool) -> tuple[float, ...]:
+    """Messages within a replica, by block, in one of the passes."""
+    return tuple(
+        sum(
+            seconds
+            for (axes, phase), seconds in block.communication_s.items()
+            if DATA_AXIS not in axes and (phase == "forward") == is_forward
+        )
+        for block in blocks
+    )

@@ -1,0 +1,251 @@
+"""The search: bound every point, simulate the most promising, and say what each choice is worth.
+
+1. Every point is estimated from its blocks (`estimate`), and bounded from below.
+2. The best estimate of each value of each dimension is simulated: every choice at its best.
+3. From the fastest so far, all points that differ in one dimension are simulated, and under other
+   schedules, until none is faster; then the same from the next fastest.
+4. Other points are simulated in order of their estimates, until their bounds exceed the fastest.
+
+It can stop at any time with the best so far. If step 4 ends by itself, what was found is the
+fastest of the whole space, as far as the bounds hold.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from shardweave.planners.auto.estimate import FITS_SURELY, Estimator, PointEstimate
+from shardweave.planners.auto.evaluate import Evaluator
+from shardweave.planners.auto.point import DIMENSIONS, MESH, JointPoint
+from shardweave.planners.auto.space import JointSpace
+from shardweave.planners.cost.quantity import seconds_text
+from shardweave.planners.plan_parts import Predicted
+
+STARTS = 3
+"""From how many of the fastest points neighbours are looked at: more find what one start misses,
+for a few simulations each. Not tuned."""
+
+MAY_FIT = 2.0
+"""How many times the memory an estimate may need and the point still be simulated: of small models
+estimates are up to 1.4 times what the simulator counts."""
+
+
+NEAR = 1.3
+"""Points this many times slower than the fastest, or larger than the memory, are tried under other
+schedules too: of a small GPT under a tight memory the best was an order that another point hid."""
+
+
+class OutOfTime(Exception):
+    """The time limit or the number of simulations is reached."""
+
+
+@dataclass(eq=False)
+class JointSearch:
+    """A search and what it has seen.
+
+    estimates: of all points that can be partitioned and whose state fits. stopped: why it ended
+    early, if it did. refused: points whose shardings cannot be.
+    """
+
+    space: JointSpace
+    estimator: Estimator
+    evaluator: Evaluator
+    capacity: float
+    simulate: int
+    deadline_s: float
+    tell: Callable[[str], None] | None = None
+    estimates: dict[JointPoint, PointEstimate] = field(
+        default_factory=dict[JointPoint, PointEstimate]
+    )
+    stopped: str = ""
+    refused: int = 0
+    too_large: int = 0
+
+    def run(self) -> None:
+        """Look until nothing is left, time is up, or the user interrupts."""
+        try:
+            self._estimate_all()
+            self._see_each_value()
+            self._refine()
+            self._see_rest()
+        except OutOfTime as reason:
+            self.stopped = str(reason)
+        except KeyboardInterrupt:
+            if self.best is None:
+                raise
+            self.stopped = "it was interrupted"
+
+    @property
+    def seen(self) -> list[tuple[JointPoint, Predicted]]:
+        """What was simulated, those that fit first, then by time; of equals the simpler."""
+        return sorted(
+            self.evaluator.found.items(),
+            key=lambda item: (not item[1].fits, item[1].time_s, _plainness(item[0])),
+        )
+
+    @property
+    def best(self) -> tuple[JointPoint, Predicted] | None:
+        """The fastest that fits."""
+        fitting = [item for item in self.evaluator.found.items() if item[1].fits]
+        return min(fitting, key=lambda item: (item[1].time_s, _plainness(item[0])), default=None)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no point that was left out can be faster, by its bound."""
+        return not self.stopped and not any(True for _ in self._left())
+
+    def _estimate_all(self) -> None:
+        for number, point in enumerate(self.space.points()):
+            if number % 256 == 0:
+                self._check_time()
+                self.say(f"{number} points estimated")
+            try:
+                found = self.estimator.estimate(point)
+            except ValueError as error:
+                self.refused += 1
+                self.evaluator.problems[point] = str(error)
+                continue
+            if found.state_bytes > self.capacity:
+                self.too_large += 1
+                continue
+            self.estimates[point] = found
+
+    def _see_each_value(self) -> None:
+        """Simulate the best estimate overall, then that of each value of each dimension."""
+        order = self._by_estimate(self.estimates)
+        firsts: dict[JointPoint, None] = dict.fromkeys(order[:1])
+        for dimension in DIMENSIONS:
+            values: dict[str, JointPoint] = {}
+            for point in order:
+                values.setdefault(point.value(dimension), point)
+            firsts.update(dict.fromkeys(values.values()))
+        for point in self._by_estimate(firsts):
+            if self._may_win(point):
+                self._simulate(point)
+        if self.best is None:
+            # Memory decides: what needs least comes first.
+            rest = sorted(self.estimates, key=lambda p: self.estimates[p].memory_bytes)
+            for point in rest:
+                self._simulate(point)
+                if self.best is not None:
+                    break
+
+    def _refine(self) -> None:
+        """Change one dimension of the fastest points, until nothing is faster."""
+        done: set[JointPoint] = set()
+        while True:
+            starts = [p for p, found in self.seen[:STARTS] if found.fits and p not in done]
+            if not starts:
+                return
+            point = starts[0]
+            done.add(point)
+            for other in self._neighbours(point):
+                if self._may_win(other):
+                    self._simulate(other)
+
+    def _neighbours(self, point: JointPoint) -> Iterator[JointPoint]:
+        """Points that differ in schedules alone, then in one dimension, the best estimates first;
+        the degrees change together, and with them the micro-batches that suit them."""
+        yield from self.space.variants(point)
+        near: dict[JointPoint, None] = {}
+        meshes: dict[tuple[object, ...], JointPoint] = {}
+        for other in self._by_estimate(self.estimates):
+            changed = _changed(other, point)
+            if len(changed) == 1 and "mesh" not in changed:
+                near[other] = None
+            if changed == {"mesh"} or changed == {"mesh", "micro_batches"}:
+                key = other.data, other.tensor, other.stages
+                if meshes.setdefault(key, other) is other or changed == {"mesh"}:
+                    near[other] = None
+        for other in near:
+            # As the point has it, if it can: schedules are no dimension of what is estimated.
+            schedules = {"schedule": point.schedule, "pipeline": point.pipeline}
+            same = other.with_value(**schedules) if other.stages > 1 else other
+            yield other
+            if same != other and self.space.is_possible(same):
+                yield same
+
+    def _see_rest(self) -> None:
+        while True:
+            point = next(self._left(), None)
+            if point is None:
+                return
+            self._simulate(point)
+
+    def _left(self) -> Iterator[JointPoint]:
+        for point in self._by_estimate(self.estimates):
+            if not self._may_win(point):
+                continue
+            if not self._is_seen(point):
+                yield point
+            elif self._is_near(point):
+                yield from (v for v in self.space.variants(point) if not self._is_seen(v))
+
+    def _is_near(self, point: JointPoint) -> bool:
+        """Whether another schedule may make a simulated point the fastest, or let it fit."""
+        found, best = self.evaluator.found.get(point), self.best
+        if found is None:
+            return False
+        near_s = NEAR * best[1].time_s if best else float("inf")
+        return found.time_s <= near_s and found.peak_bytes <= NEAR * self.capacity
+
+    def _is_seen(self, point: JointPoint) -> bool:
+        return point in self.evaluator.found or point in self.evaluator.problems
+
+    def _may_win(self, point: JointPoint) -> bool:
+        """Whether a point can be faster than the fastest, and fit, by its blocks."""
+        key = point
+        if key not in self.estimates:
+            try:
+                self.estimates[key] = self.estimator.estimate(key)
+            except ValueError:
+                return False
+        found = self.estimates[key]
+        if found.memory_bytes > MAY_FIT * self.capacity:
+            return False
+        best = self.best
+        return best is None or found.bound_s < best[1].time_s
+
+    def _by_estimate(self, points: Iterable[JointPoint]) -> list[JointPoint]:
+        def key(point: JointPoint) -> tuple[object, ...]:
+            found = self.estimates[point]
+            share = found.memory_bytes / self.capacity
+            # What may not fit comes behind what surely does, but before what surely does not.
+            return share > 1, found.time_s * (1.05 if share > FITS_SURELY else 1), _plainness(point)
+
+        return sorted(points, key=key)
+
+    def _simulate(self, point: JointPoint) -> None:
+        if self._is_seen(point):
+            return
+        self._check_time()
+        if len(self.evaluator.found) >= self.simulate:
+            raise OutOfTime(f"{self.simulate} points were simulated")
+        self.evaluator.predict(point)
+        best = self.best
+        told = f"best {seconds_text(best[1].time_s)} ({best[0]})" if best else "none fits so far"
+        self.say(f"{len(self.evaluator.found)} of {len(self.estimates)} simulated; {told}")
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self.deadline_s:
+            raise OutOfTime("its time was up")
+
+    def say(self, text: str) -> None:
+        if self.tell is not None:
+            self.tell(text)
+
+
+def _plainness(point: JointPoint) -> tuple[int, str]:
+    """Of points that take as long, the plainer goes first: that with less that is not usual."""
+    usual = JointPoint()
+    odd = sum(point.value(name) != usual.value(name) for name in DIMENSIONS if name not in MESH)
+    return odd, str(point)
+
+
+def _changed(one: JointPoint, other: JointPoint) -> set[str]:
+    """The dimensions in which two points differ, but for schedules; the degrees are one."""
+    names = (n for n in DIMENSIONS if n not in ("schedule", "pipeline"))
+    found = {name for name in names if getattr(one, name) != getattr(other, name)}
+    return {"mesh" if name in MESH else name for name in found}

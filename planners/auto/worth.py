@@ -1,0 +1,61 @@
+"""What was looked at, by dimension, and what each choice is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardweave.planners.auto.point import DIMENSIONS, JointPoint
+from shardweave.planners.auto.search import JointSearch
+from shardweave.planners.cost.quantity import seconds_text
+from shardweave.planners.plan_parts import Predicted
+from shardweave.planners.predict import why_slower
+
+
+def looked_at(search: JointSearch) -> Iterator[str]:
+    """The values of each dimension, and how many points were estimated, left out and simulated."""
+    points = [*search.estimates]
+    counts = len(search.evaluator.found)
+    reader = search.estimator.reader
+    yield (
+        f"{len(points)} points of the joint space were estimated from the blocks of "
+        f"{reader.num_partitions} partitions and {counts} simulated; "
+        + (
+            "no other can be faster, by its bound"
+            if search.is_exact
+            else f"others may be faster: {search.stopped or 'their bounds are lower'}"
+        )
+    )
+    if search.too_large:
+        yield f"{search.too_large} more need more memory for parameters and optimizer alone"
+    seen = list(search.evaluator.found)
+    for name in DIMENSIONS:
+        values = dict.fromkeys(point.value(name) for point in (*points, *seen))
+        if len(values) > 1:
+            tried = {point.value(name) for point in seen}
+            words = [value if value in tried else f"({value})" for value in _sorted(values)]
+            yield f"{name}: {', '.join(words)}"
+
+
+def _sorted(values: dict[str, None]) -> list[str]:
+    return sorted(
+        values, key=lambda value: (not value.isdigit(), int(value) if value.isdigit() else 0)
+    )
+
+
+def worth(search: JointSearch, point: JointPoint, best: Predicted) -> Iterator[str]:
+    """For each dimension: the fastest simulated point with another value, and why it is slower."""
+    for name in DIMENSIONS:
+        others = [
+            (found, one)
+            for one, found in search.seen
+            if found.fits and one.value(name) != point.value(name)
+        ]
+        if not others:
+            continue
+        found, one = others[0]
+        share = found.time_s / best.time_s - 1
+        gap = seconds_text(found.time_s - best.time_s)
+        yield (
+            f"{name}={point.value(name)} is worth {gap} ({share:.1%}) against "
+            f"{name}={one.value(name)}: {one}; {why_slower(best, found)}"
+        )

@@ -1,0 +1,135 @@
+"""`auto` against all plans of small spaces, its constraints, and what it does when it is stopped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import pytest
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.planners.auto import plan_auto
+from shardweave.planners.auto.constraints import Constraints
+from shardweave.planners.auto.planner import AutoOptions
+from shardweave.planners.call import call_planner
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.lower import Lowerings
+from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.oppa.trials import Host
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import PlanError, Predicted
+from shardweave.planners.predict import simulate_plan
+from shardweave.tests.zoo import captured
+
+SPEC = "gpt:layers=1,hidden=32,heads=4,vocab=32,seq=8,batch=8"
+CLUSTER = find_cluster("perlmutter:nodes=1")  # 4 devices
+
+
+def program() -> Program:
+    return captured(SPEC).program
+
+
+MESH = Mesh(data=2, tensor=2)
+
+
+@cache
+def joint_space() -> tuple[Predicted, ...]:
+    """Every plan of a mesh without micro-batches, put together without the planner's code."""
+    lowerings = Lowerings(program())
+    base = plan_megatron(program(), MESH)
+    found: list[Predicted] = []
+    for zero, policy, split in product((0, 1, 3), ("none", "layer", "after-communication"), (1, 2)):
+        for schedule in ("", "cross-pass", "sub-batch") if split > 1 else ("", "cross-pass"):
+            plan = replace(base, zero=zero, recompute=policy, batch_split=split, schedule=schedule)
+            found.append(simulate_plan(lowerings, plan, CLUSTER))
+    return tuple(found)
+
+
+@pytest.mark.parametrize("is_tight", [False, True])
+def test_regret_against_every_plan_of_a_mesh_is_below_two_percent(is_tight: bool) -> None:
+    peaks = sorted(one.peak_bytes for one in joint_space())
+    limit = peaks[len(peaks) // 8] if is_tight else peaks[-1]
+    best = min(one.time_s for one in joint_space() if one.peak_bytes <= limit)
+    options = AutoOptions(
+        forbid="schedule=list,schedule=blocking,sub_batches=4",
+        fix="micro_batches=1,sequence_parallel=false",
+        memory=str(int(limit)),
+        propose=False,
+    )
+    plan = plan_auto(program(), MESH, cluster=CLUSTER, options=options)
+    assert plan.predicted is not None
+    assert plan.predicted.fits
+    assert plan.predicted.time_s <= 1.02 * best
+
+
+def test_plan_is_not_slower_than_that_of_any_other_planner() -> None:
+    plan = call_planner("auto", program(), None, cluster=CLUSTER, options={"simulate": 12})
+    assert plan.predicted is not None
+    others = {
+        "megatron": {},
+        "amp": {"simulate": 1},
+        "axonn": {},
+    }
+    for name, options in others.items():
+        other = call_planner(name, program(), None, cluster=CLUSTER, options=options)
+        took = simulate_plan(program(), other, CLUSTER)
+        assert plan.predicted.time_s <= took.time_s, name
+
+
+def planned(**options: str) -> Plan:
+    given = replace(AutoOptions(simulate=6, propose=False), **options)
+    return plan_auto(program(), None, cluster=CLUSTER, options=given)
+
+
+def test_fixed_and_forbidden_values_hold_for_the_plan_and_all_candidates() -> None:
+    plan = planned(fix="tensor=2,recompute=layer", forbid="zero=1,zero=3")
+    assert (plan.mesh["tensor"], plan.recompute) == (2, "layer")
+    assert plan.zero in (0, 2)
+    assert all("tensor=2" in one.name and "zero" not in one.name for one in plan.candidates)
+
+
+def test_reasons_say_what_was_looked_at_and_what_each_choice_is_worth() -> None:
+    reasons = "\n".join(planned(fix="micro_batches=1,stages=1").reasons)
+    assert "points of the joint space were estimated" in reasons
+    assert "6 points were simulated" in reasons
+    assert " is worth " in reasons
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fix": "tensr=2"}, "found 'tensr=2', expected DIMENSION=VALUE; did you mean 'tensor'"),
+        ({"fix": "recompute=some"}, "recompute is 'some'; use one of none, layer"),
+        ({"fix": "tensor=2,tensor=4"}, "tensor is 2 and 4; give one of them"),
+        ({"forbid": "zero=4"}, "zero is '4'; use one of 0, 1, 2, 3"),
+        ({"fix": "tensor=3"}, "the joint space has no plan with tensor=3"),
+        ({"memory": "lots"}, "memory is 'lots'; give bytes with a unit"),
+        ({"memory": "70GiB"}, "memory is 70GiB, but 'A100-40GB' of cluster"),
+        ({"memory": "1KiB"}, "need more memory for parameters and optimizer alone"),
+    ],
+)
+def test_bad_options_and_what_they_leave_nothing_of_are_told(
+    options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(PlanError, match=message):
+        planned(**options)
+
+
+def test_interrupted_search_gives_the_best_so_far() -> None:
+    calls: list[str] = []
+
+    def tell(text: str) -> None:
+        calls.append(text)
+        if "simulated; best" in text:
+            raise KeyboardInterrupt
+
+    plan = plan_auto(program(), None, cluster=CLUSTER, host=Host(None, tell))
+    assert plan.predicted is not None
+    assert any("it was interrupted" in reason for reason in plan.reasons)
+
+
+def test_constraints_read_several_values() -> None:
+    found = Constraints.parse("tensor=8", "zero=3;recompute=layer")
+    assert str(found) == "tensor=8, not zero=3, not recompute=layer"

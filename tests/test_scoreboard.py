@@ -1,0 +1,78 @@
+"""The scoreboard: its measures by hand, what it reads, and one run from a row to a prediction."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardweave.benchmarks.scoreboard import main
+from shardweave.benchmarks.scoreboard_predict import PredictedRun
+from shardweave.benchmarks.scoreboard_rows import FOLDER, MeasuredRun, read_runs
+from shardweave.benchmarks.scoreboard_score import formula, score_of
+
+ROWS = FOLDER / "vtrain_single.csv"
+
+
+def runs() -> list[MeasuredRun]:
+    return read_runs([ROWS])
+
+
+def test_every_row_that_is_kept_is_read() -> None:
+    found = read_runs(sorted(FOLDER.glob("*.csv")))
+    assert len(found) == 840 + 216 + 27 + 36 + 8
+    assert 0.2 < sum(run.is_held_out for run in found) / len(found) < 0.45
+    assert found[0].name
+
+
+def test_row_that_cannot_be_read_is_told_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "bad.csv"
+    lines = ROWS.read_text().splitlines()[:2]
+    file.write_text(f"{lines[0]}\n{lines[1].replace('372.160408', 'fast')}\n")
+    with pytest.raises(ValueError, match=r"bad.csv:2: ValueError.* expected the columns of"):
+        read_runs([file])
+
+
+def test_measures_are_those_of_a_group_by_hand() -> None:
+    base = replace(runs()[0], memory_bytes=0.0)
+    measured = (1.0, 2.0, 3.0, 4.0, 5.0)
+    predicted = (2.2, 2.0, 6.0, 8.0, 10.0)  # the second is taken for the fastest
+    pairs = [
+        (replace(base, step_s=m, memory_bytes=100.0), PredictedRun(p, 110.0, 105.0))
+        for m, p in zip(measured, predicted, strict=True)
+    ]
+    pairs[0] = replace(pairs[0][0], status="oom"), pairs[0][1]
+    found = score_of(pairs)
+    assert found.error == pytest.approx((1.2 + 0 + 1 + 1 + 1) / 5)
+    assert found.scale == pytest.approx(0.5)
+    assert found.spearman == pytest.approx(0.9)
+    assert found.worst_regret == pytest.approx(2.0)
+    assert found.worst_regret_of_3 == pytest.approx(1.0)
+    assert found.memory_error == pytest.approx(0.1)
+    assert (found.precision, found.recall) == (pytest.approx(0.2), 1.0)
+
+
+def test_formula_of_four_constants_is_as_good_as_it_is_told_to_be() -> None:
+    """On half of the groups of the largest source, fitted on the other half."""
+    pairs = [(run, PredictedRun(run.step_s, 0.0, 1.0)) for run in runs()]
+    guessed, simulated = formula(pairs)
+    errors = [abs(step / run.step_s - 1) for run, step in guessed]
+    assert len(guessed) == len(simulated) < len(pairs)
+    assert 0.02 < sum(errors) / len(errors) < 0.5
+    assert all(step == run.step_s for run, step in simulated)
+
+
+@pytest.mark.slow
+def test_one_run_is_predicted_on_the_preset_of_its_device_and_on_a_file(tmp_path: Path) -> None:
+    file, out = tmp_path / "one.csv", tmp_path / "out.json"
+    file.write_text("\n".join(ROWS.read_text().splitlines()[:2]) + "\n")
+    assert main(["--runs", str(file), "--json", str(out)]) == 0
+    found = json.loads(out.read_text())["sources"]["vtrain_single"]
+    assert found["runs"] == 1
+    assert found["error"] < 1
+    unknown = tmp_path / "unknown.csv"
+    unknown.write_text(file.read_text().replace(",A100,", ",B9,"))
+    assert main(["--runs", str(unknown), "--cluster", "dgx-a100", "--json", str(out)]) == 0
+    assert json.loads(out.read_text())["sources"]["vtrain_single"]["runs"] == 1
