@@ -22,7 +22,7 @@ Address = tuple[int, int, str, int | None]
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedMessage:
     """A message that comes. shape, dtype: of its tensor. seen: as of `ComingMessage`."""
 
     address: Address
@@ -36,7 +36,7 @@ class _Inbox:
     """What one other rank sends: what is expected, in order, and what is posted."""
 
     rank: int
-    expected: deque[Expected]
+    expected: deque[ExpectedMessage]
     posted: dict[Address, tuple[Any, Tensor, int]]
 
 
@@ -51,7 +51,7 @@ class Mail:
     def __init__(
         self,
         rank: int,
-        inbox: dict[int, Sequence[Expected]],
+        inbox: dict[int, Sequence[ExpectedMessage]],
         device: torch.device,
         down: Any = None,
         up: Any = None,

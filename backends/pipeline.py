@@ -11,7 +11,7 @@ from torch import Tensor
 from shardweave.backends import position
 from shardweave.backends.emit import StepFunction
 from shardweave.backends.emitted import JoinedRunner
-from shardweave.backends.mail import Address, Expected, Mail
+from shardweave.backends.mail import Address, ExpectedMessage, Mail
 from shardweave.backends.parts import Parts
 from shardweave.backends.programs import Key, sharding_held
 from shardweave.backends.runtime import Runtime
@@ -186,16 +186,16 @@ def holders_of(program: Program) -> dict[Key, tuple[int, ...]]:
     return {key: tuple(sorted(places or {0})) for key, places in found.items()}
 
 
-def _inbox(program: Program, runtime: Runtime) -> dict[int, Sequence[Expected]]:
+def _inbox(program: Program, runtime: Runtime) -> dict[int, Sequence[ExpectedMessage]]:
     """By sending rank, what it sends to this one in a step, in its order."""
-    found: dict[int, Sequence[Expected]] = {}
+    found: dict[int, Sequence[ExpectedMessage]] = {}
     for place, messages in coming_messages(program, runtime.place).items():
-        expected: list[Expected] = []
+        expected: list[ExpectedMessage] = []
         for one in messages:
             address = one.stage, one.op.to, one.op.message, one.run.micro_batch
             value = one.op.operands[0]
             form = shape_of(value), dtype_of_value(value)
-            expected.append(Expected(address, *form, one.seen))
+            expected.append(ExpectedMessage(address, *form, one.seen))
         found[runtime.rank_at(place)] = tuple(expected)
     return found
 
