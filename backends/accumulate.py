@@ -159,8 +159,10 @@ def micro_batches(inputs: Mapping[str, Tensor], count: int) -> list[dict[str, Te
             f"accumulate={count} splits every input along dim 0, but they differ in their rows, or "
             f"in who holds them: {found}; give all in one form, {again}."
         )
-    local_rows = {_local(tensor).shape[0] for tensor in inputs.values() if tensor.ndim}
-    for size in local_rows:
+    # Of uneven parts the first rank's, which every rank knows.
+    local_rows = {_most_rows(tensor) for tensor in inputs.values() if tensor.ndim}
+    local_rows |= {tensor.shape[0] for tensor in inputs.values() if tensor.ndim}
+    for size in sorted(local_rows):
         if size % count:
             divisors = [n for n in range(1, size + 1) if size % n == 0]
             raise ValueError(
@@ -181,6 +183,16 @@ def _cut(tensor: Tensor) -> str:
     return str(cuts) if cuts else ""
 
 
+def _most_rows(tensor: Tensor) -> int:
+    """The rows that the first rank has of an input."""
+    rows = tensor.shape[0]
+    if isinstance(tensor, DTensor):
+        for dim, placement in enumerate(tensor.placements):
+            if placement.is_shard(0):
+                rows = -(-rows // tensor.device_mesh.size(dim))
+    return rows
+
+
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -191,7 +203,10 @@ def _part(tensor: Tensor, index: int, count: int) -> Tensor:
     part = _local(tensor).chunk(count)[index]
     if not isinstance(tensor, DTensor):
         return part
-    return DTensor.from_local(part, tensor.device_mesh, tensor.placements, run_check=False)
+    shape = torch.Size((tensor.shape[0] // count, *tensor.shape[1:]))
+    stride = torch.empty(shape, device="meta").stride()
+    mesh, placements = tensor.device_mesh, tensor.placements
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 def merged(outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:

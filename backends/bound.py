@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shardweave.backends.backend import Backend
+from shardweave.backends.parts import is_uneven
 from shardweave.backends.programs import Key, sharding_held
 from shardweave.backends.state import ShardedState
 from shardweave.ir.aten import AtenOp
@@ -105,6 +106,8 @@ class BoundProgram:
         }
         if not self.backend.adds_pending or not left.keys() <= pending_terms(self.program).keys():
             return None
+        if any(is_uneven(self.program, slot) for slot in self.program.results if slot.name in left):
+            return None  # a program adds to tensors that have padding, as its own do
         return BoundProgram(self.program, self.backend, self.returned, left)
 
     def run(

@@ -109,13 +109,19 @@ def _attach(tensor: DTensor) -> None:
 
 
 def _runs(tensor: DTensor, dim: int, coordinates: Sequence[int]) -> tuple[_Run, ...]:
-    """The indices along `dim` that this rank holds, evenly divided over the mesh."""
+    """The indices along `dim` that this rank holds; plain shards need not be of equal size."""
     held = torch.arange(tensor.shape[dim])
     for mesh_dim, placement in enumerate(tensor.placements):
         if isinstance(placement, Shard | _StridedShard) and placement.dim == dim:
             rounds = int(getattr(placement, "split_factor", 1))
             size = tensor.device_mesh.size(mesh_dim)
-            held = held.reshape(rounds, size, -1)[:, coordinates[mesh_dim]].reshape(-1)
+            if rounds == 1:
+                part = -(-len(held) // size)
+                held = held[part * coordinates[mesh_dim] :][:part]
+            else:
+                held = held.reshape(rounds, size, -1)[:, coordinates[mesh_dim]].reshape(-1)
+    if not len(held):
+        return ()
     breaks = ((held[1:] - held[:-1]) != 1).nonzero().flatten() + 1
     bounds = [0, *breaks.tolist(), len(held)]
     return tuple(_Run(int(held[start]), start, stop - start) for start, stop in pairwise(bounds))

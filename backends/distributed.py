@@ -15,6 +15,7 @@ from shardweave.backends.cuda_graph import GraphedStep
 from shardweave.backends.emit import StepFunction
 from shardweave.backends.emitted import JoinedRunner
 from shardweave.backends.layout import as_dtensor, placements_of, whole
+from shardweave.backends.parts import Parts
 from shardweave.backends.pipeline import Home, StagedRunner, homes_of
 from shardweave.backends.programs import Key
 from shardweave.backends.runtime import Runtime
@@ -41,12 +42,14 @@ class EmittedRunner(JoinedRunner):
         self.source, run = self.load(program, kernels=kernels, pending=pending)
         self.agree(self.source, _by_layer)
         self._run: StepFunction = GraphedStep(run) if cuda_graph else run
+        self._parts = Parts(program, runtime.coordinates)
         runtime.prepare(program)
 
     def results_of(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        given = self._parts.padded(given)
         if isinstance(self._run, GraphedStep):  # replays in memory of its own
             given = {key: tensor for key, tensor in given.items() if key[0] != "grad"}
-        return self._run(self.runtime, given)
+        return self._parts.held(self._run(self.runtime, given))
 
 
 def _by_layer(source: str) -> list[str]:
@@ -154,6 +157,10 @@ class DistributedBackend(Backend):
         if result.ndim == 0:
             return whole(result, sharding, self.runtime)
         home = self.homes.get(name)
+        shape = sharding.global_shape(result.shape) if home is None else home.shape
+        if not sharding.is_chunked(shape):
+            result = whole(result, sharding, self.runtime)
+            sharding = Sharding.replicated(result.ndim)
         if home is None:
             return as_dtensor(result, sharding, self.runtime)
         device_mesh = self.runtime.mesh_at((home.place,))
@@ -201,6 +208,8 @@ class DistributedBackend(Backend):
 
     def rows(self, num_rows: int, sharding: Sharding) -> Sequence[int]:
         held = take_shard(torch.arange(num_rows), sharding, self.runtime.coordinates).tolist()
+        if not held:
+            return range(0)
         first, last = held[0], held[-1]
         return range(first, last + 1) if last - first + 1 == len(held) else held
 

@@ -13,8 +13,10 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from shardweave.backends.runtime import Runtime
+from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Sharding, block_of
+from shardweave.ir.placement import Sharding, block_of, is_even
+from shardweave.ir.sharding.shards import resized
 
 
 def _take_strided_shards_as_they_are() -> None:
@@ -45,8 +47,16 @@ def placements_of(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> tuple
     DTensor applies placements in mesh order, each to what the earlier ones left. A placement
     of ours is a digit of the index; where its digit does not come next, as in a strided shard
     or in an axis that is major to an earlier one, it is a `_StridedShard`, which first cuts
-    the dim in `split_factor` parts and then deals each part over the axis.
+    the dim in `split_factor` parts and then deals each part over the axis. A dim that is cut
+    unevenly has to be cut as `torch.chunk` does, over one axis (`Sharding.is_chunked`).
     """
+    if not sharding.is_chunked(shape):
+        found = ShardingAttr.of(sharding, tuple(shape))
+        raise ValueError(
+            f"a tensor of shape {tuple(shape)} cannot be kept as {found}: DTensor cuts a dim that "
+            "does not divide over one mesh axis alone, in plain shards. Give it such a sharding, "
+            "and its uses (`used` of a plan) the other."
+        )
     placements: list[Placement] = []
     applied = Sharding.replicated(len(shape))
     for axis in mesh.device_axes:
@@ -58,6 +68,9 @@ def placements_of(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> tuple
             placements.append(Replicate())
             continue
         dim, placement = found[0]
+        if not is_even(sharding.dims[dim], shape[dim]):
+            placements.append(Shard(dim))
+            continue
         earlier = applied.dims[dim]
         run = block_of((*earlier, placement), placement)
         length = shape[dim] // math.prod(p.size for p in earlier)
@@ -104,7 +117,9 @@ def as_dtensor(
 
 
 def whole(local: Tensor, sharding: Sharding, runtime: Runtime) -> Tensor:
-    """The global tensor of which this rank holds `local`. Collective."""
+    """The global tensor of which this rank holds `local`, with padding or without. Collective."""
+    shape = sharding.global_shape(local.shape)
+    local = resized(local, sharding.local_shape(shape))
     for axis in sharding.unreduced:
         local = runtime.all_reduce(local, (axis,), sharding.reduction)
     for dim, placements in enumerate(sharding.dims):
@@ -113,4 +128,4 @@ def whole(local: Tensor, sharding: Sharding, runtime: Runtime) -> Tensor:
             placement = placements[index]
             block = block_of(placements[: index + 1], placement)
             local = runtime.all_gather(local, (placement.axis,), dim, block)
-    return local
+    return resized(local, shape)

@@ -340,6 +340,9 @@ class Step(ShardedState):
     def local_batch(self, *args: Any, **kwargs: Any) -> Any:
         """The global batch of which each rank gives its own rows, as many on each.
 
+        Where the rows that the step was compiled with are not as many on each rank, `rows` of them
+        are taken for such a batch.
+
         `step(**step.local_batch(x=x, y=y))`, or `step(*step.local_batch(x, y))`: DTensors, in the
         form in which the tensors are given. `rows` says which rows are a rank's.
         """
@@ -353,15 +356,28 @@ class Step(ShardedState):
         if not tensor.ndim:
             return tensor
         axes = self._programs.row_axes(name)
-        num_rows = tensor.shape[0] * self._mesh.sizes(axes)
+        num_rows = self._num_rows(name, axes, tensor.shape[0])
         dims = (contiguous(axes, num_rows, self._mesh), *((),) * (tensor.ndim - 1))
         return self.backend.batch(tensor, Sharding(dims))
+
+    def _num_rows(self, name: str, axes: Sequence[str], own: int) -> int:
+        """The rows of a global input of which this rank gives `own`."""
+        first = self._programs.first
+        slot = first.slots.get(("input", name))
+        even = own * self._mesh.sizes(axes)
+        if slot is None:
+            return even
+        num_rows = first.shardings["input", name].global_shape(shape_of(slot.value))[0]
+        dim = contiguous(axes, num_rows, self._mesh)
+        is_uneven = not Sharding((dim,)).is_even((num_rows,))
+        given = len(self.backend.rows(num_rows, Sharding((dim,))))
+        return num_rows if is_uneven and own == given else even
 
     def rows(self, name: str, num_rows: int | None = None) -> Sequence[int]:
         """The rows of a global input that are this rank's, for a sampler: a range, if it is one.
 
         name: as in the model's forward. num_rows: of the global input; by default as many as the
-        step was compiled with. Raises ValueError for rows that do not divide.
+        step was compiled with. Raises ValueError for too few rows.
         """
         first, known = self._programs.first, self._programs.names()
         slot = first.slots.get(("input", self._programs.input_name(name)))

@@ -22,7 +22,7 @@ from shardweave.ir.dist import DistOp
 from shardweave.ir.mesh import Axis, Mesh
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, Slot
-from shardweave.ir.sharding.shards import assemble, take_shard
+from shardweave.ir.sharding.shards import assemble, held, resized, take_shard
 from shardweave.ir.types import dtype_of_value, shape_of
 
 PerRank = list[Tensor]
@@ -90,15 +90,18 @@ def argument_of(program: Program, slot: Slot, values: Mapping[Key, Tensor]) -> T
 def spread(
     tensor: Tensor, sharding: Sharding, mesh: Mesh, also: Mapping[str, int] | None = None
 ) -> PerRank:
-    """The shard of each rank; ranks with equal shards share one tensor.
+    """The shard of each rank, with its padding; ranks with equal shards share one tensor.
 
     also: where all of them stand on axes that the mesh does not have.
     """
     also = also or {}
+    shape = sharding.local_shape(tensor.shape)
     return once_per_key(
         range(mesh.num_devices),
         lambda rank: _shard_key(sharding, {**mesh.coordinates(rank), **also}),
-        lambda rank: take_shard(tensor, sharding, {**mesh.coordinates(rank), **also}),
+        lambda rank: resized(
+            take_shard(tensor, sharding, {**mesh.coordinates(rank), **also}), shape
+        ),
     )
 
 
@@ -156,10 +159,12 @@ def _call(op: AtenOp, rank: int, environment: Mapping[SSAValue, PerRank]) -> lis
 def collect(slot: Slot, tensors: PerRank, program: Program, mesh: Mesh) -> Tensor:
     """The global value of a result, after checking that its replicas agree."""
     sharding = sharding_held(program, slot)
+    shape = sharding.global_shape(shape_of(slot.value))
+    parts = [held(one, sharding, shape, mesh.coordinates(r)) for r, one in enumerate(tensors)]
     first: dict[tuple[int, ...], int] = {}
-    for rank, tensor in enumerate(tensors):
+    for rank, tensor in enumerate(parts):
         owner = first.setdefault(_shard_key(sharding, mesh.coordinates(rank)), rank)
-        error = difference(tensors[owner], tensor)
+        error = difference(parts[owner], tensor)
         if error > TOLERANCES.get(tensor.dtype, 0.0):
             raise ReplicaMismatchError(
                 f"{slot.kind} '{slot.name}': ranks {owner} and {rank} of mesh {mesh} should hold "

@@ -14,7 +14,15 @@ from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 
 from shardweave.ir.mesh import Axis, AxisKind, Mesh
-from shardweave.ir.placement import Placement, Sharding, contiguous, is_contiguous, ordered
+from shardweave.ir.placement import (
+    Placement,
+    Sharding,
+    contiguous,
+    is_even,
+    is_plain,
+    of_length,
+    ordered,
+)
 from shardweave.ir.strings import TextParser
 
 _WRITTEN_KINDS: tuple[AxisKind, ...] = ("time", "stage")
@@ -114,30 +122,40 @@ class ShardingAttr(ParametrizedAttribute):
     Axes of a dim stand major to minor. An axis that cuts its dim at another stride than plain
     nested shards do is written with it, `{"tensor":16}`: the device at coordinate c holds the
     indices i with (i // 16) % size == c. `max_unreduced` names axes over which each device
-    holds one term of a maximum.
+    holds one term of a maximum. A dim that is cut unevenly is written with its size,
+    `{"tensor"} of 7`, for in a local program the types of parts, all of size 4, do not tell.
     """
 
     name = "dist.sharding"
     dims: ArrayAttr[ArrayAttr[StringAttr]]
     strides: ArrayAttr[ArrayAttr[IntAttr]]
+    lengths: ArrayAttr[IntAttr]
     unreduced: ArrayAttr[StringAttr]
     reduction: StringAttr
 
     @staticmethod
     @lru_cache(maxsize=16384)
     def of(sharding: Sharding, shape: tuple[int, ...]) -> ShardingAttr:
-        """The attribute for a value of global `shape`. Stride 0 stands for a plain shard."""
+        """The attribute for a value of global `shape`. Stride 0 stands for a plain shard, length 0
+        for a dim that is cut evenly."""
+        pairs = list(zip(sharding.dims, shape, strict=True))
         names = [[StringAttr(p.axis) for p in dim] for dim in sharding.dims]
         strides = [
-            [IntAttr(0 if is_contiguous(dim, size) else p.stride) for p in dim]
-            for dim, size in zip(sharding.dims, shape, strict=True)
+            [IntAttr(0 if is_plain(dim, size) else p.stride) for p in dim] for dim, size in pairs
         ]
         return ShardingAttr(
             ArrayAttr(ArrayAttr(dim) for dim in names),
             ArrayAttr(ArrayAttr(dim) for dim in strides),
+            ArrayAttr(IntAttr(0 if is_even(dim, size) else size) for dim, size in pairs),
             ArrayAttr(StringAttr(axis) for axis in sharding.unreduced),
             StringAttr(sharding.reduction),
         )
+
+    @property
+    def of_any_size(self) -> ShardingAttr:
+        """The same without the sizes of dims that are cut unevenly."""
+        lengths = ArrayAttr(IntAttr(0) for _ in self.lengths)
+        return ShardingAttr(self.dims, self.strides, lengths, self.unreduced, self.reduction)
 
     def on(self, shape: tuple[int, ...], mesh: Mesh) -> Sharding:
         """The sharding of a value of global `shape`. Raises ValueError if it does not fit."""
@@ -147,8 +165,17 @@ class ShardingAttr(ParametrizedAttribute):
         """The sharding of a value of which one rank holds a part of shape `local`."""
         if len(self.dims) != len(local):
             return _on(self, local, mesh)
-        sizes = [mesh.sizes([axis.data for axis in names]) for names in self.dims]
-        return _on(self, tuple(n * s for n, s in zip(local, sizes, strict=True)), mesh)
+        shape = [
+            length.data or size * mesh.sizes([axis.data for axis in names])
+            for names, length, size in zip(self.dims, self.lengths, local, strict=True)
+        ]
+        sharding = _on(self, tuple(shape), mesh)
+        if sharding.local_shape(shape) != local:
+            raise ValueError(
+                f"sharding {self} does not fit a part of shape {local}: parts of {tuple(shape)} "
+                f"have the shape {sharding.local_shape(shape)}."
+            )
+        return sharding
 
     def verify(self) -> None:
         if self.reduction.data not in ("sum", "max"):
@@ -162,8 +189,11 @@ class ShardingAttr(ParametrizedAttribute):
                 return name, IntAttr(0)
             return name, IntAttr(parser.parse_integer(allow_boolean=False, allow_negative=False))
 
-        def dim() -> list[tuple[StringAttr, IntAttr]]:
-            return parser.parse_comma_separated_list(parser.Delimiter.BRACES, axis)
+        def dim() -> tuple[list[tuple[StringAttr, IntAttr]], IntAttr]:
+            axes = parser.parse_comma_separated_list(parser.Delimiter.BRACES, axis)
+            if parser.parse_optional_keyword("of") is None:
+                return axes, IntAttr(0)
+            return axes, IntAttr(parser.parse_integer(allow_boolean=False, allow_negative=False))
 
         unreduced: list[StringAttr] = []
         reduction = "sum"
@@ -179,8 +209,9 @@ class ShardingAttr(ParametrizedAttribute):
                     parser.Delimiter.SQUARE, lambda: StringAttr(parser.parse_str_literal())
                 )
         return (
-            ArrayAttr(ArrayAttr(name for name, _ in axes) for axes in dims),
-            ArrayAttr(ArrayAttr(stride for _, stride in axes) for axes in dims),
+            ArrayAttr(ArrayAttr(name for name, _ in axes) for axes, _ in dims),
+            ArrayAttr(ArrayAttr(stride for _, stride in axes) for axes, _ in dims),
+            ArrayAttr(length for _, length in dims),
             ArrayAttr(unreduced),
             StringAttr(reduction),
         )
@@ -193,7 +224,10 @@ class ShardingAttr(ParametrizedAttribute):
             )
             for names, strides in zip(self.dims, self.strides, strict=True)
         ]
-        text = ", ".join(f"{{{dim}}}" for dim in dims)
+        text = ", ".join(
+            f"{{{dim}}}" + (f" of {length.data}" if length.data else "")
+            for dim, length in zip(dims, self.lengths, strict=True)
+        )
         tail = ""
         if self.unreduced.data:
             word = "unreduced" if self.reduction.data == "sum" else "max_unreduced"
@@ -217,14 +251,20 @@ def _on(attr: ShardingAttr, shape: tuple[int, ...], mesh: Mesh) -> Sharding:
             "give one {...} per dim."
         )
     dims: list[tuple[Placement, ...]] = []
-    for names, strides, size in zip(attr.dims, attr.strides, shape, strict=True):
+    cuts = zip(attr.dims, attr.strides, attr.lengths, shape, strict=True)
+    for names, strides, length, size in cuts:
         axes = [name.data for name in names]
+        if length.data not in (0, size):
+            raise ValueError(
+                f"sharding {attr} is of a dim of size {length.data}, but the value has shape "
+                f"{shape}; write the size that it has, or none."
+            )
         if not any(stride.data for stride in strides):
             dims.append(contiguous(axes, size, mesh))
         elif all(stride.data for stride in strides):
             pairs = zip(axes, strides, strict=True)
             placements = [Placement(a, mesh.size(a), s.data) for a, s in pairs]
-            dims.append(ordered(p for p in placements if p.size > 1))
+            dims.append(of_length(ordered(p for p in placements if p.size > 1), size))
         else:
             raise ValueError(
                 f"sharding {attr} gives a stride to some axes of a dim and none to others; give "

@@ -6,13 +6,18 @@ shard has t = N / n; a strided one (batch x sharded sequence, flattened; three f
 projections, each sharded by head) has a smaller stride. The placements of a dim are digits of
 a mixed-radix number, so they commute, and two shardings are equal exactly if they are equal
 as data: no gather is ever needed to tell.
+
+N need not divide. The digits then count to the next multiple N' of the largest placement's span,
+and the indices from N to N' are *padding*: every device has a part of the same shape, the last
+elements of which may stand for nothing (t = ceil(N / n) for plain shards, as `torch.chunk` cuts).
+Indices ascend in each part, so that padding is always its end.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -23,11 +28,17 @@ Reduction = Literal["sum", "max"]
 
 @dataclass(frozen=True, order=True)
 class Placement:
-    """One mesh axis cutting one dim: coordinate = (index // stride) % size."""
+    """One mesh axis cutting one dim: coordinate = (index // stride) % size.
+
+    length: of a dim that is cut unevenly, where a part of it is read alone (in a local program,
+    whose types are those of padded parts); else 0. The value's global shape says the same, so it
+    does not count in comparisons.
+    """
 
     axis: str
     size: int
     stride: int
+    length: int = field(default=0, compare=False, repr=False)
 
     @property
     def span(self) -> int:
@@ -45,32 +56,78 @@ def ordered(placements: Iterable[Placement]) -> DimSharding:
 
 
 def fits(placements: Sequence[Placement], dim_size: int) -> bool:
-    """Whether the placements cut a dim of `dim_size` evenly, as digits of its index."""
-    upper = dim_size
+    """Whether the placements cut a dim of `dim_size`, evenly or not, as digits of its index."""
+    upper = 0
     for placement in ordered(placements):
-        if upper % placement.span:
+        if upper % placement.span if upper else placement.stride >= dim_size:
             return False
         upper = placement.stride
     return True
 
 
-def contiguous(axes: Sequence[str], dim_size: int, mesh: Mesh) -> DimSharding:
-    """Plain shards of a dim over `axes`, major to minor.
+def padded_size(placements: Sequence[Placement], dim_size: int) -> int:
+    """The size of a dim with its padding: a multiple of the largest placement's span."""
+    span = max((placement.span for placement in placements), default=1)
+    return -(-dim_size // span) * span
 
-    Raises ValueError if the axes' sizes do not divide the dim.
+
+def is_even(placements: Sequence[Placement], dim_size: int) -> bool:
+    """Whether the placements cut a dim without padding."""
+    return padded_size(placements, dim_size) == dim_size
+
+
+def part_size(placements: Sequence[Placement], dim_size: int) -> int:
+    """The size of a device's part of a dim, with its padding."""
+    if not placements:
+        return dim_size
+    return padded_size(placements, dim_size) // math.prod(p.size for p in placements)
+
+
+def held_size(dim: DimSharding, dim_size: int, coordinates: Mapping[str, int]) -> int:
+    """How many indices of a dim the device at `coordinates` holds: its part without padding."""
+    if not dim:
+        return dim_size
+    major, *minor = dim
+    blocks, rest = divmod(dim_size, major.span)
+    own = min(max(rest - coordinates[major.axis] * major.stride, 0), major.stride)
+    in_block = major.stride // math.prod(p.size for p in minor)
+    return blocks * in_block + held_size(tuple(minor), own, coordinates)
+
+
+def contiguous(axes: Sequence[str], dim_size: int, mesh: Mesh) -> DimSharding:
+    """Plain shards of a dim over `axes`, major to minor, of ceil(dim_size / devices) indices each.
+
+    Raises ValueError for a dim that is too small to be cut over each axis.
     """
-    stride = dim_size
+    sizes = [mesh.size(axis) for axis in axes]
+    stride = -(-dim_size // math.prod(sizes))
     placements: list[Placement] = []
-    for axis in axes:
-        size = mesh.size(axis)
-        if stride % size:
-            raise ValueError(
-                f"a dim of size {dim_size} cannot be sharded over axes {list(axes)} of sizes "
-                f"{[mesh.size(a) for a in axes]}: {stride} does not divide by {size}."
-            )
-        stride //= size
+    for axis, size in zip(reversed(axes), reversed(sizes), strict=True):
         placements.append(Placement(axis, size, stride))
-    return ordered(p for p in placements if p.size > 1)
+        stride *= size
+    dim = ordered(p for p in placements if p.size > 1)
+    if not fits(dim, dim_size):
+        raise ValueError(
+            f"a dim of size {dim_size} cannot be sharded over axes {list(axes)} of sizes {sizes}: "
+            f"{dim[0].stride} for each shard over '{dim[0].axis}' leave nothing to the others."
+        )
+    return of_length(dim, dim_size)
+
+
+def is_plain(dim: DimSharding, dim_size: int) -> bool:
+    """Whether the placements are those of `contiguous`."""
+    if not is_contiguous(dim, dim_size):
+        return False
+    num_shards = math.prod(p.size for p in dim)
+    return not dim or dim[-1].stride == -(-dim_size // num_shards)
+
+
+def of_length(dim: DimSharding, dim_size: int) -> DimSharding:
+    """The placements of a dim of this size, saying it where they cut it unevenly."""
+    length = 0 if is_even(dim, dim_size) else dim_size
+    if all(placement.length == length for placement in dim):
+        return dim
+    return tuple(replace(placement, length=length) for placement in dim)
 
 
 @dataclass(frozen=True)
@@ -143,17 +200,42 @@ class Sharding:
         return next(((dim, p) for dim, p in placed if p.axis == axis), None)
 
     def local_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Shape of one device's part of a value of global `shape`."""
+        """Shape of one device's part of a value of global `shape`, with its padding."""
+        return tuple([part_size(dim, size) for size, dim in zip(shape, self.dims, strict=True)])
+
+    def padded_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Global `shape` with the padding of all parts."""
+        return tuple([padded_size(dim, size) for size, dim in zip(shape, self.dims, strict=True)])
+
+    def without_padding(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Inverse of `padded_shape`; dims that are cut unevenly say their `length`."""
         return tuple(
-            size // math.prod(p.size for p in dim)
+            max((p.length for p in dim), default=0) or size
             for size, dim in zip(shape, self.dims, strict=True)
         )
 
+    def held_shape(self, shape: Sequence[int], coordinates: Mapping[str, int]) -> tuple[int, ...]:
+        """Shape of the part of a value of global `shape` at `coordinates`, without padding."""
+        pairs = zip(shape, self.dims, strict=True)
+        return tuple([held_size(dim, size, coordinates) for size, dim in pairs])
+
+    def is_even(self, shape: Sequence[int]) -> bool:
+        """Whether no part of a value of global `shape` has padding."""
+        return all(is_even(dim, size) for size, dim in zip(shape, self.dims, strict=True))
+
     def global_shape(self, local: Sequence[int]) -> tuple[int, ...]:
-        """Inverse of `local_shape`."""
-        return tuple(
-            size * math.prod(p.size for p in dim)
-            for size, dim in zip(local, self.dims, strict=True)
+        """Inverse of `local_shape`; dims that are cut unevenly say their `length`."""
+        pairs = zip(local, self.dims, strict=True)
+        return self.without_padding([size * math.prod(p.size for p in dim) for size, dim in pairs])
+
+    def is_chunked(self, shape: Sequence[int]) -> bool:
+        """Whether dims that are cut unevenly are cut over one axis as `torch.chunk` cuts them.
+
+        So DTensor does; other parts it cannot keep.
+        """
+        return all(
+            is_even(dim, size) or (len(dim) == 1 and is_plain(dim, size))
+            for dim, size in zip(self.dims, shape, strict=True)
         )
 
     def problem(self, shape: Sequence[int], mesh: Mesh) -> str | None:
@@ -170,7 +252,8 @@ class Sharding:
             if any(p.size != mesh.size(p.axis) for p in dim):
                 return f"dim {index} names a size that is not the mesh's ({mesh})"
             if not fits(dim, size):
-                return f"dim {index} of size {size} does not divide over {[p.axis for p in dim]}"
+                strides = [p.stride for p in dim]
+                return f"strides {strides} do not cut dim {index} of size {size}"
         return None
 
 
@@ -184,10 +267,11 @@ def block_of(dim: DimSharding, placement: Placement) -> int:
 
 
 def is_contiguous(dim: DimSharding, dim_size: int) -> bool:
-    """Whether the placements are plain nested shards of the dim, major to minor."""
-    upper = dim_size
+    """Whether the placements are nested shards of the dim, major to minor: each device holds
+    consecutive indices, those from its position times the size of its part."""
+    upper = 0
     for placement in dim:
-        if placement.span != upper:
+        if placement.span != upper if upper else placement.span < dim_size:
             return False
         upper = placement.stride
     return True

@@ -10,7 +10,8 @@ from xdsl.ir import SSAValue
 from shardweave.ir.annotations import phase_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import facts_of, weight_of
-from shardweave.ir.placement import DimSharding, Placement
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import DimSharding, Placement, Sharding, contiguous
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.rules import Rule, rule_of
 
@@ -98,6 +99,15 @@ def back_through(views: Sequence[AtenOp], cut: Cut) -> Cut | None:
             return None
         cut = carried
     return cut
+
+
+def stored_cut(cut: Cut, shape: tuple[int, ...], mesh: Mesh) -> Cut:
+    """How a parameter is stored that is read in this cut: in the same one or, where no DTensor has
+    such parts (four heads and three), in plain shards over the same axes."""
+    if Sharding(cut).is_chunked(shape):
+        return cut
+    pairs = zip(cut, shape, strict=True)
+    return tuple(contiguous([p.axis for p in dim], size, mesh) for dim, size in pairs)
 
 
 def input_embeddings(program: Program) -> Iterator[tuple[AtenOp, SSAValue]]:

@@ -10,12 +10,20 @@ from xdsl.ir import SSAValue
 from shardweave.ir.annotations import layer_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import DimSharding, Placement, contiguous, fits, ordered
+from shardweave.ir.placement import (
+    DimSharding,
+    Placement,
+    Sharding,
+    contiguous,
+    fits,
+    is_even,
+    ordered,
+)
 from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.degrees import divisors
-from shardweave.planners.linear_maps import Cut, input_embeddings
+from shardweave.planners.linear_maps import Cut, input_embeddings, stored_cut
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_names import sharding_text
 from shardweave.planners.replicated import batch_shardings, idle_data
@@ -50,7 +58,9 @@ def plan_megatron(
     over which anything divides, and `data` the rest (AMP, Sec. 4.1, without stages).
 
     Objective: none, it is a rule (Shoeybi et al. 2019; Korthikanti et al. 2022; stripes of the
-    sequence, Brandon et al. 2023). Exact on every mesh; what does not divide stays whole and is
+    sequence, Brandon et al. 2023). Exact on every mesh. What does not divide is cut with padding:
+    more for the first devices than for the last; heads too, where there are more of them than
+    devices. Their weights are stored in plain shards, and gathered for use. What stays whole is
     noted. Time: a few walks over the program.
     """
     if mesh is None:
@@ -69,16 +79,21 @@ def plan_megatron(
     inputs = cut.inputs(program, inputs)
     notes += cut.notes
     parameters: dict[str, str] = {}
+    used: dict[str, str] = {}
     activations: dict[str, str] = {}
     if tensor in mesh.names and mesh.size(tensor) > 1:
         uneven: dict[AtenOp, str] = {}
         size = mesh.size(tensor)
         cuts = parallel_pairs(program, tensor, size, uneven)
         notes += _uneven_notes(uneven, f"{tensor}={size}")
-        notes += _cut_vocabulary(program, tensor, size, cuts)
+        _cut_vocabulary(program, tensor, mesh, cuts)
         for slot in program.arguments:
             if slot.value in cuts:
-                parameters[slot.name] = sharding_text(cuts[slot.value], shape_of(slot.value))
+                shape, read = shape_of(slot.value), cuts[slot.value]
+                stored = stored_cut(read, shape, mesh)
+                parameters[slot.name] = sharding_text(stored, shape)
+                if stored != read:
+                    used[slot.name] = sharding_text(read, shape)
         if not parameters:
             notes.append(
                 f"axis '{tensor}' of the mesh is idle: no parameter can be cut over "
@@ -90,6 +105,7 @@ def plan_megatron(
     return Plan(
         mesh={axis.name: axis.size for axis in mesh.axes},
         parameters=parameters,
+        used=used,
         inputs=inputs,
         activations=activations,
         attention_parts=attention_parts if cut.placements else 1,
@@ -101,39 +117,35 @@ def plan_megatron(
 def _node_degree(program: Program, cluster: Cluster, tensor: str) -> int:
     """Tensor parallelism inside the nodes: the most devices over which anything divides."""
     inside = math.gcd(*(node.devices for node in cluster.nodes))
-    divides = (n for n in reversed(divisors(inside)) if parallel_pairs(program, tensor, n))
+    divides = (n for n in reversed(divisors(inside)) if _divides_some(program, tensor, n))
     return next(divides, 1)
+
+
+def _divides_some(program: Program, tensor: str, size: int) -> bool:
+    cuts = parallel_pairs(program, tensor, size)
+    return any(Sharding(cut).is_even(shape_of(value)) for value, cut in cuts.items())
 
 
 def _uneven_notes(uneven: Mapping[AtenOp, str], axis: str) -> list[str]:
     """One note for each reason why linear maps stay whole."""
+    why = "cut otherwise, their weights would be gathered at each use"
     layers: dict[str, list[str]] = {}
     for op, what in uneven.items():
         layers.setdefault(what, []).append(f"'{layer_of(op)}'")
     return [
-        f"{named[0]} stays whole: its {what} do not divide by {axis}"
+        f"{named[0]} stays whole: its {what} do not divide by {axis}, and {why}"
         if len(named) == 1
         else f"{named[0]} and {len(named) - 1} more linear maps, to {named[-1]}, stay whole: "
-        f"their {what} do not divide by {axis}"
+        f"their {what} do not divide by {axis}, and {why}"
         for what, named in layers.items()
     ]
 
 
-def _cut_vocabulary(
-    program: Program, tensor: str, size: int, cuts: dict[SSAValue, Cut]
-) -> list[str]:
-    """Cut each embedding looked up by an input along its rows, where they divide; else a note."""
-    notes: list[str] = []
-    for op, table in input_embeddings(program):
+def _cut_vocabulary(program: Program, tensor: str, mesh: Mesh, cuts: dict[SSAValue, Cut]) -> None:
+    """Cut each embedding looked up by an input along its rows."""
+    for _, table in input_embeddings(program):
         rows, _ = shape_of(table)
-        if rows % size:
-            notes.append(
-                f"embedding '{layer_of(op)}' stays whole: {rows} rows do not divide by "
-                f"{tensor}={size}"
-            )
-        else:
-            cuts.setdefault(table, ((Placement(tensor, size, rows // size),), ()))
-    return notes
+        cuts.setdefault(table, (contiguous([tensor], rows, mesh), ()))
 
 
 def _sequence(
@@ -175,4 +187,5 @@ def _cut_rows(length: int, axis: str, size: int, cut: SequenceCut) -> DimShardin
         # Stripes are the last digit of a position, plain shards the first.
         outside, span = (outer,), length if outer.stride == 1 else outer.stride
     placements = ordered((*outside, Placement(axis, size, span // size)))
-    return placements if span % size == 0 and fits(placements, length) else None
+    is_cut = span % size == 0 and fits(placements, length) and is_even(placements, length)
+    return placements if is_cut else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
 
 from xdsl.dialects.builtin import ArrayAttr
 from xdsl.ir import Operation
@@ -12,7 +11,7 @@ from xdsl.ir import Operation
 from shardweave.ir.annotations import phase_of
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Sharding
+from shardweave.ir.placement import Sharding, part_size
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.types import shape_of
 from shardweave.planners.annotate import is_layer_output
@@ -168,7 +167,8 @@ def _with_dim(attribute: ShardingAttr, other: ShardingAttr, dim: int) -> Shardin
     """The attribute with one dim as in another."""
     dims, strides = list(attribute.dims.data), list(attribute.strides.data)
     dims[dim], strides[dim] = other.dims.data[dim], other.strides.data[dim]
-    return ShardingAttr(ArrayAttr(dims), ArrayAttr(strides), other.unreduced, other.reduction)
+    cut = ArrayAttr(dims), ArrayAttr(strides), attribute.lengths
+    return ShardingAttr(*cut, other.unreduced, other.reduction)
 
 
 def _batch_split(
@@ -183,7 +183,7 @@ def _batch_split(
             continue
         text = inputs.get(slot.name)
         dims = read_sharding(text, "input").on(shape, mesh).dims if text else ((),)
-        rows = shape[0] // prod(p.size for p in dims[0])
+        rows = part_size(dims[0], shape[0])
         if rows % plan.batch_split:
             note = (
                 f"the {rows} rows of '{slot.name}' on a device are not split into sub-batches: "

@@ -137,8 +137,8 @@ def sharding_text(dims: Sequence[DimSharding], shape: tuple[int, ...]) -> str:
 
 
 def attribute_text(attribute: ShardingAttr) -> str:
-    """A sharding as plans write it."""
-    return str(attribute).removeprefix("#dist.sharding<").removesuffix(">")
+    """A sharding as plans write it: for values of any size."""
+    return str(attribute.of_any_size).removeprefix("#dist.sharding<").removesuffix(">")
 
 
 def argument_shardings(

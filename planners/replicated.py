@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import prod
+from collections.abc import Mapping, Sequence
 
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import contiguous
 from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
 from shardweave.planners.plan import Plan
@@ -15,7 +15,7 @@ def plan_replicated(program: Program, mesh: Mesh, *, data: str = "data") -> Plan
     """Every parameter whole on every device; inputs cut along dim 0 over the `data` axis.
 
     Objective: none; plain data parallelism, the baseline of every comparison. Exact.
-    Inputs whose first dim does not divide stay whole, and a note says so.
+    Inputs whose first dim is too short stay whole, and a note says so.
     """
     inputs, notes = batch_shardings(program, mesh, data)
     notes += idle_data(inputs, mesh, data)
@@ -28,7 +28,8 @@ def plan_replicated(program: Program, mesh: Mesh, *, data: str = "data") -> Plan
 
 
 def batch_shardings(program: Program, mesh: Mesh, *axes: str) -> tuple[dict[str, str], list[str]]:
-    """Dim 0 of every input over axes that the mesh has, where it divides; and notes on others."""
+    """Dim 0 of every input over axes that the mesh has, evenly or not; and notes on those that are
+    too short to be cut."""
     inputs: dict[str, str] = {}
     notes: list[str] = []
     sizes = {axis: mesh.size(axis) for axis in axes if axis in mesh.names}
@@ -40,14 +41,22 @@ def batch_shardings(program: Program, mesh: Mesh, *axes: str) -> tuple[dict[str,
         shape = shape_of(slot.value)
         if slot.kind != "input" or not shape:
             continue
-        if shape[0] % prod(sizes.values()):
+        if not _can_be_cut(shape[0], list(sizes), mesh):
             notes.append(
-                f"input '{slot.name}' stays whole: its first dim {shape[0]} does not divide by "
+                f"input '{slot.name}' stays whole: its first dim {shape[0]} is too short for "
                 f"{divisor}"
             )
             continue
         inputs[slot.name] = f"[{{{cut}}}" + ", {}" * (len(shape) - 1) + "]"
     return inputs, notes
+
+
+def _can_be_cut(size: int, axes: Sequence[str], mesh: Mesh) -> bool:
+    try:
+        contiguous(axes, size, mesh)
+    except ValueError:
+        return False
+    return True
 
 
 def idle_data(inputs: Mapping[str, str], mesh: Mesh, data: str) -> list[str]:

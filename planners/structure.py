@@ -91,10 +91,12 @@ def _separable(
     activations = _input_dependent(program, forward)
     maps: dict[Operation, LinearMap] = {one.op: one for one in linear_maps(program)}
     parts: dict[AtenOp, int] = {}
+    strides: dict[AtenOp, int] = {}
+    groups: dict[AtenOp, int] = {}
     stacks: set[AtenOp] = set()
     uneven = {} if uneven is None else uneven
     while True:
-        analysis = _Analysis(maps, parameters, activations, axis, size, parts, uneven)
+        analysis = _Analysis(maps, parameters, activations, axis, size, parts, strides, uneven)
         for op in forward:
             analysis.visit(op)
         retry = {op: n for op, n in analysis.met_parts.items() if op not in parts}
@@ -107,10 +109,18 @@ def _separable(
                 uneven.pop(op, None)
             return analysis
         parts |= retry
+        groups |= analysis.met_strides
         stacks |= retry.keys() & uneven.keys()
         if not retry:
-            # What was taken for a stack of projections, and is none, fails without the others.
-            failed = (failed & stacks) or failed
+            # What was taken for a stack of projections, and is none, fails without the others: its
+            # parts may be groups, some more for the first devices than for the last.
+            failed = (failed & stacks) or (failed & strides.keys()) or failed
+            grouped = failed & groups.keys() - strides.keys()
+            strides |= {op: groups[op] for op in grouped}
+            if grouped:
+                parts = {op: n for op, n in parts.items() if op not in grouped}
+                stacks -= grouped
+                continue
             maps = {op: one for op, one in maps.items() if op not in failed}
 
 
@@ -128,7 +138,9 @@ class _Analysis:
     """What follows from cutting linear maps along their outputs together, so far.
 
     parts: how many parts the features of a map are made of, where it is more than one; met_parts:
-    as found on the way. cuts: of each parameter, and whose features they are. together: the maps
+    as found on the way. strides: how many features the first device takes, where that is some
+    groups of them, more than for the last one; met_strides: as found on the way. cuts: of each
+    parameter, and whose features they are. together: the maps
     that stand or fall with each. dead: maps whose features end where they cannot stay apart.
     ended: those that something contracts; ends: what contracts them.
     """
@@ -139,9 +151,11 @@ class _Analysis:
     axis: str
     size: int
     parts: Mapping[AtenOp, int]
+    strides: Mapping[AtenOp, int]
     uneven: dict[AtenOp, str]
     labels: dict[SSAValue, Label] = field(default_factory=dict[SSAValue, Label])
     met_parts: dict[AtenOp, int] = field(default_factory=dict[AtenOp, int])
+    met_strides: dict[AtenOp, int] = field(default_factory=dict[AtenOp, int])
     cuts: dict[SSAValue, tuple[Cut, frozenset[AtenOp]]] = field(
         default_factory=dict[SSAValue, tuple[Cut, frozenset[AtenOp]]]
     )
@@ -164,11 +178,13 @@ class _Analysis:
         rule = rule_of(op)
         extent = rule.factors[factor].size
         parts = self.parts.get(op, 1)
-        if extent % (self.size * parts):
+        stride = self.strides.get(op, 0) if parts == 1 else 0
+        stride = stride or -(-extent // (self.size * parts))
+        placement = Placement(self.axis, self.size, stride)
+        if not rule.can_cut(factor, (placement,)) or (parts > 1 and extent % (self.size * parts)):
             each = f"{parts} parts of {extent // parts}" if parts > 1 else str(extent)
-            self.uneven[op] = f"{each} output features"
+            self.uneven.setdefault(op, f"{each} output features")
             return
-        placement = Placement(self.axis, self.size, extent // (self.size * parts))
         cuts = rule.one_cut(factor, placement)
         sources = frozenset({op})
         self.together[op] = {op}
@@ -242,6 +258,9 @@ class _Analysis:
                 what = f"{sizes[0]} groups of {prod(sizes[1:])} features (such as heads)"
                 self.uneven |= dict.fromkeys(label.sources, what)
                 self.met_parts |= dict.fromkeys(label.sources, sizes[0])
+                if sizes[0] > self.size:  # of fewer, most devices would have none
+                    stride = -(-sizes[0] // self.size) * prod(sizes[1:])
+                    self.met_strides |= dict.fromkeys(label.sources, stride)
         return seat
 
     def _adopt(

@@ -16,7 +16,15 @@ from shardweave.ir.annotations import properties_without, set_copy, set_sharding
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.literals import to_attribute
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import DimSharding, Placement, Sharding, block_of, ordered
+from shardweave.ir.placement import (
+    DimSharding,
+    Placement,
+    Sharding,
+    block_of,
+    held_size,
+    of_length,
+    ordered,
+)
 from shardweave.ir.program import Program, Slot, shardings_of
 from shardweave.ir.rewrite.time_collectives import CollectiveStep, TimeOps, steps_of
 from shardweave.ir.types import shape_of, tensor_type_of, with_shape
@@ -277,13 +285,15 @@ class _Unroller:
 def scaled_without(sharding: Sharding, names: Collection[str]) -> Sharding:
     """The sharding of one copy: its global value is smaller by the dropped axes' digits."""
     dims: list[DimSharding] = []
+    first = dict.fromkeys(names, 0)
     for dim in sharding.dims:
-        dropped = [p for p in dim if p.axis in names]
-        dims.append(
-            ordered(
-                replace(p, stride=p.stride // prod(d.size for d in dropped if d.stride < p.stride))
-                for p in dim
-                if p not in dropped
-            )
+        dropped = tuple(p for p in dim if p.axis in names)
+        kept = ordered(
+            replace(p, stride=p.stride // prod(d.size for d in dropped if d.stride < p.stride))
+            for p in dim
+            if p not in dropped
         )
+        # The first copy has the most of a dim that is cut unevenly.
+        length = max((p.length for p in dim), default=0)
+        dims.append(of_length(kept, held_size(dropped, length, first)) if length else kept)
     return replace(sharding.reduced(names), dims=tuple(dims))

@@ -22,7 +22,7 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from shardweave.ir.annotations import annotate, describe, set_wanted_attrs
 from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.placement import DimSharding, Sharding, fits
+from shardweave.ir.placement import DimSharding, Sharding, fits, is_even
 from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD, logsumexp_dtype
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.flow import Flow, aten_ops, check_not_propagated
@@ -70,7 +70,8 @@ def _cut_of_keys(op: AtenOp, flow: Flow) -> DimSharding:
 
 def _check(op: AtenOp, cut: DimSharding, parts: int) -> None:
     num_keys = shape_of(op.operands[first_of_attention(op) + 1])[POSITIONS]
-    if num_keys % parts or not fits(cut, num_keys // parts):
+    length = num_keys // parts
+    if num_keys % parts or not (fits(cut, length) and is_even(cut, length)):
         axes = ", ".join(f"{p.axis}={p.size}" for p in cut)
         stripes = ", ".join(f'"{p.axis}":1' for p in cut[:1])
         raise ValueError(

@@ -14,7 +14,7 @@ from shardweave.ir.annotations import annotate, properties_without
 from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.literals import to_attribute
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import DimSharding
+from shardweave.ir.placement import DimSharding, padded_size
 from shardweave.ir.syntax import Operands
 from shardweave.ir.types import (
     AnyTensor,
@@ -29,12 +29,14 @@ from shardweave.ir.types import (
 class Localizer:
     """An op, its operands in local shards, and for each factor of its rule the axes that cut it.
 
-    types: of the results in local shards. insert: adds an op to the local program.
+    sizes: of the factors in the global op. types: of the results in local shards. insert: adds an
+    op to the local program.
     """
 
     op: AtenOp
     operands: Sequence[SSAValue]
     placements: Sequence[DimSharding]
+    sizes: Sequence[int]
     types: Sequence[AnyTensor]
     mesh: Mesh
     insert: Callable[[Operation], None]
@@ -62,6 +64,11 @@ class Localizer:
 
     def shard(self, value: SSAValue, placements: DimSharding) -> SSAValue:
         """This rank's part of a value of one dim that every rank of these axes holds whole."""
+        (size,), dtype = shape_of(value), dtype_of_value(value)
+        missing = padded_size(placements, size) - size
+        if missing:
+            type_ = (size + missing,), dtype
+            (value,) = self.emit("aten.constant_pad_nd", [value], type_, pad=[0, missing])
         for placement in placements:  # major first: the blocks of a minor one are then its stride
             (size,), dtype = shape_of(value), dtype_of_value(value)
             value = self._add(

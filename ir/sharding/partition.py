@@ -1,11 +1,13 @@
 """Partitioning: from a propagated global program to the one that every rank runs.
 
 Nothing is chosen here. Every value gets the type of its shards, every op its local form, and every
-`dist.reshard` the collectives and slices that `reshard` finds for it.
+`dist.reshard` the collectives and slices that `reshard` finds for it. Of values that are cut
+unevenly every rank has a part of the same shape: see `padding`.
 """
 
 from __future__ import annotations
 
+from math import prod
 from typing import cast
 
 from xdsl.dialects import func
@@ -19,7 +21,7 @@ from shardweave.ir.annotations import (
     set_shardings,
     sharding_attrs_of,
 )
-from shardweave.ir.aten import AtenOp
+from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.literals import Literal
 from shardweave.ir.placement import Sharding
@@ -27,6 +29,7 @@ from shardweave.ir.program import Program, Slot, shardings_of
 from shardweave.ir.sharding.fit import Misfit, fitting_factors
 from shardweave.ir.sharding.flow import is_propagated
 from shardweave.ir.sharding.localizer import Localizer
+from shardweave.ir.sharding.padding import Padding, zeros_of
 from shardweave.ir.sharding.reshard import OPS, ReshardStep, reshard
 from shardweave.ir.sharding.rules import rule_of
 from shardweave.ir.sharding.rules.base import Localize
@@ -57,6 +60,7 @@ class _Partition:
         self.block = Block()
         self.local: dict[SSAValue, SSAValue] = {}
         self.shardings: dict[SSAValue, Sharding] = {}
+        self.padding = Padding()
 
     def run(self) -> None:
         for slot in self.program.arguments:
@@ -64,6 +68,7 @@ class _Partition:
             type_ = self._local_type(slot.value, sharding)
             argument = self.block.insert_arg(type_, len(self.block.args))
             argument.name_hint = slot.value.name_hint
+            self.padding.zero[argument] = zeros_of(sharding, shape_of(slot.value))
             self._define(slot.value, argument, sharding)
         for op in self.program.ops:
             if isinstance(op, dist.ReshardOp):
@@ -93,9 +98,12 @@ class _Partition:
             raise ValueError(f"{describe(op)}: {factors.text(op)}; add a dist.reshard before it.")
         types = [self._local_type(r, s) for r, s in zip(op.results, results, strict=True)]
         values = [self.local[value] for value in op.operands]
-        form = Localizer(op, values, factors, types, self.mesh, self.block.add_op)
+        sizes = [factor.size for factor in rule.factors]
+        form = Localizer(op, values, factors, sizes, types, self.mesh, self.block.add_op)
+        form = self.padding.neutral(form, rule, operands)
         is_plain = rule.localize is None or not any(factors)
         made = form.clone() if is_plain else list(cast("Localize", rule.localize)(form))
+        self.padding.note(form, rule, made)
         assert [r.type for r in made] == types, f"local form of {op.name} has wrong types"
         for new, old, sharding in zip(made, op.results, results, strict=True):
             self._annotate(new, old, sharding)
@@ -136,13 +144,54 @@ class _Partition:
         if step.kind == "all_to_all":
             arguments |= {"from_dim": step.from_dim, "from_block": step.from_block}
         value = op.results[0]
-        type_ = self._local_type(value, step.after)
+        zero = self.padding.zero.get(current, frozenset())
+        current = self._padded(op, current, before, step)
+        type_ = with_shape(tensor_type_of(value), step.result)
         collective = dist.create(OPS[step.kind], [current], [type_], **arguments)
-        annotate(collective, op)
-        set_shardings(collective, [step.after], [shape_of(value)])
-        collective.results[0].name_hint = step.kind
-        self.block.add_op(collective)
-        return collective.results[0]
+        made = self._add(op, collective, step.after, step.kind)
+        made = self._without_padding(op, made, step)
+        # A dim that was cut evenly, or not at all, has been given zeros.
+        old, new = (zeros_of(sharding, shape_of(value)) for sharding in (before, step.after))
+        self.padding.zero[made] = (zero & new) | (new - old)
+        return made
+
+    def _padded(
+        self, op: dist.ReshardOp, current: SSAValue, before: Sharding, step: ReshardStep
+    ) -> SSAValue:
+        """What a step reads: with zeros behind what it cuts, where that has to be."""
+        shape = shape_of(current)
+        if shape == step.operand:
+            return current
+        pad = [0, 0] * (len(shape) - 1 - step.dim) + [0, step.operand[step.dim] - shape[step.dim]]
+        type_ = with_shape(tensor_type_of(current), step.operand)
+        longer = create("aten.constant_pad_nd", [current], [type_], {"pad": pad})
+        return self._add(op, longer, before, "padded")
+
+    def _without_padding(
+        self, op: dist.ReshardOp, current: SSAValue, step: ReshardStep
+    ) -> SSAValue:
+        """What a step leaves of what it gives: padding that is no more at an end is cut off."""
+        shape = step.after.local_shape(shape_of(op.results[0]))
+        for dim, size in enumerate(shape):
+            own = shape_of(current)
+            if own[dim] != size:
+                type_ = with_shape(tensor_type_of(current), (*own[:dim], size, *own[dim + 1 :]))
+                part = create("aten.slice.Tensor", [current], [type_], {"dim": dim, "start": 0})
+                current = self._add(op, part, step.after, "held")
+        return current
+
+    def _add(self, op: dist.ReshardOp, new: Operation, sharding: Sharding, name: str) -> SSAValue:
+        """Add an op of a reshard's; with padding that is none of the value's, it is one longer."""
+        annotate(new, op)
+        (result,) = new.results
+        whole = list(shape_of(op.results[0]))
+        for dim, part in enumerate(sharding.local_shape(whole)):
+            if shape_of(result)[dim] != part:
+                whole[dim] = shape_of(result)[dim] * prod(p.size for p in sharding.dims[dim])
+        set_shardings(new, [sharding], [tuple(whole)])
+        result.name_hint = name
+        self.block.add_op(new)
+        return result
 
     def _returned(self, slot: Slot) -> SSAValue:
         promised, held = self.program.sharding_of_slot(slot), self.shardings[slot.value]

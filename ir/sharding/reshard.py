@@ -34,13 +34,17 @@ class ReshardStep:
     axes: mesh axes joined. dim, block: the dim that is gathered, scattered or sliced, and the
     length of the local blocks, block-cyclic over the axis (see `placement.block_of`).
     from_dim, from_block: for all_to_all, the dim that is gathered while `dim` is split.
-    after: the sharding of the result. sent_elements: what one rank sends over the network
-    with ring algorithms.
+    after: the sharding of the result. operand, result: local shapes of what the op reads and gives;
+    a dim that comes to be cut unevenly is padded before it, and one that is whole again has its
+    padding cut off behind it. sent_elements: what one rank sends over the network with ring
+    algorithms.
     """
 
     kind: StepKind
     axes: tuple[str, ...]
     after: Sharding
+    operand: tuple[int, ...]
+    result: tuple[int, ...]
     sent_elements: float
     dim: int = 0
     block: int = 0
@@ -72,8 +76,19 @@ class _Search:
         origin: tuple[int, int] = (0, 0),
     ) -> None:
         """Take a step over `ranks` ranks. place, origin: dim and block, as those of the step."""
-        sent = OPS[kind].sent(math.prod(self.now.local_shape(self.shape)), ranks)
-        self.steps.append(ReshardStep(kind, axes, after, sent, *place, *origin))
+        operand, result = (
+            list(self.now.local_shape(self.shape)),
+            list(after.local_shape(self.shape)),
+        )
+        for dim in range(len(self.shape)):
+            old, new = (math.prod(p.size for p in s.dims[dim]) for s in (self.now, after))
+            if new > old:
+                operand[dim] = result[dim] * (new // old)
+            else:
+                result[dim] = operand[dim] * (old // new)
+        sent = OPS[kind].sent(math.prod(operand), ranks)
+        shapes = tuple(operand), tuple(result)
+        self.steps.append(ReshardStep(kind, axes, after, *shapes, sent, *place, *origin))
         self.now = after
 
     def wanted(self) -> list[tuple[int, Placement]]:

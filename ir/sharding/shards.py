@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -32,27 +32,53 @@ def take_shard(
 ) -> torch.Tensor:
     """The part of a global tensor that the device at `coordinates` holds (contiguous copy).
 
-    An unreduced sharding gives the whole term to coordinate 0 and zeros to the others.
+    Where a dim is cut unevenly, parts differ in shape. An unreduced sharding
+    gives the whole term to coordinate 0 and zeros to the others.
     """
+    shape = tensor.shape
+    tensor = resized(tensor, sharding.padded_shape(shape))
     for dim, placements in enumerate(sharding.dims):
         # Major first: the blocks of a minor placement are then whole runs of what is left.
         for placement in placements:
             index = coordinates[placement.axis]
             tensor = take_blocks(tensor, dim, placement.size, placement.stride, index)
+    tensor = resized(tensor, sharding.held_shape(shape, coordinates))
     if any(coordinates[axis] for axis in sharding.unreduced) and sharding.reduction == "sum":
         tensor = torch.zeros_like(tensor)
     return tensor.contiguous()
 
 
+def held(
+    part: torch.Tensor, sharding: Sharding, shape: Sequence[int], coordinates: Mapping[str, int]
+) -> torch.Tensor:
+    """A device's part, of a value of global `shape`, without padding: a view."""
+    return resized(part, sharding.held_shape(shape, coordinates))
+
+
+def resized(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """The beginning of a tensor, or the tensor with zeros behind it, in each dim."""
+    if tuple(tensor.shape) == tuple(shape):
+        return tensor
+    for dim, size in enumerate(shape):
+        if tensor.shape[dim] > size:
+            tensor = tensor.narrow(dim, 0, size)
+    missing = [size - own for size, own in zip(shape, tensor.shape, strict=True)]
+    if any(missing):
+        pad = [amount for lack in reversed(missing) for amount in (0, lack)]
+        tensor = torch.nn.functional.pad(tensor, pad)
+    return tensor
+
+
 def assemble(
     shard_at: Callable[[dict[str, int]], torch.Tensor], sharding: Sharding, mesh: Mesh
 ) -> torch.Tensor:
-    """The global tensor whose shard at each coordinate `shard_at` returns.
+    """The global tensor whose shard, with its padding, `shard_at` returns at each coordinate.
 
     Axes that the sharding does not name are read at coordinate 0; unreduced axes are reduced.
     """
     names = [p.axis for dim in sharding.dims for p in dim] + list(sharding.unreduced)
-    return _assemble(shard_at, sharding, mesh, dict.fromkeys(mesh.names, 0), names)
+    found = _assemble(shard_at, sharding, mesh, dict.fromkeys(mesh.names, 0), names)
+    return resized(found, sharding.without_padding(found.shape))
 
 
 def _assemble(

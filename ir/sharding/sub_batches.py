@@ -10,7 +10,7 @@ from xdsl.ir import Attribute
 from shardweave.ir.annotations import set_wanted_attrs, wanted_attrs_of
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Axis, Mesh
-from shardweave.ir.placement import Placement, Sharding, fits
+from shardweave.ir.placement import Placement, Sharding, fits, padded_size
 from shardweave.ir.program import Program, Slot, wishes_of
 from shardweave.ir.sharding.flow import check_not_propagated
 from shardweave.ir.types import shape_of
@@ -97,8 +97,14 @@ class _Splitter:
             sharding.with_dim(self.dim, (*held, Placement(self.axis, self.n, where)))
             for where in (stride or 1, max(1, smallest // self.n))
         )
-        placed = aligned if stride and fits(aligned.dims[self.dim], shape[self.dim]) else inside
-        if not fits(placed.dims[self.dim], shape[self.dim]):
+        size = shape[self.dim]
+
+        def is_even(split: Sharding) -> bool:
+            cut = split.dims[self.dim]
+            return fits(cut, size) and padded_size(cut, size) == padded_size(held, size)
+
+        placed = aligned if stride and is_even(aligned) else inside
+        if not is_even(placed):
             divisors = [d for d in range(1, smallest + 1) if smallest % d == 0]
             raise ValueError(
                 f"'{name}' has {smallest} samples per device along dim {self.dim}, which do not "

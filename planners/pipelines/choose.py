@@ -72,7 +72,7 @@ _INSTEAD = {"dualpipe-v": "zero-bubble-v"}
 
 
 def rows_of(plan: Plan, program: Program, mesh: Mesh) -> int:
-    """The rows that a device has of the inputs, in all of which they are as many."""
+    """The rows that a device has of the inputs, with padding, in all of which they are as many."""
     table = Lookup(plan.inputs)
     for slot in program.arguments:
         shape = shape_of(slot.value)
@@ -80,5 +80,5 @@ def rows_of(plan: Plan, program: Program, mesh: Mesh) -> int:
             continue
         text = table.find(slot.name)
         cut = read_sharding(text, slot.name).dims.data[0].data if text else ()
-        return max(1, shape[0] // mesh.sizes([axis.data for axis in cut]))
+        return max(1, -(-shape[0] // mesh.sizes([axis.data for axis in cut])))
     raise PlanError("the program has no input with rows to cut into micro-batches.")

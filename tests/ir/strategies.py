@@ -38,6 +38,41 @@ def random_placements(size: int, axes: Sequence[str], mesh: Mesh, random: Random
     return ordered(placements)
 
 
+def uneven_placements(
+    size: int, axes: Sequence[str], mesh: Mesh, random: Random, *, contiguous: bool = False
+) -> DimSharding:
+    """Those of the axes that find room, as digits of an index that need not divide `size`.
+
+    contiguous: as nested shards, of which the first may be longer than they have to be.
+    """
+    placements: list[Placement] = []
+    stride, waiting = 1, list(axes) if size > 1 else []
+    random.shuffle(waiting)
+    least = -(-size // mesh.sizes(axes))
+    for axis in waiting:
+        if not placements:
+            stride = random.randint(least if contiguous else 1, max(least, (size + 1) // 2))
+        elif not contiguous:
+            stride *= random.choice((1, 1, 2))
+        if stride >= size:
+            break
+        placements.append(Placement(axis, mesh.size(axis), stride))
+        stride *= mesh.size(axis)
+    found = ordered(placements)
+    return found if not contiguous or not found or found[0].span >= size else ()
+
+
+def uneven_sharding(shape: Sequence[int], mesh: Mesh, random: Random) -> Sharding:
+    """Each axis at a random place of a random dim that has room for it, or nowhere."""
+    chosen: list[list[str]] = [[] for _ in shape]
+    for axis in mesh.names:
+        place = random.choice([*range(len(shape)), None])
+        if place is not None:
+            chosen[place].append(axis)
+    dims = zip(shape, chosen, strict=True)
+    return Sharding(tuple(uneven_placements(n, own, mesh, random) for n, own in dims))
+
+
 def random_sharding(
     shape: Sequence[int], mesh: Mesh, random: Random, *, may_be_sum: bool = False
 ) -> Sharding:

@@ -92,14 +92,14 @@ def test_plain_shards_of_another_size_stay_plain() -> None:
         ),
         ('[{"c"}]', (4,), "no axis 'c'"),
         ('[{}], unreduced = ["c"]', (4,), "no axis 'c'"),
-        ('[{"a"}]', (5,), "5 does not divide by 2"),
+        ('[{"a"}]', (1,), "1 for each shard over 'a' leave nothing to the others"),
+        ('[{"a"} of 5]', (6,), "is of a dim of size 5, but the value has shape"),
         ('[{"a"}, {"a"}]', (4, 6), "axis 'a' is used twice"),
         ('[{"a"}], unreduced = ["a"]', (4,), "axis 'a' is used twice"),
         ('[{}], unreduced = ["a", "a"]', (4,), "axis 'a' is used twice"),
-        ('[{"a":3}]', (9,), "dim 0 of size 9 does not divide"),
-        ('[{"a":2, "b":3}]', (12,), "dim 0 of size 12 does not divide"),
+        ('[{"a":2, "b":3}]', (12,), "strides .3, 2. do not cut dim 0 of size 12"),
         ('[{"a", "b":2}]', (12,), "a stride to some axes of a dim and none to others"),
-        ('[{"a":99}]', (12,), "does not divide"),
+        ('[{"a":99}]', (12,), "strides .99. do not cut dim 0 of size 12"),
     ],
 )
 def test_sharding_that_does_not_fit_says_why(

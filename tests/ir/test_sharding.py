@@ -5,7 +5,9 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+import torch
 from hypothesis import given
+from hypothesis import strategies as st
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import (
@@ -15,8 +17,11 @@ from shardweave.ir.placement import (
     block_of,
     contiguous,
     fits,
+    held_size,
     is_contiguous,
     ordered,
+    padded_size,
+    part_size,
 )
 from shardweave.tests.ir.strategies import (
     all_coordinates,
@@ -25,6 +30,7 @@ from shardweave.tests.ir.strategies import (
     random_sharding,
     randoms,
     shapes,
+    uneven_placements,
 )
 
 MESH = Mesh(a=2, b=3, one=1)
@@ -46,7 +52,8 @@ def test_placements_are_ordered_major_to_minor() -> None:
         ((), 5, True),
         ((A, B), 12, True),
         ((A, B), 24, True),
-        ((A, B), 18, False),
+        ((A, B), 18, True),
+        ((A, B), 6, False),
         ((Placement("a", 2, 1),), 4, True),
         ((Placement("a", 2, 2), Placement("b", 2, 2)), 8, False),
         ((Placement("a", 2, 3), Placement("b", 2, 2)), 12, False),
@@ -68,9 +75,40 @@ def test_an_axis_of_one_device_places_nothing() -> None:
     assert contiguous(["one"], 5, MESH) == ()
 
 
-def test_axes_that_do_not_divide_a_dim_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"size 8 .* axes \['a', 'b'\] of sizes \[2, 3\]: 4 does"):
-        contiguous(["a", "b"], 8, MESH)
+def test_shards_of_a_dim_that_does_not_divide_are_as_large_as_the_largest() -> None:
+    assert contiguous(["a", "b"], 8, MESH) == (Placement("a", 2, 6), Placement("b", 3, 2))
+    assert [p.length for p in contiguous(["a", "b"], 8, MESH)] == [8, 8]
+    assert [p.length for p in contiguous(["a", "b"], 12, MESH)] == [0, 0]
+
+
+@given(st.integers(2, 40), meshes, randoms)
+def test_parts_are_those_of_the_indices_that_a_device_holds(
+    size: int, mesh: Mesh, random: Random
+) -> None:
+    dim = uneven_placements(size, mesh.names, mesh, random)
+    assert padded_size(dim, size) % part_size(dim, size) == 0
+    for at in all_coordinates(mesh):
+        held = indices_of(dim, size, at)
+        assert held_size(dim, size, at) == len(held) <= part_size(dim, size)
+        if is_contiguous(dim, size) and held:
+            assert held == list(range(held[0], held[-1] + 1))
+
+
+def test_plain_shards_are_those_of_chunk() -> None:
+    for size in range(2, 30):
+        for count in (2, 3, 4):
+            if -(-size // count) < size:
+                dim = contiguous(["x"], size, Mesh(x=count))
+                held = [held_size(dim, size, {"x": index}) for index in range(count)]
+                chunks = [len(chunk) for chunk in torch.arange(size).chunk(count)]
+                assert held == chunks + [0] * (count - len(chunks))
+
+
+def test_axes_for_which_a_dim_is_too_small_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"size 1 .* axes \['a'\] of sizes \[2\]: 1 for each shard"
+    ):
+        contiguous(["a"], 1, MESH)
     with pytest.raises(ValueError, match="no axis 'c'"):
         contiguous(["c"], 8, MESH)
 
@@ -118,7 +156,7 @@ def test_whole_drops_what_is_left_to_reduce() -> None:
         (Sharding(((A,), (A,))), (12, 12), "axis 'a' is used twice"),
         (Sharding(((A,),), ("a",)), (12,), "axis 'a' is used twice"),
         (Sharding(((Placement("a", 3, 4),),)), (12,), "dim 0 names a size that is not the mesh's"),
-        (Sharding(((), (A,))), (5, 18), r"dim 1 of size 18 does not divide over ['a']"),
+        (Sharding(((), (A,))), (5, 6), "strides [6] do not cut dim 1 of size 6"),
     ],
 )
 def test_a_sharding_says_why_it_does_not_suit_a_value(

@@ -110,9 +110,9 @@ def test_value_used_before_it_is_defined() -> None:
         ),
         (
             "tensor<4x8xf64> [",
-            "tensor<3x8xf64> [",
-            "input 'x': a dim of size 3 cannot be sharded over axes ['data'] of sizes [2]: 3 does "
-            "not divide by 2.",
+            "tensor<1x8xf64> [",
+            "input 'x': a dim of size 1 cannot be sharded over axes ['data'] of sizes [2]: 1 for "
+            "each shard over 'data' leave nothing to the others.",
         ),
         ("output %y", 'output %y [{}, {"pipe"}]', "output '0': the mesh"),
     ],

@@ -157,9 +157,9 @@ def test_missing_plan_file_is_one_clear_line() -> None:
             "are ['data', 'tensor'].",
         ),
         (
-            {"inputs": {"x": '[{"data"}, {}]'}},
-            "input 'x' of shape [4, 6]: a dim of size 4 cannot be sharded over axes ['data'] of "
-            "sizes [3]: 4 does not divide by 3.",
+            {"inputs": {"x": '[{"data":4}, {}]'}},
+            "input 'x' of shape [4, 6]: sharding #dist.sharding<[{\"data\":4}, {}]> does not fit a "
+            "value of shape (4, 6): strides [4] do not cut dim 0 of size 4.",
         ),
         (
             {"inputs": {"x": '[{"tensor"}, {"tensor"}]'}},

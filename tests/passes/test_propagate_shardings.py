@@ -325,15 +325,15 @@ def test_without_a_mesh_the_error_says_how_to_give_one() -> None:
         )
 
 
-def test_sharding_that_does_not_divide_is_one_clear_line() -> None:
+def test_sharding_of_what_is_too_small_is_one_clear_line() -> None:
     text = """
-        input %x : tensor<3x4xf64> [{"a"}, {}]
-        %y = aten.relu(%x) : tensor<3x4xf64>
+        input %x : tensor<1x4xf64> [{"a"}, {}]
+        %y = aten.relu(%x) : tensor<1x4xf64>
         output %y
     """
     with pytest.raises(PassError) as error:
         run_passes(step(text, "a=2"), "propagate-shardings")
     assert str(error.value) == (
-        "pass 'propagate-shardings': input 'x': a dim of size 3 cannot be sharded over axes ['a'] "
-        "of sizes [2]: 3 does not divide by 2."
+        "pass 'propagate-shardings': input 'x': a dim of size 1 cannot be sharded over axes ['a'] "
+        "of sizes [2]: 1 for each shard over 'a' leave nothing to the others."
     )

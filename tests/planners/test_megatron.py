@@ -264,37 +264,30 @@ def test_residual_stream_is_never_cut_for_want_of_anything_better() -> None:
     }  # fmt: skip
 
 
-def test_odd_vocabulary_stays_whole_with_a_note() -> None:
+def test_odd_vocabulary_is_cut() -> None:
     plan = megatron("gpt:layers=1,hidden=16,heads=4,vocab=33,seq=8,batch=4", "tensor=2")
-    assert "wte.weight" not in plan.parameters
+    assert plan.parameters["wte.weight"] == '[{"tensor"}, {}]'
     assert "h.0.attn.q.weight" in plan.parameters
-    assert plan.notes == (
-        "'head' stays whole: its 33 output features do not divide by tensor=2",
-        "embedding 'wte' stays whole: 33 rows do not divide by tensor=2",
-    )
+    assert plan.notes == ()
 
 
-def test_heads_that_do_not_divide_leave_attention_whole_with_a_note() -> None:
+def test_heads_that_do_not_divide_are_read_in_other_shards_than_they_are_stored_in() -> None:
     plan = megatron("gpt:layers=2,hidden=24,heads=4,vocab=33,seq=8,batch=4", "tensor=3")
-    assert "h.0.attn.q.weight" not in plan.parameters
-    assert "h.0.mlp.fc_in.weight" in plan.parameters
-    assert plan.notes == (
-        "'h.0.attn.q' and 5 more linear maps, to 'h.1.attn.v', stay whole: their 4 groups of 6 "
-        "features (such as heads) do not divide by tensor=3",
-    )
+    assert plan.parameters["h.0.attn.q.weight"] == '[{"tensor"}, {}]'
+    assert plan.used["h.0.attn.q.weight"] == '[{"tensor":12}, {}]'
+    assert plan.used["h.0.attn.proj.weight"] == '[{}, {"tensor":12}]'
+    assert "h.0.mlp.fc_in.weight" not in plan.used
+    assert plan.notes == ()
 
 
-def test_nothing_that_divides_is_noted() -> None:
+def test_fewer_heads_than_devices_leave_attention_whole_with_a_note() -> None:
     plan = megatron("gpt:layers=1,hidden=16,heads=4,vocab=32,seq=8,batch=4", "tensor=7")
-    assert plan.parameters == {}
+    assert "h.0.attn.q.weight" not in plan.parameters
+    assert plan.parameters["h.0.mlp.fc_in.weight"] == '[{"tensor"}, {}]'
     assert plan.notes == (
-        "'h.0.attn.q' and 4 more linear maps, to 'h.0.mlp.fc_out', stay whole: their 16 output "
-        "features do not divide by tensor=7",
-        "'h.0.mlp.fc_in' stays whole: its 64 output features do not divide by tensor=7",
-        "'head' stays whole: its 32 output features do not divide by tensor=7",
-        "embedding 'wte' stays whole: 32 rows do not divide by tensor=7",
-        "axis 'tensor' of the mesh is idle: no parameter can be cut over tensor=7, and its ranks "
-        "all compute the same",
+        "'h.0.attn.q' and 2 more linear maps, to 'h.0.attn.v', stay whole: their 4 groups of 4 "
+        "features (such as heads) do not divide by tensor=7, and cut otherwise, their weights "
+        "would be gathered at each use",
     )
 
 
@@ -323,11 +316,15 @@ def test_batch_is_cut_over_the_data_axis_in_every_input(name: str) -> None:
     assert plan.parameters == {}
 
 
-def test_batch_that_does_not_divide_stays_whole_with_a_note() -> None:
-    plan = megatron("gpt:layers=1,hidden=16,heads=4,vocab=32,seq=8,batch=3", "data=2")
+def test_batch_that_does_not_divide_is_cut_and_one_that_is_too_short_stays_whole() -> None:
+    spec = "gpt:layers=1,hidden=16,heads=4,vocab=32,seq=8,batch={}"
+    plan = megatron(spec.format(3), "data=2")
+    assert plan.inputs["input_ids"] == '[{"data"}, {}]'
+    assert plan.notes == ()
+    plan = megatron(spec.format(1), "data=2")
     assert plan.inputs == {}
     assert plan.notes[0] == (
-        "input 'input_ids' stays whole: its first dim 3 does not divide by data=2"
+        "input 'input_ids' stays whole: its first dim 1 is too short for data=2"
     )
 
 
@@ -379,7 +376,8 @@ def test_without_a_mesh_tensor_takes_the_largest_degree_over_which_anything_divi
     assert "h.0.mlp.fc_in.weight" in plan.parameters
 
 
-def test_mesh_over_which_nothing_divides_has_a_note_for_every_axis() -> None:
-    plan = plan_megatron(captured(SPECS["gpt"]).program, as_mesh("data=3,tensor=5"))
+def test_mesh_over_which_nothing_can_be_cut_has_a_note_for_every_axis() -> None:
+    spec = "gpt:layers=1,hidden=16,heads=4,vocab=32,seq=8,batch=1"
+    plan = plan_megatron(captured(spec).program, as_mesh("data=3,tensor=99"))
     idle = [note for note in plan.notes if "is idle" in note]
-    assert [note.split("'")[1] for note in idle] == ["data", "tensor"]
+    assert [note.split("'")[1] for note in idle] == ["data"]

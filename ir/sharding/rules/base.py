@@ -25,6 +25,7 @@ from shardweave.ir.placement import (
     Sharding,
     fits,
     is_contiguous,
+    is_even,
     ordered,
 )
 from shardweave.ir.sharding.localizer import Localizer
@@ -42,13 +43,15 @@ class Factor:
     shards ("sum" or "max"); None if such a result cannot be computed on shards. contiguous:
     whether only plain shards will do, because the op compares indices along the factor.
     whole: whether the factor cannot be cut at all (the three parts of a fused projection that
-    a slice picks from); it is named only so that its neighbours in the dim can be.
+    a slice picks from); it is named only so that its neighbours in the dim can be. even: whether
+    it cannot be cut unevenly, because padding would make the op fail.
     """
 
     size: int
     reduction: Reduction | None = "sum"
     contiguous: bool = False
     whole: bool = False
+    even: bool = False
 
 
 Localize = Callable[[Localizer], Sequence[SSAValue]]
@@ -77,15 +80,29 @@ class Rule:
     def _hash(self) -> int:
         return hash((self.factors, self.operands, self.results, self.linear, self.localize))
 
+    @cached_property
+    def uneven_factors(self) -> frozenset[int]:
+        """The factors that can be cut unevenly: those that are the most major of their dims.
+
+        Padding within a dim, after each of the shards of a minor factor, could not be said.
+        """
+        values = (*self.operands, *self.results)
+        minor = {factor for dims in values for names in dims for factor in names[1:]}
+        even = {index for index, factor in enumerate(self.factors) if factor.even}
+        return frozenset(range(len(self.factors))) - minor - even
+
     def seat(self, names: Sequence[int], placement: Placement) -> tuple[int, int] | None:
         """The factor of a dim made of `names` that a placement cuts, and its stride there.
 
         None if it cuts across factors, or one that must stay whole.
         """
         for factor, size, minor in self._digits(names):
-            if placement.stride % minor == 0 and (minor * size) % placement.span == 0:
-                if not self.factors[factor].whole:
-                    return factor, placement.stride // minor
+            stride, rest = divmod(placement.stride, minor)
+            is_within = (minor * size) % placement.span == 0 or (
+                stride < size and factor in self.uneven_factors
+            )
+            if rest == 0 and is_within and not self.factors[factor].whole:
+                return factor, stride
         return None
 
     def seats(
@@ -138,6 +155,8 @@ class Rule:
         if not placements:
             return True
         if limits.whole or not fits(placements, limits.size):
+            return False
+        if factor not in self.uneven_factors and not is_even(placements, limits.size):
             return False
         return not limits.contiguous or is_contiguous(placements, limits.size)
 

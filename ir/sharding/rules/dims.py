@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import cache
-from math import prod
 
 from xdsl.ir import SSAValue
 
 from shardweave.ir.aten import AtenOp
+from shardweave.ir.placement import part_size
 from shardweave.ir.sharding.rules.base import Factor, Localize, Localizer, Names
 
 
@@ -48,7 +48,8 @@ def dividing(argument: str, factor: int) -> Localize:
     """The local form of an op whose argument counts along a factor: it counts the shard's part."""
 
     def localize(local: Localizer) -> Sequence[SSAValue]:
-        num_shards = prod(placement.size for placement in local.placements[factor])
-        return local.clone(**{argument: local.op.value(argument) // num_shards})
+        size = local.sizes[factor]
+        part = part_size(local.placements[factor], size)
+        return local.clone(**{argument: local.op.value(argument) * part // size})
 
     return localize

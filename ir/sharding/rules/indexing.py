@@ -13,6 +13,7 @@ import torch
 from xdsl.ir import SSAValue
 
 from shardweave.ir.aten import AtenOp
+from shardweave.ir.placement import is_even
 from shardweave.ir.sharding.rules.base import (
     Factor,
     Localizer,
@@ -193,12 +194,28 @@ def _shifted(
             "aten.masked_fill.Scalar", [shifted, is_outside], (shape, dtype), value=outside
         )
         return filled[0], is_outside
-    # Some row of the shard for every row of the table; beyond the shard, or negative, for others.
-    (filler,) = local.emit(
-        "aten.div.Scalar_mode", [index], (shape, dtype), other=rows // size, rounding_mode="floor"
-    )
+    if not is_even(local.placements[0], rows):
+        (beyond,) = local.emit("aten.ge.Scalar", [index], (shape, torch.bool), other=rows)
+        (is_outside,) = local.emit("aten.logical_or", [is_outside, beyond], (shape, torch.bool))
+    filler = _filler(local, index, size, rows)
     (shifted,) = local.emit("aten.where.self", [is_outside, filler, shifted], (shape, dtype))
     return shifted, is_outside
+
+
+def _filler(local: Localizer, index: SSAValue, size: int, rows: int) -> SSAValue:
+    """Some row of the shard for every row of the table; beyond the shard, or negative, for others.
+
+    Where the shards divide the table it is the index over their number; else the index less the
+    rows that the shard lacks, or 0.
+    """
+    type_ = shape_of(index), dtype_of_value(index)
+    if rows % size == 0:
+        return local.emit(
+            "aten.div.Scalar_mode", [index], type_, other=rows // size, rounding_mode="floor"
+        )[0]
+    (less,) = local.emit("aten.sub.Scalar", [index], type_, other=rows - size)
+    (negative,) = local.emit("aten.clamp_max", [index], type_, max=0)
+    return local.emit("aten.maximum", [less, negative], type_)[0]
 
 
 def _as_column(local: Localizer, mask: SSAValue) -> SSAValue:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from shardweave.ir.aten import AtenOp
@@ -42,6 +44,15 @@ BACKWARD = """
     mish_backward softplus_backward tanh_backward threshold_backward
 """.split()
 
+CHECKED = frozenset(
+    f"aten.{name}"
+    for name in """
+    div.Tensor_mode floor_divide fmod.Tensor remainder.Tensor remainder.Scalar_Tensor
+    pow.Tensor_Tensor pow.Scalar
+    """.split()
+)
+"""Ops of whole numbers that refuse some values of their last operand."""
+
 LINEAR = {
     "aten.add.Tensor": (0, 1),
     "aten.sub.Tensor": (0, 1),
@@ -62,6 +73,9 @@ def pointwise(op: AtenOp) -> Rule:
     shape = shape_of(op.results[0])
     names, factors = passing(shape)
     operands = [broadcast(shape_of(operand), shape, names) for operand in op.operands]
+    if op.name in CHECKED and not dtype_of_value(op.operands[-1]).is_floating_point:
+        # Padding may be 0, or anything.
+        factors.update((n, replace(factors[n], even=True)) for dim in operands[-1] for n in dim)
     return named_rule(factors, operands, [names] * len(op.results), linear=_linear(op))
 
 

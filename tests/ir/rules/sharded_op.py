@@ -29,7 +29,7 @@ from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.dist import DistOp, ShardIndexOp, SliceOp
 from shardweave.ir.infer import infer_types
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import DimSharding, Sharding, contiguous, fits, is_contiguous
+from shardweave.ir.placement import DimSharding, Sharding, contiguous, fits, is_contiguous, is_even
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.ir.types import shape_of, shape_of_type, tensor_type
@@ -156,8 +156,14 @@ class Cut:
             {rule.factors[f].reduction for f in self.lost(dims)} | ({"sum"} & self._carry_kind)
             for dims in rule.results
         ]
-        return all(map(_can_cut, rule.factors, self.factors)) and all(
-            None not in kind and len(kind) < 2 for kind in kinds
+        is_cut_evenly = all(
+            is_even(cut, factor.size) or index in rule.uneven_factors
+            for index, (factor, cut) in enumerate(zip(rule.factors, self.factors, strict=True))
+        )
+        return (
+            is_cut_evenly
+            and all(map(_can_cut, rule.factors, self.factors))
+            and all(None not in kind and len(kind) < 2 for kind in kinds)
         )
 
     @property

@@ -1,0 +1,240 @@
+"""Padding in the parts of values that are cut unevenly, while a program is made local.
+
+A part has the shape of the largest one; on the last devices of an axis its end stands for nothing.
+What such elements hold does not matter to an op that keeps the dim, for it works on each index
+alone. Where an op reduces over the dim, every operand's padding is first made what the reduction
+leaves as it is: 0 for a sum (of products too), the lowest number for a maximum. Indices into a
+table are made 0, which every table has.
+
+Much padding is 0 by itself: that of arguments is, and many ops make zeros of zeros. What is known
+to be 0 is followed from value to value, so that a mask stands only where one is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.ir.annotations import phase_of, set_shardings
+from shardweave.ir.facts import facts_of
+from shardweave.ir.placement import DimSharding, Sharding, is_contiguous, is_even, part_size
+from shardweave.ir.sharding.localizer import Localizer
+from shardweave.ir.sharding.rules.base import Dims, Rule
+from shardweave.ir.types import dtype_of_value, shape_of
+
+MOVES = """
+    view permute expand slice.Tensor slice_backward select.int select_backward stack cat repeat flip
+    roll tril triu
+""".split()
+
+ZERO_AT_ZERO = """
+    _to_copy abs asin asinh atan atanh ceil elu erf expm1 floor gelu leaky_relu log1p mish neg relu
+    relu6 round sgn sign silu sin sinh sqrt square tan tanh trunc mul.Scalar div.Scalar
+    elu_backward gelu_backward leaky_relu_backward silu_backward tanh_backward threshold_backward
+""".split()
+
+SUMS = "add.Tensor sub.Tensor minimum maximum sum sum.dim_IntList".split()
+
+PRODUCTS = "mul.Tensor mm bmm mv dot".split()
+
+INDEXED = """
+    embedding embedding_dense_backward gather scatter_add scatter.src scatter.value
+    index_select index_select_backward index.Tensor index_put
+    max_pool2d_with_indices_backward max_pool3d_with_indices_backward
+""".split()
+
+_ALL_BEAR = frozenset(f"aten.{name}" for name in (*MOVES, *ZERO_AT_ZERO, *SUMS))
+"""Ops that make 0 of zeros, if all their operands have the padded dim."""
+
+_ANY_BEARS = frozenset(f"aten.{name}" for name in PRODUCTS)
+"""Ops that make 0 of zeros, if some operand has the padded dim; others hold no padding there."""
+
+KEEP_ZERO = (
+    _ALL_BEAR
+    | _ANY_BEARS
+    | {"aten.full", "aten.where.self", "aten.masked_fill.Scalar", "aten.div.Tensor"}
+)
+"""The ops of whose results something is known."""
+
+_INDEXED = frozenset(f"aten.{name}" for name in INDEXED)
+"""Ops whose whole numbers, but for those of operand 0, are indices."""
+
+
+def zeros_of(sharding: Sharding, shape: Sequence[int]) -> frozenset[int]:
+    """The dims that are cut unevenly: those of an argument have zeros as their padding."""
+    pairs = enumerate(zip(sharding.dims, shape, strict=True))
+    return frozenset(dim for dim, (cut, size) in pairs if not is_even(cut, size))
+
+
+@dataclass
+class Padding:
+    """What is known of padding in a local program that is being written.
+
+    zero: by local value, the dims whose padding is 0.
+    """
+
+    zero: dict[SSAValue, frozenset[int]] = field(default_factory=dict[SSAValue, frozenset[int]])
+    _masked: dict[tuple[SSAValue, int, float, str], SSAValue] = field(
+        default_factory=dict[tuple[SSAValue, int, float, str], SSAValue]
+    )
+
+    def neutral(self, form: Localizer, rule: Rule, shardings: Sequence[Sharding]) -> Localizer:
+        """The op with operands whose padding does not show in its results.
+
+        shardings: of the operands.
+        """
+        uneven = _uneven(form)
+        if not uneven:
+            return form
+        lost = _lost(rule, uneven)
+        values = list(form.operands)
+        for index, dims in enumerate(rule.operands):
+            for dim, names in enumerate(dims):
+                factor = names[0] if names else None
+                if factor is None or factor not in uneven:
+                    continue
+                for identity in _identities(form, rule, index, factor, lost):
+                    given = form.op.operands[index]
+                    place = _Place(dim, shardings[index], shape_of(given))
+                    values[index] = self._fill(form, values[index], place, identity)
+        return replace(form, operands=values)
+
+    def _fill(self, form: Localizer, value: SSAValue, place: _Place, identity: float) -> SSAValue:
+        """A value with other padding in one dim."""
+        zero = self.zero.get(value, frozenset())
+        if identity == 0 and place.dim in zero:
+            return value
+        key = value, place.dim, identity, phase_of(form.op)
+        if key not in self._masked:
+            filled = _filled(form, value, place, identity)
+            self.zero[filled] = zero | {place.dim} if identity == 0 else zero - {place.dim}
+            self._masked[key] = filled
+        return self._masked[key]
+
+    def note(self, form: Localizer, rule: Rule, made: Sequence[SSAValue]) -> None:
+        """Remember which padding of an op's results is 0."""
+        uneven = _uneven(form)
+        if not uneven:
+            return
+        for value, dims in zip(made, rule.results, strict=True):
+            self.zero[value] = frozenset(
+                dim
+                for dim, names in enumerate(dims)
+                if names and names[0] in uneven and self._is_zero(form, rule, names[0])
+            )
+
+    def _is_zero(self, form: Localizer, rule: Rule, factor: int) -> bool:
+        """Whether an op's results are 0 along a factor's padding."""
+        op = form.op
+        if op.name == "aten.full":
+            return op.value("fill_value") == 0
+        bearing = {
+            index: self._holds_zero(form.operands[index], dims, factor)
+            for index, dims in enumerate(rule.operands)
+            if any(names and names[0] == factor for names in dims)
+        }
+        if op.name == "aten.where.self":
+            return bearing.get(1, False) and bearing.get(2, False)
+        if op.name == "aten.masked_fill.Scalar":
+            return op.value("value") == 0 and bearing.get(0, False)
+        if op.name == "aten.div.Tensor":
+            return bearing.keys() == {0} and bearing[0]
+        if op.name in _ALL_BEAR:
+            return len(bearing) == len(rule.operands) and all(bearing.values())
+        return op.name in _ANY_BEARS and bool(bearing) and all(bearing.values())
+
+    def _holds_zero(self, value: SSAValue, dims: Dims, factor: int) -> bool:
+        zero = self.zero.get(value, frozenset())
+        return all(d in zero for d, names in enumerate(dims) if names and names[0] == factor)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A dim of a value in a sharding, of this global shape."""
+
+    dim: int
+    sharding: Sharding
+    shape: tuple[int, ...]
+
+    @property
+    def placements(self) -> DimSharding:
+        return self.sharding.dims[self.dim]
+
+
+def _uneven(form: Localizer) -> frozenset[int]:
+    """The factors of an op that are cut unevenly."""
+    pairs = enumerate(zip(form.placements, form.sizes, strict=True))
+    return frozenset(factor for factor, (cut, size) in pairs if not is_even(cut, size))
+
+
+def _lost(rule: Rule, uneven: frozenset[int]) -> frozenset[int]:
+    """The factors, of some, that a result lacks: the op reduces over them."""
+    kept = [{f for names in dims for f in names} for dims in rule.results]
+    return frozenset(factor for factor in uneven if any(factor not in one for one in kept))
+
+
+def _identities(
+    form: Localizer, rule: Rule, index: int, factor: int, lost: frozenset[int]
+) -> Iterator[float]:
+    """What padding of an operand along a factor has to be, if that matters."""
+    is_lookup, dtype = facts_of(form.op).is_lookup, dtype_of_value(form.operands[index])
+    if form.op.name in _INDEXED and index and not dtype.is_floating_point:
+        yield 0
+    elif factor in lost and not (is_lookup and index == 0):
+        yield 0 if rule.factors[factor].reduction == "sum" else _lowest(dtype)
+
+
+def _lowest(dtype: torch.dtype) -> float:
+    if dtype.is_floating_point:
+        return float("-inf")
+    return 0 if dtype == torch.bool else torch.iinfo(dtype).min
+
+
+def _filled(form: Localizer, value: SSAValue, place: _Place, identity: float) -> SSAValue:
+    shape, dtype = shape_of(value), dtype_of_value(value)
+    length = shape[place.dim]
+    size = place.shape[place.dim]
+    positions = positions_of(form, place.placements, size)
+    (is_padding,) = form.emit("aten.ge.Scalar", [positions], ((length,), torch.bool), other=size)
+    column = (length, *(1 for _ in shape[place.dim + 1 :]))
+    if len(column) > 1:
+        (is_padding,) = form.emit("aten.view", [is_padding], (column, torch.bool))
+    fill = int(identity) if not dtype.is_floating_point else identity
+    (filled,) = form.emit(
+        "aten.masked_fill.Scalar", [value, is_padding], (shape, dtype), value=fill
+    )
+    owner = filled.owner
+    assert isinstance(owner, Operation)
+    set_shardings(owner, [place.sharding], [place.shape])
+    return filled
+
+
+def positions_of(form: Localizer, placements: DimSharding, size: int) -> SSAValue:
+    """The indices in the whole dim, of `size`, of the elements that this rank holds (i64)."""
+    length = part_size(placements, size)
+    type_ = (length,), torch.int64
+    (own,) = form.emit("aten.arange.start_step", [], type_, start=0)
+    if is_contiguous(placements, size):
+        return _added(form, own, form.shard_index(placements), length)
+    upper = length
+    for placement in reversed(placements):
+        stride = placement.stride
+        if upper > stride:
+            # Indices in front of which a digit is put: its blocks move apart.
+            (block,) = form.emit(
+                "aten.div.Scalar_mode", [own], type_, other=stride, rounding_mode="floor"
+            )
+            own = _added(form, own, block, placement.span - stride)
+        own = _added(form, own, form.shard_index((placement,)), stride)
+        upper *= placement.size
+    return own
+
+
+def _added(form: Localizer, own: SSAValue, number: SSAValue, unit: int) -> SSAValue:
+    """own + number * unit"""
+    type_ = shape_of(number), torch.int64
+    (offset,) = form.emit("aten.mul.Scalar", [number], type_, other=unit)
+    return form.emit("aten.add.Tensor", [own, offset], (shape_of(own), torch.int64))[0]
