@@ -71,9 +71,6 @@ def _no_header(frame: Any, lineno: int | None = None) -> str:
     return ""
 
 
-_ModuleToTrace = functional_export.ModuleToTrace
-
-
 class _FlatRoot(torch.nn.Module):
     """Torch's module around the one that is exported, without its search of the arguments for
     tensors, which dynamo would trace as well: a quarter of the time that a small model takes."""
@@ -91,10 +88,9 @@ class _FlatRoot(torch.nn.Module):
 
 
 def _root_of(root: Any, in_spec: Any) -> torch.nn.Module:
-    """In place of `ModuleToTrace`; that itself for arguments that are more than tensors."""
+    """In place of `ModuleToTrace`: what is traced takes tensors, so that each argument is one."""
     args, kwargs = children_of(in_spec)
-    if not all(part.is_leaf() for part in (*children_of(args), *children_of(kwargs))):
-        return _ModuleToTrace(root, in_spec)
+    assert in_spec.num_leaves == len(children_of(args)) + len(children_of(kwargs))
     return _FlatRoot(root, len(children_of(args)), tuple(kwargs.context))
 
 
