@@ -22,7 +22,7 @@ BENCHMARKS := $(wildcard benchmarks/compile_time.py benchmarks/ir_tools.py bench
 PLANNERS := oases amp
 WORKERS := 2
 
-.PHONY: help demo test test-slow check format docs bench clean $(VENV)
+.PHONY: help demo test test-slow check format docs bench bench-gpu clean $(VENV)
 
 help:
 	@echo "make demo       capture, shard, run and check two small transformers"
@@ -32,6 +32,7 @@ help:
 	@echo "make format     reformat the sources"
 	@echo "make docs       the pages as a site, in build/site"
 	@echo "make bench      the benchmarks, quickly"
+	@echo "make bench-gpu  those that need a GPU; without one they say what they would measure"
 	@echo "make clean      remove .venv, caches and build outputs"
 	@echo "TORCH=2.11.*    with another version of torch, in an environment of its own"
 	@echo "PYTHON=...      the interpreter to build .venv with (>= $(MIN_PYTHON))"
@@ -101,6 +102,11 @@ bench: $(STAMP)
 	for planner in $(PLANNERS); do \
 	    echo "benchmarks/planners.py $$planner --quick"; \
 	    $(BIN)/python benchmarks/planners.py "$$planner" --quick; \
+	done
+
+bench-gpu: $(STAMP)
+	@set -e; for benchmark in benchmarks/kernels.py benchmarks/step_gpu.py; do \
+	    echo "$$benchmark $(BENCH_OPTIONS)"; $(BIN)/python "$$benchmark" $(BENCH_OPTIONS); \
 	done
 
 clean:

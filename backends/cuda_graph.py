@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,9 +20,11 @@ WARM_UP_CALLS = 3
 class GraphedStep:
     """A step function that captures its first call on a GPU and replays it from then on.
 
-    Inputs are copied into the memory that the graph reads, and results out of the memory that it
-    writes. Parameters and buffers are read where they are: they may change in place; where one is
-    given in other memory, the step is captured again. Raises ValueError off the GPU.
+    Inputs are copied into the memory that the graph reads. Parameters and buffers are read where
+    they are: they may change in place; where one is given in other memory, the step is captured
+    again. Gradients are handed out in the memory that the graph writes, and not copied: before the
+    next replay, what is still held of them moves to memory of its own. So those that are set to
+    None between steps are never copied. Other results are. Raises ValueError off the GPU.
     """
 
     def __init__(self, run: StepFunction) -> None:
@@ -28,6 +32,11 @@ class GraphedStep:
         self._places: dict[Key, int] = {}
         self._given: dict[Key, Tensor] = {}
         self._results: dict[Key, Tensor] = {}
+        self._users: dict[Key, int] = {}
+        """Of the memory of each result, before it was handed out."""
+        self._handed: dict[Key, weakref.ref[Tensor]] = {}
+        self._copied: set[Key] = set()
+        """Gradients of which views were held when they were due to change: they are copied."""
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, runtime: Any, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
@@ -37,7 +46,7 @@ class GraphedStep:
                 "make the step on a GPU (device='cuda')."
             )
         places = {key: tensor.data_ptr() for key, tensor in given.items() if _stays(key)}
-        if self._graph is None or places != self._places:
+        if self._graph is None or places != self._places or not self._is_free():
             self._capture(runtime, given)
             self._places = places
         for key, tensor in given.items():
@@ -45,8 +54,29 @@ class GraphedStep:
                 self._given[key].copy_(tensor)
         assert self._graph is not None
         self._graph.replay()
-        # The graph writes the same memory next time, and gradients are kept and added to.
-        return {key: result.clone() for key, result in self._results.items()}
+        return {key: self._hand_out(key) for key in self._results}
+
+    def _hand_out(self, key: Key) -> Tensor:
+        result = self._results[key]
+        if key in self._copied or key[0] != "grad":
+            return result.clone()
+        handed = result.detach()
+        self._handed[key] = weakref.ref(handed)
+        return handed
+
+    def _is_free(self) -> bool:
+        """Move what is held of the last gradients out of the graph's memory; whether all could."""
+        stuck: set[Key] = set()
+        for key, reference in self._handed.items():
+            num_others = _num_users(self._results[key]) - self._users[key]
+            handed = reference()
+            if num_others == 1 and handed is not None:
+                handed.set_(handed.clone())  # pyright: ignore[reportArgumentType]
+            elif num_others:
+                stuck.add(key)
+        self._handed.clear()
+        self._copied |= stuck
+        return not stuck
 
     def _capture(self, runtime: Any, given: Mapping[Key, Tensor]) -> None:
         self._given = {key: t if _stays(key) else t.clone() for key, t in given.items()}
@@ -59,6 +89,19 @@ class GraphedStep:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._results = self._run(runtime, self._given)
+        held = {t.untyped_storage().data_ptr() for t in self._given.values()}
+        shared = Counter(t.untyped_storage().data_ptr() for t in self._results.values())
+        for key, result in self._results.items():
+            place = result.untyped_storage().data_ptr()
+            if place in held or shared[place] > 1:
+                self._copied.add(key)
+        self._users = {key: _num_users(result) for key, result in self._results.items()}
+        self._handed.clear()
+
+
+def _num_users(tensor: Tensor) -> int:
+    """How many tensors use the memory of one, and the storage that asks."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 def _stays(key: Key) -> bool:

@@ -102,11 +102,12 @@ class DistributedBackend(Backend):
             )
 
     def load(self, program: Program, pending: Collection[str] = ()) -> EmittedRunner | StagedRunner:
+        if self.cuda_graph and self.is_joint:
+            raise ValueError(
+                f"cuda_graph=True: a step on mesh {self.runtime.mesh} sends messages, and a graph "
+                "of those is not supported; leave it out, or take a mesh of one device."
+            )
         if is_staged(program):
-            if self.cuda_graph:
-                raise ValueError(
-                    "cuda_graph=True: a step of several stages cannot be one; leave it out."
-                )
             self.homes |= homes_of(program)
             return StagedRunner(program, self.runtime, kernels=self.kernels)
         return EmittedRunner(

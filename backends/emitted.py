@@ -37,7 +37,8 @@ class JoinedRunner(Runner):
         kernels: whether fused regions run as generated kernels. pending: as in `emit`.
         """
         fused = [op for op in program.ops if isinstance(op, FusedOp)] if kernels else []
-        calls = [FusedCall(op) for op in fused]
+        runtime = self.runtime
+        calls = [FusedCall(op, runtime.device, agreed=runtime.agreed_on_stage) for op in fused]
         self.kernels += calls
         source = emit(program, kernels=kernels, pending=pending)
         run = load_step(source, calls)

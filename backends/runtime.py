@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Concatenate, ParamSpec, Protocol
+from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -20,12 +20,14 @@ from shardweave.backends import in_flight, watchdog
 from shardweave.backends.agreement import require_same
 from shardweave.backends.in_flight import Group, InFlight, here
 from shardweave.ir.dist import COLLECTIVES
+from shardweave.ir.kernel import FusedOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.shards import take_blocks
 from shardweave.ir.staged import parts_of
 
 _P = ParamSpec("_P")
+_T = TypeVar("_T")
 _Start = Callable[Concatenate["Runtime", Tensor, Sequence[str], _P], InFlight]
 _Collective = Callable[Concatenate["Runtime", Tensor, Sequence[str], _P], Tensor]
 
@@ -103,6 +105,8 @@ class Runtime:
             for op in part.ops:
                 if isinstance(op, COLLECTIVES):
                     self.group(op.axes)
+                elif isinstance(op, FusedOp):
+                    self.group(self._axes_in_stage)
 
     def group(self, axes: Sequence[str]) -> Group | None:
         """The group that `axes` join, made on first use by all ranks; None if it is one rank."""
@@ -184,6 +188,22 @@ class Runtime:
         """This rank's coordinate on the stage axis; 0 without one."""
         axis = self.mesh.stage_axis
         return 0 if axis is None else self.coordinates[axis.name]
+
+    @property
+    def _axes_in_stage(self) -> tuple[str, ...]:
+        """The axes along which ranks run the same functions."""
+        return tuple(axis.name for axis in self.mesh.device_axes if axis != self.mesh.stage_axis)
+
+    def agreed_on_stage(self, choose: Callable[[], _T]) -> _T:
+        """What the first rank that runs the same functions as this one chooses; only it calls
+        `choose`. What it returns must be what pickle takes. Collective among them."""
+        group = self.group(self._axes_in_stage)
+        if group is None:
+            return choose()
+        first = group.ranks[0]
+        chosen = [choose() if self.rank == first else None]
+        dist.broadcast_object_list(chosen, src=first, group=group.process_group)
+        return cast("_T", chosen[0])
 
     def rank_at(self, place: int) -> int:
         """The rank of this one's other coordinates at a coordinate on the stage axis."""

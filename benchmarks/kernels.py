@@ -120,7 +120,7 @@ def fused_call(run: Callable[..., Any], tensors: Sequence[Tensor]) -> tuple[Fuse
     if len(found) != 1 or len(list(program.ops)) != 1:
         raise ValueError(f"the case makes {[op.name for op in program.ops]}, expected one region.")
     _KEPT.append(program)
-    return FusedCall(found[0]), bytes_moved(found[0])
+    return FusedCall(found[0], tensors[0].device), bytes_moved(found[0])
 
 
 _KEPT: list[object] = []
@@ -161,11 +161,15 @@ def main() -> int:
     options = parse_options()
     console = Console(width=120)
     reason = gpu_timing.why_not()
+    sizes = [(4096, 1024)] if options.quick else [(8192, 1024), (16384, 4096), (8192, 8192)]
     if reason is not None:
-        print(f"skipped: {reason}")
+        shapes = ", ".join(f"{rows}x{columns}" for rows, columns in sizes)
+        print(
+            f"skipped: {reason}; would time {len(cases())} kernels in bfloat16 at {shapes} beside "
+            "eager, Inductor and Triton by hand, as microseconds and shares of a copy's bandwidth"
+        )
         return 0
     bandwidth = gpu_timing.copy_bandwidth()
-    sizes = [(4096, 1024)] if options.quick else [(8192, 1024), (16384, 4096), (8192, 8192)]
     rows = [measure(case, *size, bandwidth) for case in cases() for size in sizes]
     show(rows, bandwidth, console)
     if options.json:

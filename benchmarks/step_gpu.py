@@ -89,10 +89,13 @@ def measure(method: str, spec: str) -> dict[str, Any]:
 def main() -> int:
     options = parse_options()
     reason = gpu_timing.why_not()
-    if reason is not None:
-        print(f"skipped: {reason}")
-        return 0
     layers, seq = (2, 256) if options.quick else (8, 1024)
+    if reason is not None:
+        print(
+            f"skipped: {reason}; would time steps of {' and '.join(MODELS)} ({layers} layers, "
+            f"{seq} tokens, bfloat16) with {', '.join(METHODS)}, and their peak memory"
+        )
+        return 0
     rows = [
         {"model": name, **measure(method, spec.format(layers=layers, seq=seq))}
         for name, spec in MODELS.items()

@@ -64,6 +64,9 @@ _ROLES: dict[str, Role] = {
 }  # type: ignore[dict-item]
 
 MAX_OPS = 96
+MAX_NUMEL = 2**31 - 2**17
+"""Elements of a value, so that 32 bits hold the places of a last block that reaches beyond it."""
+
 MAX_VALUES = 32
 """Inputs and outputs of one kernel."""
 
@@ -79,7 +82,7 @@ def role_of(op: Operation) -> Role | None:
     role = "view" if facts_of(op).is_layout else _ROLES.get(op.name)
     if role is None or not isinstance(op, AtenOp):
         return None
-    if not all(0 < _numel(value) < 2**31 for value in (*op.operands, *op.results)):
+    if not all(0 < _numel(value) <= MAX_NUMEL for value in (*op.operands, *op.results)):
         return None
     special = _SPECIAL.get(op.name)
     return role if special is None or special(op) else None
@@ -255,16 +258,19 @@ def _reduction_space(
         return "its reductions are of different shapes"
     numel, size = reductions[0].numel, reductions[0].size
     over = {r.over for r in reductions}
-    if len(over) == 2 and size > WHOLE_ROW:
+    columns = {value for op in members for value in column_results(op)}
+    reduces_columns = any(value in columns for value in written)
+    if "row" in over and reduces_columns and size > WHOLE_ROW:
         return f"its rows are longer than {WHOLE_ROW} and it reduces columns too"
     if any(op.name == "aten.permute" for op in members):
         return "a kernel that reduces reads its dims in order"
-    columns = {value for op in members for value in column_results(op)}
     inside = set(members)
     if any(use.operation in inside for value in columns for use in value.uses):
         return "a sum over all rows is known only when the kernel ends"
+    if "row" not in over and not reduces_columns:
+        return "nobody reads what it reduces"
     allowed = {numel, numel // size} if "row" in over else {numel}
     if any(_numel(value) not in allowed and value not in columns for value in written):
         return "what leaves it is neither of its space nor one for each row"
     family: Family = "rows" if "row" in over else "columns"
-    return IterationSpace(family, numel // size, size, "column" in over, "row" in over)
+    return IterationSpace(family, numel // size, size, reduces_columns, "row" in over)

@@ -70,8 +70,8 @@ def infer_types(op: AtenOp) -> tuple[AnyTensor, ...] | str:
     if found is None:
         # Where the two kinds differ, the CPU's is what runs (an embedding bag's, whose meta kernel
         # is a GPU's); so what meta tensors say counts only if it is what the op says.
-        on_meta = _run_on_meta(op)
         stated = tuple(result.type for result in op.results)
+        on_meta = _run_on_meta(op) if stated else None
         found = on_meta if on_meta is not None and on_meta == stated else _run_on_fake(op)
         _inferred[signature] = found
     return found

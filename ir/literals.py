@@ -23,12 +23,14 @@ def to_attribute(value: Literal) -> Attribute:
     """The attribute that stores a Python value. Equal values give equal attributes."""
     if isinstance(value, (list, tuple)):
         return builtin.ArrayAttr([to_attribute(item) for item in value])
-    return _scalar_attribute(value, type(value))
+    sign = math.copysign(1, value) if isinstance(value, float) else 0.0
+    return _scalar_attribute(value, type(value), sign)
 
 
 @lru_cache(maxsize=4096)
-def _scalar_attribute(value: Literal, kind: type) -> Attribute:
-    # `kind` keeps 1, 1.0 and True apart in the cache.
+def _scalar_attribute(value: Literal, kind: type, sign: float) -> Attribute:
+    # `kind` keeps 1, 1.0 and True apart in the cache, and `sign` 0.0 and -0.0.
+    del sign
     if value is None:
         return builtin.NoneAttr()
     if isinstance(value, bool):

@@ -14,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from shardweave.backends.triton.launch import load_function
+from shardweave.backends.triton.launch import launch_options, load_function
 from shardweave.backends.triton.source import Config, Kernel
 
 SHARED_LIMIT_BYTES = {
@@ -107,7 +107,7 @@ def _build(kernel: Kernel, target: str, config: Config) -> Built:
             signature[name] = "constexpr"
     constants = {(names.index(name),): values[name] for name in kernel.constants}
     source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
-    options = {k: v for k, v in chosen.items() if k in ("num_warps", "num_stages")}
+    options = launch_options(kernel, chosen)
     made: Any = triton.compile(source, target=goal, options=options)
     files = {
         kind: text.encode() if isinstance(text, str) else text

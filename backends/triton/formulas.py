@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from shardweave.ir.aten import AtenOp
+from shardweave.ir.types import dtype_of_value
 
 _TYPES = {
     torch.float64: "tl.float64",
@@ -46,7 +47,14 @@ def number(value: float | bool) -> str:
     """A Python number as Triton reads it."""
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
+    if value == 0 and math.copysign(1, value) < 0:  # Triton reads a written -0.0 as 0
+        return "tl.full((), -2147483648, tl.int32).to(tl.float32, bitcast=True)"
     return f"({value!r})" if value < 0 else repr(value)
+
+
+def rounded(value: float | bool, dtype: torch.dtype) -> float | bool:
+    """A number as a tensor of a dtype holds it: for halves another one than was written."""
+    return torch.tensor(value, dtype=dtype).item()
 
 
 def _infix(symbol: str) -> Formula:
@@ -55,6 +63,39 @@ def _infix(symbol: str) -> Formula:
 
 def _with_other(symbol: str) -> Formula:
     return lambda op, a: f"{a} {symbol} {number(op.value('other'))}"
+
+
+def _compared_with_other(symbol: str) -> Formula:
+    """ATen brings the number to the operand's dtype first, as 0.1 to bfloat16's 0.10009765625."""
+
+    def formula(op: AtenOp, a: str) -> str:
+        other, dtype = op.value("other"), dtype_of_value(op.operands[0])
+        return f"{a} {symbol} {number(rounded(other, dtype) if dtype.is_floating_point else other)}"
+
+    return formula
+
+
+def _extreme(function: str) -> Formula:
+    """NaN is the largest and the smallest, as in ATen; PTX's max and min would drop it."""
+    return lambda op, a, b: f"{function}({a}, {b}, propagate_nan=tl.PropagateNan.ALL)"
+
+
+def _negative(op: AtenOp, a: str) -> str:
+    """Triton's minus is 0 - a, which makes 0 of 0."""
+    return f"{a} * -1.0" if dtype_of_value(op.results[0]).is_floating_point else f"-{a}"
+
+
+def _tanh(op: AtenOp, a: str) -> str:
+    """2 sigmoid(2 a) - 1, and near 0, where that cancels, a convergent of Lambert's fraction.
+
+    Not a library call: it must run in the interpreter and on every target. Where it is used, the
+    convergent is right to 1e-17 (a^14 / (13!! 15!!)).
+    """
+    square = f"({a} * {a})"
+    above = f"(135135.0 + {square} * (17325.0 + {square} * (378.0 + {square})))"
+    below = f"(135135.0 + {square} * (62370.0 + {square} * (3150.0 + {square} * 28.0)))"
+    far = f"2.0 * tl.sigmoid(2.0 * ({a})) - 1.0"
+    return f"tl.where(tl.abs({a}) < 0.4, {a} * {above} / {below}, {far})"
 
 
 def _call(function: str) -> Formula:
@@ -115,18 +156,20 @@ def _silu_backward(op: AtenOp, grad: str, a: str) -> str:
 
 
 def _threshold_backward(op: AtenOp, grad: str, a: str) -> str:
-    return f"tl.where({a} <= {number(op.value('threshold'))}, 0.0, {grad})"
+    threshold = rounded(op.value("threshold"), dtype_of_value(op.operands[1]))
+    return f"tl.where({a} <= {number(threshold)}, 0.0, {grad})"
 
 
 def _masked_fill(op: AtenOp, a: str, mask: str) -> str:
-    return f"tl.where({mask}, {number(op.value('value'))}, {a})"
+    value = rounded(op.value("value"), dtype_of_value(op.results[0]))
+    return f"tl.where({mask}, {number(value)}, {a})"
 
 
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 COMPARISONS: dict[str, Formula] = {
     **{f"aten.{name}.Tensor": _infix(symbol) for name, symbol in _COMPARISONS.items()},
-    **{f"aten.{name}.Scalar": _with_other(symbol) for name, symbol in _COMPARISONS.items()},
+    **{f"aten.{name}.Scalar": _compared_with_other(s) for name, s in _COMPARISONS.items()},
 }
 """Ops whose operands are compared in their own common dtype, not in the result's."""
 
@@ -144,6 +187,7 @@ ARITHMETIC: dict[str, Formula] = {
     "aten.add.Scalar": _sum_with_other("+"),
     "aten.add.Tensor": _sum("+"),
     "aten.bitwise_and.Tensor": _infix("&"),
+    "aten.bitwise_not": lambda op, a: f"~{a}",
     "aten.bitwise_or.Tensor": _infix("|"),
     "aten.cos": _call("tl.cos"),
     "aten.div.Scalar": _with_other("/"),
@@ -152,14 +196,14 @@ ARITHMETIC: dict[str, Formula] = {
     "aten.gelu": _gelu,
     "aten.gelu_backward": _gelu_backward,
     "aten.log": _call("tl.log"),
-    "aten.maximum": _call("tl.maximum"),
-    "aten.minimum": _call("tl.minimum"),
+    "aten.maximum": _extreme("tl.maximum"),
+    "aten.minimum": _extreme("tl.minimum"),
     "aten.mul.Scalar": _with_other("*"),
     "aten.mul.Tensor": _infix("*"),
-    "aten.neg": lambda op, a: f"-{a}",
+    "aten.neg": _negative,
     "aten.pow.Tensor_Scalar": _power,
     "aten.reciprocal": lambda op, a: f"1.0 / {a}",
-    "aten.relu": lambda op, a: f"tl.where({a} < 0, 0.0, {a})",
+    "aten.relu": lambda op, a: f"tl.where({a} < 0, 0, {a})",
     "aten.rsqrt": lambda op, a: f"1.0 / tl.sqrt({a})",
     "aten.sigmoid": _call("tl.sigmoid"),
     "aten.sigmoid_backward": lambda op, g, y: f"{g} * {y} * (1.0 - {y})",
@@ -169,15 +213,13 @@ ARITHMETIC: dict[str, Formula] = {
     "aten.sqrt": _call("tl.sqrt"),
     "aten.sub.Scalar": _sum_with_other("-"),
     "aten.sub.Tensor": _sum("-"),
-    # Not a library call: it must run in the interpreter and on every target.
-    "aten.tanh": lambda op, a: f"(2.0 * tl.sigmoid(2.0 * ({a})) - 1.0)",
+    "aten.tanh": _tanh,
     "aten.tanh_backward": lambda op, g, y: f"{g} * (1.0 - {y} * {y})",
     "aten.threshold_backward": _threshold_backward,
 }
 """Ops whose operands are first brought to the dtype of the result."""
 
 LOGICAL: dict[str, Formula] = {
-    "aten.bitwise_not": lambda op, a: f"~{a}",
     "aten.logical_and": _infix("&"),
     "aten.logical_not": lambda op, a: f"~{a}",
     "aten.logical_or": _infix("|"),
@@ -198,7 +240,5 @@ def converted(name: str, source: torch.dtype, target: torch.dtype) -> str:
 
 
 def literal(value: Any, dtype: torch.dtype) -> str:
-    """The value of a `full`."""
-    if dtype == torch.bool:
-        return "True" if value else "False"
-    return number(float(value) if dtype.is_floating_point else int(value))
+    """The value of a `full` of a dtype."""
+    return number(rounded(value, dtype))

@@ -29,15 +29,15 @@ class IndexTerm:
     size: int
     coefficient: int
 
-    @property
-    def text(self) -> str:
-        """The part without its coefficient."""
-        name = self.base.name
+    def text(self, *, wide: bool = False) -> str:
+        """The part without its coefficient. wide: as a number of 64 bits."""
+        name = f"{self.base.name}.to(tl.int64)" if wide else self.base.name
+        bare = name
         if self.divisor > 1:
             name = f"{name} // {self.divisor}"
         if self.divisor * self.size < self.base.size:
             name = f"{name} % {self.size}"
-        return name if name == self.base.name else f"({name})"
+        return name if name == bare else f"({name})"
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,15 @@ class Index:
         parts = [IndexTerm(p.base, p.divisor, p.size, p.coefficient * factor) for p in self.parts]
         return Index(tuple(parts), self.constant * factor)
 
-    def text(self, symbols: Symbols = ()) -> str:
-        """As Triton: `row * n_cols + col`. symbols: (value, name) of sizes that are arguments."""
+    def text(self, symbols: Symbols = (), *, wide: bool = False) -> str:
+        """As Triton: `row * n_cols + col`. symbols: (value, name) of sizes that are arguments.
+
+        wide: whether it is computed in 64 bits, since 32 do not hold it.
+        """
         words: list[str] = []
         for part in self.parts:
             scale = _scaled(part.coefficient, symbols)
-            words.append(f"{part.text}{scale}")
+            words.append(f"{part.text(wide=wide)}{scale}")
         if self.constant or not words:
             words.append(str(self.constant))
         return " + ".join(words).replace("+ -", "- ")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,13 +15,14 @@ from xdsl.ir import SSAValue
 
 from shardweave.backends.calls import prepared
 from shardweave.backends.triton.cache import cache_folder, write_file
+from shardweave.backends.triton.formulas import computed_in
 from shardweave.backends.triton.generate import kernel_of
 from shardweave.backends.triton.region import Region, region_of
-from shardweave.backends.triton.source import Config, Kernel
+from shardweave.backends.triton.source import Config, Kernel, Kind
 from shardweave.backends.triton.tune import ATEN, choose
 from shardweave.backends.triton.writer import UnfitError
 from shardweave.ir.kernel import FusedOp
-from shardweave.ir.types import dtype_of_value, shape_of
+from shardweave.ir.types import shape_of
 
 Results = tuple[Tensor, ...]
 
@@ -45,25 +47,40 @@ class FusedCall:
     The kernel is generated for the strides that the inputs have, once for each set of strides.
     A region that no template fits runs op by op; `reason` says why.
 
-    op: the fused op. tunes: whether configurations are measured, on a GPU, the first time; else
-    the default one is used.
+    op: the fused op. device: where it runs. tunes: whether configurations are measured, on a GPU,
+    the first time; else the default one is used. agreed: gives the configuration that one of the
+    ranks that run this op chooses, so that all add up in the same order; called once.
     """
 
-    def __init__(self, op: FusedOp, *, tunes: bool = True) -> None:
+    def __init__(
+        self,
+        op: FusedOp,
+        device: torch.device | str = "cpu",
+        *,
+        tunes: bool = True,
+        agreed: Callable[[Callable[[], Config]], Config] = lambda choose: choose(),
+    ) -> None:
         self.op = op
+        self.device = torch.device(device)
         self.tunes = tunes
         self.reason: str | None = None
         self.region: Region | None = None
-        self._kernels: dict[tuple[Any, ...], tuple[Kernel, Config]] = {}
+        self.failures: list[str] = []
+        """Configurations that did not run, and why."""
+        self._agreed = agreed
+        self._config: Config | None = None
+        self._kernels: list[tuple[Kernel, Config]] = []
+        self._ready: dict[tuple[Any, ...], Callable[[Sequence[Tensor]], Results]] = {}
+        self._runs_kernels = _runs_kernels(self.device)
         try:
-            self.region = region_of(op)
+            self.region = region_of(op, on_gpu=has_gpu_types(self.device))
         except UnfitError as error:
             self.reason = str(error)
 
     @property
     def kernels(self) -> list[tuple[Kernel, Config]]:
         """The kernels made so far, with their configurations."""
-        return list(self._kernels.values())
+        return list(self._kernels)
 
     def explain(self, device: torch.device) -> str:
         """What computes the region on a device, in one line."""
@@ -76,33 +93,60 @@ class FusedCall:
         text = f"Triton, {space.family}, {space.rows} x {space.columns}: {names}"
         for kernel, config in self.kernels:
             text += f"; {kernel.name} " + ("is slower than ATen" if config == ATEN else f"{config}")
+        for failure in self.failures:
+            text += f"; left out: {failure}"
         return text
 
     def __call__(self, *tensors: Tensor) -> Results:
-        if self.region is None or not _runs_kernels(tensors[0].device):
-            return run_on_aten(self.op, tensors)
-        precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-        key = (precision, *(tensor.stride() for tensor in tensors))
-        if key not in self._kernels:
+        key = tuple([tensor.stride() for tensor in tensors])
+        run = self._ready.get(key)
+        if run is None:
+            run = self._ready[key] = self._prepared(tensors)
+        return run(tensors)
+
+    def _prepared(self, tensors: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], Results]:
+        """What runs the region on tensors of these strides."""
+        if self.region is None or not self._runs_kernels:
+            return self._on_aten
+        kernel: Kernel | None = None
+        try:
             strides = [tensor.stride() for tensor in tensors]
-            try:
-                kernel = kernel_of(self.region, strides, precision)
-            except UnfitError as error:
-                self.reason, self.region = str(error), None
-                return run_on_aten(self.op, tensors)
-            self._kernels[key] = kernel, self._chosen(kernel, tensors)
-        kernel, config = self._kernels[key]
-        return self._run(kernel, config, tensors)
+            kernel = kernel_of(self.region, strides, product_precision())
+        except UnfitError as error:
+            self.reason = str(error)
+        config = self._chosen(kernel, tensors)
+        if kernel is None:
+            self.region = None
+            return self._on_aten
+        self._kernels.append((kernel, config))
+        return self._on_aten if config == ATEN else Launch(kernel, config, self.device)
 
-    def _run(self, kernel: Kernel, config: Config, tensors: Sequence[Tensor]) -> Results:
-        if config == ATEN:
-            return run_on_aten(self.op, tensors)
-        return launch(kernel, config, tensors)
+    def _on_aten(self, tensors: Sequence[Tensor]) -> Results:
+        return run_on_aten(self.op, tensors, self.device)
 
-    def _chosen(self, kernel: Kernel, tensors: Sequence[Tensor]) -> Config:
-        if not self.tunes or tensors[0].device.type != "cuda":
+    def _chosen(self, kernel: Kernel | None, tensors: Sequence[Tensor]) -> Config:
+        """The configuration of a kernel; of another one than the first, the first's if it can."""
+        if self._config is None:
+            self._config = self._agreed(lambda: self._measured(kernel, tensors))
+        if kernel is None or self._config in (*kernel.configs, ATEN):
+            return self._config
+        return kernel.configs[0]
+
+    def _measured(self, kernel: Kernel | None, tensors: Sequence[Tensor]) -> Config:
+        if kernel is None:
+            return ATEN
+        if not self.tunes or self.device.type != "cuda":
             return kernel.configs[0]
-        return choose(kernel, tensors[0].device, lambda c: self._run(kernel, c, tensors))
+
+        def runner(config: Config) -> Callable[[], object]:
+            if config == ATEN:
+                return lambda: self._on_aten(tensors)
+            launch = Launch(kernel, config, self.device)
+            return lambda: launch(tensors)
+
+        choice = choose(kernel, torch.cuda.get_device_name(self.device), runner)
+        self.failures += choice.failures
+        return choice.config
 
 
 def explain_calls(calls: Sequence[FusedCall], device: torch.device) -> str:
@@ -113,34 +157,98 @@ def explain_calls(calls: Sequence[FusedCall], device: torch.device) -> str:
     return "\n".join(f"kernels[{number}]: {line}" for number, line in enumerate(lines))
 
 
+def has_gpu_types(device: torch.device) -> bool:
+    """Whether values have the dtypes that a GPU gives them (`ir.gpu_types`)."""
+    return device.type == "cuda"
+
+
+def product_precision() -> str:
+    """How float32 products are computed, as torch is set: "tf32" or "ieee".
+
+    `allow_tf32`, the older form of the setting, may not be read where the newer one was set.
+    """
+    matmul: Any = torch.backends.cuda.matmul
+    setting = matmul.fp32_precision
+    if setting == "none":
+        setting = cast(Any, torch.backends).fp32_precision
+    return "tf32" if setting == "tf32" else "ieee"
+
+
 def _runs_kernels(device: torch.device) -> bool:
     """Whether Triton runs on tensors of a device: on a GPU, or in its interpreter."""
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
+class Launch:
+    """A kernel with a configuration: what does not depend on the tensors is computed here, once."""
+
+    def __init__(self, kernel: Kernel, config: Config, device: torch.device | str) -> None:
+        region, grid = kernel.region, grid_of(kernel, config)
+        self._start = load_function(kernel.source, kernel.name, kernel.key)[grid]
+        self._device = torch.device(device)
+        self._sizes = tuple(kernel.sizes.values())
+        constants = kernel.fixed | config
+        self._keywords: dict[str, Any] = {name: constants[name] for name in kernel.constants}
+        self._keywords |= launch_options(kernel, config)
+        self._made: list[tuple[tuple[int, ...], torch.dtype]] = []
+        self._joined: list[_Joined] = []
+        for number, value in enumerate(region.stored):
+            shape, dtype = shape_of(value), region.dtype_of(value)
+            if number in kernel.partial:
+                self._joined.append(_Joined(number, kernel.partial[number], shape, dtype))
+                num_parts = num_partial(kernel, config)
+                shape, dtype = (num_parts, region.space.columns), computed_in(dtype)
+            self._made.append((shape, dtype))
+        self._outputs = region.outputs
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Results:
+        """The results of the kernel's region."""
+        device = self._device
+        made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._made]
+        self._start(*tensors, *made, *self._sizes, **self._keywords)
+        for one in self._joined:
+            made[one.number] = one.of(made[one.number])
+        return tuple(
+            [
+                output.of(tensors[output.given] if output.stored is None else made[output.stored])
+                for output in self._outputs
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """A result that is joined of the parts that programs made, of these rows."""
+
+    number: int
+    kind: Kind
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def of(self, parts: Tensor) -> Tensor:
+        if self.kind == "sum":
+            return parts.sum(0, dtype=parts.dtype).to(self.dtype).view(self.shape)
+        found = parts.amax(0) if self.kind == "max" else parts.amin(0)
+        return found.to(self.dtype).view(self.shape)
+
+
+def launch_options(kernel: Kernel, config: Config) -> dict[str, int | bool]:
+    """Options of Triton's compiler for a kernel; those of assertions, if it has some."""
+    options: dict[str, int | bool] = {
+        k: config[k] for k in ("num_warps", "num_stages") if k in config
+    }
+    return options | ({"debug": True, "sanitize_overflow": False} if kernel.asserts else {})
+
+
 def launch(kernel: Kernel, config: Config, tensors: Sequence[Tensor]) -> Results:
     """Run a kernel with a configuration; returns the results of its region."""
-    region = kernel.region
-    device = tensors[0].device
-    grid = grid_of(kernel, config)
-    made: list[Tensor] = []
-    for number, value in enumerate(region.stored):
-        shape, dtype = shape_of(value), dtype_of_value(value)
-        if number in kernel.partial:
-            shape = (grid[0], region.space.columns)
-            dtype = torch.float32 if dtype.itemsize == 2 else dtype
-        made.append(torch.empty(shape, dtype=dtype, device=device))
-    function = load_function(kernel.source, kernel.name, kernel.key)
-    options = {k: v for k, v in config.items() if k in ("num_warps", "num_stages")}
-    constants = {k: (kernel.fixed | config)[k] for k in kernel.constants}
-    function[grid](*tensors, *made, *kernel.sizes.values(), **constants, **options)
-    for number in kernel.partial:
-        value = region.stored[number]
-        made[number] = made[number].sum(0).to(dtype_of_value(value)).view(shape_of(value))
-    return tuple(
-        output.of(tensors[output.given] if output.stored is None else made[output.stored])
-        for output in region.outputs
-    )
+    device = tensors[0].device if tensors else torch.device("cpu")
+    return Launch(kernel, config, device)(tensors)
+
+
+def num_partial(kernel: Kernel, config: Config) -> int:
+    """How many parts a reduction over rows comes in."""
+    return min(_blocks(kernel.region.space.rows, config["BLOCK_R"]), config["programs"])
 
 
 def grid_of(kernel: Kernel, config: Config) -> tuple[int, ...]:
@@ -150,21 +258,23 @@ def grid_of(kernel: Kernel, config: Config) -> tuple[int, ...]:
         return (_blocks(space.columns, config["BLOCK"]),)
     if kernel.family == "matmul":
         return (_blocks(space.rows, config["BLOCK_M"]) * _blocks(space.columns, config["BLOCK_N"]),)
-    rows = _blocks(space.rows, config["BLOCK_R"])
     if not space.reduces_columns:
-        return (rows,)
-    rows = min(rows, config["programs"])
-    return (rows,) if space.reduces_rows else (rows, _blocks(space.columns, config["BLOCK_C"]))
+        return (_blocks(space.rows, config["BLOCK_R"]),)
+    parts = num_partial(kernel, config)
+    # Not in two dims, of which the second ends at 65,535.
+    return (parts if space.reduces_rows else parts * _blocks(space.columns, config["BLOCK_C"]),)
 
 
 def _blocks(count: int, block: int) -> int:
     return -(-count // block)
 
 
-def run_on_aten(op: FusedOp, tensors: Sequence[Tensor]) -> Results:
-    """The results of a region, computed by its ops one after another."""
+def run_on_aten(
+    op: FusedOp, tensors: Sequence[Tensor], device: torch.device | None = None
+) -> Results:
+    """The results of a region by its ops, one after another. device: for one without inputs."""
     values: dict[SSAValue, Tensor] = dict(zip(op.block.args, tensors, strict=True))
-    device = tensors[0].device if tensors else torch.device("cpu")
+    device = device or (tensors[0].device if tensors else torch.device("cpu"))
     for inner in op.fused_ops:
         values.update(
             zip(inner.results, prepared(inner, values.__getitem__, device)(), strict=True)

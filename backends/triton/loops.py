@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 from xdsl.ir import SSAValue
 
-from shardweave.backends.triton.formulas import computed_in, type_text
+from shardweave.backends.triton.formulas import computed_in, number, type_text
 from shardweave.backends.triton.index import Base, of_base
-from shardweave.backends.triton.reductions import Accumulation, Reducer
+from shardweave.backends.triton.reductions import KEEP_NAN, Accumulation, Reducer
 from shardweave.backends.triton.region import Region
-from shardweave.backends.triton.source import Config, Kernel, KernelDraft
+from shardweave.backends.triton.source import Config, Kernel, KernelDraft, Kind
 from shardweave.backends.triton.values import Values
 from shardweave.backends.triton.writer import NotReadyError, Term
 from shardweave.ir.fusible import WHOLE_ROW, column_results, role_of
@@ -20,8 +21,12 @@ from shardweave.ir.types import dtype_of_value, shape_of
 
 Strides = Sequence[Sequence[int]] | None
 
-_START = {"sum": "0", "max": 'float("-inf")', "min": 'float("inf")'}
-_JOIN = {"sum": "{a} + {b}", "max": "tl.maximum({a}, {b})", "min": "tl.minimum({a}, {b})"}
+_NAN = "propagate_nan=tl.PropagateNan.ALL"
+_JOIN = {
+    "sum": "{a} + {b}",
+    "max": f"tl.maximum({{a}}, {{b}}, {_NAN})",
+    "min": f"tl.minimum({{a}}, {{b}}, {_NAN})",
+}
 
 
 def pointwise_kernel(region: Region, strides: Strides = None) -> Kernel:
@@ -33,8 +38,8 @@ def pointwise_kernel(region: Region, strides: Strides = None) -> Kernel:
     writer.line("in_x = x < n")
     values = Values(writer)
     x = of_base(Base("x", region.space.columns, frozenset({"x"})))
-    for value, pointer in draft.outputs.items():
-        values.store(pointer, value, x, frozenset({"x"}))
+    for value in region.stored:
+        values.store(draft, value, x, frozenset({"x"}))
     blocks = [(1024, 4), (512, 4), (2048, 8), (4096, 8), (256, 2)]
     if any(op.name in ("aten.sin", "aten.cos") for op in region.ops):
         blocks.insert(0, (256, 8))  # their argument reduction takes many registers
@@ -48,6 +53,17 @@ def reduction_kernel(region: Region, strides: Strides = None, whole_row: int = W
     Rows of more than `whole_row` elements are read in parts.
     """
     return _ReductionTemplate(region, strides, whole_row).kernel()
+
+
+def identity_of(kind: Kind, dtype: torch.dtype) -> str:
+    """What changes no sum, maximum or minimum of a dtype."""
+    if kind == "sum":
+        return "0"
+    if dtype == torch.bool:
+        return str(kind == "min")
+    if dtype.is_floating_point:
+        return number(math.inf if kind == "min" else -math.inf)
+    return number(torch.iinfo(dtype).max if kind == "min" else torch.iinfo(dtype).min)
 
 
 class _ReductionTemplate:
@@ -64,10 +80,12 @@ class _ReductionTemplate:
         self.reducer = Reducer(self.values, self.row, self.col, self.space.columns)
         self.in_parts = self.space.reduces_rows and self.space.columns > whole_row
         self.column_values = {v for op in region.ops for v in column_results(op)}
-        self.partial = [n for n, v in enumerate(region.stored) if v in self.column_values]
+        self.partial: dict[int, Kind] = {}
 
     def kernel(self) -> Kernel:
         steps = [s for op in self.region.ops if role_of(op) == "reduce" for s in self._steps(op)]
+        stored = self.region.stored
+        self.partial = {stored.index(s.result): s.kind for s in steps if s.result is not None}
         rows = [step for step in steps if step.result is None]
         columns = [step for step in steps if step.result is not None]
         if columns:
@@ -101,8 +119,21 @@ class _ReductionTemplate:
     def _reduce_rows(self, rows: list[Accumulation]) -> None:
         for step in rows:
             term = step.term()
-            text = f"tl.where(in_col, {term.name}, {_START[step.kind]})"
-            self._finish(step, f"tl.{step.kind}({text}, axis=1)[:, None]", term)
+            text = f"tl.where(in_col, {term.name}, {identity_of(step.kind, term.dtype)})"
+            self._finish(step, self._reduced(step, text, term.dtype, axis=1), term)
+
+    def _reduced(self, step: Accumulation, text: str, dtype: torch.dtype, axis: int) -> str:
+        """The reduction of a block along its rows (1) or columns (0), as a block of one less.
+
+        The largest element of some with NaN is NaN, as in ATen; Triton's `max` passes over it.
+        """
+        rest = f"axis={axis})" + ("[:, None]" if axis else "[None, :]")
+        keeps_nan = step.kind != "sum" and step.key[0].name in KEEP_NAN
+        if not keeps_nan or not dtype.is_floating_point:
+            return f"tl.{step.kind}({text}, {rest}"
+        part = self.writer.assign("part", text, dtype, frozenset({"row", "col"})).name
+        is_nan = f"tl.max(({part} != {part}).to(tl.int32), {rest} > 0"
+        return f'tl.where({is_nan}, float("nan"), tl.{step.kind}({part}, {rest})'
 
     def _finish(self, step: Accumulation, text: str, term: Term) -> None:
         axes = frozenset({"row"})
@@ -146,50 +177,59 @@ class _ReductionTemplate:
                     waiting.append(step)
                     continue
                 total = self.writer.fresh("total")
-                part = f"tl.where(in_col, {term.name}, {_START[step.kind]})"
+                part = f"tl.where(in_col, {term.name}, {identity_of(step.kind, term.dtype)})"
                 self.writer.line(f"{total} = {_JOIN[step.kind].format(a=total, b=part)}")
                 ready.append((step, total, term))
         assert ready, "reductions of a region wait for each other in a circle"
         starts = "    {} = tl.full([BLOCK_R, BLOCK_C], {}, {})"
         self.writer.lines[first:first] = [
-            starts.format(total, _START[step.kind], type_text(term.dtype))
+            starts.format(total, identity_of(step.kind, term.dtype), type_text(term.dtype))
             for step, total, term in ready
         ]
         for step, total, term in ready:
-            self._finish(step, f"tl.{step.kind}({total}, axis=1)[:, None]", term)
+            self._finish(step, self._reduced(step, total, term.dtype, axis=1), term)
         return waiting
 
     def _all_rows(self, rows: list[Accumulation], columns: list[Accumulation]) -> None:
         """Each program walks over blocks of rows, and keeps sums of columns."""
         line = self.writer.line
-        block = "tl.program_id(1) * BLOCK_C + " if not rows else ""
-        self._define_columns(f"{block}tl.arange(0, BLOCK_C)")
+        if rows:
+            line("part = tl.program_id(0)")
+            line("step = tl.num_programs(0) * BLOCK_R")
+            self._define_columns("tl.arange(0, BLOCK_C)")
+        else:  # in one dim of the grid, since others end at 65,535
+            line("blocks_c = tl.cdiv(n_cols, BLOCK_C)")
+            line("part = tl.program_id(0) // blocks_c")
+            line("step = tl.num_programs(0) // blocks_c * BLOCK_R")
+            self._define_columns("tl.program_id(0) % blocks_c * BLOCK_C + tl.arange(0, BLOCK_C)")
         height = "1" if rows else "BLOCK_R"
         totals = [self.writer.fresh("total") for _ in columns]
         dtypes = [computed_in(dtype_of_value(step.result)) for step in columns if step.result]
-        for total, dtype in zip(totals, dtypes, strict=True):
-            line(f"{total} = tl.zeros([{height}, BLOCK_C], {type_text(dtype)})")
-        line("step = tl.num_programs(0) * BLOCK_R")
-        with self.writer.block("for start in range(tl.program_id(0) * BLOCK_R, n_rows, step):"):
+        for step, total, dtype in zip(columns, totals, dtypes, strict=True):
+            start = identity_of(step.kind, dtype)
+            line(f"{total} = tl.full([{height}, BLOCK_C], {start}, {type_text(dtype)})")
+        with self.writer.block("for start in range(part * BLOCK_R, n_rows, step):"):
             line("row = (start + tl.arange(0, BLOCK_R))[:, None]")
             line("in_row = row < n_rows")
             self._reduce_rows(rows)
-            for step, total in zip(columns, totals, strict=True):
-                part = f"tl.where(in_row & in_col, {step.term().name}, 0)"
-                line(f"{total} += " + (f"tl.sum({part}, axis=0)[None, :]" if rows else part))
+            for step, total, dtype in zip(columns, totals, dtypes, strict=True):
+                start = identity_of(step.kind, dtype)
+                part = f"tl.where(in_row & in_col, {step.term().name}, {start})"
+                part = self._reduced(step, part, dtype, axis=0) if rows else part
+                line(f"{total} = {_JOIN[step.kind].format(a=total, b=part)}")
             self._store([v for v in self.region.stored if v not in self.column_values])
-        for step, total in zip(columns, totals, strict=True):
+        for step, total, dtype in zip(columns, totals, dtypes, strict=True):
             assert step.result is not None
             pointer = self.draft.outputs[step.result]
-            text = total if rows else f"tl.sum({total}, axis=0)[None, :]"
-            line(f"tl.store({pointer} + tl.program_id(0) * n_cols + col, {text}, mask=in_col)")
+            text = total if rows else self._reduced(step, total, dtype, axis=0)
+            line(f"tl.store({pointer} + part * n_cols + col, {text}, mask=in_col)")
 
     def _store(self, stored: Sequence[SSAValue]) -> None:
         for value in stored:
             place, axes = self.row * self.space.columns + self.col, frozenset({"row", "col"})
             if self._is_per_row(value):
                 place, axes = self.row, frozenset({"row"})
-            self.values.store(self.draft.outputs[value], value, place, axes)
+            self.values.store(self.draft, value, place, axes)
 
     # The result
 

@@ -71,8 +71,8 @@ class _MatmulTemplate:
         self._use_symbols("n_size")
         self.values.special = dict.fromkeys(MATMULS, self._result)
         place = self.bases["row"] * self.sizes["n_size"] + self.bases["col"]
-        for value, pointer in self.draft.outputs.items():
-            self.values.store(pointer, value, place, frozenset({"row", "col"}))
+        for value in self.region.stored:
+            self.values.store(self.draft, value, place, frozenset({"row", "col"}))
         is_plain = len(self.region.ops) == 1
         return self.draft.kernel(self.sizes, _configs(dtype_of_value(self.left).itemsize, is_plain))
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from xdsl.ir import SSAValue
 
 from shardweave.backends.triton.formulas import computed_in, converted, number
 from shardweave.backends.triton.index import Index, divided, raveled
+from shardweave.backends.triton.source import Kind
 from shardweave.backends.triton.values import Special, Values
 from shardweave.backends.triton.writer import Guards, Indices, NotReadyError, Term, UnfitError
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.fusible import LAYER_NORM, LAYER_NORM_BACKWARD, reductions_of
 from shardweave.ir.types import dtype_of_value, shape_of
 
-Kind = Literal["sum", "max", "min"]
 Key = tuple[AtenOp, str]
+
+EXTREMES: dict[str, Kind] = {"aten.amax": "max", "aten.amin": "min"}
+
+KEEP_NAN = frozenset({*EXTREMES, "aten._safe_softmax"})
+"""Ops that ask of a largest or smallest element whether it is NaN. The sum of a softmax says so."""
 
 
 class Accumulation(NamedTuple):
@@ -94,7 +99,7 @@ class Reducer:
 
     def _total_steps(self, op: AtenOp) -> list[Accumulation]:
         source = op.operands[0]
-        kind: Kind = {"aten.amax": "max", "aten.amin": "min"}.get(op.name, "sum")  # type: ignore[assignment]
+        kind = EXTREMES.get(op.name, "sum")
         dtype = computed_in(dtype_of_value(op.results[0]))
 
         def term() -> Term:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.backends.triton.writer import UnfitError
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import facts_of
-from shardweave.ir.fusible import IterationSpace, space_of
+from shardweave.ir.fusible import IterationSpace, role_of, space_of
+from shardweave.ir.gpu_types import dtype_on_gpu
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.types import dtype_of_value, shape_of
 
@@ -39,7 +41,10 @@ class Output:
 
 @dataclass(frozen=True)
 class Region:
-    """The parts of a `kernel.fused`. stored: the values that its kernel writes, dense."""
+    """The parts of a `kernel.fused`. stored: the values that its kernel writes, dense.
+
+    on_gpu: whether values have the dtypes of a GPU (`ir.gpu_types`), or those of the program.
+    """
 
     op: FusedOp
     inputs: tuple[SSAValue, ...]
@@ -47,10 +52,18 @@ class Region:
     stored: tuple[SSAValue, ...]
     outputs: tuple[Output, ...]
     space: IterationSpace
+    on_gpu: bool
+
+    def dtype_of(self, value: SSAValue) -> torch.dtype:
+        """The dtype that an input or a stored value has in memory."""
+        return dtype_on_gpu(value) if self.on_gpu else dtype_of_value(value)
 
 
-def region_of(op: FusedOp) -> Region:
-    """Raises UnfitError if no family of kernels has this region."""
+def region_of(op: FusedOp, *, on_gpu: bool = True) -> Region:
+    """The parts of a fused op. Raises UnfitError if no family of kernels has this region."""
+    for inner in op.fused_ops:
+        if role_of(inner) is None:
+            raise UnfitError(f"{inner.name} has no form in a kernel")
     inputs = tuple(op.block.args)
     stored: dict[SSAValue, int] = {}
     outputs: list[Output] = []
@@ -69,4 +82,5 @@ def region_of(op: FusedOp) -> Region:
     for value in (*inputs, *stored):
         if dtype_of_value(value).is_complex:
             raise UnfitError("complex numbers have no kernel")
-    return Region(op, inputs, tuple(op.fused_ops), tuple(stored), tuple(outputs), space)
+    ops = tuple(op.fused_ops)
+    return Region(op, inputs, ops, tuple(stored), tuple(outputs), space, on_gpu)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
+from typing import Literal
 
 from xdsl.ir import SSAValue
 
@@ -18,7 +20,10 @@ from shardweave.ir.fusible import Family
 from shardweave.ir.literals import to_python
 from shardweave.ir.strides import dense_strides
 from shardweave.ir.syntax import STRUCTURE
-from shardweave.ir.types import dtype_of_value, shape_of
+from shardweave.ir.types import shape_of
+
+Kind = Literal["sum", "max", "min"]
+"""Of a reduction."""
 
 Config = dict[str, int]
 """Values of the constexpr parameters, and num_warps and num_stages."""
@@ -50,7 +55,8 @@ class Kernel:
 
     source: a Python module with one Triton function, `name`. pointers: the types of the pointer
     parameters, inputs first. sizes: values of the integer parameters, by name, in order.
-    partial: numbers of the stored values that come as one sum per program, to be added up.
+    partial: numbers of the stored values that come as one sum (or maximum, or minimum) per
+    program, still to be joined. asserts: whether it stops with an error for indices out of range.
     fixed: constexpr parameters that the region decides. constants: all of them, in order.
     """
 
@@ -59,7 +65,8 @@ class Kernel:
     region: Region
     pointers: tuple[str, ...]
     sizes: dict[str, int]
-    partial: tuple[int, ...]
+    partial: Mapping[int, Kind]
+    asserts: bool
     fixed: dict[str, int]
     constants: tuple[str, ...]
     configs: tuple[Config, ...]
@@ -68,7 +75,7 @@ class Kernel:
     def family(self) -> Family:
         return self.region.space.family
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Equal for kernels with equal source."""
         return hashlib.sha256(self.source.encode()).hexdigest()[:16]
@@ -92,7 +99,7 @@ class KernelDraft:
         self,
         sizes: dict[str, int],
         configs: Sequence[Config],
-        partial: Sequence[int] = (),
+        partial: Mapping[int, Kind] = MappingProxyType({}),
         fixed: Mapping[str, int] = MappingProxyType({}),
     ) -> Kernel:
         """The kernel of what is written. The arguments are as in `Kernel`."""
@@ -115,13 +122,13 @@ class KernelDraft:
         )
         source = head + "\n".join(self.writer.lines) + "\n"
         return Kernel(
-            name, source, region, self._pointer_types(partial), sizes, tuple(partial), dict(fixed),
-            constants, tuple(configs),
+            name, source, region, self._pointer_types(partial), sizes, partial,
+            self.writer.requires, dict(fixed), constants, tuple(configs),
         )  # fmt: skip
 
-    def _pointer_types(self, partial: Sequence[int]) -> tuple[str, ...]:
+    def _pointer_types(self, partial: Iterable[int]) -> tuple[str, ...]:
         """The types of all pointer parameters, as Triton writes them in signatures."""
-        dtypes = [dtype_of_value(value) for value in (*self.region.inputs, *self.region.stored)]
+        dtypes = [self.region.dtype_of(v) for v in (*self.region.inputs, *self.region.stored)]
         for number in partial:
             place = len(self.region.inputs) + number
             dtypes[place] = computed_in(dtypes[place])

@@ -6,6 +6,8 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,40 +22,75 @@ ATEN: Config = {"aten": 1}
 """The choice not to use the kernel: the region's ops, one after another, took less time."""
 
 
-def choose(kernel: Kernel, device: torch.device, run: Callable[[Config], object]) -> Config:
+Runner = Callable[[Config], Callable[[], object]]
+"""Of a configuration, what runs a kernel with it (or the ops, for `ATEN`) on the inputs at hand."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The configuration to use. failures: those that did not run, and why."""
+
+    config: Config
+    failures: tuple[str, ...] = ()
+
+
+class NothingRunsError(RuntimeError):
+    """No configuration of a kernel runs on this device, nor do its ops on ATen."""
+
+
+def choose(kernel: Kernel, device_name: str, runner: Runner) -> Choice:
     """The fastest configuration on this device, from the cache on disk or measured now.
 
-    run: runs the kernel with a configuration (or the ops, for `ATEN`), on the inputs at hand.
+    Raises NothingRunsError.
     """
-    path = entry_path(kernel, torch.cuda.get_device_name(device))
+    path = entry_path(kernel, device_name)
     known = read_choice(path, kernel)
     if known is not None:
-        return known
-    best = measure(kernel, run)
-    record_choice(path, kernel, best)
+        return Choice(known)
+    best = measure(kernel, runner)
+    record_choice(path, kernel, best.config)
     return best
 
 
-def measure(kernel: Kernel, run: Callable[[Config], object]) -> Config:
-    """The configuration that takes the least time; those that do not fit the device are skipped."""
-    from triton.runtime.errors import OutOfResources
+def measure(kernel: Kernel, runner: Runner) -> Choice:
+    """The configuration that takes the least time; one that fails, for any reason, is left out.
+
+    Raises NothingRunsError if all fail.
+    """
     from triton.testing import do_bench
 
     times: list[tuple[float, int, Config]] = []
+    failures: list[str] = []
     for number, config in enumerate((*kernel.configs, ATEN)):
         try:
-            seconds = cast(Any, do_bench)(lambda config=config: run(config), warmup=5, rep=20)
-        except OutOfResources as error:
-            logger.info("%s with %s: %s", kernel.name, config, error)
+            seconds = cast(Any, do_bench)(runner(config), warmup=5, rep=20)
+        except Exception as error:  # noqa: BLE001
+            # Compilers and drivers raise what they like, and one candidate must not end the step.
+            words = next(iter(str(error).strip().splitlines()), "")
+            failures.append(f"{_named(config)}: {type(error).__name__} {words}".strip())
+            logger.warning("%s with %s", kernel.name, failures[-1])
             continue
         times.append((seconds, number, config))
-    return min(times)[2]
+    if not times:
+        raise NothingRunsError(f"{kernel.name}: nothing runs: {'; '.join(failures)}.")
+    return Choice(min(times)[2], tuple(failures))
+
+
+def _named(config: Config) -> str:
+    return "ATen" if config == ATEN else str(config)
 
 
 def entry_path(kernel: Kernel, device_name: str) -> Path:
     """Where the choice for a kernel on a device is kept."""
     what = json.dumps(
-        [kernel.key, kernel.pointers, kernel.sizes, kernel.fixed, torch.__version__],
+        [
+            kernel.key,
+            kernel.pointers,
+            kernel.sizes,
+            kernel.fixed,
+            torch.__version__,
+            version("triton"),
+        ],
         sort_keys=True,
     )
     word = "".join(c if c.isalnum() else "_" for c in device_name)

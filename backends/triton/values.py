@@ -17,6 +17,7 @@ from shardweave.backends.triton.formulas import (
     computed_in,
     converted,
     literal,
+    type_text,
 )
 from shardweave.backends.triton.index import (
     ZERO,
@@ -26,6 +27,7 @@ from shardweave.backends.triton.index import (
     raveled,
     unraveled,
 )
+from shardweave.backends.triton.source import KernelDraft
 from shardweave.backends.triton.writer import Guard, Guards, Indices, Term, UnfitError, Writer
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.types import dtype_of_value, shape_of
@@ -54,10 +56,15 @@ class Values:
         """The indices of the element at a place among all elements of a dense value."""
         return unraveled(place, shape_of(value), self.writer.name_index)
 
-    def store(self, pointer: str, value: SSAValue, place: Index, axes: frozenset[str]) -> None:
+    def store(
+        self, draft: KernelDraft, value: SSAValue, place: Index, axes: frozenset[str]
+    ) -> None:
         """Write the element at a place of a value that is stored, dense."""
         term = self.at(value, self.indices(value, place))
-        self.writer.store(pointer, value, place, term, axes)
+        if term.is_literal:
+            term = self._constant(term)
+        dtype = draft.region.dtype_of(value)
+        self.writer.store(draft.outputs[value], dtype, place, term, axes)
 
     def _compute(self, value: SSAValue, indices: Indices, guards: Guards) -> Term:
         op = value.owner
@@ -79,14 +86,22 @@ class Values:
         return tuple(i if size > 1 else ZERO for i, size in zip(own, shape, strict=True))
 
     def _pointwise(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
-        dtype = computed_in(dtype_of_value(op.results[0]))
+        own = dtype_of_value(op.results[0])
+        dtype = computed_in(own)
         hint, comment = op.name.split(".")[1], op.name
         if op.name == "aten.full":
-            return Term(literal(op.value("fill_value"), dtype), dtype, frozenset())
+            return Term(literal(op.value("fill_value"), own), dtype, frozenset())
         given = [self.at(v, self.broadcast(v, indices), guards) for v in op.operands]
+        if all(term.is_literal for term in given):  # Python would compute with them by its rules
+            given = [self._constant(term) for term in given]
         axes = frozenset[str]().union(*(term.axes for term in given))
         words = self._converted(op, given, dtype)
         return self.writer.assign(hint, FORMULAS[op.name](op, *words), dtype, axes, comment)
+
+    def _constant(self, term: Term) -> Term:
+        """A number that is written out, as a variable of its dtype."""
+        text = f"tl.full((), {term.name}, {type_text(term.dtype)})"
+        return self.writer.assign("constant", text, term.dtype, frozenset())
 
     def _converted(self, op: AtenOp, given: list[Term], dtype: torch.dtype) -> list[str]:
         """The operands in the dtype that the op computes in."""
@@ -197,19 +212,35 @@ class Values:
     def embedding(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
         table, places = op.operands
         place = self.at(places, indices[:-1], guards)
-        row = of_base(Base(place.name, shape_of(table)[0], place.axes))
-        return self.at(table, (row, indices[-1]), guards)
+        row, inside = self._looked_up(op, place, shape_of(table)[0], guards)
+        return self.at(table, (row, indices[-1]), inside)
 
     def gather(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
         source, places = op.operands
         place = self.at(places, (*indices[:-1], ZERO), guards)
-        chosen = of_base(Base(place.name, shape_of(source)[-1], place.axes))
-        return self.at(source, (*indices[:-1], chosen), guards)
+        chosen, inside = self._looked_up(op, place, shape_of(source)[-1], guards)
+        return self.at(source, (*indices[:-1], chosen), inside)
+
+    def _looked_up(
+        self, op: AtenOp, place: Term, size: int, guards: Guards
+    ) -> tuple[Index, Guards]:
+        """The index that is read at a place, and where it may be read: inside of `size` alone.
+
+        A place outside is flagged, as ATen does on a GPU.
+        """
+        if place.is_literal:
+            place = self._constant(place)
+        text = f"({place.name} >= 0) & ({place.name} < {size})"
+        inside = self.writer.assign("inside", text, torch.bool, place.axes)
+        self.writer.require(inside.name, f"{op.name}: index out of range", place.axes, guards)
+        index = of_base(Base(place.name, size, place.axes))
+        return index, (*guards, Guard(inside.name, place.axes))
 
     def scatter_add(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
         into, places, source = op.operands
         own = (*indices[:-1], ZERO)
         place, added = self.at(places, own, guards), self.at(source, own, guards)
+        self._looked_up(op, place, shape_of(into)[-1], guards)
         before = self.at(into, indices, guards)
         axes = place.axes | added.axes | before.axes | indices[-1].axes
         text = f"tl.where({self._text(indices[-1])} == {place.name}, {added.name}, 0)"

@@ -59,7 +59,8 @@ class Writer:
 
     pointers: the parameter of each input. strides: of each input, in elements. masks: by axis,
     the variable that is true inside the space; an axis that needs none is absent. widens:
-    whether halves are loaded as float32. known: the variables that may be used from here on.
+    whether halves are loaded as float32. requires: whether a device assertion is among the
+    statements. known: the variables that may be used from here on.
     """
 
     pointers: Mapping[SSAValue, str]
@@ -69,6 +70,7 @@ class Writer:
     lines: list[str] = field(default_factory=lambda: list[str]())
     indent: str = "    "
     widens: bool = True
+    requires: bool = False
     known: dict[object, Term] = field(default_factory=lambda: dict[object, Term]())
     _used: dict[str, int] = field(default_factory=lambda: dict[str, int]())
 
@@ -130,6 +132,17 @@ class Writer:
         words += [guard.name for guard in guards]
         return " & ".join(dict.fromkeys(words))
 
+    def require(self, name: str, message: str, axes: frozenset[str], guards: Guards) -> None:
+        """Stop the kernel, with a message, where a condition does not hold inside the space."""
+        key = ("require", name, guards)
+        if key in self.known:
+            return
+        mask = self.mask(axes, guards)
+        masked = f", mask={mask}" if mask else ""
+        self.line(f'tl.device_assert({name}, "{message}"{masked})')
+        self.known[key] = Term(name, torch.bool, axes)
+        self.requires = True
+
     # Memory
 
     def load(self, value: SSAValue, indices: Indices, guards: Guards) -> Term:
@@ -143,7 +156,7 @@ class Writer:
         # guarded does not depend on the index that the guard is about.
         mask = self.mask(axes, tuple(guard for guard in guards if guard.axes <= axes))
         masked = f", mask={mask}, other=0" if mask else ""
-        place = offset.text(self.symbols)
+        place = offset.text(self.symbols, wide=offset.highest >= 2**31)
         text = f"tl.load({self.pointers[value]} + {place}{masked})"
         if place == "0":
             text = f"tl.load({self.pointers[value]}{masked})"
@@ -153,10 +166,9 @@ class Writer:
         return self.assign(short_name(value), text, wide, axes)
 
     def store(
-        self, pointer: str, value: SSAValue, offset: Index, term: Term, axes: frozenset[str]
+        self, pointer: str, dtype: torch.dtype, offset: Index, term: Term, axes: frozenset[str]
     ) -> None:
-        """Write a value at a place of a dense output."""
-        dtype = dtype_of_value(value)
+        """Write a value at a place of a dense output of a dtype."""
         mask = self.mask(axes, ())
         text = term.name if term.is_literal else converted(term.name, term.dtype, dtype)
         place = offset.text(self.symbols)

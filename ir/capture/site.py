@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from traceback import FrameSummary
 from typing import Any
 
@@ -76,6 +77,7 @@ def module_path(stack: Mapping[str, tuple[str, Any]] | None) -> str | None:
     return qualified(list(stack.values())[-1][0]) if stack else None
 
 
+@lru_cache(maxsize=4096)
 def qualified(source: str) -> str:
     """The path from the model to a module, or to what hangs on it, as dynamo names it."""
     path = (

@@ -55,17 +55,19 @@ def python_state(writes: Iterable[Write]) -> list[Write]:
     ]
 
 
-def check_settles(writes: Sequence[Write], code: str, trace: Callable[[], tuple[Any, str]]) -> None:
+def check_settles(
+    writes: Sequence[Write], code: Callable[[], str], trace: Callable[[], tuple[Any, str]]
+) -> None:
     """Raises CaptureError unless the state stays where one step brings it, and so does the graph.
 
-    Many models fill in a setting at their first call. code: of the graph before; trace: traces
-    again, and gives what is written then and the code.
+    Many models fill in a setting at their first call. code: gives that of the graph before; trace:
+    traces again, and gives what is written then and the code.
     """
     refused = next((write for write in writes if not _can_be_set(write)), None)
     if refused is None and writes:
         with _set_to_after(writes):
             again, new_code = trace()
-        refused = None if new_code == code else writes[0]
+        refused = None if new_code == code() else writes[0]
         refused = next(iter(python_state(again)), refused)
     if refused is not None:
         raise CaptureError(_refusal(refused))

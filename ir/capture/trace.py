@@ -224,9 +224,13 @@ def _check_state(
 ) -> None:
     def again() -> tuple[list[Write], str]:
         graph = trace()
-        return seen.writes, graph.code
+        return seen.writes, _code_of(graph)
 
-    check_settles(python_state(writes), exported.code, again)
+    check_settles(python_state(writes), partial(_code_of, exported), again)
+
+
+def _code_of(exported: torch.fx.GraphModule) -> str:
+    return exported.graph.python_code("self").src
 
 
 def _exported_hook(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from shardweave.backends.distributed import step_of
 from shardweave.backends.reference import run_reference
 from shardweave.backends.runtime import Runtime
-from shardweave.ir.mesh import Mesh
+from shardweave.ir.mesh import Axis, Mesh
 from shardweave.ir.program import Program
 from shardweave.tests.backends.programs import one_op_program
 from shardweave.tests.spawn import RankError, run_ranks
@@ -208,3 +208,19 @@ def make_small_mesh() -> None:
 def test_a_world_of_another_size_is_named() -> None:
     with pytest.raises(RankError, match="3 devices, but 2 processes were started"):
         run_ranks(make_small_mesh, 2)
+
+
+def agreed_worker() -> list[int]:
+    """What ranks of two stages agree on, and which were asked."""
+    runtime = Runtime(Mesh([Axis("stage", 2, "stage"), Axis("data", 2)]))
+    asked: list[int] = []
+
+    def choose() -> int:
+        asked.append(runtime.rank)
+        return runtime.rank
+
+    return [runtime.agreed_on_stage(choose), *asked]
+
+
+def test_ranks_of_a_stage_agree_on_what_its_first_chooses() -> None:
+    assert run_ranks(agreed_worker, 4) == [[0, 0], [0], [2, 2], [2]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from shardweave.backends.triton.source import Kernel
 from shardweave.driver.kernel_files import distinct_kernels
 from shardweave.driver.models import build_example
 from shardweave.ir.capture.capture import capture
+from shardweave.ir.kernel import fuse
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.backends.kernel_cases import (
     COLUMNS,
@@ -25,6 +27,7 @@ from shardweave.tests.backends.kernel_cases import (
     ROWS_AND_COLUMNS,
     region,
 )
+from shardweave.tests.ir_text import step
 
 TARGETS = ("sm_80", "sm_90", "gfx942")
 
@@ -86,6 +89,30 @@ def test_every_kernel_of_a_step_compiles_without_spills(model: str, dtype: torch
     for kernel in kernels.values():
         for target in TARGETS:
             assert_builds(kernel, target)
+
+
+def test_extremes_keep_nan_in_machine_code() -> None:
+    """PTX's max and min pass over NaN unless told not to, which the interpreter hides."""
+    program = step("""
+        input %x : tensor<64x32xf32>
+        input %y : tensor<64x32xf32>
+        %a = aten.maximum(%x, %y) : tensor<64x32xf32>
+        %b = aten.minimum(%a, %y) : tensor<64x32xf32>
+        %c = aten.neg(%b) : tensor<64x32xf32>
+        output %c
+    """)
+    ops = list(program.ops)
+    kernel = generate(fuse(ops, program.return_op, [0, 1, 2]))
+    ptx = build(kernel, "sm_90").files["ptx"].decode()
+    assert "max.NaN.f32" in ptx
+    assert "min.NaN.f32" in ptx
+    assert not re.search(r"\b(max|min)\.f32", ptx)
+    assert not re.search(r"\bsub(\.rn)?\.f32", ptx)  # 0 - x makes 0 of 0
+
+
+def test_kernel_with_lookups_traps_in_machine_code() -> None:
+    kernel = generate(region(ROWS["cross-entropy"], 64, 32, 1, torch.float32))
+    assert "assertfail" in build(kernel, "sm_90").files["ptx"].decode()
 
 
 def test_too_much_shared_memory_is_said() -> None:

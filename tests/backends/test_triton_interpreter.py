@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,35 @@ def test_kernels_of_one_size_equal_aten(tmp_path: Path) -> None:
     arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "half or strided", file]
     done = run_interpreted(arguments, tmp_path)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+@needs_triton
+def test_kernels_are_right_in_corners_and_with_the_dtypes_of_cuda(tmp_path: Path) -> None:
+    folder = ROOT / "tests" / "backends"
+    files = [str(folder / f"interpreted_{name}.py") for name in ("corners", "steps")]
+    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not llama and not bert"]
+    done = run_interpreted([*arguments, *files], tmp_path)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@needs_triton
+def test_bfloat16_steps_run_with_the_dtypes_of_cuda(tmp_path: Path) -> None:
+    file = str(ROOT / "tests" / "backends" / "interpreted_steps.py")
+    done = run_interpreted(["-m", "pytest", "-q", "-p", "no:cacheprovider", file], tmp_path)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "3 passed" in done.stdout
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "count", [30, pytest.param(2000, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_kernels_of_random_regions_equal_eager(count: int, tmp_path: Path) -> None:
+    file = str(ROOT / "tests" / "backends" / "interpreted_regions.py")
+    done = run_interpreted([file, "0", str(count)], tmp_path)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert re.search(rf"{count} kernels of \d+ regions, 0 wrong", done.stdout)
 
 
 @needs_triton

@@ -97,3 +97,10 @@ def test_other_values_cannot_be_stored() -> None:
 def test_text_that_is_no_literal_is_a_parse_error(text: str) -> None:
     with pytest.raises(ParseError):
         read(text)
+
+
+def test_zeros_of_both_signs_are_two_values() -> None:
+    for value in (0.0, -0.0, 0.0):
+        found = to_python(to_attribute(value))
+        assert isinstance(found, float)
+        assert math.copysign(1, found) == math.copysign(1, value)

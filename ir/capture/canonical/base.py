@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from xdsl.ir import SSAValue
 
+from shardweave.ir.aten import overload_named
 from shardweave.ir.capture.builder import Builder
 from shardweave.ir.syntax import Operands
 from shardweave.ir.types import AnyTensor, dtype_of
@@ -58,6 +59,9 @@ Result = SSAValue | list[SSAValue | None]
 Form = Callable[[Call], Result]
 FORMS: dict[str, Form] = {}
 
+DRAWS = "draws"
+"""In place of a name: of the overloads that draw random numbers and have no form of their own."""
+
 
 def form(*names: str) -> Callable[[Form], Form]:
     """Register a function as the canonical form of the named overloads."""
@@ -78,10 +82,18 @@ def _load() -> None:
         import_module(f"shardweave.ir.capture.canonical.{module}")
 
 
+@cache
 def lookup(name: str) -> Form | None:
     """The canonical form of an overload, or None if it enters the program as it is."""
     _load()
-    return FORMS.get(name)
+    found = FORMS.get(name)
+    return FORMS[DRAWS] if found is None and _draws(name) else found
+
+
+def _draws(name: str) -> bool:
+    """Whether an overload draws; fused attention draws nothing without dropout."""
+    is_random = torch.Tag.nondeterministic_seeded in overload_named(name).tags
+    return is_random and "attention" not in name
 
 
 def normalized(dim: int, rank: int) -> int:

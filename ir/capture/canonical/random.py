@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
-
-import torch
-
-from shardweave.ir.aten import overload_named
-from shardweave.ir.capture.canonical.base import Call, CanonicalError, Result, form
+from shardweave.ir.capture.canonical.base import DRAWS, Call, CanonicalError, Result, form
 from shardweave.ir.capture.draws import RECIPES, Draw
-from shardweave.ir.pure_ops import pure_ops
 
 NO_RECIPE = (
     "draws random numbers in a way that has no form in a program; draw by torch.rand, randn, "
@@ -27,18 +21,6 @@ def random(call: Call) -> Result:
     return RECIPES[call.name](Draw(call.builder, call.arguments, call.shape, call.dtype))
 
 
-@cache
-def _others() -> list[str]:
-    """Those that draw and have no recipe; fused attention draws nothing without dropout."""
-    return [
-        name
-        for name in pure_ops()
-        if torch.Tag.nondeterministic_seeded in overload_named(name).tags
-        and name not in RECIPES
-        and "attention" not in name
-    ]
-
-
-@form(*_others(), "aten.rrelu_with_noise")
+@form(DRAWS, "aten.rrelu_with_noise")
 def refused(call: Call) -> Result:
     raise CanonicalError(f"{call.name} {NO_RECIPE}.")

@@ -95,14 +95,10 @@ def rebuilt(graph: fx.Graph, entries: list[Entry], order: Mapping[str, int]) -> 
                 return inputs.get((value, entry.renamed)) or inputs[value, None]
             return latest[value]
 
-        made[entry] = new.create_node(
-            node.op,
-            node.target,
-            map_arg(node.args, operand),
-            map_arg(node.kwargs, operand),
-            name=name,
-        )
-        made[entry].meta = _meta(node, entry.renamed)
+        copy = made[entry] = new.create_node(node.op, node.target, name=name)
+        # Given to create_node they would be looked through for symbols.
+        copy.args, copy.kwargs = map_arg(node.args, operand), map_arg(node.kwargs, operand)
+        copy.meta = _meta(node, entry.renamed)
         if entry.renamed is None:
             latest[node] = made[entry]
     copies = {(entry.node, entry.renamed): node for entry, node in made.items()}

@@ -224,7 +224,8 @@ class TracedBlock:
                 continue
             args = map_arg(node.args, values.__getitem__)
             kwargs = map_arg(node.kwargs, values.__getitem__)
-            copied = graph.create_node(node.op, node.target, args, kwargs)
+            copied = graph.create_node(node.op, node.target)
+            copied.args, copied.kwargs = args, kwargs  # create_node looks into all of them
             copied.meta = renaming.meta(node)
             values[node] = copied
             made.append(copied)

@@ -1,0 +1,41 @@
+"""What values have another dtype on a GPU than in a program, which says what the CPU gives."""
+
+from __future__ import annotations
+
+import torch
+from xdsl.ir import BlockArgument, Operation, SSAValue
+
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.facts import facts_of
+from shardweave.ir.kernel import FusedOp
+from shardweave.ir.types import dtype_of_value
+
+HALVES = frozenset({torch.float16, torch.bfloat16})
+
+FLOAT32_ON_GPU: dict[str, frozenset[int]] = {"aten.native_layer_norm": frozenset({1, 2})}
+"""By op, the results that a GPU's kernels give in float32 for halves (`mean` and `rstd`, which
+torch's CUDA kernels make in the type that they accumulate in). Their gradients read them so."""
+
+
+def dtype_on_gpu(value: SSAValue) -> torch.dtype:
+    """The dtype that a value of a program has when it runs on a GPU."""
+    dtype = dtype_of_value(value)
+    return torch.float32 if dtype in HALVES and _is_statistic(value) else dtype
+
+
+def _is_statistic(value: SSAValue) -> bool:
+    owner = value.owner
+    if isinstance(owner, FusedOp):
+        return _is_statistic(owner.yielded[_result_index(owner, value)])
+    if isinstance(value, BlockArgument):
+        fused = value.block.parent_op()
+        return isinstance(fused, FusedOp) and _is_statistic(fused.operands[value.index])
+    if not isinstance(owner, AtenOp):
+        return False
+    if facts_of(owner).may_share:
+        return _is_statistic(owner.operands[0])
+    return _result_index(owner, value) in FLOAT32_ON_GPU.get(owner.name, ())
+
+
+def _result_index(op: Operation, value: SSAValue) -> int:
+    return next(index for index, result in enumerate(op.results) if result is value)
