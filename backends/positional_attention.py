@@ -150,8 +150,13 @@ def positional_attention(
     out = _like(query, dtype)
     rows = query.new_full(query.shape[:3], -math.inf, dtype=dtype)
     for piece in pieces:
-        operands = (query[:, :, piece.queries], *(x[:, :, piece.keys] for x in (key, value)))
-        part, own = flash_attention(*operands, 0.0, piece.is_causal, scale=scale)
+        part, own = flash_attention(
+            query[:, :, piece.queries],
+            key[:, :, piece.keys],
+            value[:, :, piece.keys],
+            is_causal=piece.is_causal,
+            scale=scale,
+        )
         before, total = rows[:, :, piece.queries], out[:, :, piece.queries]
         merged = torch.logaddexp(before, own)
         total.mul_((before - merged).exp_().unsqueeze(-1))
@@ -189,13 +194,13 @@ def positional_attention_backward(
     dtype = logsumexp_dtype(query.dtype)
     found = tuple(_like(x, dtype) for x in (query, key, value))
     for piece in pieces:
-        of_queries = (x[:, :, piece.queries] for x in (out, logsumexp))
         gradients = flash_attention_backward(
             grad_out[:, :, piece.queries],
             query[:, :, piece.queries],
             key[:, :, piece.keys],
             value[:, :, piece.keys],
-            *(x.contiguous() for x in of_queries),
+            out[:, :, piece.queries].contiguous(),
+            logsumexp[:, :, piece.queries].contiguous(),
             0.0,
             piece.is_causal,
             scale=scale,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
 from torch.nn import functional as F
 
@@ -72,12 +72,12 @@ def methods(settings: dict[str, Any], cluster: str) -> list[Method]:
 def torch_says(mesh: DeviceMesh) -> str:
     """What comes of torch's own context parallelism here: whether it gives eager's attention."""
     torch.manual_seed(0)
-    whole = [torch.randn(1, 2, 8, 4) for _ in range(3)]
-    expected = F.scaled_dot_product_attention(*whole, is_causal=True)
-    parts = [tensor.clone() for tensor in whole]
+    q, k, v = whole = [torch.randn(1, 2, 8, 4) for _ in range(3)]
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    q, k, v = parts = [tensor.clone() for tensor in whole]
     try:
         with context_parallel(mesh, buffers=parts, buffer_seq_dims=[2] * 3):
-            out = F.scaled_dot_product_attention(*parts, is_causal=True)
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
         return f"does not run on {whole[0].device.type}: {type(error).__name__}: {error}"
     # Its shards are a front and a back piece for each rank.
@@ -94,7 +94,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     with awake():
         cluster = f"testbed:rate={settings['rate']}"
-        says = torch_says(dist.init_device_mesh("cpu", (2,)))
+        says = torch_says(init_device_mesh("cpu", (2,)))
         rows = methods(settings, cluster)
         for row in rows:
             row.step()

@@ -1,3 +1,5 @@
+# pyright: basic
+# torch.library is only partly typed.
 """The schemas of attention by positions: of the ops `dist.attention` and its backward.
 
 Queries and keys come with their positions in the whole sequence, and a query sees the keys at its

@@ -11,12 +11,13 @@ from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir.annotations import Copy, copy_of, phase_of, set_origin, set_phase
 from shardweave.ir.blocks import Blocks, blocks_of
-from shardweave.ir.dist import COLLECTIVES
+from shardweave.ir.dist import COLLECTIVES, AllGatherOp
 from shardweave.ir.facts import facts_of, is_random
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
 from shardweave.ir.regions import split_at_backward, weight_ops
 from shardweave.ir.rewrite.cse import merge_where_equal
+from shardweave.ir.sharding.rules.attention import is_attention
 from shardweave.ir.storage import kept_bytes
 
 POLICIES = ("none", "layer", "after-communication", "budget")
@@ -82,7 +83,8 @@ def recompute(program: Program, policy_of: Callable[[str], str]) -> int:
     """
     forward, later = split_at_backward(program)
     weights = set(weight_ops(program))
-    if any(phase_of(op) == "recompute" and op not in weights for op in later):
+    again = (op for op in later if phase_of(op) == "recompute" and op not in weights)
+    if not all(map(_gathers_keys, again)):
         raise ValueError("the program recomputes already; rematerialize it once.")
     if any(isinstance(op, FusedOp) for op in forward):
         raise ValueError("the program has fused regions; run unfuse-kernels first.")
@@ -94,9 +96,20 @@ def recompute(program: Program, policy_of: Callable[[str], str]) -> int:
 
 
 def _gather_once(program: Program) -> int:
-    """Let gradients read the weights that recomputation gathers; returns the ops erased."""
-    again = [op for op in weight_ops(program) if phase_of(op) == "recompute"]
+    """Let gradients read what recomputation gathers: weights, and keys and values of attention.
+
+    Returns the ops erased.
+    """
+    gathers = [*weight_ops(program), *filter(_gathers_keys, program.ops)]
+    again = [op for op in gathers if phase_of(op) == "recompute"]
     return merge_where_equal(again, lambda op: ("copy",))
+
+
+def _gathers_keys(op: Operation) -> bool:
+    """Whether an op gathers keys or values for attention, which each pass does for itself."""
+    return isinstance(op, AllGatherOp) and all(
+        is_attention(use.operation) for result in op.results for use in result.uses
+    )
 
 
 class _Recomputation:

@@ -153,7 +153,7 @@ def test_sixteen_bits_are_merged_in_float32() -> None:
     rows, columns = torch.arange(1, 16, 2), torch.arange(16)
     out, total = positional_attention(query, key, value, None, rows, columns)
     assert (out.dtype, total.dtype) == (torch.bfloat16, torch.float32)
-    wide = positional_attention(*(x.float() for x in (query, key, value)), None, rows, columns)
+    wide = positional_attention(query.float(), key.float(), value.float(), None, rows, columns)
     torch.testing.assert_close(out.float(), wide[0], rtol=2e-2, atol=2e-2)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from shardweave.driver.check import loss_of
 from shardweave.driver.compile import compile
 from shardweave.driver.models import build_example
 from shardweave.ir.annotations import phase_of
@@ -135,10 +136,20 @@ def test_every_step_equals_eager(spec: str, mesh: str, parts: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "llama", "bert"])
-def test_context_joins_sequence_parallelism_and_sub_batches(name: str) -> None:
+def test_context_joins_sequence_parallelism(name: str) -> None:
     mesh = "data=2,context=2,tensor=2"
     check(SPECS[name], mesh, sequence_parallel=True)
     check(SPECS[name], mesh, sequence_parallel=True, attention_parts=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("recompute", ["layer", "after-communication"])
+def test_context_joins_sub_batches_and_recomputation(recompute: str, parts: int) -> None:
+    plan = plan_of(SPECS["gpt"], "data=2,context=2", attention_parts=parts)
+    plan = replace(plan, batch_split=2, recompute=recompute)
+    program = local_program(captured(SPECS["gpt"]).program, plan)
+    assert_equals_eager(program, captured(SPECS["gpt"]))
 
 
 LONG = "gpt:layers=2,hidden=32,heads=4,ffn=48,vocab=16,seq=128,batch=2"
@@ -233,7 +244,9 @@ def step_on_rank(mesh: str, parts: int) -> tuple[Tensor, dict[str, Tensor]]:
     plan = plan_megatron(program, as_mesh(mesh), attention_parts=parts)
     step = compile(example.module, kwargs=example.kwargs, mesh=mesh, plan=plan)
     loss = step(**example.kwargs)
-    return loss.detach(), {n: cast(Any, p.grad).full_tensor() for n, p in step.named_parameters()}
+    return loss_of(loss).detach(), {
+        n: cast(Any, p.grad).full_tensor() for n, p in step.named_parameters()
+    }
 
 
 @pytest.mark.slow
