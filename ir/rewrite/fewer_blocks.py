@@ -40,13 +40,15 @@ class _Halves:
     def of(program: Program) -> _Halves:
         found, blocks = _Halves(), blocks_of(program)
         half: Half | None = None
+        paths = [name.split(".") for name in blocks.names]
+        around = {".".join(path[:end]) for path in paths for end in range(len(path))}
         for op in program.ops:
             name, is_forward = blocks.of_op(op), phase_of(op) == "forward"
             if name is not None:
                 half = name, is_forward
-            elif layer_of(op) or half is None or half[1] != is_forward:
+            elif layer_of(op) not in around or half is None or half[1] != is_forward:
                 half = None
-            # Gradients of a residual stream are added up outside of all layers, behind a block's.
+            # Gradients of a residual stream are added up by the module around, behind a block's.
             if half is not None:
                 found.place[op] = half, len(found.ops[half])
                 found.ops[half].append(op)

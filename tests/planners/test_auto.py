@@ -47,7 +47,7 @@ def joint_space() -> tuple[Predicted, ...]:
     return tuple(found)
 
 
-@pytest.mark.parametrize("is_tight", [False, True])
+@pytest.mark.parametrize("is_tight", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_regret_against_every_plan_of_a_mesh_is_below_two_percent(is_tight: bool) -> None:
     peaks = sorted(one.peak_bytes for one in joint_space())
     limit = peaks[len(peaks) // 8] if is_tight else peaks[-1]
@@ -64,6 +64,7 @@ def test_regret_against_every_plan_of_a_mesh_is_below_two_percent(is_tight: bool
     assert plan.predicted.time_s <= 1.02 * best
 
 
+@pytest.mark.slow
 def test_plan_is_not_slower_than_that_of_any_other_planner() -> None:
     plan = call_planner("auto", program(), None, cluster=CLUSTER, options={"simulate": 12})
     assert plan.predicted is not None
