@@ -88,7 +88,7 @@ _HOMES = {
     "Mesh": "ir.mesh:Mesh",
     "PassError": "passes.pipeline:PassError",
     "PassPipeline": "passes.pipeline:PassPipeline",
-    "PipelineSimulation": "planners.cost.pipeline:PipelineSimulation",
+    "PipelineSimulation": "planners.cost.pipeline.simulation:PipelineSimulation",
     "Plan": "planners.plan:Plan",
     "PlanNote": "passes.notes:PlanNote",
     "Program": "ir.program:Program",

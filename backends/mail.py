@@ -6,7 +6,7 @@ are posted ahead, before they are asked for, and sends are not waited for until 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,12 +22,13 @@ Address = tuple[int, int, str, int | None]
 
 
 @dataclass(frozen=True)
-class ComingMessage:
-    """A message that comes. shape, dtype: of its tensor."""
+class Expected:
+    """A message that comes. shape, dtype: of its tensor. seen: as of `ComingMessage`."""
 
     address: Address
     shape: tuple[int, ...]
     dtype: torch.dtype
+    seen: int = 0
 
 
 @dataclass(eq=False)
@@ -35,8 +36,8 @@ class _Inbox:
     """What one other rank sends: what is expected, in order, and what is posted."""
 
     rank: int
-    expected: deque[ComingMessage]
-    posted: dict[Address, tuple[Any, Tensor]]
+    expected: deque[Expected]
+    posted: dict[Address, tuple[Any, Tensor, int]]
 
 
 class Mail:
@@ -50,7 +51,7 @@ class Mail:
     def __init__(
         self,
         rank: int,
-        inbox: dict[int, Sequence[ComingMessage]],
+        inbox: dict[int, Sequence[Expected]],
         device: torch.device,
         down: Any = None,
         up: Any = None,
@@ -61,7 +62,8 @@ class Mail:
         self._expected = inbox
         self._inbox: dict[int, _Inbox] = {}
         self._here: dict[Address, Tensor] = {}
-        self._sent: list[tuple[Any, Tensor]] = []
+        self._sent: dict[int, deque[tuple[Any, Tensor]]] = {}
+        self._arrived: Counter[int] = Counter()
 
     def open(self) -> None:
         """Begin a step: post the first receives."""
@@ -81,11 +83,10 @@ class Mail:
         if rank == self.rank:
             self._here[address] = x
             return
-        self._sent = [(work, held) for work, held in self._sent if not work.is_completed()]
-        if x.numel():
-            x = x.contiguous()
-            work = dist.isend(x, dst=rank, group=self._group(self.rank, rank))
-            self._sent.append((work, x))
+        x = x.contiguous()
+        group = self._group(self.rank, rank)
+        work = dist.isend(x, dst=rank, group=group) if x.numel() else None
+        self._sent.setdefault(rank, deque()).append((work, x))
 
     def receive(self, rank: int, address: Address) -> Tensor:
         """Wait for a tensor. Raises RuntimeError, saying for what, where its sender is gone."""
@@ -94,7 +95,7 @@ class Mail:
         inbox = self._inbox[rank]
         while address not in inbox.posted:  # messages are read far out of their order
             self._post_one(inbox)
-        work, buffer = inbox.posted.pop(address)
+        work, buffer, seen = inbox.posted.pop(address)
         self._post(inbox)
         if work is not None:
             try:
@@ -103,20 +104,31 @@ class Mail:
                 raise RuntimeError(
                     f"rank {self.rank} {_waiting(rank, address)}: {error}"
                 ) from error
+        self._forget(rank, seen)
         return buffer
+
+    def _forget(self, rank: int, count: int) -> None:
+        """Free what was sent to a rank, of which so many messages have arrived there.
+
+        Gloo does not tell whether a message has left before it is waited for.
+        """
+        for _ in range(count - self._arrived[rank]):
+            work, _ = self._sent[rank].popleft()
+            if work is not None:
+                work.wait()
+        self._arrived[rank] = max(count, self._arrived[rank])
 
     def _post_one(self, inbox: _Inbox) -> None:
         one = inbox.expected.popleft()
         buffer = torch.empty(one.shape, dtype=one.dtype, device=self.device)
         group = self._group(inbox.rank, self.rank)
         work = dist.irecv(buffer, src=inbox.rank, group=group) if buffer.numel() else None
-        inbox.posted[one.address] = work, buffer
+        inbox.posted[one.address] = work, buffer, one.seen
 
     def close(self) -> None:
         """End a step: wait until all that was sent has left."""
-        for work, _ in self._sent:
-            work.wait()
-        self._sent.clear()
+        for rank, sent in self._sent.items():
+            self._forget(rank, self._arrived[rank] + len(sent))
 
 
 def _waiting(rank: int, address: Address) -> str:

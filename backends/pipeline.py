@@ -11,11 +11,11 @@ from torch import Tensor
 from shardweave.backends import position
 from shardweave.backends.emit import StepFunction
 from shardweave.backends.emitted import JoinedRunner
-from shardweave.backends.mail import Address, ComingMessage, Mail
+from shardweave.backends.mail import Address, Expected, Mail
 from shardweave.backends.parts import Parts
 from shardweave.backends.programs import Key, sharding_held
 from shardweave.backends.runtime import Runtime
-from shardweave.ir import dist
+from shardweave.ir.messages import coming_messages
 from shardweave.ir.placement import block_of
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.sharding.shards import merge_blocks, take_blocks
@@ -74,7 +74,7 @@ class StagedRunner(JoinedRunner):
             for name in dict.fromkeys(run.function for run in self.runs)
         }
         self.last_reads = _last_reads(self.runs, self.functions)
-        self.inbox = _inbox(program, functions, runtime)
+        self.inbox = _inbox(program, runtime)
         self._parts = Parts(program, runtime.coordinates)
         runtime.prepare(program)
 
@@ -186,27 +186,18 @@ def holders_of(program: Program) -> dict[Key, tuple[int, ...]]:
     return {key: tuple(sorted(places or {0})) for key, places in found.items()}
 
 
-def _inbox(
-    program: Program, functions: Mapping[str, StageFunction], runtime: Runtime
-) -> dict[int, Sequence[ComingMessage]]:
+def _inbox(program: Program, runtime: Runtime) -> dict[int, Sequence[Expected]]:
     """By sending rank, what it sends to this one in a step, in its order."""
-    places = places_of(program)
-    sends = {
-        name: [op for op in function.ops if isinstance(op, dist.SendOp)]
-        for name, function in functions.items()
-    }
-    found: dict[int, list[ComingMessage]] = {}
-    for _, run in runs_of(program):
-        if run.at == runtime.place:
-            continue
-        stage = functions[run.function].stage
-        for op in sends[run.function]:
-            if places[op.to] == runtime.place:
-                address = stage, op.to, op.message, run.micro_batch
-                value = op.operands[0]
-                expected = ComingMessage(address, shape_of(value), dtype_of_value(value))
-                found.setdefault(runtime.rank_at(run.at), []).append(expected)
-    return {rank: tuple(expected) for rank, expected in found.items()}
+    found: dict[int, Sequence[Expected]] = {}
+    for place, messages in coming_messages(program, runtime.place).items():
+        expected: list[Expected] = []
+        for one in messages:
+            address = one.stage, one.op.to, one.op.message, one.run.micro_batch
+            value = one.op.operands[0]
+            form = shape_of(value), dtype_of_value(value)
+            expected.append(Expected(address, *form, one.seen))
+        found[runtime.rank_at(place)] = tuple(expected)
+    return found
 
 
 @dataclass(frozen=True)

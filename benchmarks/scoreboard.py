@@ -116,7 +116,7 @@ def _text(value: float | None) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--runs", nargs="+", type=Path, default=sorted(FOLDER.glob("*.csv")))
     parser.add_argument("--cluster", help="a preset or a file, for all rows")
     parser.add_argument("--part", choices=("looked", "held", "all"), default="all")

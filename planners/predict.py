@@ -85,6 +85,11 @@ def simulation_of(
     )
 
 
+def is_by_block(plan: Plan) -> bool:
+    """Whether a plan's step is simulated by block and micro-batch."""
+    return plan.is_pipeline and plan.pipeline is not None and plan.pipeline.schedule in BY_BLOCK
+
+
 def simulate_step(
     program: Program,
     cluster: Cluster | str | Path,
@@ -111,11 +116,6 @@ def simulate_step(
         optimizer_multiplier=optimizer_multiplier,
         precision=precision,
     )
-
-
-def is_by_block(plan: Plan) -> bool:
-    """Whether a plan's step is simulated by block and micro-batch."""
-    return plan.is_pipeline and plan.pipeline is not None and plan.pipeline.schedule in BY_BLOCK
 
 
 def simulate_plan(program: Program | Lowerings, plan: Plan, cluster: Cluster) -> Predicted:

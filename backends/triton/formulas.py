@@ -219,6 +219,8 @@ ARITHMETIC: dict[str, Formula] = {
 }
 """Ops whose operands are first brought to the dtype of the result."""
 
+INFIX = frozenset({f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div")})
+
 LOGICAL: dict[str, Formula] = {
     "aten.logical_and": _infix("&"),
     "aten.logical_not": lambda op, a: f"~{a}",

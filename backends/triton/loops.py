@@ -66,6 +66,11 @@ def identity_of(kind: Kind, dtype: torch.dtype) -> str:
     return number(torch.iinfo(dtype).max if kind == "min" else torch.iinfo(dtype).min)
 
 
+def _or_0(peak: str) -> str:
+    """A largest element from which distances are finite or infinite, if it is -inf."""
+    return f'tl.where({peak} == float("-inf"), 0.0, {peak})'
+
+
 class _ReductionTemplate:
     def __init__(self, region: Region, strides: Strides, whole_row: int) -> None:
         self.region, self.space = region, region.space
@@ -167,8 +172,12 @@ class _ReductionTemplate:
         first = len(self.writer.lines)
         ready: list[tuple[Accumulation, str, Term]] = []
         waiting: list[Accumulation] = []
+        joined: dict[Accumulation, str] = {}
+        sums = {step.peak: step for step in pending if step.peak is not None}
         with self._loop_over_columns():
             for step in pending:
+                if step in joined:
+                    continue
                 before = self.writer.state()
                 try:
                     term = step.term()
@@ -178,8 +187,13 @@ class _ReductionTemplate:
                     continue
                 total = self.writer.fresh("total")
                 part = f"tl.where(in_col, {term.name}, {identity_of(step.kind, term.dtype)})"
-                self.writer.line(f"{total} = {_JOIN[step.kind].format(a=total, b=part)}")
                 ready.append((step, total, term))
+                partner = sums.get(step.key)
+                if partner is None:
+                    self.writer.line(f"{total} = {_JOIN[step.kind].format(a=total, b=part)}")
+                else:
+                    joined[partner] = total
+                    ready.append((partner, self._join_powers(total, part), term))
         assert ready, "reductions of a region wait for each other in a circle"
         starts = "    {} = tl.full([BLOCK_R, BLOCK_C], {}, {})"
         self.writer.lines[first:first] = [
@@ -187,8 +201,33 @@ class _ReductionTemplate:
             for step, total, term in ready
         ]
         for step, total, term in ready:
-            self._finish(step, self._reduced(step, total, term.dtype, axis=1), term)
-        return waiting
+            if step in joined:
+                self._finish(step, self._sum_of_powers(step, joined[step], total), term)
+            else:
+                self._finish(step, self._reduced(step, total, term.dtype, axis=1), term)
+        return [step for step in waiting if step not in joined]
+
+    def _join_powers(self, peak: str, part: str) -> str:
+        """In a loop: raise the largest element of each lane, and keep the sum of exponentials of
+        the distance to it. (Milakov and Gimelshein, 2018: "Online normalizer calculation for
+        softmax".) Returns the sum's variable.
+        """
+        total, each, new = (self.writer.fresh(word) for word in ("total", "each", "peak"))
+        self.writer.line(
+            f"{each} = {part}\n"
+            f"{new} = {_JOIN['max'].format(a=peak, b=each)}\n"
+            f"{new}_or_0 = {_or_0(new)}\n"
+            f"{total} = {total} * tl.exp({peak} - {new}_or_0) + tl.exp({each} - {new}_or_0)\n"
+            f"{peak} = {new}"
+        )
+        return total
+
+    def _sum_of_powers(self, step: Accumulation, peak: str, total: str) -> str:
+        """The sum of the lanes of each row; NaN for a row of -inf, as the formula says."""
+        assert step.peak is not None
+        highest = self.reducer.finished[step.peak].name
+        text = f"tl.sum({total} * tl.exp({peak} - {_or_0(highest)}), axis=1)[:, None]"
+        return f'tl.where({highest} == float("-inf"), float("nan"), {text})'
 
     def _all_rows(self, rows: list[Accumulation], columns: list[Accumulation]) -> None:
         """Each program walks over blocks of rows, and keeps sums of columns."""

@@ -26,12 +26,17 @@ KEEP_NAN = frozenset({*EXTREMES, "aten._safe_softmax"})
 
 
 class Accumulation(NamedTuple):
-    """One accumulation. result: of the op, that column reductions write; None for rows."""
+    """One accumulation. result: of the op, that column reductions write; None for rows.
+
+    peak: of a sum of exponentials of the distance to the largest element, the key of that element:
+    both can be had in one pass.
+    """
 
     key: Key
     kind: Kind
     term: Callable[[], Term]
     result: SSAValue | None = None
+    peak: Key | None = None
 
 
 @dataclass
@@ -109,10 +114,10 @@ class Reducer:
             text = converted(found.name, found.dtype, dtype)
             return self.values.writer.assign("wide", text, dtype, found.axes)
 
-        over = reductions_of(op)[0].over
-        return [
-            Accumulation((op, "total"), kind, term, op.results[0] if over == "column" else None)
-        ]
+        if reductions_of(op)[0].over == "column":
+            return [Accumulation((op, "total"), kind, term, op.results[0])]
+        peak = _peak_of(op) if kind == "sum" else None
+        return [Accumulation((op, "total"), kind, term, peak=peak)]
 
     def _total(self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards) -> Term:
         self._check_row(indices, value)
@@ -125,7 +130,12 @@ class Reducer:
         highest: Key = (op, "max")
         return [
             Accumulation(highest, "max", lambda: self.each(source)),
-            Accumulation((op, "sum"), "sum", lambda: self._exponential(op, self.each(source))),
+            Accumulation(
+                (op, "sum"),
+                "sum",
+                lambda: self._exponential(op, self.each(source)),
+                peak=highest,
+            ),
         ]
 
     def _exponential(self, op: AtenOp, x: Term) -> Term:
@@ -240,3 +250,19 @@ class Reducer:
         text = "({0} - ({1} * {2} + {3}) / n_cols) * {4}"
         terms = grad, normal, tilt, shift, rstd
         return self.write("layer_norm_grad", text, *terms, comment=op.name)
+
+
+def _peak_of(op: AtenOp) -> Key | None:
+    """If a sum over rows is of exp(x - amax(x)): the key of that maximum."""
+    power = op.operands[0].owner
+    if not isinstance(power, AtenOp) or power.name != "aten.exp":
+        return None
+    distance = power.operands[0].owner
+    if not isinstance(distance, AtenOp) or distance.name != "aten.sub.Tensor":
+        return None
+    x, peak = distance.operands[0], distance.operands[1].owner
+    if not isinstance(peak, AtenOp) or peak.name != "aten.amax" or peak.operands[0] is not x:
+        return None
+    same_rows = reductions_of(peak) == reductions_of(op)
+    same_dtype = dtype_of_value(x) == dtype_of_value(op.results[0])
+    return (peak, "total") if same_rows and same_dtype and distance.value("alpha") == 1 else None

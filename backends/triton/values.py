@@ -12,6 +12,7 @@ from shardweave.backends.triton.formulas import (
     ARITHMETIC,
     COMPARISONS,
     FORMULAS,
+    INFIX,
     MASK_POSITION,
     common_dtype,
     computed_in,
@@ -92,8 +93,10 @@ class Values:
         if op.name == "aten.full":
             return Term(literal(op.value("fill_value"), own), dtype, frozenset())
         given = [self.at(v, self.broadcast(v, indices), guards) for v in op.operands]
-        if all(term.is_literal for term in given):  # Python would compute with them by its rules
-            given = [self._constant(term) for term in given]
+        # Written numbers take the dtype of what they meet in an infix formula; a function would
+        # read them as float32, and two that meet would be computed by Python's rules.
+        if op.name not in INFIX or all(term.is_literal for term in given):
+            given = [self._constant(term) if term.is_literal else term for term in given]
         axes = frozenset[str]().union(*(term.axes for term in given))
         words = self._converted(op, given, dtype)
         return self.writer.assign(hint, FORMULAS[op.name](op, *words), dtype, axes, comment)

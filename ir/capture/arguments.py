@@ -82,3 +82,9 @@ def entry(key: Any) -> str:
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
     return str(key)
+
+
+def children_of(spec: Any) -> list[Any]:
+    """The parts of a tree of torch's."""
+    # torch 2.13 deprecates the older name, which is all that 2.11 has.
+    return list(spec.children() if hasattr(spec, "children") else spec.children_specs)

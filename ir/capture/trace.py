@@ -20,7 +20,7 @@ from torch._functorch._aot_autograd import descriptors as aot
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.export._trace import _restore_state_dict
 
-from shardweave.ir.capture.arguments import Form
+from shardweave.ir.capture.arguments import Form, children_of
 from shardweave.ir.capture.dense_attention import replace_attention
 from shardweave.ir.capture.explain import check_data_dependence, explained
 from shardweave.ir.capture.hooks import Hook, check_hooks, check_leaf_hooks, install_hooks
@@ -258,13 +258,8 @@ def _returned(
         return None, [str(index) for index in range(len(plain))]
     first = 1 if wrapped.grad else 0
     loss = plain[0] if wrapped.grad else None
-    returned, names = outputs_of(_child(spec, first), plain[first:], loss)
+    returned, names = outputs_of(children_of(spec)[first], plain[first:], loss)
     return returned, [*([LOSS] if wrapped.grad else []), *names]
-
-
-def _child(spec: Any, index: int) -> Any:
-    # torch 2.13 deprecates the older name, which is all that 2.11 has.
-    return spec.child(index) if hasattr(spec, "child") else spec.children_specs[index]
 
 
 def _outputs(

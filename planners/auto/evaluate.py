@@ -10,7 +10,7 @@ from shardweave.planners.auto.plans import PlanMaker
 from shardweave.planners.auto.point import JointPoint
 from shardweave.planners.auto.reader import FEW, MORE, Depths
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.pipeline import simulate_stages
+from shardweave.planners.cost.pipeline.simulation import simulate_stages
 from shardweave.planners.lower import RECENT, Lowerings
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Predicted

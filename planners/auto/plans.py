@@ -43,7 +43,7 @@ class PlanMaker:
             recompute=point.recompute,
             batch_split=point.sub_batches,
             schedule="" if point.schedule == "in-order" else point.schedule,
-            cluster=self.cluster if point.schedule == "list" else "",
+            cluster=self.cluster if "list" in (point.schedule, point.pipeline) else "",
             zero=point.zero,
             precision=self.precision,
             pipeline=self._pipeline(point) if point.is_staged else None,

@@ -201,8 +201,9 @@ class CostReader:
                 self._known[key] = self._read(*key)
             else:
                 low, high = _around(rows, read)
-                ends = [self.cost(tensor, sequence_parallel, one) for one in (low, high)]
-                self._known[key] = _between(*ends, (rows - low) / (high - low))
+                before = self.cost(tensor, sequence_parallel, low)
+                after = self.cost(tensor, sequence_parallel, high)
+                self._known[key] = _between(before, after, (rows - low) / (high - low))
         return self._known[key]
 
     def _rows_read(self) -> list[int]:

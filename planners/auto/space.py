@@ -31,7 +31,7 @@ class JointSpace:
 
     devices, node: how many there are, and in a node. batch: samples. parts: where stages may be
     cut, and one more. tensor: degrees that divide anything; cuts_sequence: those of them that can
-    cut a sequence. mesh: what a user's mesh asks for, by axis. has_list: whether schedule `list`
+    cut a sequence. mesh: what a user's mesh asks for, by axis. has_list: whether schedules `list`
     can be named.
     """
 
@@ -90,6 +90,8 @@ class JointSpace:
     def is_possible(self, point: JointPoint) -> bool:
         """Whether there is a table for the micro-batches, and sub-batches for the schedule."""
         if point.schedule == "sub-batch" and point.sub_batches == 1:
+            return False
+        if point.pipeline == "list" and not self.has_list:
             return False
         if point.stages == 1:
             return point.pipeline == PIPELINE_SCHEDULES[0]

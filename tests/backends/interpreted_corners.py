@@ -294,6 +294,27 @@ def test_numbers_are_stored_in_their_own_precision() -> None:
     assert_same(fused(text))
 
 
+def test_written_numbers_take_the_dtype_of_the_op_that_reads_them() -> None:
+    text = """
+        input %g : tensor<4xf64>
+        input %m : tensor<4xi1>
+        %n = aten.full(fill_value = -2.1) : tensor<1xf64>
+        %o = aten.full(fill_value = 1.0) : tensor<1xf32>
+        %a = aten.gelu_backward(%g, %n) : tensor<4xf64>
+        %b = aten.maximum(%g, %n) : tensor<4xf64>
+        %c = aten.logical_and(%o, %m) : tensor<4xi1>
+        %w = aten.where.self(%m, %n, %o) : tensor<4xf64>
+        output %a
+        grad b = %b
+        grad c = %c
+        grad w = %w
+    """
+    mask = torch.tensor([True, False, False, True])
+    found, wanted = results(fused(text), torch.randn(4, dtype=torch.float64) - 3, mask)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-14, atol=1e-14)
+
+
 @pytest.mark.parametrize("other", ["0.0", "-0.0"])
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_sign_of_a_written_zero_is_kept(other: str, dtype: str) -> None:
@@ -331,3 +352,41 @@ def test_comparison_of_one_number_meets_one_of_many() -> None:
     """
     y = torch.randn(5, 16).relu()
     assert_same(fused(text), torch.ones(1), y)
+
+
+LOSS = """
+    input %x : tensor<6x300xf32>
+    %a = aten.amax(%x, dim = [1], keepdim = true) : tensor<6x1xf32>
+    %s = aten.sub.Tensor(%x, %a) : tensor<6x300xf32>
+    %e = aten.exp(%s) : tensor<6x300xf32>
+    %t = aten.sum.dim_IntList(%e, dim = [1], keepdim = true) : tensor<6x1xf32>
+    %l = aten.log(%t) : tensor<6x1xf32>
+    %o = aten.add.Tensor(%a, %l) : tensor<6x1xf32>
+    output %o
+"""
+SOFTMAX = """
+    input %x : tensor<6x300xf32>
+    %o = aten.{}(%x, dim = 1{}) : tensor<6x300xf32>
+    output %o
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "num_loops"),
+    [
+        (LOSS, 1),
+        (SOFTMAX.format("_softmax", ", half_to_float = false"), 2),
+        (SOFTMAX.format("_safe_softmax", ""), 2),
+    ],
+    ids=["log-sum-exp", "softmax", "safe softmax"],
+)
+def test_normaliser_of_long_rows_takes_one_pass(text: str, num_loops: int) -> None:
+    op = fused(text)
+    x = torch.randn(6, 300) * 30
+    x[1, 250], x[2], x[3, :100], x[4, 7], x[5, 299] = INF, -INF, -INF, NAN, -INF
+    kernel = loops.reduction_kernel(region_of(op), whole_row=10)
+    assert kernel.source.count("for start in range(0, n_cols, BLOCK_C):") == num_loops
+    config = {"BLOCK_R": 1, "BLOCK_C": 64, "num_warps": 1}
+    (found,) = launch(kernel, config, [x])
+    (wanted,) = run_on_aten(op, [x])
+    torch.testing.assert_close(found, wanted, equal_nan=True)

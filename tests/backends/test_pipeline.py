@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardweave.backends.gradient_norm import clip_grad_norm_
-from shardweave.backends.mail import ComingMessage, Mail
+from shardweave.backends.mail import Expected, Mail
 from shardweave.backends.step import Step
 from shardweave.driver.compile import compile
 from shardweave.driver.models import build_example
@@ -144,7 +144,7 @@ def test_stage_whose_sender_is_gone_says_what_it_waited_for(
 ) -> None:
     monkeypatch.setattr(torch.distributed, "irecv", lambda *_, **__: Lost())
     address = 0, 1, "add.2", 3
-    mail = Mail(1, {0: [ComingMessage(address, (2,), torch.float64)]}, torch.device("cpu"))
+    mail = Mail(1, {0: [Expected(address, (2,), torch.float64)]}, torch.device("cpu"))
     mail.open()
     expected = r"rank 1 in stage 1 waited for 'add.2' of micro-batch 3 from stage 0, on rank 0: Con"
     with pytest.raises(RuntimeError, match=expected):

@@ -239,3 +239,9 @@ def test_hand_written_region_with_an_op_that_no_kernel_holds_runs_on_aten() -> N
     assert call.reason == "aten.amax has no form in a kernel"
     x = torch.tensor([1.0, 2.0])
     torch.testing.assert_close(call(x)[0], x.exp().amax())
+
+
+def test_loss_of_a_large_vocabulary_reads_the_logits_twice_and_writes_once() -> None:
+    """Once for the largest and the sum of exponentials, once to store the log-probabilities."""
+    kernel = generate(region(ROWS["cross-entropy"], 4, 20000, 1, torch.float32))
+    assert kernel.source.count("for start in range(0, n_cols, BLOCK_C):") == 2

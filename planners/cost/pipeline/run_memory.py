@@ -2,7 +2,7 @@
 
 A value that a function leaves lives until the last function that reads it has done so; what a
 function makes beside lives within its run. Sums over micro-batches are added to in place. Messages
-live from when their receive is posted, which is ahead, and until the next one is sent.
+live from when their receive is posted, which is ahead, and until an answer shows that they arrived.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.dist import RecvOp, SendOp
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.messages import ComingMessage, coming_messages
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.staged import (
     HELD,
@@ -53,7 +54,10 @@ def memory_of_places(program: Program) -> list[PlaceMemory]:
     places = places_of(program)
     runs = [run for _, run in runs_of(program)]
     count = program.needed_mesh().num_stages
-    return [_Rank(place, runs, profiles, places).play() for place in range(count)]
+    return [
+        _Rank(place, runs, profiles, places, coming_messages(program, place)).play()
+        for place in range(count)
+    ]
 
 
 def parameters_of_places(program: Program) -> list[int]:
@@ -148,9 +152,9 @@ class _Profile:
         held = {storages[slot.value] for slot in (*function.arguments, *function.results)}
         self.sends = [(op.to, _size(op.operands[0])) for op in ops if isinstance(op, SendOp)]
         self.sent = [
-            (op.to, storages[op.operands[0]].size)
+            (op.to, 0 if storages[op.operands[0]] in held else storages[op.operands[0]].size)
             for op in ops
-            if isinstance(op, SendOp) and storages[op.operands[0]] not in held
+            if isinstance(op, SendOp)
         ]
         self.receives = [(op.source, _size(op.results[0])) for op in ops if isinstance(op, RecvOp)]
         self._peaks: dict[tuple[frozenset[_Name], bool], int] = {}
@@ -188,8 +192,9 @@ class _Rank:
     """What the ranks of one coordinate hold.
 
     readers: by memory, how many values in it are still to be read. inbox: by coordinate that sends
-    here, the bytes of its messages in order. sent: of the last ones that left. here: of those
-    between stages of this rank.
+    here, the bytes of its messages in order, and what they have seen. sent: bytes of what is not
+    known to have arrived, by coordinate; arrived: how many have. here: of those between stages of
+    this rank.
     """
 
     def __init__(
@@ -198,19 +203,21 @@ class _Rank:
         runs: Sequence[Run],
         profiles: Mapping[str, _Profile],
         places: Mapping[int, int],
+        coming: Mapping[int, Sequence[ComingMessage]],
     ) -> None:
         self.profiles = profiles
         self.place, self.places = place, places
         self.runs = [run for run in runs if run.at == place]
-        self.inbox: dict[int, deque[int]] = {}
-        for run in runs:
-            for to, size in profiles[run.function].sends:
-                if run.at != place and places[to] == place:
-                    self.inbox.setdefault(run.at, deque()).append(size)
+        self.inbox = {
+            at: deque((_size(one.op.operands[0]), one.seen) for one in messages)
+            for at, messages in coming.items()
+        }
         self.readers: Counter[tuple[_Owner, int | None]] = Counter()
         self.left: set[_Name] = set()
         self.parts: Counter[str] = Counter()
-        self.sent = self.here = 0
+        self.sent: dict[int, deque[int]] = {}
+        self.arrived: Counter[int] = Counter()
+        self.here = 0
         self.most = PlaceMemory()
 
     def play(self) -> PlaceMemory:
@@ -268,10 +275,13 @@ class _Rank:
 
     def _look(self, beside: int) -> None:
         """Compare what is there while a function runs with the most so far."""
-        posted = sum(sum(islice(sizes, RECEIVES_AHEAD)) for sizes in self.inbox.values())
+        posted = sum(
+            size for coming in self.inbox.values() for size, _ in islice(coming, RECEIVES_AHEAD)
+        )
+        sent = sum(sum(sizes) for sizes in self.sent.values())
         parts = dict(self.parts)
         parts["activations"] = parts.get("activations", 0) + beside
-        parts["communication"] = posted + self.sent + self.here
+        parts["communication"] = posted + sent + self.here
         total = sum(parts.values())
         if total > self.most.peak_bytes:
             self.most = PlaceMemory(total, {part: size for part, size in parts.items() if size})
@@ -282,9 +292,14 @@ class _Rank:
             if self.places[source] == self.place:
                 self.here -= size
             else:
-                self.inbox[self.places[source]].popleft()
+                place = self.places[source]
+                _, seen = self.inbox[place].popleft()
+                for _ in range(seen - self.arrived[place]):
+                    self.sent[place].popleft()
+                self.arrived[place] = max(seen, self.arrived[place])
 
     def _send(self, one: _Profile) -> None:
         self.here += sum(size for to, size in one.sends if self.places[to] == self.place)
-        if one.sends:
-            self.sent = sum(size for to, size in one.sent if self.places[to] != self.place)
+        for to, size in one.sent:
+            if self.places[to] != self.place:
+                self.sent.setdefault(self.places[to], deque()).append(size)
