@@ -66,18 +66,27 @@ def test_what_divides_is_kept() -> None:
     assert local_program(program(4), found.plan).is_local
 
 
-def test_what_does_not_divide_stays_whole_with_a_note() -> None:
+def test_what_does_not_divide_is_kept_too() -> None:
     found = fitted(3)
+    assert found.notes == []
+    assert found.plan.inputs == fitted(4).plan.inputs
+    assert found.plan.activations == PLAN.activations
+    assert found.plan.batch_split == 2
+    assert local_program(program(3), found.plan).is_local
+
+
+def test_what_is_too_short_stays_whole_with_a_note() -> None:
+    found = fitted(1)
     assert found.plan.inputs == {}
     assert found.plan.activations == {"up": '[{}, {"tensor"}]'}
     assert found.plan.batch_split == 1
     assert found.notes == [
-        "input 'x' stays whole: its first dim 3 does not divide by data=2",
-        "input 'mask' stays whole: its first dim 3 does not divide by data=2",
+        "input 'x' stays whole: its first dim 1 is too short for data=2",
+        "input 'mask' stays whole: its first dim 1 is too short for data=2",
         "2 of the plan's shardings of activations do not fit these shapes",
-        "the 3 rows of 'x' on a device are not split into sub-batches: they do not divide by 2",
+        "the 1 rows of 'x' on a device are not split into sub-batches: they do not divide by 2",
     ]
-    assert local_program(program(3), found.plan).is_local
+    assert local_program(program(1), found.plan).is_local
 
 
 @pytest.mark.parametrize("rows", [2, 6])

@@ -10,7 +10,7 @@ TEXT = """
     param %w : tensor<8x6xf64>
     input %x : tensor<4x6xf64>
     input %scale : tensor<f64>
-    input %table : tensor<3x2xf64>
+    input %table : tensor<1x2xf64>
     %y = aten.mul.Tensor(%x, %scale) : tensor<4x6xf64>
     output %y
 """
@@ -23,18 +23,24 @@ def test_inputs_are_cut_along_their_first_dim_and_parameters_are_whole() -> None
     assert (plan.planner, plan.mesh) == ("replicated", {"data": 2, "tensor": 2})
 
 
-def test_input_whose_first_dim_does_not_divide_stays_whole_with_a_note() -> None:
+def test_input_whose_first_dim_is_too_short_stays_whole_with_a_note() -> None:
     plan = plan_replicated(step(TEXT), as_mesh("data=2"))
-    assert plan.notes == ("input 'table' stays whole: its first dim 3 does not divide by data=2",)
+    assert plan.notes == ("input 'table' stays whole: its first dim 1 is too short for data=2",)
 
 
 def test_data_axis_that_cuts_no_input_is_idle_with_a_note() -> None:
-    plan = plan_replicated(step(TEXT), as_mesh("data=7"))
+    text = TEXT.replace("4x6", "1x6")
+    plan = plan_replicated(step(text), as_mesh("data=7"))
     assert plan.inputs == {}
     assert plan.notes[-1] == (
         "axis 'data' of the mesh is idle: no input can be cut over data=7, and its ranks all "
         "compute the same"
     )
+
+
+def test_first_dim_that_does_not_divide_is_cut() -> None:
+    plan = plan_replicated(step(TEXT), as_mesh("data=3"))
+    assert plan.inputs == {"x": '[{"data"}, {}]'}
 
 
 def test_mesh_without_a_data_axis_cuts_nothing() -> None:
