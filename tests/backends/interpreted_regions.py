@@ -12,7 +12,8 @@ import warnings
 from shardweave.backends.triton.launch import FusedCall
 from shardweave.ir.kernel import fuse
 from shardweave.tests.backends import interpreter as _  # noqa: F401
-from shardweave.tests.backends.random_regions import RandomRegion, problem, random_region
+from shardweave.tests.backends.random_regions import RandomRegion, random_region
+from shardweave.tests.backends.region_results import problem
 from shardweave.tests.ir_text import step
 
 NUM_PERTURBED = 8

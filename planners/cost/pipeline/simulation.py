@@ -78,6 +78,11 @@ class PipelineSimulation(Timeline):
         return self.busiest.bubble_s
 
     @property
+    def exposed_communication_s(self) -> float:
+        """Of the busiest stage."""
+        return self.busiest.exposed_communication_s
+
+    @property
     def peak_bytes(self) -> float:
         """Of the fullest stage."""
         return self.fullest.peak_bytes

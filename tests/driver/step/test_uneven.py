@@ -1,5 +1,8 @@
 """Steps of models whose sizes do not divide by the mesh: exact, and kept as DTensor keeps them."""
 
+# torch documents dcp.save and dcp.load, but does not export them by its own rules.
+# pyright: reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 import copy
@@ -124,7 +127,8 @@ def train(folder: Path) -> None:
         close(tensor, saved[name], name)
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _whole(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
