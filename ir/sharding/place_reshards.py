@@ -129,7 +129,9 @@ class _Placing:
         if is_attention(op):
             first = first_of_attention(op)
             pairs = zip(op.operands[first + 1 : first + 3], wanted[first + 1 :], strict=False)
-            gathered = {v for v, sharding in pairs if sharding != self.flow.sharding(v)}
+            gathered = {
+                v for v, sharding in pairs if sharding.dims[2] != self.flow.sharding(v).dims[2]
+            }
             (self.keys_again if self.is_backward else self.keys).update(gathered)
         return [
             self._version(value, sharding, op, index)

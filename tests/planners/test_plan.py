@@ -223,8 +223,10 @@ def test_sharding_of_a_plan_is_checked_against_shape_and_mesh() -> None:
     assert (
         str(parse_sharding('[{"data"}, {}]', (4, 6), MESH, "w")) == '#dist.sharding<[{"data"}, {}]>'
     )
-    with pytest.raises(PlanError, match=r"^w of shape \[4, 6\]: a dim of size 6 cannot be sharded"):
-        parse_sharding('[{}, {"tensor"}]', (4, 6), MESH, "w")
+    uneven = parse_sharding('[{}, {"tensor"}]', (4, 6), MESH, "w").on((4, 6), MESH)
+    assert uneven.local_shape((4, 6)) == (4, 2)
+    with pytest.raises(PlanError, match=r"^w of shape \[4, 1\]: a dim of size 1 cannot be sharded"):
+        parse_sharding('[{}, {"data", "tensor"}]', (4, 1), MESH, "w")
 
 
 @given(st.text(alphabet='[]{}"datensor:, 0123=unred\n#', max_size=40))

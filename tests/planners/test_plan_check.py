@@ -23,10 +23,12 @@ def test_plan_of_a_planner_fits_its_program() -> None:
     check_plan(megatron(SPECS["gpt"], "data=2,tensor=2"), program())
 
 
-def test_sharding_that_does_not_divide_is_refused() -> None:
-    plan = Plan(mesh={"tensor": 7}, parameters={"wte.weight": '[{"tensor"}, {}]'})
+def test_sharding_that_leaves_devices_nothing_is_refused() -> None:
+    sizes = {"data": 2, "tensor": 7}
+    cut = {"wte.weight": '[{"data", "tensor"}, {}]'}
+    check_plan(Plan(mesh=sizes, parameters=cut), program())
     with pytest.raises(PlanError, match=r"param 'wte.weight' of shape"):
-        check_plan(plan, program())
+        check_plan(Plan(mesh=sizes | {"tensor": 64}, parameters=cut), program())
 
 
 def test_stages_by_name_and_pattern_are_checked() -> None:

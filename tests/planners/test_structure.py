@@ -44,8 +44,12 @@ def test_two_linear_maps_around_an_activation_are_a_pair() -> None:
     }
 
 
-def test_pair_that_does_not_divide_stays_whole() -> None:
-    assert pairs(PAIR, size=3) == {}
+def test_pair_that_does_not_divide_is_cut_with_padding() -> None:
+    assert pairs(PAIR, size=3) == {
+        "up": '[{"t"} of 16, {}]',
+        "up.bias": '[{"t"} of 16]',
+        "down": '[{}, {"t"} of 16]',
+    }
 
 
 def test_op_that_needs_the_features_together_keeps_a_pair_apart() -> None:
