@@ -69,21 +69,22 @@ def sum_of(seconds: Mapping[str, float]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "zero", "time", "memory"),
+    ("mesh", "zero", "time", "memory", "least"),
     [
-        ("data=16", 0, (0.99, 1.01), (0.95, 1.01)),
-        ("data=16", 3, (0.99, 1.01), (1.55, 1.6)),
-        ("data=4,tensor=4", 0, (0.99, 1.01), (1.0, 1.25)),
-        ("pipeline=2,data=4,tensor=2", 0, (0.98, 1.01), (1.0, 1.05)),
-        ("pipeline=2,data=4,tensor=2", 3, (0.82, 1.01), (1.0, 1.05)),
+        ("data=16", 0, (0.99, 1.01), (0.95, 1.01), 0.3),
+        ("data=16", 3, (0.99, 1.01), (1.55, 1.6), 0.06),
+        ("data=4,tensor=4", 0, (0.99, 1.01), (1.0, 1.25), 0.3),
+        ("pipeline=2,data=4,tensor=2", 0, (0.98, 1.01), (1.0, 1.05), 0.3),
+        ("pipeline=2,data=4,tensor=2", 3, (0.82, 1.01), (1.0, 1.05), 0.3),
     ],
 )
 def test_amp_is_exact_but_for_latency_and_what_stages_of_zero_wait_for(
-    mesh: str, zero: int, time: tuple[float, float], memory: tuple[float, float]
+    mesh: str, zero: int, time: tuple[float, float], memory: tuple[float, float], least: float
 ) -> None:
     """Equation 1 overlaps no gather of ZeRO 2 and 3 with anything, and delays no stage for one.
 
-    With the cluster's latency it is 0.3 to 1 of the simulation: AMP knows none. Under ZeRO 3 it adds
+    With the cluster's latency it is 0.3 to 1 of the simulation, 0.06 where each weight is a message
+    of its own: AMP knows none. Under ZeRO 3 it adds
     gathered weights of blocks to the activations of all; in the program, which is simulated op by
     op, few are left when the last are gathered, so its memory is above the program's.
     """
@@ -92,7 +93,7 @@ def test_amp_is_exact_but_for_latency_and_what_stages_of_zero_wait_for(
         found, estimate = simulated(plan, on), plan.predicted
         assert estimate is not None
         assert memory[0] <= estimate.peak_bytes / found.peak_bytes <= memory[1]
-        low, high = time if on is FREE else (0.3, 1.01)
+        low, high = time if on is FREE else (least, 1.01)
         assert low <= time_ratio(estimate, found) <= high
 
 
