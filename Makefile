@@ -87,7 +87,7 @@ test-slow: $(STAMP)
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright -p $(PACKAGE_LINK) --pythonpath $(BIN)/python
+	$(BIN)/pyright --threads $(WORKERS) -p $(PACKAGE_LINK) --pythonpath $(BIN)/python
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -57,7 +57,12 @@ def check(spec: str, mesh: str, **options: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "cut"),
-    [("gpt", STRIPED), ("llama", STRIPED), ("bert", PLAIN), ("t5", PLAIN)],
+    [
+        ("gpt", STRIPED),
+        ("llama", STRIPED),
+        ("bert", PLAIN),
+        pytest.param("t5", PLAIN, marks=pytest.mark.slow),
+    ],
 )
 def test_inputs_are_cut_in_stripes_where_attention_is_causal(name: str, cut: str) -> None:
     plan = plan_of(SPECS[name], "context=2")
