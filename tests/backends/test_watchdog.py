@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -316,7 +317,8 @@ def test_ranks_stop_that_ran_different_programs_which_all_know(tmp_path: Path) -
     ended = Ended(tmp_path, "take_a_known_short_batch", None)
     assert ended.codes == [1, 1, 1]
     for said in ended.said:
-        assert "have run different programs in call 16 or before it" in said
+        # Compared every 16 calls, as often as ranks come to write down where they are.
+        assert re.search(r"have run different programs in call (16|32|48|64) or before it", said)
 
 
 @pytest.mark.slow
