@@ -84,9 +84,9 @@ def test_amp_is_exact_but_for_latency_and_what_stages_of_zero_wait_for(
     """Equation 1 overlaps no gather of ZeRO 2 and 3 with anything, and delays no stage for one.
 
     With the cluster's latency it is 0.3 to 1 of the simulation, 0.06 where each weight is a message
-    of its own: AMP knows none. Under ZeRO 3 it adds
-    gathered weights of blocks to the activations of all; in the program, which is simulated op by
-    op, few are left when the last are gathered, so its memory is above the program's.
+    of its own: AMP knows none. Under ZeRO 3 it adds gathered weights of blocks to the activations
+    of all; in the program, which is simulated op by op, few are left when the last are gathered, so
+    its memory is above the program's.
     """
     for on in (FREE, REAL):
         plan = plan_amp(lowerings(), Mesh.parse(mesh), cluster=on, simulate=0, zero=zero)
