@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardweave.driver.mixture import Experts, every_expert, experts_with_capacity
+from shardweave.driver.mixture import DROPPED, Experts, every_expert, experts_with_capacity
 
 OURS = "shardweave"
 """The name under which transformers knows the forms of `mixture`."""
@@ -73,7 +73,7 @@ def _prepare(part: Any, capacity: float | None, groups: int) -> None:
     ALL_EXPERTS_FUNCTIONS.register(OURS, _forward)
     part.capacity, part.groups = capacity, groups
     if capacity is not None:
-        part.register_buffer("dropped", torch.zeros((), dtype=torch.int64), persistent=False)
+        part.register_buffer(DROPPED, torch.zeros(2, dtype=torch.int64), persistent=False)
 
 
 def _forward(part: Any, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def _forward(part: Any, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     out, dropped = experts_with_capacity(
         x, chosen, weights, experts, capacity=part.capacity, groups=part.groups
     )
-    part.dropped.copy_(dropped)
+    getattr(part, DROPPED).copy_(dropped)
     return out
 
 

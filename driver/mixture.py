@@ -19,7 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+DROPPED = "dropped_choices"
+"""The buffer of a module of experts that has what `experts_with_capacity` counts (two int64)."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,8 @@ def slots_of(tokens: int, choices: int, count: int, capacity: float) -> int:
 def experts_with_capacity(
     x: Tensor, chosen: Tensor, weights: Tensor, experts: Experts, *, capacity: float, groups: int
 ) -> tuple[Tensor, Tensor]:
-    """The weighted sum of each token's chosen experts that had a slot for it, and the number of
-    choices (int64, no dims) that were dropped.
+    """The weighted sum of each token's chosen experts that had a slot for it; and how many choices
+    were dropped, and how many there were (two int64).
 
     Tokens are dealt with in `groups` runs of equal length, in each of which a token comes before
     those behind it. Shapes as in `every_expert`. Raises ValueError if groups do not divide tokens.
@@ -90,7 +93,18 @@ def experts_with_capacity(
     slot = places.slot.unsqueeze(-1).expand(-1, -1, hidden)
     parts = out.reshape(groups, count * slots, hidden).gather(1, slot)
     parts = parts.masked_fill(~places.is_kept.unsqueeze(-1), 0)
-    return parts.view(tokens, choices, hidden).sum(1), (~places.is_kept).sum()
+    dropped = (~places.is_kept).sum()
+    counts = torch.stack([dropped, torch.full_like(dropped, tokens * choices)])
+    return parts.view(tokens, choices, hidden).sum(1), counts
+
+
+def dropped_choices(module: nn.Module) -> tuple[int, int] | None:
+    """How many choices of experts a model dropped in its last step, and how many there were.
+
+    None for a model without experts that have a capacity.
+    """
+    counts = [b.tolist() for name, b in module.named_buffers() if name.split(".")[-1] == DROPPED]
+    return (sum(c[0] for c in counts), sum(c[1] for c in counts)) if counts else None
 
 
 def _products(rows: Tensor, given: Tensor, experts: Experts) -> Tensor:
