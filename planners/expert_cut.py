@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 from xdsl.ir import SSAValue
 
-from shardweave.ir.annotations import layer_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Placement
@@ -39,35 +38,39 @@ class ExpertCut:
 def expert_cut(program: Program, mesh: Mesh, axis: str) -> ExpertCut:
     """The cut of each parameter of experts; nothing where the mesh has no such axis.
 
-    A note says so where experts, or all that the axis is there for, stay whole.
+    A note says so where the axis cuts nothing.
     """
     if axis not in mesh.names or mesh.size(axis) == 1:
         return ExpertCut()
     size = mesh.size(axis)
     maps = dict(_expert_maps(program, axis, size))
     cuts = parallel_pairs(program, axis, size, among=maps)
-    whole = [
-        f"experts of '{layer_of(one.op)}' stay whole: {_experts(one)} of them cannot be cut over "
-        f"{axis}={size}"
-        for one in maps
-        if one.parameter not in cuts
-    ]
-    if not cuts:
-        why = (
-            "no product reads a parameter of experts x inputs x outputs (one that is looked up for "
-            "each token, as by Hugging Face's batched_mm, is none)"
-        )
-        whole += [f"axis '{axis}' of the mesh is idle: {why}"] if not maps else []
     stacked = {
         one.op: _experts(one)
         for one in maps
         if one.parameter in cuts and one.rule.factors[one.produced].size > _experts(one)
     }
-    return ExpertCut(cuts, stacked, tuple(whole))
+    return ExpertCut(cuts, stacked, () if cuts else (_why_idle(program, f"{axis}={size}"),))
+
+
+def _why_idle(program: Program, axis: str) -> str:
+    """Why no experts are cut."""
+    counts = {_experts(one) for one in linear_maps(program) if _is_of_experts(one)}
+    why = (
+        f"{max(counts)} experts cannot be cut over {axis}"
+        if counts
+        else "no product reads a parameter of experts x inputs x outputs (one that is looked up "
+        "for each token, as by Hugging Face's batched_mm, is none)"
+    )
+    return f"axis '{axis.partition('=')[0]}' of the mesh is idle: {why}"
 
 
 def _experts(one: LinearMap) -> int:
     return shape_of(one.parameter)[0]
+
+
+def _is_of_experts(one: LinearMap) -> bool:
+    return len(shape_of(one.parameter)) == 3
 
 
 def _expert_maps(program: Program, axis: str, size: int) -> Iterator[tuple[LinearMap, int]]:
@@ -76,10 +79,9 @@ def _expert_maps(program: Program, axis: str, size: int) -> Iterator[tuple[Linea
     Their `produced` factor is that of the experts.
     """
     for one in linear_maps(program):
-        shape = shape_of(one.parameter)
-        if len(shape) != 3 or shape[0] < size:
+        if not _is_of_experts(one) or _experts(one) < size:
             continue
-        first = -(-shape[0] // size)
+        first = -(-_experts(one) // size)
         cut: Cut | None = ((Placement(axis, size, first),), (), ())
         for view in reversed(one.views):
             rule = rule_of(view)
