@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
-from shardweave.driver.hf_experts import choose_experts
+from shardweave.driver.hf_experts import check_given_experts, choose_experts
 from shardweave.driver.hf_tiny import tiny_fields
 from shardweave.ir.suggest import did_you_mean
 
@@ -87,7 +87,10 @@ def build_hf(
     head, config, size, notes = _configured(model_type, options, dtype)
     module = _build_module(head, config, dtype)
     capacity, groups = _expert_options(model_type, options, size)
-    notes += choose_experts(module, "experts_implementation" in options, capacity, groups)
+    if "experts_implementation" in options:
+        check_given_experts(module, capacity)
+    else:
+        notes += choose_experts(module, capacity=capacity, groups=groups)
     if head.task == CAUSAL:
         notes += _choose_causal_loss(module, dtype)
     if head.task == OBJECTS:

@@ -14,34 +14,24 @@ OURS = "shardweave"
 
 
 def choose_experts(
-    module: nn.Module, is_given: bool, capacity: float | None, groups: int
+    module: nn.Module, *, capacity: float | None = None, groups: int = 1
 ) -> list[str]:
-    """Run experts in a form that can be captured, unless the user named one; say so.
+    """Run a Hugging Face model's experts in a form that can be captured, and cut over devices.
 
-    capacity, groups: as of `experts_with_capacity`; without a capacity, every expert computes every
-    token. Raises ValueError for experts that loop over the tokens they got, which no fixed program
-    can say, and for a capacity that has no experts to be of.
+    Without a capacity every expert computes every token (`mixture.every_expert`). With one, each
+    has slots for the tokens of each of `groups` runs of the batch, such as its sequences
+    (`mixture.experts_with_capacity`); a buffer `dropped_choices` of each module of experts counts
+    what found none. Experts whose outputs are normalised one by one run as batched_mm. Returns a
+    note on what was chosen, none for a model without such experts.
+
+    Raises ValueError for a capacity that has no experts to be of.
     """
     parts = dict(_experts_of(module))
     is_normed = any(getattr(part, "has_post_expert_norm", False) for part in parts.values())
-    if capacity is not None and (is_given or is_normed or not parts):
-        why = (
-            "the model has no such experts"
-            if not parts
-            else "its experts' outputs are normalised one by one"
-            if is_normed
-            else "experts_implementation is given"
-        )
+    if capacity is not None and (is_normed or not parts):
+        why = "its experts' outputs are normalised" if parts else "the model has no such experts"
         raise ValueError(f"capacity={capacity:g} has no effect: {why}; leave it out.")
-    for name, part in parts.items():
-        form = getattr(part.config, "_experts_implementation", None)
-        if is_given and form == "eager":
-            raise ValueError(
-                f"module '{name}' ({type(part).__name__}) runs its experts in a loop that depends "
-                "on the data and cannot be captured; leave experts_implementation out, or set it "
-                'to batched_mm (in Python: experts_implementation="batched_mm").'
-            )
-    if is_given or not parts:
+    if not parts:
         return []
     form = next(iter(parts.values())).config._experts_implementation
     for part in parts.values():
@@ -50,6 +40,22 @@ def choose_experts(
             _prepare(part, capacity, groups)
     how = "as batched_mm" if is_normed else _form(capacity, groups)
     return [f"experts run {how}: {form}, the default, has no ATen ops"]
+
+
+def check_given_experts(module: nn.Module, capacity: float | None) -> None:
+    """Check the form of experts that a user named. ValueError for one that loops over the tokens
+    that experts got, which no fixed program can say, and for a capacity, which is of our own form.
+    """
+    if capacity is not None:
+        why = "experts_implementation is given"
+        raise ValueError(f"capacity={capacity:g} has no effect: {why}; leave one of them out.")
+    for name, part in _experts_of(module):
+        if getattr(part.config, "_experts_implementation", None) == "eager":
+            raise ValueError(
+                f"module '{name}' ({type(part).__name__}) runs its experts in a loop that depends "
+                "on the data and cannot be captured; leave experts_implementation out, or set it "
+                'to batched_mm (in Python: experts_implementation="batched_mm").'
+            )
 
 
 def _experts_of(module: nn.Module) -> list[tuple[str, Any]]:
