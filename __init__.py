@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from shardweave.driver.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
     from shardweave.driver.compile import compile
     from shardweave.driver.diff import diff
+    from shardweave.driver.hf_experts import choose_experts
     from shardweave.driver.plans import plan, simulate_plan
     from shardweave.driver.progress import Progress
     from shardweave.driver.validate import ValidationError, run_passes
@@ -61,6 +62,7 @@ __all__ = [
     "VerifyError",
     "capture",
     "check",
+    "choose_experts",
     "clip_grad_norm_",
     "compile",
     "diff",
@@ -101,6 +103,7 @@ _HOMES = {
     "VerifyError": "ir.verify.program:VerifyError",
     "capture": "ir.capture.capture:capture",
     "check": "ir.verify.program:check",
+    "choose_experts": "driver.hf_experts:choose_experts",
     "compile": "driver.compile:compile",
     "diff": "driver.diff:diff",
     "load": "ir.program:Program.load",
