@@ -115,7 +115,9 @@ def test_plan_whose_shares_do_not_fit_the_mesh_is_refused() -> None:
     plan = plan_of(((4,), (3, 1)))
     program = captured(GPT).program
     assert with_pipeline(plan, program, Mesh(stage=3)) is plan
-    with pytest.raises(PlanError, match=r"shares are of 3 coordinates, but the stage axis .* has 2"):
+    with pytest.raises(
+        PlanError, match=r"shares are of 3 coordinates, but the stage axis .* has 2"
+    ):
         with_pipeline(plan, program, Mesh(stage=2))
 
 
