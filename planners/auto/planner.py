@@ -31,8 +31,8 @@ class AutoOptions:
     """simulate: at most so many points are simulated; 0: 64, of a deep model 24. time_limit_s: the
     search ends after so many seconds with the best so far; 0: it ends by itself. fix, forbid:
     dimensions with values, as `tensor=8,zero=1`. memory: of each device, as 70GiB, where not all
-    may be used. runnable: False also takes what no backend runs. propose: also price what other
-    planners choose. precision: as of a plan. top: candidates that the plan lists.
+    may be used. propose: also price what other planners choose. precision: as of a plan. top:
+    candidates that the plan lists.
     """
 
     simulate: int = 0
@@ -40,7 +40,6 @@ class AutoOptions:
     fix: str = ""
     forbid: str = ""
     memory: str = ""
-    runnable: bool = True
     propose: bool = True
     precision: str = ""
     top: int = 5
@@ -168,8 +167,6 @@ def _proposed(
         try:
             plan = make()
         except ValueError:
-            continue
-        if options.runnable and plan.pipeline is not None and plan.pipeline.ranks:
             continue
         for schedule in dict.fromkeys((plan.schedule, "", "cross-pass")):
             other = replace(plan, schedule=schedule, predicted=None, candidates=(), reasons=())
