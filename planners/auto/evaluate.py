@@ -40,8 +40,12 @@ class Evaluator:
         return self.found.get(point)
 
     def predict_plan(self, plan: Plan) -> Predicted:
-        """The step of another planner's plan. Raises ValueError if it does not fit."""
-        return simulate_plan(self.lowerings(self.depths.program), plan, self._cluster)
+        """The step of another planner's plan, which of a deep model has to be alike for all equal
+        blocks. Raises ValueError if it does not fit."""
+        depths = self.depths
+        if depths.few is None or depths.more is None:
+            return simulate_plan(self.lowerings(depths.program), plan, self._cluster)
+        return self._extrapolated(_of(plan, depths.few), _of(plan, depths.more))
 
     def lowerings(self, program: Program) -> Lowerings:
         if id(program) not in self._lowerings:
@@ -60,22 +64,38 @@ class Evaluator:
     def _simulated(self, point: JointPoint) -> Predicted:
         depths = self.depths
         plan = self.maker.plan(point, depths.read)
-        lowerings = self.lowerings(depths.read)
-        if depths.few is None or depths.more is None:
-            return simulate_plan(lowerings, plan, self._cluster)
+        if depths.more is None:
+            return simulate_plan(self.lowerings(depths.read), plan, self._cluster)
+        return self._extrapolated(plan, self.maker.plan(point, depths.more))
+
+    def _extrapolated(self, plan: Plan, more_plan: Plan) -> Predicted:
+        """The step of a deep model from plans of the same with few blocks, and with more."""
+        depths = self.depths
+        assert depths.few is not None
+        assert depths.more is not None
+        lowerings = self.lowerings(depths.few)
         if is_by_block(plan):
             return predicted_of(
                 simulate_stages(lowerings, plan, self._cluster, deepened=depths.deepened)
             )
-        if plan.is_pipeline:
+        if plan.is_pipeline and plan.pipeline is not None:
             raise ValueError(
-                f"schedule '{point.pipeline}' is simulated op by op, which takes too long for "
-                f"{len(depths.names)} blocks"
+                f"schedule '{plan.pipeline.schedule}' is simulated op by op, which takes too long "
+                f"for {len(depths.names)} blocks"
             )
         few = simulate_plan(lowerings, plan, self._cluster)
-        more_plan = self.maker.plan(point, depths.more)
         more = simulate_plan(self.lowerings(depths.more), more_plan, self._cluster)
         return extrapolated(few, more, (len(depths.names) - MORE) / (MORE - FEW))
+
+
+def _of(plan: Plan, program: Program) -> Plan:
+    """A plan of a program's own parameters, for the same with fewer blocks."""
+    names = {slot.name for slot in program.arguments}
+    return replace(
+        plan,
+        parameters={name: text for name, text in plan.parameters.items() if name in names},
+        used={name: text for name, text in plan.used.items() if name in names},
+    )
 
 
 def extrapolated(few: Predicted, more: Predicted, times: float) -> Predicted:

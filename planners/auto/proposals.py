@@ -21,14 +21,20 @@ MOST_OASES = 2
 def proposals(
     evaluator: Evaluator, cluster: Cluster, mesh: Mesh | None, precision: str, meshes: list[Mesh]
 ) -> Iterator[tuple[str, Callable[[], Plan]]]:
-    """Planners by name, each as a function that plans. meshes: with a tensor axis, for Oases."""
+    """Planners by name, each as a function that plans. meshes: with a tensor axis, for Oases.
+
+    Of a deep model AxoNN's alone: Megatron's rule and AMP's cuts are in the space, and the degrees
+    of Oases' blocks, which may differ, do not follow from a few.
+    """
     program = evaluator.depths.program
+    if mesh is None or set(mesh.names) <= {"x", "y", "z", "data"}:
+        yield "axonn", lambda: plan_axonn(program, mesh, cluster=cluster, precision=precision)
+    if evaluator.depths.is_deep:
+        return
     yield (
         "megatron",
         lambda: replace(plan_megatron(program, mesh, cluster=cluster), precision=precision),
     )
-    if mesh is None or set(mesh.names) <= {"x", "y", "z", "data"}:
-        yield "axonn", lambda: plan_axonn(program, mesh, cluster=cluster, precision=precision)
     if mesh is None or set(mesh.names) <= {"pipeline", "data", "tensor"}:
         lowerings = evaluator.lowerings(program)
         yield (

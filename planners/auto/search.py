@@ -72,6 +72,7 @@ class JointSearch:
             self._see_rest()
         except OutOfTime as reason:
             self.stopped = str(reason)
+            self._see_one()
         except KeyboardInterrupt:
             if self.best is None:
                 raise
@@ -98,8 +99,9 @@ class JointSearch:
 
     def _estimate_all(self) -> None:
         for number, point in enumerate(self.space.points()):
-            if number % 256 == 0:
+            if self.estimates:  # of something there has to be the best so far
                 self._check_time()
+            if number % 256 == 0:
                 self.say(f"{number} points estimated")
             try:
                 found = self.estimator.estimate(point)
@@ -131,6 +133,13 @@ class JointSearch:
                 self._simulate(point)
                 if self.best is not None:
                     break
+
+    def _see_one(self) -> None:
+        """Where time was up before anything was simulated: the best estimate so far, in full."""
+        for point in self._by_estimate(self.estimates)[:STARTS]:
+            if self.evaluator.found:
+                return
+            self.evaluator.predict(point)
 
     def _refine(self) -> None:
         """Change one dimension of the fastest points, until nothing is faster."""

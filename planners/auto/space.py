@@ -11,6 +11,7 @@ from itertools import product
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.auto.constraints import Constraints
 from shardweave.planners.auto.point import JointPoint
+from shardweave.planners.auto.reader import CostReader
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.degrees import asked_degrees, divisors
 from shardweave.planners.pipelines.schedules import find_schedule
@@ -134,6 +135,41 @@ def _zeros(data: int, micro_batches: int) -> Sequence[int]:
     if data == 1:
         return (0,)
     return (0, 1, 2, 3) if micro_batches > 1 else (0, 1, 3)
+
+
+def joint_space(
+    reader: CostReader, mesh: Mesh | None, constraints: Constraints, *, has_list: bool = True
+) -> JointSpace:
+    """The space of a program on its cluster, or on the devices of `mesh`.
+
+    has_list: whether plans can name the cluster, which schedules `list` need. Raises ClusterError
+    for a mesh of more devices than there are.
+    """
+    program, cluster = reader.depths.read, reader.cluster
+    devices = cluster.num_devices if mesh is None else mesh.num_devices
+    cluster.check_fits(devices)
+    degrees: list[int] = []
+    cuts: set[int] = set()
+    for tensor in tensor_degrees(cluster):
+        if tensor > 1:
+            plan = reader.base(program, 1, tensor, True)
+            if not plan.parameters:
+                continue
+            cuts |= {tensor} if plan.activations else set()
+        degrees.append(tensor)
+    repeated = len(reader.depths.names)
+    rest = len(reader.cost(1, False, 1).blocks) - repeated if repeated else 0
+    return JointSpace(
+        devices=devices,
+        node=cluster.nodes[0].devices,
+        batch=reader.batch,
+        parts=repeated + rest,
+        tensor=tuple(degrees),
+        cuts_sequence=frozenset(cuts),
+        constraints=constraints,
+        mesh=mesh,
+        has_list=has_list,
+    )
 
 
 def tensor_degrees(cluster: Cluster) -> list[int]:
