@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardweave.ir.program import Program
@@ -39,15 +39,17 @@ class Evaluator:
                 self.problems[point] = str(error)
         return self.found.get(point)
 
-    def predict_plan(self, plan: Plan) -> Predicted:
-        """The step of another planner's plan, which of a deep model has to be alike for all equal
-        blocks. Raises ValueError if it does not fit."""
-        depths = self.depths
-        if depths.few is None or depths.more is None:
-            return simulate_plan(self.lowerings(depths.program), plan, self._cluster)
-        return self._extrapolated(_of(plan, depths.few), _of(plan, depths.more))
+    def predict_plans(self, plans: Sequence[Plan]) -> Predicted:
+        """The step of another planner's plan, given for each of `Depths.priced`; of a deep model
+        it has to be alike for all equal blocks. Raises ValueError if it does not fit."""
+        if self.depths.is_deep:
+            return self._extrapolated(*plans)
+        return simulate_plan(self.lowerings(self.depths.program), plans[0], self._cluster)
 
     def lowerings(self, program: Program) -> Lowerings:
+        """Those of a program; of the one that costs are read off, the reader's own."""
+        if program is self.depths.read:
+            return self.maker.estimator.reader.lowerings
         if id(program) not in self._lowerings:
             self._lowerings[id(program)] = Lowerings(program, most=RECENT)
         return self._lowerings[id(program)]
@@ -86,16 +88,6 @@ class Evaluator:
         few = simulate_plan(lowerings, plan, self._cluster)
         more = simulate_plan(self.lowerings(depths.more), more_plan, self._cluster)
         return extrapolated(few, more, (len(depths.names) - MORE) / (MORE - FEW))
-
-
-def _of(plan: Plan, program: Program) -> Plan:
-    """A plan of a program's own parameters, for the same with fewer blocks."""
-    names = {slot.name for slot in program.arguments}
-    return replace(
-        plan,
-        parameters={name: text for name, text in plan.parameters.items() if name in names},
-        used={name: text for name, text in plan.used.items() if name in names},
-    )
 
 
 def extrapolated(few: Predicted, more: Predicted, times: float) -> Predicted:

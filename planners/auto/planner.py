@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from shardweave.ir.mesh import Mesh
@@ -12,7 +12,7 @@ from shardweave.planners.auto.constraints import Constraints, point_of, with_mem
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.plans import PlanMaker
-from shardweave.planners.auto.proposals import proposals
+from shardweave.planners.auto.proposals import Make, proposals
 from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.auto.search import JointSearch
 from shardweave.planners.auto.space import joint_space
@@ -110,7 +110,8 @@ def _name_of(cluster: Cluster, name: str, options: AutoOptions) -> str:
         return ""
 
 
-Rival = tuple[str, Plan, Predicted]
+Rival = tuple[str, Callable[[], Plan], Predicted]
+"""A plan by its name, how to make it for the whole program, and its step."""
 
 
 def _proposed(
@@ -128,28 +129,35 @@ def _proposed(
     found = proposals(
         search.evaluator, cluster, mesh, options.precision, list(dict.fromkeys(meshes))
     )
+    depths = search.evaluator.depths
     for name, make in found:
         if time.monotonic() > search.deadline_s:
             return
         search.say(f"asking {name}")
         try:
-            plan = make()
+            plans = [make(program) for program in depths.priced]
         except ValueError:
             continue
-        if options.runnable and plan.pipeline is not None and plan.pipeline.ranks:
+        first = plans[0]
+        if options.runnable and first.pipeline is not None and first.pipeline.ranks:
             continue
-        for schedule in dict.fromkeys((plan.schedule, "", "cross-pass")):
-            other = replace(plan, schedule=schedule, predicted=None, candidates=(), reasons=())
-            if not constraints.allows(point_of(other)):
+        for schedule in dict.fromkeys((first.schedule, "", "cross-pass")):
+            if not constraints.allows(point_of(_bare(first, schedule))):
                 continue
             try:
-                yield (
-                    f"{name}, {schedule or 'in-order'}",
-                    other,
-                    search.evaluator.predict_plan(other),
-                )
+                predicted = search.evaluator.predict_plans([_bare(p, schedule) for p in plans])
             except ValueError:
                 continue
+
+            def whole(make: Make = make, schedule: str = schedule) -> Plan:
+                return _bare(make(depths.program), schedule)
+
+            yield f"{name}, {schedule or 'in-order'}", whole, predicted
+
+
+def _bare(plan: Plan, schedule: str) -> Plan:
+    """A plan under a schedule, without what its planner says of it."""
+    return replace(plan, schedule=schedule, predicted=None, candidates=(), reasons=())
 
 
 def _plan_of(search: JointSearch, rivals: list[Rival], options: AutoOptions) -> Plan:
@@ -160,14 +168,15 @@ def _plan_of(search: JointSearch, rivals: list[Rival], options: AutoOptions) -> 
     rows.sort(key=lambda row: (not row.predicted.fits, row.predicted.time_s))
     best = rows[0]
     reasons = [*looked_at(search)]
-    rival = next((plan for name, plan, _ in rivals if name == best.name), None)
+    rival = next((whole for name, whole, _ in rivals if name == best.name), None)
     point = next((point for point, _ in seen if str(point) == best.name), None)
     if point is not None:
         plan = search.evaluator.maker.plan(point, search.evaluator.depths.program)
         reasons += worth(search, point, best.predicted)
     else:
         assert rival is not None, "the best is a point or a rival"
-        plan = replace(rival, notes=(*rival.notes, f"proposed by {best.name}"), planner="auto")
+        plan = rival()
+        plan = replace(plan, notes=(*plan.notes, f"proposed by {best.name}"), planner="auto")
     if search.evaluator.depths.is_deep:
         names = search.evaluator.depths.names
         reasons.append(

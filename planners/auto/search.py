@@ -37,6 +37,11 @@ NEAR = 1.3
 schedules too: of a small GPT under a tight memory the best was an order that another point hid."""
 
 
+FAR = 1.2
+"""A value of a dimension whose best estimate is so many times the best of all is not simulated to
+begin with, which leaves more of the points that may be simulated to the neighbours of the best."""
+
+
 class OutOfTime(Exception):
     """The time limit or the number of simulations is reached."""
 
@@ -123,8 +128,10 @@ class JointSearch:
             for point in order:
                 values.setdefault(point.value(dimension), point)
             firsts.update(dict.fromkeys(values.values()))
+        least_s = min((self.estimates[point].time_s for point in order[:1]), default=0.0)
         for point in self._by_estimate(firsts):
-            if self._may_win(point):
+            is_near = self.estimates[point].time_s <= FAR * least_s
+            if is_near and self._may_win(point):
                 self._simulate(point)
         if self.best is None:
             # Memory decides: what needs least comes first.

@@ -13,9 +13,11 @@ from shardweave.planners.auto.constraints import Constraints
 from shardweave.planners.auto.point import JointPoint
 from shardweave.planners.auto.reader import CostReader
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.pipeline.stages import OVERLAPPING
 from shardweave.planners.degrees import asked_degrees, divisors
 from shardweave.planners.pipelines.schedules import find_schedule
 from shardweave.planners.plan_parts import PIPELINE_SCHEDULES, RECOMPUTE, PlanError
+from shardweave.planners.predict import BY_BLOCK
 
 SUB_BATCHES = (1, 2, 4)
 MANY_DEVICES = 64
@@ -81,12 +83,23 @@ class JointSpace:
         return (*SCHEDULES, *(("list",) if self.has_list else ()))
 
     def variants(self, point: JointPoint) -> Iterator[JointPoint]:
-        """The point under each order of messages and of micro-batches, if the user allows it."""
+        """The point under each order of messages and of micro-batches, if the user allows it.
+
+        Steps that are simulated by block (`predict.BY_BLOCK`) know two orders of messages: those
+        that run beside compute, and those that are waited for. The first of each stands for all.
+        """
+        seen: set[tuple[str, bool]] = set()
         pipelines = PIPELINE_SCHEDULES if point.stages > 1 else PIPELINE_SCHEDULES[:1]
         for schedule, pipeline in product(self._schedules, pipelines):
             found = point.with_value(schedule=schedule, pipeline=pipeline)
-            if self.constraints.allows(found) and self.is_possible(found):
-                yield found
+            if not (self.constraints.allows(found) and self.is_possible(found)):
+                continue
+            if found.is_staged and pipeline in BY_BLOCK:
+                kind = pipeline, schedule in OVERLAPPING
+                if kind in seen:
+                    continue
+                seen.add(kind)
+            yield found
 
     def is_possible(self, point: JointPoint) -> bool:
         """Whether there is a table for the micro-batches, and sub-batches for the schedule."""
