@@ -5,7 +5,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from shardweave.backends.step import Step
 from shardweave.driver.check import compare, results_of, run_eager
 from shardweave.driver.gpt import GPT, GPTConfig, build_gpt
 from shardweave.driver.launch import launch
+from shardweave.ir.capture.capture import capture_step
 from shardweave.ir.types import shape_of
-from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.presets import find_cluster
+from shardweave.tests.driver.step.models import two_devices
 from shardweave.tests.warm import WarmProcess
 from shardweave.tests.zoo import captured
 
@@ -312,16 +312,32 @@ def test_cluster_alone_lets_auto_choose_mesh_and_plan(mlp: MLP, batch: dict[str,
     torch.testing.assert_close(step(**small), mlp(**small))
 
 
+def test_model_is_captured_once_where_the_plan_is_made_for_a_cluster(
+    monkeypatch: pytest.MonkeyPatch, mlp: MLP, batch: dict[str, Tensor]
+) -> None:
+    captures: list[nn.Module] = []
+
+    def counting(model: nn.Module, *args: Any) -> Any:
+        captures.append(model)
+        return capture_step(model, *args)
+
+    monkeypatch.setattr("shardweave.ir.capture.capture.capture_step", counting)
+    options: dict[str, Any] = {"kwargs": batch, "cluster": two_devices(), "backend": "reference"}
+    step = sw.compile(mlp, **options, plan="megatron")
+    assert captures == [mlp]
+    assert step.program.mesh == sw.Mesh(**step.plan.mesh)
+    step.eval()
+    step(**batch)  # another program, on the mesh that was chosen
+    assert step.program.mesh == sw.Mesh(**step.plan.mesh)
+
+
+def test_cluster_of_other_than_the_processes_is_an_error_before_planning(
+    mlp: MLP, batch: dict[str, Tensor]
+) -> None:
+    with pytest.raises(ValueError, match="has 2 devices, but 1 process runs"):
+        sw.compile(mlp, kwargs=batch, cluster=two_devices())
+
+
 def test_cluster_beside_a_plan_is_refused(mlp: MLP, batch: dict[str, Tensor]) -> None:
     with pytest.raises(ValueError, match="cluster is what a planner plans for, and the plan is"):
         sw.compile(mlp, kwargs=batch, cluster="testbed", plan={}, backend="reference")
-
-
-def two_devices() -> Cluster:
-    """The testbed, with float64."""
-    found = find_cluster("testbed")
-    devices = {
-        name: replace(one, flops={**one.flops, "float64": 1e10})
-        for name, one in found.devices.items()
-    }
-    return replace(found, devices=devices)
