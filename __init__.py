@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from shardweave.ir.mesh import Axis, Mesh
     from shardweave.ir.placement import Sharding
     from shardweave.ir.program import Program
+    from shardweave.ir.proof.expressions import ProofError
+    from shardweave.ir.proof.prove import Proof, prove
     from shardweave.ir.text import ProgramTextError
     from shardweave.ir.verify.program import VerifyError, check, verify
     from shardweave.passes.notes import PlanNote
@@ -55,6 +57,8 @@ __all__ = [
     "Program",
     "ProgramTextError",
     "Progress",
+    "Proof",
+    "ProofError",
     "Sharding",
     "Simulation",
     "Step",
@@ -70,6 +74,7 @@ __all__ = [
     "load_checkpoint",
     "parse",
     "plan",
+    "prove",
     "random",
     "register_pass",
     "run_passes",
@@ -95,6 +100,8 @@ _HOMES = {
     "PlanNote": "passes.notes:PlanNote",
     "Program": "ir.program:Program",
     "Progress": "driver.progress:Progress",
+    "Proof": "ir.proof.prove:Proof",
+    "ProofError": "ir.proof.expressions:ProofError",
     "ProgramTextError": "ir.text:ProgramTextError",
     "Sharding": "ir.placement:Sharding",
     "Simulation": "planners.cost.simulation:Simulation",
@@ -110,6 +117,7 @@ _HOMES = {
     "load_checkpoint": "driver.checkpoints:load_checkpoint",
     "parse": "ir.program:Program.parse",
     "plan": "driver.plans:plan",
+    "prove": "ir.proof.prove:prove",
     "random": "ir.capture.seeded:SeededRandom",
     "register_pass": "passes.registry:register_pass",
     "run_passes": "driver.validate:run_passes",
