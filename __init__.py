@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from shardweave.driver.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
     from shardweave.driver.compile import compile
     from shardweave.driver.diff import diff
+    from shardweave.driver.explore import Exploration, explore
     from shardweave.driver.plans import plan, simulate_plan
     from shardweave.driver.progress import Progress
     from shardweave.driver.validate import ValidationError, run_passes
@@ -44,6 +45,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Cluster",
+    "Exploration",
     "GradScaler",
     "Mesh",
     "PassError",
@@ -64,6 +66,7 @@ __all__ = [
     "clip_grad_norm_",
     "compile",
     "diff",
+    "explore",
     "load",
     "load_checkpoint",
     "parse",
@@ -84,6 +87,7 @@ _HOMES = {
     "Checkpoint": "driver.checkpoints:Checkpoint",
     "CheckpointError": "backends.saved_state:CheckpointError",
     "Cluster": "planners.cost.cluster:Cluster",
+    "Exploration": "driver.explore:Exploration",
     "GradScaler": "backends.grad_scaler:GradScaler",
     "Mesh": "ir.mesh:Mesh",
     "PassError": "passes.pipeline:PassError",
@@ -103,6 +107,7 @@ _HOMES = {
     "check": "ir.verify.program:check",
     "compile": "driver.compile:compile",
     "diff": "driver.diff:diff",
+    "explore": "driver.explore:explore",
     "load": "ir.program:Program.load",
     "load_checkpoint": "driver.checkpoints:load_checkpoint",
     "parse": "ir.program:Program.parse",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from xdsl.ir import Attribute, Operation
@@ -26,6 +26,10 @@ from shardweave.ir.text import without_gc
 
 MAX_CHAIN = 256
 """How many new (or removed) ops are looked through for what stands behind them."""
+
+
+Places = tuple[int | None, int | None]
+"""Where an op stands among those of the first and of the second program; None where it is not."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Change:
     phase: str
     before: str
     after: str
-    at: tuple[int | None, int | None]
+    at: Places
     details: tuple[Detail, ...]
     hunk: int = 0
 
@@ -83,13 +87,15 @@ class ChangeGroup:
 class StructuralDiff:
     """All changes from the first program to the second, in order, and the numbers of both.
 
-    blocks: the repeated blocks of either.
+    blocks: the repeated blocks of either. aligned: all ops of both, unchanged ones too, in one
+    order: removed ops where they stood, moved ones where they are.
     """
 
     changes: tuple[Change, ...]
     stats: tuple[ProgramStats, ProgramStats]
     num_ops: tuple[int, int]
     blocks: Blocks
+    aligned: tuple[Places, ...] = field(repr=False)
 
     @property
     def num_hunks(self) -> int:
@@ -118,9 +124,11 @@ def structural_diff(a: Program, b: Program) -> StructuralDiff:
     interner = Interner()
     with without_gc():
         mine, others = table_of(a, interner), table_of(b, interner)
-        changes = tuple(_Comparison(match(mine, others)).changes())
+        comparison = _Comparison(match(mine, others))
+        changes = tuple(comparison.changes())
     num_ops = mine.num_ops, others.num_ops
-    return StructuralDiff(changes, (stats(a), stats(b)), num_ops, mine.blocks | others.blocks)
+    blocks = mine.blocks | others.blocks
+    return StructuralDiff(changes, (stats(a), stats(b)), num_ops, blocks, comparison.aligned())
 
 
 class _Comparison:
@@ -132,6 +140,7 @@ class _Comparison:
         self.partners = matching.partners
         self.lines = [Lines(table.program) for table in self.tables]
         self.behind: list[dict[Value, frozenset[Value]]] = [{}, {}]
+        self.fixed = {node for node, _ in matching.in_order()}
 
     def changes(self) -> Iterator[Change]:
         yield from self._mesh()
@@ -143,16 +152,23 @@ class _Comparison:
 
     def _ops(self) -> Iterator[Change]:
         """The changes of ops in an order that both programs can be read in."""
-        fixed = {node for node, _ in self.matching.in_order()}
-        found = (self._change(*pair, is_fixed=pair[0] in fixed) for pair in self._merged(fixed))
+        found = (self._change(*pair, is_fixed=pair[0] in self.fixed) for pair in self._merged())
         hunks = (hunk for differs, hunk in groupby(found, key=bool) if differs)
         for number, hunk in enumerate(hunks, start=1):
             for change in filter(None, hunk):
                 yield replace(change, hunk=number)
 
-    def _merged(self, fixed: set[int]) -> Iterator[tuple[int | None, int | None]]:
+    def aligned(self) -> tuple[Places, ...]:
+        """The places of all ops of both programs, in the order of `_merged`."""
+        first, second = (table.num_arguments for table in self.tables)
+        return tuple(
+            (None if node is None else node - first, None if other is None else other - second)
+            for node, other in self._merged()
+        )
+
+    def _merged(self) -> Iterator[Places]:
         """Pairs (node, other) in one order: removed ops where they stood, moved where they are."""
-        (a, b), (pairs, back) = self.tables, self.partners
+        (a, b), (pairs, back), fixed = self.tables, self.partners, self.fixed
 
         def removed(node: int) -> Iterator[tuple[int, None]]:
             """Those from a node up to the next one that keeps its order."""
