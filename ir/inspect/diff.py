@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from xdsl.ir import Attribute, Operation
@@ -87,15 +87,13 @@ class ChangeGroup:
 class StructuralDiff:
     """All changes from the first program to the second, in order, and the numbers of both.
 
-    blocks: the repeated blocks of either. aligned: all ops of both, unchanged ones too, in one
-    order: removed ops where they stood, moved ones where they are.
+    blocks: the repeated blocks of either.
     """
 
     changes: tuple[Change, ...]
     stats: tuple[ProgramStats, ProgramStats]
     num_ops: tuple[int, int]
     blocks: Blocks
-    aligned: tuple[Places, ...] = field(repr=False)
 
     @property
     def num_hunks(self) -> int:
@@ -124,18 +122,27 @@ def structural_diff(a: Program, b: Program) -> StructuralDiff:
     interner = Interner()
     with without_gc():
         mine, others = table_of(a, interner), table_of(b, interner)
-        comparison = _Comparison(match(mine, others))
-        changes = tuple(comparison.changes())
+        changes = tuple(_Comparison(match(mine, others)).changes())
     num_ops = mine.num_ops, others.num_ops
-    blocks = mine.blocks | others.blocks
-    return StructuralDiff(changes, (stats(a), stats(b)), num_ops, blocks, comparison.aligned())
+    return StructuralDiff(changes, (stats(a), stats(b)), num_ops, mine.blocks | others.blocks)
+
+
+def aligned_changes(mine: ProgramTable, others: ProgramTable) -> tuple[list[Change], list[Places]]:
+    """The changes of `structural_diff`, and the places of all ops of both programs in one order.
+
+    Removed ops are where they stood, moved ones where they are. Changes of ops are without their
+    lines, most of which nobody reads.
+    """
+    with without_gc():
+        comparison = _Comparison(match(mine, others), prints=False)
+        return list(comparison.changes()), list(comparison.places())
 
 
 class _Comparison:
     """Two programs whose ops are matched: side 0 is the first, side 1 the second."""
 
-    def __init__(self, matching: Matching) -> None:
-        self.matching = matching
+    def __init__(self, matching: Matching, *, prints: bool = True) -> None:
+        self.prints = prints
         self.tables = matching.tables
         self.partners = matching.partners
         self.lines = [Lines(table.program) for table in self.tables]
@@ -158,13 +165,11 @@ class _Comparison:
             for change in filter(None, hunk):
                 yield replace(change, hunk=number)
 
-    def aligned(self) -> tuple[Places, ...]:
-        """The places of all ops of both programs, in the order of `_merged`."""
+    def places(self) -> Iterator[Places]:
+        """Where the ops of both programs stand, in the order of `_merged`."""
         first, second = (table.num_arguments for table in self.tables)
-        return tuple(
-            (None if node is None else node - first, None if other is None else other - second)
-            for node, other in self._merged()
-        )
+        for node, other in self._merged():
+            yield None if node is None else node - first, None if other is None else other - second
 
     def _merged(self) -> Iterator[Places]:
         """Pairs (node, other) in one order: removed ops where they stood, moved where they are."""
@@ -195,7 +200,10 @@ class _Comparison:
                 return None
             kind = "changed" if details else "moved"
         sides = list(zip(self.tables, self.lines, (node, other), strict=True))
-        before, after = ("" if n is None else lines.line(table.op(n)) for table, lines, n in sides)
+        before, after = (
+            "" if n is None or not self.prints else lines.line(table.op(n))
+            for table, lines, n in sides
+        )
         places = [None if n is None else n - table.num_arguments for table, _, n in sides]
         if details and not is_fixed:
             details.append(Detail("place", str(places[0]), str(places[1]), ("", "")))

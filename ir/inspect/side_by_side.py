@@ -15,7 +15,8 @@ from xdsl.ir import Operation
 
 from shardweave.ir.annotations import Copy, copy_of, layer_of, origin_of, phase_of
 from shardweave.ir.blocks import Blocks
-from shardweave.ir.inspect.diff import Change, StructuralDiff
+from shardweave.ir.inspect.diff import Change, aligned_changes
+from shardweave.ir.inspect.diff_table import ProgramTable
 from shardweave.ir.inspect.outline import body_of, part_of
 from shardweave.ir.program import Program
 
@@ -46,18 +47,20 @@ class LayerPairs:
     members: tuple[tuple[Operation, ...], ...]
 
 
-def pairs_of(before: Program, after: Program, diff: StructuralDiff) -> list[OpPair]:
-    """All ops of both programs, in the order of `diff.aligned`. Linear in them."""
-    sides = list(before.ops), list(after.ops)
-    changes = {change.at: change for change in diff.changes if change.at != (None, None)}
-    return [
+def pairs_of(before: ProgramTable, after: ProgramTable) -> tuple[list[OpPair], list[Change]]:
+    """All ops of both programs in one order, and what changed. As for `aligned_changes`."""
+    changes, places = aligned_changes(before, after)
+    sides = list(before.program.ops), list(after.program.ops)
+    known = {change.at: change for change in changes if change.at != (None, None)}
+    pairs = [
         OpPair(
             None if at[0] is None else sides[0][at[0]],
             None if at[1] is None else sides[1][at[1]],
-            changes.get(at),
+            known.get(at),
         )
-        for at in diff.aligned
+        for at in places
     ]
+    return pairs, changes
 
 
 def unchanged(program: Program) -> list[OpPair]:
@@ -109,6 +112,19 @@ def ancestors_of(pairs: Sequence[OpPair]) -> dict[Operation, Operation]:
         if op not in found and key in originals:
             found[op] = originals[key]
     return found
+
+
+def same_by_name(before: Program, after: Program) -> dict[Operation, Operation]:
+    """By op of a program that was cut out of another, the op there of its name and values."""
+    known: dict[object, Operation | None] = {}
+    for op in before.ops:
+        known[_names(op)] = None if _names(op) in known else op
+    return {op: source for op in after.ops if (source := known.get(_names(op))) is not None}
+
+
+def _names(op: Operation) -> object:
+    hints = tuple(result.name_hint for result in op.results)
+    return op.name, layer_of(op), phase_of(op), copy_of(op), hints
 
 
 def _numbered(ops: Iterable[Operation]) -> Iterator[tuple[object, Operation]]:

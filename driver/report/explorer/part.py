@@ -18,10 +18,11 @@ from shardweave.driver.report.shardings import Picture, sharding_svg
 from shardweave.ir.annotations import sharding_attrs_of
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.inspect.diff_lines import Lines
-from shardweave.ir.inspect.side_by_side import LayerPairs
+from shardweave.ir.inspect.diff_table import ProgramTable
+from shardweave.ir.inspect.side_by_side import LayerPairs, sources_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
-from shardweave.ir.program import Program, Slot, shardings_of
+from shardweave.ir.program import Slot, shardings_of
 from shardweave.ir.types import shape_of
 
 KINDS = ("same", "added", "removed", "moved", "changed")
@@ -47,42 +48,41 @@ class Seat:
 class FunctionPart:
     """A function of a program beside what it was; `data` is what the page has of it.
 
-    first_row: the number of its first row among those of its moment. lines: of the program before,
-    if there is one.
+    before: what it was, if it was there. first_row: the number of its first row among those of its
+    moment.
     """
 
     def __init__(
         self,
         name: str,
-        program: Program,
+        table: ProgramTable,
         layers: Sequence[LayerPairs],
-        *,
+        before: FunctionPart | None,
         words: Words,
         first_row: int,
-        lines_before: Lines | None,
     ) -> None:
         self.name = name
-        self.program = program
+        self.table = table
+        self.program = table.program
         self.layers = layers
+        self.before = before
         self.words = words
-        self.first_row = first_row
-        self.lines = Lines(program)
-        self.lines_before = lines_before or self.lines
+        self.lines = Lines(self.program)
         self.seats = _seats(layers, first_row)
         self.num_rows = sum(len(layer.pairs) for layer in layers)
+        self._known_pictures: dict[tuple[tuple[int, ...], str], int] = {}
 
-    def data(
-        self,
-        ancestors: Mapping[Operation, Seat],
-        sources: Mapping[Operation, Operation],
-        old_slots: Mapping[SlotKey, str] | None,
-    ) -> Json:
-        """ancestors: by op, the row before it came from. sources: by recomputed op, its original.
-        old_slots: the lines of the program before of its arguments and results."""
+    def rows_of(self, ancestors: Mapping[Operation, Operation]) -> dict[Operation, int]:
+        """By op of a later moment, the row of the op here that it comes from."""
+        return {op: self.seats[ancestor].row for op, ancestor in ancestors.items()}
+
+    def data(self, back: Mapping[Operation, int]) -> Json:
+        """back: by op, the row of the moment before that it comes from."""
+        sources = sources_of(self.program)
         return {
             "name": self.name,
-            "sections": [self._section(layer, ancestors, sources) for layer in self.layers],
-            "slots": self._slots(old_slots),
+            "sections": [self._section(layer, back, sources) for layer in self.layers],
+            "slots": self._slots(),
             "uses": self._uses(),
             "away": self._away(),
         }
@@ -90,50 +90,43 @@ class FunctionPart:
     def _section(
         self,
         layer: LayerPairs,
-        ancestors: Mapping[Operation, Seat],
+        back: Mapping[Operation, int],
         sources: Mapping[Operation, Operation],
     ) -> Json:
-        """Columns rather than rows, which compress better."""
+        """Columns rather than rows, which compress better; what few rows have is by their place."""
         pairs = layer.pairs
-        before = [NOWHERE if p.before is None else self._text(p.before, True) for p in pairs]
-        after = [NOWHERE if p.after is None else self._text(p.after, False) for p in pairs]
-        back = [ancestors.get(p.after) if p.after is not None else None for p in pairs]
-        details = {
-            str(index): [
-                [d.what, self.words.number(d.before), self.words.number(d.after)]
-                for d in pair.change.details
-            ]
-            for index, pair in enumerate(pairs)
-            if pair.change is not None and pair.change.details
-        }
-        pictures = {
-            str(index): found
-            for index, pair in enumerate(pairs)
-            if pair.after is not None and (found := self._pictures(pair.after))
-        }
-        origins = {
-            str(index): self._reference(self.seats[sources[pair.after]])
-            for index, pair in enumerate(pairs)
-            if pair.after in sources
-        }
+        after = dict(enumerate(pair.after for pair in pairs))
+        there = {index: op for index, op in after.items() if op is not None}
+        pictures = {index: self._pictures(op) for index, op in there.items()}
         return {
             "layers": list(layer.layers),
-            "kinds": [KINDS.index(p.kind) for p in pairs],
-            # What is the same but for names of values is written once.
-            "before": before,
-            "after": after,
-            "back": [NOWHERE if seat is None else seat.row for seat in back],
-            "details": details,
-            "pictures": pictures,
-            "origins": origins,
+            "kinds": [KINDS.index(pair.kind) for pair in pairs],
+            "before": [self._text(pair.before, is_before=True) for pair in pairs],
+            "after": [self._text(pair.after) for pair in pairs],
+            "back": [back.get(op, NOWHERE) if op else NOWHERE for op in after.values()],
+            "details": {
+                index: [
+                    [d.what, self.words.number(d.before), self.words.number(d.after)]
+                    for d in pair.change.details
+                ]
+                for index, pair in enumerate(pairs)
+                if pair.change is not None and pair.change.details
+            },
+            "pictures": {index: found for index, found in pictures.items() if found},
+            "origins": {
+                index: self._reference(self.seats[sources[op]])
+                for index, op in there.items()
+                if op in sources
+            },
             "places": [
-                NOWHERE if p.after is None else self.words.number(_source_line(p.after))
-                for p in pairs
+                self.words.number(_source_line(op)) if op else NOWHERE for op in after.values()
             ],
         }
 
-    def _text(self, op: Operation, is_before: bool) -> int:
-        lines = self.lines_before if is_before else self.lines
+    def _text(self, op: Operation | None, *, is_before: bool = False) -> int:
+        if op is None:
+            return NOWHERE
+        lines = self.before.lines if is_before and self.before is not None else self.lines
         return self.words.number(lines.line(op))
 
     # Shards
@@ -158,11 +151,14 @@ class FunctionPart:
         whole = sharding.global_shape(shape) if self.program.is_local else shape
         if not whole or attribute is None:
             return NOWHERE
+        text = str(attribute).removeprefix("#dist.sharding")[1:-1]
+        if (whole, text) in self._known_pictures:
+            return self._known_pictures[whole, text]
         # Sub-batches run in turn on the same devices.
         on_devices = sharding.without(mesh.time_names) if mesh.time_names else sharding
-        text = str(attribute).removeprefix("#dist.sharding")[1:-1]
-        devices = Mesh(mesh.device_axes)
-        return self.words.number(sharding_svg(Picture((), whole, text, on_devices), devices))
+        svg = sharding_svg(Picture((), whole, text, on_devices), Mesh(mesh.device_axes))
+        found = self._known_pictures[whole, text] = self.words.number(svg)
+        return found
 
     # Arguments and results
 
@@ -183,9 +179,9 @@ class FunctionPart:
     def _result(self, slot: Slot) -> str:
         return f'return.{slot.kind} "{slot.name}" ({self.lines.name(slot.value)}){_notes(slot)}'
 
-    def _slots(self, old: Mapping[SlotKey, str] | None) -> Json:
+    def _slots(self) -> Json:
         new = self.slot_lines()
-        old = new if old is None else old
+        old = new if self.before is None else self.before.slot_lines()
         # Those of the program come first, as its own slots do.
         keys = list(dict.fromkeys([*new, *old]))
         sides = [[table.get(key) for key in keys] for table in (old, new)]

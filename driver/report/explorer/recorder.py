@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from inspect import getdoc
 from typing import Any
@@ -16,18 +17,17 @@ from shardweave.driver.report.diff_text import (
     program_numbers,
     simulated_numbers,
 )
-from shardweave.driver.report.explorer.part import FunctionPart, Seat
+from shardweave.driver.report.explorer.part import KINDS, FunctionPart
 from shardweave.driver.report.explorer.words import Words
 from shardweave.driver.report.page import groups_text
 from shardweave.driver.report.pictures import memory_html, timeline_html
-from shardweave.ir.blocks import blocks_of
 from shardweave.ir.dist import ReshardOp
-from shardweave.ir.inspect.diff import StructuralDiff, count_by_kind, structural_diff
+from shardweave.ir.inspect.diff_table import Interner, table_of
 from shardweave.ir.inspect.side_by_side import (
     ancestors_of,
     by_layers,
     pairs_of,
-    sources_of,
+    same_by_name,
     unchanged,
 )
 from shardweave.ir.mesh import Mesh
@@ -39,7 +39,8 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import memory_over_time
 from shardweave.planners.cost.quantity import bytes_text, seconds_text
 from shardweave.planners.cost.simulation import Simulation
-from shardweave.planners.pipelines.picture import moments_of, table_of
+from shardweave.planners.pipelines.picture import moments_of
+from shardweave.planners.pipelines.picture import table_of as schedule_of
 from shardweave.planners.predict import simulate_step
 
 Json = dict[str, Any]
@@ -61,6 +62,7 @@ class Recorder(Observer):
         self.words = Words()
         self.moments: list[Json] = []
         self._program: Program | None = None
+        self._interner = Interner()
         self._parts: dict[str, FunctionPart] = {}
         self._simulated: Simulated = None
         self._stats: ProgramStats | None = None
@@ -96,7 +98,7 @@ class Recorder(Observer):
             self.moments.append(head | {"same": True})
             return
         kept = program.clone()
-        diffs, parts = self._compared(kept)
+        counts, parts = self._compared(kept)
         stats = kept.stats()
         simulated, why_not = self._simulate(kept)
         before = self._stats or stats, self._simulated if self.moments else simulated
@@ -104,13 +106,9 @@ class Recorder(Observer):
             *program_numbers(before[0], stats),
             *simulated_numbers(before[1], simulated),
         ]
-        counts: dict[str, int] = {}
-        for found in diffs.values():
-            for kind, count in count_by_kind(found).items():
-                counts[kind] = counts.get(kind, 0) + count
         data = head | {
             "same": False,
-            "counts": counts,
+            "counts": {kind: counts[kind] for kind in KINDS if counts[kind]},
             "parts": parts,
             "rail": list(_rail(kept, stats, simulated)),
             "numbers": [list(number_cells(number)) for number in numbers],
@@ -122,44 +120,33 @@ class Recorder(Observer):
 
     # The ops
 
-    def _compared(self, program: Program) -> tuple[dict[str, StructuralDiff], list[Json]]:
-        """The functions of a program beside those of the one before."""
-        before, old = self._functions(self._program), self._parts
-        self._parts = {}
-        diffs: dict[str, StructuralDiff] = {}
+    def _compared(self, program: Program) -> tuple[Counter[str], list[Json]]:
+        """The functions of a program beside those of the one before; changes by kind."""
+        old, self._parts = self._parts, {}
+        counts: Counter[str] = Counter()
         parts: list[Json] = []
         first_row = 0
-        for name, function in self._functions(program).items():
-            one = before.get(name)
-            if one is None:
-                diff, pairs, blocks = None, unchanged(function), blocks_of(function)
-                ancestors: dict[Operation, Seat] = {}
+        for name, function in _functions(program).items():
+            table = table_of(function, self._interner)
+            before, whole = old.get(name), old.get(STEP)
+            rows: dict[Operation, int] = {}
+            if before is not None:
+                pairs, changes = pairs_of(before.table, table)
+                blocks = before.table.blocks | table.blocks
+                counts.update(change.kind for change in changes)
+                rows = before.rows_of(ancestors_of(pairs))
             else:
-                diff = diffs[name] = structural_diff(one, function)
-                pairs, blocks = pairs_of(one, function, diff), diff.blocks
-                seats = old[name].seats
-                found = ancestors_of(pairs)
-                ancestors = {op: seats[found[op]] for op in found}
-            part = FunctionPart(
-                name,
-                function,
-                by_layers(pairs, blocks),
-                words=self.words,
-                first_row=first_row,
-                lines_before=old[name].lines if one is not None else None,
-            )
-            slots = old[name].slot_lines() if one is not None else None
-            parts.append(part.data(ancestors, sources_of(function), slots))
+                pairs, blocks = unchanged(function), table.blocks
+                if whole is not None:
+                    rows = whole.rows_of(same_by_name(whole.program, function))
+            layers = by_layers(pairs, blocks)
+            part = FunctionPart(name, table, layers, before, self.words, first_row)
+            parts.append(part.data(rows))
             self._parts[name] = part
             first_row += part.num_rows
-        return diffs, parts
-
-    def _functions(self, program: Program | None) -> dict[str, Program]:
-        if program is None:
-            return {}
-        if not is_staged(program):
-            return {STEP: program}
-        return {name: one.alone for name, one in functions_of(program).items()}
+        for part in self._parts.values():
+            part.before = None  # which else would hold all programs
+        return counts, parts
 
     # Time and memory
 
@@ -183,8 +170,15 @@ class Recorder(Observer):
             series = memory_over_time(program, optimizer_multiplier=self.optimizer_multiplier)
             found["memory"] = self.words.number(memory_html(simulated, series))
         if is_staged(program):
-            found["schedule"] = moments_of(*table_of(program))
+            found["schedule"] = moments_of(*schedule_of(program))
         return found
+
+
+def _functions(program: Program) -> dict[str, Program]:
+    """The functions of a program by name; what is not cut into stages is one."""
+    if not is_staged(program):
+        return {STEP: program}
+    return {name: one.alone for name, one in functions_of(program).items()}
 
 
 def _rail(program: Program, stats: ProgramStats, simulated: Simulated) -> Iterator[list[str]]:

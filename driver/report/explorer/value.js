@@ -86,8 +86,7 @@ function stepsBack(moment, row) {
       steps.push({ at, row: now, said: at.previous ? `cloned by ${at.name}, to be computed again` : "computed again" });
       now = rowsOf(at)[now.origin[0]];
     } else {
-      const isFirst = !at.previous;
-      steps.push({ at, row: now, said: isFirst ? `captured (${at.name})` : `${now.number < 0 ? "an argument at" : "added by"} ${at.name}` });
+      steps.push({ at, row: now, said: at.previous ? `added by ${at.name}` : "in the input" });
       now = null;
     }
   }
