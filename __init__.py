@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from shardweave.driver.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
     from shardweave.driver.compile import compile
     from shardweave.driver.diff import diff
+    from shardweave.driver.explore import Exploration, explore
     from shardweave.driver.hf_experts import choose_experts
     from shardweave.driver.plans import plan, simulate_plan
     from shardweave.driver.progress import Progress
@@ -47,6 +48,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Cluster",
+    "Exploration",
     "GradScaler",
     "Mesh",
     "PassError",
@@ -70,6 +72,7 @@ __all__ = [
     "clip_grad_norm_",
     "compile",
     "diff",
+    "explore",
     "load",
     "load_checkpoint",
     "parse",
@@ -91,6 +94,7 @@ _HOMES = {
     "Checkpoint": "driver.checkpoints:Checkpoint",
     "CheckpointError": "backends.saved_state:CheckpointError",
     "Cluster": "planners.cost.cluster:Cluster",
+    "Exploration": "driver.explore:Exploration",
     "GradScaler": "backends.grad_scaler:GradScaler",
     "Mesh": "ir.mesh:Mesh",
     "PassError": "passes.pipeline:PassError",
@@ -113,6 +117,7 @@ _HOMES = {
     "choose_experts": "driver.hf_experts:choose_experts",
     "compile": "driver.compile:compile",
     "diff": "driver.diff:diff",
+    "explore": "driver.explore:explore",
     "load": "ir.program:Program.load",
     "load_checkpoint": "driver.checkpoints:load_checkpoint",
     "parse": "ir.program:Program.parse",
