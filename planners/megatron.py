@@ -20,6 +20,7 @@ from shardweave.ir.placement import (
     ordered,
 )
 from shardweave.ir.program import Program
+from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.types import shape_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.degrees import divisors
@@ -81,11 +82,12 @@ def plan_megatron(
         inputs, notes = batch_shardings(program, mesh, data)
     notes += idle_data(inputs, mesh, data)
     notes += experts.notes
+    known = [data, tensor, context, expert]
     notes += [
-        f"axis '{axis.name}' of the mesh is idle: the rule uses '{data}', '{tensor}', '{context}' "
-        f"and '{expert}' alone"
+        f"axis '{axis.name}' of the mesh is idle: {did_you_mean(axis.name, known)}the planner uses "
+        f"'{data}', '{tensor}', '{context}' and '{expert}' alone"
         for axis in mesh.space_axes
-        if axis.size > 1 and axis.name not in (data, tensor, context, expert)
+        if axis.size > 1 and axis.name not in known
     ]
     cut = sequence_cut(program, mesh, context, attention_parts)
     inputs = cut.inputs(program, inputs)

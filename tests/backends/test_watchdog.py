@@ -298,8 +298,8 @@ def test_ranks_end_and_name_one_that_has_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "rank", "mine", "others"),
     [
-        ("take_a_short_batch", 1, "arg0 (3, 4) float32 in training", "arg0 (6, 4)"),
-        ("evaluate", 2, "arg0 (6, 4) float32 in evaluation", "in training"),
+        ("take_a_short_batch", 1, "x (3, 4) float32 in training", "x (6, 4)"),
+        ("evaluate", 2, "x (6, 4) float32 in evaluation", "in training"),
     ],
 )
 def test_ranks_that_call_differently_all_stop_and_name_both(
