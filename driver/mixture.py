@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 DROPPED = "dropped_choices"
 """The buffer of a module of experts that has what `experts_with_capacity` counts (two int64)."""
@@ -101,9 +102,13 @@ def experts_with_capacity(
 def dropped_choices(module: nn.Module) -> tuple[int, int] | None:
     """How many choices of experts a model dropped in its last step, and how many there were.
 
-    None for a model without experts that have a capacity.
+    None for a model without experts that have a capacity. On a mesh all ranks have to ask.
     """
-    counts = [b.tolist() for name, b in module.named_buffers() if name.split(".")[-1] == DROPPED]
+    counts = [
+        (buffer.full_tensor() if isinstance(buffer, DTensor) else buffer).tolist()
+        for name, buffer in module.named_buffers()
+        if name.split(".")[-1] == DROPPED
+    ]
     return (sum(c[0] for c in counts), sum(c[1] for c in counts)) if counts else None
 
 
