@@ -36,12 +36,12 @@ def of(spec: str) -> Captured:
         return captured(spec)
 
 
-def plan_of(spec: str, mesh: str, **options: bool) -> Plan:
-    return plan_megatron(of(spec).program, as_mesh(mesh), **options)
+def plan_of(spec: str, mesh: str) -> Plan:
+    return plan_megatron(of(spec).program, as_mesh(mesh))
 
 
-def step_of(spec: str, mesh: str, **options: bool) -> Program:
-    return local_program(of(spec).program, plan_of(spec, mesh, **options))
+def step_of(spec: str, mesh: str) -> Program:
+    return local_program(of(spec).program, plan_of(spec, mesh))
 
 
 def kinds(program: Program, axis: str) -> dict[str, int]:
