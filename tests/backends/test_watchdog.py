@@ -30,6 +30,8 @@ from shardweave.tests.spawn import importable, warm_context
 
 NUM_RANKS = 3
 TIMEOUT_S = 5.0
+LIMIT_S = 120.0
+"""Ranks that are not ready, or have not ended, after so long are killed: a fault of the test."""
 
 
 class Model(nn.Module):
@@ -229,6 +231,9 @@ class Ranks:
             )
             for rank in range(NUM_RANKS)
         ]
+        self.logs = [folder / f"log{rank}" for rank in range(NUM_RANKS)]
+        for log in self.logs:
+            log.touch()  # a rank may end before it opens its own
         self.start_s = time.monotonic()
         self.ready_s: float | None = None
         self.took_s = math.inf
@@ -240,14 +245,14 @@ class Ranks:
         now_s = time.monotonic()
         if self.ready_s is None:
             is_ready = len(list(self.folder.glob("ready*"))) == NUM_RANKS
-            if not is_ready and now_s < self.start_s + 60:
+            if not is_ready and now_s < self.start_s + LIMIT_S:
                 return False
             self.ready_s = now_s
             if self.hit is not None:
                 self.hit([process.pid or 0 for process in self.processes])
         self.took_s = now_s - self.ready_s
         waiting = [p for rank, p in enumerate(self.processes) if rank != self.stopped]
-        return all(p.exitcode is not None for p in waiting) or self.took_s > 60
+        return all(p.exitcode is not None for p in waiting) or self.took_s > LIMIT_S
 
     def end(self) -> None:
         """Leave no process."""
@@ -256,32 +261,35 @@ class Ranks:
             process.kill()
         for process in self.processes:
             process.join()
-        self.said = [(self.folder / f"log{rank}").read_text() for rank in range(NUM_RANKS)]
+        self.said = [log.read_text() for log in self.logs]
 
 
 @pytest.fixture(scope="module")
 def all_ended(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[Scenario, Ranks]:
-    """The ranks of every scenario of the tests here. They run at once, since most only wait."""
+    """The ranks of every scenario of the tests here. They begin one after another, and wait at once."""
     items = [item for item in request.session.items if item.path == request.path]
     specs = [getattr(item, "callspec", None) for item in items]
-    scenarios = {spec.params["ended"]: None for spec in specs if spec and "ended" in spec.params}
+    params = [spec.params for spec in specs if spec is not None]
+    scenarios = list(dict.fromkeys(given["ended"] for given in params if "ended" in given))
     x = torch.ones(6, 4)
     compile_step(importable(Model)(), (x,), mesh=f"data={NUM_RANKS}", backend="reference")
-    running: dict[Scenario, Ranks] = {}
+    started: dict[Scenario, Ranks] = {}
+    running: list[Ranks] = []
     try:
-        for scenario in scenarios:
-            folder = tmp_path_factory.mktemp(scenario.role.__name__)
-            running[scenario] = Ranks(folder, scenario)
-        waiting = list(running.values())
-        while waiting:
-            waiting = [ranks for ranks in waiting if not ranks.is_over()]
+        while running or len(started) < len(scenarios):
+            if len(started) < len(scenarios) and all(ranks.ready_s for ranks in running):
+                scenario = scenarios[len(started)]
+                folder = tmp_path_factory.mktemp(scenario.role.__name__)
+                started[scenario] = Ranks(folder, scenario)
+                running.append(started[scenario])
+            running = [ranks for ranks in running if not ranks.is_over()]
             time.sleep(0.02)
     finally:
-        for ranks in running.values():
+        for ranks in started.values():
             ranks.end()
-    return running
+    return started
 
 
 @pytest.fixture
