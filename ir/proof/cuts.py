@@ -15,7 +15,7 @@ from shardweave.ir.sharding.rules.base import Dims
 Cuts = tuple[DimSharding, ...]
 """For each factor of a rule the placements that cut it."""
 
-Axes = tuple[tuple[str, int], ...]
+SizedAxes = tuple[tuple[str, int], ...]
 """All axes in order, with their sizes."""
 
 
@@ -42,7 +42,7 @@ def apply_rule(
     whole: tuple[Shape, ...],
     local: tuple[Shape, ...] | None,
     hints: tuple[Sharding | None, ...],
-    axes: Axes,
+    axes: SizedAxes,
 ) -> Applied | Refusal:
     """What an op's results are on operands in these shards, if they have these local shapes.
 
@@ -94,7 +94,7 @@ def _cuts(rule: Rule, operands: Sequence[Sharding]) -> list[DimSharding] | Refus
             continue
         # What is constant along a factor stands for any cut of it.
         named = [index for index in owners if not _is_free(read[index][factor])]
-        cuts[factor] = read[(named or owners)[0]][factor]
+        cuts[factor] = min((read[index][factor] for index in named or owners), key=_extent)
         for index in owners:
             if not stands_for(read[index][factor], cuts[factor]):
                 return Refusal("is not cut as the other operands are", index)
@@ -102,7 +102,23 @@ def _cuts(rule: Rule, operands: Sequence[Sharding]) -> list[DimSharding] | Refus
 
 
 def _is_free(cut: DimSharding) -> bool:
-    return any(placement.axis == FREE for placement in cut)
+    return any(is_free(placement) for placement in cut)
+
+
+def _extent(cut: DimSharding) -> int:
+    """Along how many indices a value with such a cut is constant: the op's result along the fewest
+    of its operands'."""
+    return max((int(p.axis.removeprefix(FREE)) for p in cut if is_free(p)), default=0)
+
+
+def is_free(placement: Placement) -> bool:
+    """Whether a placement stands for any that cut where the value is constant."""
+    return placement.axis.startswith(FREE)
+
+
+def _lowest(free: Placement) -> int:
+    """The stride from which on a value with such a cut is constant."""
+    return max(1, free.span // int(free.axis.removeprefix(FREE)))
 
 
 def stands_for(own: DimSharding, cut: DimSharding) -> bool:
@@ -110,12 +126,12 @@ def stands_for(own: DimSharding, cut: DimSharding) -> bool:
     if own == cut:
         return True
     rest = [placement for placement in cut if placement not in own]
-    for free in (placement for placement in own if placement.axis == FREE):
-        within = [p for p in rest if free.stride <= p.stride and p.span <= free.span]
+    for free in filter(is_free, own):
+        within = [p for p in rest if _lowest(free) <= p.stride and p.span <= free.span]
         if prod(p.size for p in within) != free.size:
             return False
         rest = [p for p in rest if p not in within]
-    kept = [p for p in own if p.axis != FREE]
+    kept = [p for p in own if not is_free(p)]
     return not rest and all(p in cut for p in kept)
 
 
@@ -165,7 +181,7 @@ def _complete(
         extent = rule.factors[free[0]].size
         if rest or extent % ratio:
             return Refusal(f"has {size} of {whole} elements of a dim, which is no shard")
-        cuts[free[0]] = (Placement(FREE, ratio, extent // ratio),)
+        cuts[free[0]] = (Placement(f"{FREE}{extent}", ratio, extent // ratio),)
     return None
 
 
@@ -174,7 +190,7 @@ def _name_lost(
     cuts: list[DimSharding],
     hint: Sharding | None,
     carried: Sequence[str],
-    axes: Axes,
+    axes: SizedAxes,
 ) -> None:
     """Give axes to cuts that are constant along factors that are reduced: those of the hint.
 
@@ -186,21 +202,21 @@ def _name_lost(
     for factor, cut in enumerate(cuts):
         if _is_kept(rule, factor) or not _is_free(cut):
             continue
-        placements = [p for p in cut if p.axis != FREE]
-        for free in (p for p in cut if p.axis == FREE):
+        placements = [p for p in cut if not is_free(p)]
+        for free in filter(is_free, cut):
             stride, upper = free.stride, free.span
             while left and upper > stride and (upper // stride) % left[0][1] == 0:
                 axis, size = left.pop(0)
                 upper //= size
                 placements.append(Placement(axis, size, upper))
             if upper > stride:
-                placements.append(Placement(FREE, upper // stride, stride))
+                placements.append(Placement(free.axis, upper // stride, stride))
         cuts[factor] = ordered(placements)
 
 
 def _problem(rule: Rule, cuts: Sequence[DimSharding]) -> Refusal | None:
     """Why an op cannot be cut so; None if it can."""
-    named = [p.axis for cut in cuts for p in cut if p.axis != FREE]
+    named = [p.axis for cut in cuts for p in cut if not is_free(p)]
     twice = sorted({axis for axis in named if named.count(axis) > 1})
     if twice:
         return Refusal(f"has operands that are cut in different dims over {', '.join(twice)}")

@@ -37,7 +37,7 @@ class ProofError(ValueError):
 
 
 @dataclass(frozen=True)
-class Form:
+class OpForm:
     """One way in which results are computed: an op of global types, and its operands' numbers."""
 
     op: AtenOp
@@ -89,10 +89,10 @@ class Expressions:
 
     shapes: list[Shape] = field(default_factory=list[Shape])
     makers: list[Operation | str] = field(default_factory=list[Operation | str])
-    forms: dict[tuple[str, tuple[int, ...]], list[Form]] = field(
-        default_factory=dict[tuple[str, tuple[int, ...]], list[Form]]
+    forms: dict[tuple[str, tuple[int, ...]], list[OpForm]] = field(
+        default_factory=dict[tuple[str, tuple[int, ...]], list[OpForm]]
     )
-    localized: dict[str, list[Form]] = field(default_factory=dict[str, list[Form]])
+    localized: dict[str, list[OpForm]] = field(default_factory=dict[str, list[OpForm]])
     """Forms whose rule writes a local form of its own, by op name."""
     sums: dict[int, Terms] = field(default_factory=dict[int, Terms])
     num_read: int = 0
@@ -162,7 +162,7 @@ class Expressions:
             self._known[key] = tuple(results)
         numbers = self.number(key, shapes, op)
         if is_new:
-            form = Form(op, inputs, tuple(numbers))
+            form = OpForm(op, inputs, tuple(numbers))
             known = self.forms.setdefault((op.name, inputs), [])
             # What is said to be known stands before what was numbered anew.
             known.insert(0 if results is not None else len(known), form)
@@ -212,7 +212,6 @@ class Expressions:
             else:
                 made = self.apply(op, operands)
             values.update(zip(op.results, made, strict=True))
-        self.num_read = len(self.shapes)
         return values
 
     def read_fused(self, op: FusedOp, values: dict[SSAValue, int]) -> dict[SSAValue, int]:

@@ -10,9 +10,9 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.proof.cuts import stands_for
-from shardweave.ir.proof.diagnose import explain
+from shardweave.ir.proof.diagnose import explain, explain_same, relation_of
 from shardweave.ir.proof.expressions import Expressions, ProofError
-from shardweave.ir.proof.held import Axes, Held, Part, Value
+from shardweave.ir.proof.held import Held, ProofAxes, Relation, Value
 from shardweave.ir.proof.walk import Walk
 from shardweave.ir.staged import is_staged
 from shardweave.ir.types import shape_of
@@ -30,6 +30,14 @@ class Proof:
     num_results: int
     num_expressions: int
     walk: Walk | None = None
+
+    def relations(self, program: Program) -> list[tuple[str, str]]:
+        """For each value of the local program that was proved: its name, and what it is."""
+        walk = self.walk
+        if walk is None:
+            return []
+        values = [result for op in program.ops for result in op.results]
+        return [(f"%{v.name_hint}", relation_of(walk, v)) for v in values]
 
     def __str__(self) -> str:
         return (
@@ -59,6 +67,7 @@ def prove(local: Program, *, against: Program) -> Proof:
         )
     table = Expressions()
     values = table.read(against.function.body.block, _arguments(table, against))
+    table.num_read = len(table.shapes)
     wanted = {(slot.kind, slot.name): (values[slot.value], slot) for slot in against.results}
     _check_results(local, wanted)
     if local.is_local == against.is_local:
@@ -84,25 +93,14 @@ def _check_results(local: Program, wanted: dict[Key, tuple[int, Slot]]) -> None:
 
 def _same_level(program: Program, table: Expressions, wanted: dict[Key, tuple[int, Slot]]) -> Proof:
     """Two global programs, or two local ones: the same expressions."""
-    num_known = table.num_read
     values = table.read(program.function.body.block, _arguments(table, program))
     for slot in program.results:
         number, other = wanted[slot.kind, slot.name]
-        found = values[slot.value]
-        if found != number:
-            raise ProofError(explain_same(table, num_known, slot, found, number))
+        if values[slot.value] != number:
+            raise ProofError(explain_same(table, values, slot, number))
         if program.sharding_of_slot(slot) != program.sharding_of_slot(other) and program.is_local:
             raise ProofError(f"{slot.kind} '{slot.name}' is declared in other shards.")
-    return Proof(_count(program), len(program.results), num_known)
-
-
-def explain_same(table: Expressions, num_known: int, slot: Slot, found: int, wanted: int) -> str:
-    maker = table.describe(found)
-    new = "computes what the other program does not" if found >= num_known else "is another value"
-    return (
-        f"{slot.kind} '{slot.name}' is the result of {maker}, which {new}; expected that of "
-        f"{table.describe(wanted)}."
-    )
+    return Proof(_count(program), len(program.results), table.num_read)
 
 
 def _count(program: Program) -> int:
@@ -112,7 +110,7 @@ def _count(program: Program) -> int:
 def _prove_local(
     local: Program, against: Program, table: Expressions, wanted: dict[Key, int]
 ) -> Proof:
-    axes = Axes(local.mesh or Mesh())
+    axes = ProofAxes(local.mesh or Mesh())
     walk = Walk(table, axes)
     for slot in local.arguments:
         walk.values[slot.value] = _argument(table, local, slot)
@@ -137,14 +135,14 @@ def _argument(table: Expressions, local: Program, slot: Slot) -> Value:
             f"{slot.kind} '{slot.name}' has parts of a tensor of shape {shape}, expected "
             f"{table.shapes[number]}; correct its type or its dist.sharding."
         )
-    return Part(Held(number, shape, sharding))
+    return Relation(Held(number, shape, sharding))
 
 
 def _problem(walk: Walk, local: Program, slot: Slot, wanted: int) -> str | None:
     """Why a result is not what it should be; None if it is."""
     value = walk.values[slot.value]
     declared = local.sharding_of_slot(slot)
-    if isinstance(value, Part) and value.held.number == wanted and value.held.layout is None:
+    if isinstance(value, Relation) and value.held.number == wanted and value.held.layout is None:
         held = value.held
         if _is_declared(held.sharding, declared) and not value.at:
             return None

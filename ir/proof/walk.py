@@ -21,7 +21,7 @@ from shardweave.ir.proof import moves
 from shardweave.ir.proof.cuts import Applied, Refusal, apply_rule
 from shardweave.ir.proof.expressions import (
     Expressions,
-    Form,
+    OpForm,
     ProofError,
     is_cast,
     kind_of,
@@ -31,11 +31,11 @@ from shardweave.ir.proof.forms import GLOBAL_NAMES, candidates, plain_cuts, writ
 from shardweave.ir.proof.held import (
     FREE,
     SUB_BATCH,
-    Axes,
     Coordinates,
     Held,
     Local,
-    Part,
+    ProofAxes,
+    Relation,
     Shape,
     Value,
 )
@@ -50,14 +50,16 @@ Key = tuple[str, frozenset[tuple[str, Attribute]], tuple[Value, ...], tuple[tupl
 class Walk:
     """The relations of a local program's values.
 
-    known: what local computations relate to. refusals: why an op relates to nothing, by op.
+    known: what local computations relate to. refusals: why an op relates to nothing, by op. steps:
+    what stands within local forms of ops that are cut so.
     """
 
     table: Expressions
-    axes: Axes
+    axes: ProofAxes
     values: dict[SSAValue, Value] = field(default_factory=dict[SSAValue, Value])
     refusals: dict[Operation, Refusal] = field(default_factory=dict[Operation, Refusal])
     known: dict[Key, tuple[Value, ...]] = field(default_factory=dict[Key, tuple[Value, ...]])
+    steps: set[Value] = field(default_factory=set["Value"])
     splits: dict[object, int] = field(default_factory=dict[object, int])
     in_flight: set[SSAValue] = field(default_factory=set[SSAValue])
 
@@ -85,6 +87,8 @@ class Walk:
         if type(op) in dist.STARTED:
             self.in_flight.update(op.results)
         if isinstance(op, dist.WaitOp):
+            if not self.in_flight.issuperset(op.operands):
+                raise ProofError(f"{describe(op)} waits for what was not started; start it.")
             return
         early = [value for value in op.operands if value in self.in_flight]
         if early:
@@ -125,8 +129,8 @@ class Walk:
     ) -> tuple[Value, ...] | None:
         if is_cast(op):
             return operands
-        parts = cast("tuple[Part, ...]", operands)
-        if all(isinstance(v, Part) and v.held.layout is None for v in operands):
+        parts = cast("tuple[Relation, ...]", operands)
+        if all(isinstance(v, Relation) and v.held.layout is None for v in operands):
             signs = signs_of(op)
             made = (
                 self._sum(op, parts, signs)
@@ -146,7 +150,7 @@ class Walk:
     # Ops on related values
 
     def _sum(
-        self, op: AtenOp, parts: tuple[Part, ...], signs: tuple[float, float]
+        self, op: AtenOp, parts: tuple[Relation, ...], signs: tuple[float, float]
     ) -> tuple[Value, ...] | None:
         """A sum of two values, or of two sub-batches' terms of one."""
         first, second = parts
@@ -164,7 +168,7 @@ class Walk:
         return self._held(op, applied, parts, (number,), (shape,), ("sum", signs))
 
     def _computed(
-        self, op: AtenOp, parts: tuple[Part, ...], key: Key, is_template: bool
+        self, op: AtenOp, parts: tuple[Relation, ...], key: Key, is_template: bool
     ) -> tuple[Value, ...] | None:
         """The op of the global program that an op is, on shards of its operands."""
         numbers = tuple([part.held.number for part in parts])
@@ -178,7 +182,7 @@ class Walk:
         return None
 
     def _as_form(
-        self, op: AtenOp, form: Form, parts: tuple[Part, ...], key: Key, is_template: bool
+        self, op: AtenOp, form: OpForm, parts: tuple[Relation, ...], key: Key, is_template: bool
     ) -> tuple[Value, ...] | None:
         shapes = tuple([shape_of(result) for result in form.op.results])
         if list(map(len, shapes)) != [len(shape_of(result)) for result in op.results]:
@@ -202,7 +206,7 @@ class Walk:
         return self._held(op, applied, parts, form.results, shapes, (form.results,))
 
     def _applied(
-        self, op: Operation, rule: Rule, whole: tuple[Shape, ...], parts: tuple[Part, ...]
+        self, op: Operation, rule: Rule, whole: tuple[Shape, ...], parts: tuple[Relation, ...]
     ) -> Applied | Refusal:
         local = tuple([shape_of(result) for result in op.results])
         return apply_rule(
@@ -228,7 +232,7 @@ class Walk:
         self,
         op: Operation,
         applied: Applied,
-        parts: tuple[Part, ...],
+        parts: tuple[Relation, ...],
         numbers: Sequence[int],
         shapes: Sequence[Shape],
         what: object,
@@ -247,7 +251,7 @@ class Walk:
             own = tuple([item for item in at if item[0] in sharding.axes])
             times = {axis for axis in sharding.axes if axis.startswith(SUB_BATCH)}
             assert times == {axis for axis, _ in own}, f"sub-batches of {describe(op)}"
-            found.append(Part(Held(number, shape, sharding, terms), own))
+            found.append(Relation(Held(number, shape, sharding, terms), own))
         return tuple(found)
 
     def _split(self, key: object) -> int:
@@ -270,7 +274,7 @@ class Walk:
                         self._write(form, parts, applied, at)
 
     def _goals(
-        self, op: AtenOp, form: Form
+        self, op: AtenOp, form: OpForm
     ) -> Iterable[tuple[tuple[Sharding | None, ...], Coordinates]]:
         """In which shards the results of a form may be wanted where an op is a step of it."""
         if form.operands:
@@ -279,17 +283,18 @@ class Walk:
         return [((Sharding((cut,)),), at) for cut, at in plain_cuts(self.axes, size, part)]
 
     def _write(
-        self, form: Form, parts: tuple[Part, ...], applied: Applied, at: Coordinates = ()
+        self, form: OpForm, parts: tuple[Relation, ...], applied: Applied, at: Coordinates = ()
     ) -> None:
         """Note what the last ops of a local form give."""
         whole = [shape_of(result) for result in form.op.results]
         made = self._held(form.op, applied, parts, form.results, whole, (form.results,), at)
-        shapes = [v.held.local_shape for v in made or () if isinstance(v, Part)]
+        shapes = [v.held.local_shape for v in made or () if isinstance(v, Relation)]
         if made is None or None in shapes:
             return
         cuts, mesh = applied.cuts, self.axes.mesh
         arguments, ops, results = written(form, parts, cuts, cast("list[Shape]", shapes), mesh)
-        if any(FREE in op.axes for op in ops if isinstance(op, dist.DistOp)):
+        axes = [axis for op in ops if isinstance(op, dist.DistOp) for axis in op.axes]
+        if any(axis.startswith(FREE) for axis in axes):
             return
         values: dict[SSAValue, Value] = dict(zip(arguments, parts, strict=True))
         coordinates = dict(moves.united(parts) or at)
@@ -300,6 +305,7 @@ class Walk:
                 operands = tuple([values[value] for value in op.operands])
                 found = self.results(op, operands, is_template=True)
             values.update(zip(op.results, found, strict=True))
+            self.steps.update(found)
         goals = dict(zip(results, made, strict=True))
         for op in dict.fromkeys(result.owner for result in results):
             assert isinstance(op, Operation)
@@ -309,7 +315,7 @@ class Walk:
 
 def _has_shape(value: Value, result: SSAValue) -> bool:
     """Whether a relation fits the type of the value that has it."""
-    return not isinstance(value, Part) or value.held.local_shape == shape_of(result)
+    return not isinstance(value, Relation) or value.held.local_shape == shape_of(result)
 
 
 def key_of(op: Operation, operands: tuple[Value, ...]) -> Key:
@@ -333,7 +339,7 @@ def _family(held: Held) -> tuple[object, ...]:
     return (held.terms,) if held.terms else (held.number, held.sharding)
 
 
-def _other_arguments(op: AtenOp, form: Form) -> str:
+def _other_arguments(op: AtenOp, form: OpForm) -> str:
     """How an op's arguments differ from those of the op that it should be."""
     own, wanted = dict(arguments_of(op)), dict(form.arguments)
     names = sorted(n for n in {*own, *wanted} if own.get(n) != wanted.get(n))
