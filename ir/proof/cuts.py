@@ -52,7 +52,7 @@ def apply_rule(
     cuts = _cuts(rule, operands)
     if isinstance(cuts, Refusal):
         return cuts
-    carried = _carried(rule, operands, cuts)
+    carried = _carried(rule, operands)
     if isinstance(carried, Refusal):
         return carried
     for index, (dims, hint) in enumerate(zip(rule.results, hints, strict=True)):
@@ -60,7 +60,7 @@ def apply_rule(
         if problem is not None:
             return problem
     _name_lost(rule, cuts, hints[0] if hints else None, carried, axes)
-    problem = _problem(rule, cuts)
+    problem = _problem(rule, cuts, carried)
     if problem is not None:
         return problem
     results: list[Sharding] = []
@@ -135,9 +135,7 @@ def stands_for(own: DimSharding, cut: DimSharding) -> bool:
     return not rest and all(p in cut for p in kept)
 
 
-def _carried(
-    rule: Rule, operands: Sequence[Sharding], cuts: Sequence[DimSharding]
-) -> tuple[str, ...] | Refusal:
+def _carried(rule: Rule, operands: Sequence[Sharding]) -> tuple[str, ...] | Refusal:
     """The axes over which the op's results are sums since its operands are."""
     linear = [operands[index].unreduced for index in sorted(rule.linear)]
     carried = linear[0] if linear else ()
@@ -150,8 +148,6 @@ def _carried(
             return Refusal(f"is pending over {over}: an all_reduce is missing before", index)
         over = ", ".join(pending)
         return Refusal(f"is whole, but another operand is pending over {over}", index)
-    if {p.axis for cut in cuts for p in cut} & set(carried):
-        return Refusal("is cut over an axis over which another operand is pending")
     return carried
 
 
@@ -214,12 +210,14 @@ def _name_lost(
         cuts[factor] = ordered(placements)
 
 
-def _problem(rule: Rule, cuts: Sequence[DimSharding]) -> Refusal | None:
+def _problem(rule: Rule, cuts: Sequence[DimSharding], carried: Sequence[str]) -> Refusal | None:
     """Why an op cannot be cut so; None if it can."""
     named = [p.axis for cut in cuts for p in cut if not is_free(p)]
     twice = sorted({axis for axis in named if named.count(axis) > 1})
     if twice:
         return Refusal(f"has operands that are cut in different dims over {', '.join(twice)}")
+    if set(named) & set(carried):
+        return Refusal("is cut over an axis over which an operand is pending")
     for index, (factor, cut) in enumerate(zip(rule.factors, cuts, strict=True)):
         if not is_even(cut, factor.size):
             return Refusal("has operands that are cut unevenly, which is not proved")

@@ -7,7 +7,7 @@ product with an addend is a sum.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -75,6 +75,31 @@ def signs_of(op: Operation) -> tuple[float, float] | None:
         return None
     assert isinstance(op, AtenOp)
     return 1.0, float(sign * op.value("alpha"))
+
+
+def check_order(op: Operation, made: Mapping[SSAValue, object], in_flight: set[SSAValue]) -> None:
+    """Raises ProofError for an op that reads what is not made, or has not arrived.
+
+    in_flight: what was started before; the op's own results join it.
+    """
+    missing = [value for value in op.operands if value not in made]
+    if missing:
+        raise ProofError(
+            f"{describe(op)} reads %{missing[0].name_hint} before it is made; put it behind the op "
+            "that makes it."
+        )
+    if type(op) in dist.STARTED:
+        in_flight.update(op.results)
+    if isinstance(op, dist.WaitOp):
+        if not in_flight.issuperset(op.operands):
+            raise ProofError(f"{describe(op)} waits for what was not started; start it.")
+        return
+    early = [value for value in op.operands if value in in_flight]
+    if early:
+        raise ProofError(
+            f"{describe(op)} reads %{early[0].name_hint} while it is in flight; put a dist.wait "
+            "before it."
+        )
 
 
 def stand_in(name: str, operands: Sequence[SSAValue], like: SSAValue) -> AtenOp:
@@ -198,12 +223,11 @@ class Expressions:
 
     def read(self, block: Block, values: dict[SSAValue, int]) -> dict[SSAValue, int]:
         """The numbers of all values of a block, whose arguments' are given. Linear."""
+        in_flight: set[SSAValue] = set()
         for op in block.ops:
             if isinstance(op, func.ReturnOp):
                 break
-            missing = [value for value in op.operands if value not in values]
-            if missing:
-                raise ProofError(f"{describe(op)} reads a value before it is made; reorder them.")
+            check_order(op, values, in_flight)
             operands = [values[value] for value in op.operands]
             if isinstance(op, FusedOp):
                 inner = dict(zip(op.block.args, operands, strict=True))

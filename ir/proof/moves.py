@@ -81,7 +81,7 @@ def position(names: Sequence[str], axes: ProofAxes, at: dict[str, frozenset[int]
 
 def _sent(op: dist.DistOp, value: Value, axes: ProofAxes) -> Value | None:
     if isinstance(value, Row):
-        if isinstance(op, dist.AlongDimOp) and op.dim == value.dim:
+        if value.dim in (getattr(op, "dim", None), getattr(op, "from_dim", None)):
             return None
         sent = [(_sent(op, piece, axes), size) for piece, size in value.pieces]
         pieces = tuple([(piece, size) for piece, size in sent if piece is not None])
@@ -184,7 +184,10 @@ def _sub_batch(
 
 def _joined(op: AtenOp, operands: Sequence[Value], axes: ProofAxes) -> Value | None:
     """All sub-batches of a value, joined; else values side by side."""
-    dim = int(op.value("dim")) % len(shape_of(op.operands[0]))
+    shape = shape_of(op.results[0])
+    if any(len(shape_of(value)) != len(shape) for value in op.operands):
+        return None
+    dim = int(op.value("dim")) % len(shape)
     parts = [value for value in operands if isinstance(value, Relation)]
     if len(parts) == len(operands) and all(part.held == parts[0].held for part in parts):
         varying = [a for a, _ in parts[0].at if len({dict(part.at).get(a) for part in parts}) > 1]

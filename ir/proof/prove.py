@@ -11,7 +11,7 @@ from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.proof.cuts import stands_for
 from shardweave.ir.proof.diagnose import explain, explain_same, relation_of
-from shardweave.ir.proof.expressions import Expressions, ProofError
+from shardweave.ir.proof.expressions import Expressions, ProofError, kind_of
 from shardweave.ir.proof.held import Held, ProofAxes, Relation, Value
 from shardweave.ir.proof.walk import Walk
 from shardweave.ir.staged import is_staged
@@ -70,7 +70,9 @@ def prove(local: Program, *, against: Program) -> Proof:
     table.num_read = len(table.shapes)
     wanted = {(slot.kind, slot.name): (values[slot.value], slot) for slot in against.results}
     _check_results(local, wanted)
+    _check_kinds(local, against)
     if local.is_local == against.is_local:
+        _check_signature(local, against)
         return _same_level(local, table, wanted)
     return _prove_local(local, against, table, {key: n for key, (n, _) in wanted.items()})
 
@@ -87,8 +89,39 @@ def _check_results(local: Program, wanted: dict[Key, tuple[int, Slot]]) -> None:
         if (kind, name) not in keys:
             raise ProofError(f"{kind} '{name}' is not returned; return it.")
     for kind, name in keys:
-        if (kind, name) not in wanted:
-            raise ProofError(f"{kind} '{name}' is none of the other program's results; drop it.")
+        if (kind, name) not in wanted or keys.count((kind, name)) > 1:
+            raise ProofError(
+                f"{kind} '{name}' is none of the other program's results, or is returned twice; "
+                "drop it."
+            )
+
+
+def _check_kinds(local: Program, against: Program) -> None:
+    """Raises ProofError for an argument whose elements are not those of the other program's."""
+    known = {(slot.kind, slot.name): slot.value for slot in against.arguments}
+    for slot in local.arguments:
+        other = known.get((slot.kind, slot.name))
+        if other is None:
+            raise ProofError(f"{slot.kind} '{slot.name}' is no argument of the other program.")
+        if kind_of(other) != kind_of(slot.value):
+            raise ProofError(
+                f"{slot.kind} '{slot.name}' has elements of {kind_of(slot.value)}, expected "
+                f"{kind_of(other)}."
+            )
+
+
+def _check_signature(program: Program, other: Program) -> None:
+    """Raises ProofError unless two programs of one kind take arguments in equal parts."""
+    if program.is_local and program.mesh != other.mesh:
+        raise ProofError(f"the program is for mesh {program.mesh}, the other for {other.mesh}.")
+    known = {(slot.kind, slot.name): slot for slot in other.arguments}
+    for slot in program.arguments:
+        twin = known[slot.kind, slot.name]
+        same_parts = not program.is_local or (
+            program.sharding_of_slot(slot) == other.sharding_of_slot(twin)
+        )
+        if shape_of(slot.value) != shape_of(twin.value) or not same_parts:
+            raise ProofError(f"{slot.kind} '{slot.name}' is taken in other parts than declared.")
 
 
 def _same_level(program: Program, table: Expressions, wanted: dict[Key, tuple[int, Slot]]) -> Proof:
@@ -98,7 +131,7 @@ def _same_level(program: Program, table: Expressions, wanted: dict[Key, tuple[in
         number, other = wanted[slot.kind, slot.name]
         if values[slot.value] != number:
             raise ProofError(explain_same(table, values, slot, number))
-        if program.sharding_of_slot(slot) != program.sharding_of_slot(other) and program.is_local:
+        if program.is_local and slot.sharding_attr != other.sharding_attr:
             raise ProofError(f"{slot.kind} '{slot.name}' is declared in other shards.")
     return Proof(_count(program), len(program.results), table.num_read)
 
@@ -124,12 +157,9 @@ def _prove_local(
 
 def _argument(table: Expressions, local: Program, slot: Slot) -> Value:
     """An argument as it is declared: the part of the global one that its sharding says."""
-    count = len(table.shapes)
     sharding = local.sharding_of_slot(slot)
     shape = sharding.global_shape(shape_of(slot.value))
     number = table.argument(slot.kind, slot.name, slot.value)
-    if number >= count:
-        raise ProofError(f"{slot.kind} '{slot.name}' is no argument of the other program.")
     if table.shapes[number] != shape:
         raise ProofError(
             f"{slot.kind} '{slot.name}' has parts of a tensor of shape {shape}, expected "

@@ -15,6 +15,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from shardweave.ir import dist
 from shardweave.ir.annotations import arguments_of, describe, sharding_attrs_of
 from shardweave.ir.aten import AtenOp, create
+from shardweave.ir.facts import is_random
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import Sharding
 from shardweave.ir.proof import moves
@@ -22,7 +23,7 @@ from shardweave.ir.proof.cuts import Applied, Refusal, apply_rule
 from shardweave.ir.proof.expressions import (
     Expressions,
     OpForm,
-    ProofError,
+    check_order,
     is_cast,
     kind_of,
     signs_of,
@@ -44,6 +45,9 @@ from shardweave.ir.types import shape_of, tensor_type
 
 Key = tuple[str, frozenset[tuple[str, Attribute]], tuple[Value, ...], tuple[tuple[Shape, str], ...]]
 """A local computation: equal keys give equal values on every rank."""
+
+MERGES = {"aten.add.Tensor": "sum", "aten.maximum": "max"}
+"""The ops that merge the terms of two sub-batches, and by which reduction."""
 
 
 @dataclass
@@ -68,34 +72,13 @@ class Walk:
         for op in ops:
             if isinstance(op, func.ReturnOp):
                 return
-            missing = [v for v in op.operands if v not in self.values]
-            if missing:
-                name = missing[0].name_hint or "a value"
-                raise ProofError(
-                    f"{describe(op)} reads %{name} before it is made; put it behind the op that "
-                    "makes it."
-                )
-            self._check_flight(op)
+            check_order(op, self.values, self.in_flight)
             operands = tuple([self.values[value] for value in op.operands])
             if isinstance(op, FusedOp):
                 made = self._fused(op, operands)
             else:
                 made = self.results(op, operands)
             self.values.update(zip(op.results, made, strict=True))
-
-    def _check_flight(self, op: Operation) -> None:
-        if type(op) in dist.STARTED:
-            self.in_flight.update(op.results)
-        if isinstance(op, dist.WaitOp):
-            if not self.in_flight.issuperset(op.operands):
-                raise ProofError(f"{describe(op)} waits for what was not started; start it.")
-            return
-        early = [value for value in op.operands if value in self.in_flight]
-        if early:
-            raise ProofError(
-                f"{describe(op)} reads %{early[0].name_hint} while it is in flight; put a "
-                "dist.wait before it."
-            )
 
     def _fused(self, op: FusedOp, operands: Sequence[Value]) -> tuple[Value, ...]:
         self.values.update(zip(op.block.args, operands, strict=True))
@@ -171,15 +154,19 @@ class Walk:
         self, op: AtenOp, parts: tuple[Relation, ...], key: Key, is_template: bool
     ) -> tuple[Value, ...] | None:
         """The op of the global program that an op is, on shards of its operands."""
+        if is_random(op):
+            self.refusals[op] = Refusal("draws numbers of its own on each rank")
+            return None
         numbers = tuple([part.held.number for part in parts])
         for form in self.table.forms.get((op.name, numbers), ()):
             made = self._as_form(op, form, parts, key, is_template)
             if made is not None:
                 return made
-        if op.name == "aten.maximum" and parts[0].held == parts[1].held:
-            merged = moves.added_terms(parts[0], parts[1], self.axes, "max")
-            return None if merged is None else (merged,)
-        return None
+        reduction = MERGES.get(op.name)
+        if reduction is None or (reduction == "sum" and op.value("alpha") != 1):
+            return None
+        merged = moves.added_terms(parts[0], parts[1], self.axes, reduction)
+        return None if merged is None else (merged,)
 
     def _as_form(
         self, op: AtenOp, form: OpForm, parts: tuple[Relation, ...], key: Key, is_template: bool
