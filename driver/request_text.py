@@ -28,6 +28,7 @@ def describe(request: Request, **options: Any) -> str:
         "seed": request.seed,
         "sequence_parallel": request.sequence_parallel,
         "validate": request.validate,
+        "prove": request.prove,
         "cuda_graph": request.cuda_graph,
         **options,
     }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from shardweave.driver.commands.arguments import (
     Commands,
     add_program_output,
+    add_prove_option,
     add_validate_options,
     check_output,
     messages,
@@ -35,11 +36,7 @@ def add_parser(commands: Commands) -> None:
     add_program_output(command)
     _add_pass_options(command)
     add_validate_options(command)
-    command.add_argument(
-        "--prove",
-        action="store_true",
-        help="prove what each pass gives against the program before the first, without running it",
-    )
+    add_prove_option(command, "what each pass gives")
     command.set_defaults(func=opt_command)
 
 

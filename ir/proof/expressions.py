@@ -230,19 +230,19 @@ class Expressions:
             check_order(op, values, in_flight)
             operands = [values[value] for value in op.operands]
             if isinstance(op, FusedOp):
-                inner = dict(zip(op.block.args, operands, strict=True))
-                inner = self.read_fused(op, inner)
+                inner: dict[SSAValue, int] = dict(zip(op.block.args, operands, strict=True))
+                self.read_fused(op, inner)
                 made = [inner[value] for value in op.yielded]
             else:
                 made = self.apply(op, operands)
             values.update(zip(op.results, made, strict=True))
         return values
 
-    def read_fused(self, op: FusedOp, values: dict[SSAValue, int]) -> dict[SSAValue, int]:
+    def read_fused(self, op: FusedOp, values: dict[SSAValue, int]) -> None:
+        """Number the values of a region, whose arguments' are given."""
         for inner in op.fused_ops:
             made = self.apply(inner, [values[value] for value in inner.operands])
             values.update(zip(inner.results, made, strict=True))
-        return values
 
     def describe(self, number: int) -> str:
         """How messages name an expression."""

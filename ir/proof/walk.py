@@ -226,8 +226,8 @@ class Walk:
         at: Coordinates = (),
     ) -> tuple[Value, ...] | None:
         """The results of an op that is cut so. at: the sub-batches of one without operands."""
-        at = moves.united(parts) if parts else at
-        if at is None:
+        united = moves.united(parts) if parts else at
+        if united is None:
             self.refusals[op] = Refusal("reads values of different sub-batches")
             return None
         found: list[Value] = []
@@ -235,7 +235,7 @@ class Walk:
             terms = 0
             if any(axis.startswith(SUB_BATCH) for axis in sharding.unreduced):
                 terms = self._split((what, tuple([_family(p.held) for p in parts])))
-            own = tuple([item for item in at if item[0] in sharding.axes])
+            own = tuple([item for item in united if item[0] in sharding.axes])
             times = {axis for axis in sharding.axes if axis.startswith(SUB_BATCH)}
             assert times == {axis for axis, _ in own}, f"sub-batches of {describe(op)}"
             found.append(Relation(Held(number, shape, sharding, terms), own))

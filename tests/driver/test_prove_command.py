@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 from xdsl.context import Context
 from xdsl.dialects import builtin
 from xdsl.passes import ModulePass
@@ -72,3 +74,16 @@ def test_error_names_the_pass_that_broke_the_program(program: Program) -> None:
     passes = ["propagate-shardings,insert-collectives", DropReductionPass()]
     with pytest.raises(ProvedPassError, match="pass 'drop-reduction' gives a program that is not"):
         sw.run_passes(program, passes, prove=True)
+
+
+def test_compiled_step_says_that_it_is_proved() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+    step = sw.compile(
+        model,
+        (torch.randn(4, 8),),
+        mesh="data=2,tensor=2",
+        backend="reference",
+        loss=lambda output: output.square().sum(),
+        prove=True,
+    )
+    assert any("are proved to compute the model's results" in note for note in step.notes)
