@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from shardweave.driver.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
     from shardweave.driver.compile import compile
     from shardweave.driver.diff import diff
+    from shardweave.driver.explore import Exploration, explore
+    from shardweave.driver.hf_experts import choose_experts
     from shardweave.driver.plans import plan, simulate_plan
     from shardweave.driver.progress import Progress
     from shardweave.driver.validate import ValidationError, run_passes
@@ -46,6 +48,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Cluster",
+    "Exploration",
     "GradScaler",
     "Mesh",
     "PassError",
@@ -65,9 +68,11 @@ __all__ = [
     "VerifyError",
     "capture",
     "check",
+    "choose_experts",
     "clip_grad_norm_",
     "compile",
     "diff",
+    "explore",
     "load",
     "load_checkpoint",
     "parse",
@@ -89,6 +94,7 @@ _HOMES = {
     "Checkpoint": "driver.checkpoints:Checkpoint",
     "CheckpointError": "backends.saved_state:CheckpointError",
     "Cluster": "planners.cost.cluster:Cluster",
+    "Exploration": "driver.explore:Exploration",
     "GradScaler": "backends.grad_scaler:GradScaler",
     "Mesh": "ir.mesh:Mesh",
     "PassError": "passes.pipeline:PassError",
@@ -108,8 +114,10 @@ _HOMES = {
     "VerifyError": "ir.verify.program:VerifyError",
     "capture": "ir.capture.capture:capture",
     "check": "ir.verify.program:check",
+    "choose_experts": "driver.hf_experts:choose_experts",
     "compile": "driver.compile:compile",
     "diff": "driver.diff:diff",
+    "explore": "driver.explore:explore",
     "load": "ir.program:Program.load",
     "load_checkpoint": "driver.checkpoints:load_checkpoint",
     "parse": "ir.program:Program.parse",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -37,6 +37,20 @@ def explain(walk: Walk, slot: Slot, declared: Sharding, wanted: int) -> str:
         f"{slot.kind} '{slot.name}': {maker} gives {shards_of(value)}, but it is declared "
         f"{attribute}; correct the collectives before the return, or dist.sharding."
     )
+
+
+def explain_collective(walk: Walk, ops: Iterable[Operation]) -> str | None:
+    """Why a collective or a slice cannot be as it is, whether or not its result is read."""
+    for op in ops:
+        if isinstance(op, dist.DistOp) and op.operands:
+            values = [walk.values[value] for value in op.operands]
+            made = [walk.values[result] for result in op.results]
+            if any(
+                isinstance(a, Relation) and isinstance(b, Local)
+                for a, b in zip(values, made, strict=False)
+            ):
+                return f"{describe(op)}: {_problem_of_collective(op, values)}."
+    return None
 
 
 def shards_of(value: Relation) -> str:

@@ -59,6 +59,12 @@ def kind_of(value: SSAValue) -> str:
     return "float" if dtype.is_floating_point else str(dtype)
 
 
+def draws(op: AtenOp) -> bool:
+    """Whether an op draws numbers of its own; attention does where it drops weights."""
+    drops = op.signature.parameter("dropout_p")
+    return is_random(op) and (drops is None or op.value("dropout_p") != 0)
+
+
 def is_cast(op: Operation) -> bool:
     """Whether an op gives the same real numbers in another floating-point type."""
     return (
@@ -179,7 +185,7 @@ class Expressions:
         kinds = tuple(map(kind_of, op.results))
         shapes = [shape_of(result) for result in op.results]
         key: Hashable = (op.name, arguments_of(op), inputs, tuple(shapes), kinds)
-        if is_random(op):
+        if draws(op):
             key = key, len(self.shapes)
         is_new = key not in self._known
         if results is not None:

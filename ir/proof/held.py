@@ -186,7 +186,7 @@ class ProofAxes:
 def gathered(held: Held, axes: Sequence[str], dim: int, block: int | None) -> Held | None:
     """The concatenation over axes along a local dim, in blocks (None: of the whole dim)."""
     layout = held.digits
-    if layout is None or set(axes) & set(held.sharding.unreduced):
+    if layout is None or not 0 <= dim < len(layout) or set(axes) & set(held.sharding.unreduced):
         return None
     moved: list[tuple[int, int, int]] = []
     for axis in axes:
@@ -205,7 +205,9 @@ def gathered(held: Held, axes: Sequence[str], dim: int, block: int | None) -> He
 def cut(held: Held, axes: Sequence[tuple[str, int]], dim: int, block: int) -> Held | None:
     """The shard over axes (with their sizes) of a local dim, in blocks."""
     layout = held.digits
-    if layout is None or {axis for axis, _ in axes} & held.sharding.axes:
+    if layout is None or not 0 <= dim < len(layout):
+        return None
+    if {axis for axis, _ in axes} & held.sharding.axes:
         return None
     size = 1
     for _, ranks in axes:

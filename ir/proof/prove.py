@@ -10,7 +10,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.proof.cuts import stands_for
-from shardweave.ir.proof.diagnose import explain, explain_same, relation_of
+from shardweave.ir.proof.diagnose import explain, explain_collective, explain_same, relation_of
 from shardweave.ir.proof.expressions import Expressions, ProofError, kind_of
 from shardweave.ir.proof.held import Held, ProofAxes, Relation, Value
 from shardweave.ir.proof.walk import Walk
@@ -148,6 +148,9 @@ def _prove_local(
     for slot in local.arguments:
         walk.values[slot.value] = _argument(table, local, slot)
     walk.block(local.ops)
+    problem = explain_collective(walk, local.ops)
+    if problem is not None:
+        raise ProofError(problem)
     for slot in local.results:
         problem = _problem(walk, local, slot, wanted[slot.kind, slot.name])
         if problem is not None:

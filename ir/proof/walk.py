@@ -15,7 +15,6 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from shardweave.ir import dist
 from shardweave.ir.annotations import arguments_of, describe, sharding_attrs_of
 from shardweave.ir.aten import AtenOp, create
-from shardweave.ir.facts import is_random
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import Sharding
 from shardweave.ir.proof import moves
@@ -24,6 +23,7 @@ from shardweave.ir.proof.expressions import (
     Expressions,
     OpForm,
     check_order,
+    draws,
     is_cast,
     kind_of,
     signs_of,
@@ -141,7 +141,12 @@ class Walk:
             merged = moves.added_terms(first, second, self.axes, "sum")
             if merged is not None:
                 return (merged,)
-        rule, shape = _rule_of_sum(op.name, first.held.shape, second.held.shape)
+        try:
+            rule, shape = _rule_of_sum(op.name, first.held.shape, second.held.shape)
+        except ValueError:
+            shapes = f"{first.held.shape} and {second.held.shape}"
+            self.refusals[op] = Refusal(f"adds parts of values of shapes {shapes}")
+            return None
         applied = self._applied(op, rule, (shape,), parts)
         if isinstance(applied, Refusal):
             self.refusals[op] = applied
@@ -154,7 +159,7 @@ class Walk:
         self, op: AtenOp, parts: tuple[Relation, ...], key: Key, is_template: bool
     ) -> tuple[Value, ...] | None:
         """The op of the global program that an op is, on shards of its operands."""
-        if is_random(op):
+        if draws(op):
             self.refusals[op] = Refusal("draws numbers of its own on each rank")
             return None
         numbers = tuple([part.held.number for part in parts])
@@ -250,6 +255,8 @@ class Walk:
     def _write_local_forms(self, op: AtenOp, operands: tuple[Value, ...]) -> None:
         """Write the local form of each op of the global program of which an op may be a step, so
         that what its last ops give is known."""
+        if draws(op):
+            return
         for form in self.table.localized.get(GLOBAL_NAMES.get(op.name, op.name), ()):
             whole = tuple([shape_of(result) for result in form.op.results])
             for parts in candidates(form, operands):
