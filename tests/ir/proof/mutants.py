@@ -212,7 +212,7 @@ def value_of_equal_type_is_read(
     """That of another layer, sub-batch, pass or weight."""
     op = rng.choice([op for op in ops if op.operands])
     index = rng.randrange(len(op.operands))
-    earlier = [a for a in program.function.body.block.args]
+    earlier: list[SSAValue] = list(program.function.body.block.args)
     for other in ops:
         if other is op:
             break
