@@ -50,6 +50,7 @@ def compile(
     device: torch.device | str | None = None,
     seed: int | None = None,
     validate: bool = False,
+    prove: bool = False,
     program: Program | None = None,
     cuda_graph: bool = False,
     sync: bool = True,
@@ -95,6 +96,8 @@ def compile(
     this machine.
     validate: run every program before and after each pass, in float64 on a virtual mesh, and
     compare (driver.validate); for models that take a few seconds at most.
+    prove: show, without running anything, that what each rank runs after the last pass computes the
+    captured program's results (docs/proof.md); raises ProofError if that cannot be shown.
     program: a step of this model that is partitioned already, perhaps edited by hand; it is
     verified and run as it is, on its own mesh, without a plan and passes, in every call.
 
@@ -148,6 +151,7 @@ def compile(
         zero=zero,
         backend=backend,
         validate=validate,
+        prove=prove,
         program=program,
         cuda_graph=cuda_graph,
         loss=loss,

@@ -55,6 +55,7 @@ class Request:
     zero: int = 0
     backend: str = "distributed"
     validate: bool = False
+    prove: bool = False
     validate_limit: float | None = None
     twin: Callable[[], tuple[str, Example]] | None = None
     """Names and makes the model that passes are validated on where `model` is too large for it."""
@@ -285,7 +286,17 @@ def _partitioned(
     if request.backend == "triton" and not any(isinstance(op, FusedOp) for op in local.ops):
         with unheard():
             local = run_passes(local, "fuse-kernels")
+    if request.prove:
+        notes = (*notes, _proof_of(local, program))
     return local, notes
+
+
+def _proof_of(local: Program, program: Program) -> str:
+    """A note that a local program is proved to compute a captured one. Raises ProofError."""
+    from shardweave.ir.proof.prove import prove
+
+    proof = prove(local, against=program)
+    return f"the {proof.num_ops} ops of each rank are proved to compute the model's results"
 
 
 def _validator(

@@ -31,6 +31,7 @@ def describe(request: Request, **options: Any) -> str:
         "sequence_parallel": request.sequence_parallel,
         "zero": request.zero,
         "validate": request.validate,
+        "prove": request.prove,
         "cuda_graph": request.cuda_graph,
         **options,
     }
