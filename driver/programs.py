@@ -67,6 +67,8 @@ class CompiledPrograms(Programs):
         call = self._example()
         lowered = self._lower(call, None)
         self.plan = lowered.plan
+        if lowered.plan is not None:
+            self.request = request = request.with_plan(lowered.plan)
         self.backend = backend_of(request, lowered.program, device)
         self.first = self._keep(call, lowered)
         self._first_call = call
