@@ -57,7 +57,8 @@ def throttled(factor: float) -> Iterator[None]:
         throttle.begin()
         return found
 
-    StagedStep.run, Mail.send, Mail.receive = slow_run, slow_send, slow_receive
+    slow: tuple[Any, Any, Any] = slow_run, slow_send, slow_receive
+    StagedStep.run, Mail.send, Mail.receive = slow
     try:
         yield
     finally:
