@@ -7,8 +7,9 @@ are posted ahead, before they are asked for, and sends are not waited for until 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -43,9 +44,10 @@ class _Inbox:
 class Mail:
     """The messages of one rank in one step.
 
-    inbox: by sending rank what it sends, in its order. down, up: process groups of messages to
-    higher and to lower ranks; None is the default one. Two are needed where messages of one group
-    run one after another on a stream, as NCCL's do: else two ranks that both wait to receive hang.
+    inbox: by sending rank what it sends, in its order. groups: the process groups of messages, by
+    their two ranks, the sender's first; the default group for others. NCCL runs what two ranks send
+    each other in one group on one stream, in order: were both directions in it, two ranks that both
+    wait to receive would hang. Within one direction both sides have the same order.
     """
 
     def __init__(
@@ -53,12 +55,11 @@ class Mail:
         rank: int,
         inbox: dict[int, Sequence[ExpectedMessage]],
         device: torch.device,
-        down: Any = None,
-        up: Any = None,
+        groups: Mapping[tuple[int, int], Any] = MappingProxyType({}),
     ) -> None:
         self.rank = rank
         self.device = device
-        self._groups = down, up
+        self._groups = groups
         self._expected = inbox
         self._inbox: dict[int, _Inbox] = {}
         self._here: dict[Address, Tensor] = {}
@@ -72,7 +73,7 @@ class Mail:
             self._post(self._inbox[rank])
 
     def _group(self, source: int, goal: int) -> Any:
-        return self._groups[0 if goal > source else 1]
+        return self._groups.get((source, goal))
 
     def _post(self, inbox: _Inbox) -> None:
         while inbox.expected and len(inbox.posted) < RECEIVES_AHEAD:

@@ -16,7 +16,7 @@ from shardweave.backends.mail import Address, ExpectedMessage, Mail
 from shardweave.backends.parts import Parts
 from shardweave.backends.programs import Key, sharding_held
 from shardweave.backends.runtime import Runtime
-from shardweave.ir.messages import coming_messages
+from shardweave.ir.messages import coming_messages, places_that_talk
 from shardweave.ir.placement import block_of
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.sharding.shards import merge_blocks, take_blocks
@@ -76,6 +76,7 @@ class StagedRunner(JoinedRunner):
         }
         self.last_reads = _last_reads(self.runs, self.functions)
         self.homes = homes_of(program)
+        self.groups = runtime.message_groups(places_that_talk(program))
         self.inbox = _inbox(program, runtime)
         self._parts = Parts(program, runtime.coordinates)
         self.joined = joined_totals(program, [functions[name] for name in self.functions], runtime)
@@ -113,9 +114,9 @@ class StagedRunner(JoinedRunner):
         )
 
     def results_of(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        mail = Mail(self.runtime.rank, self.inbox, self.runtime.device)
+        mail = Mail(self.runtime.rank, self.inbox, self.runtime.device, self.groups)
         mail.open()
-        step = _Step(self, self._parts.padded(given), mail)
+        step = StagedStep(self, self._parts.padded(given), mail)
         for run, last_reads in zip(self.runs, self.last_reads, strict=True):
             step.run(run, last_reads)
         mail.close()
@@ -223,7 +224,7 @@ class _MicroBatchMail:
         return self.mail.receive(self.runner.runtime.rank_at(place), address)
 
 
-class _Step:
+class StagedStep:
     """One step of one rank: what its stages hold between their runs.
 
     kept: what is kept for one micro-batch, or for the whole step. totals: what micro-batches gave,

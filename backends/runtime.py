@@ -7,9 +7,9 @@ device needs no process group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
-from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -87,6 +87,7 @@ class Runtime:
         self.processes = tuple(processes) or tuple(range(self.mesh.num_devices))
         self._groups: dict[tuple[str, ...], Group] = {}
         self._meshes: dict[tuple[int, ...], DeviceMesh] = {}
+        self._message_groups: dict[tuple[int, int], Any] = {}
         self.messages: Messages | None = None
         """What sends and receives while a function of a stage runs."""
         if self.mesh.num_devices == 1:
@@ -251,6 +252,33 @@ class Runtime:
             ranks = self.device_mesh.mesh.index_select(names.index(axis.name), torch.tensor(key))
             self._meshes[key] = DeviceMesh(self.device.type, ranks, mesh_dim_names=names)
         return self._meshes[key]
+
+    @property
+    def groups_messages(self) -> bool:
+        """Whether each direction between two ranks needs a process group of its own."""
+        return self.device_mesh is not None and "nccl" in dist.get_backend()
+
+    def message_groups(self, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Any]:
+        """The groups of messages between this rank and others, by sender and receiver.
+
+        places: of coordinates on the stage axis those that send, and those that they send to, in
+        the same order on all ranks. None where the default group will do. Collective.
+        """
+        if not self.groups_messages:
+            return {}
+        inner = self.mesh.within_stage
+        axis = self.mesh.stage_axis
+        assert axis is not None
+        for pair in places:
+            for rank in range(inner.num_devices):
+                at = inner.coordinates(rank)
+                source, goal = (
+                    self.processes[self.mesh.rank({**at, axis.name: place})] for place in pair
+                )
+                if (source, goal) not in self._message_groups:
+                    # Every rank takes part in making every group, its own or not.
+                    self._message_groups[source, goal] = dist.new_group([source, goal])
+        return {pair: group for pair, group in self._message_groups.items() if self.rank in pair}
 
     def send(self, x: Tensor, to: int, name: str) -> None:
         """Send a value to the same rank of another stage."""

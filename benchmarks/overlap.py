@@ -96,8 +96,7 @@ def profile(options: argparse.Namespace) -> None:
     programs = [overlap_methods.pipeline(name, program, preset) for name in PROFILED]
     launcher = "env MASTER_ADDR=127.0.0.1"
     if options.link == "shaped":
-        prefix, variables = shaped_link.on_node("{rank}")
-        launcher = " ".join([*prefix, "env", *(f"{k}={v}" for k, v in variables.items())])
+        launcher = shaped_link.launcher()
     save_cluster(profile_machine(NUM_RANKS, programs, launcher=launcher), options.profile)
 
 

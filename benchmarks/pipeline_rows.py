@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import shardweave as sw
 from shardweave.driver.models import build_example
+from shardweave.driver.plans import partition
 from shardweave.ir.program import Program
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.pipelines import find_schedule
@@ -49,6 +50,14 @@ def plan_of(program: Program, case: Case, ranks: int, micro_batches: int, cluste
     pipeline = Pipeline(stages, micro_batches, schedule=case.schedule)
     plan = plan_megatron(program, sw.Mesh(stage=ranks))
     return replace(plan, pipeline=pipeline, cluster=cluster if case.schedule == "list" else "")
+
+
+def our_program(case: Case, model: str, ranks: int, micro_batches: int, cluster: str) -> Program:
+    """The program of our step, without its processes."""
+    example = build_example(model)
+    program = sw.capture(example.module, kwargs=example.kwargs)
+    plan = plan_of(program, case, ranks, micro_batches, cluster)
+    return partition(program, sw.Mesh(**plan.mesh), plan)
 
 
 def our_row(case: Case, model: str, micro_batches: int, cluster: str) -> TimedRow:

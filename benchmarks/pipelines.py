@@ -4,9 +4,10 @@
 
 The rows are steps of the same processes, timed in turn; a step is forward and backward of all
 micro-batches. With `--rate` every process has a network of its own whose link the kernel limits
-(root, ip and tc). `list` is our schedule that is made for the model and `--cluster`, by which the
-simulator goes as well. What a rank waits for others is measured and simulated for the rank that
-waits least. Memory is that of the tensors which a step makes, on the rank that has most.
+(root, ip and tc). `list` is our schedule that is made for the model and `--cluster`; the simulator
+goes by the same, or by what `--profile FOLDER` measures first. What a rank waits for others is
+measured and simulated for the rank that waits least. Memory is that of the tensors which a step
+makes, on the rank that has most.
 """
 
 from __future__ import annotations
@@ -27,8 +28,14 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parent))
 
 import shaped_link
-from pipeline_rows import CASES
+from pipeline_rows import CASES, our_program
 from rank_processes import run_ranks, start_worker
+
+from shardweave.driver.profile import profile_machine
+from shardweave.planners.cost.cluster_file import save_cluster
+
+PROFILED = ("1f1b", "zero-bubble-v")
+"""The schedules whose programs have all ops of the others."""
 
 WORKER = Path(__file__).with_name("pipelines_worker.py")
 MODEL = "gpt:layers=8,hidden=256,heads=8,vocab=256,seq=64,batch=16,tie=false"
@@ -46,14 +53,37 @@ def main() -> int:
         shaped_link.shaped_link(max(options.ranks), options.rate) if options.rate else nullcontext()
     ):
         for ranks in options.ranks:
+            if options.profile:
+                profile(options, ranks)
             results.append({"ranks": ranks, "rows": run(options, ranks)})
             console.print(table_of(results[-1], options))
-    if options.json:
-        result = {"machine": options.machine, "rate": options.rate, "rounds": options.rounds,
-                  "model": options.model, "micro_batches": options.micro_batches,
-                  "cluster": options.cluster, "results": results}  # fmt: skip
-        Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
+            if options.json:  # also what is there when more processes fail
+                write_results(options, results)
     return 0
+
+
+def write_results(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
+    cluster = "as profiled" if options.profile else options.cluster
+    result = {"machine": options.machine, "rate": options.rate, "rounds": options.rounds,
+              "model": options.model, "micro_batches": options.micro_batches,
+              "cluster": cluster, "results": results}  # fmt: skip
+    Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
+
+
+def profile(options: argparse.Namespace, ranks: int) -> None:
+    """Measure the ops of one and of two stages on each rank, and the link, into a file."""
+    arguments = options.model, ranks, options.micro_batches, options.cluster
+    cases = [case for case in CASES if case.schedule in PROFILED]
+    programs = [our_program(case, *arguments) for case in cases]
+    launcher = shaped_link.launcher() if options.rate else None
+    measured = profile_machine(ranks, programs, launcher=launcher)
+    path = profile_path(options, ranks)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_cluster(measured, path)
+
+
+def profile_path(options: argparse.Namespace, ranks: int) -> Path:
+    return Path(options.profile, f"{ranks}-stages.yaml")
 
 
 def parse_options() -> argparse.Namespace:
@@ -65,6 +95,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=20, help="timed steps of each row")
     parser.add_argument("--schedules", default=",".join(case.schedule for case in CASES))
     parser.add_argument("--cluster", default="", help="cluster file for `list` and the simulator")
+    parser.add_argument("--profile", default="", help="folder for cluster files, measured first")
     parser.add_argument("--machine", default="2-core x86-64 CPU, torch CPU build")
     parser.add_argument("--json", default="", help="write the rows to this file")
     parser.add_argument("--quick", action="store_true", help="a small model, three rounds")
@@ -90,7 +121,7 @@ def run(options: argparse.Namespace, ranks: int) -> list[dict[str, Any]]:
             "micro_batches": options.micro_batches,
             "rounds": options.rounds,
             "schedules": options.schedules,
-            "cluster": options.cluster,
+            "cluster": str(profile_path(options, ranks)) if options.profile else options.cluster,
             "out": str(Path(folder, "rows.json")),
         }
         start = partial(start_worker, WORKER, settings, ranks, options.rate)

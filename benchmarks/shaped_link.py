@@ -68,6 +68,12 @@ def _take_down(num_nodes: int) -> None:
     _run("ip", "link", "del", BRIDGE, check=False)
 
 
+def launcher() -> str:
+    """The shell command that starts rank `{rank}` on the node of its number."""
+    prefix, variables = on_node("{rank}")
+    return " ".join([*prefix, "env", *(f"{key}={value}" for key, value in variables.items())])
+
+
 def on_node(node: int | str) -> tuple[list[str], dict[str, str]]:
     """Command prefix and environment of a process that runs on a node."""
     prefix = ["ip", "netns", "exec", f"sw{node}"]

@@ -49,7 +49,7 @@ Result = Callable[[list[TimedRow], dict[str, Times], Settings], Any]
 def run_worker(
     make: Callable[[Settings], list[TimedRow]],
     result: Result,
-    loss: Callable[[Tensor], float] = float,
+    loss: Callable[[Tensor], float] = lambda loss: float(loss.detach()),
 ) -> None:
     """One rank of a benchmark, whose settings are its argument: times rows, and rank 0 writes.
 

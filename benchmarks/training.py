@@ -101,10 +101,7 @@ def profile(options: argparse.Namespace, num_ranks: int) -> None:
     """Measure ops of that many processes' programs, and collectives over the link, into a file."""
     cases = [case for case in options.cases if case.num_ranks == num_ranks]
     programs = [our_program(case, options.model) for case in cases]
-    launcher = None
-    if options.rate:
-        prefix, variables = shaped_link.on_node("{rank}")
-        launcher = " ".join([*prefix, "env", *(f"{k}={v}" for k, v in variables.items())])
+    launcher = shaped_link.launcher() if options.rate else None
     measured = profile_machine(num_ranks, programs, launcher=launcher)
     path = profile_path(options, num_ranks)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,9 +16,10 @@ from xdsl.ir import Operation, SSAValue
 from shardweave.backends.calls import prepared
 from shardweave.backends.programs import last_uses
 from shardweave.ir.aten import AtenOp, overload_named
-from shardweave.ir.dist import DistOp, ShardIndexOp, SliceOp, WaitOp
+from shardweave.ir.dist import DistOp, RecvOp, SendOp, ShardIndexOp, SliceOp, WaitOp
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.shards import take_blocks
+from shardweave.ir.staged import parts_of
 from shardweave.ir.types import dtype_of_value, shape_of
 from shardweave.planners.cost.model import DEFAULT_OP, kind_of, signature_text
 
@@ -150,19 +151,23 @@ def _elementwise(elements: int) -> Iterator[tuple[str, Sequence[Any]]]:
 def measure_program(program: Program, seconds: float) -> dict[str, list[float]]:
     """Seconds of each op by signature, in rounds for about `seconds`. Collective.
 
-    The program runs as on a rank, with numbers made up; collectives give the right shapes and
-    move nothing. What freeing memory takes is part of the op after which it is freed.
+    The program, or each function of its stages, runs as on a rank, with numbers made up;
+    collectives and messages give the right shapes and move nothing. What freeing memory takes is
+    part of the op after which it is freed.
     """
     found: dict[str, list[float]] = {}
-    names = {op: signature_text(op) for op in program.ops if kind_of(op) == "compute"}
-    dying = last_uses(program)
-    _round(program, names, dying, {})
+    parts = [(part, last_uses(part)) for part in parts_of(program)]
+    compute = [op for part, _ in parts for op in part.ops if kind_of(op) == "compute"]
+    names = {op: signature_text(op) for op in compute}
+    for part, dying in parts:
+        _round(part, names, dying, {})
     end_s = time.perf_counter() + seconds
     done = torch.zeros(1)
     while not done:
         if dist.is_initialized():
             dist.barrier()
-        _round(program, names, dying, found)
+        for part, dying in parts:
+            _round(part, names, dying, found)
         done.fill_(time.perf_counter() >= end_s)
         if dist.is_initialized():  # all ranks stop after the same round
             dist.all_reduce(done, dist.ReduceOp.MAX)
@@ -215,6 +220,10 @@ def _stand_in(op: DistOp, operands: Sequence[Tensor]) -> Sequence[Tensor]:
         dim, block = op.dim, op.block
         size = operands[0].shape[dim] // shape_of(op.results[0])[dim]
         return [take_blocks(operands[0], dim, size, block, 0)]
+    if isinstance(op, SendOp):
+        return []
+    if isinstance(op, RecvOp):
+        return [_made_up(value) for value in op.results]
     shapes = [shape_of(value) for value in op.results]
     return [
         operand.clone() if tuple(operand.shape) == shape else operand.new_zeros(shape)

@@ -48,3 +48,21 @@ def coming_messages(program: Program, place: int) -> dict[int, list[ComingMessag
                 message = ComingMessage(run, op, stage, seen[run.at])
                 found.setdefault(run.at, []).append(message)
     return found
+
+
+def places_that_talk(program: Program) -> list[tuple[int, int]]:
+    """The coordinates on the stage axis of which one sends to another, and that other."""
+    places = StagePlaces.of(program)
+    functions = functions_of(program)
+    goals = {
+        name: {op.to for op in function.ops if isinstance(op, SendOp)}
+        for name, function in functions.items()
+    }
+    found = {
+        (run.at, goal)
+        for _, run in runs_of(program)
+        for to in goals[run.function]
+        for goal in places.goals(run, functions[run.function].stage, to)
+        if goal != run.at
+    }
+    return sorted(found)

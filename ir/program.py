@@ -188,8 +188,8 @@ class Program:
             return ()
         given = to_python(attribute) if isinstance(attribute, builtin.ArrayAttr) else None
         count = self.mesh.num_devices if self.mesh else 1
-        numbers = given if isinstance(given, list) else []
-        found = tuple(one for one in numbers if type(one) is int and one >= 0)
+        numbers = cast("list[object]", given) if isinstance(given, list) else []
+        found = tuple(one for one in numbers if isinstance(one, int) and one >= 0)
         if len(set(found)) != count or len(numbers) != count:
             raise ValueError(
                 f"{DEVICES} is {attribute}, expected {count} different numbers, one for each rank "

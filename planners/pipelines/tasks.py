@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardweave.ir.rewrite.stages.cut import Task
+from shardweave.ir.rewrite.stages.cut import ScheduledRun
 from shardweave.ir.staged import Direction
 from shardweave.planners.pipelines.table import Kind, Table, in_order
 
@@ -17,12 +17,12 @@ DIRECTIONS: Mapping[Kind, Direction] = {
 KINDS: Mapping[Direction, Kind] = {direction: kind for kind, direction in DIRECTIONS.items()}
 
 
-def tasks_of(table: Table, num_stages: int) -> list[Task]:
+def tasks_of(table: Table, num_stages: int) -> list[ScheduledRun]:
     """What a table runs, in an order in which all ranks together can run it."""
     is_split = any(action.kind in "IW" for actions in table for action in actions)
-    found: list[Task] = []
+    found: list[ScheduledRun] = []
     for rank, action in in_order(table, num_stages):
         kinds: tuple[Kind, ...] = ("I", "W") if is_split and action.kind == "B" else (action.kind,)
         for kind in kinds:
-            found.append(Task(DIRECTIONS[kind], action.stage, action.micro_batch, rank))
+            found.append(ScheduledRun(DIRECTIONS[kind], action.stage, action.micro_batch, rank))
     return found

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from shardweave.backends.gradient_norm import clip_grad_norm_
 from shardweave.backends.mail import ExpectedMessage, Mail
+from shardweave.backends.runtime import Runtime
 from shardweave.backends.step import Step
 from shardweave.driver.compile import compile
 from shardweave.driver.models import build_example
@@ -164,6 +165,21 @@ def test_four_processes_train_as_eager_does(
 ) -> None:
     spec = "gpt:layers=4,hidden=16,heads=2,vocab=32,seq=8,batch=8" if name == "gpt" else SPECS[name]
     check(spec, plan_of(spec, mesh, schedule, count, chunks, **more), 4)
+
+
+def trained_with_message_groups(spec: str, plan: Plan) -> tuple[Any, ...]:
+    """As `trained`, with a process group for each direction between two ranks, as NCCL needs."""
+    Runtime.groups_messages = property(lambda _: True)  # pyright: ignore[reportAttributeAccessIssue]
+    found = trained(spec, plan)
+    return *found, len(torch.distributed.distributed_c10d._world.pg_map)
+
+
+def test_messages_have_a_group_for_each_direction_where_the_backend_runs_them_in_turn() -> None:
+    plan = plan_of(GPT, "stage=2", "zero-bubble", 4)
+    for losses, expected, error, _, groups in run_ranks(trained_with_message_groups, 2, GPT, plan):
+        assert losses == pytest.approx(expected, abs=1e-9)
+        assert error < 1e-9
+        assert groups >= 3
 
 
 class Lost:

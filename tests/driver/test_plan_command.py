@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from shardweave.benchmarks import mixed_speeds
 from shardweave.driver.cli import main
 from shardweave.planners.cost.cluster_file import save_cluster
 from shardweave.planners.cost.presets import find_cluster
@@ -59,6 +60,32 @@ def test_plan_of_each_planner_for_each_model_runs_equal_to_eager(
     name: str, planner: str, tmp_path: Path, capsys: Captured
 ) -> None:
     check_runs(tmp_path, SPECS[name], planner, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--mesh", "pipeline=2,data=2"],
+        ["--mesh", "pipeline=4"],
+        ["--mesh", "pipeline=2,data=2", "-O", "zero=1"],
+        ["--mesh", "pipeline=2,data=2", "-O", "zero=3"],
+        ["--mesh", "pipeline=4", "-O", "anneal=50"],
+    ],
+    ids=lambda options: " ".join(options),
+)
+@pytest.mark.parametrize("name", ["gpt", "llama", "bert", "t5"])
+def test_plans_of_stages_on_mixed_devices_run_equal_to_eager(
+    name: str, options: list[str], tmp_path: Path, capsys: Captured
+) -> None:
+    cluster = mixed_speeds.slowed(find_cluster("testbed"))
+    save_cluster(cluster, tmp_path / "mixed.yaml")
+    more = ["--planner", "amp", *options]
+    plan = planned(tmp_path, *more, model=SPECS[name], cluster=str(tmp_path / "mixed.yaml"))
+    assert plan.num_stages > 1
+    run = ["run", SPECS[name], "--plan", str(tmp_path / "plan.json"), "--check"]
+    assert main([*run, "--backend", "reference", "--dtype", "float64"]) == 0
+    assert "equal to eager" in capsys.readouterr().out
 
 
 def test_plan_of_stages_explains_itself_and_is_run(tmp_path: Path, capsys: Captured) -> None:

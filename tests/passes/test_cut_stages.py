@@ -115,6 +115,35 @@ def test_experts_in_stages_equal_eager(mesh: str) -> None:
     check(EXPERTS, plan_of(EXPERTS, mesh, "1f1b", 2))
 
 
+DEEPER = {
+    "layers=4": "layers=6", "n_layer=2": "n_layer=6", "num_hidden_layers=2": "num_hidden_layers=6",
+    "num_layers=2": "num_layers=4",
+}  # fmt: skip
+"""Of models that have blocks for eight stages."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", PIPELINE_SCHEDULES)
+@pytest.mark.parametrize("name", ["gpt", "gpt2", "llama", "bert", "t5", "unet"])
+def test_models_on_four_ranks_of_the_stage_axis_equal_eager(name: str, schedule: str) -> None:
+    spec = {**SPECS, "gpt": GPT}[name]
+    for shallow, deep in DEEPER.items():
+        spec = spec.replace(shallow, deep)
+    for mesh, micro_batches in (("stage=4", 8), ("stage=4,tensor=2", 4), ("stage=4,data=2", 4)):
+        if schedule == "dualpipe-v" and micro_batches < 8:  # it needs two for each rank
+            continue
+        check(spec, plan_of(spec, mesh, schedule, micro_batches))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("name", ["gpt", "gpt2", "llama", "bert", "t5", "unet"])
+def test_models_stored_in_shards_equal_eager_in_stages(name: str, zero: int) -> None:
+    spec = {**SPECS, "gpt": GPT}[name]
+    for mesh, schedule in (("stage=2,data=2,tensor=2", "zero-bubble"), ("stage=2,data=2", "1f1b")):
+        check(spec, replace(plan_of(spec, mesh, schedule, 4), zero=zero))
+
+
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_parameters_stored_in_shards_equal_eager(zero: int) -> None:
     plan = replace(plan_of(GPT, "stage=2,data=2", "1f1b", 4), zero=zero)

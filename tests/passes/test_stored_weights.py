@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shardweave.ir.annotations import layer_of, phase_of
@@ -10,6 +12,7 @@ from shardweave.ir.storage import kept_bytes
 from shardweave.ir.types import shape_of
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import run_passes
+from shardweave.planners.lower import local_program
 from shardweave.planners.plan import Plan
 from shardweave.tests.ir_text import step
 from shardweave.tests.zoo import (
@@ -17,6 +20,7 @@ from shardweave.tests.zoo import (
     SPECS,
     assert_equals_eager,
     captured,
+    megatron,
     partitioned,
 )
 
@@ -130,6 +134,20 @@ def test_axis_that_cuts_the_batch_is_gathered_and_the_tensor_axis_stays() -> Non
     gathers = [op for op in program.ops if op.name == "dist.all_gather"]
     assert {layer_of(op).split(".")[-1] for op in gathers} == {"fc_in", "fc_out"}
     assert {str(op.properties["axes"]) for op in gathers} == {'["data"]'}
+    assert_equals_eager(program, captured(GPT))
+
+
+@pytest.mark.parametrize("recompute", ["layer", "after-communication"])
+def test_weight_stored_over_data_before_tensor_is_gathered_recut_and_recomputed_with(
+    recompute: str,
+) -> None:
+    plan = megatron(GPT, "data=2,tensor=2")
+    cut = {name: text for name, text in plan.parameters.items() if '"tensor"' in text}
+    stored = {name: text.replace('"tensor"', '"data", "tensor"') for name, text in cut.items()}
+    plan = replace(plan, parameters=stored, used=cut, recompute=recompute)
+    program = local_program(captured(GPT).program, plan)
+    again = {op.name for op in program.ops if phase_of(op) == "recompute"}
+    assert "aten.gelu" in again
     assert_equals_eager(program, captured(GPT))
 
 

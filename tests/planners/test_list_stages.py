@@ -53,6 +53,16 @@ def test_list_is_the_fastest_and_its_picture_shows_each_pass() -> None:
     assert all(picture.count(f"{kind}7") == times for kind, times in (("F", 4), ("I", 3), ("W", 3)))
 
 
+@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "zero-bubble-v"])
+def test_what_is_sent_to_two_stages_of_a_rank_arrives_at_each(schedule: str) -> None:
+    found = simulated(staged(SMALL, schedule, 2))
+    assert found.time_s > max(stage.compute_s for stage in found.stages)
+    sent = sum(stage.communication_s["stage"] for stage in found.stages)
+    assert sent > sum(
+        one.communication_s["stage"] for one in simulated(staged(SMALL, "gpipe")).stages
+    )
+
+
 def test_less_memory_gives_an_order_with_fewer_micro_batches_in_flight_or_none() -> None:
     program = staged(SMALL, "list").clone()
     before = simulated(program)

@@ -24,7 +24,7 @@ from shardweave.ir.staged import Direction, Run, is_staged, micro_axis, name_of
 from shardweave.ir.types import shape_of
 
 
-class Task(NamedTuple):
+class ScheduledRun(NamedTuple):
     """What is run on a micro-batch. at: the coordinate on the stage axis."""
 
     direction: Direction
@@ -33,7 +33,7 @@ class Task(NamedTuple):
     at: int
 
 
-def places_of_tasks(tasks: Sequence[Task]) -> list[list[int]]:
+def places_of_tasks(tasks: Sequence[ScheduledRun]) -> list[list[int]]:
     """By stage, the coordinates that have it."""
     found: dict[int, set[int]] = {}
     for task in tasks:
@@ -44,7 +44,7 @@ def places_of_tasks(tasks: Sequence[Task]) -> list[list[int]]:
 def cut_into_stages(
     program: Program,
     stages: Mapping[str, int],
-    tasks: Sequence[Task],
+    tasks: Sequence[ScheduledRun],
     *,
     keep_gathered: bool = False,
     scatter_each: bool = False,
@@ -128,7 +128,7 @@ class _Cut:
         self.values = values
         self.places = places
 
-    def run(self, tasks: Sequence[Task]) -> None:
+    def run(self, tasks: Sequence[ScheduledRun]) -> None:
         functions: dict[str, func.FuncOp] = {}
         for stage in range(len(self.places)):
             before = self._before(stage)
@@ -189,7 +189,9 @@ class _Cut:
 
     # The step
 
-    def _step(self, functions: Mapping[str, func.FuncOp], tasks: Sequence[Task]) -> func.FuncOp:
+    def _step(
+        self, functions: Mapping[str, func.FuncOp], tasks: Sequence[ScheduledRun]
+    ) -> func.FuncOp:
         block = Block()
         entries: list[Attributes] = []
         for slot in self.program.arguments:
@@ -208,7 +210,7 @@ class _Cut:
         slots = [self.values.whole_entry(slot)[1] for slot in self.program.results]
         return function_of("step", block, entries, slots)
 
-    def _runs(self, tasks: Sequence[Task]) -> list[Run]:
+    def _runs(self, tasks: Sequence[ScheduledRun]) -> list[Run]:
         once = {
             kind: [
                 Run(name_of(kind, stage), at)

@@ -9,11 +9,11 @@ from xdsl.ir import Operation
 
 from shardweave.ir.literals import to_attribute
 from shardweave.ir.program import Program
-from shardweave.ir.rewrite.stages.cut import Task, places_of_tasks
+from shardweave.ir.rewrite.stages.cut import ScheduledRun, places_of_tasks
 from shardweave.ir.staged import functions_of, name_of, runs_of
 
 
-def reorder_runs(program: Program, tasks: Sequence[Task]) -> None:
+def reorder_runs(program: Program, tasks: Sequence[ScheduledRun]) -> None:
     """Let a staged program run its micro-batches in another order, in place.
 
     tasks: what is run on each micro-batch, in an order in which all ranks together can run it, with

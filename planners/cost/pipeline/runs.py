@@ -195,7 +195,7 @@ class _Played:
         self.functions = functions
         self.stage_at = stage_at
         self.ranks = ranks
-        self.arrives_s: dict[tuple[int, int, str, int | None], tuple[float, float]] = {}
+        self.arrives_s: dict[tuple[int, int, int, str, int | None], tuple[float, float]] = {}
         self.link_s: dict[tuple[int, int], float] = {}
         self.events: list[Event] = []
 
@@ -214,10 +214,10 @@ class _Played:
 
     def run(self, run: Run) -> None:
         one, place = self.functions[run.function, run.at], self.places[run.at]
-        number = run.micro_batch
+        stage, number = one.function.stage, run.micro_batch
         start_s = place.now_s
         for source, name in one.receives:
-            left_s, arrives_s = self.arrives_s.pop((source, run.at, name, number))
+            left_s, arrives_s = self.arrives_s.pop((source, stage, run.at, name, number))
             if arrives_s > start_s:
                 # Until it has left this is a bubble, then the message is waited for.
                 place.bubble_s += max(0.0, left_s - start_s)
@@ -251,7 +251,8 @@ class _Played:
                     seconds = way.latency_s + size / way.bandwidth_bytes_s
                 left_s = max(end_s, self.link_s.get((run.at, goal), 0.0))
                 arrives_s = self.link_s[run.at, goal] = left_s + seconds
-                self.arrives_s[stage, goal, name, run.micro_batch] = left_s, arrives_s
+                key = stage, to, goal, name, run.micro_batch
+                self.arrives_s[key] = left_s, arrives_s
                 self.places[goal].communication_s[AXIS] += seconds
 
 

@@ -1,0 +1,60 @@
+"""benchmarks/mixed_speeds.py: processes held to a share of a core, and plans that know of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardweave.benchmarks import mixed_speeds
+from shardweave.benchmarks.throttle import Throttle
+from shardweave.planners.cost.presets import find_cluster
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+
+
+@pytest.mark.parametrize("factor", [1.5, 4.0])
+def test_what_is_computed_takes_a_multiple_of_its_processor_time(factor: float) -> None:
+    throttle, begin_s, worked_s = Throttle(factor), time.perf_counter(), time.thread_time()
+    while time.thread_time() - worked_s < 0.03:
+        pass
+    throttle.settle()
+    assert time.perf_counter() - begin_s >= factor * 0.03
+    again_s = time.perf_counter()
+    throttle.settle()
+    assert time.perf_counter() - again_s < 0.02
+
+
+def test_cluster_has_two_devices_of_each_speed() -> None:
+    cluster = mixed_speeds.slowed(find_cluster("testbed"))
+    fast, slow = (cluster.devices[name] for name in ("fast", "slow"))
+    assert fast.flops["float32"] == pytest.approx(2 * slow.flops["float32"])
+    assert slow.overhead_s == 2 * fast.overhead_s
+    nodes = [cluster.node_type(cluster.place(rank)[0]).device for rank in range(4)]
+    assert nodes == ["fast", "fast", "slow", "slow"]
+
+
+def test_gain_is_the_ratio_of_medians_beside_the_simulated_one() -> None:
+    rows: list[dict[str, Any]] = [
+        {"name": "a", "times_s": [0.2, 0.4, 0.3], "simulated_s": 0.4},
+        {"name": "b", "times_s": [0.1, 0.2, 0.15], "simulated_s": 0.1},
+    ]
+    found = mixed_speeds.gain(rows, "a", "b")
+    assert (found["measured"], found["simulated"]) == pytest.approx((2.0, 4.0))
+
+
+@pytest.mark.slow
+def test_quick_run_compares_plans_that_all_compute_the_same_loss(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    command = [sys.executable, str(BENCHMARKS / "mixed_speeds.py"), "--quick", "--json", str(out)]
+    subprocess.run(command, check=True, timeout=900)
+    result = json.loads(out.read_text())
+    assert [row["name"] for row in result["rows"]] == [
+        name for p in mixed_speeds.PAIRS for name in p
+    ]
+    assert all(gain["simulated"] > 1.1 for gain in result["gains"])
