@@ -186,7 +186,8 @@ class Program:
         attribute = self.module.attributes.get(DEVICES)
         if attribute is None:
             return ()
-        given = to_python(attribute) if isinstance(attribute, builtin.ArrayAttr) else None
+        is_list = isinstance(attribute, builtin.ArrayAttr)
+        given = to_python(cast("Attribute", attribute)) if is_list else None
         count = self.mesh.num_devices if self.mesh else 1
         numbers = cast("list[object]", given) if isinstance(given, list) else []
         found = tuple(one for one in numbers if isinstance(one, int) and one >= 0)
