@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import accumulate, pairwise
 
 from shardweave.benchmarks.scoreboard_model import LAYERS, DecoderSpec, captured_decoder
 from shardweave.benchmarks.scoreboard_rows import MeasuredRun
@@ -83,7 +84,7 @@ class RunPredictor:
             run.hidden, run.heads, run.ffn, run.vocab, run.seq, run.is_fused, _dtype_of(run)
         )
         policy = policy_of(run)
-        key = cluster.name, spec, micro, run.tensor, run.sequence_parallel, policy
+        key = cluster.name, run.precision, spec, micro, run.tensor, run.sequence_parallel, policy
         if key not in self.works:
             lowerings = _lowerings(spec, micro)
             mesh = Mesh(data=1, tensor=run.tensor)
@@ -152,18 +153,14 @@ def _plan_of(run: MeasuredRun, count: int) -> Plan:
         zero=run.zero if run.data > 1 else 0,
         # FSDP sends beside its passes; Megatron-LM's data parallelism behind them.
         schedule="cross-pass" if run.zero else "",
-        precision="bf16-mixed",
+        precision="fp32" if _dtype_of(run) == "float32" else "bf16-mixed",
         pipeline=Pipeline(stages, count, schedule="1f1b"),
     )
 
 
 def _layers_of_stages(run: MeasuredRun) -> list[range]:
-    """Layers dealt evenly, as Megatron-LM does, the last stages taking one more."""
+    """As the run says; else dealt evenly, as Megatron-LM does, the last stages taking one more."""
     each, more = divmod(run.layers, run.pipeline)
-    found: list[range] = []
-    first = 0
-    for stage in range(run.pipeline):
-        last = first + each + (stage >= run.pipeline - more)
-        found.append(range(first, last))
-        first = last
-    return found
+    even = [each + (stage >= run.pipeline - more) for stage in range(run.pipeline)]
+    ends = [0, *accumulate(run.stage_layers or even)]
+    return [range(first, last) for first, last in pairwise(ends)]

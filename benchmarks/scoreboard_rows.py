@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,10 @@ HELD_OUT = 3
 
 DEFAULT_VOCAB = 51200
 """Where a row does not say: GPT-2's vocabulary, padded as Megatron-LM pads it."""
+
+UNSTATED_PRECISION = {"Sailor (Megatron-DeepSpeed)": "tf32"}
+"""By framework, where a row does not say. Sailor's runs hold activations of 32 bits, and are faster
+than GH200 is without TF32."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,22 @@ class MeasuredRun:
     memory_bytes: float
     status: str
     note: str
+
+    @property
+    def stage_layers(self) -> tuple[int, ...]:
+        """Layers of each stage, where the note says so (`layers/stage=[7, 9, 9, 9]`); else none.
+
+        It may count what stands before and behind all layers as one layer each.
+        """
+        found = re.search(r"layers/stage=\[([\d, ]+)\]", self.note)
+        if found is None:
+            return ()
+        counts = [int(word) for word in found[1].split(",")]
+        if sum(counts) == self.layers + 2:
+            counts[0] -= 1
+            counts[-1] -= 1
+        is_whole = sum(counts) == self.layers and len(counts) == self.pipeline and min(counts) > 0
+        return tuple(counts) if is_whole else ()
 
     @property
     def group(self) -> tuple[object, ...]:
@@ -118,7 +139,7 @@ def _run(row: dict[str, str]) -> MeasuredRun:
         zero=number("zero", 0),
         recompute=row["recompute"] or "none",
         is_fused="flash" in attention,
-        precision=row["precision"] or "fp16",
+        precision=row["precision"] or UNSTATED_PRECISION.get(row["framework"], "fp16"),
         framework=row["framework"],
         step_s=float(row["step_ms"]) / 1e3 if row["step_ms"] else 0.0,
         memory_bytes=float(row["mem_gib"]) * 2**30 if row["mem_gib"] else 0.0,

@@ -64,6 +64,14 @@ def test_formula_of_four_constants_is_as_good_as_it_is_told_to_be() -> None:
     assert all(step == run.step_s for run, step in simulated)
 
 
+def test_layers_of_stages_are_those_of_the_note_where_it_has_them() -> None:
+    base = replace(runs()[0], layers=32, pipeline=4)
+    said = replace(base, note="layers/stage=[7, 9, 9, 9]; gpus/stage=[..]")
+    assert said.stage_layers == (6, 9, 9, 8)
+    assert replace(said, pipeline=2).stage_layers == ()
+    assert base.stage_layers == ()
+
+
 @pytest.mark.slow
 def test_one_run_is_predicted_on_the_preset_of_its_device_and_on_a_file(tmp_path: Path) -> None:
     file, out = tmp_path / "one.csv", tmp_path / "out.json"

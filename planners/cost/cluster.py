@@ -32,10 +32,12 @@ class DeviceType:
     flops: peak FLOP/s by dtype (`float32`, `bfloat16`, ..). overhead_s: seconds that any op
     costs, such as a kernel launch. issue_s: seconds of the host for each op that it issues, ahead
     of the device: where ops are shorter, the device waits for them. efficiency: share of the peak
-    that a matrix product reaches, by its FLOPs. op_times: seconds of ops by name, as curves over
-    their work: FLOPs, in float32, of matrix products, convolutions and attention, bytes moved of
-    all others; `default` is for those others that have no curve. measured: seconds of ops by
-    signature (`cost.signature_text`), which win over all else.
+    that a matrix product reaches, by its FLOPs. attention_efficiency: the same of fused attention,
+    by the FLOPs that its kernel computes, of a causal mask half; empty: as a product of them all.
+    op_times: seconds of ops by name, as curves over their work: FLOPs, in float32, of matrix
+    products, convolutions and attention, bytes moved of all others; `default` is for those others
+    that have no curve. measured: seconds of ops by signature (`cost.signature_text`), which win
+    over all else.
     """
 
     name: str
@@ -45,6 +47,7 @@ class DeviceType:
     overhead_s: float = 0.0
     issue_s: float = 0.0
     efficiency: Points = ((1.0, 1.0),)
+    attention_efficiency: Points = ()
     op_times: Mapping[str, Points] = field(default_factory=dict[str, Points])
     measured: Mapping[str, float] = field(default_factory=dict[str, float])
 
