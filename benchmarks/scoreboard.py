@@ -15,18 +15,19 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from shardweave.benchmarks.scoreboard_predict import RunPredictor
-from shardweave.benchmarks.scoreboard_rows import FOLDER, MeasuredRun, read_runs
 from shardweave.benchmarks.scoreboard_score import Pair, Score, formula, groups_of, score_of
-from shardweave.planners.cost.cluster import Cluster, DeviceType
+from shardweave.driver.runs.predict import RunPredictor, in_order, placed
+from shardweave.driver.runs.rows import MeasuredRun, read_runs
+from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
+
+FOLDER = Path(__file__).resolve().parent / "data" / "runs"
 
 PRESETS: Mapping[str, str] = {
     "A100": "dgx-a100",
@@ -51,18 +52,7 @@ def cluster_of(run: MeasuredRun, asked: str | None) -> Cluster:
             f"no preset is known for devices '{run.gpu}' ({', '.join(PRESETS)} are); give "
             "--cluster, a preset's name or a file."
         )
-    found = find_cluster(name)
-    node = replace(found.nodes[0], devices=run.per_node, count=max(1, -(-run.gpus // run.per_node)))
-    devices = found.devices
-    if run.precision == "tf32":
-        devices = {name: _in_tf32(one) for name, one in devices.items()}
-    return replace(found, nodes=(node,), devices=devices)
-
-
-def _in_tf32(device: DeviceType) -> DeviceType:
-    """A device whose products of 32 bits run on tensor cores, if the cluster says how fast."""
-    rate = device.flops.get("tfloat32", device.flops.get("float32", 0.0))
-    return replace(device, flops={**device.flops, "float32": rate})
+    return placed(run, find_cluster(name))
 
 
 def predict_all(
@@ -72,10 +62,7 @@ def predict_all(
     predictor = RunPredictor()
     pairs: list[Pair] = []
     refused: list[tuple[MeasuredRun, str]] = []
-    order = sorted(
-        runs, key=lambda r: (r.gpu, r.hidden, r.heads, r.seq, r.vocab, r.micro_batch or 0, r.tensor)
-    )
-    for run in order:
+    for run in in_order(runs):
         try:
             pairs.append((run, predictor.predict(run, cluster_of(run, asked))))
         except ValueError as error:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from shardweave.benchmarks.scoreboard import main
-from shardweave.benchmarks.scoreboard_predict import PredictedRun
-from shardweave.benchmarks.scoreboard_rows import FOLDER, MeasuredRun, read_runs
+from shardweave.benchmarks.scoreboard import FOLDER, main
 from shardweave.benchmarks.scoreboard_score import formula, score_of
+from shardweave.driver.runs.predict import PredictedRun
+from shardweave.driver.runs.rows import MeasuredRun, read_runs
 
 ROWS = FOLDER / "vtrain_single.csv"
 

@@ -1,6 +1,6 @@
 """What the simulator says of a measured run.
 
-The run's program is a decoder of its sizes (`scoreboard_model`), lowered for one micro-batch on the
+The run's program is a decoder of its sizes (`decoder`), lowered for one micro-batch on the
 tensor degree by Megatron's rule and with the run's recomputation; its blocks are priced once, and
 the step is that of `planners/cost/pipeline` for the run's stages, micro-batches and ZeRO stage,
 with Adam behind it. Runs that differ in degrees of data and pipeline parallelism alone share all
@@ -10,14 +10,15 @@ but the last.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from shardweave.benchmarks.scoreboard_model import LAYERS, DecoderSpec, captured_decoder
-from shardweave.benchmarks.scoreboard_rows import MeasuredRun
+from shardweave.driver.runs.decoder import LAYERS, DecoderSpec, captured_decoder
+from shardweave.driver.runs.rows import MeasuredRun
 from shardweave.ir.mesh import Mesh
-from shardweave.planners.cost.cluster import Cluster, PlacedCluster
+from shardweave.planners.cost.cluster import Cluster, DeviceType, PlacedCluster
 from shardweave.planners.cost.pipeline.simulation import played_stages
 from shardweave.planners.cost.pipeline.stages import placed_stages
 from shardweave.planners.cost.workload import Workload, workload_of
@@ -48,9 +49,28 @@ class PredictedRun:
         return self.memory_bytes <= self.capacity_bytes
 
 
+def placed(run: MeasuredRun, cluster: Cluster) -> Cluster:
+    """As many of a cluster's first nodes as a run used, with as many devices on each.
+
+    A run in TF32 has the rate `tfloat32` for products of 32 bits, if the cluster says it.
+    """
+    count = max(1, -(-run.gpus // run.per_node))
+    node = replace(cluster.nodes[0], devices=run.per_node, count=count)
+    devices = cluster.devices
+    if run.precision == "tf32":
+        devices = {name: _in_tf32(one) for name, one in devices.items()}
+    return replace(cluster, nodes=(node,), devices=devices)
+
+
+def _in_tf32(device: DeviceType) -> DeviceType:
+    rate = device.flops.get("tfloat32", device.flops.get("float32", 0.0))
+    return replace(device, flops={**device.flops, "float32": rate})
+
+
 @dataclass(eq=False)
 class RunPredictor:
-    """Predicts runs on clusters. Programs and blocks are kept: runs should come sorted by model."""
+    """Predicts runs on clusters. Programs and blocks are kept: runs should come `in_order`, and
+    clusters of one name be equal but for their nodes' numbers."""
 
     works: dict[tuple[object, ...], Workload] = field(
         default_factory=dict[tuple[object, ...], Workload]
@@ -106,6 +126,13 @@ def _dtype_of(run: MeasuredRun) -> str:
     if not known:
         raise ValueError(f"precision '{run.precision}' is none of {', '.join(DTYPES)}, fp8")
     return known[0]
+
+
+def in_order(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
+    """Runs that share a program behind each other."""
+    return sorted(
+        runs, key=lambda r: (r.gpu, r.hidden, r.heads, r.seq, r.vocab, r.micro_batch or 0, r.tensor)
+    )
 
 
 def policy_of(run: MeasuredRun) -> str:

@@ -1,4 +1,4 @@
-"""Measured runs of others as rows of a table; the columns are those of `data/runs/README.md`."""
+"""Measured runs of others as rows of a table; the columns are those of docs/clusters.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent / "data" / "runs"
 HELD_OUT = 3
 """One group of so many is not looked at until the end."""
 
@@ -94,7 +93,7 @@ class MeasuredRun:
 
 
 def read_runs(paths: Iterable[Path]) -> list[MeasuredRun]:
-    """Raises ValueError, with the file and the line, for a row that cannot be read."""
+    """Raises ValueError, with the file and the line, for a row that cannot be read; OSError."""
     found: list[MeasuredRun] = []
     for path in paths:
         with path.open(newline="") as file:
@@ -103,8 +102,8 @@ def read_runs(paths: Iterable[Path]) -> list[MeasuredRun]:
                     found.append(_run(row))
                 except (KeyError, ValueError) as error:
                     raise ValueError(
-                        f"{path}:{number}: {error!r}; expected the columns of "
-                        f"{FOLDER.name}/README.md"
+                        f"{path}:{number}: {error!r}; expected the columns of docs/clusters.md, "
+                        "empty where nothing is known"
                     ) from error
     return found
 
