@@ -129,9 +129,11 @@ class Cluster:
     """Devices, nodes and the network.
 
     network_latency_s: of one message between nodes. overlap_slowdown: how many times longer
-    compute takes while communication is in flight; link_slowdown: the same for communication
-    while the device computes. start_overhead_s, start_bandwidth_bytes_s: what the device spends
-    on starting a collective (a constant, and copying its operands; 0: no copy).
+    compute takes while communication is in flight; node_overlap_slowdown: the same beside what
+    stays within a node, which takes more of a device (0: as beside all else); link_slowdown: the
+    same for communication while the device computes. start_overhead_s, start_bandwidth_bytes_s:
+    what the device spends on starting a collective (a constant, and copying its operands; 0: no
+    copy).
     collectives: measured times, which win over the model of rings.
     """
 
@@ -140,10 +142,15 @@ class Cluster:
     nodes: tuple[NodeType, ...]
     network_latency_s: float = 0.0
     overlap_slowdown: float = 1.0
+    node_overlap_slowdown: float = 0.0
     link_slowdown: float = 1.0
     start_overhead_s: float = 0.0
     start_bandwidth_bytes_s: float = 0.0
     collectives: tuple[CollectiveTimes, ...] = ()
+
+    def slowdown_beside(self, *, is_inside: bool) -> float:
+        """Of compute beside a message, which stays inside a node or leaves it."""
+        return (is_inside and self.node_overlap_slowdown) or self.overlap_slowdown
 
     @cached_property
     def num_nodes(self) -> int:

@@ -44,6 +44,7 @@ WHAT_TO_WRITE = {
     "rings": "a list of {stride, ranks, bandwidth_bytes_s}",
     "stride": "how many places lie from one device of the ring to the next, such as 1",
     "overlap_slowdown": "how many times longer compute takes beside communication, such as 1.1",
+    "node_overlap_slowdown": "the same beside communication within a node, such as 1.5",
     "link_slowdown": "how many times longer communication takes beside compute, such as 1.1",
     "start_overhead_s": "the seconds that starting a collective takes, such as 20us",
     "start_bandwidth_bytes_s": "how fast its operands are copied, such as 5GB/s",
