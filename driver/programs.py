@@ -217,7 +217,8 @@ def backend_of(request: Request, program: Program, device: torch.device) -> Back
     """The backend of a request for its program. Collective."""
     if request.backend == "reference":
         return VirtualBackend()
-    runtime = Runtime(program.mesh if program.is_local else None, device)
+    mesh = program.mesh if program.is_local else None
+    runtime = Runtime(mesh, device, program.devices)
     kernels = request.backend == "triton"
     holders = holders_of(program) if is_staged(program) else None
     return DistributedBackend(

@@ -33,8 +33,8 @@ class AutoOptions:
     search ends after so many seconds with the best so far, or, if nothing was simulated yet, with
     the best estimate, which it then simulates; 0: it ends by itself. fix, forbid:
     dimensions with values, as `tensor=8,zero=1`. memory: of each device, as 70GiB, where not all
-    may be used. runnable: False also takes what no backend runs. propose: also price what other
-    planners choose. precision: as of a plan. top: candidates that the plan lists.
+    may be used. propose: also price what other planners choose. precision: as of a plan. top:
+    candidates that the plan lists.
     """
 
     simulate: int = 0
@@ -42,7 +42,6 @@ class AutoOptions:
     fix: str = ""
     forbid: str = ""
     memory: str = ""
-    runnable: bool = True
     propose: bool = True
     precision: str = ""
     top: int = 5
@@ -139,8 +138,6 @@ def _proposed(
         except ValueError:
             continue
         first = plans[0]
-        if options.runnable and first.pipeline is not None and first.pipeline.ranks:
-            continue
         for schedule in dict.fromkeys((first.schedule, "", "cross-pass")):
             if not constraints.allows(point_of(_bare(first, schedule))):
                 continue

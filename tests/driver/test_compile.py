@@ -1,5 +1,6 @@
 """compile: from a torch module to a step, on one device, a virtual mesh and real processes."""
 
+import re
 import runpy
 import subprocess
 import sys
@@ -281,19 +282,25 @@ def test_three_training_steps_on_real_processes_equal_eager(
 QUICKSTART = Path(sw.__file__).parent / "examples" / "quickstart.py"
 
 
-def test_quickstart_runs_in_one_process(capsys: pytest.CaptureFixture[str]) -> None:
-    """In this one: in its own it would import torch again."""
+def test_quickstart_loses_what_its_eager_twin_loses(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process: in its own it would import torch again."""
+    monkeypatch.setattr(sys, "argv", [str(QUICKSTART), "data=1"])
     runpy.run_path(str(QUICKSTART), run_name="__main__")
-    assert "loss 1.0" in capsys.readouterr().out
+    runpy.run_path(str(QUICKSTART.with_name("quickstart_eager.py")), run_name="__main__")
+    sharded, eager = capsys.readouterr().out.splitlines()
+    assert sharded == eager
 
 
 @pytest.mark.slow
 def test_quickstart_runs_under_torchrun_with_the_same_loss() -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
-    command = [*torchrun, str(QUICKSTART)]
+    command = [*torchrun, str(QUICKSTART), "data=2,tensor=2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    assert "mesh data=2,tensor=2" in done.stdout
-    assert "loss 1.0" in done.stdout
+    eager = [sys.executable, str(QUICKSTART.with_name("quickstart_eager.py"))]
+    alone = subprocess.run(eager, capture_output=True, text=True, timeout=300, check=True)
+    assert re.findall(r"loss [\d.]{6}", done.stdout) == [alone.stdout.strip()] * 4
 
 
 def test_cluster_alone_lets_auto_choose_mesh_and_plan(mlp: MLP, batch: dict[str, Tensor]) -> None:
