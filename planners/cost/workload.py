@@ -173,7 +173,6 @@ class _Tally:
             if set(op.axes) <= set(links.mesh.names):
                 seconds = links.start_time_s(op) + links.collective_time_s(op)
                 self.waited[links.stream_of(op), phase_of(op)] += seconds
-                self.issued[phase_of(op) == "forward"] += bool(seconds)
             return
         if isinstance(op, WaitOp):
             return
