@@ -19,7 +19,7 @@ from shardweave.driver.launch import end_process
 from shardweave.passes.notes import heard_by
 
 COMMANDS = (
-    "capture opt plan run simulate profile calibrate diff report explore show kernels".split()
+    "capture opt plan run simulate profile calibrate diff prove report explore show kernels".split()
 )
 
 
