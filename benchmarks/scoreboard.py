@@ -15,18 +15,19 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from shardweave.benchmarks.scoreboard_predict import RunPredictor
-from shardweave.benchmarks.scoreboard_rows import FOLDER, MeasuredRun, read_runs
 from shardweave.benchmarks.scoreboard_score import Pair, Score, formula, groups_of, score_of
+from shardweave.driver.runs.predict import RunPredictor, in_order, placed
+from shardweave.driver.runs.rows import MeasuredRun, read_runs
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
+
+FOLDER = Path(__file__).resolve().parent / "data" / "runs"
 
 PRESETS: Mapping[str, str] = {
     "A100": "dgx-a100",
@@ -51,9 +52,7 @@ def cluster_of(run: MeasuredRun, asked: str | None) -> Cluster:
             f"no preset is known for devices '{run.gpu}' ({', '.join(PRESETS)} are); give "
             "--cluster, a preset's name or a file."
         )
-    found = find_cluster(name)
-    node = replace(found.nodes[0], devices=run.per_node, count=max(1, -(-run.gpus // run.per_node)))
-    return replace(found, nodes=(node,))
+    return placed(run, find_cluster(name))
 
 
 def predict_all(
@@ -63,10 +62,7 @@ def predict_all(
     predictor = RunPredictor()
     pairs: list[Pair] = []
     refused: list[tuple[MeasuredRun, str]] = []
-    order = sorted(
-        runs, key=lambda r: (r.gpu, r.hidden, r.heads, r.seq, r.vocab, r.micro_batch or 0, r.tensor)
-    )
-    for run in order:
+    for run in in_order(runs):
         try:
             pairs.append((run, predictor.predict(run, cluster_of(run, asked))))
         except ValueError as error:
@@ -115,6 +111,24 @@ def _text(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
+def _print_scores(scores: Mapping[str, Score], record: Mapping[str, Any]) -> None:
+    """The table, and for each source its worst rows and the formula beside the simulator."""
+    Console(width=120).print(_table(scores))
+    for source in scores:
+        one = record["sources"][source]
+        print(f"{source}, worst rows:")
+        for row in one["worst"]:
+            print(
+                f"  {row['run']}: {row['measured_s']:.3f} s, predicted {row['predicted_s']:.3f} s"
+            )
+        if "formula" in one:
+            rows = one["formula"].items()
+            both = ", ".join(f"{name} {row['error']:.1%}" for name, row in rows)
+            print(
+                f"  a formula with four constants, fitted on half of the groups, on others: {both}"
+            )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--runs", nargs="+", type=Path, default=sorted(FOLDER.glob("*.csv")))
@@ -132,24 +146,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for source in dict.fromkeys(run.source for run in runs):
         own = [pair for pair in pairs if pair[0].source == source]
         if not own:
+            record["sources"][source] = {"runs": 0}
+            reason = next(reason for run, reason in refused if run.source == source)
+            print(f"{source}: none of its runs is predicted: {reason}")
             continue
         scores[source] = score_of(own)
         record["sources"][source] = {**scores[source].record(), "worst": worst_of(own)}
         if len(groups_of([(run, run.step_s) for run, _ in own])) >= 4:
             record["sources"][source]["formula"] = _formula_record(own)
-    Console(width=120).print(_table(scores))
-    for source, one in record["sources"].items():
-        print(f"{source}, worst rows:")
-        for row in one["worst"]:
-            print(
-                f"  {row['run']}: {row['measured_s']:.3f} s, predicted {row['predicted_s']:.3f} s"
-            )
-        if "formula" in one:
-            rows = one["formula"].items()
-            both = ", ".join(f"{name} {row['error']:.1%}" for name, row in rows)
-            print(
-                f"  a formula with four constants, fitted on half of the groups, on others: {both}"
-            )
+    _print_scores(scores, record)
     for run, reason in refused[:WORST]:
         print(f"not predicted: {run.name}: {reason}")
     seconds = time.process_time() - start_s

@@ -12,8 +12,8 @@ import numpy as np
 from scipy.optimize import nnls
 from scipy.stats import spearmanr
 
-from shardweave.benchmarks.scoreboard_predict import PredictedRun, micro_batch_of
-from shardweave.benchmarks.scoreboard_rows import MeasuredRun
+from shardweave.driver.runs.predict import PredictedRun, micro_batch_of
+from shardweave.driver.runs.rows import MeasuredRun
 
 LEAST_GROUP = 5
 """Runs of which a group needs so many for its order to say something."""

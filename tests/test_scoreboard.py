@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from shardweave.benchmarks.scoreboard import main
-from shardweave.benchmarks.scoreboard_predict import PredictedRun
-from shardweave.benchmarks.scoreboard_rows import FOLDER, MeasuredRun, read_runs
+from shardweave.benchmarks.scoreboard import FOLDER, main
 from shardweave.benchmarks.scoreboard_score import formula, score_of
+from shardweave.driver.runs.predict import PredictedRun
+from shardweave.driver.runs.rows import MeasuredRun, read_runs
 
 ROWS = FOLDER / "vtrain_single.csv"
 
@@ -62,6 +62,14 @@ def test_formula_of_four_constants_is_as_good_as_it_is_told_to_be() -> None:
     assert len(guessed) == len(simulated) < len(pairs)
     assert 0.02 < sum(errors) / len(errors) < 0.5
     assert all(step == run.step_s for run, step in simulated)
+
+
+def test_layers_of_stages_are_those_of_the_note_where_it_has_them() -> None:
+    base = replace(runs()[0], layers=32, pipeline=4)
+    said = replace(base, note="layers/stage=[7, 9, 9, 9]; gpus/stage=[..]")
+    assert said.stage_layers == (6, 9, 9, 8)
+    assert replace(said, pipeline=2).stage_layers == ()
+    assert base.stage_layers == ()
 
 
 @pytest.mark.slow

@@ -32,10 +32,12 @@ class DeviceType:
     flops: peak FLOP/s by dtype (`float32`, `bfloat16`, ..). overhead_s: seconds that any op
     costs, such as a kernel launch. issue_s: seconds of the host for each op that it issues, ahead
     of the device: where ops are shorter, the device waits for them. efficiency: share of the peak
-    that a matrix product reaches, by its FLOPs. op_times: seconds of ops by name, as curves over
-    their work: FLOPs, in float32, of matrix products, convolutions and attention, bytes moved of
-    all others; `default` is for those others that have no curve. measured: seconds of ops by
-    signature (`cost.signature_text`), which win over all else.
+    that a matrix product reaches, by its FLOPs. attention_efficiency: the same of fused attention,
+    by the FLOPs that its kernel computes, of a causal mask half; empty: as a product of them all.
+    op_times: seconds of ops by name, as curves over their work: FLOPs, in float32, of matrix
+    products, convolutions and attention, bytes moved of all others; `default` is for those others
+    that have no curve. measured: seconds of ops by signature (`cost.signature_text`), which win
+    over all else.
     """
 
     name: str
@@ -45,6 +47,7 @@ class DeviceType:
     overhead_s: float = 0.0
     issue_s: float = 0.0
     efficiency: Points = ((1.0, 1.0),)
+    attention_efficiency: Points = ()
     op_times: Mapping[str, Points] = field(default_factory=dict[str, Points])
     measured: Mapping[str, float] = field(default_factory=dict[str, float])
 
@@ -126,9 +129,11 @@ class Cluster:
     """Devices, nodes and the network.
 
     network_latency_s: of one message between nodes. overlap_slowdown: how many times longer
-    compute takes while communication is in flight; link_slowdown: the same for communication
-    while the device computes. start_overhead_s, start_bandwidth_bytes_s: what the device spends
-    on starting a collective (a constant, and copying its operands; 0: no copy).
+    compute takes while communication is in flight; node_overlap_slowdown: the same beside what
+    stays within a node, which takes more of a device (0: as beside all else); link_slowdown: the
+    same for communication while the device computes. start_overhead_s, start_bandwidth_bytes_s:
+    what the device spends on starting a collective (a constant, and copying its operands; 0: no
+    copy).
     collectives: measured times, which win over the model of rings.
     """
 
@@ -137,10 +142,15 @@ class Cluster:
     nodes: tuple[NodeType, ...]
     network_latency_s: float = 0.0
     overlap_slowdown: float = 1.0
+    node_overlap_slowdown: float = 0.0
     link_slowdown: float = 1.0
     start_overhead_s: float = 0.0
     start_bandwidth_bytes_s: float = 0.0
     collectives: tuple[CollectiveTimes, ...] = ()
+
+    def slowdown_beside(self, *, is_inside: bool) -> float:
+        """Of compute beside a message, which stays inside a node or leaves it."""
+        return (is_inside and self.node_overlap_slowdown) or self.overlap_slowdown
 
     @cached_property
     def num_nodes(self) -> int:

@@ -24,7 +24,7 @@ from shardweave.ir.dist import (
     WaitOp,
     sent_bytes,
 )
-from shardweave.ir.flops import flops_of
+from shardweave.ir.flops import flops_of, is_attention, seen_share
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.storage import is_view
 from shardweave.ir.traffic import bytes_moved
@@ -139,7 +139,10 @@ class CostModel:
         if flops == 0:
             curve = device.op_times.get(DEFAULT_OP)
             return time_at(curve, max(1, moved)) if curve else memory_s + device.overhead_s
-        rate = _peak(op, device) * interpolate(device.efficiency, flops)
+        share = device.efficiency
+        if device.attention_efficiency and is_attention(op):
+            flops, share = flops * seen_share(op), device.attention_efficiency
+        rate = _peak(op, device) * interpolate(share, flops)
         return max(flops / rate, memory_s) + device.overhead_s
 
     def _signature(self, op: Operation) -> Hashable:

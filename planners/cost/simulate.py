@@ -149,8 +149,10 @@ class _Run:
         seconds = self.model.collective_time_s(op)
         if seconds == 0:
             return 0.0
-        axes, links = self.model.stream_of(op), self.model.ring(op).links
-        flight = self.streams.start(seconds, (axes, *links))
+        axes, ring = self.model.stream_of(op), self.model.ring(op)
+        links = ring.links
+        slowdown = self.model.cluster.slowdown_beside(is_inside=ring.nodes == 1)
+        flight = self.streams.start(seconds, (axes, *links), slowdown=slowdown)
         self.communication_s[axes] += seconds
         for link in links:
             self.link_s[link] += seconds

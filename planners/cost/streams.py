@@ -17,12 +17,14 @@ class Flight:
     """A collective on its way. start_s, end_s: when it began to move data, and arrived.
 
     devices: that take part in it, where there are several; is_compute: it is their own work.
+    slowdown: how many times longer compute takes beside it.
     """
 
     resources: tuple[Hashable, ...]
     left_s: float
     devices: tuple[Hashable, ...] = ()
     is_compute: bool = False
+    slowdown: float = 1.0
     start_s: float = -1.0
     end_s: float = -1.0
 
@@ -35,9 +37,10 @@ class Flight:
 class Streams:
     """The state of a rank after what was issued so far.
 
-    slowdown: how many times longer compute takes while a collective moves data; link_slowdown:
-    and collectives while the device computes. now_s: the time of the compute stream. lost_s: what
-    compute has lost to collectives beside it. landed: what arrived since this was last emptied.
+    slowdown: how many times longer compute takes while a collective moves data, unless that says
+    otherwise (of several the most counts); link_slowdown: and collectives while the device
+    computes. now_s: the time of the compute stream. lost_s: what compute has lost to collectives
+    beside it. landed: what arrived since this was last emptied.
     """
 
     slowdown: float = 1.0
@@ -52,10 +55,11 @@ class Streams:
         """Run an op that takes `work_s` alone; returns its end."""
         while self._active and work_s > 0:
             first_s = min(flight.left_s for flight in self._active) * self.link_slowdown
-            elapsed_s = min(work_s * self.slowdown, first_s)
+            slowdown = max(flight.slowdown for flight in self._active)
+            elapsed_s = min(work_s * slowdown, first_s)
             is_last = elapsed_s < first_s
-            work_s = 0.0 if is_last else max(0.0, work_s - elapsed_s / self.slowdown)
-            self.lost_s += elapsed_s - elapsed_s / self.slowdown
+            work_s = 0.0 if is_last else max(0.0, work_s - elapsed_s / slowdown)
+            self.lost_s += elapsed_s - elapsed_s / slowdown
             self._advance(elapsed_s, elapsed_s / self.link_slowdown, not is_last)
         self.now_s += work_s
         return self.now_s
@@ -75,12 +79,14 @@ class Streams:
         devices: tuple[Hashable, ...] = (),
         *,
         is_compute: bool = False,
+        slowdown: float | None = None,
     ) -> Flight:
         """Start a collective that occupies a stream and links (`resources`) for `seconds`.
 
-        devices, is_compute: see `Flight`, for `advance`.
+        devices, is_compute: see `Flight`, for `advance`. slowdown: None takes that of all.
         """
-        flight = Flight(tuple(resources), seconds, devices, is_compute)
+        beside = self.slowdown if slowdown is None else slowdown
+        flight = Flight(tuple(resources), seconds, devices, is_compute, beside)
         is_free = True
         for resource in flight.resources:
             queue = self._queues.setdefault(resource, deque())
@@ -117,14 +123,16 @@ class Streams:
 
     def _factors(self) -> list[float]:
         """How many times longer each active flight takes for what runs beside it."""
-        if self.slowdown == self.link_slowdown == 1.0:
-            return [1.0] * len(self._active)
         busy = {device for one in self._active if one.is_compute for device in one.devices}
-        linked = {device for one in self._active if not one.is_compute for device in one.devices}
+        linked: dict[Hashable, float] = {}
+        for one in self._active:
+            if not one.is_compute:
+                for device in one.devices:
+                    linked[device] = max(one.slowdown, linked.get(device, 1.0))
         return [
-            1.0
-            if (linked if one.is_compute else busy).isdisjoint(one.devices)
-            else (self.slowdown if one.is_compute else self.link_slowdown)
+            max((linked.get(device, 1.0) for device in one.devices), default=1.0)
+            if one.is_compute
+            else (1.0 if busy.isdisjoint(one.devices) else self.link_slowdown)
             for one in self._active
         ]
 

@@ -41,8 +41,8 @@ class BlockWork:
     parameter_bytes: of parameters that are first used here. kept_bytes: results that wait for the
     backward pass. crossing_bytes: what this and earlier blocks hand to later ones.
     workspace_bytes: of the largest op, what it reads and writes beside parameters and inputs.
-    communication_s: of its collectives, one after another, by mesh axes and phase. issued: ops that
-    the host issues for the forward pass, and for the rest.
+    communication_s: of its collectives, one after another, with starting them, by mesh axes and
+    phase. issued: ops that the host issues for the forward pass, and for the rest.
     """
 
     name: str
@@ -171,7 +171,8 @@ class _Tally:
     def add(self, op: Operation, costs: Mapping[str, CostModel], links: CostModel) -> None:
         if isinstance(op, COLLECTIVES):
             if set(op.axes) <= set(links.mesh.names):
-                self.waited[links.stream_of(op), phase_of(op)] += links.collective_time_s(op)
+                seconds = links.start_time_s(op) + links.collective_time_s(op)
+                self.waited[links.stream_of(op), phase_of(op)] += seconds
             return
         if isinstance(op, WaitOp):
             return

@@ -259,3 +259,22 @@ def test_closed_form_of_work_beside_a_message_is_that_of_the_streams(
     streams.compute(work)
     end = max(streams.now_s, streams.wait(flight))
     assert beside_s(work, sent, slowdown, link_slowdown) == pytest.approx((end, streams.lost_s))
+
+
+def test_compute_beside_several_messages_loses_what_the_worst_of_them_takes() -> None:
+    streams = Streams(slowdown=1.1)
+    streams.start(4.0, ("near",), slowdown=2.0)
+    streams.start(10.0, ("far",))
+    # 4 s beside both do 2 s of work, 1.1 s beside the other 1 s.
+    assert streams.compute(3.0) == pytest.approx(5.1)
+    assert streams.lost_s == pytest.approx(2.1)
+
+
+def test_messages_within_a_node_slow_a_stage_down_as_much_as_they_are_said_to() -> None:
+    inside, outside = (stage(1.0, 1.0, 1.0, *links) for links in ((), ("nic",)))
+    order = orders("1f1b", 2, 2)
+    near, far = (
+        play(chain(one, one), order, 1.0, 1.0, node_slowdown=2.0) for one in (inside, outside)
+    )
+    assert near.time_s > far.time_s
+    assert far.time_s == play(chain(outside, outside), order).time_s

@@ -126,12 +126,15 @@ def play(
     orders: Sequence[Sequence[Task]],
     slowdown: float = 1.0,
     link_slowdown: float = 1.0,
+    node_slowdown: float | None = None,
 ) -> Played:
     """Run the tasks of all stages. Each step of each message and block is one event.
 
     slowdown: how many times longer compute takes beside messages. link_slowdown: they beside it.
+    node_slowdown: the first for messages without links, which stay within a node; None: the same.
     """
-    run = _Run(stages, orders, Streams(slowdown, link_slowdown))
+    node_slowdown = slowdown if node_slowdown is None else node_slowdown
+    run = _Run(stages, orders, Streams(slowdown, link_slowdown), node_slowdown)
     ends = run.play()
     time_s = max(ends)
     for wait, end_s in zip(run.waits, ends, strict=True):
@@ -154,6 +157,7 @@ class _Run:
     stages: Sequence[StageTimes]
     orders: Sequence[Sequence[Task]]
     streams: Streams = field(default_factory=Streams)
+    node_slowdown: float = 1.0
     keys: dict[Flight, Hashable] = field(default_factory=dict[Flight, Hashable])
     done: set[Hashable] = field(default_factory=set[Hashable])
     began_s: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
@@ -295,7 +299,14 @@ class _Run:
         is_compute: bool = False,
     ) -> Flight:
         self.began_s[key] = self.streams.now_s
-        flight = self.streams.start(seconds, resources, devices, is_compute=is_compute)
+        is_inside = len(resources) == 1  # a stream of its own, and no adapter
+        flight = self.streams.start(
+            seconds,
+            resources,
+            devices,
+            is_compute=is_compute,
+            slowdown=self.node_slowdown if is_inside else None,
+        )
         self.keys[flight] = key
         return flight
 

@@ -158,7 +158,13 @@ def played_stages(
     times = _with_messages(cluster, stages)
     pipeline = pipeline_of(plan)
     orders = [stage.tasks for stage in stages]
-    played = play(times, orders, cluster.overlap_slowdown, cluster.link_slowdown)
+    played = play(
+        times,
+        orders,
+        cluster.overlap_slowdown,
+        cluster.link_slowdown,
+        cluster.slowdown_beside(is_inside=True),
+    )
     results = [
         _result(stage, waits, optimizer_multiplier)
         for stage, waits in zip(stages, played.waits, strict=True)

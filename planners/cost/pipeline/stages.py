@@ -106,7 +106,8 @@ class Stage:
             return inside_s, 0.0
         later, first = 1 - 1 / self.plan.batch_split, 1 / self.plan.batch_split
         compute_s = self._device_s(block, is_forward)
-        factors = self.cluster.overlap_slowdown, self.cluster.link_slowdown
+        slowdown = self.cluster.slowdown_beside(is_inside=self._is_inside)
+        factors = slowdown, self.cluster.link_slowdown
         both_s, lost_s = beside_s(later * compute_s, later * inside_s, *factors)
         return first * inside_s + both_s - later * compute_s - lost_s, lost_s
 
@@ -159,6 +160,12 @@ class Stage:
     @property
     def _replicas(self) -> int:
         return self.mesh.size(DATA_AXIS) if DATA_AXIS in self.mesh.names else 1
+
+    @cached_property
+    def _is_inside(self) -> bool:
+        """Whether what a replica sends within a stage stays within nodes."""
+        axes = (name for name in self.mesh.names if name != DATA_AXIS)
+        return all(self._links.ring_over((axis,)).nodes == 1 for axis in axes)
 
     @cached_property
     def _links(self) -> CostModel:

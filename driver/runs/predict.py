@@ -1,6 +1,6 @@
 """What the simulator says of a measured run.
 
-The run's program is a decoder of its sizes (`scoreboard_model`), lowered for one micro-batch on the
+The run's program is a decoder of its sizes (`decoder`), lowered for one micro-batch on the
 tensor degree by Megatron's rule and with the run's recomputation; its blocks are priced once, and
 the step is that of `planners/cost/pipeline` for the run's stages, micro-batches and ZeRO stage,
 with Adam behind it. Runs that differ in degrees of data and pipeline parallelism alone share all
@@ -10,13 +10,15 @@ but the last.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import accumulate, pairwise
 
-from shardweave.benchmarks.scoreboard_model import LAYERS, DecoderSpec, captured_decoder
-from shardweave.benchmarks.scoreboard_rows import MeasuredRun
+from shardweave.driver.runs.decoder import LAYERS, DecoderSpec, captured_decoder
+from shardweave.driver.runs.rows import MeasuredRun
 from shardweave.ir.mesh import Mesh
-from shardweave.planners.cost.cluster import Cluster, PlacedCluster
+from shardweave.planners.cost.cluster import Cluster, DeviceType, PlacedCluster
 from shardweave.planners.cost.pipeline.simulation import played_stages
 from shardweave.planners.cost.pipeline.stages import placed_stages
 from shardweave.planners.cost.workload import Workload, workload_of
@@ -47,9 +49,28 @@ class PredictedRun:
         return self.memory_bytes <= self.capacity_bytes
 
 
+def placed(run: MeasuredRun, cluster: Cluster) -> Cluster:
+    """As many of a cluster's first nodes as a run used, with as many devices on each.
+
+    A run in TF32 has the rate `tfloat32` for products of 32 bits, if the cluster says it.
+    """
+    count = max(1, -(-run.gpus // run.per_node))
+    node = replace(cluster.nodes[0], devices=run.per_node, count=count)
+    devices = cluster.devices
+    if run.precision == "tf32":
+        devices = {name: _in_tf32(one) for name, one in devices.items()}
+    return replace(cluster, nodes=(node,), devices=devices)
+
+
+def _in_tf32(device: DeviceType) -> DeviceType:
+    rate = device.flops.get("tfloat32", device.flops.get("float32", 0.0))
+    return replace(device, flops={**device.flops, "float32": rate})
+
+
 @dataclass(eq=False)
 class RunPredictor:
-    """Predicts runs on clusters. Programs and blocks are kept: runs should come sorted by model."""
+    """Predicts runs on clusters. Programs and blocks are kept: runs should come `in_order`, and
+    clusters of one name be equal but for their nodes' numbers."""
 
     works: dict[tuple[object, ...], Workload] = field(
         default_factory=dict[tuple[object, ...], Workload]
@@ -83,7 +104,7 @@ class RunPredictor:
             run.hidden, run.heads, run.ffn, run.vocab, run.seq, run.is_fused, _dtype_of(run)
         )
         policy = policy_of(run)
-        key = cluster.name, spec, micro, run.tensor, run.sequence_parallel, policy
+        key = cluster.name, run.precision, spec, micro, run.tensor, run.sequence_parallel, policy
         if key not in self.works:
             lowerings = _lowerings(spec, micro)
             mesh = Mesh(data=1, tensor=run.tensor)
@@ -105,6 +126,13 @@ def _dtype_of(run: MeasuredRun) -> str:
     if not known:
         raise ValueError(f"precision '{run.precision}' is none of {', '.join(DTYPES)}, fp8")
     return known[0]
+
+
+def in_order(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
+    """Runs that share a program behind each other."""
+    return sorted(
+        runs, key=lambda r: (r.gpu, r.hidden, r.heads, r.seq, r.vocab, r.micro_batch or 0, r.tensor)
+    )
 
 
 def policy_of(run: MeasuredRun) -> str:
@@ -152,18 +180,14 @@ def _plan_of(run: MeasuredRun, count: int) -> Plan:
         zero=run.zero if run.data > 1 else 0,
         # FSDP sends beside its passes; Megatron-LM's data parallelism behind them.
         schedule="cross-pass" if run.zero else "",
-        precision="bf16-mixed",
+        precision="fp32" if _dtype_of(run) == "float32" else "bf16-mixed",
         pipeline=Pipeline(stages, count, schedule="1f1b"),
     )
 
 
 def _layers_of_stages(run: MeasuredRun) -> list[range]:
-    """Layers dealt evenly, as Megatron-LM does, the last stages taking one more."""
+    """As the run says; else dealt evenly, as Megatron-LM does, the last stages taking one more."""
     each, more = divmod(run.layers, run.pipeline)
-    found: list[range] = []
-    first = 0
-    for stage in range(run.pipeline):
-        last = first + each + (stage >= run.pipeline - more)
-        found.append(range(first, last))
-        first = last
-    return found
+    even = [each + (stage >= run.pipeline - more) for stage in range(run.pipeline)]
+    ends = [0, *accumulate(run.stage_layers or even)]
+    return [range(first, last) for first, last in pairwise(ends)]

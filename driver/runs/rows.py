@@ -1,19 +1,23 @@
-"""Measured runs of others as rows of a table; the columns are those of `data/runs/README.md`."""
+"""Measured runs of others as rows of a table; the columns are those of docs/clusters.md."""
 
 from __future__ import annotations
 
 import csv
 import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent / "data" / "runs"
 HELD_OUT = 3
 """One group of so many is not looked at until the end."""
 
 DEFAULT_VOCAB = 51200
 """Where a row does not say: GPT-2's vocabulary, padded as Megatron-LM pads it."""
+
+UNSTATED_PRECISION = {"Sailor (Megatron-DeepSpeed)": "tf32"}
+"""By framework, where a row does not say. Sailor's runs hold activations of 32 bits, and are faster
+than GH200 is without TF32."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,22 @@ class MeasuredRun:
     note: str
 
     @property
+    def stage_layers(self) -> tuple[int, ...]:
+        """Layers of each stage, where the note says so (`layers/stage=[7, 9, 9, 9]`); else none.
+
+        It may count what stands before and behind all layers as one layer each.
+        """
+        found = re.search(r"layers/stage=\[([\d, ]+)\]", self.note)
+        if found is None:
+            return ()
+        counts = [int(word) for word in found[1].split(",")]
+        if sum(counts) == self.layers + 2:
+            counts[0] -= 1
+            counts[-1] -= 1
+        is_whole = sum(counts) == self.layers and len(counts) == self.pipeline and min(counts) > 0
+        return tuple(counts) if is_whole else ()
+
+    @property
     def group(self) -> tuple[object, ...]:
         """Runs of which a planner would choose one: equal model, devices and batch."""
         return (
@@ -73,7 +93,7 @@ class MeasuredRun:
 
 
 def read_runs(paths: Iterable[Path]) -> list[MeasuredRun]:
-    """Raises ValueError, with the file and the line, for a row that cannot be read."""
+    """Raises ValueError, with the file and the line, for a row that cannot be read; OSError."""
     found: list[MeasuredRun] = []
     for path in paths:
         with path.open(newline="") as file:
@@ -82,8 +102,8 @@ def read_runs(paths: Iterable[Path]) -> list[MeasuredRun]:
                     found.append(_run(row))
                 except (KeyError, ValueError) as error:
                     raise ValueError(
-                        f"{path}:{number}: {error!r}; expected the columns of "
-                        f"{FOLDER.name}/README.md"
+                        f"{path}:{number}: {error!r}; expected the columns of docs/clusters.md, "
+                        "empty where nothing is known"
                     ) from error
     return found
 
@@ -118,7 +138,7 @@ def _run(row: dict[str, str]) -> MeasuredRun:
         zero=number("zero", 0),
         recompute=row["recompute"] or "none",
         is_fused="flash" in attention,
-        precision=row["precision"] or "fp16",
+        precision=row["precision"] or UNSTATED_PRECISION.get(row["framework"], "fp16"),
         framework=row["framework"],
         step_s=float(row["step_ms"]) / 1e3 if row["step_ms"] else 0.0,
         memory_bytes=float(row["mem_gib"]) * 2**30 if row["mem_gib"] else 0.0,

@@ -1,0 +1,52 @@
+"""The `calibrate` command: a cluster file refined by measured runs."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from shardweave.driver.commands.arguments import Commands, check_output, new_command
+
+
+def add_parser(commands: Commands) -> None:
+    command = new_command(commands, "calibrate", "Refine a cluster file by measured runs.")
+    command.add_argument("cluster", metavar="CLUSTER", help="a preset's name, or a YAML file")
+    command.add_argument(
+        "runs", metavar="RUNS.csv", nargs="+", help="rows in the columns of docs/clusters.md"
+    )
+    command.add_argument(
+        "-o", "--output", metavar="FILE", default="calibrated.yaml", help="default: calibrated.yaml"
+    )
+    command.set_defaults(func=calibrate_command)
+
+
+def calibrate_command(options: argparse.Namespace) -> int:
+    check_output(options.output)
+    start_s = time.monotonic()
+    from shardweave.driver.runs.calibrate import KNOBS, calibrate
+    from shardweave.driver.runs.predict import RunPredictor, in_order, placed
+    from shardweave.driver.runs.rows import MeasuredRun, read_runs
+    from shardweave.planners.cost.cluster import Cluster
+    from shardweave.planners.cost.cluster_file import save_cluster
+    from shardweave.planners.cost.presets import find_cluster
+
+    predictor = RunPredictor()
+
+    def predict(run: MeasuredRun, cluster: Cluster) -> float:
+        return predictor.predict(run, placed(run, cluster)).step_s
+
+    runs = in_order(read_runs(map(Path, options.runs)))
+    found = calibrate(find_cluster(options.cluster), runs, predict)
+    save_cluster(found.cluster, options.output)
+    for name, factor in found.factors.items():
+        shown = "as before: no run depends on it" if name in found.unmoved else f"x {factor:.3f}"
+        print(f"{name:<10}{shown}  ({KNOBS[name]})")
+    print(
+        f"mean error of the step over {found.runs} runs: {found.before:.1%} before, "
+        f"{found.after:.1%} after; {found.left_out:.1%} of a run that is left out of the fit"
+    )
+    if found.left_out >= found.before:
+        print("of runs left out it is no better than before: keep the cluster, or give more runs")
+    print(f"wrote {options.output} in {time.monotonic() - start_s:.0f} s")
+    return 0

@@ -1,0 +1,1 @@
+"""Measured training runs: read, predicted, and used to refine a cluster."""

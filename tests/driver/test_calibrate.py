@@ -1,0 +1,83 @@
+"""Calibration: numbers that runs tell are found, others stay, and rows that were left out gain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardweave.benchmarks.scoreboard import FOLDER
+from shardweave.driver.cli import main
+from shardweave.driver.runs.calibrate import calibrate, scaled
+from shardweave.driver.runs.rows import MeasuredRun, read_runs
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.cluster_file import load_cluster
+from shardweave.planners.cost.presets import find_cluster
+
+CLUSTER = find_cluster("dgx-a100")
+
+
+def closed_form(run: MeasuredRun, cluster: Cluster) -> float:
+    """The longer of arithmetic and issuing, and messages within a node behind it."""
+    (device,) = cluster.devices.values()
+    tokens = run.micro_batch * run.seq
+    flops_s = 24 * tokens * run.hidden**2 / run.tensor / device.flops["float16"]
+    work_s = max(flops_s / device.efficiency[-1][1], 40 * device.issue_s)
+    sent = 4 * tokens * run.hidden * (run.tensor - 1) / run.tensor
+    return run.layers * (work_s + sent / cluster.nodes[0].bandwidth_bytes_s)
+
+
+def runs_of(truth: Cluster) -> list[MeasuredRun]:
+    """Runs of several sizes, as a cluster would measure them, with an error of a percent."""
+    base = read_runs([FOLDER / "vtrain_single.csv"])[0]
+    found = [
+        replace(base, hidden=hidden, micro_batch=micro, tensor=tensor)
+        for hidden in (512, 2048, 8192)
+        for micro in (1, 2, 8)
+        for tensor in (1, 2, 8)
+    ]
+    return [
+        replace(run, step_s=closed_form(run, truth) * (1.01 if index % 2 else 0.99))
+        for index, run in enumerate(found)
+    ]
+
+
+def test_factors_that_runs_tell_are_found_and_others_stay() -> None:
+    truth = scaled(CLUSTER, {"products": 0.7, "host": 1.5, "links": 0.4})
+    runs = runs_of(truth)
+    fitted, held_out = runs[::2], runs[1::2]
+    found = calibrate(CLUSTER, fitted, closed_form)
+    assert found.before > 0.2
+    assert found.after < 0.03
+    assert found.left_out < 0.04
+    assert found.factors["products"] == pytest.approx(0.7, rel=0.05)
+    assert found.factors["links"] == pytest.approx(0.4, rel=0.1)
+    assert found.factors["network"] == 1.0
+    assert set(found.unmoved) == {"memory", "network", "starting"}
+    errors = [abs(closed_form(run, found.cluster) / run.step_s - 1) for run in held_out]
+    assert sum(errors) / len(errors) < 0.03
+    assert found.cluster.name == CLUSTER.name
+
+
+def test_runs_that_agree_with_the_cluster_leave_it_as_it_is() -> None:
+    found = calibrate(CLUSTER, runs_of(CLUSTER), closed_form)
+    assert all(factor == pytest.approx(1.0, abs=0.03) for factor in found.factors.values())
+
+
+def test_too_few_measured_runs_are_refused() -> None:
+    runs = [replace(run, step_s=0.0) for run in runs_of(CLUSTER)]
+    with pytest.raises(ValueError, match="0 runs have a measured step"):
+        calibrate(CLUSTER, runs, closed_form)
+
+
+@pytest.mark.slow
+def test_command_refines_a_preset_by_rows_and_rows_left_out_are_no_worse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "runs.csv", tmp_path / "mine.yaml"
+    header, *rows = (FOLDER / "vtrain_single.csv").read_text().splitlines()
+    file.write_text("\n".join([header, *rows[:200:40]]) + "\n")
+    assert main(["calibrate", "dgx-a100", str(file), "-o", str(out)]) == 0
+    assert "of a run that is left out of the fit" in capsys.readouterr().out
+    assert load_cluster(out).devices.keys() == CLUSTER.devices.keys()
