@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shardweave.driver.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
     from shardweave.driver.compile import compile
     from shardweave.driver.diff import diff
-    from shardweave.driver.explore import Exploration, explore
+    from shardweave.driver.explore import Exploration, explore, explore_plans
     from shardweave.driver.plans import plan, simulate_plan
     from shardweave.driver.progress import Progress
     from shardweave.driver.validate import ValidationError, run_passes
@@ -67,6 +67,7 @@ __all__ = [
     "compile",
     "diff",
     "explore",
+    "explore_plans",
     "load",
     "load_checkpoint",
     "parse",
@@ -108,6 +109,7 @@ _HOMES = {
     "compile": "driver.compile:compile",
     "diff": "driver.diff:diff",
     "explore": "driver.explore:explore",
+    "explore_plans": "driver.explore:explore_plans",
     "load": "ir.program:Program.load",
     "load_checkpoint": "driver.checkpoints:load_checkpoint",
     "parse": "ir.program:Program.parse",

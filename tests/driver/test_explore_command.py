@@ -19,6 +19,7 @@ from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import run_passes
 from shardweave.planners.cost.simulate import simulate
 from shardweave.tests import zoo
+from shardweave.tests.browser import needs_browser, played
 from shardweave.tests.real_step import MESH, MODEL, annotated, captured, local, save
 
 CLUSTER = "oases-3090"
@@ -89,3 +90,78 @@ def test_command_writes_the_page(tmp_path: Path, capsys: Captured) -> None:
     assert main(["explore", str(source), *options]) == 0
     assert f"wrote {out}" in capsys.readouterr().out
     assert len(data_of(out.read_text())["moments"]) == 2
+
+
+CLICKS = r"""
+await until(() => d.documentElement.dataset.ready);
+const one = (selector) => d.querySelector(selector);
+const all = (selector) => [...d.querySelectorAll(selector)];
+const press = (key) => d.dispatchEvent(new w.KeyboardEvent("keydown", { key, bubbles: true }));
+const current = () => one('#rail [aria-current=true] .name').textContent;
+const moment = (name) => all("#rail button").find((b) => b.textContent.startsWith(name)).click();
+const layer = (name) => all(".layer").find((l) => l.dataset.name === name);
+const found = { moments: all("#rail li").length, first: current() };
+found.streams = all("main .row rect").length;
+press("k");
+found.earlier = current();
+moment("propagate-shardings");
+layer("h.0 … h.1").querySelector("summary").click();
+await until(() => layer("h.0 … h.1").querySelector(".op"));
+found.added = layer("h.0 … h.1").querySelectorAll(".op.added").length;
+const box = one("#search");
+box.value = "layer:h.0 op:dist.reshard";
+box.dispatchEvent(new w.Event("input"));
+await until(() => all(".op").length && all(".op .after b").every((b) => b.textContent === "dist.reshard"));
+found.hits = all(".op").length;
+found.layers = all(".layer").map((l) => l.dataset.name);
+one(".op .after .v").click();
+found.value = one("#value h2").textContent;
+found.why = one("#value").textContent.includes("a sum pending over tensor meets");
+found.drawn = all("#value svg.sharding").length;
+found.headings = all("#value h3").map((h) => h.textContent);
+press("Escape");
+found.closed = one("#value").hidden;
+box.value = "";
+box.dispatchEvent(new w.Event("input"));
+await until(() => all(".layer").length > 4);
+moment("rematerialize");
+press("c");
+found.changedLayers = all(".layer").map((l) => l.dataset.name);
+press("n");
+found.here = all(".op.here:not(.same)").length;
+one(".op.here .after .v").click();
+found.way = one("#value .way").textContent;
+found.scroll = d.documentElement.scrollWidth;
+found.width = w.innerWidth;
+found.page = w.getComputedStyle(d.body).backgroundColor;
+return found;
+"""
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
+def test_page_is_clicked_through_in_a_browser(tmp_path: Path, width: int, scheme: str) -> None:
+    found = played(explored().html, tmp_path, CLICKS, width=width, scheme=scheme)
+    assert "error" not in found, found["error"]
+    data = data_of(explored().html)
+    assert found["moments"] == len(data["moments"])
+    assert (found["first"], found["earlier"]) == ("overlap-communication", "start-collectives")
+    assert found["streams"] > 50
+    section = next(
+        one
+        for one in moment_of(data, "propagate-shardings")["parts"][0]["sections"]
+        if one["layers"] == ["h.0", "h.1"]
+    )
+    assert found["added"] == section["kinds"].count(KINDS.index("added")) == found["hits"]
+    assert found["layers"] == ["h.0 … h.1"]
+    assert found["value"].startswith("%")
+    assert found["why"]
+    assert found["drawn"] == 1
+    assert {"Shards on the mesh", "Reshards, and why", "Producers", "Users"} < {*found["headings"]}
+    assert found["closed"]
+    assert "h.0 … h.1" in found["changedLayers"]
+    assert found["here"] == 1
+    assert "cloned by rematerialize, to be computed again" in found["way"]
+    assert "in the input" in found["way"]
+    assert found["scroll"] <= found["width"]
+    assert found["page"] == {"light": "rgb(255, 255, 255)", "dark": "rgb(18, 21, 27)"}[scheme]

@@ -34,6 +34,8 @@ NOWHERE = -1
 SlotKey = tuple[str, str, str]
 """Whether it is a result, kind and name of an argument or result."""
 
+SlotLine = tuple[str, str]
+
 Json = dict[str, Any]
 
 
@@ -162,31 +164,26 @@ class FunctionPart:
 
     # Arguments and results
 
-    def slot_lines(self) -> dict[SlotKey, str]:
-        """By kind and name, the line of an argument or result."""
-        slots = self.program.arguments, self.program.results
-        made = self._argument, self._result
-        return {
-            (word, slot.kind, slot.name or f"#{index}"): line(slot)
-            for word, group, line in zip(("", "return"), slots, made, strict=True)
-            for index, slot in enumerate(group)
-        }
-
-    def _argument(self, slot: Slot) -> str:
-        name, kind = self.lines.name(slot.value), slot.kind
-        return f'{name} = {kind} "{slot.name}"{_notes(slot)} : {slot.value.type}'
-
-    def _result(self, slot: Slot) -> str:
-        return f'return.{slot.kind} "{slot.name}" ({self.lines.name(slot.value)}){_notes(slot)}'
+    def slots(self) -> dict[SlotKey, SlotLine]:
+        """By kind and name, the line of an argument or result, and what of it is no name."""
+        found: dict[SlotKey, SlotLine] = {}
+        groups = {"": self.program.arguments, "return": self.program.results}
+        for word, group in groups.items():
+            for index, slot in enumerate(group):
+                said = f"{_notes(slot)} : {slot.value.type}"
+                value, head = self.lines.name(slot.value), f'{slot.kind} "{slot.name}"'
+                line = f"return.{head} ({value}){said}" if word else f"{value} = {head}{said}"
+                found[word, slot.kind, slot.name or f"#{index}"] = line, said
+        return found
 
     def _slots(self) -> Json:
-        new = self.slot_lines()
-        old = new if self.before is None else self.before.slot_lines()
+        new = self.slots()
+        old = new if self.before is None else self.before.slots()
         # Those of the program come first, as its own slots do.
         keys = list(dict.fromkeys([*new, *old]))
         sides = [[table.get(key) for key in keys] for table in (old, new)]
         numbers = [
-            [NOWHERE if text is None else self.words.number(text) for text in side]
+            [NOWHERE if slot is None else self.words.number(slot[0]) for slot in side]
             for side in sides
         ]
         kinds = [_slot_kind(*pair) for pair in zip(*sides, strict=True)]
@@ -262,7 +259,7 @@ def _notes(slot: Slot) -> str:
     return f" {{{', '.join(notes)}}}" if notes else ""
 
 
-def _slot_kind(before: str | None, after: str | None) -> int:
-    word = "same" if before == after else "changed"
-    word = "added" if before is None else "removed" if after is None else word
-    return KINDS.index(word)
+def _slot_kind(before: SlotLine | None, after: SlotLine | None) -> int:
+    if before is None or after is None:
+        return KINDS.index("added" if before is None else "removed")
+    return KINDS.index("same" if before[1] == after[1] else "changed")

@@ -59,6 +59,7 @@ function panelsOf(moment) {
   const panel = (name, isOpen, ...body) => el("details", { class: "panel", open: isOpen ? "" : null },
     el("summary", {}, name), ...body);
   const found = [panel("Numbers", false, numbersTable(own))];
+  if (moment.choices.length) found.unshift(panel("Plan", true, table(["choice", "value"], moment.choices, () => false)));
   if (own.axes.length) found.push(panel("Mesh", false, axesTable(own)));
   if (own.schedule.length) found.push(panel("Schedule", true, scheduleTable(own.schedule)));
   if (own.streams >= 0) found.push(panel("Streams over time", true, fromHtml(words[own.streams])));
