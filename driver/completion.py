@@ -89,7 +89,7 @@ def _values_of(action: argparse.Action) -> tuple[str, ...]:
 # bash, and zsh by its emulation of bash
 
 _BASH_HEAD = r"""_shardweave() {
-    local line="${COMP_LINE:0:COMP_POINT}" words="" list=""
+    local line="${COMP_LINE:0:$COMP_POINT}" known="" list=""
     local cur="${line##*[[:space:]]}"
     local before="${line%"$cur"}"
     before="${before%"${before##*[![:space:]]}"}"
@@ -100,31 +100,30 @@ _BASH_HEAD = r"""_shardweave() {
     case "$command $prev" in"""
 
 _BASH_TAIL = r"""    esac
-    # A list goes on behind its last comma, and bash replaces what follows the last colon alone.
-    local done=""
+    # A list goes on behind its last comma. Bash replaces what follows the last colon alone.
+    local done="" colon="" one=""
     if [ -n "$list" ]; then case "$cur" in *,*) done="${cur%,*}," ;; esac; fi
-    local found=""
-    found="$(compgen -W "$words" -P "$done" -- "${cur#"$done"}")"
-    local colon="${cur%"${cur##*:}"}" one=""
-    while IFS= read -r one; do
-        [ -n "$one" ] && COMPREPLY+=("${one#"$colon"}")
-    done <<< "$found"
+    if [ -z "$ZSH_VERSION" ]; then colon="${cur%"${cur##*:}"}"; fi
+    for one in $known; do
+        one="$done$one"
+        case "$one" in "$cur"*) COMPREPLY+=("${one#"$colon"}") ;; esac
+    done
 }
 complete -o default -F _shardweave shardweave"""
 
 
 def _bash(commands: Mapping[str, argparse.ArgumentParser]) -> Iterator[str]:
     yield _BASH_HEAD
-    yield f"        *' shardweave'|*/shardweave) words={shlex.quote(' '.join(commands))} ;;"
+    yield f"        *' shardweave'|*/shardweave) known={shlex.quote(' '.join(commands))} ;;"
     for name, command in commands.items():
         flags = list(_flags_of(command))
         for flag in flags:
             if flag.takes_value:
                 patterns = "|".join(f"'{name} {one}'" for one in flag.names)
                 is_list = " list=yes" if flag.is_list else ""
-                yield f"        {patterns}) words={shlex.quote(' '.join(flag.values))}{is_list} ;;"
+                yield f"        {patterns}) known={shlex.quote(' '.join(flag.values))}{is_list} ;;"
         words = [*(one for flag in flags for one in flag.names), *_places(command)]
-        yield f"        '{name} '*) words={shlex.quote(' '.join(words))} ;;"
+        yield f"        '{name} '*) known={shlex.quote(' '.join(words))} ;;"
     yield _BASH_TAIL
 
 

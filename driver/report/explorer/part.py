@@ -158,7 +158,7 @@ class FunctionPart:
             return self._known_pictures[whole, text]
         # Sub-batches run in turn on the same devices.
         on_devices = sharding.without(mesh.time_names) if mesh.time_names else sharding
-        svg = sharding_svg(Picture((), whole, text, on_devices), Mesh(mesh.device_axes))
+        svg = sharding_svg(Picture((), whole, text, on_devices), mesh.within_stage)
         found = self._known_pictures[whole, text] = self.words.number(svg)
         return found
 

@@ -183,7 +183,7 @@ def _functions(program: Program) -> dict[str, Program]:
     """The functions of a program by name; what is not cut into stages is one."""
     if not is_staged(program):
         return {STEP: program}
-    return {name: one.alone for name, one in functions_of(program).items()}
+    return dict(functions_of(program))
 
 
 def _rail(program: Program, stats: ProgramStats, simulated: Simulated) -> Iterator[list[str]]:
