@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from xdsl.dialects.builtin import FileLineColLoc
@@ -242,11 +243,12 @@ def _seats(layers: Iterable[LayerPairs], first_row: int) -> dict[Operation, Seat
 
 
 def _source_line(op: Operation) -> str:
-    """The line of the model that an op comes from; "" if that is not known."""
+    """The line of the model that an op comes from, in the last folder of its path; "" if that is
+    not known."""
     place = op.location
     if not isinstance(place, FileLineColLoc):
         return ""
-    return f"{place.filename.data}:{place.line.data}"
+    return f"{'/'.join(Path(place.filename.data).parts[-2:])}:{place.line.data}"
 
 
 def _notes(slot: Slot) -> str:

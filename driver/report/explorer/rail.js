@@ -50,9 +50,11 @@ function headOf(moment) {
   const said = moment.same ? "This pass changed nothing." : "";
   return el("section", {},
     el("h2", {}, moment.name, moment.spec !== moment.name ? el("code", {}, ` ${moment.spec}`) : ""),
-    el("p", { class: "soft" }, moment.summary, moment.seconds ? ` It took ${moment.seconds}.` : ""),
+    el("p", { class: "soft" }, ...withCode(moment.summary), moment.seconds ? ` It took ${moment.seconds}.` : ""),
     el("p", {}, said), moment.same ? "" : kinds(own.counts));
 }
+
+const withCode = (text) => text.split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part));
 
 function panelsOf(moment) {
   const own = moment.own;
