@@ -55,7 +55,7 @@ def _flags_of(command: argparse.ArgumentParser) -> Iterator[Flag]:
         if not action.option_strings or action.help == argparse.SUPPRESS:
             continue
         values = _values_of(action)
-        is_path = action.metavar in _FILES or action.dest == "cluster"
+        is_path = action.metavar in _FILES or action.dest in ("cluster", "plan")
         yield Flag(
             tuple(action.option_strings),
             (action.help or "").split(";")[0].replace("%%", "%"),
