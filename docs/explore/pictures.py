@@ -20,7 +20,7 @@ from shardweave.driver.models import build_example
 from shardweave.tests.browser import SCHEMES, browse
 
 FOLDER = Path(__file__).parent
-COLOURS = 64
+COLOURS = 160
 """Of a picture; with more, the files are several times as large."""
 
 PAGES = {
@@ -47,7 +47,7 @@ PAGES = {
 
 SHOTS = {
     "gpt": {"pass": "7", "open": "h.0 … h.3", "value": "7//%mm_1"},
-    "unet": {"pass": "8", "q": "op:all_reduce"},
+    "unet": {"pass": "6", "q": "op:all_reduce"},
     "gpt3": {},
 }
 """What of a page is shown: its address."""
@@ -72,7 +72,7 @@ def shoot(page: Path, name: str, folder: Path) -> None:
         # A frame, since a browser's own window may refuse to be narrow.
         frame.write_text(
             f'<!DOCTYPE html><body style="margin:0"><iframe src="{address}" width="{width}" '
-            f'height="{height}" style="border:0"></iframe>'
+            f'height="{height}" style="border:0;display:block"></iframe>'
         )
         for scheme, value in SCHEMES.items():
             out = folder / "shot.png"
