@@ -87,7 +87,7 @@ def by_layers(pairs: Sequence[OpPair], blocks: Blocks) -> list[LayerPairs]:
 
 def _body(name: str, pairs: Sequence[OpPair]) -> tuple[object, ...]:
     """Equal for layers of the same ops to which the same happened."""
-    sides = [[pair[side] for pair in pairs] for side in (0, 1)]
+    sides = [pair.before for pair in pairs], [pair.after for pair in pairs]
     bodies = [body_of(name, [op for op in side if op is not None]) for side in sides]
     kinds = [(pair.kind, pair.before is None, pair.after is None) for pair in pairs]
     return kinds, *bodies
