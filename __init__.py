@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from shardweave.backends.gradient_norm import clip_grad_norm_
     from shardweave.backends.saved_state import CheckpointError
     from shardweave.backends.step import Step
+    from shardweave.backends.whole import full_tensor
     from shardweave.driver.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
     from shardweave.driver.compile import compile
     from shardweave.driver.diff import diff
@@ -74,6 +75,7 @@ __all__ = [
     "diff",
     "explore",
     "explore_plans",
+    "full_tensor",
     "load",
     "load_checkpoint",
     "parse",
@@ -120,6 +122,7 @@ _HOMES = {
     "diff": "driver.diff:diff",
     "explore": "driver.explore:explore",
     "explore_plans": "driver.explore:explore_plans",
+    "full_tensor": "backends.whole:full_tensor",
     "load": "ir.program:Program.load",
     "load_checkpoint": "driver.checkpoints:load_checkpoint",
     "parse": "ir.program:Program.parse",

@@ -22,7 +22,7 @@ TASKS = {
     "train a model": ("run",),
     "choose how": ("plan", "simulate", "profile"),
     "look at it": ("explore", "report", "show", "diff"),
-    "make and change the program": ("capture", "opt", "kernels"),
+    "make and change the program": ("capture", "opt", "prove", "kernels"),
     "set up the shell": ("completion",),
 }
 """The commands, each a file of `commands`, by what a person wants to do."""
