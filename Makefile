@@ -30,7 +30,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: help demo test test-slow check format docs bench bench-gpu clean $(VENV)
 
 help:
-	@echo "make demo       capture, shard, run and check two small transformers"
+	@echo "make demo       capture, shard, run and check two small transformers; a page to look at"
 	@echo "make test       the fast tests"
 	@echo "make test-slow  the slow tests"
 	@echo "make check      ruff and pyright"
@@ -71,8 +71,9 @@ $(STAMP): pyproject.toml
 	fi; \
 	echo "building $(VENV) with $$("$$python" --version) ($$python)"; \
 	"$$python" -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --editable '.[hf,oppa,dev]' \
-	    $(TORCH_REQUIREMENTS)
+	@echo "installing torch and what else is needed: once, some GB, some minutes"
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --no-compile \
+	    --editable '.[hf,oppa,dev]' $(TORCH_REQUIREMENTS)
 	@mkdir -p $(dir $(PACKAGE_LINK)) && ln -sfn ../.. $(PACKAGE_LINK)
 	@touch $@
 

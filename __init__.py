@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shardweave.driver.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
     from shardweave.driver.compile import compile
     from shardweave.driver.diff import diff
-    from shardweave.driver.explore import Exploration, explore
+    from shardweave.driver.explore import Exploration, explore, explore_plans
     from shardweave.driver.hf_experts import choose_experts
     from shardweave.driver.plans import plan, simulate_plan
     from shardweave.driver.progress import Progress
@@ -74,6 +74,7 @@ __all__ = [
     "compile",
     "diff",
     "explore",
+    "explore_plans",
     "full_tensor",
     "load",
     "load_checkpoint",
@@ -120,6 +121,7 @@ _HOMES = {
     "compile": "driver.compile:compile",
     "diff": "driver.diff:diff",
     "explore": "driver.explore:explore",
+    "explore_plans": "driver.explore:explore_plans",
     "full_tensor": "backends.whole:full_tensor",
     "load": "ir.program:Program.load",
     "load_checkpoint": "driver.checkpoints:load_checkpoint",

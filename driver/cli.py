@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import NoReturn
 
@@ -18,16 +18,23 @@ from shardweave.driver.errors import report_error
 from shardweave.driver.launch import end_process
 from shardweave.passes.notes import heard_by
 
-COMMANDS = (
-    "capture opt plan run simulate profile calibrate diff prove report explore show kernels".split()
-)
+TASKS = {
+    "train a model": ("run",),
+    "choose how": ("plan", "simulate", "profile", "calibrate"),
+    "look at it": ("explore", "report", "show", "diff"),
+    "make and change the program": ("capture", "opt", "prove", "kernels"),
+    "set up the shell": ("completion",),
+}
+"""The commands, each a file of `commands`, by what a person wants to do."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 for success, 1 for failure, 2 for wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        options = _parser().parse_args(arguments, argparse.Namespace(arguments=arguments))
+        parser = _parser()
+        given = argparse.Namespace(arguments=arguments, parser=parser)
+        options = parser.parse_args(arguments, given)
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 2
     try:
@@ -56,10 +63,26 @@ def _print_note(text: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="shardweave", description="Compiles a PyTorch training step for a device mesh."
+        prog="shardweave",
+        usage="shardweave [-h] [--version] COMMAND ...",
+        description="Compiles a PyTorch training step for a device mesh.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"shardweave {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in COMMANDS:
+    # The commands are listed below, by task.
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", prog="shardweave", help=argparse.SUPPRESS
+    )
+    for name in (name for names in TASKS.values() for name in names):
         import_module(f"shardweave.driver.commands.{name}").add_parser(commands)
+    parser.epilog = _listed(commands.choices)
     return parser
+
+
+def _listed(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
+    """The commands by task, each with what it does."""
+    lines: list[str] = []
+    for task, names in TASKS.items():
+        lines.append(f"{task}:")
+        lines += [f"  {name:10}  {parsers[name].description}" for name in names]
+    return "\n".join([*lines, "", "'shardweave COMMAND --help' says what a command takes."])

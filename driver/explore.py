@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-from shardweave.driver.plans import Passes
+from shardweave.driver.plans import Passes, partition
 from shardweave.driver.report.explorer.page import explorer_page
 from shardweave.driver.report.explorer.recorder import Recorder
+from shardweave.driver.report.plan import choices_of
+from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.verify.program import check
 from shardweave.passes.observers import Observer, Observers
 from shardweave.passes.pipeline import MeshLike, PassPipeline, as_mesh
 from shardweave.planners.call import ClusterLike
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_check import check_plan
 
 FRAME_HEIGHT = 760
 """Pixels of the page in a notebook."""
@@ -69,3 +74,38 @@ def explore(
     if not recorder.moments:
         recorder.note("input", result, summary="The program as it is; no passes were given.")
     return Exploration(result, explorer_page(recorder.moments, recorder.words, title=title))
+
+
+def explore_plans(
+    program: Program,
+    plans: Mapping[str, Plan],
+    cluster: ClusterLike,
+    *,
+    title: str = "shardweave",
+    optimizer_multiplier: float = 0.0,
+) -> Exploration:
+    """Show what each device does under several plans, each beside the one before it.
+
+    program: a captured one. plans: by the names that the page gives them. The rest is as for
+    `explore`, of which the result's program is that of the last plan.
+
+    Raises ValueError for no plans, a program that is partitioned already, or a plan that does not
+    fit it.
+    """
+    check(program)
+    if not plans:
+        raise ValueError("there are no plans to show; give one or more.")
+    if program.is_local:
+        raise ValueError(
+            "the program is that of one device already; give the captured one, which any plan can "
+            "partition."
+        )
+    recorder = Recorder(find_cluster(cluster), optimizer_multiplier=optimizer_multiplier)
+    recorder.note("input", program, summary="The program that the plans are for.")
+    local = program
+    for name, plan in plans.items():
+        check_plan(plan, program)
+        local = partition(program, Mesh(**plan.mesh), plan)
+        said = " ".join(f"{reason}." for reason in plan.reasons)
+        recorder.note(name, local, summary=said, choices=choices_of(plan))
+    return Exploration(local, explorer_page(recorder.moments, recorder.words, title=title))

@@ -1,6 +1,7 @@
 """The whole path on two real transformers: captured, sharded over four processes, compared.
 
-`make demo` runs it. It exits 0 only if loss and all gradients equal those of eager PyTorch.
+`make demo` runs it. It exits 0 only if loss and all gradients equal those of eager PyTorch. It
+leaves a page for a browser, which shows what each pass did, and says what to try next.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ MODELS = {
     ),
     "GPT-2": "hf:gpt2:n_layer=2,n_embd=64,n_head=4,vocab_size=128,n_positions=32",
 }
+EXPLORED = "GPT-2"
+PASSES = "plan-megatron,preset:oases"
+CLUSTER = "oases-3090"
+OUTPUT = Path(__file__).resolve().parent.parent / "build" / "demo"
 TIME_LIMIT_S = "240"
 SHOWN_OPS = ("aten.mm", "aten.addmm", "aten._scaled_dot_product")
 SHOWN_LINES = 5
@@ -47,13 +52,34 @@ def run(name: str, model: str, folder: Path) -> dict[str, Any] | None:
     return None if found is None else found | {"equal": found["equal"] and code == 0}
 
 
+def explore(folder: Path) -> bool:
+    """Write the page of one model's passes; whether that worked."""
+    print(f"\n== {EXPLORED}: what each pass does")
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    program, page = str(folder / f"{EXPLORED}.mlir"), str(OUTPUT / "explore.html")
+    how = ["--mesh", MESH, "--passes", PASSES, "--cluster", CLUSTER]
+    return shardweave(["explore", program, *how, "-o", page]) == 0
+
+
+def say_what_is_next() -> None:
+    """The page to open, and three commands."""
+    command = f"{Path(sys.executable).parent / 'shardweave'}"
+    print(
+        f"\nOpen {(OUTPUT / 'explore.html').as_uri()} in a browser, and try next:\n"
+        f"  {command} run gpt:layers=2,hidden=64 --mesh {MESH} --check --steps 5\n"
+        f"  {command} plan gpt:layers=8,hidden=1024 --cluster {CLUSTER} --explain\n"
+        f"  {command} --help"
+    )
+
+
 def main() -> int:
     """Run every model; 0 if all are equal to eager."""
     table = Table("model", "loss", "eager loss", "gradient error", "equal to eager", box=None)
     all_equal = True
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name_of_folder:
+        folder = Path(name_of_folder)
         for name, model in MODELS.items():
-            found = run(name, model, Path(folder))
+            found = run(name, model, folder)
             is_equal = found is not None and found["equal"] is True
             all_equal = all_equal and is_equal
             if found is None:
@@ -66,8 +92,11 @@ def main() -> int:
                 f"{found['max_rel_grad_error']:.1e}",
                 "yes" if is_equal else "NO",
             )
+        all_equal = all_equal and explore(folder)
     print(f"\nFour processes on mesh {MESH}, float64:")
     Console().print(table)
+    if all_equal:
+        say_what_is_next()
     return 0 if all_equal else 1
 
 

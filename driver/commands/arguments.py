@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
+from shardweave.passes.presets import PREFIX, SUMMARIES
+
 DTYPES = ("float32", "float64", "bfloat16")
 
 MODEL_HELP = (
@@ -23,7 +25,9 @@ Commands = argparse._SubParsersAction  # the class has no public name
 
 def new_command(commands: Commands, name: str, summary: str) -> argparse.ArgumentParser:
     """A command with the arguments that every command has."""
-    command = commands.add_parser(name, help=summary, description=summary)
+    command = commands.add_parser(
+        name, description=summary, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return command
 
@@ -40,6 +44,22 @@ def add_model(command: argparse.ArgumentParser) -> None:
 def add_program(command: argparse.ArgumentParser) -> None:
     """Declare FILE, a program's text."""
     command.add_argument("file", metavar="FILE", help="a program's text; - reads standard input")
+
+
+def add_passes(command: argparse.ArgumentParser) -> None:
+    """Declare --passes, and list the presets in the command's help."""
+    command.add_argument(
+        "--passes", metavar="SPEC", default="", help="pass{option=value},pass,..., in this order"
+    )
+    width = max(map(len, SUMMARIES)) + len(PREFIX)
+    presets = [f"  {PREFIX + name:{width}}  {text}" for name, text in SUMMARIES.items()]
+    command.epilog = "\n".join(
+        [
+            "presets, which may stand among the passes:",
+            *presets,
+            "'shardweave opt --list-passes' lists the passes too.",
+        ]
+    )
 
 
 def add_cluster(command: argparse.ArgumentParser, *, required: bool = True, why: str = "") -> None:

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shardweave.driver.commands.arguments import (
     Commands,
     add_cluster,
+    add_passes,
     add_program,
     check_output,
     new_command,
 )
 
+if TYPE_CHECKING:
+    from shardweave.driver.explore import Exploration
+    from shardweave.ir.program import Program
+
 
 def add_parser(commands: Commands) -> None:
     command = new_command(commands, "explore", "Show what each pass does, as an HTML page.")
     add_program(command)
-    command.add_argument(
-        "--passes", metavar="SPEC", default="", help="pass{option=value},pass,..., in this order"
-    )
+    add_passes(command)
     add_cluster(command)
+    command.add_argument(
+        "--plan",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="in place of passes: those of this plan; several are shown beside one another",
+    )
     command.add_argument("--mesh", help="as in data=2,tensor=2; default: the program's own")
     command.add_argument("-o", "--output", metavar="FILE", required=True, help="the page")
     command.add_argument(
@@ -35,22 +46,50 @@ def add_parser(commands: Commands) -> None:
 
 def explore_command(options: argparse.Namespace) -> int:
     from shardweave.driver.commands.programs import program_line, read
-    from shardweave.driver.explore import explore
     from shardweave.driver.report.text import status
     from shardweave.planners.cost.quantity import bytes_text
 
+    if options.plan and (options.passes or options.mesh):
+        raise ValueError(
+            "--plan says which passes run, and on which mesh; leave --passes and --mesh out, or "
+            "name the plan among the passes: --passes 'apply-plan{file=\"plan.json\"},...'."
+        )
     check_output(options.output)
     program = read(options.file)
     with status("running passes, and noting what each does"):
-        found = explore(
-            program,
-            options.passes,
-            options.cluster,
-            mesh=options.mesh,
-            title=Path(options.file).name,
-            optimizer_multiplier=options.optimizer,
-        )
+        found = _explored(program, options)
     found.save(options.output)
     print(program_line(found.program))
     print(f"wrote {options.output} ({bytes_text(len(found.html.encode()))})")
     return 0
+
+
+def _explored(program: Program, options: argparse.Namespace) -> Exploration:
+    from shardweave.driver.explore import explore, explore_plans
+    from shardweave.passes.plan_passes import plan_passes
+    from shardweave.planners.plan import Plan
+
+    title, passes, mesh = Path(options.file).name, options.passes, options.mesh
+    if len(options.plan) > 1:
+        names = {path: Path(path).name for path in options.plan}
+        are_distinct = len(set(names.values())) == len(options.plan)
+        plans = {names[path] if are_distinct else path: Plan.load(path) for path in options.plan}
+        return explore_plans(
+            program,
+            plans,
+            options.cluster,
+            title=title,
+            optimizer_multiplier=options.optimizer,
+        )
+    if options.plan:
+        plan = Plan.load(options.plan[0])
+        passes = plan_passes(plan)
+        mesh = plan.mesh
+    return explore(
+        program,
+        passes,
+        options.cluster,
+        mesh=mesh,
+        title=title,
+        optimizer_multiplier=options.optimizer,
+    )

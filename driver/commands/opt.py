@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardweave.driver.commands.arguments import (
     Commands,
+    add_passes,
     add_program_output,
     add_prove_option,
     add_validate_options,
@@ -29,9 +30,7 @@ def add_parser(commands: Commands) -> None:
     command.add_argument(
         "file", metavar="FILE", nargs="?", help="a program's text; - reads standard input"
     )
-    command.add_argument(
-        "--passes", metavar="SPEC", default="", help="pass{option=value},pass,..., in this order"
-    )
+    add_passes(command)
     command.add_argument("--mesh", help="as in data=2,tensor=2; default: the program's own")
     add_program_output(command)
     _add_pass_options(command)

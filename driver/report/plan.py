@@ -59,6 +59,11 @@ def comparison_table(names: Sequence[str], plans: Sequence[Plan]) -> Table:
     return table
 
 
+def choices_of(plan: Plan) -> list[tuple[str, str]]:
+    """What a plan chooses, in names and words."""
+    return [(what, text_of(plan)) for what, text_of in _CHOICES.items()]
+
+
 _CHOICES: dict[str, Callable[[Plan], str]] = {
     "mesh": lambda plan: _mesh(plan),
     "sharded parameters": lambda plan: str(len(plan.parameters)),

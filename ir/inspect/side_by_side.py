@@ -5,7 +5,7 @@ Layers to which the same happened are one, and are shown by the first of them.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -87,7 +87,7 @@ def by_layers(pairs: Sequence[OpPair], blocks: Blocks) -> list[LayerPairs]:
 
 def _body(name: str, pairs: Sequence[OpPair]) -> tuple[object, ...]:
     """Equal for layers of the same ops to which the same happened."""
-    sides = [[pair[side] for pair in pairs] for side in (0, 1)]
+    sides = [pair.before for pair in pairs], [pair.after for pair in pairs]
     bodies = [body_of(name, [op for op in side if op is not None]) for side in sides]
     kinds = [(pair.kind, pair.before is None, pair.after is None) for pair in pairs]
     return kinds, *bodies
@@ -115,11 +115,21 @@ def ancestors_of(pairs: Sequence[OpPair]) -> dict[Operation, Operation]:
 
 
 def same_by_name(before: Program, after: Program) -> dict[Operation, Operation]:
-    """By op of a program that was cut out of another, the op there of its name and values."""
-    known: dict[object, Operation | None] = {}
+    """By op of a program that was cut out of another, the op there of its name and values.
+
+    Of several of the same names each stands for the one in its place, if all of them are there.
+    """
+    known: defaultdict[object, list[Operation]] = defaultdict(list)
     for op in before.ops:
-        known[_names(op)] = None if _names(op) in known else op
-    return {op: source for op in after.ops if (source := known.get(_names(op))) is not None}
+        known[_names(op)].append(op)
+    cut: defaultdict[object, list[Operation]] = defaultdict(list)
+    for op in after.ops:
+        cut[_names(op)].append(op)
+    found: dict[Operation, Operation] = {}
+    for key, ops in cut.items():
+        if len(ops) == len(known[key]):
+            found.update(zip(ops, known[key], strict=True))
+    return found
 
 
 def _names(op: Operation) -> object:

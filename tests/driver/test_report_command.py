@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from html import escape
 from pathlib import Path
 
@@ -19,14 +17,11 @@ from shardweave.ir.mesh import Mesh
 from shardweave.planners.cost.memory import memory_over_time
 from shardweave.planners.cost.simulate import simulate
 from shardweave.tests import zoo
+from shardweave.tests.browser import browse, needs_browser
 from shardweave.tests.real_step import MESH, MODEL, PROPAGATION, annotated, captured, local, save
 
 Captured = pytest.CaptureFixture[str]
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
-needs_browser = pytest.mark.skipif(
-    BROWSER is None, reason="no chromium found; on Debian: apt install chromium"
-)
 CLUSTER = "oases-3090"
 
 
@@ -46,16 +41,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ["--cluster", CLUSTER, "--plan", str(folder / "plan.json"), "-o", str(out)]
     assert main(["report", str(path), *options, "--optimizer", "2"]) == 0
     return out
-
-
-def browse(page: Path, *options: str) -> tuple[str, str]:
-    """The page's document after a browser has drawn it, and what the browser's console says."""
-    assert BROWSER is not None
-    profile = page.parent / "profile"
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    command += [f"--user-data-dir={profile}", "--enable-logging=stderr", *options, page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout, done.stderr
 
 
 def test_page_says_what_the_simulation_and_the_plan_say(page: Path) -> None:

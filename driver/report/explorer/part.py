@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from xdsl.dialects.builtin import FileLineColLoc
@@ -33,6 +34,8 @@ NOWHERE = -1
 
 SlotKey = tuple[str, str, str]
 """Whether it is a result, kind and name of an argument or result."""
+
+SlotLine = tuple[str, str]
 
 Json = dict[str, Any]
 
@@ -156,37 +159,32 @@ class FunctionPart:
             return self._known_pictures[whole, text]
         # Sub-batches run in turn on the same devices.
         on_devices = sharding.without(mesh.time_names) if mesh.time_names else sharding
-        svg = sharding_svg(Picture((), whole, text, on_devices), Mesh(mesh.device_axes))
+        svg = sharding_svg(Picture((), whole, text, on_devices), mesh.within_stage)
         found = self._known_pictures[whole, text] = self.words.number(svg)
         return found
 
     # Arguments and results
 
-    def slot_lines(self) -> dict[SlotKey, str]:
-        """By kind and name, the line of an argument or result."""
-        slots = self.program.arguments, self.program.results
-        made = self._argument, self._result
-        return {
-            (word, slot.kind, slot.name or f"#{index}"): line(slot)
-            for word, group, line in zip(("", "return"), slots, made, strict=True)
-            for index, slot in enumerate(group)
-        }
-
-    def _argument(self, slot: Slot) -> str:
-        name, kind = self.lines.name(slot.value), slot.kind
-        return f'{name} = {kind} "{slot.name}"{_notes(slot)} : {slot.value.type}'
-
-    def _result(self, slot: Slot) -> str:
-        return f'return.{slot.kind} "{slot.name}" ({self.lines.name(slot.value)}){_notes(slot)}'
+    def slots(self) -> dict[SlotKey, SlotLine]:
+        """By kind and name, the line of an argument or result, and what of it is no name."""
+        found: dict[SlotKey, SlotLine] = {}
+        groups = {"": self.program.arguments, "return": self.program.results}
+        for word, group in groups.items():
+            for index, slot in enumerate(group):
+                said = f"{_notes(slot)} : {slot.value.type}"
+                value, head = self.lines.name(slot.value), f'{slot.kind} "{slot.name}"'
+                line = f"return.{head} ({value}){said}" if word else f"{value} = {head}{said}"
+                found[word, slot.kind, slot.name or f"#{index}"] = line, said
+        return found
 
     def _slots(self) -> Json:
-        new = self.slot_lines()
-        old = new if self.before is None else self.before.slot_lines()
+        new = self.slots()
+        old = new if self.before is None else self.before.slots()
         # Those of the program come first, as its own slots do.
         keys = list(dict.fromkeys([*new, *old]))
         sides = [[table.get(key) for key in keys] for table in (old, new)]
         numbers = [
-            [NOWHERE if text is None else self.words.number(text) for text in side]
+            [NOWHERE if slot is None else self.words.number(slot[0]) for slot in side]
             for side in sides
         ]
         kinds = [_slot_kind(*pair) for pair in zip(*sides, strict=True)]
@@ -245,11 +243,12 @@ def _seats(layers: Iterable[LayerPairs], first_row: int) -> dict[Operation, Seat
 
 
 def _source_line(op: Operation) -> str:
-    """The line of the model that an op comes from; "" if that is not known."""
+    """The line of the model that an op comes from, in the last folder of its path; "" if that is
+    not known."""
     place = op.location
     if not isinstance(place, FileLineColLoc):
         return ""
-    return f"{place.filename.data}:{place.line.data}"
+    return f"{'/'.join(Path(place.filename.data).parts[-2:])}:{place.line.data}"
 
 
 def _notes(slot: Slot) -> str:
@@ -262,7 +261,7 @@ def _notes(slot: Slot) -> str:
     return f" {{{', '.join(notes)}}}" if notes else ""
 
 
-def _slot_kind(before: str | None, after: str | None) -> int:
-    word = "same" if before == after else "changed"
-    word = "added" if before is None else "removed" if after is None else word
-    return KINDS.index(word)
+def _slot_kind(before: SlotLine | None, after: SlotLine | None) -> int:
+    if before is None or after is None:
+        return KINDS.index("added" if before is None else "removed")
+    return KINDS.index("same" if before[1] == after[1] else "changed")

@@ -43,7 +43,8 @@ function layerOf(moment, name, note, rows) {
   if (state.query && !found.length) return null;
   if (state.onlyChanges && !Object.keys(counts).length) return null;
   const body = el("div", { class: `ops${hasSides(moment) ? " sides" : ""}` });
-  const number = state.query ? `${found.length} of ${plural(rows.length, "op")}` : plural(rows.length, "op");
+  const what = plural(rows.length, rows[0]?.number < 0 ? "value" : "op");
+  const number = state.query ? `${found.length} of ${what}` : what;
   const layer = el("details", { class: "layer", "data-name": name },
     el("summary", {}, el("b", {}, name), el("small", {}, note),
       el("small", {}, number), kinds(counts)), body);

@@ -50,15 +50,18 @@ function headOf(moment) {
   const said = moment.same ? "This pass changed nothing." : "";
   return el("section", {},
     el("h2", {}, moment.name, moment.spec !== moment.name ? el("code", {}, ` ${moment.spec}`) : ""),
-    el("p", { class: "soft" }, moment.summary, moment.seconds ? ` It took ${moment.seconds}.` : ""),
+    el("p", { class: "soft" }, ...withCode(moment.summary), moment.seconds ? ` It took ${moment.seconds}.` : ""),
     el("p", {}, said), moment.same ? "" : kinds(own.counts));
 }
+
+const withCode = (text) => text.split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part));
 
 function panelsOf(moment) {
   const own = moment.own;
   const panel = (name, isOpen, ...body) => el("details", { class: "panel", open: isOpen ? "" : null },
     el("summary", {}, name), ...body);
   const found = [panel("Numbers", false, numbersTable(own))];
+  if (moment.choices.length) found.unshift(panel("Plan", true, table(["choice", "value"], moment.choices, () => false)));
   if (own.axes.length) found.push(panel("Mesh", false, axesTable(own)));
   if (own.schedule.length) found.push(panel("Schedule", true, scheduleTable(own.schedule)));
   if (own.streams >= 0) found.push(panel("Streams over time", true, fromHtml(words[own.streams])));

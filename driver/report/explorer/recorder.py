@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from inspect import getdoc
 from typing import Any
 
@@ -86,13 +86,18 @@ class Recorder(Observer):
         spec: str = "",
         summary: str = "",
         seconds: float | None = None,
+        choices: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """Add a moment: the program as it is now, beside the one of the moment before."""
+        """Add a moment: the program as it is now, beside the one of the moment before.
+
+        seconds: that the pass took. choices: of the plan that made it, in names and words.
+        """
         head: Json = {
             "name": name,
             "spec": spec or name,
             "summary": " ".join(summary.split()),
             "seconds": "" if seconds is None else seconds_text(seconds),
+            "choices": [list(row) for row in choices],
         }
         if program == self._program:
             self.moments.append(head | {"same": True})
@@ -178,7 +183,7 @@ def _functions(program: Program) -> dict[str, Program]:
     """The functions of a program by name; what is not cut into stages is one."""
     if not is_staged(program):
         return {STEP: program}
-    return {name: one.alone for name, one in functions_of(program).items()}
+    return dict(functions_of(program))
 
 
 def _rail(program: Program, stats: ProgramStats, simulated: Simulated) -> Iterator[list[str]]:

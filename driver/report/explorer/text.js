@@ -30,7 +30,7 @@ function parse(line) {
     types: colon < 0 ? "" : rest.slice(colon + 3),
     layer: (field("layer") ?? "").replaceAll('"', ""),
     phase: field("phase") ?? "",
-    copy: field("copy") ?? "",
+    copy: (field("copy") ?? "").replaceAll(" : i64", ""),
     origin: (field("origin") ?? "").replaceAll('"', ""),
     shards: shardsIn(braces),
     axes: (/axes = (\[[^\]]*\])/.exec(call)?.[1] ?? "").match(/[\w.]+/g) ?? [],

@@ -1,0 +1,103 @@
+"""The pictures of docs/explore.md: pages of the explorer in headless Chromium.
+
+    python docs/explore/pictures.py [NAME ...]
+
+The models have no weights, so that GPT-3 needs no memory for them; it takes minutes all the same.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from urllib.parse import urlencode
+
+from PIL import Image
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import shardweave as sw
+from shardweave.driver.models import build_example
+from shardweave.tests.browser import SCHEMES, browse
+
+FOLDER = Path(__file__).parent
+COLOURS = 160
+"""Of a picture; with more, the files are several times as large."""
+
+PAGES = {
+    "gpt": (
+        "gpt:layers=4,hidden=256,heads=4,vocab=1024,seq=128,batch=8",
+        "data=2,tensor=2",
+        "plan-megatron,preset:oases",
+        "oases-3090",
+    ),
+    "unet": (
+        "unet:channels=64,size=32,batch=8,levels=3,groups=8,heads=8",
+        "data=2,tensor=2",
+        "plan-megatron,preset:default",
+        "oases-3090",
+    ),
+    "gpt3": (
+        "gpt:layers=96,hidden=12288,heads=96,vocab=51200,seq=2048,batch=16",
+        "data=8,tensor=8",
+        "plan-megatron,preset:oases",
+        "h100-pod:nodes=8",
+    ),
+}
+"""Model, mesh, passes and cluster."""
+
+SHOTS = {
+    "gpt": {"pass": "7", "open": "h.0 … h.3", "value": "7//%mm_1"},
+    "unet": {"pass": "6", "q": "op:all_reduce"},
+    "gpt3": {},
+}
+"""What of a page is shown: its address."""
+
+SIZES = {1280: 860, 400: 860}
+
+
+def page_of(name: str) -> str:
+    """The page of one of the models."""
+    model, mesh, passes, cluster = PAGES[name]
+    with FakeTensorMode():
+        example = build_example(model)
+    program = sw.capture(example.module, kwargs=example.kwargs)
+    return sw.explore(program, passes, cluster, mesh=mesh, title=name).html
+
+
+def shoot(page: Path, name: str, folder: Path) -> None:
+    """Write the pictures of a page in all widths and both schemes."""
+    for width, height in SIZES.items():
+        frame = folder / f"{name}-{width}.html"
+        address = f"{page.as_uri()}#{urlencode(SHOTS[name])}"
+        # A frame, since a browser's own window may refuse to be narrow.
+        frame.write_text(
+            f'<!DOCTYPE html><body style="margin:0"><iframe src="{address}" width="{width}" '
+            f'height="{height}" style="border:0;display:block"></iframe>'
+        )
+        for scheme, value in SCHEMES.items():
+            out = folder / "shot.png"
+            browse(
+                frame,
+                f"--blink-settings=preferredColorScheme={value}",
+                f"--window-size={max(width, 600)},{height}",
+                "--virtual-time-budget=10000",
+                f"--screenshot={out}",
+            )
+            picture = Image.open(out).convert("RGB").crop((0, 0, width, height))
+            path = FOLDER / f"{name}-{width}-{scheme}.png"
+            picture.quantize(COLOURS).save(path, optimize=True)
+            print(f"wrote {path} ({path.stat().st_size // 1024} KiB)")
+
+
+def main() -> None:
+    """Make the pictures of the named pages, or of all."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for model in sys.argv[1:] or PAGES:
+            page = folder / f"{model}.html"
+            page.write_text(page_of(model))
+            shoot(page, model, folder)
+
+
+if __name__ == "__main__":
+    main()

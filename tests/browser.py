@@ -1,0 +1,60 @@
+"""Pages looked at in a real browser, where there is one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html import escape, unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+needs_browser = pytest.mark.skipif(
+    BROWSER is None, reason="no chromium found; on Debian: apt install chromium"
+)
+
+SCHEMES = {"dark": "0", "light": "1"}
+"""The values of Chromium's setting."""
+
+
+def browse(page: Path, *options: str) -> tuple[str, str]:
+    """The page's document after a browser has drawn it, and what the browser's console says."""
+    assert BROWSER is not None
+    profile = page.parent / "profile"
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command += [f"--user-data-dir={profile}", "--enable-logging=stderr", *options, page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, done.stderr
+
+
+def played(html: str, folder: Path, script: str, *, width: int, scheme: str) -> dict[str, Any]:
+    """What a script finds in a page while it clicks through it, in a window of this width.
+
+    script: the body of an async function of `w` and `d`, the page's window and document, that
+    returns an object; `until(test)` waits. scheme: `light` or `dark`. Fails if the browser's
+    console has anything to say.
+    """
+    probe = folder / f"probe-{scheme}-{width}.html"
+    # A frame, since a browser's own window may refuse to be narrow.
+    probe.write_text(
+        f'<!DOCTYPE html><body><iframe id="f" width="{width}" height="900" '
+        f'srcdoc="{escape(html, quote=True)}"></iframe><script>'
+        "const until = async (test) => { while (!test())"
+        " await new Promise((done) => setTimeout(done, 20)); };"
+        f"async function play(w, d) {{ {script} }}"
+        "f.onload = async () => {"
+        " let found; try { found = await play(f.contentWindow, f.contentDocument); }"
+        " catch (error) { found = { error: String(error.stack) }; }"
+        " document.body.dataset.found = JSON.stringify(found); };</script>"
+    )
+    setting = f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}"
+    window = f"--window-size={width + 120},1000"
+    dom, said = browse(probe, setting, window, "--virtual-time-budget=30000", "--dump-dom")
+    found = re.search(r'data-found="([^"]*)"', dom)
+    assert found is not None, f"the script did not end; the console says:\n{said}"
+    assert [line for line in said.splitlines() if "CONSOLE" in line] == []
+    return json.loads(unescape(found[1]))
