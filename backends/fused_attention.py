@@ -118,4 +118,4 @@ def _bias(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
     missing = -mask.shape[-1] % _ALIGNED
     full = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     rows = torch.nn.functional.pad(mask.to(query.dtype), (0, missing))
-    return rows[..., : mask.shape[-1]].expand(full)
+    return rows.narrow(-1, 0, mask.shape[-1]).expand(full)

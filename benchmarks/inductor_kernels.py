@@ -1,8 +1,8 @@
 # pyright: basic
 """The kernels that Inductor's Triton scheduling makes of a program, counted without a GPU.
 
-The driver is mocked: torch is told of one H100, so that Inductor lowers, fuses and writes Triton as it
-would there; nothing is compiled or run. It leans on private names of torch, found in 2.11 to 2.13.
+The driver is mocked: torch is told of one H100, so that Inductor lowers, fuses and writes Triton as
+it would there; nothing is compiled or run. It leans on private names of torch, tried with 2.13.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CountedError(Exception):
 
 @contextmanager
 def mocked_driver() -> Iterator[None]:
-    """torch takes one H100 to be there. Caches of torch are left filled: use a process of its own."""
+    """torch takes one H100 to be there. Its caches are left filled: use a process of its own."""
     from torch._dynamo.device_interface import CudaInterface
     from torch.utils._triton import has_triton
 
@@ -89,7 +89,7 @@ def mocked_driver() -> Iterator[None]:
         stack.enter_context(mock.patch.object(worker, "current_device", staticmethod(lambda: 0)))
         has_triton.cache_clear()
         hashed = "torch.utils._triton.triton_hash_with_backend"
-        stack.enter_context(mock.patch(hashed, lambda: "no driver"))
+        stack.enter_context(mock.patch(hashed, return_value="no driver"))
         yield
 
 
@@ -159,7 +159,7 @@ def inductor_counts(program: Program) -> Counts:
             mock.patch.object(GraphLowering, "compile_to_module", compile_to_module),
             mock.patch.object(TritonScheduling, "define_kernel", defined),
             # Patterns of attention and of padded products are looked for on the device.
-            mock.patch("torch._inductor.fx_passes.joint_graph.lazy_init", lambda *_: None),
+            mock.patch("torch._inductor.fx_passes.joint_graph.lazy_init"),
             mock.patch.object(UniformValueConstantFolder, "_deduce_value", deduced),
             config.patch(force_disable_caches=True, compile_threads=1),
         ):
@@ -249,7 +249,7 @@ def _counts_of(graph: Any, sources: dict[str, Any]) -> Counts:
 
 
 def _add_joined(counts: Counts, text: str) -> None:
-    """What joins the parts that kernels of rows and columns leave, as torch's ops in the wrapper."""
+    """What joins parts that kernels of rows and columns leave: torch's ops in the wrapper."""
     pattern = r"\.view\((\d+), (\d+)\)\.(?:sum|amax|amin)\(dim=0\)(.*)"
     for parts, columns, rest in re.findall(pattern, text):
         size = 4 * int(columns)

@@ -32,7 +32,7 @@ class Counts:
 def passes_over(source: str, pointer: str) -> int:
     """How often a kernel reads what a pointer points to: in how many of its loops, at least once.
 
-    What is read several times within one loop, or before and after it, counts once: it is in registers or the cache.
+    What is read several times within one loop counts once: it is in registers or the cache.
     """
     in_loop, indent, loops, outside = False, 0, 0, 0
     seen = False

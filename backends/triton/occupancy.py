@@ -31,8 +31,8 @@ _REGISTER_UNIT = 256
 _RESERVED_SHARED_BYTES = 1 << 10
 """Of each block, for the system, from sm_80 on."""
 
-_LOAD = re.compile(r"\bld\.global(?:\.\w+)*?(?:\.v(\d))?\.[a-z](\d+)\b")
-_STORE = re.compile(r"\bst\.global(?:\.\w+)*?(?:\.v(\d))?\.[a-z](\d+)\b")
+_LOAD = re.compile(r"\bld\.global(?:\.[\w:]+)*?(?:\.v(\d))?\.[a-z](\d+)\b")
+_STORE = re.compile(r"\bst\.global(?:\.[\w:]+)*?(?:\.v(\d))?\.[a-z](\d+)\b")
 
 
 def resident_warps(target: str, *, num_warps: int, registers: int, shared_bytes: int) -> int:

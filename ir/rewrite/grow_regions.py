@@ -1,4 +1,4 @@
-"""Growing regions for kernels: pairs of ops, and then of regions, by the bytes that a merge saves."""
+"""Growing regions for kernels: ops, and then regions, join by the bytes that it saves."""
 
 from __future__ import annotations
 
