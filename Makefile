@@ -94,7 +94,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	$(BIN)/mkdocs build
 
 bench: $(STAMP)
 	@set -e; for benchmark in $(BENCHMARKS); do \

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from shardweave.driver.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
     from shardweave.driver.compile import compile
     from shardweave.driver.diff import diff
+    from shardweave.driver.explore import Exploration, explore
+    from shardweave.driver.hf_experts import choose_experts
     from shardweave.driver.plans import plan, simulate_plan
     from shardweave.driver.progress import Progress
     from shardweave.driver.validate import ValidationError, run_passes
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from shardweave.ir.mesh import Axis, Mesh
     from shardweave.ir.placement import Sharding
     from shardweave.ir.program import Program
+    from shardweave.ir.proof.expressions import ProofError
+    from shardweave.ir.proof.prove import Proof, prove
     from shardweave.ir.text import ProgramTextError
     from shardweave.ir.verify.program import VerifyError, check, verify
     from shardweave.passes.notes import PlanNote
@@ -44,6 +48,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Cluster",
+    "Exploration",
     "GradScaler",
     "Mesh",
     "PassError",
@@ -54,6 +59,8 @@ __all__ = [
     "Program",
     "ProgramTextError",
     "Progress",
+    "Proof",
+    "ProofError",
     "Sharding",
     "Simulation",
     "Step",
@@ -61,13 +68,16 @@ __all__ = [
     "VerifyError",
     "capture",
     "check",
+    "choose_experts",
     "clip_grad_norm_",
     "compile",
     "diff",
+    "explore",
     "load",
     "load_checkpoint",
     "parse",
     "plan",
+    "prove",
     "random",
     "register_pass",
     "run_passes",
@@ -84,6 +94,7 @@ _HOMES = {
     "Checkpoint": "driver.checkpoints:Checkpoint",
     "CheckpointError": "backends.saved_state:CheckpointError",
     "Cluster": "planners.cost.cluster:Cluster",
+    "Exploration": "driver.explore:Exploration",
     "GradScaler": "backends.grad_scaler:GradScaler",
     "Mesh": "ir.mesh:Mesh",
     "PassError": "passes.pipeline:PassError",
@@ -93,6 +104,8 @@ _HOMES = {
     "PlanNote": "passes.notes:PlanNote",
     "Program": "ir.program:Program",
     "Progress": "driver.progress:Progress",
+    "Proof": "ir.proof.prove:Proof",
+    "ProofError": "ir.proof.expressions:ProofError",
     "ProgramTextError": "ir.text:ProgramTextError",
     "Sharding": "ir.placement:Sharding",
     "Simulation": "planners.cost.simulation:Simulation",
@@ -101,12 +114,15 @@ _HOMES = {
     "VerifyError": "ir.verify.program:VerifyError",
     "capture": "ir.capture.capture:capture",
     "check": "ir.verify.program:check",
+    "choose_experts": "driver.hf_experts:choose_experts",
     "compile": "driver.compile:compile",
     "diff": "driver.diff:diff",
+    "explore": "driver.explore:explore",
     "load": "ir.program:Program.load",
     "load_checkpoint": "driver.checkpoints:load_checkpoint",
     "parse": "ir.program:Program.parse",
     "plan": "driver.plans:plan",
+    "prove": "ir.proof.prove:prove",
     "random": "ir.capture.seeded:SeededRandom",
     "register_pass": "passes.registry:register_pass",
     "run_passes": "driver.validate:run_passes",

@@ -176,7 +176,8 @@ class DistributedBackend(Backend):
         axis = self.runtime.mesh.stage_axis
         assert axis is not None
         ranks = tensor.device_mesh.mesh.flatten().tolist()
-        places = sorted({self.runtime.mesh.coordinates(rank)[axis.name] for rank in ranks})
+        at = [self.runtime.mesh.coordinates(self.runtime.processes.index(rank)) for rank in ranks]
+        places = sorted({coordinates[axis.name] for coordinates in at})
         if self.runtime.place in places:
             found = whole(tensor.to_local().detach().clone(), sharding, self.runtime)
         else:
@@ -262,4 +263,4 @@ def step_of(
 def _runtime_for(program: Program, model: nn.Module) -> Runtime:
     mesh = program.mesh if program.is_local else None
     is_wide = mesh is not None and mesh.num_devices > 1
-    return Runtime(mesh, None if is_wide else device_of(model))
+    return Runtime(mesh, None if is_wide else device_of(model), program.devices)

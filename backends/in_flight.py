@@ -124,14 +124,15 @@ SMALL_BYTES = 2**16
 """Up to here a tensor travels with others: a message takes longer than copying it does."""
 
 
-def all_reduce_in_place(tensors: Sequence[Tensor], group: Group) -> None:
-    """Make dense tensors their sums over the group. Small ones travel together."""
+def all_reduce_in_place(tensors: Sequence[Tensor], group: Group, op: str = "sum") -> None:
+    """Make dense tensors their sums (or maxima) over the group. Small ones travel together."""
     small = [tensor for tensor in tensors if tensor.nbytes <= SMALL_BYTES]
     large = [tensor for tensor in tensors if tensor.nbytes > SMALL_BYTES]
     started = [
-        dist.all_reduce(tensor, group=group.process_group, async_op=True) for tensor in large
+        dist.all_reduce(tensor, _reduction(op), group=group.process_group, async_op=True)
+        for tensor in large
     ]
-    sums = start_all_reduces(small, group, "sum")
+    sums = start_all_reduces(small, group, op)
     for work in started:
         assert work is not None
         work.wait()

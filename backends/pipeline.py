@@ -11,6 +11,7 @@ from torch import Tensor
 from shardweave.backends import position
 from shardweave.backends.emit import StepFunction
 from shardweave.backends.emitted import JoinedRunner
+from shardweave.backends.joined_totals import JoinedTotals, joined_totals
 from shardweave.backends.mail import Address, ExpectedMessage, Mail
 from shardweave.backends.parts import Parts
 from shardweave.backends.programs import Key, sharding_held
@@ -23,9 +24,9 @@ from shardweave.ir.staged import (
     HELD,
     Run,
     StageFunction,
+    StagePlaces,
     functions_of,
     micro_axis,
-    places_of,
     runs_of,
 )
 from shardweave.ir.storage import is_unshared
@@ -66,7 +67,7 @@ class StagedRunner(JoinedRunner):
         self.program = program
         self.sources: dict[str, str] = {}
         functions = functions_of(program)
-        self.places = places_of(program)
+        self.places = StagePlaces.of(program)
         self.agree(str(program))
         self.runs = [run for _, run in runs_of(program) if run.at == runtime.place]
         self.functions = {
@@ -74,8 +75,10 @@ class StagedRunner(JoinedRunner):
             for name in dict.fromkeys(run.function for run in self.runs)
         }
         self.last_reads = _last_reads(self.runs, self.functions)
+        self.homes = homes_of(program)
         self.inbox = _inbox(program, runtime)
         self._parts = Parts(program, runtime.coordinates)
+        self.joined = joined_totals(program, [functions[name] for name in self.functions], runtime)
         runtime.prepare(program)
 
     @property
@@ -117,8 +120,8 @@ class StagedRunner(JoinedRunner):
             step.run(run, last_reads)
         mail.close()
         for slot in self.program.results:
-            # Another stage has it.
-            if slot.kind == "output" and (slot.kind, slot.name) not in step.returned:
+            home = self.homes.get(slot.name) if slot.kind == "output" else None
+            if home is not None and home.place != self.runtime.place:
                 empty = torch.empty(0, dtype=dtype_of_value(slot.value), device=self.runtime.device)
                 step.returned[slot.kind, slot.name] = empty
         return self._parts.held(step.returned)
@@ -156,13 +159,13 @@ class Home:
 
 
 def homes_of(program: Program) -> dict[str, Home]:
-    """By name of an output of one or more dims, where it is: no other stage has it."""
+    """By name of an output of one or more dims, where it is: elsewhere there is nothing of it."""
     found: dict[str, Home] = {}
     functions = functions_of(program)
     for _, run in runs_of(program):
         function = functions[run.function]
         for slot in function.results:
-            if slot.kind == "output" and shape_of(slot.value):
+            if slot.kind == "output" and shape_of(slot.value) and slot.name not in found:
                 sharding = sharding_held(function, slot)
                 found[slot.name] = Home(run.at, sharding.global_shape(shape_of(slot.value)))
     return found
@@ -207,16 +210,17 @@ class _MicroBatchMail:
     mail: Mail
     runner: StagedRunner
     stage: int
-    micro_batch: int | None
+    run: Run
 
     def send(self, x: Tensor, to: int, name: str) -> None:
-        goal = self.runner.runtime.rank_at(self.runner.places[to])
-        self.mail.send(x, goal, (self.stage, to, name, self.micro_batch))
+        for place in self.runner.places.goals(self.run, self.stage, to):
+            goal = self.runner.runtime.rank_at(place)
+            self.mail.send(x, goal, (self.stage, to, name, self.run.micro_batch))
 
     def recv(self, source: int, name: str) -> Tensor:
-        sender = self.runner.runtime.rank_at(self.runner.places[source])
-        address: Address = source, self.stage, name, self.micro_batch
-        return self.mail.receive(sender, address)
+        place = self.runner.places.source(source, self.run.micro_batch)
+        address: Address = source, self.stage, name, self.run.micro_batch
+        return self.mail.receive(self.runner.runtime.rank_at(place), address)
 
 
 class _Step:
@@ -239,13 +243,16 @@ class _Step:
 
     def run(self, run: Run, last_reads: frozenset[Place]) -> None:
         loaded, runtime = self.runner.functions[run.function], self.runner.runtime
+        joined = self.runner.joined.get(run.function)
+        if joined is not None:
+            self._join(loaded.stage, joined)
         # The function takes its arguments out of it, so that each is freed after its last use.
         arguments = {
             (slot.kind, slot.name): self._argument(slot, loaded, run.micro_batch, last_reads)
             for slot in loaded.arguments
         }
         arguments |= self._added_to(loaded)
-        runtime.messages = _MicroBatchMail(self.mail, self.runner, loaded.stage, run.micro_batch)
+        runtime.messages = _MicroBatchMail(self.mail, self.runner, loaded.stage, run)
         position.at_micro_batch(run.micro_batch)
         results = loaded.run(runtime, arguments)
         runtime.messages = None
@@ -288,6 +295,22 @@ class _Step:
         for dim, _, block in self.cuts.get(place, ()):
             parts = [merge_blocks(parts, dim, block)]
         return parts[0]
+
+    def _join(self, stage: int, joined: JoinedTotals) -> None:
+        """Put together what the coordinates of a stage have of all micro-batches."""
+        by_reduction: dict[str, list[Tensor]] = {}
+        for name, reduction in joined.sums.items():
+            place = stage, name, None
+            total = self.totals[place][0]
+            if place not in self.owned or not total.is_contiguous():
+                total = total.clone(memory_format=torch.contiguous_format)
+                self.totals[place] = [total]
+                self.owned.add(place)
+            by_reduction.setdefault(reduction, []).append(total)
+        for reduction, totals in by_reduction.items():
+            joined.reduce(totals, reduction)
+        for name in joined.parts:
+            self.totals[stage, name, None] = joined.gathered(self.totals[stage, name, None])
 
     def _keep(self, slot: Slot, tensor: Tensor, loaded: _Loaded, number: int | None) -> None:
         place = _place_of(slot, loaded.stage, number)

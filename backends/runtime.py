@@ -70,14 +70,21 @@ class Runtime:
 
     mesh: the mesh that the program is for; None or a mesh of one device needs no
     torch.distributed. device: where this rank computes; by default the current GPU under
-    NCCL and else the CPU.
+    NCCL and else the CPU. processes: the process of each rank of the mesh, by number; as the mesh
+    numbers its ranks, if none are given.
 
     Making one is collective: every rank makes its runtimes in the same order. Raises
     ValueError if the process group is missing or is not of the mesh's size.
     """
 
-    def __init__(self, mesh: Mesh | None = None, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self,
+        mesh: Mesh | None = None,
+        device: torch.device | str | None = None,
+        processes: Sequence[int] = (),
+    ) -> None:
         self.mesh = mesh or Mesh()
+        self.processes = tuple(processes) or tuple(range(self.mesh.num_devices))
         self._groups: dict[tuple[str, ...], Group] = {}
         self._meshes: dict[tuple[int, ...], DeviceMesh] = {}
         self.messages: Messages | None = None
@@ -87,17 +94,21 @@ class Runtime:
             self.device = torch.device(device or "cpu")
             self.device_mesh: DeviceMesh | None = None
         else:
-            _check_world(self.mesh)
+            _check_world(self.mesh, self.processes)
             watchdog.start()
             require_same("the mesh", str(self.mesh), "give every rank the same one")
             self.rank = dist.get_rank()
             self.device = torch.device(device or _default_device())
-            self.device_mesh = init_device_mesh(
-                self.device.type,
-                tuple(axis.size for axis in self.mesh.device_axes),
-                mesh_dim_names=tuple(axis.name for axis in self.mesh.device_axes),
-            )
-        self.coordinates = self.mesh.coordinates(self.rank)
+            self.device_mesh = self._device_mesh()
+        self.coordinates = self.mesh.coordinates(self.processes.index(self.rank))
+
+    def _device_mesh(self) -> DeviceMesh:
+        sizes = tuple(axis.size for axis in self.mesh.device_axes)
+        names = tuple(axis.name for axis in self.mesh.device_axes)
+        if self.processes == tuple(range(self.mesh.num_devices)):
+            return init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
+        ranks = torch.tensor(self.processes).view(sizes)
+        return DeviceMesh(self.device.type, ranks, mesh_dim_names=names)
 
     def prepare(self, program: Program) -> None:
         """Make the process groups that a program needs, which is slow, before it runs."""
@@ -118,7 +129,7 @@ class Runtime:
         return self._groups[wide]
 
     def _make_group(self, axes: tuple[str, ...]) -> Group:
-        groups = self.mesh.groups(axes)
+        groups = [[self.processes[rank] for rank in ranks] for ranks in self.mesh.groups(axes)]
         mine = next(ranks for ranks in groups if self.rank in ranks)
         in_mesh_order = tuple(axis.name for axis in self.mesh.device_axes if axis.name in axes)
         if in_mesh_order != axes and in_mesh_order in self._groups:
@@ -206,9 +217,26 @@ class Runtime:
         return cast("_T", chosen[0])
 
     def rank_at(self, place: int) -> int:
-        """The rank of this one's other coordinates at a coordinate on the stage axis."""
+        """The process of this one's other coordinates at a coordinate on the stage axis."""
         axis = self.mesh.stage_axis
-        return self.rank if axis is None else self.mesh.rank({**self.coordinates, axis.name: place})
+        if axis is None:
+            return self.rank
+        return self.processes[self.mesh.rank({**self.coordinates, axis.name: place})]
+
+    def group_at(self, places: Sequence[int]) -> Group | None:
+        """This rank and those of its other coordinates at some coordinates on the stage axis.
+
+        None for one of them, and on ranks of others. Collective when first asked for.
+        """
+        axis = self.mesh.stage_axis
+        if axis is None or len(places) == 1:
+            return None
+        device_mesh = self.mesh_at(places)
+        if self.place not in places:
+            return None
+        ranks = tuple(self.rank_at(place) for place in places)
+        order = tuple(sorted(ranks).index(rank) for rank in ranks)
+        return Group(device_mesh.get_group(axis.name), ranks, order)
 
     def mesh_at(self, places: Sequence[int]) -> DeviceMesh:
         """The devices at some coordinates on the stage axis. Collective when first asked for."""
@@ -264,7 +292,7 @@ def _default_device() -> torch.device:
     return torch.device("cpu")
 
 
-def _check_world(mesh: Mesh) -> None:
+def _check_world(mesh: Mesh, processes: Sequence[int]) -> None:
     if not (dist.is_available() and dist.is_initialized()):
         raise ValueError(
             f"mesh {mesh} has {mesh.num_devices} devices, but this process is alone: start one "
@@ -275,4 +303,9 @@ def _check_world(mesh: Mesh) -> None:
         raise ValueError(
             f"mesh {mesh} has {mesh.num_devices} devices, but {dist.get_world_size()} processes "
             "were started; start one for each device."
+        )
+    if sorted(processes) != list(range(mesh.num_devices)):
+        raise ValueError(
+            f"the program is for devices {list(processes)}, but its processes have the numbers 0 "
+            f"to {mesh.num_devices - 1}; number them so in the plan's 'ranks'."
         )

@@ -75,7 +75,12 @@ class _StagedRun:
     def run(self) -> dict[Key, Tensor]:
         returned: dict[SSAValue, Tensor] = {}
         first: dict[Key, tuple[int, Tensor]] = {}
+        done: set[str] = set()
         for op, run in runs_of(self.program):
+            if run.function in done:  # at another coordinate of its stage, on the same values
+                continue
+            if run.micro_batch is None:
+                done.add(run.function)
             function, stage = self.functions[run.function], self.stages[run.function]
             slots = [slot for slot in function.results if slot.kind in _RETURNED]
             for value, slot, tensors in zip(op.results, slots, self._run(run), strict=False):

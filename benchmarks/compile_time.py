@@ -1,5 +1,5 @@
 """How long it takes to compile a training step of GPT-3's shape, stage by stage, and in how much
-memory: `python benchmarks/compile_time.py [--quick] [--staged] [--json FILE]`.
+memory: `python benchmarks/compile_time.py [--quick] [--staged | --model llama3-8b] [--json FILE]`.
 
 The model's weights are fake: nothing of their size is allocated, and no step is run. Each number
 of layers is measured in a process of its own, so that its peak memory is its own. A pass is timed
@@ -39,7 +39,11 @@ if TYPE_CHECKING:
     from shardweave.ir.program import Program
     from shardweave.planners.plan import Plan
 
-MODEL = "gpt:layers={layers},hidden=12288,heads=96,vocab=51200,seq=2048,batch=128"
+MODELS = {
+    "gpt3": "gpt:layers={layers},hidden=12288,heads=96,vocab=51200,seq=2048,batch=128",
+    "llama3-8b": "hf:llama:num_hidden_layers={layers},hidden_size=4096,intermediate_size=14336,"
+    "num_attention_heads=32,num_key_value_heads=8,vocab_size=128256,seq=2048,batch=128",
+}
 MESH = "tensor=8,data=128"
 PLANNER = "megatron"
 PASSES = (
@@ -53,14 +57,13 @@ PASSES = (
     "dce",
     "merge-collectives",
 )
-STAGED_MODEL = MODEL.replace("batch=128", "batch=1024")
+STAGED_MODEL = MODELS["gpt3"].replace("batch=128", "batch=1024")
 STAGED_MESH = "stage=8,tensor=8,data=16"
 MICRO_BATCHES = 64
 CLUSTER = "h100-pod:nodes=128"
 """What the staged step is simulated on."""
 
-LAYERS = (12, 24, 48, 96)
-QUICK_LAYERS = (12, 24)
+LAYERS = {"gpt3": (12, 24, 48, 96), "llama3-8b": (8, 16, 32)}
 IMPORT = "import"
 """The stage that does not depend on the model."""
 
@@ -147,9 +150,8 @@ def peak_gib() -> float:
     return peak / _GIB if sys.platform == "darwin" else peak * 1024 / _GIB
 
 
-def measure(layers: int, model: str = "", *, staged: bool = False) -> Run:
+def measure(layers: int, model: str = MODELS["gpt3"], *, staged: bool = False) -> Run:
     """Compile the model in this process. staged: into pipeline stages, on `STAGED_MESH`."""
-    model = model or (STAGED_MODEL if staged else MODEL)
     run = Run(layers)
     with run.stage(IMPORT):
         from torch._subclasses.fake_tensor import FakeTensorMode
@@ -216,10 +218,10 @@ def prove(program: Program, run: Run) -> None:
         simulate_step(program, CLUSTER)
 
 
-def measure_apart(layers: int, *, staged: bool) -> Run:
+def measure_apart(layers: int, options: argparse.Namespace) -> Run:
     """Compile the model in a new process."""
     command = [sys.executable, __file__, "--measure", str(layers)]
-    command += ["--staged"] if staged else []
+    command += ["--staged"] if options.staged else ["--model", options.model]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"measuring {layers} layers failed:\n{done.stderr}")
@@ -263,10 +265,10 @@ def report(runs: Sequence[Run], options: argparse.Namespace) -> dict[str, object
     return {
         "command": "python benchmarks/compile_time.py"
         + (" --quick" if options.quick else "")
-        + (" --staged" if options.staged else "")
+        + (" --staged" if options.staged else f" --model {options.model}")
         + f" --repeat {options.repeat}",
         "machine": machine(),
-        "model": (STAGED_MODEL if options.staged else MODEL).format(layers="N"),
+        "model": model_of(options).format(layers="N"),
         "mesh": STAGED_MESH if options.staged else MESH,
         "planner": PLANNER,
         "runs": [asdict(run) | {"passes_s": run.passes_s} for run in runs],
@@ -274,11 +276,16 @@ def report(runs: Sequence[Run], options: argparse.Namespace) -> dict[str, object
     }
 
 
-def table_of(runs: Sequence[Run], *, staged: bool = False) -> Table:
+def model_of(options: argparse.Namespace) -> str:
+    """The model that is compiled, with a place for its number of layers."""
+    return STAGED_MODEL if options.staged else MODELS[options.model]
+
+
+def table_of(runs: Sequence[Run], options: argparse.Namespace) -> Table:
     """Stages as rows; per number of layers the seconds and the peak memory."""
     layers = [run.layers for run in runs]
-    model, mesh = (STAGED_MODEL, STAGED_MESH) if staged else (MODEL, MESH)
-    table = Table(title=f"{model.format(layers='N')} on {mesh}, {PLANNER}")
+    mesh = STAGED_MESH if options.staged else MESH
+    table = Table(title=f"{model_of(options).format(layers='N')} on {mesh}, {PLANNER}")
     table.add_column("stage")
     for count in layers:
         table.add_column(f"{count} layers", justify="right")
@@ -304,16 +311,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print one table, write the JSON if asked."""
     options = _parser().parse_args(argv)
     if options.measure is not None:
-        print(json.dumps(asdict(measure(options.measure, staged=options.staged))))
+        run = measure(options.measure, model_of(options), staged=options.staged)
+        print(json.dumps(asdict(run)))
         return 0
     runs: list[Run] = []
     with Console(stderr=True).status("measuring") as status:
-        for layers in QUICK_LAYERS if options.quick else LAYERS:
+        for layers in LAYERS[options.model][: 2 if options.quick else None]:
             status.update(f"measuring {layers} layers ...")
-            same = [measure_apart(layers, staged=options.staged) for _ in range(options.repeat)]
+            same = [measure_apart(layers, options) for _ in range(options.repeat)]
             runs.append(combined(same))
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(table_of(runs, staged=options.staged))
+    console = Console(width=None if sys.stdout.isatty() else 120, emoji=False)
+    console.print(table_of(runs, options))
     growth = growth_of([run.layers for run in runs], [run.passes_s for run in runs])
     console.print(
         f"passes: {growth.seconds_at_zero:.2f} s + {growth.seconds_per_layer:.4f} s per layer; "
@@ -328,10 +336,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Time the compilation of GPT-3, by stage.")
-    layers = ", ".join(map(str, QUICK_LAYERS))
-    parser.add_argument("--quick", action="store_true", help=f"only {layers} layers")
-    parser.add_argument("--staged", action="store_true", help="cut into 8 pipeline stages")
+    parser = argparse.ArgumentParser(description="Time the compilation of a step, by stage.")
+    parser.add_argument("--quick", action="store_true", help="only the two smallest models")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--model", choices=sorted(MODELS), default="gpt3", help="(default: gpt3)")
+    which.add_argument("--staged", action="store_true", help="GPT-3 cut into 8 pipeline stages")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="times (default: 1)")
     parser.add_argument("--json", metavar="FILE", help="write the results there as well")
     parser.add_argument("--measure", type=int, metavar="LAYERS", help=argparse.SUPPRESS)

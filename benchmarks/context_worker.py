@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
 from torch.nn import functional as F
@@ -17,12 +15,12 @@ from torch.nn import functional as F
 sys.path.insert(0, str(Path(__file__).parent))
 
 import modelled_link
-from overlap_worker import Method, as_rows, time_in_turn
+from overlap_worker import as_rows, cluster_of
+from timed_rows import Settings, TimedRow, Times, run_worker
 
 from shardweave.backends.distributed import step_of
 from shardweave.backends.runtime import Runtime
 from shardweave.driver.models import build_example
-from shardweave.driver.steady import awake, hasten_network_threads
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
@@ -53,19 +51,19 @@ def program_of(name: str, program: Program, cluster: str) -> Program:
     return local_program(program, replace(plan, schedule=schedule, cluster=cluster))
 
 
-def methods(settings: dict[str, Any], cluster: str) -> list[Method]:
+def methods(settings: Settings) -> list[TimedRow]:
     """All rows, in the order of the table."""
     example = build_example(settings["model"])
     program = capture(example.module, kwargs=example.kwargs)
     runtime = Runtime(MESH)
     if settings["link"] == "modelled":
         modelled_link.slow_down(settings["rate"])
-    found: list[Method] = []
+    found: list[TimedRow] = []
     for name in ROWS:
-        local = program_of(name, program, cluster)
+        local = program_of(name, program, cluster_of(settings))
         step = step_of(local, example.module, runtime)
         run = lambda step=step: step(**example.kwargs)  # noqa: E731
-        found.append(Method(name, run, local, step))
+        found.append(TimedRow(name, run, [step], local))
     return found
 
 
@@ -88,28 +86,15 @@ def torch_says(mesh: DeviceMesh) -> str:
     return f"is not in effect on {whole[0].device.type}: each rank attends to its own keys alone"
 
 
-def main() -> None:
-    settings = json.loads(sys.argv[1])
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    with awake():
-        cluster = f"testbed:rate={settings['rate']}"
-        says = torch_says(init_device_mesh("cpu", (2,)))
-        rows = methods(settings, cluster)
-        for row in rows:
-            row.step()
-        hasten_network_threads()
-        times = time_in_turn(rows, settings["rounds"])
-        if dist.get_rank() == 0:
-            entries = as_rows(rows, times, cluster)
-            for row, entry in zip(rows, entries, strict=True):
-                assert row.program is not None
-                result = simulate(row.program, cluster)
-                entry["exposed_s"] = result.exposed_communication_s
-            Path(settings["out"]).write_text(json.dumps({"rows": entries, "torch": says}))
-        dist.barrier()
-    dist.destroy_process_group()
+def result(rows: list[TimedRow], times: dict[str, Times], settings: Settings) -> dict[str, Any]:
+    """The table's rows, and what comes of torch's own. Collective."""
+    entries = as_rows(rows, times, settings)
+    for row, entry in zip(rows, entries, strict=True):
+        assert row.program is not None
+        simulated = simulate(row.program, cluster_of(settings))
+        entry["exposed_s"] = simulated.exposed_communication_s
+    return {"rows": entries, "torch": torch_says(init_device_mesh("cpu", (2,)))}
 
 
 if __name__ == "__main__":
-    main()
+    run_worker(methods, result)

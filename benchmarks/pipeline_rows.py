@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from timed_rows import TimedRow
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as pytorch
@@ -43,17 +44,6 @@ CASES = (
 )
 
 
-@dataclass(frozen=True)
-class Row:
-    """A step to time. run: forward and backward; the loss, or 0 on ranks that do not have it.
-    program: of ours."""
-
-    name: str
-    run: Callable[[], Tensor]
-    modules: Sequence[nn.Module]
-    program: Program | None = None
-
-
 def plan_of(program: Program, case: Case, ranks: int, micro_batches: int, cluster: str) -> Plan:
     stages = balanced_stages(program, ranks * case.chunks)
     pipeline = Pipeline(stages, micro_batches, schedule=case.schedule)
@@ -61,7 +51,8 @@ def plan_of(program: Program, case: Case, ranks: int, micro_batches: int, cluste
     return replace(plan, pipeline=pipeline, cluster=cluster if case.schedule == "list" else "")
 
 
-def our_row(case: Case, model: str, micro_batches: int, cluster: str) -> Row:
+def our_row(case: Case, model: str, micro_batches: int, cluster: str) -> TimedRow:
+    """Our step. Its loss is 0 on ranks but the first, as PyTorch's is but on the last stage's."""
     example = build_example(model)
     program = sw.capture(example.module, kwargs=example.kwargs)
     plan = plan_of(program, case, dist.get_world_size(), micro_batches, cluster)
@@ -72,7 +63,7 @@ def our_row(case: Case, model: str, micro_batches: int, cluster: str) -> Row:
         loss = step(**example.kwargs)  # all ranks have it
         return loss.detach() if is_first else torch.zeros(())
 
-    return Row(f"shardweave {case.schedule}", run, [step], step.program)
+    return TimedRow(f"shardweave {case.schedule}", run, [step], step.program)
 
 
 # PyTorch's
@@ -104,7 +95,7 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1))
 
 
-def peer_row(case: Case, model: str, micro_batches: int) -> Row:
+def peer_row(case: Case, model: str, micro_batches: int) -> TimedRow:
     """PyTorch's schedule on stages with the same layers, and the same weights and batch."""
     example = build_example(model)
     ranks, rank = dist.get_world_size(), dist.get_rank()
@@ -129,4 +120,4 @@ def peer_row(case: Case, model: str, micro_batches: int) -> Row:
         schedule.step(*given, target=target, losses=losses, return_outputs=False)
         return torch.stack(losses).mean().detach() if has_last else torch.zeros(())
 
-    return Row(f"torch {case.peer}", run, [stage.submod for stage in stages])
+    return TimedRow(f"torch {case.peer}", run, [stage.submod for stage in stages])

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 import torch_tensor_parallel
+from timed_rows import TimedRow
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -24,16 +25,6 @@ from shardweave.planners.plan import Plan
 
 KEEP = "delete-redundant-collectives"
 """The pass that keeps gathered weights for the backward pass: reshard_after_forward=False."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A step to time. forward_backward: runs it and returns the loss. program: of ours."""
-
-    name: str
-    forward_backward: Callable[[], Tensor]
-    module: nn.Module
-    program: Program | None = None
 
 
 @dataclass(frozen=True)
@@ -77,13 +68,13 @@ CASES = (
 # Ours
 
 
-def our_row(case: Case, model: str) -> Row:
+def our_row(case: Case, model: str) -> TimedRow:
     """Our step of a case, compiled as a user's."""
     example, mesh, plan = _planned(case, model)
     step = sw.compile(
         example.module, kwargs=example.kwargs, mesh=mesh, plan=plan, passes=case.passes
     )
-    return Row("shardweave", lambda: step(**example.kwargs), step, step.program)
+    return TimedRow("shardweave", lambda: step(**example.kwargs), [step], step.program)
 
 
 def our_program(case: Case, model: str) -> Program:
@@ -108,7 +99,7 @@ def _sizes(mesh: str) -> dict[str, int]:
 # PyTorch's
 
 
-def peer_row(name: str, case: Case, model: str) -> Row:
+def peer_row(name: str, case: Case, model: str) -> TimedRow:
     """PyTorch's step of a case, on the same weights and batch."""
     example = build_example(model)
     module, batch = example.module, example.kwargs
@@ -121,11 +112,11 @@ def peer_row(name: str, case: Case, model: str) -> Row:
     elif "parallelize_module" in name:
         assert mesh is not None
         run = _tensor_step(module, batch, mesh)
-        return Row(name, run, module)
+        return TimedRow(name, run, [module])
     elif name == "torch.compile":
         compiled = torch.compile(module)
-        return Row(name, _plain_step(compiled, batch), module)
-    return Row(name, _plain_step(module, batch), module)
+        return TimedRow(name, _plain_step(compiled, batch), [module])
+    return TimedRow(name, _plain_step(module, batch), [module])
 
 
 def _device_mesh(case: Case) -> DeviceMesh | None:

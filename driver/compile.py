@@ -13,7 +13,7 @@ from shardweave.backends.agreement import require_same, require_same_model
 from shardweave.backends.bound import BoundProgram, device_of
 from shardweave.backends.step import GivenProgram, Step
 from shardweave.driver import world
-from shardweave.driver.lowering import Request, plan_for_cluster
+from shardweave.driver.lowering import Request, check_planned
 from shardweave.driver.plans import Passes, PlanLike, mesh_of_plan
 from shardweave.driver.precision import check_precision, in_precision, reducing_in
 from shardweave.driver.programs import MAX_PROGRAMS, CompiledPrograms, backend_of, seed_of
@@ -24,6 +24,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.pipeline import MeshLike, as_mesh
 from shardweave.planners.call import ClusterLike
+from shardweave.planners.cost.presets import find_cluster
 
 
 def compile(
@@ -69,8 +70,8 @@ def compile(
     of a plan's JSON file, or shardings by parameter name or pattern, as in
     {"h.*.fc_in.weight": '[{"tensor"}, {}]'}. What it leaves whole or idle is a warning (PlanNote).
     cluster: what to plan for: a Cluster, a preset's name or a file, as `shardweave profile` writes.
-    With one the default planner is "auto", which chooses the mesh too if none is given; every rank
-    plans for itself, and comes to the same.
+    With one the default planner is "auto", which chooses the mesh too if none is given; rank 0
+    plans, on the program that it compiles, for all ranks.
     sequence_parallel: an option for the planner. passes: more passes, run after the default
     ones, or in their place if `insert-collectives` is among them.
     backend: "distributed" runs one process per device, started by torchrun, and initialises
@@ -106,10 +107,11 @@ def compile(
     if backend not in BACKENDS:
         raise ValueError(f"backend '{backend}' is unknown; use one of {', '.join(BACKENDS)}.")
     check_precision(precision, program)
-    if cluster is not None:
-        asked = None if mesh is None else as_mesh(mesh)
-        plan = plan_for_cluster(model, args, kwargs or {}, asked, plan, cluster)
     own = mesh_of_plan(plan) if program is None else program.mesh
+    if cluster is not None:
+        check_planned(plan, program)
+        # Until the plan has chosen its mesh: what there is a process for.
+        own = Mesh(data=find_cluster(cluster).num_devices)
     num_processes = None if backend == "reference" else world.world_size()
     goal = own or Mesh() if mesh is None else as_mesh(mesh, num_processes)
     place = world.with_index(torch.device(device or device_of(model)))
@@ -134,6 +136,8 @@ def compile(
         only_loss=only_loss,
         precision=precision,
         seed=seed,
+        cluster=cluster,
+        is_mesh_open=cluster is not None and mesh is None,
     )
     if backend != "reference" and goal.num_devices > 1:
         require_same_model(model)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from shardweave.driver.mixture import DROPPED, Experts, every_expert, experts_with_capacity
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,9 @@ class GPTConfig:
     """Sizes of a GPT and of its batch; `ffn` = 0 means 4 * hidden.
 
     dropout: the part of the embeddings, attention weights and ends of branches that is dropped.
+    experts: of each MLP, 0 for a plain one; every token takes `choices` of them, found by its
+    router. capacity: of the experts (see `mixture.experts_with_capacity`, with the sequences as
+    groups); 0 where every expert computes every token.
     """
 
     layers: int = 2
@@ -30,6 +36,9 @@ class GPTConfig:
     ffn: int = 0
     tie: bool = True
     dropout: float = 0.0
+    experts: int = 0
+    choices: int = 2
+    capacity: float = 0.0
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads:
@@ -38,6 +47,13 @@ class GPTConfig:
                 f"gpt: heads={self.heads} does not divide hidden={self.hidden}; "
                 f"use one of heads={divisors}, or another hidden."
             )
+        if self.experts and self.choices > self.experts:
+            raise ValueError(
+                f"gpt: a token cannot choose choices={self.choices} of experts={self.experts}; "
+                "use fewer choices, or more experts."
+            )
+        if self.capacity and not self.experts:
+            raise ValueError(f"gpt: capacity={self.capacity:g} is of experts; give experts=.. too.")
 
     @property
     def ffn_size(self) -> int:
@@ -78,6 +94,41 @@ class MLP(nn.Module):
         return self.fc_out(F.gelu(self.fc_in(x), approximate="tanh"))
 
 
+class MixtureMLP(nn.Module):
+    """MLPs of which each token takes the weighted sum of a few. Shapes as of `MLP`.
+
+    up: experts x hidden x ffn. down: experts x ffn x hidden. dropped_choices: as of `mixture`.
+    """
+
+    dropped_choices: Tensor
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        count, hidden, ffn = config.experts, config.hidden, config.ffn_size
+        self.choices, self.capacity = config.choices, config.capacity
+        self.router = nn.Linear(hidden, count, bias=False)
+        self.up = nn.Parameter(torch.empty(count, hidden, ffn))
+        self.up_bias = nn.Parameter(torch.zeros(count, ffn))
+        self.down = nn.Parameter(torch.empty(count, ffn, hidden))
+        self.down_bias = nn.Parameter(torch.zeros(count, hidden))
+        if self.capacity:
+            self.register_buffer(DROPPED, torch.zeros(2, dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        weights, chosen = self.router(tokens).softmax(-1).topk(self.choices)
+        weights = weights / weights.sum(-1, keepdim=True)
+        gelu = partial(F.gelu, approximate="tanh")
+        experts = Experts(self.up, self.down, gelu, self.up_bias, self.down_bias)
+        if not self.capacity:
+            return every_expert(tokens, chosen, weights, experts).view(x.shape)
+        out, dropped = experts_with_capacity(
+            tokens, chosen, weights, experts, capacity=self.capacity, groups=x.shape[0]
+        )
+        self.dropped_choices.copy_(dropped)
+        return out.view(x.shape)
+
+
 class Block(nn.Module):
     """A pre-LN transformer layer. Shapes: batch x seq x hidden -> the same."""
 
@@ -86,7 +137,7 @@ class Block(nn.Module):
         self.ln_1 = nn.LayerNorm(config.hidden)
         self.attn = Attention(config)
         self.ln_2 = nn.LayerNorm(config.hidden)
-        self.mlp = MLP(config)
+        self.mlp = MixtureMLP(config) if config.experts else MLP(config)
         self.drop = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -115,11 +166,14 @@ class GPT(nn.Module):
 
     def _initialise(self, config: GPTConfig) -> None:
         """Draw weights as GPT-2 does: normal of 0.02, the residual branches' ends scaled down."""
+        end_std = 0.02 / math.sqrt(2 * config.layers)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 ends_branch = name.endswith(("attn.proj", "mlp.fc_out"))
-                std = 0.02 / math.sqrt(2 * config.layers) if ends_branch else 0.02
-                nn.init.normal_(module.weight, std=std)
+                nn.init.normal_(module.weight, std=end_std if ends_branch else 0.02)
+            if isinstance(module, MixtureMLP):
+                nn.init.normal_(module.up, std=0.02)
+                nn.init.normal_(module.down, std=end_std)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 

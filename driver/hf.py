@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
+from shardweave.driver.hf_experts import check_given_experts, choose_experts
 from shardweave.driver.hf_tiny import tiny_fields
 from shardweave.ir.suggest import did_you_mean
 
@@ -36,14 +37,14 @@ TINY_BATCH = 4
 TINY_SEQ = 16
 DEFAULT_IMAGE_SIZE = 224
 
-CAPTURED_EXPERTS = "batched_mm"
-
 # Config fields that this module decides, or that say where a checkpoint came from.
 RESERVED_FIELDS = frozenset(
     {"_name_or_path", "architectures", "dtype", "model_type", "return_dict", "transformers_version"}
 )
 # Arguments that every config takes without listing them.
 COMMON_FIELDS = frozenset({"attn_implementation", "experts_implementation", "num_labels"})
+# How experts take their tokens, which transformers does not know (see `mixture`).
+EXPERT_OPTIONS = frozenset({"capacity", "groups"})
 POSITION_FIELDS = (
     "max_position_embeddings",
     "n_positions",
@@ -85,7 +86,11 @@ def build_hf(
     """
     head, config, size, notes = _configured(model_type, options, dtype)
     module = _build_module(head, config, dtype)
-    notes += _choose_experts(module, "experts_implementation" in options)
+    capacity, groups = _expert_options(model_type, options, size)
+    if "experts_implementation" in options:
+        check_given_experts(module, capacity)
+    else:
+        notes += choose_experts(module, capacity=capacity, groups=groups)
     if head.task == CAUSAL:
         notes += _choose_causal_loss(module, dtype)
     if head.task == OBJECTS:
@@ -179,17 +184,33 @@ def _split_options(
     known = set(defaults.to_dict()) | set(defaults.attribute_map) | COMMON_FIELDS
     known -= RESERVED_FIELDS
     sizes = {"batch", "seq", "image_size"} - known
-    unknown = sorted(set(options) - known - sizes)
+    unknown = sorted(set(options) - known - sizes - EXPERT_OPTIONS)
     if unknown:
         raise ValueError(
             f"hf:{model_type} has no field {', '.join(unknown)}; its fields are "
-            f"{', '.join(sorted(known))}, and for the inputs {', '.join(sorted(sizes))}."
+            f"{', '.join(sorted(known))}, for the inputs {', '.join(sorted(sizes))}, "
+            f"and for experts {', '.join(sorted(EXPERT_OPTIONS))}."
         )
     size_options = {key: value for key, value in options.items() if key in sizes}
     for key, value in size_options.items():
         if type(value) is not int or value < 1:
             raise ValueError(f"hf:{model_type}: {key}={value} is not a positive integer.")
     return {key: value for key, value in options.items() if key in known}, size_options
+
+
+def _expert_options(
+    model_type: str, options: Mapping[str, Any], size: InputSize
+) -> tuple[float | None, int]:
+    """The capacity of experts, None where every expert computes every token, and the groups of
+    tokens in which they have it: by default, the sequences."""
+    capacity, groups = options.get("capacity"), options.get("groups", size.batch)
+    if capacity is not None and not (type(capacity) in (int, float) and capacity > 0):
+        raise ValueError(f"hf:{model_type}: capacity={capacity} should be a positive number.")
+    if type(groups) is not int or groups < 1:
+        raise ValueError(f"hf:{model_type}: groups={groups} is not a positive integer.")
+    if capacity is None and "groups" in options:
+        raise ValueError(f"hf:{model_type}: groups={groups} has no effect without a capacity.")
+    return (None if capacity is None else float(capacity)), groups
 
 
 def _make_config(
@@ -304,30 +325,6 @@ def _build_module(head: Head, config: PreTrainedConfig, dtype: torch.dtype) -> n
     except ValueError as error:
         raise ValueError(f"hf:{config.model_type}: {error}") from error
     return module
-
-
-def _choose_experts(module: nn.Module, is_given: bool) -> list[str]:
-    """Run experts in a form that can be captured, unless the user named one; say so.
-
-    Experts that loop over the tokens they got are refused: no fixed program can say that.
-    """
-    changed: list[str] = []
-    for name, part in module.named_modules():
-        # The two marks that transformers' `use_experts_implementation` leaves on a module.
-        if not (hasattr(part, "is_transposed") and hasattr(part, "_apply_gate")):
-            continue
-        config: Any = part.config
-        chosen = getattr(config, "_experts_implementation", None)
-        if chosen == "eager" and is_given:
-            raise ValueError(
-                f"module '{name}' ({type(part).__name__}) runs its experts in a loop that depends "
-                f"on the data and cannot be captured; set experts_implementation=batched_mm "
-                f'(in Python: experts_implementation="batched_mm").'
-            )
-        if chosen != CAPTURED_EXPERTS and not is_given:
-            config._experts_implementation = CAPTURED_EXPERTS
-            changed = [f"experts run as {CAPTURED_EXPERTS}: {chosen}, the default, has no ATen ops"]
-    return changed
 
 
 def _give_decoder_a_start(config: PreTrainedConfig) -> None:

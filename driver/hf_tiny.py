@@ -76,7 +76,7 @@ _BY_TYPE: dict[str, dict[str, Any]] = {
     "convnextv2": _STAGES | {"num_stages": 2},
     "cvt": {"embed_dim": [16, 16, 32], "num_heads": [2, 2, 4], "depth": [1, 2, 3]},
     "deepseek_v2": {"num_key_value_heads": HEADS, "num_experts_per_tok": 2},
-    "deepseek_v3": {"num_key_value_heads": HEADS},
+    "deepseek_v3": {"num_key_value_heads": HEADS, "first_k_dense_replace": 1},
     "detr": {
         "backbone_config": {
             **_STAGES, "model_type": "resnet", "embedding_size": 16, "out_features": ["stage2"],

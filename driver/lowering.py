@@ -62,6 +62,24 @@ class Request:
     only_loss: bool = False
     precision: str = ""
     seed: int | None = None
+    cluster: ClusterLike | None = None
+    """What the plan is made for; the mesh is then the planner's to choose if `is_mesh_open`."""
+    is_mesh_open: bool = False
+
+    def with_plan(self, plan: Plan) -> Request:
+        """The same, on the mesh that a plan chose, if it was to choose one.
+
+        Raises ValueError for a mesh of other than all devices: there is a process for each.
+        """
+        if not self.is_mesh_open:
+            return self
+        mesh = Mesh(**plan.mesh)
+        if self.backend != "reference" and mesh.num_devices != self.mesh.num_devices:
+            raise ValueError(
+                f"the plan is for {mesh.num_devices} of the cluster's {self.mesh.num_devices} "
+                "devices, each of which has a process; give the mesh that is wanted."
+            )
+        return replace(self, mesh=mesh, is_mesh_open=False)
 
 
 @dataclass(frozen=True)
@@ -181,7 +199,9 @@ def _lowered(request: Request, call: StepCall, given: Given | None) -> Lowered:
     notes: list[str] = []
     if given is None:
         plan = choose_plan(program, request)
-        notes += [] if plan is None else list(plan.notes)
+        if plan is not None:
+            notes += plan.notes
+            request = request.with_plan(plan)
         # Who gives a plan, or its file, knows what it leaves whole.
         is_made_here = request.plan in (None, *PLANNERS) or isinstance(request.plan, Mapping)
         warnings += _left_undone(notes) if is_made_here else []
@@ -292,27 +312,15 @@ def capture_request(request: Request) -> Program:
     return capture(request.model, request.args, request.kwargs, train=request.train is not False)
 
 
-def plan_for_cluster(
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    mesh: Mesh | None,
-    planner: PlanLike | None,
-    cluster: ClusterLike,
-) -> Plan:
-    """The plan of a planner (None: `auto`) for a cluster, on a mesh or one that it chooses.
-
-    Raises ValueError for a plan that is given already.
-    """
-    if planner is not None and not (isinstance(planner, str) and planner in PLANNERS):
+def check_planned(plan: PlanLike | None, program: Program | None) -> None:
+    """Raises ValueError if there is nothing to plan for a cluster: a plan or a program is given."""
+    if program is not None:
+        raise ValueError("a given program runs as it is; leave the cluster to plan for out.")
+    if plan is not None and not (isinstance(plan, str) and plan in PLANNERS):
         raise ValueError(
             "cluster is what a planner plans for, and the plan is given; leave the cluster out, or "
             f"name a planner ({', '.join(PLANNERS)})."
         )
-    from shardweave.ir.capture.capture import capture
-
-    program = capture(model, args, kwargs)
-    return plan(program, mesh, planner or "auto", cluster=cluster)
 
 
 def _given_program(program: Program, request: Request) -> tuple[Program, Making]:
@@ -335,10 +343,23 @@ def _given_program(program: Program, request: Request) -> tuple[Program, Making]
 
 
 def choose_plan(program: Program, request: Request) -> Plan | None:
-    """The plan to follow; None, where there is nothing to shard and no plan is given."""
-    plan, is_sequential = request.plan, request.sequence_parallel
-    if plan is None and request.mesh.num_devices == 1 and not is_sequential:
+    """The plan to follow; None, where there is nothing to shard and no plan is given.
+
+    For a cluster it is that of a planner (by default `auto`), on a mesh that it may choose.
+    """
+    given, is_sequential = request.plan, request.sequence_parallel
+    if request.cluster is not None:
+        asked = None if request.is_mesh_open else request.mesh
+        planner = given if isinstance(given, str) else ""
+        options: dict[str, Any] = {"sequence_parallel": True} if is_sequential else {}
+        found = plan(program, asked, planner, cluster=request.cluster, **options)
+        return with_pipeline(found, program, Mesh(**found.mesh))
+    if given is None and request.mesh.num_devices == 1 and not is_sequential:
         return None
-    given = "megatron" if plan is None else plan
-    resolved = resolve_plan(given, program, request.mesh, sequence_parallel=is_sequential)
+    resolved = resolve_plan(
+        "megatron" if given is None else given,
+        program,
+        request.mesh,
+        sequence_parallel=is_sequential,
+    )
     return with_pipeline(resolved, program, request.mesh)

@@ -28,6 +28,7 @@ from shardweave.driver.check import (
 from shardweave.driver.compile import bind
 from shardweave.driver.launch import num_cores
 from shardweave.driver.lowering import Request, compile_program
+from shardweave.driver.mixture import dropped_choices
 from shardweave.driver.models import Example, announce, build_example
 from shardweave.driver.report.run import RunReport, print_report
 from shardweave.driver.report.text import status
@@ -85,7 +86,7 @@ def run(options: RunOptions) -> RunReport:
         step = bind(program, request, device)
     with status("running it", quiet=world.rank() != 0):
         loss, check, training, eager = _measure(options, step, example, device, program)
-    notes = (*example.notes, *made.notes, *_notes_on_time(options, device))
+    notes = (*example.notes, *made.notes, *_dropped(step), *_notes_on_time(options, device))
     if check is not None and check.bound_of:
         notes += (f"the bound is {check.bound_of}",)
     return RunReport(
@@ -191,6 +192,18 @@ def _alone_on_rank_0() -> Iterator[bool]:
         torch.set_num_threads(threads)
     if dist.is_initialized():
         dist.barrier()
+
+
+def _dropped(step: nn.Module) -> tuple[str, ...]:
+    """A note on tokens that found no slot at the experts of their choice."""
+    counts = dropped_choices(step)
+    if counts is None:
+        return ()
+    dropped, total = counts
+    return (
+        f"of {total:,} choices of experts {dropped:,} were dropped in the last step "
+        f"({dropped / total:.1%}), for want of slots",
+    )
 
 
 def _notes_on_time(options: RunOptions, device: torch.device) -> tuple[str, ...]:

@@ -157,6 +157,10 @@ def read_config(name: str, config_class: type[Any], options: Mapping[str, Option
     """Make a config dataclass from options, checking each key and type; ValueError if wrong."""
     types = get_type_hints(config_class)
     defaults = {field.name: field.default for field in dataclasses.fields(config_class)}
+    options = {
+        key: float(value) if type(value) is int and types.get(key) is float else value
+        for key, value in options.items()
+    }
     for key, value in options.items():
         if key not in defaults:
             keys = ", ".join(f"{known}={default}" for known, default in defaults.items())
@@ -164,7 +168,8 @@ def read_config(name: str, config_class: type[Any], options: Mapping[str, Option
                 f"{name}: unknown key '{key}'; the keys, with their defaults, are {keys.lower()}."
             )
         if type(value) is not types[key]:
-            expected = {int: "an integer", bool: "true or false"}[types[key]]
+            kinds = {int: "an integer", bool: "true or false", float: "a number"}
+            expected = kinds[types[key]]
             raise ValueError(f"{name}: {key}={value} should be {expected}.")
         # Zero stands for "not given" where it is the default.
         if type(value) is int and value < (0 if defaults[key] == 0 else 1):

@@ -67,6 +67,8 @@ class CompiledPrograms(Programs):
         call = self._example()
         lowered = self._lower(call, None)
         self.plan = lowered.plan
+        if lowered.plan is not None:
+            self.request = request = request.with_plan(lowered.plan)
         self.backend = backend_of(request, lowered.program, device)
         self.first = self._keep(call, lowered)
         self._first_call = call
@@ -215,7 +217,8 @@ def backend_of(request: Request, program: Program, device: torch.device) -> Back
     """The backend of a request for its program. Collective."""
     if request.backend == "reference":
         return VirtualBackend()
-    runtime = Runtime(program.mesh if program.is_local else None, device)
+    mesh = program.mesh if program.is_local else None
+    runtime = Runtime(mesh, device, program.devices)
     kernels = request.backend == "triton"
     holders = holders_of(program) if is_staged(program) else None
     return DistributedBackend(

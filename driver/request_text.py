@@ -11,6 +11,7 @@ from shardweave.driver.lowering import Request
 from shardweave.driver.plans import PlanLike
 from shardweave.ir.capture.outputs import LossChoice
 from shardweave.ir.text import print_module
+from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.plan import Plan
 from shardweave.planners.registry import PLANNERS
 
@@ -18,7 +19,8 @@ from shardweave.planners.registry import PLANNERS
 def describe(request: Request, **options: Any) -> str:
     """A request without its model, which has its own description, and more options: by lines."""
     named = {
-        "mesh": request.mesh,
+        "mesh": "the plan's" if request.is_mesh_open else request.mesh,
+        "cluster": None if request.cluster is None else find_cluster(request.cluster),
         "backend": request.backend,
         "passes": request.passes,
         "train": request.train,

@@ -81,7 +81,7 @@ _TABLE: dict[str, OpFacts] = {
     "aten._to_copy": OpFacts("cast"),
     "aten.mm": OpFacts(product=Product((0, 1), weight=1)),
     "aten.addmm": OpFacts(product=Product((1, 2), weight=2, addend=0, plain="aten.mm")),
-    "aten.bmm": OpFacts(product=Product((0, 1))),
+    "aten.bmm": OpFacts(product=Product((0, 1), weight=1)),
     "aten.baddbmm": OpFacts(product=Product((1, 2), addend=0)),
     "aten.convolution": OpFacts(product=Product((0, 1), weight=1)),
     "aten.embedding": OpFacts(is_lookup=True),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardweave.ir.dist import RecvOp, SendOp
 from shardweave.ir.program import Program
-from shardweave.ir.staged import Run, functions_of, places_of, runs_of
+from shardweave.ir.staged import Run, StagePlaces, functions_of, runs_of
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def coming_messages(program: Program, place: int) -> dict[int, list[ComingMessag
 
     Linear in the ops and in the messages.
     """
-    places = places_of(program)
+    places = StagePlaces.of(program)
     functions = functions_of(program)
     messages = {
         name: [op for op in function.ops if isinstance(op, SendOp | RecvOp)]
@@ -43,8 +43,8 @@ def coming_messages(program: Program, place: int) -> dict[int, list[ComingMessag
         stage = functions[run.function].stage
         for op in messages[run.function]:
             if isinstance(op, RecvOp):
-                seen[run.at] += places[op.source] == place
-            elif places[op.to] == place:
+                seen[run.at] += places.source(op.source, run.micro_batch) == place
+            elif place in places.goals(run, stage, op.to):
                 message = ComingMessage(run, op, stage, seen[run.at])
                 found.setdefault(run.at, []).append(message)
     return found

@@ -13,7 +13,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from shardweave.ir.annotations import describe, layer_of, sharding_attrs_of, wanted_attrs_of
 from shardweave.ir.attributes import MeshAttr, ShardingAttr
-from shardweave.ir.literals import to_python
+from shardweave.ir.literals import to_attribute, to_python
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program_stats import ProgramStats
@@ -23,6 +23,7 @@ from shardweave.ir.types import shape_of
 
 MESH = "dist.mesh"
 LOCAL = "dist.local"
+DEVICES = "dist.devices"
 USED = "dist.used"
 """Of a parameter, before `insert-collectives`: how ops read it, if that is not how it is stored."""
 
@@ -175,6 +176,33 @@ class Program:
 
     def set_mesh(self, mesh: Mesh) -> None:
         self.module.attributes[MESH] = MeshAttr.of(mesh)
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """By rank of the mesh, the number of its device and process; empty: as ranks are numbered.
+
+        Raises ValueError if they are not different ones for all ranks.
+        """
+        attribute = self.module.attributes.get(DEVICES)
+        if attribute is None:
+            return ()
+        given = to_python(attribute) if isinstance(attribute, builtin.ArrayAttr) else None
+        count = self.mesh.num_devices if self.mesh else 1
+        numbers = given if isinstance(given, list) else []
+        found = tuple(one for one in numbers if type(one) is int and one >= 0)
+        if len(set(found)) != count or len(numbers) != count:
+            raise ValueError(
+                f"{DEVICES} is {attribute}, expected {count} different numbers, one for each rank "
+                f"of the mesh {self.mesh or 'of one device'}."
+            )
+        return found
+
+    def set_devices(self, devices: Sequence[int]) -> None:
+        """Write down the device of each rank, unless they are numbered as ranks are."""
+        if tuple(devices) in ((), tuple(range(len(devices)))):
+            self.module.attributes.pop(DEVICES, None)
+        else:
+            self.module.attributes[DEVICES] = to_attribute(list(devices))
 
     @property
     def is_local(self) -> bool:

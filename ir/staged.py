@@ -13,6 +13,10 @@ and names of slots:
 - `sum`: the sum (or maximum) over micro-batches of what earlier functions of the stage gave.
 - `part`: what they gave for all micro-batches, joined.
 - `same`: what they gave for the last one, which is the same for all.
+
+A stage may be at several coordinates of the stage axis, each of which runs some of the
+micro-batches. There `before`, `share` and `after` run at each of them, one run behind the other;
+what they read of all micro-batches is put together over these coordinates first.
 """
 
 from __future__ import annotations
@@ -132,7 +136,37 @@ def micro_axis(program: Program) -> Axis | None:
     return mesh and next((axis for axis in mesh.axes if axis.kind == "time"), None)
 
 
-def places_of(program: Program) -> Mapping[int, int]:
-    """By stage, the coordinate on the stage axis of the ranks that have it."""
-    functions = functions_of(program)
-    return {functions[run.function].stage: run.at for _, run in runs_of(program)}
+@dataclass(frozen=True)
+class StagePlaces:
+    """Where stages are: coordinates on the stage axis. A stage may be at several of them, each of
+    which runs some of its micro-batches.
+
+    of_stage: by stage, in order. of_batch: by stage and micro-batch, the one that runs it.
+    """
+
+    of_stage: Mapping[int, tuple[int, ...]]
+    of_batch: Mapping[tuple[int, int], int]
+
+    @staticmethod
+    def of(program: Program) -> StagePlaces:
+        """The places of a staged program. Linear in the runs."""
+        functions = functions_of(program)
+        of_stage: dict[int, dict[int, None]] = {}
+        of_batch: dict[tuple[int, int], int] = {}
+        for _, run in runs_of(program):
+            stage = functions[run.function].stage
+            of_stage.setdefault(stage, {})[run.at] = None
+            if run.micro_batch is not None:
+                of_batch[stage, run.micro_batch] = run.at
+        return StagePlaces({stage: tuple(sorted(at)) for stage, at in of_stage.items()}, of_batch)
+
+    def source(self, stage: int, micro_batch: int | None) -> int:
+        """The coordinate from which a stage sends; what it sends once, the first one does."""
+        first = self.of_stage[stage][0]
+        return first if micro_batch is None else self.of_batch.get((stage, micro_batch), first)
+
+    def goals(self, run: Run, stage: int, to: int) -> tuple[int, ...]:
+        """The coordinates to which a run of `stage` sends what it has for another stage."""
+        if run.micro_batch is not None:
+            return (self.source(to, run.micro_batch),)
+        return self.of_stage[to] if run.at == self.source(stage, None) else ()

@@ -19,7 +19,8 @@ class CutStagesPass(PassOnProgram):
     stage axis has. `zero` says what becomes of parameters that are stored in shards: with 1 and 2
     they are gathered once in a step, with 3 for each pass of a micro-batch; their gradients are
     scattered once with 1, and for each micro-batch with 2 and 3. Schedule `list` orders for a
-    `cluster`, a preset's name or a YAML file.
+    `cluster`, a preset's name or a YAML file. `shares` puts stages at several coordinates of the
+    stage axis, each of which runs so many micro-batches, as `8/5,3` for two stages.
 
     Requires: a local program whose only time axis is that of micro-batches, as `split-batch{axis=
     micro}` makes it. Ensures: a staged program, in which nobody waits for what comes later;
@@ -31,6 +32,7 @@ class CutStagesPass(PassOnProgram):
     chunks: int = 0
     zero: int = 3
     cluster: str = ""
+    shares: str = ""
 
     def run(self, program: Program) -> None:
         mesh = program.mesh
@@ -39,4 +41,4 @@ class CutStagesPass(PassOnProgram):
                 "the mesh has neither stages nor micro-batches; give it an axis stage=2, or "
                 "leave the pass out."
             )
-        cut_stages(program, self.schedule, self.chunks, self.zero, self.cluster)
+        cut_stages(program, self.schedule, self.chunks, self.zero, self.cluster, self.shares)

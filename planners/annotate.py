@@ -13,6 +13,7 @@ from shardweave.ir.placement import Placement, Sharding
 from shardweave.ir.program import USED, Program
 from shardweave.ir.types import shape_of
 from shardweave.planners.cost.zero import DATA_AXIS
+from shardweave.planners.pipelines.choose import devices_of_plan
 from shardweave.planners.pipelines.stages import store_stages
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_names import (
@@ -39,6 +40,7 @@ def annotate(plan: Plan, program: Program) -> None:
     _annotate_ops(plan, program, mesh)
     if plan.is_pipeline and plan.pipeline is not None:
         store_stages(program, plan.pipeline.stages)
+        program.set_devices(devices_of_plan(plan, mesh))
 
 
 def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:

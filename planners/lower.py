@@ -32,6 +32,7 @@ from shardweave.ir.staged import MICRO, parts_of
 from shardweave.ir.text import without_gc
 from shardweave.planners.annotate import annotate
 from shardweave.planners.pipelines.stages import cut_stages
+from shardweave.planners.pipelines.uneven import shares_text
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import PlanError
 from shardweave.planners.schedule.orders import reschedule
@@ -116,6 +117,8 @@ def recomputation_of(plan: Plan) -> Lowering:
     if plan.is_pipeline and plan.pipeline is not None:
         # Behind it every pass works on one function at a time.
         options = {"schedule": plan.pipeline.schedule, "zero": plan.zero or 3}
+        if plan.pipeline.shares:
+            options["shares"] = shares_text(plan.pipeline.shares)
         if plan.orders_stages and plan.cluster:
             options["cluster"] = plan.cluster
         steps += [("cut-stages", options), ("merge-collectives", {})]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from xdsl.ir import SSAValue
 
@@ -23,6 +23,7 @@ from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.degrees import divisors
+from shardweave.planners.expert_cut import expert_cut
 from shardweave.planners.linear_maps import Cut, input_embeddings, stored_cut
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_names import sharding_text
@@ -39,6 +40,7 @@ def plan_megatron(
     tensor: str = "tensor",
     data: str = "data",
     context: str = "context",
+    expert: str = "expert",
     sequence_parallel: bool = False,
     attention_parts: int = 1,
 ) -> Plan:
@@ -54,6 +56,10 @@ def plan_megatron(
     (`planners.sequence_cut`), and so is everything between them and the loss; attention gathers
     keys and values, with `attention_parts` in so many parts that it merges (`split-attention`).
 
+    Where it has an axis `expert`, the weights of experts are cut over it, each expert on one
+    device, and what is not of experts takes it for a part of `data`: each device has tokens of
+    its own, which travel to the experts and back (`planners.expert_cut`).
+
     Without a mesh, `tensor` takes the devices of a node of the cluster, the largest number of them
     over which anything divides, and `data` the rest (AMP, Sec. 4.1, without stages).
 
@@ -67,41 +73,43 @@ def plan_megatron(
         assert cluster is not None, "who calls gives a mesh or a cluster"
         degree = _node_degree(program, cluster, tensor)
         mesh = Mesh(**{data: cluster.num_devices // degree, tensor: degree})
-    inputs, notes = batch_shardings(program, mesh, data)
+    experts = expert_cut(program, mesh, expert)
+    batch_axes = [data, *([expert] if experts.parameters else [])]
+    inputs, notes = batch_shardings(program, mesh, *batch_axes)
+    if not inputs:  # too short for all of them
+        batch_axes = [data]
+        inputs, notes = batch_shardings(program, mesh, data)
     notes += idle_data(inputs, mesh, data)
+    notes += experts.notes
     notes += [
-        f"axis '{axis.name}' of the mesh is idle: the rule uses '{data}', '{tensor}' and "
-        f"'{context}' alone"
+        f"axis '{axis.name}' of the mesh is idle: the rule uses '{data}', '{tensor}', '{context}' "
+        f"and '{expert}' alone"
         for axis in mesh.space_axes
-        if axis.size > 1 and axis.name not in (data, tensor, context)
+        if axis.size > 1 and axis.name not in (data, tensor, context, expert)
     ]
     cut = sequence_cut(program, mesh, context, attention_parts)
     inputs = cut.inputs(program, inputs)
     notes += cut.notes
-    parameters: dict[str, str] = {}
-    used: dict[str, str] = {}
+    cuts = experts.parameters
     activations: dict[str, str] = {}
     if tensor in mesh.names and mesh.size(tensor) > 1:
         uneven: dict[AtenOp, str] = {}
         size = mesh.size(tensor)
-        cuts = parallel_pairs(program, tensor, size, uneven)
+        by_tensor = parallel_pairs(program, tensor, size, uneven, stacked=experts.stacked)
         notes += _uneven_notes(uneven, f"{tensor}={size}")
-        _cut_vocabulary(program, tensor, mesh, cuts)
-        for slot in program.arguments:
-            if slot.value in cuts:
-                shape, read = shape_of(slot.value), cuts[slot.value]
-                stored = stored_cut(read, shape, mesh)
-                parameters[slot.name] = sharding_text(stored, shape)
-                if stored != read:
-                    used[slot.name] = sharding_text(read, shape)
-        if not parameters:
+        _cut_vocabulary(program, tensor, mesh, by_tensor)
+        cuts = _joined(by_tensor, cuts)
+        if not by_tensor:
             notes.append(
                 f"axis '{tensor}' of the mesh is idle: no parameter can be cut over "
                 f"{tensor}={size}, and its ranks all compute the same"
             )
         if sequence_parallel:
-            activations, more = _sequence(program, mesh, tensor, data, cut)
+            activations, more = _sequence(
+                program, mesh, tensor, [a for a in batch_axes if a in mesh.names], cut
+            )
             notes += more
+    parameters, used = _stored_and_used(program, mesh, cuts, expert)
     return Plan(
         mesh={axis.name: axis.size for axis in mesh.axes},
         parameters=parameters,
@@ -112,6 +120,33 @@ def plan_megatron(
         planner="megatron",
         notes=tuple(notes),
     )
+
+
+def _joined(a: Mapping[SSAValue, Cut], b: Mapping[SSAValue, Cut]) -> dict[SSAValue, Cut]:
+    """The cuts of two axes; those of both where a value is cut by both."""
+    found = dict(a)
+    for value, cut in b.items():
+        pairs = zip(found.get(value, ((),) * len(cut)), cut, strict=True)
+        found[value] = tuple(ordered((*own, *more)) for own, more in pairs)
+    return found
+
+
+def _stored_and_used(
+    program: Program, mesh: Mesh, cuts: Mapping[SSAValue, Cut], expert: str
+) -> tuple[dict[str, str], dict[str, str]]:
+    """How the cut parameters are stored, and how they are read where that would not follow."""
+    parameters: dict[str, str] = {}
+    used: dict[str, str] = {}
+    for slot in program.arguments:
+        if slot.value not in cuts:
+            continue
+        shape, read = shape_of(slot.value), cuts[slot.value]
+        stored = stored_cut(read, shape, mesh)
+        parameters[slot.name] = sharding_text(stored, shape)
+        # What is stored over an axis of the batch is otherwise gathered.
+        if stored != read or any(p.axis == expert for dim in read for p in dim):
+            used[slot.name] = sharding_text(read, shape)
+    return parameters, used
 
 
 def _node_degree(program: Program, cluster: Cluster, tensor: str) -> int:
@@ -149,7 +184,7 @@ def _cut_vocabulary(program: Program, tensor: str, mesh: Mesh, cuts: dict[SSAVal
 
 
 def _sequence(
-    program: Program, mesh: Mesh, tensor: str, data: str, cut: SequenceCut
+    program: Program, mesh: Mesh, tensor: str, batch: Sequence[str], cut: SequenceCut
 ) -> tuple[dict[str, str], list[str]]:
     """Shardings of the embeddings' outputs, from which the residual stream takes its own.
 
@@ -170,8 +205,8 @@ def _sequence(
                 f"that divides by {tensor}={size}"
             )
             continue
-        has_data = data in mesh.names and shape[0] % mesh.size(data) == 0
-        rows = contiguous([data], shape[0], mesh) if has_data else ()
+        is_cut = shape[0] % mesh.sizes(batch) == 0
+        rows = contiguous(batch, shape[0], mesh) if batch and is_cut else ()
         found[layer] = sharding_text((rows, dims, ()), shape)
     if not embeddings:
         notes.append("sequence_parallel has no effect: no embedding of inputs was found")

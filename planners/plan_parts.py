@@ -33,7 +33,9 @@ class Pipeline:
     stages: names or patterns of the layers of each stage, in order, as `h.0`. micro_batches: of a
     step, on each replica. devices: the device type of each stage, where they differ; of several
     types in one stage, joined by `+`. ranks: the devices of each stage by number, replica by
-    replica; empty takes them in order. schedule: one of `PIPELINE_SCHEDULES`.
+    replica; empty takes them in order. schedule: one of `PIPELINE_SCHEDULES`. shares: how many
+    micro-batches each coordinate runs at which a stage is, for stages at several coordinates of the
+    stage axis; empty: each is at one.
     """
 
     stages: tuple[tuple[str, ...], ...]
@@ -41,6 +43,12 @@ class Pipeline:
     devices: tuple[str, ...] = ()
     ranks: tuple[tuple[int, ...], ...] = ()
     schedule: str = PIPELINE_SCHEDULES[0]
+    shares: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def num_places(self) -> int:
+        """Coordinates of the stage axis that the stages take, if each has devices of its own."""
+        return sum(map(len, self.shares)) if self.shares else len(self.stages)
 
 
 @dataclass(frozen=True)
@@ -175,12 +183,18 @@ def _checked_pipeline(value: object, where: str) -> Pipeline:
     found = cast("Pipeline", _pipeline(value, where))
     if not found.stages or not all(found.stages):
         raise PlanError(f"{where}.stages must be lists of layer names, none of them empty.")
-    for key in ("devices", "ranks"):
+    for key in ("devices", "ranks", "shares"):
         count = len(getattr(found, key))
         if count not in (0, len(found.stages)):
             raise PlanError(
                 f"{where}.{key} has {count} entries, expected one for each of the "
                 f"{len(found.stages)} stages, or none."
+            )
+    for stage, own in enumerate(found.shares):
+        if not own or sum(own) != found.micro_batches:
+            raise PlanError(
+                f"{where}.shares[{stage}] is {list(own)}, expected the micro-batches of each of "
+                f"the stage's coordinates, {found.micro_batches} in all."
             )
     return found
 
@@ -193,6 +207,7 @@ _pipeline = record_of(
         "devices": list_of(text, "device types"),
         "ranks": list_of(list_of(at_least(0), "ranks"), "stages"),
         "schedule": one_of(PIPELINE_SCHEDULES),
+        "shares": list_of(list_of(at_least(1), "micro-batches"), "stages"),
     },
 )
 predicted: Reader = record_of(

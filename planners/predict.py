@@ -87,7 +87,10 @@ def simulation_of(
 
 def is_by_block(plan: Plan) -> bool:
     """Whether a plan's step is simulated by block and micro-batch."""
-    return plan.is_pipeline and plan.pipeline is not None and plan.pipeline.schedule in BY_BLOCK
+    pipeline = plan.pipeline
+    if pipeline is None or pipeline.shares:
+        return False
+    return plan.is_pipeline and pipeline.schedule in BY_BLOCK
 
 
 def simulate_step(

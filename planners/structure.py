@@ -54,14 +54,22 @@ class Pair:
 
 
 def parallel_pairs(
-    program: Program, axis: str, size: int, uneven: dict[AtenOp, str] | None = None
+    program: Program,
+    axis: str,
+    size: int,
+    uneven: dict[AtenOp, str] | None = None,
+    *,
+    stacked: Mapping[AtenOp, int] | None = None,
+    among: Mapping[LinearMap, int] | None = None,
 ) -> dict[SSAValue, Cut]:
     """The cut of each parameter of column- and row-parallel maps over an axis of `size`.
 
     uneven: is filled with the maps that stay whole because their features do not divide by
     `size`, and what it is that does not ("4 groups of 6 features (such as heads)").
+    stacked: maps whose features are a stack of so many alike, each to be cut. among: the only maps
+    to cut, with the number of features that the first device takes.
     """
-    found = _separable(program, axis, size, uneven)
+    found = _separable(program, axis, size, uneven, stacked, among)
     return {value: cut for value, (cut, _) in found.cuts.items()}
 
 
@@ -79,9 +87,14 @@ def find_pairs(program: Program, axis: str, size: int) -> list[Pair]:
 
 
 def _separable(
-    program: Program, axis: str, size: int, uneven: dict[AtenOp, str] | None = None
+    program: Program,
+    axis: str,
+    size: int,
+    uneven: dict[AtenOp, str] | None = None,
+    stacked: Mapping[AtenOp, int] | None = None,
+    among: Mapping[LinearMap, int] | None = None,
 ) -> _Analysis:
-    """What follows for the maps that can be cut; `uneven` as for `parallel_pairs`.
+    """What follows for the maps that can be cut; arguments as of `parallel_pairs`.
 
     Repeats the analysis without the maps that turned out not to be separable, until none is
     left: a handful of walks over the forward ops.
@@ -89,14 +102,17 @@ def _separable(
     parameters = {slot.value for slot in program.arguments if slot.kind == "param"}
     forward = [op for op in program.ops if isinstance(op, AtenOp) and phase_of(op) == "forward"]
     activations = _input_dependent(program, forward)
-    maps: dict[Operation, LinearMap] = {one.op: one for one in linear_maps(program)}
+    candidates = linear_maps(program) if among is None else among
+    maps: dict[Operation, LinearMap] = {one.op: one for one in candidates}
     parts: dict[AtenOp, int] = {}
-    strides: dict[AtenOp, int] = {}
+    strides: dict[AtenOp, int] = {one.op: first for one, first in (among or {}).items()}
     groups: dict[AtenOp, int] = {}
     stacks: set[AtenOp] = set()
     uneven = {} if uneven is None else uneven
     while True:
-        analysis = _Analysis(maps, parameters, activations, axis, size, parts, strides, uneven)
+        analysis = _Analysis(
+            maps, parameters, activations, axis, size, parts, strides, stacked or {}, uneven
+        )
         for op in forward:
             analysis.visit(op)
         retry = {op: n for op, n in analysis.met_parts.items() if op not in parts}
@@ -139,10 +155,10 @@ class _Analysis:
 
     parts: how many parts the features of a map are made of, where it is more than one; met_parts:
     as found on the way. strides: how many features the first device takes, where that is some
-    groups of them, more than for the last one; met_strides: as found on the way. cuts: of each
-    parameter, and whose features they are. together: the maps
-    that stand or fall with each. dead: maps whose features end where they cannot stay apart.
-    ended: those that something contracts; ends: what contracts them.
+    groups of them, more than for the last one; met_strides: as found on the way. stacked: as of
+    `parallel_pairs`; parts are those of each. cuts: of each parameter, and whose features they are.
+    together: the maps that stand or fall with each. dead: maps whose features end where they
+    cannot stay apart. ended: those that something contracts; ends: what contracts them.
     """
 
     maps: Mapping[Operation, LinearMap]
@@ -152,6 +168,7 @@ class _Analysis:
     size: int
     parts: Mapping[AtenOp, int]
     strides: Mapping[AtenOp, int]
+    stacked: Mapping[AtenOp, int]
     uneven: dict[AtenOp, str]
     labels: dict[SSAValue, Label] = field(default_factory=dict[SSAValue, Label])
     met_parts: dict[AtenOp, int] = field(default_factory=dict[AtenOp, int])
@@ -177,7 +194,7 @@ class _Analysis:
         """Label the output features of a linear map with a weight of its own."""
         rule = rule_of(op)
         extent = rule.factors[factor].size
-        parts = self.parts.get(op, 1)
+        parts = self.parts.get(op, 1) * self.stacked.get(op, 1)
         stride = self.strides.get(op, 0) if parts == 1 else 0
         stride = stride or -(-extent // (self.size * parts))
         placement = Placement(self.axis, self.size, stride)

@@ -40,15 +40,38 @@ def test_compile_time_measures_every_stage_once() -> None:
     assert run.local_ops > run.captured_ops
 
 
-def test_readme_quotes_the_results_of_compile_time() -> None:
-    readme = (ROOT / "README.md").read_text()
+def test_pages_quote_the_results_of_compile_time() -> None:
+    page, readme = ((ROOT / name).read_text() for name in ("docs/measured.md", "README.md"))
     results: dict[str, Any] = json.loads(RESULTS.read_text())
     for run in results["runs"]:
-        assert row_of(run) in readme
+        assert row_of(run) in page
     growth = results["growth"]["passes"]
-    assert f"by {growth['seconds_per_layer'] * 1e3:.0f} ms a layer" in readme
-    assert growth["worst_error"] < 0.2, "the README says that the passes grow linearly"
-    assert results["machine"].split(", Python")[0] in readme
+    assert f"by {growth['seconds_per_layer'] * 1e3:.0f} ms a layer" in page
+    assert growth["worst_error"] < 0.2, "the page says that the passes grow linearly"
+    assert results["machine"].split(", Python")[0] in page
+    deepest = results["runs"][-1]
+    capture_s = {stage["name"]: stage["seconds"] for stage in deepest["stages"]}["capture"]
+    said = f"96 layers are captured in {capture_s:.1f} s, and lowered for 1,024 ranks in {{}} s."
+    assert said.format(f"{deepest['passes_s']:.1f}") in " ".join(readme.split())
+
+
+def test_page_quotes_the_time_to_capture_llama() -> None:
+    path = RESULTS.with_name("compile_time_llama.json")
+    run = json.loads(path.read_text())["runs"][-1]
+    capture_s = {stage["name"]: stage["seconds"] for stage in run["stages"]}["capture"]
+    said = f"The 32 layers of Llama-3-8B, of `transformers`, are captured in {capture_s:.1f} s"
+    assert said in (ROOT / "docs" / "measured.md").read_text()
+
+
+def test_readme_repeats_the_table_of_measured_steps() -> None:
+    page, readme = ((ROOT / name).read_text() for name in ("docs/measured.md", "README.md"))
+    table = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| ")]
+    rows = {row[0].strip(): row for row in table if len(row) == 6}
+    for line in readme.splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 4 and cells[0] in rows:
+            wanted = [rows[cells[0]][column].strip() for column in (0, 2, 5)]
+            assert [cells[0], *cells[2:]] == [one.split(" (")[0] for one in wanted]
 
 
 def test_page_on_models_shows_the_results_of_the_benchmark_and_none_is_wrong() -> None:

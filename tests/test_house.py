@@ -25,6 +25,7 @@ DIRECTIONS = {
     "ir.rewrite": ("ir.sharding",),
     "ir.inspect": ("ir.sharding",),
     "ir.verify": ("ir.sharding",),
+    "ir.proof": ("ir.sharding",),
     "ir.capture": (),
 }
 """What the files of a folder of `ir` may import beside each other and the files right in `ir`."""

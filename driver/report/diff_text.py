@@ -21,8 +21,11 @@ from shardweave.ir.inspect.diff import (
     count_by_kind,
 )
 from shardweave.ir.program_stats import ProgramStats
+from shardweave.planners.cost.pipeline.simulation import PipelineSimulation
 from shardweave.planners.cost.quantity import bytes_text, seconds_text
 from shardweave.planners.cost.simulation import Simulation
+
+Simulated = Simulation | PipelineSimulation | None
 
 SHOWN = 20
 """Changes of one group that are shown unless all are asked for."""
@@ -153,15 +156,26 @@ def _by_axes(
     return found
 
 
-def simulated_numbers(a: Simulation, b: Simulation) -> Iterator[Number]:
-    """Seconds and peak memory of a simulated step."""
-    sums = sum(a.communication_s.values()), sum(b.communication_s.values())
-    exposed = a.exposed_communication_s, b.exposed_communication_s
-    yield Number("simulated step", "s", a.time_s, b.time_s)
-    yield Number("simulated compute", "s", a.compute_s, b.compute_s)
-    yield Number("simulated communication", "s", *sums)
-    yield Number("simulated exposed communication", "s", *exposed)
-    yield Number("simulated peak memory", "bytes", a.peak_bytes, b.peak_bytes)
+def simulated_numbers(a: Simulated, b: Simulated) -> Iterator[Number]:
+    """Seconds and peak memory of a simulated step, where there is one."""
+    sides = [{} if one is None else _simulated(one) for one in (a, b)]
+    for name, unit in dict.fromkeys([*sides[0], *sides[1]]):
+        before, after = (side.get((name, unit)) for side in sides)
+        yield Number(f"simulated {name}", unit, before, after)
+
+
+def _simulated(step: Simulation | PipelineSimulation) -> dict[tuple[str, str], float]:
+    """By name and unit; of a pipeline, time is the busiest stage's and memory the fullest's."""
+    is_pipeline = isinstance(step, PipelineSimulation)
+    rank = step.busiest if is_pipeline else step
+    return {
+        ("step", "s"): step.time_s,
+        ("compute", "s"): rank.compute_s,
+        ("communication", "s"): sum(rank.communication_s.values()),
+        ("exposed communication", "s"): rank.exposed_communication_s,
+        **({("bubble", "s"): step.bubble_s} if is_pipeline else {}),
+        ("peak memory", "bytes"): step.peak_bytes,
+    }
 
 
 def number_cells(number: Number) -> tuple[str, str, str, str]:

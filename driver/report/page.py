@@ -176,7 +176,7 @@ def _shardings(program: Program, mesh: Mesh) -> str:
         return "<p>One device holds everything.</p>"
     figures = "".join(f"<figure>{sharding_svg(one, mesh)}</figure>" for one in pictures_of(program))
     rows = [
-        (axis.name, axis.kind, (f"{axis.size}",), _groups(mesh, axis.name))
+        (axis.name, axis.kind, (f"{axis.size}",), groups_text(mesh, axis.name))
         for axis in mesh.space_axes
     ]
     axes = _table(("axis", "kind", ("size",), "devices of each group"), rows)
@@ -187,7 +187,8 @@ def _shardings(program: Program, mesh: Mesh) -> str:
     )
 
 
-def _groups(mesh: Mesh, axis: str, shown: int = 8) -> str:
+def groups_text(mesh: Mesh, axis: str, shown: int = 8) -> str:
+    """The devices of the groups along an axis, the first `shown` of them: `0-1; 2-3`."""
     groups = [ranks_text(sorted(group)) for group in mesh.groups((axis,))]
     return "; ".join(groups[:shown]) + ("; ..." if len(groups) > shown else "")
 

@@ -9,7 +9,7 @@ from shardweave.ir.attributes import PHASES
 from shardweave.planners.cost.memory import PARTS
 from shardweave.planners.cost.quantity import bytes_text, seconds_text
 from shardweave.planners.cost.simulation import Simulation
-from shardweave.planners.cost.timeline import bars_of, stream_names
+from shardweave.planners.cost.timeline import Timeline, bars_of, stream_names
 
 WIDTH = 1000
 _ROW, _AREA = 26, 180
@@ -17,7 +17,7 @@ _NUM_POINTS = 500
 """Points in time that are drawn of the memory; between two of them the most is shown."""
 
 
-def timeline_html(simulation: Simulation) -> str:
+def timeline_html(simulation: Timeline) -> str:
     """One row for each stream, coloured by phase; every second sub-batch hatched."""
     rows = [
         f'<div class="row"><span>{escape(stream)}</span>{_stream_svg(simulation, stream)}</div>'
@@ -42,7 +42,7 @@ _HATCH = (
 )
 
 
-def _stream_svg(simulation: Simulation, stream: str) -> str:
+def _stream_svg(simulation: Timeline, stream: str) -> str:
     total_ms = simulation.time_s * 1e3 or 1.0
     events = [event for event in simulation.events if event.stream == stream]
     busy = seconds_text(sum(event.end_s - event.start_s for event in events))

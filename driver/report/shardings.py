@@ -29,7 +29,8 @@ Run = tuple[int, int, frozenset[int]]
 
 @dataclass(frozen=True)
 class Picture:
-    """Tensors of one shape and sharding. names: those of equal layers as one, `h.*.attn.q`."""
+    """Tensors of one shape and sharding. names: those of equal layers as one, `h.*.attn.q`; there
+    are none where the tensor is named beside its picture."""
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
@@ -108,7 +109,7 @@ def sharding_svg(picture: Picture, mesh: Mesh) -> str:
     columns = runs_of(sharding.dims[shown[-1]], shape[shown[-1]], mesh)
     height = HEIGHT if len(shown) == 2 else FLAT_HEIGHT
     cells = _cells(rows[:_MAX_RUNS], columns[:_MAX_RUNS], height)
-    label = f"{picture.names[0]}: {picture.text}"
+    label = ": ".join([*picture.names[:1], picture.text])
     return (
         f'<svg class="sharding" role="img" aria-label="{escape(label, quote=True)}" '
         f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">{cells}</svg>'
@@ -150,10 +151,8 @@ def _caption(picture: Picture, shown: Sequence[int], num_rows: int, num_columns:
         notes.append(f"each device along {over} holds one term of a {picture.sharding.reduction}")
     size = " x ".join(map(str, picture.shape))
     said = f"<br><small>{escape('; '.join(notes))}</small>" if notes else ""
-    return (
-        f"<figcaption><b>{escape(names)}</b><br>{size} <code>{escape(picture.text)}</code>"
-        f"{said}</figcaption>"
-    )
+    title = f"<b>{escape(names)}</b><br>" if names else ""
+    return f"<figcaption>{title}{size} <code>{escape(picture.text)}</code>{said}</figcaption>"
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -71,6 +71,8 @@ def _colours() -> str:
         f".legend i.{name} {{ background: {colour}; }}"
         for name, colour in {**PHASE_COLOURS, **_PART_COLOURS}.items()
     ]
+    phases = " ".join(f"--{phase}: {colour};" for phase, colour in PHASE_COLOURS.items())
+    rules.append(f":root {{ {phases} }}")
     rules += [f"rect.c{number} {{ fill: {c}; }}" for number, c in enumerate(_DEVICE_COLOURS)]
     return "\n".join(rules)
 

@@ -174,7 +174,7 @@ class _Importer:
         if target.namespace != "aten":
             raise CaptureError(
                 f"the model calls {target}, which torch does not express in ATen ops; replace it "
-                "by plain torch operators (for Hugging Face experts: "
+                "by plain torch operators (for Hugging Face experts: shardweave.choose_experts, or "
                 'experts_implementation="batched_mm" in the config).'
             )
         name = op_name(cast("OpOverload[..., Any]", target))

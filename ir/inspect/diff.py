@@ -28,6 +28,10 @@ MAX_CHAIN = 256
 """How many new (or removed) ops are looked through for what stands behind them."""
 
 
+Places = tuple[int | None, int | None]
+"""Where an op stands among those of the first and of the second program; None where it is not."""
+
+
 @dataclass(frozen=True)
 class Detail:
     """One thing that changed of an op that stays: `what` is a property, "type", "operand 0", ...
@@ -58,7 +62,7 @@ class Change:
     phase: str
     before: str
     after: str
-    at: tuple[int | None, int | None]
+    at: Places
     details: tuple[Detail, ...]
     hunk: int = 0
 
@@ -123,15 +127,27 @@ def structural_diff(a: Program, b: Program) -> StructuralDiff:
     return StructuralDiff(changes, (stats(a), stats(b)), num_ops, mine.blocks | others.blocks)
 
 
+def aligned_changes(mine: ProgramTable, others: ProgramTable) -> tuple[list[Change], list[Places]]:
+    """The changes of `structural_diff`, and the places of all ops of both programs in one order.
+
+    Removed ops are where they stood, moved ones where they are. Changes of ops are without their
+    lines, most of which nobody reads.
+    """
+    with without_gc():
+        comparison = _Comparison(match(mine, others), prints=False)
+        return list(comparison.changes()), list(comparison.places())
+
+
 class _Comparison:
     """Two programs whose ops are matched: side 0 is the first, side 1 the second."""
 
-    def __init__(self, matching: Matching) -> None:
-        self.matching = matching
+    def __init__(self, matching: Matching, *, prints: bool = True) -> None:
+        self.prints = prints
         self.tables = matching.tables
         self.partners = matching.partners
         self.lines = [Lines(table.program) for table in self.tables]
         self.behind: list[dict[Value, frozenset[Value]]] = [{}, {}]
+        self.fixed = {node for node, _ in matching.in_order()}
 
     def changes(self) -> Iterator[Change]:
         yield from self._mesh()
@@ -143,16 +159,21 @@ class _Comparison:
 
     def _ops(self) -> Iterator[Change]:
         """The changes of ops in an order that both programs can be read in."""
-        fixed = {node for node, _ in self.matching.in_order()}
-        found = (self._change(*pair, is_fixed=pair[0] in fixed) for pair in self._merged(fixed))
+        found = (self._change(*pair, is_fixed=pair[0] in self.fixed) for pair in self._merged())
         hunks = (hunk for differs, hunk in groupby(found, key=bool) if differs)
         for number, hunk in enumerate(hunks, start=1):
             for change in filter(None, hunk):
                 yield replace(change, hunk=number)
 
-    def _merged(self, fixed: set[int]) -> Iterator[tuple[int | None, int | None]]:
+    def places(self) -> Iterator[Places]:
+        """Where the ops of both programs stand, in the order of `_merged`."""
+        first, second = (table.num_arguments for table in self.tables)
+        for node, other in self._merged():
+            yield None if node is None else node - first, None if other is None else other - second
+
+    def _merged(self) -> Iterator[Places]:
         """Pairs (node, other) in one order: removed ops where they stood, moved where they are."""
-        (a, b), (pairs, back) = self.tables, self.partners
+        (a, b), (pairs, back), fixed = self.tables, self.partners, self.fixed
 
         def removed(node: int) -> Iterator[tuple[int, None]]:
             """Those from a node up to the next one that keeps its order."""
@@ -179,7 +200,10 @@ class _Comparison:
                 return None
             kind = "changed" if details else "moved"
         sides = list(zip(self.tables, self.lines, (node, other), strict=True))
-        before, after = ("" if n is None else lines.line(table.op(n)) for table, lines, n in sides)
+        before, after = (
+            "" if n is None or not self.prints else lines.line(table.op(n))
+            for table, lines, n in sides
+        )
         places = [None if n is None else n - table.num_arguments for table, _, n in sides]
         if details and not is_fixed:
             details.append(Detail("place", str(places[0]), str(places[1]), ("", "")))

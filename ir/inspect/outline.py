@@ -98,26 +98,28 @@ def _layer(name: str, ops: Sequence[Operation], parameter_bytes: int) -> Layer:
 
 def fold(layers: Sequence[Layer]) -> list[Fold]:
     """Layers with neighbours of equal bodies put together. Linear in their ops."""
-    groups = groupby(layers, key=lambda layer: (body_of(layer), layer.parameter_bytes))
+    groups = groupby(
+        layers, key=lambda layer: (body_of(layer.name, layer.members), layer.parameter_bytes)
+    )
     return [Fold(tuple(group)) for _, group in groups]
 
 
-def body_of(layer: Layer) -> tuple[object, ...]:
-    """What a layer does, without its name: equal for equal layers.
+def body_of(name: str, members: Sequence[Operation]) -> tuple[object, ...]:
+    """What a layer of these ops does, without its name: equal for equal layers.
 
     An operand is the result of a given op of the layer, or comes from outside; which value it
     is there does not count, nor do the words that say why a reshard is there: they may name it.
     """
     inside: dict[SSAValue, tuple[int, int]] = {}
     body: list[object] = []
-    for index, op in enumerate(layer.members):
+    for index, op in enumerate(members):
         inside.update((result, (index, place)) for place, result in enumerate(op.results))
         arguments = arguments_of(op, "phase", "copy", "sharding")
         if isinstance(op, ReshardOp):
             arguments -= {("why", op.why_attr)}
         operands = tuple(inside.get(operand) for operand in op.operands)
         types = tuple(op.result_types)
-        body.append((op.name, layer_of(op).removeprefix(layer.name), operands, types, arguments))
+        body.append((op.name, layer_of(op).removeprefix(name), operands, types, arguments))
     return tuple(body)
 
 

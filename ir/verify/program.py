@@ -87,13 +87,20 @@ def located_problems(program: Program) -> list[tuple[str, Place]]:
         )
         return [(problem, None)]
     with without_gc():
-        found = list(_Verifier(program).problems())
+        found = [*_devices(program), *_Verifier(program).problems()]
         if is_staged(program):
             for function in functions_of(program).values():
                 inside = _Verifier(function, STAGE_KINDS).problems()
                 found += [(f"@{function.name}: {message}", place) for message, place in inside]
             found = found or list(problems_of_stages(program))
         return found
+
+
+def _devices(program: Program) -> Iterator[tuple[str, Place]]:
+    try:
+        program.devices  # noqa: B018
+    except ValueError as error:
+        yield str(error), None
 
 
 class _Verifier:

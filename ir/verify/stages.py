@@ -2,13 +2,15 @@
 
 The runs of a staged step stand in an order in which one process could run them all. Ranks run
 theirs in that order, and sending waits for nobody; so if each run finds what it reads made before
-it, no rank ever waits for what comes later, and none can deadlock. Linear in ops and runs.
+it, no rank ever waits for what comes later, and none can deadlock. Where a stage is at several
+coordinates, they wait for each other in what runs once; so those runs stand together, as if they
+were one. Linear in ops and runs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, OpResult, SSAValue
@@ -17,7 +19,14 @@ from shardweave.ir.annotations import sharding_attrs_of
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.dist import RecvOp, SendOp
 from shardweave.ir.program import Program, Slot
-from shardweave.ir.staged import HELD, Run, StageFunction, functions_of, micro_axis, runs_of
+from shardweave.ir.staged import (
+    HELD,
+    StageFunction,
+    StagePlaces,
+    functions_of,
+    micro_axis,
+    runs_of,
+)
 
 Place = Operation | SSAValue | None
 Message = tuple[int, int, str]
@@ -55,6 +64,9 @@ def problems_of_stages(program: Program) -> Iterator[tuple[str, Place]]:
     reads = {name: _Read.of(function) for name, function in functions_of(program).items()}
     found = [*_messages(reads), *_runs(program, reads)]
     yield from found
+    if not found:
+        found = list(_together(program))
+        yield from found
     if not found:
         yield from _order(program, reads)
 
@@ -113,8 +125,9 @@ def _runs(program: Program, reads: Mapping[str, _Read]) -> Iterator[tuple[str, P
     """Each function runs as often as it should, on the ranks of its stage."""
     axis, ranks = micro_axis(program), program.needed_mesh().num_stages
     count = axis.size if axis else 1
-    places: dict[int, int] = {}
-    times: Counter[Run] = Counter()
+    places: dict[int, set[int]] = {}
+    batches: dict[tuple[int, int], int] = {}
+    times: Counter[tuple[str, int]] = Counter()
     for op, run in runs_of(program):
         if run.function not in reads:
             yield f"dist.run: there is no @{run.function}.", op
@@ -123,26 +136,63 @@ def _runs(program: Program, reads: Mapping[str, _Read]) -> Iterator[tuple[str, P
         number = run.micro_batch
         if (number is None) != (function.direction in ONCE) or not -1 < (number or 0) < count:
             yield f"dist.run of @{run.function}: micro_batch is {number}, of {count}.", op
-        place = places.setdefault(function.stage, run.at)
-        if place != run.at or not 0 <= place < ranks:
+        if not 0 <= run.at < ranks:
+            yield f"dist.run of @{run.function}: at is {run.at}, of {ranks}.", op
+        if number is None:
+            times[run.function, -1 - run.at] += 1
+            continue
+        times[run.function, number] += 1
+        places.setdefault(function.stage, set()).add(run.at)
+        place = batches.setdefault((function.stage, number), run.at)
+        if place != run.at:
             yield (
                 (
-                    f"dist.run of @{run.function}: stage {function.stage} is at {place} of "
-                    f"{ranks}, not at {run.at}."
+                    f"dist.run of @{run.function}: micro-batch {number} of stage "
+                    f"{function.stage} is at {place}, not at {run.at}."
                 ),
                 op,
             )
-        times[run] += 1
+    yield from _counts(reads, places, times, count)
+
+
+def _counts(
+    reads: Mapping[str, _Read],
+    places: Mapping[int, Collection[int]],
+    times: Mapping[tuple[str, int], int],
+    count: int,
+) -> Iterator[tuple[str, Place]]:
+    """Each function runs once for each micro-batch, or at each coordinate of its stage.
+
+    times: by function, and by micro-batch or, as negative numbers from -1 on, by coordinate.
+    """
     for name, read in reads.items():
-        numbers = [None] if read.function.direction in ONCE else list(range(count))
-        for number in numbers:
-            found = times[Run(name, places.get(read.function.stage, 0), number)]
+        is_once = read.function.direction in ONCE
+        own = {-1 - number for other, number in times if other == name}
+        at = sorted(places.get(read.function.stage, own or {0}))
+        expected = [-1 - place for place in at] if is_once else range(count)
+        for number in expected:
+            found = times.get((name, number), 0)
             if found != 1:
-                which = "" if number is None else f" on micro-batch {number}"
+                which = f" at {-1 - number}" if is_once else f" on micro-batch {number}"
                 yield f"@{name} runs {found} times{which}, expected once.", read.function.function
+        beside = sum(one for (other, _), one in times.items() if other == name) - len(expected)
+        if is_once and beside > 0:
+            where = ", ".join(map(str, at))
+            yield f"@{name} runs where its stage is not; it is at {where}.", read.function.function
 
 
 # Order
+
+
+def _together(program: Program) -> Iterator[tuple[str, Place]]:
+    """What runs once at each coordinate of a stage runs there one behind the other."""
+    ended: set[str] = set()
+    before = ""
+    for op, run in runs_of(program):
+        if run.micro_batch is None and run.function != before and run.function in ended:
+            yield f"dist.run of @{run.function}: put it behind the other runs of the function.", op
+        ended.add(before)
+        before = run.function
 
 
 def _order(program: Program, reads: Mapping[str, _Read]) -> Iterator[tuple[str, Place]]:
@@ -150,7 +200,7 @@ def _order(program: Program, reads: Mapping[str, _Read]) -> Iterator[tuple[str, 
     sent: set[tuple[Message, int | None]] = set()
     made: dict[tuple[int, str, int | None], Slot] = {}
     counts: Counter[tuple[int, str]] = Counter()
-    axis = micro_axis(program)
+    axis, places = micro_axis(program), StagePlaces.of(program)
     for op, run in runs_of(program):
         read = reads[run.function]
         stage, number = read.function.stage, run.micro_batch
@@ -166,7 +216,8 @@ def _order(program: Program, reads: Mapping[str, _Read]) -> Iterator[tuple[str, 
                 is_there = counts[stage, name] == (axis.size if axis else 1)
             if not is_there:
                 yield f"{what} reads {slot.kind} '{name}', which no earlier run gives so.", op
-        sent.update((key, number) for key in read.sends)
+        if number is not None or run.at == places.source(stage, None):
+            sent.update((key, number) for key in read.sends)
         for name, slot in read.gives.items():
             made[stage, name, number if slot.kind == "kept" else None] = slot
             counts[stage, name] += 1

@@ -53,7 +53,7 @@ def plan_amp(
     exact for its placement; so is the choice among strategies, within the estimate. Memory is a
     filter. Source: Li et al., AMP, NeurIPS 2022; departures are in docs/planners.md.
 
-    max_stages: 1 gives plans that run. max_tensor: the largest tensor degree. anneal: swaps of
+    max_stages: the most pipeline stages. max_tensor: the largest tensor degree. anneal: swaps of
     tensor groups that are tried on each of the best strategies; not exact. literal: costs as
     the released code has them. zero: the ZeRO stage, in memory and in what replicas send.
     precision: as of a plan, for the memory of the optimizer. simulate:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardweave.ir.program import Program
@@ -39,11 +39,17 @@ class Evaluator:
                 self.problems[point] = str(error)
         return self.found.get(point)
 
-    def predict_plan(self, plan: Plan) -> Predicted:
-        """The step of another planner's plan. Raises ValueError if it does not fit."""
-        return simulate_plan(self.lowerings(self.depths.program), plan, self._cluster)
+    def predict_plans(self, plans: Sequence[Plan]) -> Predicted:
+        """The step of another planner's plan, given for each of `Depths.priced`; of a deep model
+        it has to be alike for all equal blocks. Raises ValueError if it does not fit."""
+        if self.depths.is_deep:
+            return self._extrapolated(*plans)
+        return simulate_plan(self.lowerings(self.depths.program), plans[0], self._cluster)
 
     def lowerings(self, program: Program) -> Lowerings:
+        """Those of a program; of the one that costs are read off, the reader's own."""
+        if program is self.depths.read:
+            return self.maker.estimator.reader.lowerings
         if id(program) not in self._lowerings:
             self._lowerings[id(program)] = Lowerings(program, most=RECENT)
         return self._lowerings[id(program)]
@@ -60,20 +66,26 @@ class Evaluator:
     def _simulated(self, point: JointPoint) -> Predicted:
         depths = self.depths
         plan = self.maker.plan(point, depths.read)
-        lowerings = self.lowerings(depths.read)
-        if depths.few is None or depths.more is None:
-            return simulate_plan(lowerings, plan, self._cluster)
+        if depths.more is None:
+            return simulate_plan(self.lowerings(depths.read), plan, self._cluster)
+        return self._extrapolated(plan, self.maker.plan(point, depths.more))
+
+    def _extrapolated(self, plan: Plan, more_plan: Plan) -> Predicted:
+        """The step of a deep model from plans of the same with few blocks, and with more."""
+        depths = self.depths
+        assert depths.few is not None
+        assert depths.more is not None
+        lowerings = self.lowerings(depths.few)
         if is_by_block(plan):
             return predicted_of(
                 simulate_stages(lowerings, plan, self._cluster, deepened=depths.deepened)
             )
-        if plan.is_pipeline:
+        if plan.is_pipeline and plan.pipeline is not None:
             raise ValueError(
-                f"schedule '{point.pipeline}' is simulated op by op, which takes too long for "
-                f"{len(depths.names)} blocks"
+                f"schedule '{plan.pipeline.schedule}' is simulated op by op, which takes too long "
+                f"for {len(depths.names)} blocks"
             )
         few = simulate_plan(lowerings, plan, self._cluster)
-        more_plan = self.maker.plan(point, depths.more)
         more = simulate_plan(self.lowerings(depths.more), more_plan, self._cluster)
         return extrapolated(few, more, (len(depths.names) - MORE) / (MORE - FEW))
 

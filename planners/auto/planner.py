@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from shardweave.ir.mesh import Mesh
@@ -12,14 +12,15 @@ from shardweave.planners.auto.constraints import Constraints, point_of, with_mem
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.plans import PlanMaker
-from shardweave.planners.auto.proposals import proposals
+from shardweave.planners.auto.proposals import Make, proposals
 from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.auto.search import JointSearch
-from shardweave.planners.auto.space import JointSpace, tensor_degrees
+from shardweave.planners.auto.space import joint_space
 from shardweave.planners.auto.worth import looked_at, worth
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.cost.quantity import gib
 from shardweave.planners.oppa.trials import Host
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, PlanError, Predicted
@@ -29,10 +30,11 @@ from shardweave.planners.predict import check_some_fit, with_candidates
 @dataclass(frozen=True)
 class AutoOptions:
     """simulate: at most so many points are simulated; 0: 64, of a deep model 24. time_limit_s: the
-    search ends after so many seconds with the best so far; 0: it ends by itself. fix, forbid:
+    search ends after so many seconds with the best so far, or, if nothing was simulated yet, with
+    the best estimate, which it then simulates; 0: it ends by itself. fix, forbid:
     dimensions with values, as `tensor=8,zero=1`. memory: of each device, as 70GiB, where not all
-    may be used. runnable: False also takes what no backend runs. propose: also price what other
-    planners choose. precision: as of a plan. top: candidates that the plan lists.
+    may be used. propose: also price what other planners choose. precision: as of a plan. top:
+    candidates that the plan lists.
     """
 
     simulate: int = 0
@@ -40,7 +42,6 @@ class AutoOptions:
     fix: str = ""
     forbid: str = ""
     memory: str = ""
-    runnable: bool = True
     propose: bool = True
     precision: str = ""
     top: int = 5
@@ -85,7 +86,7 @@ def plan_auto(
     evaluator = Evaluator(PlanMaker(estimator, name, options.precision))
     limit_s = options.time_limit_s
     search = JointSearch(
-        space=_space(reader, cluster, mesh, constraints, has_list=bool(name)),
+        space=joint_space(reader, mesh, constraints, has_list=bool(name)),
         estimator=estimator,
         evaluator=evaluator,
         capacity=float(min(one.memory_bytes for one in cluster.device_types(cluster.num_devices))),
@@ -98,41 +99,6 @@ def plan_auto(
     return _plan_of(search, rivals, options)
 
 
-def _space(
-    reader: CostReader,
-    cluster: Cluster,
-    mesh: Mesh | None,
-    constraints: Constraints,
-    *,
-    has_list: bool,
-) -> JointSpace:
-    program = reader.depths.read
-    devices = cluster.num_devices if mesh is None else mesh.num_devices
-    cluster.check_fits(devices)
-    degrees: list[int] = []
-    cuts: set[int] = set()
-    for tensor in tensor_degrees(cluster):
-        if tensor > 1:
-            plan = reader.base(program, 1, tensor, True)
-            if not plan.parameters:
-                continue
-            cuts |= {tensor} if plan.activations else set()
-        degrees.append(tensor)
-    repeated = len(reader.depths.names)
-    rest = len(reader.cost(1, False, 1).blocks) - repeated if repeated else 0
-    return JointSpace(
-        devices=devices,
-        node=cluster.nodes[0].devices,
-        batch=reader.batch,
-        parts=repeated + rest,
-        tensor=tuple(degrees),
-        cuts_sequence=frozenset(cuts),
-        constraints=constraints,
-        mesh=mesh,
-        has_list=has_list,
-    )
-
-
 def _name_of(cluster: Cluster, name: str, options: AutoOptions) -> str:
     """How a plan names its cluster, for schedule `list`; empty if no name stands for it."""
     if name or options.memory:
@@ -143,7 +109,8 @@ def _name_of(cluster: Cluster, name: str, options: AutoOptions) -> str:
         return ""
 
 
-Rival = tuple[str, Plan, Predicted]
+Rival = tuple[str, Callable[[], Plan], Predicted]
+"""A plan by its name, how to make it for the whole program, and its step."""
 
 
 def _proposed(
@@ -154,35 +121,40 @@ def _proposed(
     constraints: Constraints,
 ) -> Iterator[Rival]:
     """Other planners' plans, priced under a few schedules; what they cannot plan is left out."""
-    if not options.propose or search.evaluator.depths.is_deep or search.stopped.startswith("it "):
+    if not options.propose or search.stopped.startswith("it "):
         return
     wide = [point for point, _ in search.seen if point.tensor > 1 and point.stages == 1]
     meshes = [Mesh(data=point.data, tensor=point.tensor) for point in wide]
     found = proposals(
         search.evaluator, cluster, mesh, options.precision, list(dict.fromkeys(meshes))
     )
+    depths = search.evaluator.depths
     for name, make in found:
         if time.monotonic() > search.deadline_s:
             return
         search.say(f"asking {name}")
         try:
-            plan = make()
+            plans = [make(program) for program in depths.priced]
         except ValueError:
             continue
-        if options.runnable and plan.pipeline is not None and plan.pipeline.ranks:
-            continue
-        for schedule in dict.fromkeys((plan.schedule, "", "cross-pass")):
-            other = replace(plan, schedule=schedule, predicted=None, candidates=(), reasons=())
-            if not constraints.allows(point_of(other)):
+        first = plans[0]
+        for schedule in dict.fromkeys((first.schedule, "", "cross-pass")):
+            if not constraints.allows(point_of(_bare(first, schedule))):
                 continue
             try:
-                yield (
-                    f"{name}, {schedule or 'in-order'}",
-                    other,
-                    search.evaluator.predict_plan(other),
-                )
+                predicted = search.evaluator.predict_plans([_bare(p, schedule) for p in plans])
             except ValueError:
                 continue
+
+            def whole(make: Make = make, schedule: str = schedule) -> Plan:
+                return _bare(make(depths.program), schedule)
+
+            yield f"{name}, {schedule or 'in-order'}", whole, predicted
+
+
+def _bare(plan: Plan, schedule: str) -> Plan:
+    """A plan under a schedule, without what its planner says of it."""
+    return replace(plan, schedule=schedule, predicted=None, candidates=(), reasons=())
 
 
 def _plan_of(search: JointSearch, rivals: list[Rival], options: AutoOptions) -> Plan:
@@ -193,14 +165,15 @@ def _plan_of(search: JointSearch, rivals: list[Rival], options: AutoOptions) -> 
     rows.sort(key=lambda row: (not row.predicted.fits, row.predicted.time_s))
     best = rows[0]
     reasons = [*looked_at(search)]
-    rival = next((plan for name, plan, _ in rivals if name == best.name), None)
+    rival = next((whole for name, whole, _ in rivals if name == best.name), None)
     point = next((point for point, _ in seen if str(point) == best.name), None)
     if point is not None:
         plan = search.evaluator.maker.plan(point, search.evaluator.depths.program)
         reasons += worth(search, point, best.predicted)
     else:
         assert rival is not None, "the best is a point or a rival"
-        plan = replace(rival, notes=(*rival.notes, f"proposed by {best.name}"), planner="auto")
+        plan = rival()
+        plan = replace(plan, notes=(*plan.notes, f"proposed by {best.name}"), planner="auto")
     if search.evaluator.depths.is_deep:
         names = search.evaluator.depths.names
         reasons.append(
@@ -209,9 +182,29 @@ def _plan_of(search: JointSearch, rivals: list[Rival], options: AutoOptions) -> 
     return with_candidates(replace(plan, reasons=tuple(reasons)), rows[: max(1, options.top)])
 
 
+def _too_early(search: JointSearch, rows: list[Candidate]) -> str:
+    """That the search ended before it found a plan that fits, and how near it came."""
+    nearest = min((row.predicted for row in rows), key=lambda one: one.peak_bytes, default=None)
+    came = (
+        ""
+        if nearest is None
+        else (
+            f"; the smallest of them needs {gib(nearest.peak_bytes)} of "
+            f"{gib(nearest.capacity_bytes)} GiB"
+        )
+    )
+    return (
+        f"no plan that fits was found yet: {search.stopped}, and {len(search.estimates)} points "
+        f"had been estimated and {len(rows)} simulated{came}. Give it more time (time_limit_s), "
+        "or more points to simulate (simulate)."
+    )
+
+
 def _check_any(search: JointSearch, rows: list[Candidate]) -> None:
     problem = next(iter(search.evaluator.problems.values()), "")
     constraints = search.space.constraints
+    if search.stopped and not any(row.predicted.fits for row in rows):
+        raise PlanError(_too_early(search, rows))
     if not rows:
         what = f" with {constraints}" if str(constraints) else ""
         raise PlanError(

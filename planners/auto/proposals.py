@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
 from shardweave.planners.amp import plan_amp
 from shardweave.planners.auto.evaluate import Evaluator
+from shardweave.planners.auto.reader import Depths
 from shardweave.planners.axonn import plan_axonn
+from shardweave.planners.axonn.planner import best_grid
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.workload import workload_of
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.oases import plan_oases
 from shardweave.planners.plan import Plan
@@ -18,25 +23,46 @@ MOST_OASES = 2
 """How many meshes Oases plans for: those of the fastest points with a tensor axis."""
 
 
+Make = Callable[[Program], Plan]
+"""Plans a program, or the same with fewer blocks, always in the same way."""
+
+
 def proposals(
     evaluator: Evaluator, cluster: Cluster, mesh: Mesh | None, precision: str, meshes: list[Mesh]
-) -> Iterator[tuple[str, Callable[[], Plan]]]:
-    """Planners by name, each as a function that plans. meshes: with a tensor axis, for Oases."""
-    program = evaluator.depths.program
+) -> Iterator[tuple[str, Make]]:
+    """Planners by name, each as a function that plans. meshes: with a tensor axis, for Oases.
+
+    Of a deep model AxoNN's alone: Megatron's rule and AMP's cuts are in the space, and the degrees
+    of Oases' blocks, which may differ, do not follow from a few.
+    """
+    if mesh is None or set(mesh.names) <= {"x", "y", "z", "data"}:
+        yield "axonn", _axonn(evaluator.depths, cluster, mesh, precision)
+    if evaluator.depths.is_deep:
+        return
     yield (
         "megatron",
-        lambda: replace(plan_megatron(program, mesh, cluster=cluster), precision=precision),
+        lambda program: replace(plan_megatron(program, mesh, cluster=cluster), precision=precision),
     )
-    if mesh is None or set(mesh.names) <= {"x", "y", "z", "data"}:
-        yield "axonn", lambda: plan_axonn(program, mesh, cluster=cluster, precision=precision)
     if mesh is None or set(mesh.names) <= {"pipeline", "data", "tensor"}:
-        lowerings = evaluator.lowerings(program)
         yield (
             "amp",
-            lambda: plan_amp(lowerings, mesh, cluster=cluster, precision=precision, simulate=1),
+            lambda program: plan_amp(
+                evaluator.lowerings(program), mesh, cluster=cluster, precision=precision, simulate=1
+            ),
         )
     for one in meshes[:MOST_OASES]:
         yield (
             f"oases on {one}",
-            lambda one=one: plan_oases(program, one, cluster=cluster, precision=precision),
+            lambda program, one=one: plan_oases(program, one, cluster=cluster, precision=precision),
         )
+
+
+def _axonn(depths: Depths, cluster: Cluster, mesh: Mesh | None, precision: str) -> Make:
+    """AxoNN's grid for the whole model, chosen once, and its plan of any depth."""
+
+    @cache
+    def grid() -> Mesh:
+        work = depths.deepened(workload_of(depths.read, cluster, Mesh()))
+        return best_grid(depths.read, cluster, work, precision, depths.copies)
+
+    return lambda program: plan_axonn(program, mesh or grid(), cluster=cluster, precision=precision)

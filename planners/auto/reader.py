@@ -38,6 +38,10 @@ ROWS_READ = (1, 4)
 """Rows of pieces whose costs are read of a deep model, whose ops are large: beyond some rows a time
 grows with them. All are read of other models."""
 
+RECENT_FEW = 48
+"""Programs of a few blocks that are remembered, some 2 MB each: simulations ask for those again
+that costs were read off."""
+
 DEEP = 8
 """Models of more equal blocks are read by a few of them."""
 
@@ -69,6 +73,19 @@ class Depths:
     def read(self) -> Program:
         """The program that costs are read off."""
         return self.few or self.program
+
+    @property
+    def priced(self) -> tuple[Program, ...]:
+        """The programs that a plan is simulated on: that with few blocks and that with more."""
+        if self.few is None or self.more is None:
+            return (self.program,)
+        return self.few, self.more
+
+    @property
+    def copies(self) -> Mapping[str, tuple[str, ...]]:
+        """The blocks that were taken out of the program that is read, by that which stands for
+        them."""
+        return {self.names[FEW - 2]: self.names[FEW - 1 : -1]} if self.is_deep else {}
 
     def deepened(self, work: Workload) -> Workload:
         """The costs of the whole program from those of the one that is read."""
@@ -176,7 +193,8 @@ class CostReader:
     )
 
     def __post_init__(self) -> None:
-        self.lowerings = Lowerings(self.depths.read, most=RECENT)
+        most = RECENT_FEW if self.depths.is_deep else RECENT
+        self.lowerings = Lowerings(self.depths.read, most=most)
         self.batch = batch_of(self.depths.program)
 
     @property

@@ -37,6 +37,11 @@ NEAR = 1.3
 schedules too: of a small GPT under a tight memory the best was an order that another point hid."""
 
 
+FAR = 1.2
+"""A value of a dimension whose best estimate is so many times the best of all is not simulated to
+begin with, which leaves more of the points that may be simulated to the neighbours of the best."""
+
+
 class OutOfTime(Exception):
     """The time limit or the number of simulations is reached."""
 
@@ -72,6 +77,7 @@ class JointSearch:
             self._see_rest()
         except OutOfTime as reason:
             self.stopped = str(reason)
+            self._see_one()
         except KeyboardInterrupt:
             if self.best is None:
                 raise
@@ -98,8 +104,9 @@ class JointSearch:
 
     def _estimate_all(self) -> None:
         for number, point in enumerate(self.space.points()):
-            if number % 256 == 0:
+            if self.estimates:  # of something there has to be the best so far
                 self._check_time()
+            if number % 256 == 0:
                 self.say(f"{number} points estimated")
             try:
                 found = self.estimator.estimate(point)
@@ -121,8 +128,10 @@ class JointSearch:
             for point in order:
                 values.setdefault(point.value(dimension), point)
             firsts.update(dict.fromkeys(values.values()))
+        least_s = min((self.estimates[point].time_s for point in order[:1]), default=0.0)
         for point in self._by_estimate(firsts):
-            if self._may_win(point):
+            is_near = self.estimates[point].time_s <= FAR * least_s
+            if is_near and self._may_win(point):
                 self._simulate(point)
         if self.best is None:
             # Memory decides: what needs least comes first.
@@ -131,6 +140,13 @@ class JointSearch:
                 self._simulate(point)
                 if self.best is not None:
                     break
+
+    def _see_one(self) -> None:
+        """Where time was up before anything was simulated: the best estimate so far, in full."""
+        for point in self._by_estimate(self.estimates)[:STARTS]:
+            if self.evaluator.found:
+                return
+            self.evaluator.predict(point)
 
     def _refine(self) -> None:
         """Change one dimension of the fastest points, until nothing is faster."""

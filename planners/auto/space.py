@@ -11,10 +11,13 @@ from itertools import product
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.auto.constraints import Constraints
 from shardweave.planners.auto.point import JointPoint
+from shardweave.planners.auto.reader import CostReader
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.pipeline.stages import OVERLAPPING
 from shardweave.planners.degrees import asked_degrees, divisors
 from shardweave.planners.pipelines.schedules import find_schedule
 from shardweave.planners.plan_parts import PIPELINE_SCHEDULES, RECOMPUTE, PlanError
+from shardweave.planners.predict import BY_BLOCK
 
 SUB_BATCHES = (1, 2, 4)
 MANY_DEVICES = 64
@@ -80,12 +83,23 @@ class JointSpace:
         return (*SCHEDULES, *(("list",) if self.has_list else ()))
 
     def variants(self, point: JointPoint) -> Iterator[JointPoint]:
-        """The point under each order of messages and of micro-batches, if the user allows it."""
+        """The point under each order of messages and of micro-batches, if the user allows it.
+
+        Steps that are simulated by block (`predict.BY_BLOCK`) know two orders of messages: those
+        that run beside compute, and those that are waited for. The first of each stands for all.
+        """
+        seen: set[tuple[str, bool]] = set()
         pipelines = PIPELINE_SCHEDULES if point.stages > 1 else PIPELINE_SCHEDULES[:1]
         for schedule, pipeline in product(self._schedules, pipelines):
             found = point.with_value(schedule=schedule, pipeline=pipeline)
-            if self.constraints.allows(found) and self.is_possible(found):
-                yield found
+            if not (self.constraints.allows(found) and self.is_possible(found)):
+                continue
+            if found.is_staged and pipeline in BY_BLOCK:
+                kind = pipeline, schedule in OVERLAPPING
+                if kind in seen:
+                    continue
+                seen.add(kind)
+            yield found
 
     def is_possible(self, point: JointPoint) -> bool:
         """Whether there is a table for the micro-batches, and sub-batches for the schedule."""
@@ -134,6 +148,41 @@ def _zeros(data: int, micro_batches: int) -> Sequence[int]:
     if data == 1:
         return (0,)
     return (0, 1, 2, 3) if micro_batches > 1 else (0, 1, 3)
+
+
+def joint_space(
+    reader: CostReader, mesh: Mesh | None, constraints: Constraints, *, has_list: bool = True
+) -> JointSpace:
+    """The space of a program on its cluster, or on the devices of `mesh`.
+
+    has_list: whether plans can name the cluster, which schedules `list` need. Raises ClusterError
+    for a mesh of more devices than there are.
+    """
+    program, cluster = reader.depths.read, reader.cluster
+    devices = cluster.num_devices if mesh is None else mesh.num_devices
+    cluster.check_fits(devices)
+    degrees: list[int] = []
+    cuts: set[int] = set()
+    for tensor in tensor_degrees(cluster):
+        if tensor > 1:
+            plan = reader.base(program, 1, tensor, True)
+            if not plan.parameters:
+                continue
+            cuts |= {tensor} if plan.activations else set()
+        degrees.append(tensor)
+    repeated = len(reader.depths.names)
+    rest = len(reader.cost(1, False, 1).blocks) - repeated if repeated else 0
+    return JointSpace(
+        devices=devices,
+        node=cluster.nodes[0].devices,
+        batch=reader.batch,
+        parts=repeated + rest,
+        tensor=tuple(degrees),
+        cuts_sequence=frozenset(cuts),
+        constraints=constraints,
+        mesh=mesh,
+        has_list=has_list,
+    )
 
 
 def tensor_degrees(cluster: Cluster) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from math import prod
@@ -77,6 +77,31 @@ def plan_axonn(
     )
     reasons = (f"{reason}; this one communicates least", *plan.reasons)
     return replace(plan, precision=precision, reasons=reasons)
+
+
+def best_grid(
+    program: Program,
+    cluster: Cluster,
+    workload: Workload,
+    precision: str = "",
+    copies: Mapping[str, Sequence[str]] | None = None,
+) -> Mesh:
+    """The mesh of the grid that `plan_axonn` takes for all devices of a cluster.
+
+    copies: by a repeated block, further blocks equal to it that the model has and the program has
+    not; `workload` has them. Raises AxonnError as `plan_axonn` does.
+    """
+    model = model_of(program, workload, precision)
+    added = [
+        replace(layer, block=name)
+        for layer in model.layers
+        for name in (copies or {}).get(layer.block, ())
+    ]
+    model = replace(model, layers=(*model.layers, *added))
+    ranked = rank_grids(
+        model, cluster, cluster.num_devices, Options(), accept=_divisibility(program)
+    )
+    return Mesh(**ranked[0].mesh)
 
 
 def _grid_of(mesh: Mesh) -> Grid:

@@ -24,8 +24,10 @@ PARTS = (
     "communication",
 )
 
-PRECISIONS = ("", "fp32", "bf16-mixed", "fp16-mixed")
-"""What a plan may say of its precision; "" takes the program's own."""
+PRECISIONS = ("", "fp32", "bf16-mixed", "fp16-mixed", "bf16-true")
+"""What a plan may say of its precision; "" takes the program's own: parameters of 16 bits are
+trained in mixed precision, for an optimizer's small steps are lost in their digits. `bf16-true`
+says that they are all there is."""
 
 ADAM_STATE = 2.0
 """Bytes of optimizer state per byte of parameters: two moments in the parameters' dtype."""
@@ -98,10 +100,11 @@ def state_bytes(
     itemsize: bytes of an element as the program has it. Adam has two moments in the parameters'
     dtype; with a mixed precision a parameter takes 16 bytes in all, whatever its dtype: of 16 bits,
     beside its gradient a copy and two moments of 32 bits (Rajbhandari et al. 2020, Sec. 3.1).
-    optimizer_multiplier: bytes of optimizer state per byte of parameters, in place of Adam's.
+    Without a precision those of 16 bits have one. optimizer_multiplier: bytes of optimizer state
+    per byte of parameters, in place of Adam's.
     """
     if optimizer_multiplier is None:
-        is_mixed = precision.endswith("-mixed")
+        is_mixed = precision.endswith("-mixed") or (not precision and itemsize == 2)
         optimizer_multiplier = MIXED_BYTES / itemsize - 2 if is_mixed else ADAM_STATE
     optimizer = optimizer_multiplier * parameter_bytes
     return {"parameters": parameter_bytes, "gradients": parameter_bytes, "optimizer": optimizer}

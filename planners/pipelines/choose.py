@@ -9,6 +9,7 @@ from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
 from shardweave.planners.pipelines.balance import balanced_stages
 from shardweave.planners.pipelines.schedules import find_schedule
+from shardweave.planners.pipelines.uneven import fitted_shares
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_names import Lookup, read_sharding
 from shardweave.planners.plan_parts import Pipeline, PlanError
@@ -27,19 +28,69 @@ def with_pipeline(plan: Plan, program: Program, mesh: Mesh) -> Plan:
         stages = balanced_stages(program, ranks)
         note = f"{ranks} stages of about equal work, {count} micro-batches, 1f1b"
         return replace(plan, pipeline=Pipeline(stages, count), notes=(*plan.notes, note))
-    if plan.pipeline is not None and plan.pipeline.ranks:
-        placed = ", ".join(
-            f"stage {stage} on devices {list(found)}"
-            for stage, found in enumerate(plan.pipeline.ranks)
-        )
-        note = f"the plan has {placed}; start the processes in this order of devices"
-        plan = replace(plan, notes=(*plan.notes, note))
+    if plan.pipeline is not None and plan.pipeline.shares:
+        if plan.pipeline.num_places != ranks:
+            raise PlanError(
+                f"the plan's shares are of {plan.pipeline.num_places} coordinates, but the stage "
+                f"axis of the mesh {mesh} has {ranks}; make them the same."
+            )
+        return plan
     if plan.num_stages % ranks:
         raise PlanError(
             f"the plan has {plan.num_stages} stages, but the mesh {mesh} has devices for {ranks}; "
             "make the one a multiple of the other."
         )
     return plan
+
+
+def devices_of_plan(plan: Plan, mesh: Mesh) -> tuple[int, ...]:
+    """By rank of the mesh, the number of the device that a plan's `ranks` give it.
+
+    Empty without `ranks`. Those of one coordinate of the stage axis are in ascending order, as
+    DTensor has them. Raises PlanError for `ranks` that do not fit the mesh.
+    """
+    pipeline = plan.pipeline
+    if pipeline is None or not pipeline.ranks:
+        return ()
+    axis, inner = mesh.stage_axis, mesh.within_stage
+    by_place = [sorted(own) for own in _devices_of_places(pipeline, mesh)]
+    found: list[int] = []
+    for rank in range(mesh.num_devices):
+        at = mesh.coordinates(rank)
+        found.append(by_place[at[axis.name] if axis else 0][inner.rank(at)])
+    if len(set(found)) < len(found):
+        twice = next(one for one in found if found.count(one) > 1)
+        raise PlanError(f"the plan's stages use device {twice} twice; give each rank its own.")
+    return tuple(found)
+
+
+def _devices_of_places(pipeline: Pipeline, mesh: Mesh) -> list[list[int]]:
+    """By coordinate on the stage axis, the devices that a plan's `ranks` name for it.
+
+    Raises PlanError if they are not as many as there, or if the stages of one coordinate differ.
+    """
+    each = mesh.num_devices // mesh.num_stages
+    found: dict[int, list[int]] = {}
+    schedule = find_schedule(pipeline.schedule)
+    first = 0
+    for stage, own in enumerate(pipeline.ranks):
+        count = len(pipeline.shares[stage]) if pipeline.shares else 1
+        if len(own) != count * each:
+            raise PlanError(
+                f"stage {stage} has {len(own)} ranks, expected {count * each}, the product of the "
+                f"other axes of the mesh {mesh}"
+                + (f" for each of its {count} coordinates." if count > 1 else ".")
+            )
+        for index in range(count):
+            place = first + index if pipeline.shares else schedule.place(stage, mesh.num_stages)
+            devices = list(own[index * each : (index + 1) * each])
+            if found.setdefault(place, devices) != devices:
+                raise PlanError(
+                    f"stage {stage} is on devices {devices}, but at its coordinate {place} of the "
+                    f"stage axis the plan has {found[place]} already; give the same."
+                )
+        first += count
+    return [found[place] for place in sorted(found)]
 
 
 def micro_batches_for(plan: Plan, program: Program, mesh: Mesh, most: int) -> int:
@@ -53,6 +104,10 @@ def shortened(pipeline: Pipeline, most: int, rows: int, ranks: int) -> Pipeline:
 
     A schedule that takes none so few gives way to one that places stages alike.
     """
+    if pipeline.shares:
+        count = max(n for n in range(1, most + 1) if rows % n == 0)
+        shares = fitted_shares(pipeline.shares, count)
+        return replace(pipeline, micro_batches=count, shares=shares)
     chunks = max(1, len(pipeline.stages) // ranks)
     for name in (pipeline.schedule, _INSTEAD.get(pipeline.schedule, pipeline.schedule)):
         for count in (n for n in range(most, 0, -1) if rows % n == 0):

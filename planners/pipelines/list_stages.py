@@ -9,7 +9,7 @@ from shardweave.ir.dist import SendOp
 from shardweave.ir.flops import flops_of
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.stages.reorder import reorder_runs
-from shardweave.ir.staged import StageFunction, functions_of, micro_axis, places_of
+from shardweave.ir.staged import StageFunction, StagePlaces, functions_of, micro_axis
 from shardweave.ir.traffic import bytes_moved
 from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.planners.cost.cluster import Cluster, on_devices
@@ -25,7 +25,7 @@ from shardweave.planners.cost.workload import parameter_dtype
 from shardweave.planners.pipelines.balance import FLOPS_PER_BYTE
 from shardweave.planners.pipelines.list_order import PassCosts, list_table
 from shardweave.planners.pipelines.table import Kind, Table
-from shardweave.planners.pipelines.tasks import KINDS, places_of_table, tasks_of
+from shardweave.planners.pipelines.tasks import KINDS, tasks_of
 
 
 def order_stages(program: Program, cluster: Cluster | None, others: Sequence[Table]) -> None:
@@ -37,8 +37,9 @@ def order_stages(program: Program, cluster: Cluster | None, others: Sequence[Tab
     """
     ranks, axis = program.needed_mesh().num_stages, micro_axis(program)
     functions = functions_of(program)
-    num_stages = len(places_of(program))
-    costs = costs_of(functions.values(), places_of(program), cluster)
+    places = {stage: at for stage, (at,) in StagePlaces.of(program).of_stage.items()}
+    num_stages = len(places)
+    costs = costs_of(functions.values(), places, cluster)
     sizes = ranks, axis.size if axis else 1, num_stages // ranks
     fits = None if cluster is None else partial(_fits, program, cluster)
     apply(program, list_table(*sizes, costs=costs, others=others, fits=fits))
@@ -46,8 +47,8 @@ def order_stages(program: Program, cluster: Cluster | None, others: Sequence[Tab
 
 def apply(program: Program, table: Table) -> None:
     """Let a staged program run in the order of a table."""
-    places = places_of_table(table)
-    reorder_runs(program, places, tasks_of(table, len(places)))
+    num_stages = len({action.stage for actions in table for action in actions})
+    reorder_runs(program, tasks_of(table, num_stages))
 
 
 def costs_of(
@@ -60,12 +61,11 @@ def costs_of(
         kind = KINDS.get(function.direction)
         if kind is None:
             continue
-        mesh = function.needed_mesh()
         if cluster is None:
             work = (flops_of(op) + FLOPS_PER_BYTE * bytes_moved(op) for op in function.ops)
             seconds[function.stage, kind] = float(sum(work))
             continue
-        devices = devices_of_places(mesh)
+        devices = devices_of_places(function)
         here = devices[places[function.stage]]
         seconds[function.stage, kind] = simulate(function.alone, on_devices(cluster, here)).time_s
         for op in function.ops:
@@ -82,7 +82,7 @@ def _fits(program: Program, cluster: Cluster, table: Table) -> bool:
     """Whether the devices have the memory for a program in the order of a table."""
     apply(program, table)
     itemsize = parameter_dtype(program).itemsize
-    devices = devices_of_places(program.needed_mesh())
+    devices = devices_of_places(program)
     for memory, size, here in zip(
         memory_of_places(program), parameters_of_places(program), devices, strict=True
     ):

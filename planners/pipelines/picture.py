@@ -12,8 +12,20 @@ TAKES: dict[Kind, int] = {"F": 1, "B": 2, "I": 1, "W": 1}
 
 
 def picture_of(table: Table, num_stages: int) -> str:
-    """When each rank works on which micro-batch: `F3` is its forward pass, `B`, `I` and `W` are as
-    `table.Kind` says, in small letters behind the first of a rank's stages; dots are bubbles.
+    """The cells of `moments_of` as lines."""
+    rows = moments_of(table, num_stages)
+    width = max(len(cell) for row in rows for cell in row)
+    lines = [
+        f"rank {rank} " + "".join(f" {cell:<{width}}" for cell in row)
+        for rank, row in enumerate(rows)
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def moments_of(table: Table, num_stages: int) -> list[list[str]]:
+    """What each rank does in each moment: `F3` is the forward pass of micro-batch 3, `B`, `I` and
+    `W` are as `table.Kind` says, in small letters behind the first of a rank's stages; a pass that
+    takes two moments is followed by `-`, and dots are bubbles.
 
     Each rank begins a pass as soon as what it reads is there; messages take no time.
     """
@@ -29,13 +41,8 @@ def picture_of(table: Table, num_stages: int) -> str:
                 moved = True
         if not moved:
             raise ValueError("the schedule does not end: its ranks wait for each other.")
-    width = max(len(cell) for row in rows for cell in row)
     length = max(map(len, rows))
-    lines = [
-        f"rank {rank} " + "".join(f" {cell:<{width}}" for cell in row + ["."] * (length - len(row)))
-        for rank, row in enumerate(rows)
-    ]
-    return "\n".join(line.rstrip() for line in lines)
+    return [row + ["."] * (length - len(row)) for row in rows]
 
 
 def _add(

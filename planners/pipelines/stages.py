@@ -15,7 +15,15 @@ from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.pipelines.balance import balanced_stages
 from shardweave.planners.pipelines.list_stages import order_stages
 from shardweave.planners.pipelines.schedules import LIST, find_schedule, fixed_tables
-from shardweave.planners.pipelines.tasks import places_of_table, tasks_of
+from shardweave.planners.pipelines.table import Table
+from shardweave.planners.pipelines.tasks import tasks_of
+from shardweave.planners.pipelines.uneven import (
+    Shares,
+    check_shares,
+    read_shares,
+    shares_text,
+    uneven_table,
+)
 from shardweave.planners.plan_names import Lookup
 from shardweave.planners.plan_parts import PIPELINE_SCHEDULES
 
@@ -62,6 +70,7 @@ def cut_stages(
     chunks: int = 0,
     zero: int = 3,
     cluster: str = "",
+    shares: str = "",
 ) -> None:
     """Cut a local program into the functions of its stages, run in the order of a schedule.
 
@@ -69,13 +78,18 @@ def cut_stages(
     each coordinate of the stage axis; 0: as many as there are stages, or those of the schedule.
     zero: of parameters stored in shards, 1 and 2 gather them once in a step, 3 for each pass of a
     micro-batch; 1 scatters their gradients once, 2 and 3 for each micro-batch. cluster: a preset's
-    name or a YAML file, for which schedule `list` orders. Raises ValueError for what does not fit
-    the mesh, the schedule or the cluster.
+    name or a YAML file, for which schedule `list` orders. shares: for stages at several coordinates
+    of the stage axis, the micro-batches of each, as `8/5,3`. Raises ValueError for what does not
+    fit the mesh, the schedule or the cluster.
     """
     chosen = find_schedule(schedule)
     mesh, axis = program.needed_mesh(), micro_axis(program)
-    ranks = mesh.num_stages
+    ranks, micro_batches = mesh.num_stages, axis.size if axis else 1
     stages = stored_stages(program)
+    if shares:
+        table = _uneven_table(schedule, read_shares(shares), stages, ranks, micro_batches)
+        _cut(program, stages, table, zero)
+        return
     stages = stages or balanced_stages(program, ranks * (chunks or chosen.chunks))
     count = len(stages)
     if count % ranks or chunks not in (0, count // ranks):
@@ -84,20 +98,38 @@ def cut_stages(
             + (f" with {chunks} chunks on each" if chunks else "")
             + f"; give a multiple of {ranks}."
         )
-    sizes = ranks, axis.size if axis else 1, count // ranks
+    sizes = ranks, micro_batches, count // ranks
     table = chosen.table(*sizes)
+    _cut(program, stages, table, zero)
+    if schedule == LIST:
+        found = find_cluster(cluster) if cluster else None
+        order_stages(program, found, [table, *fixed_tables(*sizes)])
+
+
+def _uneven_table(
+    schedule: str, shares: Shares, stages: Sequence[Sequence[str]], ranks: int, micro_batches: int
+) -> Table:
+    """The order of stages at several coordinates. Raises ValueError for those that do not fit."""
+    if not stages:
+        raise ValueError(f"shares need the layers of the stages; give the plan's, as {STAGES}.")
+    check_shares(shares, len(stages), micro_batches)
+    if sum(map(len, shares)) != ranks:
+        raise ValueError(
+            f"shares {shares_text(shares)} are of {sum(map(len, shares))} ranks, but the stage "
+            f"axis has {ranks}; make them the same."
+        )
+    return uneven_table(schedule, shares)
+
+
+def _cut(program: Program, stages: Sequence[Sequence[str]], table: Table, zero: int) -> None:
     cut_into_stages(
         program,
         stages_of_layers(program, stages),
-        places_of_table(table),
-        tasks_of(table, count),
+        tasks_of(table, len(stages)),
         keep_gathered=zero < 3,
         scatter_each=zero > 1,
     )
     program.module.attributes.pop(STAGES, None)
-    if schedule == LIST:
-        found = find_cluster(cluster) if cluster else None
-        order_stages(program, found, [table, *fixed_tables(*sizes)])
 
 
 def stages_of_layers(program: Program, stages: Sequence[Sequence[str]]) -> dict[str, int]:

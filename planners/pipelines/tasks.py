@@ -21,14 +21,8 @@ def tasks_of(table: Table, num_stages: int) -> list[Task]:
     """What a table runs, in an order in which all ranks together can run it."""
     is_split = any(action.kind in "IW" for actions in table for action in actions)
     found: list[Task] = []
-    for _, action in in_order(table, num_stages):
+    for rank, action in in_order(table, num_stages):
         kinds: tuple[Kind, ...] = ("I", "W") if is_split and action.kind == "B" else (action.kind,)
         for kind in kinds:
-            found.append((DIRECTIONS[kind], action.stage, action.micro_batch))
+            found.append(Task(DIRECTIONS[kind], action.stage, action.micro_batch, rank))
     return found
-
-
-def places_of_table(table: Table) -> list[int]:
-    """By stage, the rank that has it."""
-    places = {action.stage: rank for rank, actions in enumerate(table) for action in actions}
-    return [places[stage] for stage in range(len(places))]

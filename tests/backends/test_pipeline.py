@@ -112,6 +112,40 @@ def test_two_stages_train_as_eager_does_and_hold_their_own_layers() -> None:
     assert max(held) < 0.7 * whole
 
 
+def uneven_plan(
+    spec: str, mesh: str, shares: tuple[tuple[int, ...], ...], schedule: str = "1f1b", **more: Any
+) -> Plan:
+    """Megatron's plan with stages at several coordinates each."""
+    stages = balanced_stages(captured(spec).program, len(shares))
+    pipeline = Pipeline(stages, sum(shares[0]), schedule=schedule, shares=shares)
+    ranks = more.pop("ranks", ())
+    return replace(megatron(spec, mesh), pipeline=replace(pipeline, ranks=ranks), **more)
+
+
+def test_stage_at_two_devices_of_a_plan_trains_as_eager_does() -> None:
+    plan = uneven_plan(GPT, "stage=3", ((4,), (3, 1)), ranks=((2,), (0, 1)))
+    held = check(GPT, plan, 3)
+    assert held[0] == held[1] != held[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "mesh", "shares", "schedule", "more"),
+    [
+        ("gpt", "stage=4", ((5, 3), (2, 6)), "1f1b", {"ranks": ((3, 0), (1, 2))}),
+        ("gpt2", "stage=2,data=2", ((3, 1),), "gpipe", {"ranks": ((1, 3, 2, 0),)}),
+        ("t5", "data=2,stage=2", ((3, 1),), "1f1b", {"zero": 2}),
+        ("unet", "stage=4", ((2,), (1, 1), (2,)), "1f1b", {}),
+        ("gpt", "stage=2,tensor=2", ((7, 1),), "1f1b", {"ranks": ((2, 3, 0, 1),)}),
+    ],
+)
+def test_uneven_stages_of_four_processes_train_as_eager_does(
+    name: str, mesh: str, shares: tuple[tuple[int, ...], ...], schedule: str, more: dict[str, Any]
+) -> None:
+    spec = "gpt:layers=4,hidden=16,heads=2,vocab=32,seq=8,batch=8" if name == "gpt" else SPECS[name]
+    check(spec, uneven_plan(spec, mesh, shares, schedule, **more), 4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mesh", "schedule", "count", "chunks", "more"),

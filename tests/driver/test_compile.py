@@ -1,10 +1,11 @@
 """compile: from a torch module to a step, on one device, a virtual mesh and real processes."""
 
+import re
 import runpy
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from shardweave.backends.step import Step
 from shardweave.driver.check import compare, results_of, run_eager
 from shardweave.driver.gpt import GPT, GPTConfig, build_gpt
 from shardweave.driver.launch import launch
+from shardweave.ir.capture.capture import capture_step
 from shardweave.ir.types import shape_of
-from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.presets import find_cluster
+from shardweave.tests.driver.step.models import two_devices
 from shardweave.tests.warm import WarmProcess
 from shardweave.tests.zoo import captured
 
@@ -281,19 +282,25 @@ def test_three_training_steps_on_real_processes_equal_eager(
 QUICKSTART = Path(sw.__file__).parent / "examples" / "quickstart.py"
 
 
-def test_quickstart_runs_in_one_process(capsys: pytest.CaptureFixture[str]) -> None:
-    """In this one: in its own it would import torch again."""
+def test_quickstart_loses_what_its_eager_twin_loses(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process: in its own it would import torch again."""
+    monkeypatch.setattr(sys, "argv", [str(QUICKSTART), "data=1"])
     runpy.run_path(str(QUICKSTART), run_name="__main__")
-    assert "loss 1.0" in capsys.readouterr().out
+    runpy.run_path(str(QUICKSTART.with_name("quickstart_eager.py")), run_name="__main__")
+    sharded, eager = capsys.readouterr().out.splitlines()
+    assert sharded == eager
 
 
 @pytest.mark.slow
 def test_quickstart_runs_under_torchrun_with_the_same_loss() -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
-    command = [*torchrun, str(QUICKSTART)]
+    command = [*torchrun, str(QUICKSTART), "data=2,tensor=2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    assert "mesh data=2,tensor=2" in done.stdout
-    assert "loss 1.0" in done.stdout
+    eager = [sys.executable, str(QUICKSTART.with_name("quickstart_eager.py"))]
+    alone = subprocess.run(eager, capture_output=True, text=True, timeout=300, check=True)
+    assert re.findall(r"loss [\d.]{6}", done.stdout) == [alone.stdout.strip()] * 4
 
 
 def test_cluster_alone_lets_auto_choose_mesh_and_plan(mlp: MLP, batch: dict[str, Tensor]) -> None:
@@ -305,16 +312,32 @@ def test_cluster_alone_lets_auto_choose_mesh_and_plan(mlp: MLP, batch: dict[str,
     torch.testing.assert_close(step(**small), mlp(**small))
 
 
+def test_model_is_captured_once_where_the_plan_is_made_for_a_cluster(
+    monkeypatch: pytest.MonkeyPatch, mlp: MLP, batch: dict[str, Tensor]
+) -> None:
+    captures: list[nn.Module] = []
+
+    def counting(model: nn.Module, *args: Any) -> Any:
+        captures.append(model)
+        return capture_step(model, *args)
+
+    monkeypatch.setattr("shardweave.ir.capture.capture.capture_step", counting)
+    options: dict[str, Any] = {"kwargs": batch, "cluster": two_devices(), "backend": "reference"}
+    step = sw.compile(mlp, **options, plan="megatron")
+    assert captures == [mlp]
+    assert step.program.mesh == sw.Mesh(**step.plan.mesh)
+    step.eval()
+    step(**batch)  # another program, on the mesh that was chosen
+    assert step.program.mesh == sw.Mesh(**step.plan.mesh)
+
+
+def test_cluster_of_other_than_the_processes_is_an_error_before_planning(
+    mlp: MLP, batch: dict[str, Tensor]
+) -> None:
+    with pytest.raises(ValueError, match="has 2 devices, but 1 process runs"):
+        sw.compile(mlp, kwargs=batch, cluster=two_devices())
+
+
 def test_cluster_beside_a_plan_is_refused(mlp: MLP, batch: dict[str, Tensor]) -> None:
     with pytest.raises(ValueError, match="cluster is what a planner plans for, and the plan is"):
         sw.compile(mlp, kwargs=batch, cluster="testbed", plan={}, backend="reference")
-
-
-def two_devices() -> Cluster:
-    """The testbed, with float64."""
-    found = find_cluster("testbed")
-    devices = {
-        name: replace(one, flops={**one.flops, "float64": 1e10})
-        for name, one in found.devices.items()
-    }
-    return replace(found, devices=devices)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from shardweave.driver.plans import partition
 from shardweave.ir.dist import RecvOp, RunOp, SendOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.staged import functions_of
+from shardweave.ir.staged import StagePlaces, functions_of
 from shardweave.ir.verify.program import verify
 from shardweave.passes.pipeline import PassError
 from shardweave.planners.lower import local_program
@@ -106,6 +107,64 @@ def test_parameters_stored_in_shards_equal_eager(zero: int) -> None:
     assert bool(gathers.get("before_0")) is (zero < 3)
     assert bool(gathers["forward_0"]) is (zero == 3)
     assert bool(scatters["backward_0"]) is (zero > 1)
+
+
+def uneven_plan(spec: str, mesh: str, shares: tuple[tuple[int, ...], ...]) -> Plan:
+    program = captured(spec).program
+    stages = balanced_stages(program, len(shares))
+    pipeline = Pipeline(stages, sum(shares[0]), shares=shares)
+    return replace(plan_megatron(program, Mesh.parse(mesh)), pipeline=pipeline)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shares", "more"),
+    [
+        ("stage=3", ((4,), (3, 1)), {}),
+        ("stage=2,data=2", ((3, 1),), {"zero": 2}),
+        ("stage=3,tensor=2", ((1, 3), (4,)), {"recompute": "layer"}),
+    ],
+)
+def test_stages_at_several_coordinates_equal_eager(
+    mesh: str, shares: tuple[tuple[int, ...], ...], more: dict[str, Any]
+) -> None:
+    program = check(GPT, replace(uneven_plan(GPT, mesh, shares), **more))
+    places = StagePlaces.of(program)
+    assert [len(at) for at in places.of_stage.values()] == [len(own) for own in shares]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5", "unet"])
+def test_models_with_stages_at_several_coordinates_equal_eager(name: str) -> None:
+    for mesh, shares in (("stage=4", ((3, 1), (2, 2))), ("stage=3,data=2", ((2, 2), (4,)))):
+        check(SPECS[name], uneven_plan(SPECS[name], mesh, shares))
+
+
+@pytest.mark.parametrize(
+    ("function", "change", "says"),
+    [
+        ("after_1", "drop", "@after_1 runs 0 times at 2, expected once"),
+        ("before_1", "drop", "@before_1 runs 0 times at 2, expected once"),
+        ("backward_1", "move", "micro-batch 2 of stage 1 is at 2, not at 1"),
+        ("after_1", "apart", "put it behind the other runs of the function"),
+    ],
+)
+def test_stage_at_two_coordinates_that_does_not_hold_together_is_found(
+    function: str, change: str, says: str
+) -> None:
+    program = cut(GPT, uneven_plan(GPT, "stage=3", ((4,), (3, 1))))
+    runs = [op for op in program.ops if isinstance(op, RunOp) and op.function == function]
+    if change == "drop":
+        assert runs[-1].at == 2
+        runs[-1].detach()
+    elif change == "move":
+        (moved,) = (op for op in runs if op.at == 2)
+        moved.properties["at"] = runs[0].properties["at"]
+    else:
+        order = list(program.ops)
+        order.remove(runs[-1])
+        order.insert(order.index(runs[0]) - 1, runs[-1])
+        program.reorder(order)
+    assert any(says in problem for problem in verify(program))
 
 
 @pytest.mark.parametrize(
@@ -231,9 +290,9 @@ def is_harmless(program: Program) -> bool:
     )
 
 
-def check_mutations(count: int) -> None:
+def check_mutations(count: int, plan: Plan | None = None) -> None:
     base = Plan(pipeline=plan_of(GPT, "stage=2", "zero-bubble", 4).pipeline, mesh={"stage": 2})
-    program = local_program(captured(GPT).program, base)
+    program = local_program(captured(GPT).program, plan or base)
     assert verify(program) == []
     found = 0
     for seed in range(count):
@@ -252,6 +311,11 @@ def test_mutated_schedules_are_found_or_harmless() -> None:
 @pytest.mark.slow
 def test_many_mutated_schedules_are_found_or_harmless() -> None:
     check_mutations(500)
+
+
+@pytest.mark.slow
+def test_mutated_schedules_of_uneven_stages_are_found_or_harmless() -> None:
+    check_mutations(200, uneven_plan(GPT, "stage=3", ((4,), (3, 1))))
 
 
 def test_message_that_nobody_sends_is_named() -> None:

@@ -79,7 +79,7 @@ def test_plan_is_not_slower_than_that_of_any_other_planner() -> None:
         assert plan.predicted.time_s <= took.time_s, name
 
 
-def planned(**options: str) -> Plan:
+def planned(**options: str | int) -> Plan:
     given = replace(AutoOptions(simulate=6, propose=False), **options)
     return plan_auto(program(), None, cluster=CLUSTER, options=given)
 
@@ -129,6 +129,28 @@ def test_interrupted_search_gives_the_best_so_far() -> None:
     plan = plan_auto(program(), None, cluster=CLUSTER, host=Host(None, tell))
     assert plan.predicted is not None
     assert any("it was interrupted" in reason for reason in plan.reasons)
+
+
+def test_time_limit_that_ends_among_the_estimates_gives_the_best_of_them() -> None:
+    plan = plan_auto(
+        program(), None, cluster=CLUSTER, options=AutoOptions(time_limit_s=1e-9, propose=False)
+    )
+    assert plan.predicted is not None
+    assert plan.predicted.source == "simulated"
+    assert "1 points of the joint space" in plan.reasons[0]
+    assert "its time was up" in plan.reasons[0]
+
+
+def test_time_limit_before_anything_fits_says_so() -> None:
+    fix = "data=4,zero=0,recompute=none,micro_batches=1"
+    found = planned(fix=fix, simulate=1).predicted
+    assert found is not None
+    state = 4 * found.memory_bytes["parameters"]  # with gradients and Adam's two moments
+    assert state < found.peak_bytes
+    memory = str(int((state + found.peak_bytes) / 2))
+    options = AutoOptions(time_limit_s=1e-9, propose=False, memory=memory, fix=fix)
+    with pytest.raises(PlanError, match="no plan that fits was found yet: its time was up, and"):
+        plan_auto(program(), None, cluster=CLUSTER, options=options)
 
 
 def test_constraints_read_several_values() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from xdsl.dialects import builtin, func
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
@@ -22,14 +23,27 @@ from shardweave.ir.rewrite.unroll import unroll_time_axes
 from shardweave.ir.staged import Direction, Run, is_staged, micro_axis, name_of
 from shardweave.ir.types import shape_of
 
-Task = tuple[Direction, int, int]
-"""A direction, a stage and a micro-batch."""
+
+class Task(NamedTuple):
+    """What is run on a micro-batch. at: the coordinate on the stage axis."""
+
+    direction: Direction
+    stage: int
+    micro_batch: int
+    at: int
+
+
+def places_of_tasks(tasks: Sequence[Task]) -> list[list[int]]:
+    """By stage, the coordinates that have it."""
+    found: dict[int, set[int]] = {}
+    for task in tasks:
+        found.setdefault(task.stage, set()).add(task.at)
+    return [sorted(found[stage]) for stage in range(len(found))]
 
 
 def cut_into_stages(
     program: Program,
     stages: Mapping[str, int],
-    places: Sequence[int],
     tasks: Sequence[Task],
     *,
     keep_gathered: bool = False,
@@ -38,10 +52,10 @@ def cut_into_stages(
     """Make a local program one of stages, in place.
 
     stages: by layer, the stage of its forward ops; a layer without one stands where what it reads
-    is made. places: by stage, the coordinate on the stage axis of its ranks. tasks: what is run on
-    each micro-batch, in an order in which all ranks together can run it; functions without ops are
-    left out. keep_gathered: parameters in shards are gathered once in a step. scatter_each: their
-    gradients are scattered for each micro-batch, so that they are never whole. Linear in the ops.
+    is made. tasks: what is run on each micro-batch, in an order in which all ranks together can run
+    it; functions without ops are left out. keep_gathered: parameters in shards are gathered once in
+    a step. scatter_each: their gradients are scattered for each micro-batch, so that they are never
+    whole. Linear in the ops.
 
     Raises ValueError for a program that is not local, or staged already, and for one whose
     micro-batches cannot run one by one.
@@ -56,8 +70,9 @@ def cut_into_stages(
     if scatter_each and axis is not None:
         scatter_before_adding(program, axis.name)
     batches = micro_batches_of(program, keep_gathered=keep_gathered)
+    places = places_of_tasks(tasks)
     placed = places_of_ops(program, batches, stages, len(places))
-    splits_weights = any(direction == "weights" for direction, _, _ in tasks)
+    splits_weights = any(task.direction == "weights" for task in tasks)
     membership = Membership(program, batches, placed, splits_weights=splits_weights)
     membership.run()
     _Cut(program, batches, membership, ValueSlots(program, axis and axis.name), places).run(tasks)
@@ -105,7 +120,7 @@ class _Cut:
         batches: MicroBatches,
         membership: Membership,
         values: ValueSlots,
-        places: Sequence[int],
+        places: Sequence[Sequence[int]],
     ) -> None:
         self.program = program
         self.batches = batches
@@ -194,12 +209,15 @@ class _Cut:
         return function_of("step", block, entries, slots)
 
     def _runs(self, tasks: Sequence[Task]) -> list[Run]:
-        every = range(len(self.places))
         once = {
-            kind: [Run(name_of(kind, stage), self.places[stage]) for stage in every]
+            kind: [
+                Run(name_of(kind, stage), at)
+                for stage, places in enumerate(self.places)
+                for at in places
+            ]
             for kind in ("before", "share", "after")
         }
-        each = [Run(name_of(kind, stage), self.places[stage], n) for kind, stage, n in tasks]
+        each = [Run(name_of(kind, stage), at, number) for kind, stage, number, at in tasks]
         return [*once["before"], *each, *once["share"], *once["after"]]
 
     def _run(self, run: Run, function: func.FuncOp) -> dist.RunOp:
@@ -219,4 +237,5 @@ class _Cut:
         """The run that gives a result of the step, and as which of its own."""
         home = self.membership.homes[kind, name]
         returned = list(self.membership.functions[home, "after"].returned)
-        return runs[Run(name_of("after", home), self.places[home])], returned.index((kind, name))
+        run = Run(name_of("after", home), self.places[home][0])
+        return runs[run], returned.index((kind, name))

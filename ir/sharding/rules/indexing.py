@@ -13,7 +13,7 @@ import torch
 from xdsl.ir import SSAValue
 
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.placement import is_even
+from shardweave.ir.placement import DimSharding, Reduction, is_even
 from shardweave.ir.sharding.rules.base import (
     Factor,
     Localizer,
@@ -97,14 +97,17 @@ def gather(op: AtenOp) -> Rule:
     names, passed = passing(table, whole=_unequal(dim, table, index))
     result = list(names)
     names[dim], result[dim] = ("v",), ("j",)
-    # A sum over shards would make numbers of booleans.
-    is_bool = dtype_of_value(op.operands[0]) == torch.bool
     factors = {
-        "v": Factor(table[dim], None if is_bool else "sum", contiguous=True),
+        "v": Factor(table[dim], _sum_of_shards(op), contiguous=True),
         "j": Factor(index[dim]),
         **passed,
     }
-    return named_rule(factors, [names, result], [result], localize=_localize_gather)
+    return named_rule(factors, [names, result], [result], linear=[0], localize=_localize_gather)
+
+
+def _sum_of_shards(op: AtenOp) -> Reduction | None:
+    """How results that lack a factor add up: not at all if a sum would make numbers of booleans."""
+    return None if dtype_of_value(op.operands[0]) == torch.bool else "sum"
 
 
 def _unequal(dim: int, *shapes: tuple[int, ...]) -> list[int]:
@@ -127,7 +130,8 @@ def _localize_gather(local: Localizer) -> Sequence[SSAValue]:
 def scatter(op: AtenOp) -> Rule:
     """`b v, b ., b . -> b v`: each shard of v takes what falls into it.
 
-    Other dims pair up only where index and source are as long as the result.
+    Other dims pair up only where index and source are as long as the result. Where entries are
+    added, and index and source are of one shape, `b v, b j, b j -> b v`, and j reduces.
     """
     shapes = [shape_of(v) for v in op.operands]
     if not all(shapes):
@@ -139,18 +143,36 @@ def scatter(op: AtenOp) -> Rule:
     factors = {"v": Factor(shapes[0][dim], contiguous=True), **passed}
     # A source longer than the index has entries that no mask of the index covers.
     is_maskable = op.name == "aten.scatter_add" and shapes[1] == shapes[2]
-    localize = _localize_scatter_add if is_maskable else _localize_scatter
-    operands = [result, *[names] * (len(shapes) - 1)]
-    return named_rule(factors, operands, [result], localize=localize)
+    if not is_maskable:
+        operands = [result, *[names] * (len(shapes) - 1)]
+        return named_rule(factors, operands, [result], localize=_localize_scatter)
+    entries = list(names)
+    entries[dim] = ("j",)
+    factors = {
+        "v": factors["v"],
+        "j": Factor(shapes[1][dim], _sum_of_shards(op)),
+        **passed,
+    }
+    return named_rule(factors, [result, entries, entries], [result], localize=_localize_scatter_add)
 
 
 def _localize_scatter_add(local: Localizer) -> Sequence[SSAValue]:
     base, index, source = local.operands
-    if not local.placements[0]:
-        return local.clone()
+    rows, entries = local.placements[:2]
+    if entries:
+        base = _once(local, base, entries)
+    if not rows:
+        return local.clone([base, index, source])
     dim = dim_of(local.op, len(shape_of(base)))
     index, outside = _shifted(local, index, shape_of(base)[dim])
     return local.clone([base, index, *_zero_where(local, outside, source)])
+
+
+def _once(local: Localizer, value: SSAValue, placements: DimSharding) -> SSAValue:
+    """A value on the first of the shards, and 0 on the others: it counts once in their sum."""
+    shard = local.shard_index(placements)
+    (is_other,) = local.emit("aten.ne.Scalar", [shard], ((), torch.bool), other=0)
+    return _zero_where(local, is_other, value)[0]
 
 
 def _localize_scatter(local: Localizer) -> Sequence[SSAValue]:

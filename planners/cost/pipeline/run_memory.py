@@ -15,7 +15,6 @@ from itertools import islice
 from xdsl.ir import SSAValue
 
 from shardweave.ir.dist import RecvOp, SendOp
-from shardweave.ir.mesh import Mesh
 from shardweave.ir.messages import ComingMessage, coming_messages
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.staged import (
@@ -23,8 +22,8 @@ from shardweave.ir.staged import (
     RECEIVES_AHEAD,
     Run,
     StageFunction,
+    StagePlaces,
     functions_of,
-    places_of,
     runs_of,
 )
 from shardweave.ir.storage import storage_of
@@ -51,7 +50,7 @@ def memory_of_places(program: Program) -> list[PlaceMemory]:
     for function in functions.values():
         _find_owners(function, owners)
     profiles = {name: _Profile(function, owners) for name, function in functions.items()}
-    places = places_of(program)
+    places = StagePlaces.of(program)
     runs = [run for _, run in runs_of(program)]
     count = program.needed_mesh().num_stages
     return [
@@ -62,23 +61,24 @@ def memory_of_places(program: Program) -> list[PlaceMemory]:
 
 def parameters_of_places(program: Program) -> list[int]:
     """Bytes of the parameters that each coordinate reads, as they are stored there."""
-    places = places_of(program)
+    places = StagePlaces.of(program)
     held: list[dict[str, int]] = [{} for _ in range(program.needed_mesh().num_stages)]
     for function in functions_of(program).values():
         for slot in function.arguments:
             if slot.kind == "param":
-                held[places[function.stage]][slot.name] = _size(slot.value)
+                for place in places.of_stage[function.stage]:
+                    held[place][slot.name] = _size(slot.value)
     return [sum(sizes.values()) for sizes in held]
 
 
-def devices_of_places(mesh: Mesh, given: Sequence[Sequence[int]] = ()) -> list[list[int]]:
-    """The devices of each coordinate on the stage axis: those given, or in the mesh's order."""
-    if given:
-        return [list(devices) for devices in given]
-    axis = mesh.stage_axis
+def devices_of_places(program: Program) -> list[list[int]]:
+    """By coordinate on the stage axis, the devices there, as their ranks are numbered."""
+    mesh = program.needed_mesh()
+    axis, devices = mesh.stage_axis, program.devices
     found: list[list[int]] = [[] for _ in range(mesh.num_stages)]
     for rank in range(mesh.num_devices):
-        found[mesh.coordinates(rank)[axis.name] if axis else 0].append(rank)
+        place = mesh.coordinates(rank)[axis.name] if axis else 0
+        found[place].append(devices[rank] if devices else rank)
     return found
 
 
@@ -202,7 +202,7 @@ class _Rank:
         place: int,
         runs: Sequence[Run],
         profiles: Mapping[str, _Profile],
-        places: Mapping[int, int],
+        places: StagePlaces,
         coming: Mapping[int, Sequence[ComingMessage]],
     ) -> None:
         self.profiles = profiles
@@ -242,7 +242,7 @@ class _Rank:
         one, number = self.profiles[run.function], run.micro_batch
         adds = all(name in self.left for name, slot in one.leaves.items() if slot.kind == "sum")
         fresh = self._leave(one, number)
-        self._receive(one)
+        self._receive(one, number)
         dying = frozenset(
             name
             for owner, names in _by_owner(last, one.owners).items()
@@ -255,7 +255,7 @@ class _Rank:
         self.readers.subtract(self._key(one.owners[name], number) for name in last)
         for owner in _by_owner(dying, one.owners):
             self.parts[owner.part] -= owner.size
-        self._send(one)
+        self._send(one, run)
 
     def _leave(self, one: _Profile, number: int | None) -> list[_Owner]:
         """Count what a run leaves; returns the memory that is new."""
@@ -286,20 +286,22 @@ class _Rank:
         if total > self.most.peak_bytes:
             self.most = PlaceMemory(total, {part: size for part, size in parts.items() if size})
 
-    def _receive(self, one: _Profile) -> None:
+    def _receive(self, one: _Profile, number: int | None) -> None:
         """What a function receives is among what it makes."""
         for source, size in one.receives:
-            if self.places[source] == self.place:
+            place = self.places.source(source, number)
+            if place == self.place:
                 self.here -= size
             else:
-                place = self.places[source]
                 _, seen = self.inbox[place].popleft()
                 for _ in range(seen - self.arrived[place]):
                     self.sent[place].popleft()
                 self.arrived[place] = max(seen, self.arrived[place])
 
-    def _send(self, one: _Profile) -> None:
-        self.here += sum(size for to, size in one.sends if self.places[to] == self.place)
-        for to, size in one.sent:
-            if self.places[to] != self.place:
-                self.sent.setdefault(self.places[to], deque()).append(size)
+    def _send(self, one: _Profile, run: Run) -> None:
+        for (to, size), (_, alone) in zip(one.sends, one.sent, strict=True):
+            for place in self.places.goals(run, one.stage, to):
+                if place == self.place:
+                    self.here += size
+                else:
+                    self.sent.setdefault(place, deque()).append(alone)

@@ -2,23 +2,33 @@
 
 A rank starts a run when it is done with the one before and has what the run receives. Messages of
 one pair of ranks leave one behind the other, when the function that sends them ends; messages of
-other pairs, and collectives within a stage, do not slow them down.
+other pairs, and collectives within a stage, do not slow them down. Where a stage is at several
+coordinates, these wait for each other and add up their sums before the first run that reads them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from shardweave.ir.dist import RecvOp, SendOp
+from shardweave.ir.mesh import Axis, Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.staged import Run, StageFunction, functions_of, micro_axis, runs_of
+from shardweave.ir.staged import (
+    Run,
+    StageFunction,
+    StagePlaces,
+    functions_of,
+    micro_axis,
+    runs_of,
+)
 from shardweave.ir.types import num_bytes, tensor_type_of
-from shardweave.planners.cost.cluster import Cluster, PlacedCluster, on_devices
+from shardweave.planners.cost.cluster import Cluster, PlacedCluster, likeness, on_devices
 from shardweave.planners.cost.links import transfer_of
 from shardweave.planners.cost.memory import state_bytes
+from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.pipeline.run_memory import (
     PlaceMemory,
     devices_of_places,
@@ -75,20 +85,16 @@ def simulate_runs(
 ) -> PipelineSimulation:
     """Simulate a step of a staged program on a cluster. Linear in its ops and runs.
 
-    pipeline: on which devices its stages are, and the name of its schedule; None: devices in order,
-    and a schedule without a name. optimizer_multiplier, precision: as for `state_bytes`. Raises
-    ValueError (ClusterError) for a mesh that the cluster has no devices for.
+    pipeline: of the plan, for the name of its schedule. optimizer_multiplier, precision: as for
+    `state_bytes`. Raises ValueError (ClusterError) for devices that the cluster does not have.
     """
-    ranks = devices_of_places(program.needed_mesh(), pipeline.ranks if pipeline else ())
+    ranks = devices_of_places(program)
     places = [_Place(on_devices(cluster, found)) for found in ranks]
-    at = {run.function: run.at for _, run in runs_of(program)}
-    functions = {
-        name: _read(function, places[at[name]].cluster)
-        for name, function in functions_of(program).items()
-    }
-    stage_at = {one.function.stage: at[name] for name, one in functions.items()}
-    step = _Played(cluster, places, functions, stage_at, ranks)
+    functions = _read_all(program, [place.cluster for place in places])
+    step = _Played(cluster, places, functions, StagePlaces.of(program), ranks)
+    joined_s = _joined_s(program, cluster, ranks)
     for _, run in runs_of(program):
+        step.join(run, joined_s.pop(run.function, 0.0))
         step.run(run)
     time_s = max(place.now_s for place in places)
     states = partial(
@@ -115,6 +121,49 @@ def simulate_runs(
     )
 
 
+def _read_all(
+    program: Program, clusters: Sequence[PlacedCluster]
+) -> dict[tuple[str, int], _Function]:
+    """The functions by name and coordinate, each simulated once on devices that are alike."""
+    functions = functions_of(program)
+    known: dict[Hashable, _Function] = {}
+    found: dict[tuple[str, int], _Function] = {}
+    for _, run in runs_of(program):
+        if (run.function, run.at) in found:
+            continue
+        cluster = clusters[run.at]
+        key = run.function, likeness(cluster)
+        if key not in known:
+            known[key] = _read(functions[run.function], cluster)
+        found[run.function, run.at] = known[key]
+    return found
+
+
+def _joined_s(
+    program: Program, cluster: Cluster, ranks: Sequence[Sequence[int]]
+) -> dict[str, float]:
+    """By the first function that reads them, what it takes to add up a stage's sums over its
+    coordinates; of stages at several."""
+    functions, inner = functions_of(program), program.needed_mesh().space_axes
+    places = StagePlaces.of(program)
+    sizes: dict[int, dict[str, int]] = {}
+    first: dict[int, str] = {}
+    for name in dict.fromkeys(run.function for _, run in runs_of(program)):
+        stage = functions[name].stage
+        for slot in functions[name].arguments:
+            if len(places.of_stage[stage]) > 1 and slot.kind in ("sum", "part"):
+                first.setdefault(stage, name)
+                sizes.setdefault(stage, {})[slot.name] = num_bytes(tensor_type_of(slot.value))
+    found: dict[str, float] = {}
+    for stage, name in first.items():
+        at = places.of_stage[stage]
+        devices = [device for place in at for device in ranks[place]]
+        mesh = Mesh((Axis(AXIS, len(at), "stage"), *inner))
+        model = CostModel(on_devices(cluster, devices), mesh)
+        found[name] = model.sync_time_s("all_reduce", (AXIS,), sum(sizes[stage].values()))
+    return found
+
+
 def _read(function: StageFunction, cluster: PlacedCluster) -> _Function:
     sizes = [
         (op.to, op.message, num_bytes(tensor_type_of(op.operands[0])))
@@ -137,8 +186,8 @@ class _Played:
         self,
         cluster: Cluster,
         places: Sequence[_Place],
-        functions: Mapping[str, _Function],
-        stage_at: Mapping[int, int],
+        functions: Mapping[tuple[str, int], _Function],
+        stage_at: StagePlaces,
         ranks: Sequence[Sequence[int]],
     ) -> None:
         self.cluster = cluster
@@ -150,12 +199,25 @@ class _Played:
         self.link_s: dict[tuple[int, int], float] = {}
         self.events: list[Event] = []
 
+    def join(self, run: Run, seconds: float) -> None:
+        """Add up the sums of the coordinates of a run's stage, if that takes time."""
+        if not seconds:
+            return
+        stage = self.functions[run.function, run.at].function.stage
+        own = [self.places[at] for at in self.stage_at.of_stage[stage]]
+        start_s = max(place.now_s for place in own)
+        for place in own:
+            place.bubble_s += start_s - place.now_s
+            place.exposed_s[AXIS] += seconds
+            place.communication_s[AXIS] += seconds
+            place.now_s = start_s + seconds
+
     def run(self, run: Run) -> None:
-        one, place = self.functions[run.function], self.places[run.at]
-        stage, number = one.function.stage, run.micro_batch
+        one, place = self.functions[run.function, run.at], self.places[run.at]
+        number = run.micro_batch
         start_s = place.now_s
         for source, name in one.receives:
-            left_s, arrives_s = self.arrives_s.pop((source, stage, name, number))
+            left_s, arrives_s = self.arrives_s.pop((source, run.at, name, number))
             if arrives_s > start_s:
                 # Until it has left this is a bubble, then the message is waited for.
                 place.bubble_s += max(0.0, left_s - start_s)
@@ -179,18 +241,18 @@ class _Played:
         self.events.append(Event(function.direction, layer, phase, copy, stream, start_s, end_s))
 
     def _send(self, one: _Function, run: Run, end_s: float) -> None:
+        stage = one.function.stage
         for to, name, size in one.sends:
-            goal = self.stage_at[to]
-            seconds = 0.0
-            if goal != run.at:
-                pairs = list(zip(self.ranks[run.at], self.ranks[goal], strict=True))
-                way = transfer_of(self.cluster, pairs)
-                seconds = way.latency_s + size / way.bandwidth_bytes_s
-            left_s = max(end_s, self.link_s.get((run.at, goal), 0.0))
-            arrives_s = self.link_s[run.at, goal] = left_s + seconds
-            key = one.function.stage, to, name, run.micro_batch
-            self.arrives_s[key] = left_s, arrives_s
-            self.places[goal].communication_s[AXIS] += seconds
+            for goal in self.stage_at.goals(run, stage, to):
+                seconds = 0.0
+                if goal != run.at:
+                    pairs = list(zip(self.ranks[run.at], self.ranks[goal], strict=True))
+                    way = transfer_of(self.cluster, pairs)
+                    seconds = way.latency_s + size / way.bandwidth_bytes_s
+                left_s = max(end_s, self.link_s.get((run.at, goal), 0.0))
+                arrives_s = self.link_s[run.at, goal] = left_s + seconds
+                self.arrives_s[stage, goal, name, run.micro_batch] = left_s, arrives_s
+                self.places[goal].communication_s[AXIS] += seconds
 
 
 def _memory(states: Mapping[str, float], step: PlaceMemory) -> dict[str, float]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import shardweave as sw
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.presets import find_cluster
 
 F64 = torch.float64
 
@@ -63,3 +66,13 @@ def close(found: Any, expected: Any, what: str = "") -> None:
 def optimizers(modules: Iterable[nn.Module]) -> list[torch.optim.Optimizer]:
     """One for each of some modules."""
     return [torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9) for module in modules]
+
+
+def two_devices() -> Cluster:
+    """The testbed, with float64."""
+    found = find_cluster("testbed")
+    devices = {
+        name: replace(one, flops={**one.flops, "float64": 1e10})
+        for name, one in found.devices.items()
+    }
+    return replace(found, devices=devices)

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Shard
 
 import shardweave as sw
-from shardweave.driver import world
-from shardweave.tests.driver.step.models import Normed, batch, close
+from shardweave.driver import lowering, world
+from shardweave.tests.driver.step.models import Normed, batch, close, two_devices
 from shardweave.tests.spawn import run_ranks
 
 STORED = {"*.weight": '[{"data"}, {}]'}
@@ -173,10 +173,35 @@ def fail_together() -> list[str]:
     return found
 
 
+def plan_for_cluster() -> None:
+    """Rank 0 alone plans, and every rank follows its plan."""
+    torch.manual_seed(0)
+    model, asked = Normed(), list[str]()
+    before = lowering.plan
+
+    def counting(*args: Any, **kwargs: Any) -> sw.Plan:
+        asked.append("once")
+        return before(*args, **kwargs)
+
+    lowering.plan = counting
+    try:
+        inputs = batch()
+        step = sw.compile(model, kwargs=inputs, cluster=two_devices(), plan="megatron")
+    finally:
+        lowering.plan = before
+    assert asked == (["once"] if dist.get_rank() == 0 else [])
+    assert step.plan is not None
+    assert sw.Mesh(**step.plan.mesh).num_devices == 2
+    loss, _ = step(**inputs)
+    expected, _ = model(**inputs)
+    close(loss, expected, "loss")
+
+
 def everything() -> tuple[tuple[int, int], list[str]]:
     """All of the above in one start of processes."""
     train({})
     train(STORED)
+    plan_for_cluster()
     return count_messages(), fail_together()
 
 

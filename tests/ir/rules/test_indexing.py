@@ -52,10 +52,15 @@ def test_gather_with_a_shorter_index_needs_that_dim_whole(einsum: Einsum) -> Non
     assert einsum("aten.gather", [(4, 12), ids(2, 3)], [(2, 3)], dim=1) == ". a, . b -> . b"
 
 
-@pytest.mark.parametrize("name", ["aten.scatter_add", "aten.scatter.src"])
-def test_scatter_cuts_the_dim_it_writes_to(einsum: Einsum, make_rule: MakeRule, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("aten.scatter_add", "c a, c b, c b -> c a"), ("aten.scatter.src", "b a, b ., b . -> b a")],
+)
+def test_scatter_cuts_the_dim_it_writes_to_and_entries_that_add_up(
+    einsum: Einsum, make_rule: MakeRule, name: str, text: str
+) -> None:
     args = name, [(4, 12), ids(4, 3), (4, 3)], [(4, 12)]
-    assert einsum(*args, dim=1) == "b a, b ., b . -> b a"
+    assert einsum(*args, dim=1) == text
     assert make_rule(*args, dim=1).factors[0].contiguous
 
 

@@ -1,0 +1,105 @@
+"""How long `auto` takes after capture, and how much memory, for models and clusters of real sizes.
+
+`python benchmarks/auto_speed.py [--cases NAME ..] [--json OUT]` plans each case in a process of its
+own, so that its peak memory is its own, and prints seconds of processor time (of the wall in
+brackets) for capture and for planning, the peak of the process, the plan and its simulated step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from shardweave.driver.models import build_example
+from shardweave.ir.capture.capture import capture
+from shardweave.planners.call import call_planner
+
+LLAMA = "hf:llama:vocab_size=128256,num_key_value_heads=8,max_position_embeddings=131072"
+LLAMA_8B = f"{LLAMA},hidden_size=4096,num_hidden_layers=32,num_attention_heads=32"
+LLAMA_405B = f"{LLAMA},hidden_size=16384,num_hidden_layers=126,num_attention_heads=128"
+GPT_3 = "gpt:layers=96,hidden=12288,heads=96,vocab=51200,seq=2048"
+
+CASES: Mapping[str, tuple[str, str, str]] = {
+    "Llama-3-8B on 8x8": (
+        f"{LLAMA_8B},intermediate_size=14336,batch=128,seq=4096",
+        "h100-pod",
+        "",
+    ),
+    "Llama-3-8B on 1,024": (
+        f"{LLAMA_8B},intermediate_size=14336,batch=2048,seq=4096",
+        "h100-pod:nodes=128",
+        "",
+    ),
+    "GPT-3 on 1,024": (f"{GPT_3},batch=1536", "h100-pod:nodes=128", ""),
+    "Llama-3-405B on 16,384": (
+        f"{LLAMA_405B},intermediate_size=53248,batch=2048,seq=8192",
+        "h100-pod:nodes=2048",
+        "tensor=8,stages=16",
+    ),
+}
+"""Model, cluster, and what is fixed."""
+
+
+def measure(name: str) -> dict[str, Any]:
+    """Plan one case in this process."""
+    spec, cluster, fix = CASES[name]
+    start_s = time.process_time()
+    with FakeTensorMode():
+        example = build_example(spec, dtype=torch.bfloat16)
+    program = capture(example.module, kwargs=example.kwargs)
+    captured_s, wall_s = time.process_time(), time.perf_counter()
+    plan = call_planner("auto", program, None, cluster=cluster, options={"fix": fix})
+    assert plan.predicted is not None, "a plan of auto is simulated"
+    peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {
+        "capture_s": captured_s - start_s,
+        "plan_s": time.process_time() - captured_s,
+        "plan_wall_s": time.perf_counter() - wall_s,
+        "peak_bytes": peak_bytes,
+        "step_s": plan.predicted.time_s,
+        "memory_bytes": plan.predicted.peak_bytes,
+        "plan": plan.candidates[0].name,
+        "reasons": list(plan.reasons[:1]),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--here", action="store_true", help="in this process, as JSON")
+    options = parser.parse_args(arguments)
+    if options.here:
+        print(json.dumps(measure(options.cases[0])))
+        return 0
+    record: dict[str, Any] = {}
+    for name in options.cases:
+        command = [sys.executable, "-m", "shardweave.benchmarks.auto_speed", "--here"]
+        done = subprocess.run([*command, "--cases", name], capture_output=True, text=True)
+        if done.returncode:
+            print(f"{name}: failed: {done.stderr.strip().splitlines()[-1]}")
+            continue
+        row = record[name] = json.loads(done.stdout.splitlines()[-1])
+        print(
+            f"{name}: capture {row['capture_s']:.1f} s, plan {row['plan_s']:.1f} s of processor "
+            f"time ({row['plan_wall_s']:.1f}), {row['peak_bytes'] / 2**30:.1f} GiB; {row['plan']}: "
+            f"{row['step_s']:.3f} s, {row['memory_bytes'] / 2**30:.1f} GiB a device",
+            flush=True,
+        )
+        if options.json:
+            options.json.write_text(json.dumps(record, indent=1) + "\n")
+    return 0 if len(record) == len(options.cases) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Mixtures of experts in static shapes, as sums and products that factor rules can cut.
+
+A router gives each token k of E experts and their weights. Experts that take the tokens they got,
+as many as these may be, depend on the data: no fixed program says that. Two forms do.
+
+`every_expert`: each expert computes every token, and those that the token did not choose weigh 0.
+No token is lost, and experts are but a wide MLP whose features they divide: cut along the experts,
+its last product is a sum over the devices. It costs E / k of what the chosen experts would.
+
+`experts_with_capacity` (GShard, Lepikhin et al. 2020; Switch Transformers, Fedus et al. 2021): each
+expert has a fixed number of slots for the tokens of a group; those that find none are dropped, and
+counted. Groups cut over the devices, and then experts, are an all-to-all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+DROPPED = "dropped_choices"
+"""The buffer of a module of experts that has what `experts_with_capacity` counts (two int64)."""
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The weights of E experts of two layers, and what they compute between these.
+
+    up: E x hidden x wide. down: E x inner x hidden. activation: .. x wide -> .. x inner, alike for
+    all experts. up_bias, down_bias: E x wide, E x hidden.
+    """
+
+    up: Tensor
+    down: Tensor
+    activation: Callable[[Tensor], Tensor]
+    up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+
+def every_expert(x: Tensor, chosen: Tensor, weights: Tensor, experts: Experts) -> Tensor:
+    """The weighted sum of each token's chosen experts, every expert computing every token.
+
+    Shapes: x tokens x hidden, chosen (int64 in [0, E)) and weights tokens x k -> tokens x hidden.
+    """
+    count, hidden, wide = experts.up.shape
+    given = weights.new_zeros(x.shape[0], count).scatter_add(1, chosen, weights)
+    up = x @ experts.up.transpose(0, 1).reshape(hidden, count * wide)
+    if experts.up_bias is not None:
+        up = up + experts.up_bias.flatten()
+    inner = experts.activation(up.view(-1, count, wide)) * given.unsqueeze(-1)
+    out = inner.flatten(1) @ experts.down.flatten(0, 1)
+    return out if experts.down_bias is None else out + given @ experts.down_bias
+
+
+def slots_of(tokens: int, choices: int, count: int, capacity: float) -> int:
+    """The slots that each of `count` experts has for a group of tokens with `choices` experts each.
+
+    capacity: how many times as many as if all experts were chosen equally often. There are never
+    more than tokens: no expert is chosen twice by one, so `count / choices` drops none.
+    """
+    return min(tokens, math.ceil(capacity * tokens * choices / count))
+
+
+def experts_with_capacity(
+    x: Tensor, chosen: Tensor, weights: Tensor, experts: Experts, *, capacity: float, groups: int
+) -> tuple[Tensor, Tensor]:
+    """The weighted sum of each token's chosen experts that had a slot for it; and how many choices
+    were dropped, and how many there were (two int64).
+
+    Tokens are dealt with in `groups` runs of equal length, in each of which a token comes before
+    those behind it. Shapes as in `every_expert`. Raises ValueError if groups do not divide tokens.
+    """
+    (tokens, hidden), choices, count = x.shape, chosen.shape[1], experts.up.shape[0]
+    if tokens % groups:
+        raise ValueError(
+            f"{tokens} tokens are not {groups} groups of equal length; give a number of groups "
+            "that divides them, such as that of the sequences."
+        )
+    size = tokens // groups
+    slots = slots_of(size, choices, count, capacity)
+    places = _assign(chosen.reshape(groups, size * choices), count, slots)
+    # What an empty slot computes, of the first token, weighs 0.
+    given = weights.reshape(groups, size * choices).gather(1, places.pair) * places.is_filled
+    token = (places.pair // choices).unsqueeze(-1).expand(-1, -1, hidden)
+    rows = x.view(groups, size, hidden).gather(1, token)
+    by_expert = (
+        t.view(groups, count, slots, -1).transpose(0, 1).flatten(1, 2) for t in (rows, given)
+    )
+    out = _products(*by_expert, experts).view(count, groups, slots, hidden).transpose(0, 1)
+    slot = places.slot.unsqueeze(-1).expand(-1, -1, hidden)
+    parts = out.reshape(groups, count * slots, hidden).gather(1, slot)
+    parts = parts.masked_fill(~places.is_kept.unsqueeze(-1), 0)
+    dropped = (~places.is_kept).sum()
+    counts = torch.stack([dropped, torch.full_like(dropped, tokens * choices)])
+    return parts.view(tokens, choices, hidden).sum(1), counts
+
+
+def dropped_choices(module: nn.Module) -> tuple[int, int] | None:
+    """How many choices of experts a model dropped in its last step, and how many there were.
+
+    None for a model without experts that have a capacity.
+    """
+    counts = [b.tolist() for name, b in module.named_buffers() if name.split(".")[-1] == DROPPED]
+    return (sum(c[0] for c in counts), sum(c[1] for c in counts)) if counts else None
+
+
+def _products(rows: Tensor, given: Tensor, experts: Experts) -> Tensor:
+    """Each expert's weighted outputs.
+
+    Shapes: E x rows x hidden, E x rows x 1 -> E x rows x hidden.
+    """
+    up = torch.bmm(rows, experts.up)
+    if experts.up_bias is not None:
+        up = up + experts.up_bias.unsqueeze(1)
+    inner = experts.activation(up)
+    if experts.down_bias is not None:
+        return (torch.bmm(inner, experts.down) + experts.down_bias.unsqueeze(1)) * given
+    # Weighted before the product, what it gives can stay a sum over parts of its inputs.
+    return torch.bmm(inner * given, experts.down)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Which pair (token, choice) of a group is in which slot.
+
+    Shapes: slot (0 if dropped) and is_kept groups x pairs; pair (0 in an empty slot) and is_filled
+    groups x (E * slots).
+    """
+
+    slot: Tensor
+    is_kept: Tensor
+    pair: Tensor
+    is_filled: Tensor
+
+
+def _assign(pairs: Tensor, count: int, slots: int) -> _Places:
+    """The places of pairs, given the expert of each: groups x pairs."""
+    number = pairs.shape[1]
+    is_of = (pairs.unsqueeze(-1) == torch.arange(count, device=pairs.device)).long()
+    place = (is_of.cumsum(1) * is_of).sum(-1) - 1
+    is_kept = place < slots
+    slot = pairs * slots + place
+    # One slot more, cut off again, takes what finds none.
+    order = torch.arange(number, device=pairs.device).expand_as(slot)
+    empty = torch.full((pairs.shape[0], count * slots + 1), number, device=pairs.device)
+    held = empty.scatter(1, torch.where(is_kept, slot, count * slots), order)[:, :-1]
+    is_filled = held < number
+    return _Places(
+        torch.where(is_kept, slot, 0), is_kept, torch.where(is_filled, held, 0), is_filled
+    )

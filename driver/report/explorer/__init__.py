@@ -1,0 +1,1 @@
+"""The pass explorer: a pipeline as one HTML page that a browser shows."""

@@ -1,0 +1,268 @@
+"""One function of a program as the data of the page: its layers with what changed in them.
+
+Of equal layers the first is written; values of the others are known by the row that stands for
+them and the name of their layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xdsl.dialects.builtin import FileLineColLoc
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.driver.report.explorer.words import Words
+from shardweave.driver.report.shardings import Picture, sharding_svg
+from shardweave.ir.annotations import sharding_attrs_of
+from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.inspect.diff_lines import Lines
+from shardweave.ir.inspect.diff_table import ProgramTable
+from shardweave.ir.inspect.side_by_side import LayerPairs, sources_of
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import Sharding
+from shardweave.ir.program import Slot, shardings_of
+from shardweave.ir.types import shape_of
+
+KINDS = ("same", "added", "removed", "moved", "changed")
+"""What happened to an op; the page has their numbers."""
+
+NOWHERE = -1
+"""In place of the number of a row or a text that is not there."""
+
+SlotKey = tuple[str, str, str]
+"""Whether it is a result, kind and name of an argument or result."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where the page shows an op: a row of its part; layer: its own, if another stands for it."""
+
+    row: int
+    layer: str = ""
+
+
+class FunctionPart:
+    """A function of a program beside what it was; `data` is what the page has of it.
+
+    before: what it was, if it was there. first_row: the number of its first row among those of its
+    moment.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        table: ProgramTable,
+        layers: Sequence[LayerPairs],
+        before: FunctionPart | None,
+        words: Words,
+        first_row: int,
+    ) -> None:
+        self.name = name
+        self.table = table
+        self.program = table.program
+        self.layers = layers
+        self.before = before
+        self.words = words
+        self.lines = Lines(self.program)
+        self.seats = _seats(layers, first_row)
+        self.num_rows = sum(len(layer.pairs) for layer in layers)
+        self._known_pictures: dict[tuple[tuple[int, ...], str], int] = {}
+
+    def rows_of(self, ancestors: Mapping[Operation, Operation]) -> dict[Operation, int]:
+        """By op of a later moment, the row of the op here that it comes from."""
+        return {op: self.seats[ancestor].row for op, ancestor in ancestors.items()}
+
+    def data(self, back: Mapping[Operation, int]) -> Json:
+        """back: by op, the row of the moment before that it comes from."""
+        sources = sources_of(self.program)
+        return {
+            "name": self.name,
+            "sections": [self._section(layer, back, sources) for layer in self.layers],
+            "slots": self._slots(),
+            "uses": self._uses(),
+            "away": self._away(),
+        }
+
+    def _section(
+        self,
+        layer: LayerPairs,
+        back: Mapping[Operation, int],
+        sources: Mapping[Operation, Operation],
+    ) -> Json:
+        """Columns rather than rows, which compress better; what few rows have is by their place."""
+        pairs = layer.pairs
+        after = dict(enumerate(pair.after for pair in pairs))
+        there = {index: op for index, op in after.items() if op is not None}
+        pictures = {index: self._pictures(op) for index, op in there.items()}
+        return {
+            "layers": list(layer.layers),
+            "kinds": [KINDS.index(pair.kind) for pair in pairs],
+            "before": [self._text(pair.before, is_before=True) for pair in pairs],
+            "after": [self._text(pair.after) for pair in pairs],
+            "back": [back.get(op, NOWHERE) if op else NOWHERE for op in after.values()],
+            "details": {
+                index: [
+                    [d.what, self.words.number(d.before), self.words.number(d.after)]
+                    for d in pair.change.details
+                ]
+                for index, pair in enumerate(pairs)
+                if pair.change is not None and pair.change.details
+            },
+            "pictures": {index: found for index, found in pictures.items() if found},
+            "origins": {
+                index: self._reference(self.seats[sources[op]])
+                for index, op in there.items()
+                if op in sources
+            },
+            "places": [
+                self.words.number(_source_line(op)) if op else NOWHERE for op in after.values()
+            ],
+        }
+
+    def _text(self, op: Operation | None, *, is_before: bool = False) -> int:
+        if op is None:
+            return NOWHERE
+        lines = self.before.lines if is_before and self.before is not None else self.lines
+        return self.words.number(lines.line(op))
+
+    # Shards
+
+    def _pictures(self, op: Operation) -> list[int]:
+        """Of each result the number of a drawing of its shards; nothing where it has none."""
+        attributes = sharding_attrs_of(op)
+        mesh = self.program.mesh
+        if attributes is None or mesh is None or mesh.num_devices == 1:
+            return []
+        found: list[int] = []
+        pairs = zip(op.results, shardings_of(op, self.program), attributes, strict=True)
+        for result, sharding, attribute in pairs:
+            assert sharding is not None
+            found.append(self._picture(result, sharding, attribute, mesh))
+        return found
+
+    def _picture(
+        self, value: SSAValue, sharding: Sharding, attribute: ShardingAttr | None, mesh: Mesh
+    ) -> int:
+        shape = shape_of(value)
+        whole = sharding.global_shape(shape) if self.program.is_local else shape
+        if not whole or attribute is None:
+            return NOWHERE
+        text = str(attribute).removeprefix("#dist.sharding")[1:-1]
+        if (whole, text) in self._known_pictures:
+            return self._known_pictures[whole, text]
+        # Sub-batches run in turn on the same devices.
+        on_devices = sharding.without(mesh.time_names) if mesh.time_names else sharding
+        svg = sharding_svg(Picture((), whole, text, on_devices), Mesh(mesh.device_axes))
+        found = self._known_pictures[whole, text] = self.words.number(svg)
+        return found
+
+    # Arguments and results
+
+    def slot_lines(self) -> dict[SlotKey, str]:
+        """By kind and name, the line of an argument or result."""
+        slots = self.program.arguments, self.program.results
+        made = self._argument, self._result
+        return {
+            (word, slot.kind, slot.name or f"#{index}"): line(slot)
+            for word, group, line in zip(("", "return"), slots, made, strict=True)
+            for index, slot in enumerate(group)
+        }
+
+    def _argument(self, slot: Slot) -> str:
+        name, kind = self.lines.name(slot.value), slot.kind
+        return f'{name} = {kind} "{slot.name}"{_notes(slot)} : {slot.value.type}'
+
+    def _result(self, slot: Slot) -> str:
+        return f'return.{slot.kind} "{slot.name}" ({self.lines.name(slot.value)}){_notes(slot)}'
+
+    def _slots(self) -> Json:
+        new = self.slot_lines()
+        old = new if self.before is None else self.before.slot_lines()
+        # Those of the program come first, as its own slots do.
+        keys = list(dict.fromkeys([*new, *old]))
+        sides = [[table.get(key) for key in keys] for table in (old, new)]
+        numbers = [
+            [NOWHERE if text is None else self.words.number(text) for text in side]
+            for side in sides
+        ]
+        kinds = [_slot_kind(*pair) for pair in zip(*sides, strict=True)]
+        pictures = {
+            str(index): [self._slot_picture(slot)]
+            for index, slot in enumerate((*self.program.arguments, *self.program.results))
+        }
+        return {"kinds": kinds, "before": numbers[0], "after": numbers[1], "pictures": pictures}
+
+    def _slot_picture(self, slot: Slot) -> int:
+        mesh = self.program.mesh
+        if mesh is None or mesh.num_devices == 1 or slot.sharding_attr is None:
+            return NOWHERE
+        sharding = self.program.sharding_of_slot(slot)
+        return self._picture(slot.value, sharding, slot.sharding_attr, mesh)
+
+    # Values of layers that another one stands for
+
+    def _uses(self) -> dict[str, list[list[int]]]:
+        """By value on the page, its users in layers that are not."""
+        shown = (r for op, seat in self.seats.items() if not seat.layer for r in op.results)
+        found: dict[str, list[list[int]]] = {}
+        for value in (*(slot.value for slot in self.program.arguments), *shown):
+            users = [self.seats.get(use.operation) for use in value.uses]
+            away = [self._reference(seat) for seat in users if seat is not None and seat.layer]
+            if away:
+                found[self.lines.name(value)] = away
+        return found
+
+    def _away(self) -> dict[str, list[int]]:
+        """By name, where a value stands that a line of the page reads, if its own line does not."""
+        found: dict[str, list[int]] = {}
+        for op, seat in self.seats.items():
+            if seat.layer:
+                continue
+            for value in op.operands:
+                maker = self.seats.get(value.owner) if isinstance(value.owner, Operation) else None
+                if maker is not None and maker.layer:
+                    found[self.lines.name(value)] = self._reference(maker)
+        return found
+
+    def _reference(self, seat: Seat) -> list[int]:
+        return [seat.row, self.words.number(seat.layer)]
+
+
+def _seats(layers: Iterable[LayerPairs], first_row: int) -> dict[Operation, Seat]:
+    found: dict[Operation, Seat] = {}
+    row = first_row
+    for layer in layers:
+        rows = [row + i for i, pair in enumerate(layer.pairs) if pair.after is not None]
+        for name, members in zip(layer.layers, layer.members, strict=True):
+            own = "" if name == layer.layers[0] else name
+            found.update((op, Seat(at, own)) for op, at in zip(members, rows, strict=True))
+        row += len(layer.pairs)
+    return found
+
+
+def _source_line(op: Operation) -> str:
+    """The line of the model that an op comes from; "" if that is not known."""
+    place = op.location
+    if not isinstance(place, FileLineColLoc):
+        return ""
+    return f"{place.filename.data}:{place.line.data}"
+
+
+def _notes(slot: Slot) -> str:
+    """The sharding, and the rest that is known of a slot beside its name."""
+    notes = [
+        f"{name.removeprefix('dist.')} = {value}"
+        for name, value in slot.attributes.data.items()
+        if name not in ("dist.kind", "dist.name")
+    ]
+    return f" {{{', '.join(notes)}}}" if notes else ""
+
+
+def _slot_kind(before: str | None, after: str | None) -> int:
+    word = "same" if before == after else "changed"
+    word = "added" if before is None else "removed" if after is None else word
+    return KINDS.index(word)

@@ -1,0 +1,212 @@
+"""What a pipeline does to a program, noted pass by pass as the data of the explorer's page."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from inspect import getdoc
+from typing import Any
+
+from xdsl.ir import Operation
+from xdsl.passes import ModulePass
+
+from shardweave.driver.report.diff_text import (
+    Simulated,
+    number_cells,
+    program_numbers,
+    simulated_numbers,
+)
+from shardweave.driver.report.explorer.part import KINDS, FunctionPart
+from shardweave.driver.report.explorer.words import Words
+from shardweave.driver.report.page import groups_text
+from shardweave.driver.report.pictures import memory_html, timeline_html
+from shardweave.ir.dist import ReshardOp
+from shardweave.ir.inspect.diff_table import Interner, table_of
+from shardweave.ir.inspect.side_by_side import (
+    ancestors_of,
+    by_layers,
+    pairs_of,
+    same_by_name,
+    unchanged,
+)
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.program_stats import ProgramStats
+from shardweave.ir.staged import functions_of, is_staged
+from shardweave.passes.observers import Observer
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.memory import memory_over_time
+from shardweave.planners.cost.quantity import bytes_text, seconds_text
+from shardweave.planners.cost.simulation import Simulation
+from shardweave.planners.pipelines.picture import moments_of
+from shardweave.planners.pipelines.picture import table_of as schedule_of
+from shardweave.planners.predict import simulate_step
+
+Json = dict[str, Any]
+
+STEP = ""
+"""The name of the only function of a program without stages."""
+
+
+class Recorder(Observer):
+    """Notes each program that a pipeline makes. `moments` are the data of the page, `words` its
+    texts.
+
+    optimizer_multiplier: bytes of optimizer state per byte of parameters, for the memory.
+    """
+
+    def __init__(self, cluster: Cluster, *, optimizer_multiplier: float = 0.0) -> None:
+        self.cluster = cluster
+        self.optimizer_multiplier = optimizer_multiplier
+        self.words = Words()
+        self.moments: list[Json] = []
+        self._program: Program | None = None
+        self._interner = Interner()
+        self._parts: dict[str, FunctionPart] = {}
+        self._simulated: Simulated = None
+        self._stats: ProgramStats | None = None
+        self._start_s = 0.0
+
+    def before(self, one: ModulePass, program: Program) -> None:
+        if self._program is None:
+            self.note("input", program, summary="The program that the passes are given.")
+        self._start_s = time.perf_counter()
+
+    def after(self, one: ModulePass, program: Program) -> None:
+        seconds = time.perf_counter() - self._start_s
+        summary = (getdoc(type(one)) or "").partition("\n\n")[0]
+        self.note(one.name, program, spec=str(one.spec()), summary=summary, seconds=seconds)
+
+    def note(
+        self,
+        name: str,
+        program: Program,
+        *,
+        spec: str = "",
+        summary: str = "",
+        seconds: float | None = None,
+    ) -> None:
+        """Add a moment: the program as it is now, beside the one of the moment before."""
+        head: Json = {
+            "name": name,
+            "spec": spec or name,
+            "summary": " ".join(summary.split()),
+            "seconds": "" if seconds is None else seconds_text(seconds),
+        }
+        if program == self._program:
+            self.moments.append(head | {"same": True})
+            return
+        kept = program.clone()
+        counts, parts = self._compared(kept)
+        stats = kept.stats()
+        simulated, why_not = self._simulate(kept)
+        before = self._stats or stats, self._simulated if self.moments else simulated
+        numbers = [
+            *program_numbers(before[0], stats),
+            *simulated_numbers(before[1], simulated),
+        ]
+        data = head | {
+            "same": False,
+            "counts": {kind: counts[kind] for kind in KINDS if counts[kind]},
+            "parts": parts,
+            "rail": list(_rail(kept, stats, simulated)),
+            "numbers": [list(number_cells(number)) for number in numbers],
+            "axes": _axes(kept),
+            "whyNot": why_not,
+        }
+        self.moments.append(data | self._pictures(kept, simulated))
+        self._program, self._stats, self._simulated = kept, stats, simulated
+
+    # The ops
+
+    def _compared(self, program: Program) -> tuple[Counter[str], list[Json]]:
+        """The functions of a program beside those of the one before; changes by kind."""
+        old, self._parts = self._parts, {}
+        counts: Counter[str] = Counter()
+        parts: list[Json] = []
+        first_row = 0
+        for name, function in _functions(program).items():
+            table = table_of(function, self._interner)
+            before, whole = old.get(name), old.get(STEP)
+            rows: dict[Operation, int] = {}
+            if before is not None:
+                pairs, changes = pairs_of(before.table, table)
+                blocks = before.table.blocks | table.blocks
+                counts.update(change.kind for change in changes)
+                rows = before.rows_of(ancestors_of(pairs))
+            else:
+                pairs, blocks = unchanged(function), table.blocks
+                if whole is not None:
+                    rows = whole.rows_of(same_by_name(whole.program, function))
+            layers = by_layers(pairs, blocks)
+            part = FunctionPart(name, table, layers, before, self.words, first_row)
+            parts.append(part.data(rows))
+            self._parts[name] = part
+            first_row += part.num_rows
+        for part in self._parts.values():
+            part.before = None  # which else would hold all programs
+        return counts, parts
+
+    # Time and memory
+
+    def _simulate(self, program: Program) -> tuple[Simulated, str]:
+        """The step in the simulator, or None and why it has none."""
+        mesh = program.mesh or Mesh()
+        if not program.is_local and mesh.num_devices > 1:
+            return None, (
+                "The program is global here: what one device does of it, and how long it takes, "
+                "is there from the pass insert-collectives on."
+            )
+        multiplier = self.optimizer_multiplier
+        return simulate_step(program, self.cluster, optimizer_multiplier=multiplier), ""
+
+    def _pictures(self, program: Program, simulated: Simulated) -> Json:
+        """Streams, memory and schedule as numbers of texts of HTML, and as a table."""
+        found: Json = {"streams": -1, "memory": -1, "schedule": []}
+        if simulated is not None:
+            found["streams"] = self.words.number(timeline_html(simulated))
+        if isinstance(simulated, Simulation):
+            series = memory_over_time(program, optimizer_multiplier=self.optimizer_multiplier)
+            found["memory"] = self.words.number(memory_html(simulated, series))
+        if is_staged(program):
+            found["schedule"] = moments_of(*schedule_of(program))
+        return found
+
+
+def _functions(program: Program) -> dict[str, Program]:
+    """The functions of a program by name; what is not cut into stages is one."""
+    if not is_staged(program):
+        return {STEP: program}
+    return {name: one.alone for name, one in functions_of(program).items()}
+
+
+def _rail(program: Program, stats: ProgramStats, simulated: Simulated) -> Iterator[list[str]]:
+    """What the rail says of a moment: names and texts."""
+    yield ["ops", f"{sum(stats.ops.values()):,}"]
+    reshards = sum(isinstance(op, ReshardOp) for op in program.ops)
+    if reshards:
+        yield ["reshards", f"{reshards:,}"]
+    axes = dict.fromkeys(one.axes for one in stats.collectives)
+    for names in axes:
+        rows = [one for one in stats.collectives if one.axes == names]
+        count, size = sum(one.count for one in rows), sum(one.sent_bytes for one in rows)
+        yield [", ".join(names), f"{count:,} x, {bytes_text(size)}"]
+    if simulated is not None:
+        yield ["step", seconds_text(simulated.time_s)]
+        yield ["exposed", seconds_text(simulated.exposed_communication_s)]
+        yield ["memory", bytes_text(simulated.peak_bytes)]
+
+
+def _axes(program: Program) -> list[list[str]]:
+    """The axes of the mesh: name, kind, size, and the devices of each group."""
+    mesh = program.mesh or Mesh()
+    return [
+        [
+            axis.name,
+            axis.kind,
+            str(axis.size),
+            groups_text(mesh, axis.name) if axis.kind == "space" else "",
+        ]
+        for axis in mesh.axes
+    ]

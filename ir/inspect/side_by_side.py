@@ -1,0 +1,156 @@
+"""Two programs beside each other, by layers: what came, went, moved and changed in each.
+
+Layers to which the same happened are one, and are shown by the first of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+from xdsl.ir import Operation
+
+from shardweave.ir.annotations import Copy, copy_of, layer_of, origin_of, phase_of
+from shardweave.ir.blocks import Blocks
+from shardweave.ir.inspect.diff import Change, aligned_changes
+from shardweave.ir.inspect.diff_table import ProgramTable
+from shardweave.ir.inspect.outline import body_of, part_of
+from shardweave.ir.program import Program
+
+
+class OpPair(NamedTuple):
+    """An op before and after a change; None where it is not. change: None if it is as it was."""
+
+    before: Operation | None
+    after: Operation | None
+    change: Change | None
+
+    @property
+    def kind(self) -> str:
+        """`same`, or as `Change.kind`."""
+        return "same" if self.change is None else self.change.kind
+
+
+@dataclass(frozen=True)
+class LayerPairs:
+    """Neighbouring layers of the same ops to which the same happened; `pairs` are the first's.
+
+    members: by layer, its ops after the change, in order; those of one place are equal but for the
+    layers' names.
+    """
+
+    layers: tuple[str, ...]
+    pairs: tuple[OpPair, ...]
+    members: tuple[tuple[Operation, ...], ...]
+
+
+def pairs_of(before: ProgramTable, after: ProgramTable) -> tuple[list[OpPair], list[Change]]:
+    """All ops of both programs in one order, and what changed. As for `aligned_changes`."""
+    changes, places = aligned_changes(before, after)
+    sides = list(before.program.ops), list(after.program.ops)
+    known = {change.at: change for change in changes if change.at != (None, None)}
+    pairs = [
+        OpPair(
+            None if at[0] is None else sides[0][at[0]],
+            None if at[1] is None else sides[1][at[1]],
+            known.get(at),
+        )
+        for at in places
+    ]
+    return pairs, changes
+
+
+def unchanged(program: Program) -> list[OpPair]:
+    """The ops of a program that is beside no other."""
+    return [OpPair(op, op, None) for op in program.ops]
+
+
+def by_layers(pairs: Sequence[OpPair], blocks: Blocks) -> list[LayerPairs]:
+    """Pairs by the part of the model that their ops belong to. Linear in the ops."""
+    parts: dict[str, list[OpPair]] = {}
+    for pair in pairs:
+        op = pair.after or pair.before
+        assert op is not None
+        parts.setdefault(part_of(layer_of(op), blocks), []).append(pair)
+    found: list[LayerPairs] = []
+    for _, group in groupby(parts.items(), key=lambda part: _body(*part)):
+        layers = list(group)
+        members = tuple(
+            tuple(pair.after for pair in rows if pair.after is not None) for _, rows in layers
+        )
+        found.append(LayerPairs(tuple(name for name, _ in layers), tuple(layers[0][1]), members))
+    return found
+
+
+def _body(name: str, pairs: Sequence[OpPair]) -> tuple[object, ...]:
+    """Equal for layers of the same ops to which the same happened."""
+    sides = [[pair[side] for pair in pairs] for side in (0, 1)]
+    bodies = [body_of(name, [op for op in side if op is not None]) for side in sides]
+    kinds = [(pair.kind, pair.before is None, pair.after is None) for pair in pairs]
+    return kinds, *bodies
+
+
+def ancestors_of(pairs: Sequence[OpPair]) -> dict[Operation, Operation]:
+    """By op after a change, the op before it that it was, or that it is a copy of.
+
+    An op that is written out for several sub-batches has no partner: it is told by what it is, and
+    by which of these it is among those of its sub-batch.
+    """
+    found: dict[Operation, Operation] = {}
+    for pair in pairs:
+        if pair.after is not None and pair.before is not None:
+            found[pair.after] = pair.before
+    shared = {found[op] for op in found if copy_of(op) is None}
+    single = [pair.before for pair in pairs if pair.before is not None]
+    varying = [op for op in single if op not in shared and copy_of(op) is None]
+    originals = {key: op for key, op in _numbered(varying)}
+    copies = [p.after for p in pairs if p.after is not None and copy_of(p.after) is not None]
+    for key, op in _numbered(copies):
+        if op not in found and key in originals:
+            found[op] = originals[key]
+    return found
+
+
+def same_by_name(before: Program, after: Program) -> dict[Operation, Operation]:
+    """By op of a program that was cut out of another, the op there of its name and values."""
+    known: dict[object, Operation | None] = {}
+    for op in before.ops:
+        known[_names(op)] = None if _names(op) in known else op
+    return {op: source for op in after.ops if (source := known.get(_names(op))) is not None}
+
+
+def _names(op: Operation) -> object:
+    hints = tuple(result.name_hint for result in op.results)
+    return op.name, layer_of(op), phase_of(op), copy_of(op), hints
+
+
+def _numbered(ops: Iterable[Operation]) -> Iterator[tuple[object, Operation]]:
+    """Each op with what it is, and the how many-th of that it is within its sub-batch."""
+    counts: Counter[object] = Counter()
+    for op in ops:
+        kind, copy = (op.name, layer_of(op), phase_of(op)), copy_of(op)
+        yield (kind, counts[kind, copy]), op
+        counts[kind, copy] += 1
+
+
+def sources_of(program: Program) -> dict[Operation, Operation]:
+    """By recomputed op, the op of the same program that it was cloned from, where that is left."""
+    named: dict[tuple[str, str, Copy | None], Operation] = {}
+    recomputed: list[tuple[str, Operation]] = []
+    for op in program.ops:
+        origin = origin_of(op)
+        if origin is not None:
+            recomputed.append((origin, op))
+            continue
+        for result in op.results:
+            if result.name_hint is not None:
+                named.setdefault((result.name_hint, layer_of(op), copy_of(op)), op)
+    found: dict[Operation, Operation] = {}
+    for origin, op in recomputed:
+        source = named.get((origin, layer_of(op), copy_of(op)))
+        if source is not None:
+            found[op] = source
+    return found

@@ -1,0 +1,219 @@
+"""A factor rule, read once more: what an op gives on the shards that its operands come in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from shardweave.ir.placement import DimSharding, Placement, Sharding, is_even, ordered
+from shardweave.ir.proof.held import FREE, Shape
+from shardweave.ir.sharding.rules import Rule
+from shardweave.ir.sharding.rules.base import Dims
+
+Cuts = tuple[DimSharding, ...]
+"""For each factor of a rule the placements that cut it."""
+
+Axes = tuple[tuple[str, int], ...]
+"""All axes in order, with their sizes."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a rule gives nothing. operand: the one at fault, if it is one."""
+
+    problem: str
+    operand: int | None = None
+
+
+@dataclass(frozen=True)
+class Applied:
+    """How a rule cuts an op: the cuts of its factors, and the shardings of its results."""
+
+    cuts: Cuts
+    results: tuple[Sharding, ...]
+
+
+@lru_cache(maxsize=65536)
+def apply_rule(
+    rule: Rule,
+    operands: tuple[Sharding, ...],
+    whole: tuple[Shape, ...],
+    local: tuple[Shape, ...] | None,
+    hints: tuple[Sharding | None, ...],
+    axes: Axes,
+) -> Applied | Refusal:
+    """What an op's results are on operands in these shards, if they have these local shapes.
+
+    whole: the global shapes of the results. local: None for whatever they come to have.
+    hints: in which shards results are said to be; it only chooses among what is true.
+    """
+    cuts = _cuts(rule, operands)
+    if isinstance(cuts, Refusal):
+        return cuts
+    carried = _carried(rule, operands, cuts)
+    if isinstance(carried, Refusal):
+        return carried
+    for index, (dims, hint) in enumerate(zip(rule.results, hints, strict=True)):
+        problem = _complete(rule, cuts, dims, None if local is None else local[index], hint)
+        if problem is not None:
+            return problem
+    _name_lost(rule, cuts, hints[0] if hints else None, carried, axes)
+    problem = _problem(rule, cuts)
+    if problem is not None:
+        return problem
+    results: list[Sharding] = []
+    for index, global_shape in enumerate(whole):
+        made = rule.result(index, cuts, carried, [name for name, _ in axes])
+        if made is None:
+            return Refusal("cannot be computed on shards of these operands")
+        expected = made.local_shape(global_shape)
+        if local is not None and expected != local[index]:
+            return Refusal(f"has results of shape {local[index]}, expected {expected}")
+        results.append(made)
+    return Applied(tuple(cuts), tuple(results))
+
+
+def _cuts(rule: Rule, operands: Sequence[Sharding]) -> list[DimSharding] | Refusal:
+    """The cuts of the factors that all operands agree on."""
+    read: list[list[DimSharding]] = []
+    for index, (dims, sharding) in enumerate(zip(rule.operands, operands, strict=True)):
+        own = rule.factors_of(dims, sharding.dims)
+        if own is None:
+            return Refusal("is cut where the op needs it whole", index)
+        read.append(own)
+    cuts: list[DimSharding] = [()] * len(rule.factors)
+    for factor in range(len(rule.factors)):
+        owners = [
+            index
+            for index, dims in enumerate(rule.operands)
+            if any(factor in names for names in dims)
+        ]
+        if not owners:
+            continue
+        # What is constant along a factor stands for any cut of it.
+        named = [index for index in owners if not _is_free(read[index][factor])]
+        cuts[factor] = read[(named or owners)[0]][factor]
+        for index in owners:
+            if not stands_for(read[index][factor], cuts[factor]):
+                return Refusal("is not cut as the other operands are", index)
+    return cuts
+
+
+def _is_free(cut: DimSharding) -> bool:
+    return any(placement.axis == FREE for placement in cut)
+
+
+def stands_for(own: DimSharding, cut: DimSharding) -> bool:
+    """Whether a cut, that may be free in places, is another one."""
+    if own == cut:
+        return True
+    rest = [placement for placement in cut if placement not in own]
+    for free in (placement for placement in own if placement.axis == FREE):
+        within = [p for p in rest if free.stride <= p.stride and p.span <= free.span]
+        if prod(p.size for p in within) != free.size:
+            return False
+        rest = [p for p in rest if p not in within]
+    kept = [p for p in own if p.axis != FREE]
+    return not rest and all(p in cut for p in kept)
+
+
+def _carried(
+    rule: Rule, operands: Sequence[Sharding], cuts: Sequence[DimSharding]
+) -> tuple[str, ...] | Refusal:
+    """The axes over which the op's results are sums since its operands are."""
+    linear = [operands[index].unreduced for index in sorted(rule.linear)]
+    carried = linear[0] if linear else ()
+    for index, sharding in enumerate(operands):
+        pending = carried if index in rule.linear else ()
+        if sharding.unreduced == pending and (not pending or sharding.reduction == "sum"):
+            continue
+        if sharding.unreduced:
+            over = ", ".join(sharding.unreduced)
+            return Refusal(f"is pending over {over}: an all_reduce is missing before", index)
+        over = ", ".join(pending)
+        return Refusal(f"is whole, but another operand is pending over {over}", index)
+    if {p.axis for cut in cuts for p in cut} & set(carried):
+        return Refusal("is cut over an axis over which another operand is pending")
+    return carried
+
+
+def _complete(
+    rule: Rule,
+    cuts: list[DimSharding],
+    dims: Dims,
+    shape: Shape | None,
+    hint: Sharding | None,
+) -> Refusal | None:
+    """Cut the factors that results alone have: constant along them, or as the hint says."""
+    read = {factor for operand in rule.operands for names in operand for factor in names}
+    if rule.localize is not None or shape is None:
+        hinted = rule.factors_of(dims, hint.dims) if hint and len(hint.dims) == len(dims) else None
+        for factor, cut in enumerate(hinted or ()):
+            is_open = factor not in read and not cuts[factor]
+            if is_open or (_is_free(cuts[factor]) and stands_for(cuts[factor], cut)):
+                cuts[factor] = cut
+        return None
+    for names, size in zip(dims, shape, strict=True):
+        free = [factor for factor in names if factor not in read and not cuts[factor]]
+        whole = prod(rule.factors[factor].size for factor in names)
+        known = prod(p.size for factor in names for p in cuts[factor])
+        if not free or whole == size * known:
+            continue
+        ratio, rest = divmod(whole, max(size * known, 1))
+        extent = rule.factors[free[0]].size
+        if rest or extent % ratio:
+            return Refusal(f"has {size} of {whole} elements of a dim, which is no shard")
+        cuts[free[0]] = (Placement(FREE, ratio, extent // ratio),)
+    return None
+
+
+def _name_lost(
+    rule: Rule,
+    cuts: list[DimSharding],
+    hint: Sharding | None,
+    carried: Sequence[str],
+    axes: Axes,
+) -> None:
+    """Give axes to cuts that are constant along factors that are reduced: those of the hint.
+
+    Every rank then has as much of the sum, so any axes that are as many will do.
+    """
+    used = {p.axis for cut in cuts for p in cut} | set(carried)
+    named = () if hint is None else hint.unreduced
+    left = [(axis, size) for axis, size in axes if axis in named and axis not in used]
+    for factor, cut in enumerate(cuts):
+        if _is_kept(rule, factor) or not _is_free(cut):
+            continue
+        placements = [p for p in cut if p.axis != FREE]
+        for free in (p for p in cut if p.axis == FREE):
+            stride, upper = free.stride, free.span
+            while left and upper > stride and (upper // stride) % left[0][1] == 0:
+                axis, size = left.pop(0)
+                upper //= size
+                placements.append(Placement(axis, size, upper))
+            if upper > stride:
+                placements.append(Placement(FREE, upper // stride, stride))
+        cuts[factor] = ordered(placements)
+
+
+def _problem(rule: Rule, cuts: Sequence[DimSharding]) -> Refusal | None:
+    """Why an op cannot be cut so; None if it can."""
+    named = [p.axis for cut in cuts for p in cut if p.axis != FREE]
+    twice = sorted({axis for axis in named if named.count(axis) > 1})
+    if twice:
+        return Refusal(f"has operands that are cut in different dims over {', '.join(twice)}")
+    for index, (factor, cut) in enumerate(zip(rule.factors, cuts, strict=True)):
+        if not is_even(cut, factor.size):
+            return Refusal("has operands that are cut unevenly, which is not proved")
+        if not rule.can_cut(index, cut):
+            return Refusal("cannot be computed on shards of these operands")
+        if _is_free(cut) and not _is_kept(rule, index):
+            return Refusal("sums what is the same everywhere, over axes that nothing names")
+    return None
+
+
+def _is_kept(rule: Rule, factor: int) -> bool:
+    """Whether all results have a factor."""
+    return all(any(factor in names for names in dims) for dims in rule.results)

@@ -1,0 +1,227 @@
+"""The expressions that a program computes, each known by a number: equal expressions share one.
+
+Numbers are real: a cast from one floating-point type to another is the value itself, sums are
+kept as their terms with coefficients, in whatever order and grouping they were added, and a
+product with an addend is a sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from xdsl.dialects import func
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from shardweave.ir import dist
+from shardweave.ir.annotations import annotate, arguments_of, describe
+from shardweave.ir.aten import AtenOp, create
+from shardweave.ir.facts import Product, facts_of, is_random
+from shardweave.ir.kernel import FusedOp
+from shardweave.ir.proof.key_heads import repeated_heads
+from shardweave.ir.sharding.rules import Rule, rule_of
+from shardweave.ir.sharding.rules.attention import shares_key_heads
+from shardweave.ir.types import dtype_of_value, shape_of
+
+Shape = tuple[int, ...]
+Terms = dict[int, float]
+"""A sum: the coefficient of each expression."""
+
+SUMS = {"aten.add.Tensor": 1, "aten.sub.Tensor": -1}
+"""Sums of two tensors, and the sign of the second."""
+
+
+class ProofError(ValueError):
+    """A program that could not be shown to compute what another does."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way in which results are computed: an op of global types, and its operands' numbers."""
+
+    op: AtenOp
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+
+    @cached_property
+    def rule(self) -> Rule:
+        return rule_of(self.op)
+
+    @cached_property
+    def arguments(self) -> frozenset[tuple[str, Attribute]]:
+        return arguments_of(self.op)
+
+
+def kind_of(value: SSAValue) -> str:
+    """What of a value's dtype counts: `float` for any of its kind, else the dtype."""
+    dtype = dtype_of_value(value)
+    return "float" if dtype.is_floating_point else str(dtype)
+
+
+def is_cast(op: Operation) -> bool:
+    """Whether an op gives the same real numbers in another floating-point type."""
+    return (
+        op.name == "aten._to_copy"
+        and kind_of(op.operands[0]) == "float"
+        and kind_of(op.results[0]) == "float"
+    )
+
+
+def signs_of(op: Operation) -> tuple[float, float] | None:
+    """The coefficients of an op's two terms, if it is a sum of two floating-point tensors."""
+    sign = SUMS.get(op.name)
+    if sign is None or kind_of(op.results[0]) != "float" or len(op.operands) != 2:
+        return None
+    assert isinstance(op, AtenOp)
+    return 1.0, float(sign * op.value("alpha"))
+
+
+def stand_in(name: str, operands: Sequence[SSAValue], like: SSAValue) -> AtenOp:
+    """An op on operands of the types of some values, that stands in no program."""
+    block = Block(arg_types=[value.type for value in operands])
+    return create(name, block.args, [like.type])
+
+
+@dataclass
+class Expressions:
+    """Hash-consed expressions. By number: shape, and the op or slot that first computed it."""
+
+    shapes: list[Shape] = field(default_factory=list[Shape])
+    makers: list[Operation | str] = field(default_factory=list[Operation | str])
+    forms: dict[tuple[str, tuple[int, ...]], list[Form]] = field(
+        default_factory=dict[tuple[str, tuple[int, ...]], list[Form]]
+    )
+    localized: dict[str, list[Form]] = field(default_factory=dict[str, list[Form]])
+    """Forms whose rule writes a local form of its own, by op name."""
+    sums: dict[int, Terms] = field(default_factory=dict[int, Terms])
+    num_read: int = 0
+    """Numbers below are those of the program that was read."""
+    _known: dict[Hashable, tuple[int, ...]] = field(default_factory=dict[Hashable, tuple[int, ...]])
+
+    def number(self, key: Hashable, shapes: Sequence[Shape], maker: Operation | str) -> list[int]:
+        """The numbers of the results of a key, new ones if it is new."""
+        known = self._known.get(key)
+        if known is None:
+            start = len(self.shapes)
+            known = self._known[key] = tuple(range(start, start + len(shapes)))
+            self.shapes += shapes
+            self.makers += [maker] * len(shapes)
+        return list(known)
+
+    def argument(self, kind: str, name: str, value: SSAValue) -> int:
+        return self.number(("argument", kind, name), [shape_of(value)], f"{kind} '{name}'")[0]
+
+    def sum_of(self, terms: Sequence[tuple[int, float]], shape: Shape, maker: Operation) -> int:
+        """The number of a sum: nested sums count by their terms."""
+        total: Terms = {}
+        for number, coefficient in terms:
+            for inner, factor in self.sums.get(number, {number: 1.0}).items():
+                total[inner] = total.get(inner, 0.0) + factor * coefficient
+        if len(total) == 1:
+            ((only, coefficient),) = total.items()
+            if coefficient == 1 and self.shapes[only] == shape:
+                return only
+        key = "sum", frozenset(total.items()), shape
+        (number,) = self.number(key, [shape], maker)
+        self.sums[number] = total
+        return number
+
+    def apply(self, op: Operation, operands: Sequence[int]) -> list[int]:
+        """The numbers of the results of an op of a global program."""
+        if isinstance(op, dist.ReshardOp) or is_cast(op):
+            return list(operands)
+        signs = signs_of(op)
+        if signs is not None:
+            terms = list(zip(operands, signs, strict=True))
+            return [self.sum_of(terms, shape_of(op.results[0]), op)]
+        if not isinstance(op, AtenOp):
+            return self._opaque(op, operands)
+        product = facts_of(op).product
+        if product is not None and product.plain:
+            return self._added_product(op, product, operands)
+        numbers = self.form(op, operands)
+        if shares_key_heads(op):
+            for alias, inputs, results in repeated_heads(op, operands, numbers, self.form):
+                self.form(alias, inputs, results)
+        return numbers
+
+    def form(
+        self, op: AtenOp, operands: Sequence[int], results: Sequence[int] | None = None
+    ) -> list[int]:
+        """The numbers of an op's results, which are `results` if it computes what is known."""
+        inputs = tuple(operands)
+        kinds = tuple(map(kind_of, op.results))
+        shapes = [shape_of(result) for result in op.results]
+        key: Hashable = (op.name, arguments_of(op), inputs, tuple(shapes), kinds)
+        if is_random(op):
+            key = key, len(self.shapes)
+        is_new = key not in self._known
+        if results is not None:
+            is_new = self._known.get(key) != tuple(results)
+            self._known[key] = tuple(results)
+        numbers = self.number(key, shapes, op)
+        if is_new:
+            form = Form(op, inputs, tuple(numbers))
+            known = self.forms.setdefault((op.name, inputs), [])
+            # What is said to be known stands before what was numbered anew.
+            known.insert(0 if results is not None else len(known), form)
+            if form.rule.localize is not None:
+                self.localized.setdefault(op.name, []).append(form)
+        return numbers
+
+    def _added_product(self, op: AtenOp, product: Product, operands: Sequence[int]) -> list[int]:
+        """A product with an addend: the sum of both."""
+        assert product.addend is not None
+        if op.value("alpha") != 1 or op.value("beta") != 1:
+            return self.form(op, operands)
+        result = op.results[0]
+        plain = stand_in(product.plain, [op.operands[i] for i in product.factors], result)
+        annotate(plain, op)
+        made = self.form(plain, [operands[i] for i in product.factors])
+        terms = [(made[0], 1.0), (operands[product.addend], 1.0)]
+        return self.form(op, operands, [self.sum_of(terms, shape_of(result), op)])
+
+    def _opaque(self, op: Operation, operands: Sequence[int]) -> list[int]:
+        """A collective as a function of its own: of each operand where it has several."""
+        if isinstance(op, dist.WaitOp):
+            return list(operands)
+        name = op.name.replace("dist.start_", "dist.")
+        arguments = arguments_of(op)
+        if not operands:
+            shapes = [shape_of(result) for result in op.results]
+            return self.number((name, arguments), shapes, op)
+        return [
+            self.number((name, arguments, operand), [shape_of(result)], op)[0]
+            for operand, result in zip(operands, op.results, strict=True)
+        ]
+
+    def read(self, block: Block, values: dict[SSAValue, int]) -> dict[SSAValue, int]:
+        """The numbers of all values of a block, whose arguments' are given. Linear."""
+        for op in block.ops:
+            if isinstance(op, func.ReturnOp):
+                break
+            missing = [value for value in op.operands if value not in values]
+            if missing:
+                raise ProofError(f"{describe(op)} reads a value before it is made; reorder them.")
+            operands = [values[value] for value in op.operands]
+            if isinstance(op, FusedOp):
+                inner = dict(zip(op.block.args, operands, strict=True))
+                inner = self.read_fused(op, inner)
+                made = [inner[value] for value in op.yielded]
+            else:
+                made = self.apply(op, operands)
+            values.update(zip(op.results, made, strict=True))
+        self.num_read = len(self.shapes)
+        return values
+
+    def read_fused(self, op: FusedOp, values: dict[SSAValue, int]) -> dict[SSAValue, int]:
+        for inner in op.fused_ops:
+            made = self.apply(inner, [values[value] for value in inner.operands])
+            values.update(zip(inner.results, made, strict=True))
+        return values
+
+    def describe(self, number: int) -> str:
+        """How messages name an expression."""
+        maker = self.makers[number]
+        return maker if isinstance(maker, str) else describe(maker)

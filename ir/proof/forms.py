@@ -1,0 +1,83 @@
+"""Local forms: what a rule writes for an op on shards, to be recognized in a local program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import permutations, product
+from math import prod
+
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import DimSharding, Placement
+from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
+from shardweave.ir.proof.cuts import Cuts
+from shardweave.ir.proof.expressions import Form
+from shardweave.ir.proof.held import SUB_BATCH, Axes, Coordinates, Local, Part, Shape, Value
+from shardweave.ir.sharding.localizer import Localizer
+from shardweave.ir.sharding.rules.attention import FLASH, FLASH_BACKWARD
+from shardweave.ir.types import dtype_of_value, tensor_type
+
+GLOBAL_NAMES = {ATTENTION: FLASH, ATTENTION_BACKWARD: FLASH_BACKWARD}
+"""Ops that stand in local forms of other ops alone, and these."""
+
+MAX_AXES = 3
+"""Axes that may cut one dim of a range; each more tries as many times more as there are axes."""
+
+
+def written(
+    form: Form, parts: Sequence[Part], cuts: Cuts, shapes: Sequence[Shape], mesh: Mesh
+) -> tuple[Sequence[SSAValue], list[Operation], Sequence[SSAValue]]:
+    """The local form of an op on such parts: its arguments, its ops, and its results.
+
+    shapes: local ones of the results. The ops stand in no program.
+    """
+    types: list[Attribute] = []
+    for part, operand in zip(parts, form.op.operands, strict=True):
+        shape = part.held.local_shape
+        assert shape is not None
+        types.append(tensor_type(shape, dtype_of_value(operand)))
+    arguments = Block(arg_types=types).args
+    made = [
+        tensor_type(shape, dtype_of_value(result))
+        for shape, result in zip(shapes, form.op.results, strict=True)
+    ]
+    ops: list[Operation] = []
+    sizes = [factor.size for factor in form.rule.factors]
+    localizer = Localizer(form.op, arguments, cuts, sizes, made, mesh, ops.append)
+    localize = form.rule.localize
+    assert localize is not None
+    return arguments, ops, localize(localizer)
+
+
+def candidates(form: Form, operands: Sequence[Value]) -> Iterator[tuple[Part, ...]]:
+    """The operands that an op of the global program may have where some value is a step of it.
+
+    Each is the operand of that step, or what that is computed of.
+    """
+    options: list[list[Part]] = []
+    for index, number in enumerate(form.operands):
+        value = operands[index] if index < len(operands) else None
+        found = value.leaves if isinstance(value, Local) else [value]
+        fitting = [p for p in found if isinstance(p, Part) and p.held.number == number]
+        options.append([p for p in fitting if p.held.layout is None])
+    yield from product(*options)
+
+
+def plain_cuts(axes: Axes, size: int, part: int) -> Iterator[tuple[DimSharding, Coordinates]]:
+    """The plain shards of a dim that have some size, over any axes, of any sub-batches."""
+    if part == 0 or size % part or size == part:
+        return
+    wide = axes.wide([axis.name for axis in axes.mesh.space_axes]) + list(axes.sub_batches)
+    for count in range(1, MAX_AXES + 1):
+        for names in permutations(wide, count):
+            sizes = [axes.size(name) for name in names]
+            if prod(sizes) != size // part:
+                continue
+            strides = [part * prod(sizes[i + 1 :]) for i in range(count)]
+            triples = zip(names, sizes, strides, strict=True)
+            cut = tuple([Placement(*triple) for triple in triples])
+            times = [name for name in names if name.startswith(SUB_BATCH)]
+            for at in product(*(range(axes.size(name)) for name in times)):
+                own = zip(times, at, strict=True)
+                yield cut, tuple(sorted((n, frozenset({c})) for n, c in own))

@@ -1,0 +1,254 @@
+"""What a local value is to a global program: its relation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TypeAlias
+
+from xdsl.ir import Attribute
+
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import Placement, Sharding
+from shardweave.ir.proof.layout import (
+    Digits,
+    Layout,
+    cut_at,
+    joined,
+    length,
+    standard,
+    taken,
+    viewed,
+)
+
+FREE = "*"
+"""The axis of a cut along which the value is constant: it holds for any axes, in any part."""
+
+SUB_BATCH = "sub_batch."
+"""How the names begin of axes of sub-batches, whose number follows: they are read off slices."""
+
+Shape = tuple[int, ...]
+Coordinates = tuple[tuple[str, frozenset[int]], ...]
+"""For axes of sub-batches, by name: which coordinate a part is of, or of which it is the sum."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """An expression in shards.
+
+    number: of the expression. shape: its global shape. sharding: the axes that cut it, and those
+    over which it is a term of a sum; axes of sub-batches among them. terms: which split into terms
+    over sub-batches it is, so that terms of different splits are not added up; 0 without. layout:
+    where its digits stand, if not as the sharding has them.
+    """
+
+    number: int
+    shape: Shape
+    sharding: Sharding
+    terms: int = 0
+    layout: Layout | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.number, self.shape, self.sharding, self.terms, self.layout))
+
+    @property
+    def digits(self) -> Layout | None:
+        """Where digits stand; None where dims are cut unevenly."""
+        return self.layout or standard(self.shape, self.sharding.dims)
+
+    @cached_property
+    def local_shape(self) -> Shape | None:
+        """The shape of a rank's part; None where dims are cut unevenly."""
+        digits = self.digits
+        return None if digits is None else tuple([length(own) for own in digits])
+
+    def laid_out(self, layout: Layout | None, sharding: Sharding | None = None) -> Held | None:
+        """The same expression in another layout (and sharding)."""
+        if layout is None:
+            return None
+        sharding = sharding or self.sharding
+        plain = standard(self.shape, sharding.dims)
+        return replace(self, sharding=sharding, layout=None if layout == plain else layout)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A value that relates to the global program: what is held, and of which sub-batches."""
+
+    held: Held
+    at: Coordinates = ()
+
+    def with_held(self, held: Held | None) -> Part | None:
+        return None if held is None else Part(held, self.at)
+
+
+@dataclass(frozen=True)
+class Index:
+    """A whole number that a rank knows of itself: a constant, and multiples of its coordinates."""
+
+    terms: tuple[tuple[str, int], ...]
+    constant: int = 0
+
+    def plus(self, other: Index) -> Index:
+        total = dict(self.terms)
+        for axis, factor in other.terms:
+            total[axis] = total.get(axis, 0) + factor
+        kept = tuple(sorted(item for item in total.items() if item[1]))
+        return Index(kept, self.constant + other.constant)
+
+    def times(self, factor: int) -> Index:
+        return Index(
+            tuple((axis, f * factor) for axis, f in self.terms if factor), self.constant * factor
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """Parts side by side along one dim, each with its size there."""
+
+    dim: int
+    pieces: tuple[tuple[Value, int], ...]
+
+
+@dataclass(frozen=True)
+class Local:
+    """A value that relates to nothing by itself: what a rank computes of others.
+
+    It may be a step of a local form, whose result relates.
+    """
+
+    name: str
+    arguments: frozenset[tuple[str, Attribute]]
+    operands: tuple[Value, ...]
+    types: tuple[tuple[Shape, str], ...]
+    index: int = 0
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.arguments, self.operands, self.types, self.index))
+
+    @cached_property
+    def leaves(self) -> frozenset[Part]:
+        """The values that relate, of which it is computed."""
+        found: set[Part] = set()
+        for operand in self.operands:
+            if isinstance(operand, Local):
+                found |= operand.leaves
+            elif isinstance(operand, Part):
+                found.add(operand)
+        return frozenset(found)
+
+
+Value: TypeAlias = "Part | Index | Row | Local"
+
+
+@dataclass
+class Axes:
+    """The axes of a proof: those of the mesh, and those of sub-batches, as they come up."""
+
+    mesh: Mesh
+    sub_batches: dict[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.mesh.names, *self.sub_batches)
+
+    def size(self, name: str) -> int:
+        return self.sub_batches.get(name) or self.mesh.size(name)
+
+    @property
+    def sized(self) -> tuple[tuple[str, int], ...]:
+        """All axes in order, with their sizes."""
+        return tuple([(name, self.size(name)) for name in self.names])
+
+    def wide(self, names: Sequence[str]) -> list[str]:
+        """Those of some axes that have more than one coordinate."""
+        return [name for name in names if self.size(name) > 1]
+
+    def sub_batch(self, size: int, sharding: Sharding) -> str:
+        """An axis of that many sub-batches that the sharding does not have yet."""
+        name = f"{SUB_BATCH}{size}"
+        while name in sharding.axes:
+            name += "_"
+        self.sub_batches[name] = size
+        return name
+
+
+def gathered(held: Held, axes: Sequence[str], dim: int, block: int | None) -> Held | None:
+    """The concatenation over axes along a local dim, in blocks (None: of the whole dim)."""
+    layout = held.digits
+    if layout is None or set(axes) & set(held.sharding.unreduced):
+        return None
+    moved: list[tuple[int, int, int]] = []
+    for axis in axes:
+        seat = held.sharding.seat_of(axis)
+        if seat is None:
+            return None
+        moved.append((seat[0], seat[1].stride, seat[1].size))
+    parts = ((), layout[dim]) if block is None else cut_at(layout[dim], block)
+    if parts is None:
+        return None
+    digits = joined([*parts[0], *moved, *parts[1]])
+    after = held.sharding.without(axes)
+    return held.laid_out((*layout[:dim], digits, *layout[dim + 1 :]), after)
+
+
+def cut(held: Held, axes: Sequence[tuple[str, int]], dim: int, block: int) -> Held | None:
+    """The shard over axes (with their sizes) of a local dim, in blocks."""
+    layout = held.digits
+    if layout is None or {axis for axis, _ in axes} & held.sharding.axes:
+        return None
+    size = 1
+    for _, ranks in axes:
+        size *= ranks
+    parts = taken(layout[dim], size, block)
+    if parts is None:
+        return None
+    above, own, within = parts
+    sharding = held.sharding
+    for axis, ranks in reversed(axes):
+        lower = cut_at(own, ranks)
+        if lower is None or len(digit := joined(lower[1])) != 1:
+            return None
+        own = lower[0]
+        place, stride, _ = digit[0]
+        sharding = sharding.with_dim(place, (*sharding.dims[place], Placement(axis, ranks, stride)))
+    digits: Digits = joined([*above, *within])
+    return held.laid_out((*layout[:dim], digits, *layout[dim + 1 :]), sharding)
+
+
+def reduced(held: Held, axes: Sequence[str]) -> Held | None:
+    """The sum (or maximum) over axes, over all of which it is a term."""
+    if not set(axes) <= set(held.sharding.unreduced):
+        return None
+    after = held.sharding.reduced(axes)
+    left = any(axis.startswith(SUB_BATCH) for axis in after.unreduced)
+    return replace(held, sharding=after, terms=held.terms if left else 0)
+
+
+def seen_as(held: Held, shape: Sequence[int]) -> Held | None:
+    """The same elements, in their order, under another local shape."""
+    layout = held.digits
+    return None if layout is None else held.laid_out(viewed(layout, shape))
+
+
+def turned(held: Held, order: Sequence[int]) -> Held | None:
+    """With its local dims in another order."""
+    layout = held.digits
+    return None if layout is None else held.laid_out(tuple(layout[dim] for dim in order))
+
+
+def without_dim(held: Held, dim: int) -> Held | None:
+    """Without a local dim that has one index."""
+    layout = held.digits
+    if layout is None or layout[dim]:
+        return None
+    return held.laid_out((*layout[:dim], *layout[dim + 1 :]))

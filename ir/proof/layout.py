@@ -1,0 +1,100 @@
+"""Where the indices of a value stand in what a rank holds, as digits.
+
+A dim of an expression is an index, and what cuts it takes digits of that index. A digit is (dim,
+stride, size): (index of the dim // stride) % size. The digits that no axis takes make up the dims
+of the local tensor, each a list of digits, major to minor. Local views, permutations, gathers and
+slices only move digits; where each stands is known exactly, whatever the shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from shardweave.ir.placement import DimSharding
+
+Digit = tuple[int, int, int]
+"""(dim of the expression, stride, size)"""
+
+Digits = tuple[Digit, ...]
+Layout = tuple[Digits, ...]
+"""For each dim of the local tensor its digits, major to minor."""
+
+
+def standard(shape: Sequence[int], dims: Sequence[DimSharding]) -> Layout | None:
+    """The layout in which every dim has the digits that its placements leave; None if uneven."""
+    found: list[Digits] = []
+    for dim, (size, placements) in enumerate(zip(shape, dims, strict=True)):
+        digits: list[Digit] = []
+        upper = size
+        for placement in placements:
+            if upper % placement.span:
+                return None
+            digits.append((dim, placement.span, upper // placement.span))
+            upper = placement.stride
+        found.append(joined([*digits, (dim, 1, upper)]))
+    return tuple(found)
+
+
+def joined(digits: Sequence[Digit]) -> Digits:
+    """The same digits, neighbours that follow each other as one, those of size 1 left out."""
+    found: list[Digit] = []
+    for dim, stride, size in digits:
+        if size == 1:
+            continue
+        if found and found[-1][0] == dim and found[-1][1] == stride * size:
+            found[-1] = (dim, stride, found[-1][2] * size)
+        else:
+            found.append((dim, stride, size))
+    return tuple(found)
+
+
+def length(digits: Sequence[Digit]) -> int:
+    """How many indices digits count."""
+    return prod(size for _, _, size in digits)
+
+
+def cut_at(digits: Sequence[Digit], block: int) -> tuple[Digits, Digits] | None:
+    """The digits above blocks of a length, and those within; None if a digit cannot be cut so."""
+    minor: list[Digit] = []
+    major = list(digits)
+    while block > 1:
+        if not major:
+            return None
+        dim, stride, size = major.pop()
+        if block >= size:
+            if block % size:
+                return None
+            minor.insert(0, (dim, stride, size))
+            block //= size
+        elif size % block:
+            return None
+        else:
+            minor.insert(0, (dim, stride, block))
+            major.append((dim, stride * block, size // block))
+            block = 1
+    return tuple(major), tuple(minor)
+
+
+def viewed(layout: Layout, shape: Sequence[int]) -> Layout | None:
+    """The layout under another shape of as many elements; None if a digit cannot be cut so."""
+    rest: Digits = tuple(digit for digits in layout for digit in digits)
+    if length(rest) != prod(shape):
+        return None
+    found: list[Digits] = []
+    for size in reversed(shape):
+        parts = cut_at(rest, size)
+        if parts is None:
+            return None
+        rest, own = parts
+        found.insert(0, joined(own))
+    return tuple(found)
+
+
+def taken(digits: Digits, size: int, block: int) -> tuple[Digits, Digits, Digits] | None:
+    """The digits of a local dim as (above, of that size, within blocks of that length)."""
+    parts = cut_at(digits, block)
+    if parts is None:
+        return None
+    upper = cut_at(parts[0], size)
+    return None if upper is None else (upper[0], upper[1], parts[1])

@@ -1,0 +1,213 @@
+"""What moves values and computes nothing: collectives, slices, views, joins, and sub-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardweave.ir import dist
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.proof.held import (
+    SUB_BATCH,
+    Axes,
+    Coordinates,
+    Held,
+    Index,
+    Part,
+    Row,
+    Value,
+    cut,
+    gathered,
+    reduced,
+    seen_as,
+    turned,
+    without_dim,
+)
+from shardweave.ir.types import shape_of
+
+
+def united(parts: Sequence[Part]) -> Coordinates | None:
+    """The sub-batches that values are of together; None if they are of different ones."""
+    found: dict[str, frozenset[int]] = {}
+    for part in parts:
+        for axis, coordinates in part.at:
+            if found.setdefault(axis, coordinates) != coordinates:
+                return None
+    return tuple(sorted(found.items()))
+
+
+def added_terms(first: Part, second: Part, axes: Axes, reduction: str) -> Part | None:
+    """The sum (or maximum) of two sub-batches' terms of one value: whole once it has them all."""
+    held, left, right = first.held, dict(first.at), dict(second.at)
+    differing = [axis for axis in left if left[axis] != right.get(axis)]
+    if first.held != second.held or len(differing) != 1 or held.sharding.reduction != reduction:
+        return None
+    (axis,) = differing
+    if axis not in held.sharding.unreduced or axis not in right or left[axis] & right[axis]:
+        return None
+    both = left[axis] | right[axis]
+    rest = tuple([item for item in first.at if item[0] != axis])
+    if len(both) == axes.size(axis):
+        whole = reduced(held, [axis])
+        return None if whole is None else Part(whole, rest)
+    return Part(held, tuple(sorted((*rest, (axis, both)))))
+
+
+# Collectives
+
+
+def collective(op: dist.DistOp, operands: Sequence[Value], axes: Axes) -> list[Value | None]:
+    """What a collective, a wait or a slice makes of each value; None where it is no relation."""
+    if isinstance(op, dist.WaitOp):
+        return list(operands)
+    if isinstance(op, dist.ShardIndexOp):
+        return [position(op.axes, axes, {})]
+    return [_sent(op, value, axes) for value in operands]
+
+
+def position(names: Sequence[str], axes: Axes, at: dict[str, frozenset[int]]) -> Index:
+    """A rank's position on axes, the first slowest; those of sub-batches have a coordinate."""
+    found, weight = Index(()), 1
+    for name in reversed(names):
+        if name in at:
+            (coordinate,) = at[name]
+            found = found.plus(Index((), coordinate * weight))
+        elif axes.size(name) > 1:
+            found = found.plus(Index(((name, weight),)))
+        weight *= axes.size(name)
+    return found
+
+
+def _sent(op: dist.DistOp, value: Value, axes: Axes) -> Value | None:
+    if isinstance(value, Row):
+        if isinstance(op, dist.AlongDimOp) and op.dim == value.dim:
+            return None
+        sent = [(_sent(op, piece, axes), size) for piece, size in value.pieces]
+        pieces = tuple([(piece, size) for piece, size in sent if piece is not None])
+        return Row(value.dim, pieces) if len(pieces) == len(sent) else None
+    if not isinstance(value, Part):
+        return None
+    return value.with_held(_held_after(op, value.held, axes))
+
+
+def _held_after(op: dist.DistOp, held: Held, axes: Axes) -> Held | None:
+    wide = axes.wide(op.axes)
+    if not wide or any(name.startswith(SUB_BATCH) for name in wide):
+        return None if wide else held
+    sized = [(name, axes.size(name)) for name in wide]
+    if isinstance(op, dist.AllReduceOp):
+        return reduced(held, wide) if held.sharding.reduction == op.reduction else None
+    if isinstance(op, dist.BroadcastOp):
+        return None if set(wide) & held.sharding.axes else held
+    if not isinstance(op, dist.AlongDimOp):
+        return None
+    if isinstance(op, dist.AllGatherOp):
+        return gathered(held, wide, op.dim, op.block)
+    before: Held | None = held
+    if isinstance(op, dist.ReduceScatterOp):
+        before = reduced(held, wide) if held.sharding.reduction == "sum" else None
+    elif isinstance(op, dist.AllToAllOp):
+        before = gathered(held, wide, op.from_dim, op.from_block)
+    elif not isinstance(op, dist.SliceOp):
+        return None
+    return None if before is None else cut(before, sized, op.dim, op.block)
+
+
+# Local moves
+
+
+def moved(op: AtenOp, operands: Sequence[Value], axes: Axes) -> tuple[Value, ...] | None:
+    """The result of an op that moves values, or computes a rank's position; None for others."""
+    made: Value | None = None
+    if op.name == "aten.cat":
+        made = _joined(op, operands, axes)
+    elif not operands:
+        if op.name == "aten.full" and shape_of(op.results[0]) == ():
+            constant = op.value("fill_value")
+            made = Index((), constant) if type(constant) is int else None
+    elif isinstance(operands[0], Index):
+        made = _index(op, operands)
+    elif isinstance(operands[0], Part):
+        made = _moved_part(op, operands[0], axes)
+    elif isinstance(operands[0], Row) and op.name == "aten.slice.Tensor":
+        made = _piece(op, operands[0])
+    return None if made is None else (made,)
+
+
+def _index(op: AtenOp, operands: Sequence[Value]) -> Index | None:
+    first, *rest = operands
+    assert isinstance(first, Index)
+    if op.name == "aten.add.Tensor" and isinstance(rest[0], Index):
+        return first.plus(rest[0]) if op.value("alpha") == 1 else None
+    if rest or not isinstance(other := op.value("other") if _has_other(op) else None, int):
+        return None
+    if op.name == "aten.mul.Scalar":
+        return first.times(other)
+    return first.plus(Index((), other)) if op.value("alpha") == 1 else None
+
+
+def _has_other(op: AtenOp) -> bool:
+    return op.name in ("aten.mul.Scalar", "aten.add.Scalar")
+
+
+def _moved_part(op: AtenOp, part: Part, axes: Axes) -> Part | None:
+    held = part.held
+    if op.name == "aten.view":
+        return part.with_held(seen_as(held, shape_of(op.results[0])))
+    if op.name == "aten.permute":
+        return part.with_held(turned(held, op.value("dims")))
+    if op.name not in ("aten.slice.Tensor", "aten.select.int"):
+        return None
+    dim = int(op.value("dim")) % len(shape_of(op.operands[0]))
+    whole = shape_of(op.operands[0])[dim]
+    if op.name == "aten.select.int":
+        taken = _sub_batch(part, dim, whole, 1, op.value("index") % whole, axes)
+        return taken and taken.with_held(without_dim(taken.held, dim))
+    size, start = shape_of(op.results[0])[dim], int(op.value("start") or 0)
+    if op.value("step") != 1 or not size or whole % size or start % size:
+        return None
+    if size == whole:
+        return part
+    return _sub_batch(part, dim, whole // size, size, start // size, axes)
+
+
+def _sub_batch(
+    part: Part, dim: int, count: int, block: int, coordinate: int, axes: Axes
+) -> Part | None:
+    """One of `count` sub-batches of a value, which are blocks of a local dim."""
+    name = axes.sub_batch(count, part.held.sharding)
+    held = cut(part.held, [(name, count)], dim, block)
+    at = tuple(sorted((*part.at, (name, frozenset({coordinate})))))
+    return None if held is None else Part(held, at)
+
+
+def _joined(op: AtenOp, operands: Sequence[Value], axes: Axes) -> Value | None:
+    """All sub-batches of a value, joined; else values side by side."""
+    dim = int(op.value("dim")) % len(shape_of(op.operands[0]))
+    parts = [value for value in operands if isinstance(value, Part)]
+    if len(parts) == len(operands) and all(part.held == parts[0].held for part in parts):
+        varying = [a for a, _ in parts[0].at if len({dict(part.at).get(a) for part in parts}) > 1]
+        if len(varying) == 1:
+            (axis,) = varying
+            places = [dict(part.at).get(axis) for part in parts]
+            rest = {tuple([i for i in part.at if i[0] != axis]) for part in parts}
+            wanted = [frozenset({index}) for index in range(axes.size(axis))]
+            if places == wanted and len(rest) == 1:
+                held = gathered(parts[0].held, [axis], dim, None)
+                return None if held is None else Part(held, rest.pop())
+    sizes = [shape_of(value)[dim] for value in op.operands]
+    return Row(dim, tuple(zip(operands, sizes, strict=True)))
+
+
+def _piece(op: AtenOp, row: Row) -> Value | None:
+    """What a slice takes out of a row: one piece, or some that stand side by side."""
+    if int(op.value("dim")) != row.dim or op.value("step") != 1:
+        return None
+    start, size = int(op.value("start") or 0), shape_of(op.results[0])[row.dim]
+    at, found = 0, list[tuple[Value, int]]()
+    for piece, width in row.pieces:
+        if start <= at and at + width <= start + size:
+            found.append((piece, width))
+        at += width
+    if sum(width for _, width in found) != size:
+        return None
+    return found[0][0] if len(found) == 1 else Row(row.dim, tuple(found))

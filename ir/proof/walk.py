@@ -1,0 +1,342 @@
+"""The walk over a local program: each value's relation to the global one, in program order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import cast
+
+import numpy as np
+import torch
+from xdsl.dialects import func
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from shardweave.ir import dist
+from shardweave.ir.annotations import arguments_of, describe, sharding_attrs_of
+from shardweave.ir.aten import AtenOp, create
+from shardweave.ir.kernel import FusedOp
+from shardweave.ir.placement import Sharding
+from shardweave.ir.proof import moves
+from shardweave.ir.proof.cuts import Applied, Refusal, apply_rule
+from shardweave.ir.proof.expressions import (
+    Expressions,
+    Form,
+    ProofError,
+    is_cast,
+    kind_of,
+    signs_of,
+)
+from shardweave.ir.proof.forms import GLOBAL_NAMES, candidates, plain_cuts, written
+from shardweave.ir.proof.held import (
+    FREE,
+    SUB_BATCH,
+    Axes,
+    Coordinates,
+    Held,
+    Local,
+    Part,
+    Shape,
+    Value,
+)
+from shardweave.ir.sharding.rules import Rule, rule_of
+from shardweave.ir.types import shape_of, tensor_type
+
+Key = tuple[str, frozenset[tuple[str, Attribute]], tuple[Value, ...], tuple[tuple[Shape, str], ...]]
+"""A local computation: equal keys give equal values on every rank."""
+
+
+@dataclass
+class Walk:
+    """The relations of a local program's values.
+
+    known: what local computations relate to. refusals: why an op relates to nothing, by op.
+    """
+
+    table: Expressions
+    axes: Axes
+    values: dict[SSAValue, Value] = field(default_factory=dict[SSAValue, Value])
+    refusals: dict[Operation, Refusal] = field(default_factory=dict[Operation, Refusal])
+    known: dict[Key, tuple[Value, ...]] = field(default_factory=dict[Key, tuple[Value, ...]])
+    splits: dict[object, int] = field(default_factory=dict[object, int])
+    in_flight: set[SSAValue] = field(default_factory=set[SSAValue])
+
+    def block(self, ops: Iterable[Operation]) -> None:
+        """Relate the results of ops, in order."""
+        for op in ops:
+            if isinstance(op, func.ReturnOp):
+                return
+            missing = [v for v in op.operands if v not in self.values]
+            if missing:
+                name = missing[0].name_hint or "a value"
+                raise ProofError(
+                    f"{describe(op)} reads %{name} before it is made; put it behind the op that "
+                    "makes it."
+                )
+            self._check_flight(op)
+            operands = tuple([self.values[value] for value in op.operands])
+            if isinstance(op, FusedOp):
+                made = self._fused(op, operands)
+            else:
+                made = self.results(op, operands)
+            self.values.update(zip(op.results, made, strict=True))
+
+    def _check_flight(self, op: Operation) -> None:
+        if type(op) in dist.STARTED:
+            self.in_flight.update(op.results)
+        if isinstance(op, dist.WaitOp):
+            return
+        early = [value for value in op.operands if value in self.in_flight]
+        if early:
+            raise ProofError(
+                f"{describe(op)} reads %{early[0].name_hint} while it is in flight; put a "
+                "dist.wait before it."
+            )
+
+    def _fused(self, op: FusedOp, operands: Sequence[Value]) -> tuple[Value, ...]:
+        self.values.update(zip(op.block.args, operands, strict=True))
+        self.block(op.fused_ops)
+        return tuple(self.values[value] for value in op.yielded)
+
+    def results(
+        self, op: Operation, operands: tuple[Value, ...], *, is_template: bool = False
+    ) -> tuple[Value, ...]:
+        """The relations of an op's results."""
+        key = key_of(op, operands)
+        made = self.known.get(key)
+        if made is not None:
+            return made
+        found: Sequence[Value | None] | None = None
+        if isinstance(op, AtenOp):
+            found = self._aten(op, operands, key, is_template=is_template)
+        elif isinstance(op, dist.DistOp):
+            found = moves.collective(op, operands, self.axes)
+        found = found or [None] * len(op.results)
+        made = tuple([
+            Local(*key, index=index) if value is None or not _has_shape(value, op.results[index])
+            else value
+            for index, value in enumerate(found)
+        ])  # fmt: skip
+        self.known[key] = made
+        return made
+
+    def _aten(
+        self, op: AtenOp, operands: tuple[Value, ...], key: Key, *, is_template: bool
+    ) -> tuple[Value, ...] | None:
+        if is_cast(op):
+            return operands
+        parts = cast("tuple[Part, ...]", operands)
+        if all(isinstance(v, Part) and v.held.layout is None for v in operands):
+            signs = signs_of(op)
+            made = (
+                self._sum(op, parts, signs)
+                if signs
+                else self._computed(op, parts, key, is_template)
+            )
+            if made is not None:
+                return made
+        made = moves.moved(op, operands, self.axes)
+        if made is None and not is_template:
+            self._write_local_forms(op, operands)
+            made = self.known.get(key)
+        if made is not None:
+            self.refusals.pop(op, None)
+        return made
+
+    # Ops on related values
+
+    def _sum(
+        self, op: AtenOp, parts: tuple[Part, ...], signs: tuple[float, float]
+    ) -> tuple[Value, ...] | None:
+        """A sum of two values, or of two sub-batches' terms of one."""
+        first, second = parts
+        if first.held == second.held and signs == (1.0, 1.0) and first.held.terms:
+            merged = moves.added_terms(first, second, self.axes, "sum")
+            if merged is not None:
+                return (merged,)
+        rule, shape = _rule_of_sum(op.name, first.held.shape, second.held.shape)
+        applied = self._applied(op, rule, (shape,), parts)
+        if isinstance(applied, Refusal):
+            self.refusals[op] = applied
+            return None
+        numbers = (first.held.number, second.held.number)
+        number = self.table.sum_of(list(zip(numbers, signs, strict=True)), shape, op)
+        return self._held(op, applied, parts, (number,), (shape,), ("sum", signs))
+
+    def _computed(
+        self, op: AtenOp, parts: tuple[Part, ...], key: Key, is_template: bool
+    ) -> tuple[Value, ...] | None:
+        """The op of the global program that an op is, on shards of its operands."""
+        numbers = tuple([part.held.number for part in parts])
+        for form in self.table.forms.get((op.name, numbers), ()):
+            made = self._as_form(op, form, parts, key, is_template)
+            if made is not None:
+                return made
+        if op.name == "aten.maximum" and parts[0].held == parts[1].held:
+            merged = moves.added_terms(parts[0], parts[1], self.axes, "max")
+            return None if merged is None else (merged,)
+        return None
+
+    def _as_form(
+        self, op: AtenOp, form: Form, parts: tuple[Part, ...], key: Key, is_template: bool
+    ) -> tuple[Value, ...] | None:
+        shapes = tuple([shape_of(result) for result in form.op.results])
+        if list(map(len, shapes)) != [len(shape_of(result)) for result in op.results]:
+            return None
+        applied = self._applied(op, form.rule, shapes, parts)
+        if isinstance(applied, Refusal):
+            self.refusals.setdefault(op, applied)
+            return None
+        if form.rule.localize is not None and any(applied.cuts):
+            if is_template:
+                return None
+            self._write(form, parts, applied)
+            made = self.known.get(key)
+            if made is None:
+                self.refusals[op] = Refusal("has other arguments than its shards call for")
+            return made
+        kinds = [kind_of(result) for result in form.op.results]
+        if form.arguments != key[1] or kinds != [kind for _, kind in key[3]]:
+            self.refusals.setdefault(op, Refusal(_other_arguments(op, form)))
+            return None
+        return self._held(op, applied, parts, form.results, shapes, (form.results,))
+
+    def _applied(
+        self, op: Operation, rule: Rule, whole: tuple[Shape, ...], parts: tuple[Part, ...]
+    ) -> Applied | Refusal:
+        local = tuple([shape_of(result) for result in op.results])
+        return apply_rule(
+            rule,
+            tuple([part.held.sharding for part in parts]),
+            whole,
+            local,
+            self._hints(op),
+            self.axes.sized,
+        )
+
+    def _hints(self, op: Operation) -> tuple[Sharding | None, ...]:
+        attributes = sharding_attrs_of(op)
+        if attributes is None:
+            return (None,) * len(op.results)
+        try:
+            pairs = zip(attributes, op.results, strict=True)
+            return tuple([a.on_local(shape_of(r), self.axes.mesh) for a, r in pairs])
+        except ValueError:
+            return (None,) * len(op.results)
+
+    def _held(
+        self,
+        op: Operation,
+        applied: Applied,
+        parts: tuple[Part, ...],
+        numbers: Sequence[int],
+        shapes: Sequence[Shape],
+        what: object,
+        at: Coordinates = (),
+    ) -> tuple[Value, ...] | None:
+        """The results of an op that is cut so. at: the sub-batches of one without operands."""
+        at = moves.united(parts) if parts else at
+        if at is None:
+            self.refusals[op] = Refusal("reads values of different sub-batches")
+            return None
+        found: list[Value] = []
+        for number, shape, sharding in zip(numbers, shapes, applied.results, strict=True):
+            terms = 0
+            if any(axis.startswith(SUB_BATCH) for axis in sharding.unreduced):
+                terms = self._split((what, tuple([_family(p.held) for p in parts])))
+            own = tuple([item for item in at if item[0] in sharding.axes])
+            times = {axis for axis in sharding.axes if axis.startswith(SUB_BATCH)}
+            assert times == {axis for axis, _ in own}, f"sub-batches of {describe(op)}"
+            found.append(Part(Held(number, shape, sharding, terms), own))
+        return tuple(found)
+
+    def _split(self, key: object) -> int:
+        """The number of a split into terms over sub-batches."""
+        return self.splits.setdefault(key, len(self.splits) + 1)
+
+    # Local forms
+
+    def _write_local_forms(self, op: AtenOp, operands: tuple[Value, ...]) -> None:
+        """Write the local form of each op of the global program of which an op may be a step, so
+        that what its last ops give is known."""
+        for form in self.table.localized.get(GLOBAL_NAMES.get(op.name, op.name), ()):
+            whole = tuple([shape_of(result) for result in form.op.results])
+            for parts in candidates(form, operands):
+                shardings = tuple([part.held.sharding for part in parts])
+                for hints, at in self._goals(op, form):
+                    hints = hints if len(hints) == len(whole) else (None,) * len(whole)
+                    applied = apply_rule(form.rule, shardings, whole, None, hints, self.axes.sized)
+                    if isinstance(applied, Applied) and any(applied.cuts):
+                        self._write(form, parts, applied, at)
+
+    def _goals(
+        self, op: AtenOp, form: Form
+    ) -> Iterable[tuple[tuple[Sharding | None, ...], Coordinates]]:
+        """In which shards the results of a form may be wanted where an op is a step of it."""
+        if form.operands:
+            return [(self._hints(op), ())]
+        (size,), (part,) = shape_of(form.op.results[0]), shape_of(op.results[0])
+        return [((Sharding((cut,)),), at) for cut, at in plain_cuts(self.axes, size, part)]
+
+    def _write(
+        self, form: Form, parts: tuple[Part, ...], applied: Applied, at: Coordinates = ()
+    ) -> None:
+        """Note what the last ops of a local form give."""
+        whole = [shape_of(result) for result in form.op.results]
+        made = self._held(form.op, applied, parts, form.results, whole, (form.results,), at)
+        shapes = [v.held.local_shape for v in made or () if isinstance(v, Part)]
+        if made is None or None in shapes:
+            return
+        cuts, mesh = applied.cuts, self.axes.mesh
+        arguments, ops, results = written(form, parts, cuts, cast("list[Shape]", shapes), mesh)
+        if any(FREE in op.axes for op in ops if isinstance(op, dist.DistOp)):
+            return
+        values: dict[SSAValue, Value] = dict(zip(arguments, parts, strict=True))
+        coordinates = dict(moves.united(parts) or at)
+        for op in ops:
+            if isinstance(op, dist.ShardIndexOp):
+                found = (moves.position(op.axes, self.axes, coordinates),)
+            else:
+                operands = tuple([values[value] for value in op.operands])
+                found = self.results(op, operands, is_template=True)
+            values.update(zip(op.results, found, strict=True))
+        goals = dict(zip(results, made, strict=True))
+        for op in dict.fromkeys(result.owner for result in results):
+            assert isinstance(op, Operation)
+            key = key_of(op, tuple([values[value] for value in op.operands]))
+            self.known[key] = tuple([goals.get(result, values[result]) for result in op.results])
+
+
+def _has_shape(value: Value, result: SSAValue) -> bool:
+    """Whether a relation fits the type of the value that has it."""
+    return not isinstance(value, Part) or value.held.local_shape == shape_of(result)
+
+
+def key_of(op: Operation, operands: tuple[Value, ...]) -> Key:
+    """What an op computes of its operands' relations."""
+    types = tuple([(shape_of(result), kind_of(result)) for result in op.results])
+    return op.name, arguments_of(op), operands, types
+
+
+@cache
+def _rule_of_sum(name: str, first: Shape, second: Shape) -> tuple[Rule, Shape]:
+    """The rule of a sum of values of these shapes, and the shape of the sum."""
+    shape = np.broadcast_shapes(first, second)
+    types = [tensor_type(own, torch.float64) for own in (first, second)]
+    block = Block(arg_types=types)
+    op = create(name, block.args, [tensor_type(shape, torch.float64)])
+    return rule_of(op), shape
+
+
+def _family(held: Held) -> tuple[object, ...]:
+    """What is the same of all sub-batches' terms of a value."""
+    return (held.terms,) if held.terms else (held.number, held.sharding)
+
+
+def _other_arguments(op: AtenOp, form: Form) -> str:
+    """How an op's arguments differ from those of the op that it should be."""
+    own, wanted = dict(arguments_of(op)), dict(form.arguments)
+    names = sorted(n for n in {*own, *wanted} if own.get(n) != wanted.get(n))
+    pairs = [f"{n} = {own.get(n, 'its default')}, expected {wanted.get(n, 'its default')}"
+             for n in names]  # fmt: skip
+    return "has " + "; ".join(pairs or ["results of another type than it should"])

@@ -1,0 +1,162 @@
+"""Stages at several ranks: orders that end, micro-batches in proportion, and what they take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from shardweave.ir.mesh import Mesh
+from shardweave.planners.cost.cluster import Cluster, DeviceType, NodeType
+from shardweave.planners.cost.pipeline.simulation import PipelineSimulation
+from shardweave.planners.lower import Lowerings
+from shardweave.planners.pipelines import find_schedule, in_order
+from shardweave.planners.pipelines.balance import balanced_stages
+from shardweave.planners.pipelines.choose import devices_of_plan, shortened, with_pipeline
+from shardweave.planners.pipelines.uneven import (
+    check_shares,
+    dealt,
+    fitted_shares,
+    read_shares,
+    shares_text,
+    uneven_table,
+)
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import Pipeline, PlanError
+from shardweave.planners.predict import simulation_of
+from shardweave.tests.zoo import captured, megatron
+
+GPT = "gpt:layers=2,hidden=16,heads=2,vocab=32,seq=8,batch=8"
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_stages_at_one_rank_each_have_the_order_of_the_schedule(schedule: str, ranks: int) -> None:
+    expected = find_schedule(schedule).table(ranks, 6, 1)
+    assert uneven_table(schedule, ((6,),) * ranks) == expected
+
+
+def random_shares(chance: Random) -> tuple[tuple[int, ...], ...]:
+    count = chance.randint(4, 12)
+    shares: list[tuple[int, ...]] = []
+    for _ in range(chance.randint(1, 4)):
+        cuts = sorted(chance.sample(range(1, count), chance.randint(0, 3)))
+        shares.append(tuple(b - a for a, b in zip([0, *cuts], [*cuts, count], strict=True)))
+    return tuple(shares)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_order_ends_and_runs_each_micro_batch_at_one_rank(seed: int) -> None:
+    chance = Random(seed)
+    shares = random_shares(chance)
+    count, stages = sum(shares[0]), len(shares)
+    table = uneven_table(chance.choice(["1f1b", "gpipe"]), shares)
+    assert len(in_order(table, stages)) == 2 * stages * count
+    rows = iter(table)
+    for stage, own in enumerate(shares):
+        seen: set[int] = set()
+        for share, row in zip(own, rows, strict=False):
+            forward = [one.micro_batch for one in row if one.kind == "F"]
+            backward = [one.micro_batch for one in row if one.kind == "B"]
+            assert forward == backward == sorted(forward)
+            assert len(forward) == share
+            assert all(one.stage == stage for one in row)
+            seen.update(forward)
+        assert seen == set(range(count))
+    assert next(rows, None) is None
+
+
+@pytest.mark.parametrize("shares", [(3, 1), (1, 1), (5, 2, 1), (7,), (4, 4, 3)])
+def test_nobody_is_ever_more_than_one_micro_batch_from_his_share(shares: tuple[int, ...]) -> None:
+    takers, total = dealt(shares), sum(shares)
+    assert [takers.count(rank) for rank in range(len(shares))] == list(shares)
+    for end in range(total + 1):
+        for rank, share in enumerate(shares):
+            assert abs(takers[:end].count(rank) - share * end / total) <= 1
+
+
+def test_shares_of_fewer_micro_batches_keep_their_proportions() -> None:
+    assert fitted_shares(((8,), (6, 2)), 4) == ((4,), (3, 1))
+    assert fitted_shares(((7, 1),), 2) == ((1, 1),)
+    with pytest.raises(PlanError, match="a stage is at 2 ranks, but a step has 1 micro-batches"):
+        fitted_shares(((8,), (6, 2)), 1)
+    pipeline = Pipeline((("a",), ("b",)), 8, shares=((8,), (6, 2)))
+    found = shortened(pipeline, 5, 4, 3)
+    assert (found.micro_batches, found.shares) == (4, ((4,), (3, 1)))
+
+
+def test_shares_read_back_from_their_text() -> None:
+    shares = ((8,), (5, 3))
+    assert shares_text(shares) == "8/5,3"
+    assert read_shares("8/5,3") == shares
+    with pytest.raises(ValueError, match="shares '8/x': expected numbers of micro-batches"):
+        read_shares("8/x")
+
+
+@pytest.mark.parametrize(
+    ("shares", "says"),
+    [
+        (((4,),), "'shares' has 1 entries, expected one for each of 2 stages"),
+        (((4,), (3, 2)), r"the shares of stage 1 are \[3, 2\]; expected 1 or more .* 4 in all"),
+    ],
+)
+def test_shares_that_do_not_fit_are_refused(shares: tuple[tuple[int, ...], ...], says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        check_shares(shares, 2, 4)
+
+
+def test_schedules_that_have_a_stage_on_one_rank_are_refused() -> None:
+    with pytest.raises(PlanError, match="schedule 'zero-bubble' has each stage on one rank"):
+        uneven_table("zero-bubble", ((2, 2),))
+
+
+def test_plan_whose_shares_do_not_fit_the_mesh_is_refused() -> None:
+    plan = plan_of(((4,), (3, 1)))
+    program = captured(GPT).program
+    assert with_pipeline(plan, program, Mesh(stage=3)) is plan
+    with pytest.raises(
+        PlanError, match=r"shares are of 3 coordinates, but the stage axis .* has 2"
+    ):
+        with_pipeline(plan, program, Mesh(stage=2))
+
+
+def test_devices_of_a_stage_follow_its_coordinates() -> None:
+    plan = plan_of(((4,), (3, 1)), ranks=((5, 1), (3, 2, 0, 4)))
+    assert devices_of_plan(plan, Mesh(stage=3, data=2)) == (1, 5, 2, 3, 0, 4)
+    assert devices_of_plan(plan, Mesh(data=2, stage=3)) == (1, 2, 0, 5, 3, 4)
+    few = plan_of(((4,), (3, 1)), ranks=((5, 1), (3, 2)))
+    with pytest.raises(PlanError, match=r"stage 1 has 2 ranks, expected 4, .* each of its 2 coord"):
+        devices_of_plan(few, Mesh(stage=3, data=2))
+
+
+def test_plan_with_shares_reads_back_from_json() -> None:
+    plan = plan_of(((4,), (3, 1)))
+    assert Plan.from_json(plan.to_json()) == plan
+    text = plan.to_json().replace("3,\n        1", "3,\n        2")
+    with pytest.raises(PlanError, match=r"shares\[1\] is \[3, 2\], expected the micro-batches"):
+        Plan.from_json(text)
+
+
+def plan_of(shares: tuple[tuple[int, ...], ...], ranks: tuple[tuple[int, ...], ...] = ()) -> Plan:
+    program = captured(GPT).program
+    stages = balanced_stages(program, len(shares))
+    pipeline = Pipeline(stages, sum(shares[0]), ranks=ranks, shares=shares)
+    mesh = f"stage={sum(map(len, shares))}"
+    return replace(megatron(GPT, mesh), pipeline=pipeline)
+
+
+def test_micro_batches_in_proportion_take_less_on_devices_of_two_speeds() -> None:
+    fast = DeviceType("fast", {"float32": 3e9, "float64": 3e9}, 2**34, 3e12)
+    slow = replace(fast, name="slow", flops={"float32": 1e9, "float64": 1e9})
+    nodes = tuple(NodeType(one, 1, 1, nic_bandwidth_bytes_s=1e12) for one in ("fast", "slow"))
+    cluster = Cluster("two", {"fast": fast, "slow": slow}, nodes)
+    lowerings = Lowerings.of(captured(GPT).program)
+    even, uneven = (
+        simulation_of(lowerings, plan_of(shares), cluster) for shares in (((4, 4),), ((6, 2),))
+    )
+    assert isinstance(even, PipelineSimulation)
+    assert isinstance(uneven, PipelineSimulation)
+    # Four micro-batches on the slow device take as long as twelve on the fast one; else six do.
+    assert uneven.time_s / even.time_s == pytest.approx(6 / 12, rel=0.05)
+    assert even.stages[0].bubble_s > 0.6 * even.time_s
