@@ -202,7 +202,8 @@ def _communicated(op: Any, tensors: list[Tensor]) -> list[Tensor]:
     """A collective as the functional one of two ranks."""
     functional = torch.ops._c10d_functional
     if isinstance(op, AllReduceOp):
-        group = torch.distributed.group.WORLD.group_name
+        world: Any = torch.distributed.group.WORLD
+        group = world.group_name
         return [
             functional.wait_tensor(functional.all_reduce(t, op.reduction, group)) for t in tensors
         ]
@@ -233,7 +234,7 @@ def _counts_of(graph: Any, sources: dict[str, Any]) -> Counts:
         writes = node.get_read_write_buffer_accesses(include_reads=False, include_writes=True)
         if is_extern:
             moved = sum(reads.values()) + sum(writes.values())
-            counts.add("library", str(node.node.python_kernel_name), moved)
+            counts.add("library", str(getattr(node.node, "python_kernel_name", None)), moved)
             continue
         names = [n.get_name() for n in node.get_nodes()]
         if graph.scheduler.removed_ops.intersection(names):

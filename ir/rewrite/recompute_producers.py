@@ -112,7 +112,8 @@ def _plan_for(value: SSAValue, growth: Growth) -> _Recomputed | None:
 
     None if it is read by something else too, which wants it in memory.
     """
-    home = growth.units.get(_owner_of(value))
+    owner = _owner_of(value)
+    home = None if owner is None else growth.units.get(owner)
     readers: dict[Unit, list[_Reading]] = {}
     for reading in _readings(value):
         unit = growth.units.get(reading.op)
