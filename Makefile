@@ -23,6 +23,10 @@ BENCHMARKS := $(wildcard benchmarks/compile_time.py benchmarks/ir_tools.py bench
 PLANNERS := oases amp
 WORKERS := 2
 
+# pip would compile 250 MB of sources, one by one, of which most are never imported. What is, is
+# compiled once, whatever the environment says: tests and ranks are many processes.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help demo test test-slow check format docs bench bench-gpu clean $(VENV)
 
 help:
@@ -67,7 +71,8 @@ $(STAMP): pyproject.toml
 	fi; \
 	echo "building $(VENV) with $$("$$python" --version) ($$python)"; \
 	"$$python" -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[hf,oppa,dev]' $(TORCH_REQUIREMENTS)
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[hf,oppa,dev]' \
+	    $(TORCH_REQUIREMENTS)
 	@mkdir -p $(dir $(PACKAGE_LINK)) && ln -sfn ../.. $(PACKAGE_LINK)
 	@touch $@
 
@@ -76,8 +81,6 @@ demo: $(STAMP)
 
 # A worker begins with one half of the tests, in order, since what a test captures the next ones
 # use too; the one that is done first takes over some of what the other has left.
-# They start many processes: code is compiled once, whatever the environment says.
-test: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 

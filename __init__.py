@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from shardweave.backends.gradient_norm import clip_grad_norm_
     from shardweave.backends.saved_state import CheckpointError
     from shardweave.backends.step import Step
+    from shardweave.backends.whole import full_tensor
     from shardweave.driver.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
     from shardweave.driver.compile import compile
     from shardweave.driver.diff import diff
@@ -73,6 +74,7 @@ __all__ = [
     "compile",
     "diff",
     "explore",
+    "full_tensor",
     "load",
     "load_checkpoint",
     "parse",
@@ -118,6 +120,7 @@ _HOMES = {
     "compile": "driver.compile:compile",
     "diff": "driver.diff:diff",
     "explore": "driver.explore:explore",
+    "full_tensor": "backends.whole:full_tensor",
     "load": "ir.program:Program.load",
     "load_checkpoint": "driver.checkpoints:load_checkpoint",
     "parse": "ir.program:Program.parse",

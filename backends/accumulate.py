@@ -7,6 +7,7 @@ outside reduces them, in place.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ from shardweave.backends.bound import BoundProgram
 from shardweave.backends.programs import Key
 from shardweave.backends.state import ShardedState
 from shardweave.ir.placement import Sharding
+
+UNUSED_CALLS = 16
+"""After so many calls that made gradients, and no change of a parameter, a step warns."""
 
 
 class Gradients:
@@ -34,6 +38,12 @@ class Gradients:
                 self.parameters.append(tensor)
         self._pending: dict[str, Sharding] = {}
         self._closed: set[str] = set()
+        self._num_finished = 0
+        self._versions = self._versions_now()
+
+    def _versions_now(self) -> list[int]:
+        """How often each parameter was changed."""
+        return [self.backend.local(parameter)._version for parameter in self.parameters]
 
     @property
     def are_pending(self) -> bool:
@@ -124,11 +134,24 @@ class Gradients:
             for name, gradient in self.backend.reduced(pending).items():
                 self._parameter(name).grad = gradient
             self._pending.clear()
+        if is_synced:
+            self._check_they_are_used()
         for parameter in self.parameters:
             hooks = parameter._post_accumulate_grad_hooks
             if hooks and parameter.grad is not None:
                 for hook in list(hooks.values()):
                     hook(parameter)
+
+    def _check_they_are_used(self) -> None:
+        """Warn once, after some calls, if no parameter has changed since the beginning."""
+        self._num_finished += 1
+        if self._num_finished == UNUSED_CALLS and self._versions == self._versions_now():
+            warnings.warn(
+                f"no parameter of the step has changed in {UNUSED_CALLS} calls with gradients; an "
+                "optimizer is to be made of step.parameters(), after sw.compile, since those of "
+                "the model itself are no longer used",
+                stacklevel=5,
+            )
 
     def check_hooks(self) -> None:
         """Raises ValueError for hooks on parameters that a step would never call."""

@@ -1,4 +1,5 @@
-"""SHARDWEAVE_CHECK=1: on every call of a step, ranks compare what they are to hold alike."""
+"""Ranks compare what they are to hold alike: inputs on the first calls of a step, and with
+SHARDWEAVE_CHECK=1 everything on every call."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ from shardweave.backends.agreement import AgreementError, gathered, tensor_diges
 from shardweave.backends.programs import Key
 
 CHECK = "SHARDWEAVE_CHECK"
-"""Environment variable: 1 compares replicas on every call, which takes time."""
+"""Environment variable: 1 compares replicas on every call, which takes time; 0 never."""
+
+FIRST_CALLS = 3
+"""Of a step, whose inputs are compared unless the environment says otherwise."""
 
 
 class _Part(NamedTuple):
@@ -30,15 +34,25 @@ def are_checked() -> bool:
     return os.environ.get(CHECK, "0") not in ("", "0")
 
 
+def inputs_are_checked(num_calls: int) -> bool:
+    """Whether the inputs of a call are compared, before which a step had so many."""
+    return num_calls < FIRST_CALLS and os.environ.get(CHECK, "") == ""
+
+
 def check_call(call: str, inputs: Mapping[str, Tensor], state: Mapping[Key, Tensor]) -> None:
     """Raises AgreementError on every rank unless all make the same call, and hold the same inputs,
     parameters and buffers where they hold the same part. Collective."""
     watchdog.meet("the call", call, "let every rank do the same")
+    check_inputs(inputs)
+    stored = {f"{kind} '{name}'": tensor for (kind, name), tensor in state.items()}
+    check_replicas(stored, "change parameters and buffers alike on every rank")
+
+
+def check_inputs(inputs: Mapping[str, Tensor]) -> None:
+    """Raises AgreementError on every rank unless all give the same inputs. Collective."""
     named = {f"input '{name}'": tensor for name, tensor in inputs.items()}
     advice = "give every rank the same global batch, or step.local_batch(..) of its own rows"
     check_replicas(named, advice)
-    stored = {f"{kind} '{name}'": tensor for (kind, name), tensor in state.items()}
-    check_replicas(stored, "change parameters and buffers alike on every rank")
 
 
 def check_outputs(outputs: Mapping[str, Tensor]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
@@ -81,6 +82,8 @@ def _taken_apart(entry: str, content: Any, state: Mapping[str, Any]) -> tuple[An
     if isinstance(content, Optimizer):
         return _optimizer_apart(content, _names(entry, content, state))
     value = content.state_dict() if is_stateful(content) else content
+    # NumPy's scalars are numbers; torch.load would not take them for data.
+    value = pytree.tree_map_only(np.generic, lambda number: number.item(), value)
     if any(isinstance(leaf, DTensor) for leaf in pytree.tree_leaves(value)):
         raise CheckpointError(
             f"entry '{entry}' of the state, a {type(content).__name__}, holds tensors in shards; "
@@ -292,6 +295,13 @@ def _load_optimizer(
         raise CheckpointError(
             f"optimizer '{entry}' has other groups of parameters than the checkpoint's; make it as "
             "it was when it was saved."
+        )
+    own = optimizer.param_groups[0].keys() - {"initial_lr"}
+    other = own ^ (groups[0].keys() - {"initial_lr"})
+    if other:
+        raise CheckpointError(
+            f"optimizer '{entry}' is of another kind than the checkpoint's: only one of them has "
+            f"{', '.join(sorted(map(repr, other)))}; make it as it was when it was saved."
         )
     numbers = {name: n for n, name in enumerate(name for group in names for name in group)}
     state: dict[int, dict[Any, Any]] = {

@@ -103,6 +103,13 @@ class ShardedState(nn.Module):
         self._mirror(model, values)
         self._keys = {id(tensor): key for key, tensor in self._stored.items()}
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a step holds the programs and groups of this process, so that it is not copied or "
+            "pickled; for a copy or an average of its weights take those of step.state_dict(), and "
+            "to save it sw.save_checkpoint."
+        )
+
     # Properties, since a layer of the model may have any of these names.
 
     @property

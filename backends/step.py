@@ -214,6 +214,7 @@ class Step(ShardedState):
         self._bound = programs.first
         self._gradients = Gradients(self)
         self._is_synced = True
+        self._num_calls = 0
 
     @property
     def programs(self) -> Programs:
@@ -243,6 +244,10 @@ class Step(ShardedState):
         if is_checked:
             words = f"{call}, accumulate={count}, loss_scale={scale}"
             replicas.check_call(words, call.inputs, self.stored)
+        elif self.backend.is_joint and replicas.inputs_are_checked(self._num_calls):
+            watchdog.meet("the call", str(call), "let every rank do the same")
+            replicas.check_inputs(call.inputs)
+        self._num_calls += 1
         # Programs have the casts in them; they are not to be cast once more.
         with torch.no_grad(), torch.autocast(self.backend.device.type, enabled=False):
             if count == 1:

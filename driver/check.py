@@ -225,7 +225,8 @@ def compare_steps(
 def _whole(tensor: Tensor) -> Tensor:
     """A copy, whole on every rank."""
     tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
+    # A DTensor that is whole on this rank shows its own memory, which later steps write.
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
 
 
 def compare(found: Expected, eager: Expected, dtype: torch.dtype) -> CheckResult:

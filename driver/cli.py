@@ -18,7 +18,7 @@ from shardweave.driver.errors import report_error
 from shardweave.driver.launch import end_process
 from shardweave.passes.notes import heard_by
 
-COMMANDS = "capture opt plan run simulate profile diff report explore show kernels".split()
+COMMANDS = "capture opt plan run simulate profile diff prove report explore show kernels".split()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from shardweave.backends.agreement import require_same, require_same_model
 from shardweave.backends.bound import BoundProgram, device_of
@@ -40,14 +41,16 @@ def compile(
     train: bool | None = None,
     loss: LossChoice = None,
     only_loss: bool = False,
-    precision: str = "",
+    precision: str | None = None,
     reduce_dtype: torch.dtype | None = None,
     dynamic: bool = True,
     max_programs: int = MAX_PROGRAMS,
     sequence_parallel: bool = False,
+    zero: int = 0,
     device: torch.device | str | None = None,
     seed: int | None = None,
     validate: bool = False,
+    prove: bool = False,
     program: Program | None = None,
     cuda_graph: bool = False,
     sync: bool = True,
@@ -72,8 +75,10 @@ def compile(
     cluster: what to plan for: a Cluster, a preset's name or a file, as `shardweave profile` writes.
     With one the default planner is "auto", which chooses the mesh too if none is given; rank 0
     plans, on the program that it compiles, for all ranks.
-    sequence_parallel: an option for the planner. passes: more passes, run after the default
-    ones, or in their place if `insert-collectives` is among them.
+    sequence_parallel: an option for the planner. zero: the plan's ZeRO stage, over an axis "data":
+    1 stores optimizer states in shards, 2 gradients too, 3 parameters too (as FSDP).
+    passes: more passes, run after the default ones, or in their place if `insert-collectives` is
+    among them.
     backend: "distributed" runs one process per device, started by torchrun, and initialises
     torch.distributed if nobody has; "triton" does so with fused kernels; "reference" runs all
     ranks in this process, on the CPU. cuda_graph: capture the step on the GPU and replay it.
@@ -91,6 +96,8 @@ def compile(
     this machine.
     validate: run every program before and after each pass, in float64 on a virtual mesh, and
     compare (driver.validate); for models that take a few seconds at most.
+    prove: show, without running anything, that what each rank runs after the last pass computes the
+    captured program's results (docs/proof.md); raises ProofError if that cannot be shown.
     program: a step of this model that is partitioned already, perhaps edited by hand; it is
     verified and run as it is, on its own mesh, without a plan and passes, in every call.
 
@@ -104,9 +111,22 @@ def compile(
     options; ValueError if the processes are not as many as the mesh's devices, CaptureError,
     PlanError or PassError (all ValueErrors) for what cannot be captured or sharded.
     """
+    if isinstance(model, DistributedDataParallel):
+        raise ValueError(
+            "the model is wrapped in DistributedDataParallel, whose work a step does itself; pass "
+            "model.module."
+        )
     if backend not in BACKENDS:
         raise ValueError(f"backend '{backend}' is unknown; use one of {', '.join(BACKENDS)}.")
+    precision = precision or ""
     check_precision(precision, program)
+    if zero not in range(4):
+        raise ValueError(f"zero={zero!r} is no ZeRO stage; give 0, 1, 2 or 3.")
+    if zero and (cluster is not None or program is not None):
+        raise ValueError(
+            f"zero={zero} has no effect: a program is given, or a planner chooses for the cluster "
+            "(`shardweave plan --fix zero=..`); leave it out."
+        )
     own = mesh_of_plan(plan) if program is None else program.mesh
     if cluster is not None:
         check_planned(plan, program)
@@ -128,8 +148,10 @@ def compile(
         passes=passes,
         train=train,
         sequence_parallel=sequence_parallel,
+        zero=zero,
         backend=backend,
         validate=validate,
+        prove=prove,
         program=program,
         cuda_graph=cuda_graph,
         loss=loss,

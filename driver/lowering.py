@@ -15,6 +15,7 @@ from shardweave.backends.bound import device_of
 from shardweave.backends.programs import Key
 from shardweave.backends.step import StepCall
 from shardweave.driver import world
+from shardweave.driver.binding import Binding
 from shardweave.driver.models import Example
 from shardweave.driver.plans import Passes, PlanLike, partition, plan, resolve_plan
 from shardweave.ir.capture.arguments import taken_apart
@@ -51,8 +52,10 @@ class Request:
     passes: Passes = ()
     train: bool | None = True
     sequence_parallel: bool = False
+    zero: int = 0
     backend: str = "distributed"
     validate: bool = False
+    prove: bool = False
     validate_limit: float | None = None
     twin: Callable[[], tuple[str, Example]] | None = None
     """Names and makes the model that passes are validated on where `model` is too large for it."""
@@ -283,7 +286,17 @@ def _partitioned(
     if request.backend == "triton" and not any(isinstance(op, FusedOp) for op in local.ops):
         with unheard():
             local = run_passes(local, "preset:kernels")
+    if request.prove:
+        notes = (*notes, _proof_of(local, program))
     return local, notes
+
+
+def _proof_of(local: Program, program: Program) -> str:
+    """A note that a local program is proved to compute a captured one. Raises ProofError."""
+    from shardweave.ir.proof.prove import prove
+
+    proof = prove(local, against=program)
+    return f"the {proof.num_ops} ops of each rank are proved to compute the model's results"
 
 
 def _validator(
@@ -342,6 +355,33 @@ def _given_program(program: Program, request: Request) -> tuple[Program, Making]
     return program, Making(0.0, 0.0, sum(1 for _ in program.ops), ())
 
 
+def _with_names_of_forward(plan: Plan, program: Program, request: Request) -> Plan:
+    """A plan for a program captured by positions (`arg0`), for one whose inputs have the names of
+    forward's parameters."""
+    known = {slot.name for slot in program.arguments if slot.kind == "input"}
+    names = Binding(request.model, 0).names
+    by_position = {f"arg{i}": name for i, name in enumerate(names) if name in known}
+    renamed = {
+        name if name in known else by_position.get(name, name): text
+        for name, text in plan.inputs.items()
+    }
+    return replace(plan, inputs=renamed)
+
+
+def _in_shards(plan: Plan, request: Request) -> Plan:
+    """A plan with the ZeRO stage that is asked for. Raises ValueError where there is no room."""
+    if "data" not in request.mesh.names:
+        raise ValueError(
+            f"zero={request.zero} stores parameters in shards over an axis 'data', which the mesh "
+            f"{request.mesh} does not have; give it one, or leave zero out."
+        )
+    if plan.zero not in (0, request.zero):
+        raise ValueError(
+            f"the plan has zero={plan.zero}, and zero={request.zero} is asked for; leave one out."
+        )
+    return replace(plan, zero=request.zero)
+
+
 def choose_plan(program: Program, request: Request) -> Plan | None:
     """The plan to follow; None, where there is nothing to shard and no plan is given.
 
@@ -354,7 +394,7 @@ def choose_plan(program: Program, request: Request) -> Plan | None:
         options: dict[str, Any] = {"sequence_parallel": True} if is_sequential else {}
         found = plan(program, asked, planner, cluster=request.cluster, **options)
         return with_pipeline(found, program, Mesh(**found.mesh))
-    if given is None and request.mesh.num_devices == 1 and not is_sequential:
+    if given is None and request.mesh.num_devices == 1 and not (is_sequential or request.zero):
         return None
     resolved = resolve_plan(
         "megatron" if given is None else given,
@@ -362,4 +402,7 @@ def choose_plan(program: Program, request: Request) -> Plan | None:
         request.mesh,
         sequence_parallel=is_sequential,
     )
+    resolved = _with_names_of_forward(resolved, program, request)
+    if request.zero:
+        resolved = _in_shards(resolved, request)
     return with_pipeline(resolved, program, request.mesh)

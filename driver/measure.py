@@ -77,6 +77,7 @@ def run(options: RunOptions) -> RunReport:
             sequence_parallel=options.sequence_parallel,
             backend=options.backend,
             validate=options.validate,
+            prove=options.prove,
             validate_limit=options.validate_limit,
             twin=lambda: _twin(options),
             program=given,

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 DROPPED = "dropped_choices"
 """The buffer of a module of experts that has what `experts_with_capacity` counts (two int64)."""
@@ -86,10 +87,9 @@ def experts_with_capacity(
     given = weights.reshape(groups, size * choices).gather(1, places.pair) * places.is_filled
     token = (places.pair // choices).unsqueeze(-1).expand(-1, -1, hidden)
     rows = x.view(groups, size, hidden).gather(1, token)
-    by_expert = (
-        t.view(groups, count, slots, -1).transpose(0, 1).flatten(1, 2) for t in (rows, given)
-    )
-    out = _products(*by_expert, experts).view(count, groups, slots, hidden).transpose(0, 1)
+    shares = _by_expert(given.unsqueeze(-1), count)
+    out = _products(_by_expert(rows, count), shares, experts)
+    out = out.view(count, groups, slots, hidden).transpose(0, 1)
     slot = places.slot.unsqueeze(-1).expand(-1, -1, hidden)
     parts = out.reshape(groups, count * slots, hidden).gather(1, slot)
     parts = parts.masked_fill(~places.is_kept.unsqueeze(-1), 0)
@@ -101,10 +101,20 @@ def experts_with_capacity(
 def dropped_choices(module: nn.Module) -> tuple[int, int] | None:
     """How many choices of experts a model dropped in its last step, and how many there were.
 
-    None for a model without experts that have a capacity.
+    None for a model without experts that have a capacity. On a mesh all ranks have to ask.
     """
-    counts = [b.tolist() for name, b in module.named_buffers() if name.split(".")[-1] == DROPPED]
+    counts = [
+        (buffer.full_tensor() if isinstance(buffer, DTensor) else buffer).tolist()
+        for name, buffer in module.named_buffers()
+        if name.split(".")[-1] == DROPPED
+    ]
     return (sum(c[0] for c in counts), sum(c[1] for c in counts)) if counts else None
+
+
+def _by_expert(slots: Tensor, count: int) -> Tensor:
+    """Shapes: groups x (E * slots) x n -> E x (groups * slots) x n."""
+    groups, _, size = slots.shape
+    return slots.view(groups, count, -1, size).transpose(0, 1).flatten(1, 2)
 
 
 def _products(rows: Tensor, given: Tensor, experts: Experts) -> Tensor:

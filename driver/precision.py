@@ -25,7 +25,10 @@ def check_precision(precision: str, program: Program | None) -> None:
     """Raises ValueError for a precision that there is not, or that a given program cannot have."""
     if precision not in AUTOCAST:
         known = ", ".join(f'"{name}"' for name in AUTOCAST if name)
-        raise ValueError(f"precision '{precision}' is unknown; use one of {known}, or none.")
+        raise ValueError(
+            f"precision {precision!r} is unknown; use one of {known}, or leave it out (None) to "
+            "compute in the dtypes of the model."
+        )
     if precision and program is not None:
         raise ValueError(
             f"precision '{precision}' is given with a program, which has its dtypes; leave one out."

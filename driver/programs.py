@@ -28,6 +28,7 @@ from shardweave.driver import world
 from shardweave.driver.binding import Binding
 from shardweave.driver.lowering import Lowered, Request, compile_call
 from shardweave.driver.precision import AUTOCAST, inputs_in_precision
+from shardweave.driver.settings import Settings
 from shardweave.ir.capture.arguments import Form, taken_apart
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
@@ -45,6 +46,7 @@ class CompiledPrograms(Programs):
 
     limit: how many are kept; the one that was not used for longest goes first. dynamic: whether
     calls may have other shapes than those that were compiled ahead. Making one is collective.
+    Where a plain value that a module of the model holds was changed since, programs are made anew.
     """
 
     def __init__(
@@ -58,12 +60,15 @@ class CompiledPrograms(Programs):
         self.request = request
         self.limit = limit
         self.dynamic = dynamic
-        self.binding = Binding(request.model, len(request.args))
+        # A given program names its inputs after the example's positions.
+        self.binding = Binding(request.model, len(request.args) if request.program else 0)
+        self.settings = Settings.of(request.model)
         self.options = frozenset(OPTIONS).difference(self.binding.names)
         self.autocast = AUTOCAST[request.precision]
         self.seed = world.from_rank_0(partial(seed_of, request.seed))
         self.notes: list[str] = []
         self._kept: OrderedDict[Any, tuple[StepCall, BoundProgram]] = OrderedDict()
+        self._dropped: set[Any] = set()
         call = self._example()
         lowered = self._lower(call, None)
         self.plan = lowered.plan
@@ -106,6 +111,9 @@ class CompiledPrograms(Programs):
     def find(self, call: StepCall) -> BoundProgram:
         if self.request.program is not None:
             return GivenProgram(self.first, self.seed).find(call)
+        changed = self.settings.changed()
+        if changed:
+            return self._find_anew(call, changed)
         key = call.key
         found = self._kept.get(key)
         if found is None:
@@ -113,6 +121,23 @@ class CompiledPrograms(Programs):
             return self._compile(call)
         self._kept.move_to_end(key)
         return found[1]
+
+    def _find_anew(self, call: StepCall, changed: Mapping[str, str]) -> BoundProgram:
+        """The program of a call after settings of the model were changed.
+
+        Those that turn out not to be read are not looked at again.
+        """
+        self._check_allowed(call)
+        kept = OrderedDict(self._kept)
+        why = ", ".join(f"{place} {how}" for place, how in changed.items())
+        bound = self._compile(call, why)
+        if call.key in kept and str(kept[call.key][1].program) == str(bound.program):
+            self.settings.forget(changed)
+            self._kept = kept
+            return kept[call.key][1]
+        self.settings.accept(changed)
+        self._kept = OrderedDict({call.key: (call, bound)})
+        return bound
 
     def compile_ahead(self, call: StepCall) -> BoundProgram:
         """The program of a call that is to come; its shapes are allowed from now on."""
@@ -130,10 +155,15 @@ class CompiledPrograms(Programs):
                 "leave dynamic=False out."
             )
 
-    def _compile(self, call: StepCall) -> BoundProgram:
+    def _compile(self, call: StepCall, why: str = "") -> BoundProgram:
         start_s = time.perf_counter()
         last = next(reversed(self._kept.values()))[0]
-        why = difference(last, call)
+        why = why or difference(last, call)
+        if call.key in self._dropped:
+            why += (
+                f". It was compiled before, and dropped: the last {self.limit} programs are kept; "
+                "pad batches to fewer shapes, or raise max_programs"
+            )
         lowered = self._lower(call, self.stored)
         bound = self._keep(call, lowered)
         wrong = [key for key, s in bound.state_shardings.items() if s != self.stored[key]]
@@ -173,7 +203,7 @@ class CompiledPrograms(Programs):
         bound = BoundProgram(lowered.program, self.backend, lowered.returned)
         self._kept[call.key] = call, bound
         if len(self._kept) > self.limit:
-            self._kept.popitem(last=False)
+            self._dropped.add(self._kept.popitem(last=False)[0])
         return bound
 
 

@@ -29,7 +29,9 @@ def describe(request: Request, **options: Any) -> str:
         "precision": request.precision,
         "seed": request.seed,
         "sequence_parallel": request.sequence_parallel,
+        "zero": request.zero,
         "validate": request.validate,
+        "prove": request.prove,
         "cuda_graph": request.cuda_graph,
         **options,
     }

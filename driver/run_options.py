@@ -31,6 +31,7 @@ class RunOptions:
     eager: bool
     json: str | None
     validate: bool
+    prove: bool
     validate_limit: float | None
     program: str | None = None
 
@@ -56,9 +57,11 @@ def _mesh_of_program(options: argparse.Namespace) -> Mesh:
     """The mesh of --program, which is run as it is. Raises ValueError for what it rules out."""
     from shardweave.ir.program import Program
 
-    if options.mesh or options.passes or options.sequence_parallel or options.validate:
+    ruled_out = (options.mesh, options.passes, options.sequence_parallel, options.validate)
+    if any(ruled_out) or options.prove:
         raise ValueError(
             "--program runs a program as it is, on its own mesh; leave --mesh, --passes, "
-            "--sequence-parallel and --validate out, or give them to what makes the program."
+            "--sequence-parallel, --validate and --prove out, or give them to what makes the "
+            "program."
         )
     return Program.load(options.program).mesh or Mesh()

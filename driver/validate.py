@@ -18,6 +18,7 @@ from xdsl.passes import ModulePass
 
 from shardweave.backends.programs import Key
 from shardweave.backends.reference import run_reference
+from shardweave.driver.prover import Prover
 from shardweave.driver.sample import sample_values
 from shardweave.ir.annotations import layer_of
 from shardweave.ir.capture.precision import in_float64
@@ -26,7 +27,7 @@ from shardweave.ir.inspect.stats import stats
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.types import shape_of
 from shardweave.passes import pipeline
-from shardweave.passes.observers import Observer
+from shardweave.passes.observers import Observer, Observers
 from shardweave.passes.pipeline import MeshLike, PassError
 
 BOUND = 1e-9
@@ -239,6 +240,7 @@ def run_passes(
     *,
     mesh: MeshLike | None = None,
     validate: bool = False,
+    prove: bool = False,
     inputs: Mapping[str, Tensor] | None = None,
     validate_limit: float = LIMIT,
     dump_dir: str | Path | None = None,
@@ -248,11 +250,17 @@ def run_passes(
     validate: run the program before and after each pass, in float64 and on all ranks of the
     virtual mesh, and compare outputs, gradients and buffers. inputs: tensors to validate with,
     by the names of inputs; by default all arguments are random. validate_limit: the work, in
-    FLOPs of one run, up to which programs are validated. dump_dir: a folder for the program
-    before the first pass and after each, as numbered files; of a failing pass, what it was given.
+    FLOPs of one run, up to which programs are validated. prove: prove each pass's result against
+    the program before the first, without running it (docs/proof.md). dump_dir: a folder for the
+    program before the first pass and after each, as numbered files; of a failing pass, what it was
+    given.
 
-    Raises PassError if a pass fails, ValidationError (a PassError) if it changes a result, and
-    TooLargeError (a ValueError) for a program above the limit.
+    Raises PassError if a pass fails, ValidationError (a PassError) if it changes a result,
+    ProvedPassError (a PassError) if its result is not proved, and TooLargeError (a ValueError) for
+    a program above the limit.
     """
-    validator = Validator(inputs=inputs, limit=validate_limit) if validate else None
-    return pipeline.run_passes(program, passes, mesh=mesh, dump_dir=dump_dir, observer=validator)
+    observers: list[Observer] = [Prover()] if prove else []
+    if validate:
+        observers.append(Validator(inputs=inputs, limit=validate_limit))
+    observer = Observers(observers)
+    return pipeline.run_passes(program, passes, mesh=mesh, dump_dir=dump_dir, observer=observer)

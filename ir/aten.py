@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from xdsl.ir import Attribute, Dialect, SSAValue
+from xdsl.ir import Attribute, Dialect, Operation, SSAValue
 from xdsl.irdl import traits_def
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
@@ -178,7 +178,7 @@ def _check_operand(
 OpKey = tuple[str, tuple[int, ...], tuple[int, ...], frozenset[tuple[str, Attribute]]]
 
 
-def key_of_op(op: AtenOp) -> OpKey:
+def key_of_op(op: Operation) -> OpKey:
     """Equal for ops of equal name, types and arguments, whatever their layer."""
     operands, results = (tuple(map(number_of_type, values)) for values in (op.operands, op.results))
     return op.name, operands, results, arguments_of(op)

@@ -192,9 +192,17 @@ def run_passes(
 
 
 def as_mesh(mesh: MeshLike, num_devices: int | None = None) -> Mesh:
-    """A Mesh from one, from its text, or from axis sizes by name; see `Mesh.parse`."""
+    """A Mesh from one, from its text, or from axis sizes by name; see `Mesh.parse`.
+
+    Raises ValueError for what is none of these, such as a DeviceMesh.
+    """
     if isinstance(mesh, Mesh):
         return mesh
+    if not isinstance(mesh, str | Mapping):
+        raise ValueError(
+            f"a mesh is text such as 'data=2,tensor=4', sizes by name, or an sw.Mesh, not a "
+            f"{type(mesh).__name__}; the processes are laid out over it, the last axis first."
+        )
     if not isinstance(mesh, str):
         mesh = ",".join(f"{name}={size}" for name, size in mesh.items())
     return Mesh.parse(mesh, num_devices)

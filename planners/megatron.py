@@ -20,6 +20,7 @@ from shardweave.ir.placement import (
     ordered,
 )
 from shardweave.ir.program import Program
+from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.types import shape_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.degrees import divisors
@@ -74,18 +75,16 @@ def plan_megatron(
         degree = _node_degree(program, cluster, tensor)
         mesh = Mesh(**{data: cluster.num_devices // degree, tensor: degree})
     experts = expert_cut(program, mesh, expert)
-    batch_axes = [data, *([expert] if experts.parameters else [])]
+    batch_axes = _batch_axes(program, mesh, data, expert if experts.parameters else None)
     inputs, notes = batch_shardings(program, mesh, *batch_axes)
-    if not inputs:  # too short for all of them
-        batch_axes = [data]
-        inputs, notes = batch_shardings(program, mesh, data)
     notes += idle_data(inputs, mesh, data)
     notes += experts.notes
+    known = [data, tensor, context, expert]
     notes += [
-        f"axis '{axis.name}' of the mesh is idle: the rule uses '{data}', '{tensor}', '{context}' "
-        f"and '{expert}' alone"
+        f"axis '{axis.name}' of the mesh is idle: {did_you_mean(axis.name, known)}the planner uses "
+        f"'{data}', '{tensor}', '{context}' and '{expert}' alone"
         for axis in mesh.space_axes
-        if axis.size > 1 and axis.name not in (data, tensor, context, expert)
+        if axis.size > 1 and axis.name not in known
     ]
     cut = sequence_cut(program, mesh, context, attention_parts)
     inputs = cut.inputs(program, inputs)
@@ -105,9 +104,7 @@ def plan_megatron(
                 f"{tensor}={size}, and its ranks all compute the same"
             )
         if sequence_parallel:
-            activations, more = _sequence(
-                program, mesh, tensor, [a for a in batch_axes if a in mesh.names], cut
-            )
+            activations, more = _sequence(program, mesh, tensor, batch_axes, cut)
             notes += more
     parameters, used = _stored_and_used(program, mesh, cuts, expert)
     return Plan(
@@ -120,6 +117,14 @@ def plan_megatron(
         planner="megatron",
         notes=tuple(notes),
     )
+
+
+def _batch_axes(program: Program, mesh: Mesh, data: str, expert: str | None) -> list[str]:
+    """The axes that cut the batch: that of experts too, if all its devices then have a sample."""
+    axes = [axis for axis in (data, expert) if axis is not None and axis in mesh.names]
+    shapes = [shape_of(slot.value) for slot in program.arguments if slot.kind == "input"]
+    is_short = any(shape and shape[0] < mesh.sizes(axes) for shape in shapes)
+    return [axis for axis in axes if axis == data] if is_short else axes
 
 
 def _joined(a: Mapping[SSAValue, Cut], b: Mapping[SSAValue, Cut]) -> dict[SSAValue, Cut]:

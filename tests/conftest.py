@@ -27,10 +27,10 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage rarely: captures live as long as the tests, and each look reads them all."""
-    gc.freeze()
-    gc.set_threshold(500_000, 20, 20)
-    gc.enable()
+    """Begin to look for garbage, rarely."""
+    from shardweave.tests.garbage import look_rarely
+
+    look_rarely()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -26,14 +26,14 @@ import torch.distributed as dist
 
 from shardweave.tests.shared_traces import share_traces
 
-PRELOADED = ("pytest", "torch.distributed.tensor", "shardweave.driver.compile", __name__)
-"""What processes of tests import, all but the files of the tests."""
+PRELOADED = "shardweave.tests.preload"
+"""What processes of tests import and do, all but the files of the tests."""
 
 
 def warm_context() -> ForkServerContext:
     """Starts processes, in milliseconds, as forks of a server that has imported what they need."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
+    context.set_forkserver_preload([PRELOADED])
     return context
 
 

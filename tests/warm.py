@@ -6,14 +6,16 @@ only what takes seconds, the imports, has been done before.
 
 from __future__ import annotations
 
-import io
 import os
 import runpy
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from multiprocessing.reduction import DupFd
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 from shardweave.tests.shared_traces import share_traces
 from shardweave.tests.spawn import warm_context
@@ -27,16 +29,23 @@ class WarmProcess:
         command: Sequence[str],
         *,
         env: Mapping[str, str],
-        stdin: int,
-        stdout: io.BufferedIOBase | None,
-        stderr: int | None,
+        stdin: int | IO[bytes],
+        stdout: IO[bytes] | None,
+        stderr: int | IO[bytes] | None,
+        cwd: Path | None = None,
     ) -> None:
         assert command[0] == sys.executable
-        assert stdin == subprocess.DEVNULL
+        assert stdin == subprocess.DEVNULL or not isinstance(stdin, int)
         assert (stdout is None) == (stderr is None)
-        outputs = [DupFd(fd) for fd in ([1, 2] if stdout is None else [stdout.fileno()] * 2)]
+        given = [stdin, stdout, stdout if stderr == subprocess.STDOUT else stderr]
+        fds = {
+            fd: fd if file is None else file.fileno()
+            for fd, file in enumerate(given)
+            if not isinstance(file, int)
+        }
+        files = {fd: DupFd(source) for fd, source in fds.items()}
         self._process = warm_context().Process(
-            target=_run, args=(list(command[1:]), dict(env), outputs)
+            target=_run, args=(list(command[1:]), dict(env), files, cwd)
         )
         self._process.start()
 
@@ -62,12 +71,43 @@ class WarmProcess:
         self._process.kill()
 
 
-def _run(arguments: list[str], env: dict[str, str], outputs: list[Any]) -> None:
+def run_warm(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] = os.environ,
+    cwd: Path | None = None,
+    input: str = "",
+    timeout_s: float,
+) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run`, for text."""
+    with ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
+        stdin, stdout, stderr = files
+        stdin.write(input.encode())
+        stdin.seek(0)
+        process = WarmProcess(command, env=env, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd)
+        try:
+            code = process.wait(timeout_s)
+        finally:
+            process.kill()
+        for output in (stdout, stderr):
+            output.seek(0)
+        said, errors = (output.read().decode() for output in (stdout, stderr))
+        return subprocess.CompletedProcess(command, code, said, errors)
+
+
+def _run(
+    arguments: list[str], env: dict[str, str], files: dict[int, Any], cwd: Path | None
+) -> None:
     """Run a file or a module as `python` does, with nothing of the server's but its imports."""
-    for fd, output in enumerate(outputs, 1):
-        os.dup2(output.detach(), fd)
+    for fd, file in files.items():
+        os.dup2(file.detach(), fd)
+    if 0 in files:
+        sys.stdin = open(0, closefd=False)  # in place of nothing
     os.environ.clear()
     os.environ.update(env)
+    if cwd is not None:
+        os.chdir(cwd)
     share_traces()
     if arguments[0] == "-m":
         sys.argv = arguments[1:]

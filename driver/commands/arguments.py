@@ -83,6 +83,15 @@ def add_validate_options(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_prove_option(command: argparse.ArgumentParser, what: str) -> None:
+    """Declare --prove. what: the words for what is proved."""
+    command.add_argument(
+        "--prove",
+        action="store_true",
+        help=f"prove, without running it, that {what} computes what the captured program does",
+    )
+
+
 def positive(expected: str) -> Callable[[str], float]:
     """A type of argument: a number above 0. expected: the words for it in the error."""
 

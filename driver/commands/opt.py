@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from shardweave.driver.commands.arguments import (
     Commands,
     add_program_output,
+    add_prove_option,
     add_validate_options,
     check_output,
     messages,
@@ -35,11 +36,13 @@ def add_parser(commands: Commands) -> None:
     add_program_output(command)
     _add_pass_options(command)
     add_validate_options(command)
+    add_prove_option(command, "what each pass gives")
     command.set_defaults(func=opt_command)
 
 
 def opt_command(options: argparse.Namespace) -> int:
     from shardweave.driver.commands.programs import program_line, read, write
+    from shardweave.driver.prover import Prover
     from shardweave.driver.validate import LIMIT, Validator
     from shardweave.ir.verify.program import check
     from shardweave.passes.observers import Observers, PassWatch
@@ -66,6 +69,8 @@ def opt_command(options: argparse.Namespace) -> int:
     if options.validate:
         validator = Validator(limit=options.validate_limit or LIMIT)
         observers.append(validator)
+    if options.prove:
+        observers.append(Prover())
     observer = Observers((*observers, watch))
     result = pipeline.run(program, observer=observer, verify_each=options.verify_each)
     changed = sum(one.changed for one in watch.seen)
@@ -78,6 +83,8 @@ def opt_command(options: argparse.Namespace) -> int:
     if validator is not None:
         compared = f"{validator.num_values} values compared in {validator.num_runs} runs"
         print(f"validated every pass: {compared}", file=out)
+    if options.prove:
+        print("proved every pass, without running the program", file=out)
     if options.time_passes:
         print(watch.table(), file=out)
     write(result, options.output)

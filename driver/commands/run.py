@@ -11,6 +11,7 @@ import sys
 from shardweave.driver.commands.arguments import (
     Commands,
     add_model,
+    add_prove_option,
     add_time_limit,
     add_validate_options,
     count,
@@ -70,6 +71,7 @@ def add_parser(commands: Commands) -> None:
     command.add_argument("--no-eager", action="store_true", help="do not train the eager model")
     command.add_argument("--json", metavar="FILE", help="write the results there as well")
     add_validate_options(command)
+    add_prove_option(command, "what each rank runs")
     add_time_limit(command, "stop all processes")
     command.set_defaults(func=run_command)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from shardweave.ir.annotations import describe
 from shardweave.ir.blocks import store_blocks
 from shardweave.ir.capture.arguments import Form
 from shardweave.ir.capture.fx_import import import_graph
@@ -16,8 +17,10 @@ from shardweave.ir.capture.outputs import Outputs
 from shardweave.ir.capture.site import CaptureError
 from shardweave.ir.capture.trace import Kind, Traced, called_again, trace
 from shardweave.ir.dead_code import remove_dead_ops
+from shardweave.ir.facts import facts_of
 from shardweave.ir.program import Program
 from shardweave.ir.text import without_gc
+from shardweave.ir.types import dtype_of_value
 
 __all__ = ["CaptureError", "capture"]
 
@@ -74,9 +77,24 @@ def capture_step(
 def _program(traced: Traced, model: torch.nn.Module) -> Program:
     with without_gc():
         program = Program(import_graph(traced, tied_names(model)))
+        _check_dtypes_of_products(program)
         remove_dead_ops(program)
         store_blocks(program, block_paths(model, called_again(traced.graph)))
     return program
+
+
+def _check_dtypes_of_products(program: Program) -> None:
+    """Raises CaptureError, as eager does, for a product of two dtypes: fake tensors let it pass."""
+    for op in program.ops:
+        product = facts_of(op).product
+        if product is None:
+            continue
+        first, second = [dtype_of_value(op.operands[index]) for index in product.factors]
+        if first != second:
+            raise CaptureError(
+                f"{describe(op)}: the factors of a product must have the same dtype, but are "
+                f"{first} and {second}; cast one of them, such as an input of the batch."
+            )
 
 
 def tied_names(model: torch.nn.Module) -> dict[str, list[str]]:

@@ -41,7 +41,8 @@ def _refusal(model: nn.Module, tensor: Tensor, site: Site) -> str:
     name = place.rpartition(".")[2] if place else "name"
     return (
         f"{site}: this reads {where}, of shape {tuple(tensor.shape)}, which is no parameter, "
-        f'buffer or input; write self.register_buffer("{name}", .., persistent=False) in __init__.'
+        "buffer or input; if it is of the batch, pass it to forward as an argument; if it is "
+        f'constant, write self.register_buffer("{name}", .., persistent=False) in __init__.'
     )
 
 

@@ -15,7 +15,7 @@ from shardweave.ir.sharding.rules.base import Dims
 Cuts = tuple[DimSharding, ...]
 """For each factor of a rule the placements that cut it."""
 
-Axes = tuple[tuple[str, int], ...]
+SizedAxes = tuple[tuple[str, int], ...]
 """All axes in order, with their sizes."""
 
 
@@ -42,7 +42,7 @@ def apply_rule(
     whole: tuple[Shape, ...],
     local: tuple[Shape, ...] | None,
     hints: tuple[Sharding | None, ...],
-    axes: Axes,
+    axes: SizedAxes,
 ) -> Applied | Refusal:
     """What an op's results are on operands in these shards, if they have these local shapes.
 
@@ -52,7 +52,7 @@ def apply_rule(
     cuts = _cuts(rule, operands)
     if isinstance(cuts, Refusal):
         return cuts
-    carried = _carried(rule, operands, cuts)
+    carried = _carried(rule, operands)
     if isinstance(carried, Refusal):
         return carried
     for index, (dims, hint) in enumerate(zip(rule.results, hints, strict=True)):
@@ -60,7 +60,7 @@ def apply_rule(
         if problem is not None:
             return problem
     _name_lost(rule, cuts, hints[0] if hints else None, carried, axes)
-    problem = _problem(rule, cuts)
+    problem = _problem(rule, cuts, carried)
     if problem is not None:
         return problem
     results: list[Sharding] = []
@@ -94,7 +94,7 @@ def _cuts(rule: Rule, operands: Sequence[Sharding]) -> list[DimSharding] | Refus
             continue
         # What is constant along a factor stands for any cut of it.
         named = [index for index in owners if not _is_free(read[index][factor])]
-        cuts[factor] = read[(named or owners)[0]][factor]
+        cuts[factor] = min((read[index][factor] for index in named or owners), key=_extent)
         for index in owners:
             if not stands_for(read[index][factor], cuts[factor]):
                 return Refusal("is not cut as the other operands are", index)
@@ -102,7 +102,23 @@ def _cuts(rule: Rule, operands: Sequence[Sharding]) -> list[DimSharding] | Refus
 
 
 def _is_free(cut: DimSharding) -> bool:
-    return any(placement.axis == FREE for placement in cut)
+    return any(is_free(placement) for placement in cut)
+
+
+def _extent(cut: DimSharding) -> int:
+    """Along how many indices a value with such a cut is constant: the op's result along the fewest
+    of its operands'."""
+    return max((int(p.axis.removeprefix(FREE)) for p in cut if is_free(p)), default=0)
+
+
+def is_free(placement: Placement) -> bool:
+    """Whether a placement stands for any that cut where the value is constant."""
+    return placement.axis.startswith(FREE)
+
+
+def _lowest(free: Placement) -> int:
+    """The stride from which on a value with such a cut is constant."""
+    return max(1, free.span // int(free.axis.removeprefix(FREE)))
 
 
 def stands_for(own: DimSharding, cut: DimSharding) -> bool:
@@ -110,18 +126,16 @@ def stands_for(own: DimSharding, cut: DimSharding) -> bool:
     if own == cut:
         return True
     rest = [placement for placement in cut if placement not in own]
-    for free in (placement for placement in own if placement.axis == FREE):
-        within = [p for p in rest if free.stride <= p.stride and p.span <= free.span]
+    for free in filter(is_free, own):
+        within = [p for p in rest if _lowest(free) <= p.stride and p.span <= free.span]
         if prod(p.size for p in within) != free.size:
             return False
         rest = [p for p in rest if p not in within]
-    kept = [p for p in own if p.axis != FREE]
+    kept = [p for p in own if not is_free(p)]
     return not rest and all(p in cut for p in kept)
 
 
-def _carried(
-    rule: Rule, operands: Sequence[Sharding], cuts: Sequence[DimSharding]
-) -> tuple[str, ...] | Refusal:
+def _carried(rule: Rule, operands: Sequence[Sharding]) -> tuple[str, ...] | Refusal:
     """The axes over which the op's results are sums since its operands are."""
     linear = [operands[index].unreduced for index in sorted(rule.linear)]
     carried = linear[0] if linear else ()
@@ -134,8 +148,6 @@ def _carried(
             return Refusal(f"is pending over {over}: an all_reduce is missing before", index)
         over = ", ".join(pending)
         return Refusal(f"is whole, but another operand is pending over {over}", index)
-    if {p.axis for cut in cuts for p in cut} & set(carried):
-        return Refusal("is cut over an axis over which another operand is pending")
     return carried
 
 
@@ -165,7 +177,7 @@ def _complete(
         extent = rule.factors[free[0]].size
         if rest or extent % ratio:
             return Refusal(f"has {size} of {whole} elements of a dim, which is no shard")
-        cuts[free[0]] = (Placement(FREE, ratio, extent // ratio),)
+        cuts[free[0]] = (Placement(f"{FREE}{extent}", ratio, extent // ratio),)
     return None
 
 
@@ -174,7 +186,7 @@ def _name_lost(
     cuts: list[DimSharding],
     hint: Sharding | None,
     carried: Sequence[str],
-    axes: Axes,
+    axes: SizedAxes,
 ) -> None:
     """Give axes to cuts that are constant along factors that are reduced: those of the hint.
 
@@ -186,24 +198,26 @@ def _name_lost(
     for factor, cut in enumerate(cuts):
         if _is_kept(rule, factor) or not _is_free(cut):
             continue
-        placements = [p for p in cut if p.axis != FREE]
-        for free in (p for p in cut if p.axis == FREE):
+        placements = [p for p in cut if not is_free(p)]
+        for free in filter(is_free, cut):
             stride, upper = free.stride, free.span
             while left and upper > stride and (upper // stride) % left[0][1] == 0:
                 axis, size = left.pop(0)
                 upper //= size
                 placements.append(Placement(axis, size, upper))
             if upper > stride:
-                placements.append(Placement(FREE, upper // stride, stride))
+                placements.append(Placement(free.axis, upper // stride, stride))
         cuts[factor] = ordered(placements)
 
 
-def _problem(rule: Rule, cuts: Sequence[DimSharding]) -> Refusal | None:
+def _problem(rule: Rule, cuts: Sequence[DimSharding], carried: Sequence[str]) -> Refusal | None:
     """Why an op cannot be cut so; None if it can."""
-    named = [p.axis for cut in cuts for p in cut if p.axis != FREE]
+    named = [p.axis for cut in cuts for p in cut if not is_free(p)]
     twice = sorted({axis for axis in named if named.count(axis) > 1})
     if twice:
         return Refusal(f"has operands that are cut in different dims over {', '.join(twice)}")
+    if set(named) & set(carried):
+        return Refusal("is cut over an axis over which an operand is pending")
     for index, (factor, cut) in enumerate(zip(rule.factors, cuts, strict=True)):
         if not is_even(cut, factor.size):
             return Refusal("has operands that are cut unevenly, which is not proved")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from xdsl.ir import Block, Operation, SSAValue
 
 from shardweave.ir import dist
-from shardweave.ir.annotations import describe
+from shardweave.ir.annotations import copy_of, describe
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Slot
-from shardweave.ir.proof.held import Local, Part, Row, Value
+from shardweave.ir.proof.expressions import Expressions
+from shardweave.ir.proof.held import Local, RankNumber, Relation, Row, Value
 from shardweave.ir.proof.walk import Walk
 from shardweave.ir.types import shape_of
 
@@ -19,10 +22,10 @@ def explain(walk: Walk, slot: Slot, declared: Sharding, wanted: int) -> str:
     """Why a result does not relate to what it should."""
     value = walk.values[slot.value]
     goal = f"{slot.kind} '{slot.name}' is to be that of {walk.table.describe(wanted)}"
-    op = _first_at_fault(walk, slot.value)
+    op = first_at_fault(slot.value, lambda v: _contains_local(walk.values[v], walk))
     if op is not None:
         return f"{describe(op)}: {_problem_of(walk, op)}. So {goal}, and is not shown to be."
-    if not isinstance(value, Part):
+    if not isinstance(value, Relation):
         return f"{goal}, but relates to nothing."
     owner = slot.value.owner
     maker = describe(owner) if isinstance(owner, Operation) else "an argument"
@@ -36,7 +39,21 @@ def explain(walk: Walk, slot: Slot, declared: Sharding, wanted: int) -> str:
     )
 
 
-def shards_of(value: Part) -> str:
+def explain_collective(walk: Walk, ops: Iterable[Operation]) -> str | None:
+    """Why a collective or a slice cannot be as it is, whether or not its result is read."""
+    for op in ops:
+        if isinstance(op, dist.DistOp) and op.operands:
+            values = [walk.values[value] for value in op.operands]
+            made = [walk.values[result] for result in op.results]
+            if any(
+                isinstance(a, Relation) and isinstance(b, Local)
+                for a, b in zip(values, made, strict=False)
+            ):
+                return f"{describe(op)}: {_problem_of_collective(op, values)}."
+    return None
+
+
+def shards_of(value: Relation) -> str:
     """In which shards a value is, in words."""
     held = value.held
     text = str(ShardingAttr.of(held.sharding, held.shape)) if held.layout is None else "moved parts"
@@ -44,42 +61,81 @@ def shards_of(value: Part) -> str:
     return text + (f" of {', '.join(times)}" if times else "")
 
 
-def _first_at_fault(walk: Walk, value: SSAValue) -> Operation | None:
+def explain_same(table: Expressions, values: dict[SSAValue, int], slot: Slot, wanted: int) -> str:
+    """Why a result of a program is not that of another one of its kind."""
+
+    def is_new(value: SSAValue) -> bool:
+        return values[value] >= table.num_read
+
+    goal = f"{slot.kind} '{slot.name}' is to be that of {table.describe(wanted)}"
+    op = first_at_fault(slot.value, is_new)
+    if op is None:
+        return f"{goal}, but is that of {table.describe(values[slot.value])}."
+    read = [f"%{value.name_hint} = {table.describe(values[value])}" for value in op.operands]
+    return (
+        f"{describe(op)}: the other program computes no such {op.name} of "
+        f"{', '.join(read) or 'nothing'}. So {goal}, and is not shown to be."
+    )
+
+
+def first_at_fault(value: SSAValue, is_unrelated: Callable[[SSAValue], bool]) -> Operation | None:
     """The first op, in program order, whose result relates to nothing though its operands do,
     among those that a value is computed of."""
     seen: set[Operation] = set()
-    stack, order = [value], dict[Operation, int]()
+    stack, found = [value], list[Operation]()
     while stack:
         owner = stack.pop().owner
         if isinstance(owner, Block) or owner in seen:
             continue
         seen.add(owner)
-        if any(_is_unrelated(walk, result) for result in owner.results):
-            stack += list(owner.operands)
+        if any(is_unrelated(result) for result in owner.results):
+            stack += owner.operands
             if isinstance(owner, FusedOp):
-                stack += [v for v in owner.yielded if _is_unrelated(walk, v)]
-            elif not any(_is_unrelated(walk, operand) for operand in owner.operands):
-                order[owner] = len(order)
-    block = next((op.parent_block() for op in order), None)
+                stack += [inner for inner in owner.yielded if is_unrelated(inner)]
+            elif not any(map(is_unrelated, owner.operands)):
+                found.append(owner)
+    block = found[0].parent_block() if found else None
     if block is None:
         return None
     places = {op: index for index, op in enumerate(block.ops)}
-    return min(order, key=lambda op: places.get(op, len(places)))
+    return min(found, key=lambda op: places.get(op, len(places)))
 
 
-def _is_unrelated(walk: Walk, value: SSAValue) -> bool:
-    return _contains_local(walk.values[value], walk)
+def _of_another_sub_batch(walk: Walk, op: Operation) -> Operation | None:
+    """The first op before one that has a value of another sub-batch than it says (`copy`)."""
+    seen: set[Operation] = set()
+    stack, found = list(op.operands), list[Operation]()
+    while stack:
+        value = stack.pop()
+        owner = value.owner
+        if isinstance(owner, Block) or owner in seen:
+            continue
+        seen.add(owner)
+        part, copy = walk.values[value], copy_of(owner)
+        stack += owner.operands
+        if isinstance(part, Relation) and copy and len(part.at) == len(copy) == 1:
+            if part.at[0][1] != {copy[0]}:
+                found.append(owner)
+    places = {op: index for index, op in enumerate(op.parent_block().ops)} if found else {}  # pyright: ignore[reportOptionalMemberAccess]
+    return min(found, key=lambda one: places.get(one, len(places)), default=None)
 
 
 def _contains_local(value: Value, walk: Walk) -> bool:
     if isinstance(value, Row):
         return any(_contains_local(piece, walk) for piece, _ in value.pieces)
-    return isinstance(value, Local) or (
-        isinstance(value, Part) and value.held.number >= walk.table.num_read
+    return (isinstance(value, Local) and value not in walk.steps) or (
+        isinstance(value, Relation) and value.held.number >= walk.table.num_read
     )
 
 
 def _problem_of(walk: Walk, op: Operation) -> str:
+    """What is wrong with an op, and the op that is likely the cause."""
+    other = _of_another_sub_batch(walk, op)
+    text = _likely_problem(walk, op)
+    return text if other is None else f"{text}; {describe(other)} gives that of another sub-batch"
+
+
+def _likely_problem(walk: Walk, op: Operation) -> str:
     values = [walk.values[value] for value in op.operands]
     refusal = walk.refusals.get(op)
     if refusal is not None:
@@ -91,7 +147,7 @@ def _problem_of(walk: Walk, op: Operation) -> str:
     if isinstance(op, dist.DistOp):
         return _problem_of_collective(op, values)
     read = [
-        f"%{operand.name_hint} = {_said(walk, value)}"
+        f"%{operand.name_hint} = {_said(walk, operand, value)}"
         for operand, value in zip(op.operands, values, strict=True)
     ]
     return f"the model computes no such {op.name} of {', '.join(read) or 'nothing'}"
@@ -101,7 +157,7 @@ def _problem_of_collective(op: dist.DistOp, values: list[Value]) -> str:
     axes = ", ".join(op.axes)
     for operand, value in zip(op.operands, values, strict=True):
         name = f"%{operand.name_hint}"
-        if isinstance(value, Part):
+        if isinstance(value, Relation):
             shards = shards_of(value)
             if isinstance(op, dist.AllReduceOp | dist.ReduceScatterOp):
                 return f"{name} is to be reduced over {axes}, but is {shards}"
@@ -109,7 +165,23 @@ def _problem_of_collective(op: dist.DistOp, values: list[Value]) -> str:
     return f"it has no operand that relates to the model, over {axes}"
 
 
-def _said(walk: Walk, value: Value) -> str:
-    if not isinstance(value, Part):
-        return "a rank's own value"
-    return f"{walk.table.describe(value.held.number)} in {shards_of(value)}"
+def relation_of(walk: Walk, value: SSAValue) -> str:
+    """What a local value is to the global program, in words."""
+    return _said(walk, value, walk.values[value])
+
+
+def _said(walk: Walk, operand: SSAValue, value: Value) -> str:
+    if isinstance(value, Relation):
+        return f"{walk.table.describe(value.held.number)} in {shards_of(value)}"
+    if not isinstance(value, RankNumber):
+        return "what a rank computes of its own"
+    text = " + ".join([*(f"{n} x {axis}" for axis, n in value.terms), str(value.constant)])
+    return f"the position {text} ({', '.join(map(describe, _makers(operand)))})"
+
+
+def _makers(value: SSAValue) -> list[Operation]:
+    """The ops that compute a rank's position."""
+    owner = value.owner
+    if isinstance(owner, Block):
+        return []
+    return [*(op for operand in owner.operands for op in _makers(operand)), owner]

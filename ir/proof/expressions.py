@@ -7,7 +7,7 @@ product with an addend is a sum.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -37,7 +37,7 @@ class ProofError(ValueError):
 
 
 @dataclass(frozen=True)
-class Form:
+class OpForm:
     """One way in which results are computed: an op of global types, and its operands' numbers."""
 
     op: AtenOp
@@ -59,6 +59,12 @@ def kind_of(value: SSAValue) -> str:
     return "float" if dtype.is_floating_point else str(dtype)
 
 
+def draws(op: AtenOp) -> bool:
+    """Whether an op draws numbers of its own; attention does where it drops weights."""
+    drops = op.signature.parameter("dropout_p")
+    return is_random(op) and (drops is None or op.value("dropout_p") != 0)
+
+
 def is_cast(op: Operation) -> bool:
     """Whether an op gives the same real numbers in another floating-point type."""
     return (
@@ -77,6 +83,31 @@ def signs_of(op: Operation) -> tuple[float, float] | None:
     return 1.0, float(sign * op.value("alpha"))
 
 
+def check_order(op: Operation, made: Mapping[SSAValue, object], in_flight: set[SSAValue]) -> None:
+    """Raises ProofError for an op that reads what is not made, or has not arrived.
+
+    in_flight: what was started before; the op's own results join it.
+    """
+    missing = [value for value in op.operands if value not in made]
+    if missing:
+        raise ProofError(
+            f"{describe(op)} reads %{missing[0].name_hint} before it is made; put it behind the op "
+            "that makes it."
+        )
+    if type(op) in dist.STARTED:
+        in_flight.update(op.results)
+    if isinstance(op, dist.WaitOp):
+        if not in_flight.issuperset(op.operands):
+            raise ProofError(f"{describe(op)} waits for what was not started; start it.")
+        return
+    early = [value for value in op.operands if value in in_flight]
+    if early:
+        raise ProofError(
+            f"{describe(op)} reads %{early[0].name_hint} while it is in flight; put a dist.wait "
+            "before it."
+        )
+
+
 def stand_in(name: str, operands: Sequence[SSAValue], like: SSAValue) -> AtenOp:
     """An op on operands of the types of some values, that stands in no program."""
     block = Block(arg_types=[value.type for value in operands])
@@ -89,10 +120,10 @@ class Expressions:
 
     shapes: list[Shape] = field(default_factory=list[Shape])
     makers: list[Operation | str] = field(default_factory=list[Operation | str])
-    forms: dict[tuple[str, tuple[int, ...]], list[Form]] = field(
-        default_factory=dict[tuple[str, tuple[int, ...]], list[Form]]
+    forms: dict[tuple[str, tuple[int, ...]], list[OpForm]] = field(
+        default_factory=dict[tuple[str, tuple[int, ...]], list[OpForm]]
     )
-    localized: dict[str, list[Form]] = field(default_factory=dict[str, list[Form]])
+    localized: dict[str, list[OpForm]] = field(default_factory=dict[str, list[OpForm]])
     """Forms whose rule writes a local form of its own, by op name."""
     sums: dict[int, Terms] = field(default_factory=dict[int, Terms])
     num_read: int = 0
@@ -154,7 +185,7 @@ class Expressions:
         kinds = tuple(map(kind_of, op.results))
         shapes = [shape_of(result) for result in op.results]
         key: Hashable = (op.name, arguments_of(op), inputs, tuple(shapes), kinds)
-        if is_random(op):
+        if draws(op):
             key = key, len(self.shapes)
         is_new = key not in self._known
         if results is not None:
@@ -162,7 +193,7 @@ class Expressions:
             self._known[key] = tuple(results)
         numbers = self.number(key, shapes, op)
         if is_new:
-            form = Form(op, inputs, tuple(numbers))
+            form = OpForm(op, inputs, tuple(numbers))
             known = self.forms.setdefault((op.name, inputs), [])
             # What is said to be known stands before what was numbered anew.
             known.insert(0 if results is not None else len(known), form)
@@ -198,28 +229,26 @@ class Expressions:
 
     def read(self, block: Block, values: dict[SSAValue, int]) -> dict[SSAValue, int]:
         """The numbers of all values of a block, whose arguments' are given. Linear."""
+        in_flight: set[SSAValue] = set()
         for op in block.ops:
             if isinstance(op, func.ReturnOp):
                 break
-            missing = [value for value in op.operands if value not in values]
-            if missing:
-                raise ProofError(f"{describe(op)} reads a value before it is made; reorder them.")
+            check_order(op, values, in_flight)
             operands = [values[value] for value in op.operands]
             if isinstance(op, FusedOp):
-                inner = dict(zip(op.block.args, operands, strict=True))
-                inner = self.read_fused(op, inner)
+                inner: dict[SSAValue, int] = dict(zip(op.block.args, operands, strict=True))
+                self.read_fused(op, inner)
                 made = [inner[value] for value in op.yielded]
             else:
                 made = self.apply(op, operands)
             values.update(zip(op.results, made, strict=True))
-        self.num_read = len(self.shapes)
         return values
 
-    def read_fused(self, op: FusedOp, values: dict[SSAValue, int]) -> dict[SSAValue, int]:
+    def read_fused(self, op: FusedOp, values: dict[SSAValue, int]) -> None:
+        """Number the values of a region, whose arguments' are given."""
         for inner in op.fused_ops:
             made = self.apply(inner, [values[value] for value in inner.operands])
             values.update(zip(inner.results, made, strict=True))
-        return values
 
     def describe(self, number: int) -> str:
         """How messages name an expression."""

@@ -12,8 +12,16 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Placement
 from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.proof.cuts import Cuts
-from shardweave.ir.proof.expressions import Form
-from shardweave.ir.proof.held import SUB_BATCH, Axes, Coordinates, Local, Part, Shape, Value
+from shardweave.ir.proof.expressions import OpForm
+from shardweave.ir.proof.held import (
+    SUB_BATCH,
+    Coordinates,
+    Local,
+    ProofAxes,
+    Relation,
+    Shape,
+    Value,
+)
 from shardweave.ir.sharding.localizer import Localizer
 from shardweave.ir.sharding.rules.attention import FLASH, FLASH_BACKWARD
 from shardweave.ir.types import dtype_of_value, tensor_type
@@ -26,7 +34,7 @@ MAX_AXES = 3
 
 
 def written(
-    form: Form, parts: Sequence[Part], cuts: Cuts, shapes: Sequence[Shape], mesh: Mesh
+    form: OpForm, parts: Sequence[Relation], cuts: Cuts, shapes: Sequence[Shape], mesh: Mesh
 ) -> tuple[Sequence[SSAValue], list[Operation], Sequence[SSAValue]]:
     """The local form of an op on such parts: its arguments, its ops, and its results.
 
@@ -50,21 +58,21 @@ def written(
     return arguments, ops, localize(localizer)
 
 
-def candidates(form: Form, operands: Sequence[Value]) -> Iterator[tuple[Part, ...]]:
+def candidates(form: OpForm, operands: Sequence[Value]) -> Iterator[tuple[Relation, ...]]:
     """The operands that an op of the global program may have where some value is a step of it.
 
     Each is the operand of that step, or what that is computed of.
     """
-    options: list[list[Part]] = []
+    options: list[list[Relation]] = []
     for index, number in enumerate(form.operands):
         value = operands[index] if index < len(operands) else None
         found = value.leaves if isinstance(value, Local) else [value]
-        fitting = [p for p in found if isinstance(p, Part) and p.held.number == number]
+        fitting = [p for p in found if isinstance(p, Relation) and p.held.number == number]
         options.append([p for p in fitting if p.held.layout is None])
     yield from product(*options)
 
 
-def plain_cuts(axes: Axes, size: int, part: int) -> Iterator[tuple[DimSharding, Coordinates]]:
+def plain_cuts(axes: ProofAxes, size: int, part: int) -> Iterator[tuple[DimSharding, Coordinates]]:
     """The plain shards of a dim that have some size, over any axes, of any sub-batches."""
     if part == 0 or size % part or size == part:
         return

@@ -23,7 +23,8 @@ from shardweave.ir.proof.layout import (
 )
 
 FREE = "*"
-"""The axis of a cut along which the value is constant: it holds for any axes, in any part."""
+"""How the axis begins of a cut along which the value is constant: it stands for any axes. How many
+indices it is constant along follows; they are the digits below the cut's span."""
 
 SUB_BATCH = "sub_batch."
 """How the names begin of axes of sub-batches, whose number follows: they are read off slices."""
@@ -77,32 +78,32 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Part:
+class Relation:
     """A value that relates to the global program: what is held, and of which sub-batches."""
 
     held: Held
     at: Coordinates = ()
 
-    def with_held(self, held: Held | None) -> Part | None:
-        return None if held is None else Part(held, self.at)
+    def with_held(self, held: Held | None) -> Relation | None:
+        return None if held is None else Relation(held, self.at)
 
 
 @dataclass(frozen=True)
-class Index:
+class RankNumber:
     """A whole number that a rank knows of itself: a constant, and multiples of its coordinates."""
 
     terms: tuple[tuple[str, int], ...]
     constant: int = 0
 
-    def plus(self, other: Index) -> Index:
+    def plus(self, other: RankNumber) -> RankNumber:
         total = dict(self.terms)
         for axis, factor in other.terms:
             total[axis] = total.get(axis, 0) + factor
         kept = tuple(sorted(item for item in total.items() if item[1]))
-        return Index(kept, self.constant + other.constant)
+        return RankNumber(kept, self.constant + other.constant)
 
-    def times(self, factor: int) -> Index:
-        return Index(
+    def times(self, factor: int) -> RankNumber:
+        return RankNumber(
             tuple((axis, f * factor) for axis, f in self.terms if factor), self.constant * factor
         )
 
@@ -136,22 +137,22 @@ class Local:
         return hash((self.name, self.arguments, self.operands, self.types, self.index))
 
     @cached_property
-    def leaves(self) -> frozenset[Part]:
+    def leaves(self) -> frozenset[Relation]:
         """The values that relate, of which it is computed."""
-        found: set[Part] = set()
+        found: set[Relation] = set()
         for operand in self.operands:
             if isinstance(operand, Local):
                 found |= operand.leaves
-            elif isinstance(operand, Part):
+            elif isinstance(operand, Relation):
                 found.add(operand)
         return frozenset(found)
 
 
-Value: TypeAlias = "Part | Index | Row | Local"
+Value: TypeAlias = "Relation | RankNumber | Row | Local"
 
 
 @dataclass
-class Axes:
+class ProofAxes:
     """The axes of a proof: those of the mesh, and those of sub-batches, as they come up."""
 
     mesh: Mesh
@@ -185,7 +186,7 @@ class Axes:
 def gathered(held: Held, axes: Sequence[str], dim: int, block: int | None) -> Held | None:
     """The concatenation over axes along a local dim, in blocks (None: of the whole dim)."""
     layout = held.digits
-    if layout is None or set(axes) & set(held.sharding.unreduced):
+    if layout is None or not 0 <= dim < len(layout) or set(axes) & set(held.sharding.unreduced):
         return None
     moved: list[tuple[int, int, int]] = []
     for axis in axes:
@@ -204,7 +205,9 @@ def gathered(held: Held, axes: Sequence[str], dim: int, block: int | None) -> He
 def cut(held: Held, axes: Sequence[tuple[str, int]], dim: int, block: int) -> Held | None:
     """The shard over axes (with their sizes) of a local dim, in blocks."""
     layout = held.digits
-    if layout is None or {axis for axis, _ in axes} & held.sharding.axes:
+    if layout is None or not 0 <= dim < len(layout):
+        return None
+    if {axis for axis, _ in axes} & held.sharding.axes:
         return None
     size = 1
     for _, ranks in axes:

@@ -58,6 +58,8 @@ def cut_at(digits: Sequence[Digit], block: int) -> tuple[Digits, Digits] | None:
     """The digits above blocks of a length, and those within; None if a digit cannot be cut so."""
     minor: list[Digit] = []
     major = list(digits)
+    if block < 1:
+        return None
     while block > 1:
         if not major:
             return None

@@ -8,11 +8,11 @@ from shardweave.ir import dist
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.proof.held import (
     SUB_BATCH,
-    Axes,
     Coordinates,
     Held,
-    Index,
-    Part,
+    ProofAxes,
+    RankNumber,
+    Relation,
     Row,
     Value,
     cut,
@@ -25,7 +25,7 @@ from shardweave.ir.proof.held import (
 from shardweave.ir.types import shape_of
 
 
-def united(parts: Sequence[Part]) -> Coordinates | None:
+def united(parts: Sequence[Relation]) -> Coordinates | None:
     """The sub-batches that values are of together; None if they are of different ones."""
     found: dict[str, frozenset[int]] = {}
     for part in parts:
@@ -35,7 +35,9 @@ def united(parts: Sequence[Part]) -> Coordinates | None:
     return tuple(sorted(found.items()))
 
 
-def added_terms(first: Part, second: Part, axes: Axes, reduction: str) -> Part | None:
+def added_terms(
+    first: Relation, second: Relation, axes: ProofAxes, reduction: str
+) -> Relation | None:
     """The sum (or maximum) of two sub-batches' terms of one value: whole once it has them all."""
     held, left, right = first.held, dict(first.at), dict(second.at)
     differing = [axis for axis in left if left[axis] != right.get(axis)]
@@ -48,14 +50,14 @@ def added_terms(first: Part, second: Part, axes: Axes, reduction: str) -> Part |
     rest = tuple([item for item in first.at if item[0] != axis])
     if len(both) == axes.size(axis):
         whole = reduced(held, [axis])
-        return None if whole is None else Part(whole, rest)
-    return Part(held, tuple(sorted((*rest, (axis, both)))))
+        return None if whole is None else Relation(whole, rest)
+    return Relation(held, tuple(sorted((*rest, (axis, both)))))
 
 
 # Collectives
 
 
-def collective(op: dist.DistOp, operands: Sequence[Value], axes: Axes) -> list[Value | None]:
+def collective(op: dist.DistOp, operands: Sequence[Value], axes: ProofAxes) -> list[Value | None]:
     """What a collective, a wait or a slice makes of each value; None where it is no relation."""
     if isinstance(op, dist.WaitOp):
         return list(operands)
@@ -64,32 +66,32 @@ def collective(op: dist.DistOp, operands: Sequence[Value], axes: Axes) -> list[V
     return [_sent(op, value, axes) for value in operands]
 
 
-def position(names: Sequence[str], axes: Axes, at: dict[str, frozenset[int]]) -> Index:
+def position(names: Sequence[str], axes: ProofAxes, at: dict[str, frozenset[int]]) -> RankNumber:
     """A rank's position on axes, the first slowest; those of sub-batches have a coordinate."""
-    found, weight = Index(()), 1
+    found, weight = RankNumber(()), 1
     for name in reversed(names):
         if name in at:
             (coordinate,) = at[name]
-            found = found.plus(Index((), coordinate * weight))
+            found = found.plus(RankNumber((), coordinate * weight))
         elif axes.size(name) > 1:
-            found = found.plus(Index(((name, weight),)))
+            found = found.plus(RankNumber(((name, weight),)))
         weight *= axes.size(name)
     return found
 
 
-def _sent(op: dist.DistOp, value: Value, axes: Axes) -> Value | None:
+def _sent(op: dist.DistOp, value: Value, axes: ProofAxes) -> Value | None:
     if isinstance(value, Row):
-        if isinstance(op, dist.AlongDimOp) and op.dim == value.dim:
+        if value.dim in (getattr(op, "dim", None), getattr(op, "from_dim", None)):
             return None
         sent = [(_sent(op, piece, axes), size) for piece, size in value.pieces]
         pieces = tuple([(piece, size) for piece, size in sent if piece is not None])
         return Row(value.dim, pieces) if len(pieces) == len(sent) else None
-    if not isinstance(value, Part):
+    if not isinstance(value, Relation):
         return None
     return value.with_held(_held_after(op, value.held, axes))
 
 
-def _held_after(op: dist.DistOp, held: Held, axes: Axes) -> Held | None:
+def _held_after(op: dist.DistOp, held: Held, axes: ProofAxes) -> Held | None:
     wide = axes.wide(op.axes)
     if not wide or any(name.startswith(SUB_BATCH) for name in wide):
         return None if wide else held
@@ -115,7 +117,7 @@ def _held_after(op: dist.DistOp, held: Held, axes: Axes) -> Held | None:
 # Local moves
 
 
-def moved(op: AtenOp, operands: Sequence[Value], axes: Axes) -> tuple[Value, ...] | None:
+def moved(op: AtenOp, operands: Sequence[Value], axes: ProofAxes) -> tuple[Value, ...] | None:
     """The result of an op that moves values, or computes a rank's position; None for others."""
     made: Value | None = None
     if op.name == "aten.cat":
@@ -123,33 +125,33 @@ def moved(op: AtenOp, operands: Sequence[Value], axes: Axes) -> tuple[Value, ...
     elif not operands:
         if op.name == "aten.full" and shape_of(op.results[0]) == ():
             constant = op.value("fill_value")
-            made = Index((), constant) if type(constant) is int else None
-    elif isinstance(operands[0], Index):
+            made = RankNumber((), constant) if type(constant) is int else None
+    elif isinstance(operands[0], RankNumber):
         made = _index(op, operands)
-    elif isinstance(operands[0], Part):
+    elif isinstance(operands[0], Relation):
         made = _moved_part(op, operands[0], axes)
     elif isinstance(operands[0], Row) and op.name == "aten.slice.Tensor":
         made = _piece(op, operands[0])
     return None if made is None else (made,)
 
 
-def _index(op: AtenOp, operands: Sequence[Value]) -> Index | None:
+def _index(op: AtenOp, operands: Sequence[Value]) -> RankNumber | None:
     first, *rest = operands
-    assert isinstance(first, Index)
-    if op.name == "aten.add.Tensor" and isinstance(rest[0], Index):
+    assert isinstance(first, RankNumber)
+    if op.name == "aten.add.Tensor" and isinstance(rest[0], RankNumber):
         return first.plus(rest[0]) if op.value("alpha") == 1 else None
     if rest or not isinstance(other := op.value("other") if _has_other(op) else None, int):
         return None
     if op.name == "aten.mul.Scalar":
         return first.times(other)
-    return first.plus(Index((), other)) if op.value("alpha") == 1 else None
+    return first.plus(RankNumber((), other)) if op.value("alpha") == 1 else None
 
 
 def _has_other(op: AtenOp) -> bool:
     return op.name in ("aten.mul.Scalar", "aten.add.Scalar")
 
 
-def _moved_part(op: AtenOp, part: Part, axes: Axes) -> Part | None:
+def _moved_part(op: AtenOp, part: Relation, axes: ProofAxes) -> Relation | None:
     held = part.held
     if op.name == "aten.view":
         return part.with_held(seen_as(held, shape_of(op.results[0])))
@@ -171,19 +173,22 @@ def _moved_part(op: AtenOp, part: Part, axes: Axes) -> Part | None:
 
 
 def _sub_batch(
-    part: Part, dim: int, count: int, block: int, coordinate: int, axes: Axes
-) -> Part | None:
+    part: Relation, dim: int, count: int, block: int, coordinate: int, axes: ProofAxes
+) -> Relation | None:
     """One of `count` sub-batches of a value, which are blocks of a local dim."""
     name = axes.sub_batch(count, part.held.sharding)
     held = cut(part.held, [(name, count)], dim, block)
     at = tuple(sorted((*part.at, (name, frozenset({coordinate})))))
-    return None if held is None else Part(held, at)
+    return None if held is None else Relation(held, at)
 
 
-def _joined(op: AtenOp, operands: Sequence[Value], axes: Axes) -> Value | None:
+def _joined(op: AtenOp, operands: Sequence[Value], axes: ProofAxes) -> Value | None:
     """All sub-batches of a value, joined; else values side by side."""
-    dim = int(op.value("dim")) % len(shape_of(op.operands[0]))
-    parts = [value for value in operands if isinstance(value, Part)]
+    shape = shape_of(op.results[0])
+    if any(len(shape_of(value)) != len(shape) for value in op.operands):
+        return None
+    dim = int(op.value("dim")) % len(shape)
+    parts = [value for value in operands if isinstance(value, Relation)]
     if len(parts) == len(operands) and all(part.held == parts[0].held for part in parts):
         varying = [a for a, _ in parts[0].at if len({dict(part.at).get(a) for part in parts}) > 1]
         if len(varying) == 1:
@@ -193,7 +198,7 @@ def _joined(op: AtenOp, operands: Sequence[Value], axes: Axes) -> Value | None:
             wanted = [frozenset({index}) for index in range(axes.size(axis))]
             if places == wanted and len(rest) == 1:
                 held = gathered(parts[0].held, [axis], dim, None)
-                return None if held is None else Part(held, rest.pop())
+                return None if held is None else Relation(held, rest.pop())
     sizes = [shape_of(value)[dim] for value in op.operands]
     return Row(dim, tuple(zip(operands, sizes, strict=True)))
 

@@ -10,9 +10,9 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.proof.cuts import stands_for
-from shardweave.ir.proof.diagnose import explain
-from shardweave.ir.proof.expressions import Expressions, ProofError
-from shardweave.ir.proof.held import Axes, Held, Part, Value
+from shardweave.ir.proof.diagnose import explain, explain_collective, explain_same, relation_of
+from shardweave.ir.proof.expressions import Expressions, ProofError, kind_of
+from shardweave.ir.proof.held import Held, ProofAxes, Relation, Value
 from shardweave.ir.proof.walk import Walk
 from shardweave.ir.staged import is_staged
 from shardweave.ir.types import shape_of
@@ -30,6 +30,14 @@ class Proof:
     num_results: int
     num_expressions: int
     walk: Walk | None = None
+
+    def relations(self, program: Program) -> list[tuple[str, str]]:
+        """For each value of the local program that was proved: its name, and what it is."""
+        walk = self.walk
+        if walk is None:
+            return []
+        values = [result for op in program.ops for result in op.results]
+        return [(f"%{v.name_hint}", relation_of(walk, v)) for v in values]
 
     def __str__(self) -> str:
         return (
@@ -59,9 +67,12 @@ def prove(local: Program, *, against: Program) -> Proof:
         )
     table = Expressions()
     values = table.read(against.function.body.block, _arguments(table, against))
+    table.num_read = len(table.shapes)
     wanted = {(slot.kind, slot.name): (values[slot.value], slot) for slot in against.results}
     _check_results(local, wanted)
+    _check_kinds(local, against)
     if local.is_local == against.is_local:
+        _check_signature(local, against)
         return _same_level(local, table, wanted)
     return _prove_local(local, against, table, {key: n for key, (n, _) in wanted.items()})
 
@@ -78,31 +89,51 @@ def _check_results(local: Program, wanted: dict[Key, tuple[int, Slot]]) -> None:
         if (kind, name) not in keys:
             raise ProofError(f"{kind} '{name}' is not returned; return it.")
     for kind, name in keys:
-        if (kind, name) not in wanted:
-            raise ProofError(f"{kind} '{name}' is none of the other program's results; drop it.")
+        if (kind, name) not in wanted or keys.count((kind, name)) > 1:
+            raise ProofError(
+                f"{kind} '{name}' is none of the other program's results, or is returned twice; "
+                "drop it."
+            )
+
+
+def _check_kinds(local: Program, against: Program) -> None:
+    """Raises ProofError for an argument whose elements are not those of the other program's."""
+    known = {(slot.kind, slot.name): slot.value for slot in against.arguments}
+    for slot in local.arguments:
+        other = known.get((slot.kind, slot.name))
+        if other is None:
+            raise ProofError(f"{slot.kind} '{slot.name}' is no argument of the other program.")
+        if kind_of(other) != kind_of(slot.value):
+            raise ProofError(
+                f"{slot.kind} '{slot.name}' has elements of {kind_of(slot.value)}, expected "
+                f"{kind_of(other)}."
+            )
+
+
+def _check_signature(program: Program, other: Program) -> None:
+    """Raises ProofError unless two programs of one kind take arguments in equal parts."""
+    if program.is_local and program.mesh != other.mesh:
+        raise ProofError(f"the program is for mesh {program.mesh}, the other for {other.mesh}.")
+    known = {(slot.kind, slot.name): slot for slot in other.arguments}
+    for slot in program.arguments:
+        twin = known[slot.kind, slot.name]
+        same_parts = not program.is_local or (
+            program.sharding_of_slot(slot) == other.sharding_of_slot(twin)
+        )
+        if shape_of(slot.value) != shape_of(twin.value) or not same_parts:
+            raise ProofError(f"{slot.kind} '{slot.name}' is taken in other parts than declared.")
 
 
 def _same_level(program: Program, table: Expressions, wanted: dict[Key, tuple[int, Slot]]) -> Proof:
     """Two global programs, or two local ones: the same expressions."""
-    num_known = table.num_read
     values = table.read(program.function.body.block, _arguments(table, program))
     for slot in program.results:
         number, other = wanted[slot.kind, slot.name]
-        found = values[slot.value]
-        if found != number:
-            raise ProofError(explain_same(table, num_known, slot, found, number))
-        if program.sharding_of_slot(slot) != program.sharding_of_slot(other) and program.is_local:
+        if values[slot.value] != number:
+            raise ProofError(explain_same(table, values, slot, number))
+        if program.is_local and slot.sharding_attr != other.sharding_attr:
             raise ProofError(f"{slot.kind} '{slot.name}' is declared in other shards.")
-    return Proof(_count(program), len(program.results), num_known)
-
-
-def explain_same(table: Expressions, num_known: int, slot: Slot, found: int, wanted: int) -> str:
-    maker = table.describe(found)
-    new = "computes what the other program does not" if found >= num_known else "is another value"
-    return (
-        f"{slot.kind} '{slot.name}' is the result of {maker}, which {new}; expected that of "
-        f"{table.describe(wanted)}."
-    )
+    return Proof(_count(program), len(program.results), table.num_read)
 
 
 def _count(program: Program) -> int:
@@ -112,11 +143,14 @@ def _count(program: Program) -> int:
 def _prove_local(
     local: Program, against: Program, table: Expressions, wanted: dict[Key, int]
 ) -> Proof:
-    axes = Axes(local.mesh or Mesh())
+    axes = ProofAxes(local.mesh or Mesh())
     walk = Walk(table, axes)
     for slot in local.arguments:
         walk.values[slot.value] = _argument(table, local, slot)
     walk.block(local.ops)
+    problem = explain_collective(walk, local.ops)
+    if problem is not None:
+        raise ProofError(problem)
     for slot in local.results:
         problem = _problem(walk, local, slot, wanted[slot.kind, slot.name])
         if problem is not None:
@@ -126,25 +160,22 @@ def _prove_local(
 
 def _argument(table: Expressions, local: Program, slot: Slot) -> Value:
     """An argument as it is declared: the part of the global one that its sharding says."""
-    count = len(table.shapes)
     sharding = local.sharding_of_slot(slot)
     shape = sharding.global_shape(shape_of(slot.value))
     number = table.argument(slot.kind, slot.name, slot.value)
-    if number >= count:
-        raise ProofError(f"{slot.kind} '{slot.name}' is no argument of the other program.")
     if table.shapes[number] != shape:
         raise ProofError(
             f"{slot.kind} '{slot.name}' has parts of a tensor of shape {shape}, expected "
             f"{table.shapes[number]}; correct its type or its dist.sharding."
         )
-    return Part(Held(number, shape, sharding))
+    return Relation(Held(number, shape, sharding))
 
 
 def _problem(walk: Walk, local: Program, slot: Slot, wanted: int) -> str | None:
     """Why a result is not what it should be; None if it is."""
     value = walk.values[slot.value]
     declared = local.sharding_of_slot(slot)
-    if isinstance(value, Part) and value.held.number == wanted and value.held.layout is None:
+    if isinstance(value, Relation) and value.held.number == wanted and value.held.layout is None:
         held = value.held
         if _is_declared(held.sharding, declared) and not value.at:
             return None

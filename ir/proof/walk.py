@@ -21,8 +21,9 @@ from shardweave.ir.proof import moves
 from shardweave.ir.proof.cuts import Applied, Refusal, apply_rule
 from shardweave.ir.proof.expressions import (
     Expressions,
-    Form,
-    ProofError,
+    OpForm,
+    check_order,
+    draws,
     is_cast,
     kind_of,
     signs_of,
@@ -31,11 +32,11 @@ from shardweave.ir.proof.forms import GLOBAL_NAMES, candidates, plain_cuts, writ
 from shardweave.ir.proof.held import (
     FREE,
     SUB_BATCH,
-    Axes,
     Coordinates,
     Held,
     Local,
-    Part,
+    ProofAxes,
+    Relation,
     Shape,
     Value,
 )
@@ -45,19 +46,24 @@ from shardweave.ir.types import shape_of, tensor_type
 Key = tuple[str, frozenset[tuple[str, Attribute]], tuple[Value, ...], tuple[tuple[Shape, str], ...]]
 """A local computation: equal keys give equal values on every rank."""
 
+MERGES = {"aten.add.Tensor": "sum", "aten.maximum": "max"}
+"""The ops that merge the terms of two sub-batches, and by which reduction."""
+
 
 @dataclass
 class Walk:
     """The relations of a local program's values.
 
-    known: what local computations relate to. refusals: why an op relates to nothing, by op.
+    known: what local computations relate to. refusals: why an op relates to nothing, by op. steps:
+    what stands within local forms of ops that are cut so.
     """
 
     table: Expressions
-    axes: Axes
+    axes: ProofAxes
     values: dict[SSAValue, Value] = field(default_factory=dict[SSAValue, Value])
     refusals: dict[Operation, Refusal] = field(default_factory=dict[Operation, Refusal])
     known: dict[Key, tuple[Value, ...]] = field(default_factory=dict[Key, tuple[Value, ...]])
+    steps: set[Value] = field(default_factory=set["Value"])
     splits: dict[object, int] = field(default_factory=dict[object, int])
     in_flight: set[SSAValue] = field(default_factory=set[SSAValue])
 
@@ -66,32 +72,13 @@ class Walk:
         for op in ops:
             if isinstance(op, func.ReturnOp):
                 return
-            missing = [v for v in op.operands if v not in self.values]
-            if missing:
-                name = missing[0].name_hint or "a value"
-                raise ProofError(
-                    f"{describe(op)} reads %{name} before it is made; put it behind the op that "
-                    "makes it."
-                )
-            self._check_flight(op)
+            check_order(op, self.values, self.in_flight)
             operands = tuple([self.values[value] for value in op.operands])
             if isinstance(op, FusedOp):
                 made = self._fused(op, operands)
             else:
                 made = self.results(op, operands)
             self.values.update(zip(op.results, made, strict=True))
-
-    def _check_flight(self, op: Operation) -> None:
-        if type(op) in dist.STARTED:
-            self.in_flight.update(op.results)
-        if isinstance(op, dist.WaitOp):
-            return
-        early = [value for value in op.operands if value in self.in_flight]
-        if early:
-            raise ProofError(
-                f"{describe(op)} reads %{early[0].name_hint} while it is in flight; put a "
-                "dist.wait before it."
-            )
 
     def _fused(self, op: FusedOp, operands: Sequence[Value]) -> tuple[Value, ...]:
         self.values.update(zip(op.block.args, operands, strict=True))
@@ -125,8 +112,8 @@ class Walk:
     ) -> tuple[Value, ...] | None:
         if is_cast(op):
             return operands
-        parts = cast("tuple[Part, ...]", operands)
-        if all(isinstance(v, Part) and v.held.layout is None for v in operands):
+        parts = cast("tuple[Relation, ...]", operands)
+        if all(isinstance(v, Relation) and v.held.layout is None for v in operands):
             signs = signs_of(op)
             made = (
                 self._sum(op, parts, signs)
@@ -146,7 +133,7 @@ class Walk:
     # Ops on related values
 
     def _sum(
-        self, op: AtenOp, parts: tuple[Part, ...], signs: tuple[float, float]
+        self, op: AtenOp, parts: tuple[Relation, ...], signs: tuple[float, float]
     ) -> tuple[Value, ...] | None:
         """A sum of two values, or of two sub-batches' terms of one."""
         first, second = parts
@@ -154,7 +141,12 @@ class Walk:
             merged = moves.added_terms(first, second, self.axes, "sum")
             if merged is not None:
                 return (merged,)
-        rule, shape = _rule_of_sum(op.name, first.held.shape, second.held.shape)
+        try:
+            rule, shape = _rule_of_sum(op.name, first.held.shape, second.held.shape)
+        except ValueError:
+            shapes = f"{first.held.shape} and {second.held.shape}"
+            self.refusals[op] = Refusal(f"adds parts of values of shapes {shapes}")
+            return None
         applied = self._applied(op, rule, (shape,), parts)
         if isinstance(applied, Refusal):
             self.refusals[op] = applied
@@ -164,21 +156,25 @@ class Walk:
         return self._held(op, applied, parts, (number,), (shape,), ("sum", signs))
 
     def _computed(
-        self, op: AtenOp, parts: tuple[Part, ...], key: Key, is_template: bool
+        self, op: AtenOp, parts: tuple[Relation, ...], key: Key, is_template: bool
     ) -> tuple[Value, ...] | None:
         """The op of the global program that an op is, on shards of its operands."""
+        if draws(op):
+            self.refusals[op] = Refusal("draws numbers of its own on each rank")
+            return None
         numbers = tuple([part.held.number for part in parts])
         for form in self.table.forms.get((op.name, numbers), ()):
             made = self._as_form(op, form, parts, key, is_template)
             if made is not None:
                 return made
-        if op.name == "aten.maximum" and parts[0].held == parts[1].held:
-            merged = moves.added_terms(parts[0], parts[1], self.axes, "max")
-            return None if merged is None else (merged,)
-        return None
+        reduction = MERGES.get(op.name)
+        if reduction is None or (reduction == "sum" and op.value("alpha") != 1):
+            return None
+        merged = moves.added_terms(parts[0], parts[1], self.axes, reduction)
+        return None if merged is None else (merged,)
 
     def _as_form(
-        self, op: AtenOp, form: Form, parts: tuple[Part, ...], key: Key, is_template: bool
+        self, op: AtenOp, form: OpForm, parts: tuple[Relation, ...], key: Key, is_template: bool
     ) -> tuple[Value, ...] | None:
         shapes = tuple([shape_of(result) for result in form.op.results])
         if list(map(len, shapes)) != [len(shape_of(result)) for result in op.results]:
@@ -202,7 +198,7 @@ class Walk:
         return self._held(op, applied, parts, form.results, shapes, (form.results,))
 
     def _applied(
-        self, op: Operation, rule: Rule, whole: tuple[Shape, ...], parts: tuple[Part, ...]
+        self, op: Operation, rule: Rule, whole: tuple[Shape, ...], parts: tuple[Relation, ...]
     ) -> Applied | Refusal:
         local = tuple([shape_of(result) for result in op.results])
         return apply_rule(
@@ -228,15 +224,15 @@ class Walk:
         self,
         op: Operation,
         applied: Applied,
-        parts: tuple[Part, ...],
+        parts: tuple[Relation, ...],
         numbers: Sequence[int],
         shapes: Sequence[Shape],
         what: object,
         at: Coordinates = (),
     ) -> tuple[Value, ...] | None:
         """The results of an op that is cut so. at: the sub-batches of one without operands."""
-        at = moves.united(parts) if parts else at
-        if at is None:
+        united = moves.united(parts) if parts else at
+        if united is None:
             self.refusals[op] = Refusal("reads values of different sub-batches")
             return None
         found: list[Value] = []
@@ -244,10 +240,10 @@ class Walk:
             terms = 0
             if any(axis.startswith(SUB_BATCH) for axis in sharding.unreduced):
                 terms = self._split((what, tuple([_family(p.held) for p in parts])))
-            own = tuple([item for item in at if item[0] in sharding.axes])
+            own = tuple([item for item in united if item[0] in sharding.axes])
             times = {axis for axis in sharding.axes if axis.startswith(SUB_BATCH)}
             assert times == {axis for axis, _ in own}, f"sub-batches of {describe(op)}"
-            found.append(Part(Held(number, shape, sharding, terms), own))
+            found.append(Relation(Held(number, shape, sharding, terms), own))
         return tuple(found)
 
     def _split(self, key: object) -> int:
@@ -259,6 +255,8 @@ class Walk:
     def _write_local_forms(self, op: AtenOp, operands: tuple[Value, ...]) -> None:
         """Write the local form of each op of the global program of which an op may be a step, so
         that what its last ops give is known."""
+        if draws(op):
+            return
         for form in self.table.localized.get(GLOBAL_NAMES.get(op.name, op.name), ()):
             whole = tuple([shape_of(result) for result in form.op.results])
             for parts in candidates(form, operands):
@@ -270,7 +268,7 @@ class Walk:
                         self._write(form, parts, applied, at)
 
     def _goals(
-        self, op: AtenOp, form: Form
+        self, op: AtenOp, form: OpForm
     ) -> Iterable[tuple[tuple[Sharding | None, ...], Coordinates]]:
         """In which shards the results of a form may be wanted where an op is a step of it."""
         if form.operands:
@@ -279,17 +277,18 @@ class Walk:
         return [((Sharding((cut,)),), at) for cut, at in plain_cuts(self.axes, size, part)]
 
     def _write(
-        self, form: Form, parts: tuple[Part, ...], applied: Applied, at: Coordinates = ()
+        self, form: OpForm, parts: tuple[Relation, ...], applied: Applied, at: Coordinates = ()
     ) -> None:
         """Note what the last ops of a local form give."""
         whole = [shape_of(result) for result in form.op.results]
         made = self._held(form.op, applied, parts, form.results, whole, (form.results,), at)
-        shapes = [v.held.local_shape for v in made or () if isinstance(v, Part)]
+        shapes = [v.held.local_shape for v in made or () if isinstance(v, Relation)]
         if made is None or None in shapes:
             return
         cuts, mesh = applied.cuts, self.axes.mesh
         arguments, ops, results = written(form, parts, cuts, cast("list[Shape]", shapes), mesh)
-        if any(FREE in op.axes for op in ops if isinstance(op, dist.DistOp)):
+        axes = [axis for op in ops if isinstance(op, dist.DistOp) for axis in op.axes]
+        if any(axis.startswith(FREE) for axis in axes):
             return
         values: dict[SSAValue, Value] = dict(zip(arguments, parts, strict=True))
         coordinates = dict(moves.united(parts) or at)
@@ -300,6 +299,7 @@ class Walk:
                 operands = tuple([values[value] for value in op.operands])
                 found = self.results(op, operands, is_template=True)
             values.update(zip(op.results, found, strict=True))
+            self.steps.update(found)
         goals = dict(zip(results, made, strict=True))
         for op in dict.fromkeys(result.owner for result in results):
             assert isinstance(op, Operation)
@@ -309,7 +309,7 @@ class Walk:
 
 def _has_shape(value: Value, result: SSAValue) -> bool:
     """Whether a relation fits the type of the value that has it."""
-    return not isinstance(value, Part) or value.held.local_shape == shape_of(result)
+    return not isinstance(value, Relation) or value.held.local_shape == shape_of(result)
 
 
 def key_of(op: Operation, operands: tuple[Value, ...]) -> Key:
@@ -333,7 +333,7 @@ def _family(held: Held) -> tuple[object, ...]:
     return (held.terms,) if held.terms else (held.number, held.sharding)
 
 
-def _other_arguments(op: AtenOp, form: Form) -> str:
+def _other_arguments(op: AtenOp, form: OpForm) -> str:
     """How an op's arguments differ from those of the op that it should be."""
     own, wanted = dict(arguments_of(op)), dict(form.arguments)
     names = sorted(n for n in {*own, *wanted} if own.get(n) != wanted.get(n))

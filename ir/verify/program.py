@@ -240,9 +240,7 @@ class _Verifier:
 
     def _problem_of(self, op: Operation) -> str | None:
         """What is wrong with an op by itself: its arguments, its types."""
-        if isinstance(op, AtenOp):
-            return _problem_of_aten(op)
-        problem = _problem_of_form(op)
+        problem = _problem_of_kind(op) if isinstance(op, AtenOp | DistOp) else _problem_of_form(op)
         if problem is not None:
             return problem
         if isinstance(op, ReshardOp) and self.is_local:
@@ -390,12 +388,14 @@ _right: set[OpKey] = set()
 """Names, types and arguments of ops that were found right: there are few kinds in a program."""
 
 
-def _problem_of_aten(op: AtenOp) -> str | None:
+def _problem_of_kind(op: AtenOp | DistOp) -> str | None:
     key = key_of_op(op)
     stands_right = op.next_op is not None and not op.successors
     if key in _right and stands_right and annotation_problem(op) is None:
         return None
-    problem = _problem_of_form(op) or _problem_of_types(op)
+    problem = _problem_of_form(op)
+    if problem is None and isinstance(op, AtenOp):
+        problem = _problem_of_types(op)
     if problem is None:
         _right.add(key)
     return problem

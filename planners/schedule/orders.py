@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -89,14 +89,15 @@ def _best_order(
     program.reorder(fixed[-1])
     graph = build_graph(list(program.ops), CostModel(cluster, program.mesh or Mesh()))
     fixed.append(in_order(program, ops))
-    tried = [_try(program, cluster, order) for order in fixed]
-    enough = max(one.peak_bytes for one in tried)
+    trials = _Trials(program, cluster)
+    trials.add(fixed)
+    enough = trials.largest_peak
     cap = enough if memory_cap is None else memory_cap
-    tried.append(_try(program, cluster, in_order(program, ops, is_ahead=False)))
-    tried += [_try(program, cluster, one) for one in _list_orders(program, graph, cap)]
-    if min(one.peak_bytes for one in tried) > cap:  # for the error, what is really needed
-        tried += [_try(program, cluster, one) for one in _list_orders(program, graph, enough)]
-    return min(tried, key=lambda one: (max(0, one.peak_bytes - cap), one.time_s)).order
+    trials.add([in_order(program, ops, is_ahead=False)])
+    trials.add(_list_orders(program, graph, cap))
+    if trials.least_peak > cap:  # for the error, what is really needed
+        trials.add(_list_orders(program, graph, enough))
+    return min(trials.tried, key=lambda one: (max(0, one.peak_bytes - cap), one.time_s)).order
 
 
 class _Try(NamedTuple):
@@ -105,10 +106,31 @@ class _Try(NamedTuple):
     peak_bytes: int
 
 
-def _try(program: Program, cluster: Cluster, order: list[Operation]) -> _Try:
-    program.reorder(order)
-    result = simulate(program, cluster)
-    return _Try(order, result.time_s, result.peak_bytes)
+class _Trials:
+    """Simulations of a program in many orders, once in each: rules often come to the same order."""
+
+    def __init__(self, program: Program, cluster: Cluster) -> None:
+        self.program, self.cluster = program, cluster
+        self._seen: set[tuple[Operation, ...]] = set()
+        self.tried: list[_Try] = []
+
+    def add(self, orders: Iterable[list[Operation]]) -> None:
+        for order in orders:
+            key = tuple(order)
+            if key in self._seen:
+                continue
+            self._seen.add(key)
+            self.program.reorder(order)
+            result = simulate(self.program, self.cluster)
+            self.tried.append(_Try(order, result.time_s, result.peak_bytes))
+
+    @property
+    def largest_peak(self) -> int:
+        return max(one.peak_bytes for one in self.tried)
+
+    @property
+    def least_peak(self) -> int:
+        return min(one.peak_bytes for one in self.tried)
 
 
 def _fixed_order(schedule: str, ops: Sequence[Operation]) -> list[Operation]:
@@ -150,8 +172,12 @@ def _list_orders(program: Program, graph: Graph, cap_bytes: int) -> Iterator[lis
     total = max(graph.tail_s, default=0.0)
     # An op that frees what it takes is admitted at the cap, and for a moment needs both.
     room = cap_bytes - max(live.created_bytes, default=0)
-    all_gates = [recompute_gates(graph, ahead) for ahead in AHEAD]
-    for gates, lead, cap in product(all_gates, LEADS, (cap_bytes, room)):
+    all_gates: list[Mapping[int, Sequence[int]]] = []
+    for gates in (recompute_gates(graph, ahead) for ahead in AHEAD):
+        if gates not in all_gates:
+            all_gates.append(gates)
+    leads = LEADS if any(copies) else LEADS[:1]  # they lead one sub-batch before others
+    for gates, lead, cap in product(all_gates, leads, (cap_bytes, room)):
 
         def priority(i: int, lead: float = lead) -> tuple[float, ...]:
             return (graph.tail_s[i] - lead * total * copies[i], -float(i))

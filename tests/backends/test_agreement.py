@@ -174,7 +174,7 @@ DIFFERENCES = {
     "mesh": "rank 0 has .*data=2.*, rank 1 has .*tensor=2",
     "plan": "rank 0 has plan: replicated, rank 1 has plan: up.weight",
     "precision": "rank 0 has precision=, rank 1 has precision=bf16",
-    "batch": r"rank 0 has arg0 \(8, 4\) float32.*, rank 1 has arg0 \(6, 4\)",
+    "batch": r"rank 0 has x \(8, 4\) float32.*, rank 1 has x \(6, 4\)",
 }
 
 
@@ -234,10 +234,10 @@ def checked(kind: str) -> str:
 
 
 CHECKED = {
-    "input": "ranks differ in input 'arg0': rank 0 has values of digest .., rank 1 has values",
+    "input": "ranks differ in input 'x': rank 0 has values of digest .., rank 1 has values",
     "parameter": "ranks differ in param 'down.bias': rank 0 has values of digest .., rank 1 has values",
-    "call": "ranks differ in the call: rank 0 has arg0 (8, 4) float32 in training, accumulate=1",
-    "accumulate": "accumulate=1, loss_scale=1.0, rank 1 has arg0 (8, 4) float32 in training, acc",
+    "call": "ranks differ in the call: rank 0 has x (8, 4) float32 in training, accumulate=1",
+    "accumulate": "accumulate=1, loss_scale=1.0, rank 1 has x (8, 4) float32 in training, acc",
 }
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from shardweave.tests.warm import run_warm
+
 ROOT = Path(__file__).resolve().parents[2]
 
 needs_triton = pytest.mark.skipif(
@@ -22,19 +24,9 @@ def run_interpreted(arguments: list[str], folder: Path) -> subprocess.CompletedP
     """Python in a process where Triton interprets kernels."""
     environment = os.environ | {
         "TRITON_INTERPRET": "1",
-        "OPENBLAS_NUM_THREADS": "1",  # or a small product takes tens of milliseconds
         "SHARDWEAVE_CACHE": str(folder),
-        "PYTHONPATH": str(ROOT.parent),
     }
-    return subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env=environment,
-        cwd=ROOT,
-        check=False,
-    )
+    return run_warm([sys.executable, *arguments], env=environment, cwd=ROOT, timeout_s=600)
 
 
 @pytest.mark.slow

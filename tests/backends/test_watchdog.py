@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,14 @@ from shardweave.backends import watchdog
 from shardweave.backends.watch import SILENCE_S
 from shardweave.driver import checkpoints
 from shardweave.driver.checkpoint_files import complete
+from shardweave.driver.compile import compile as compile_step
+from shardweave.tests.shared_traces import share_traces
 from shardweave.tests.spawn import importable, warm_context
 
 NUM_RANKS = 3
 TIMEOUT_S = 5.0
+LIMIT_S = 120.0
+"""Ranks that are not ready, or have not ended, after so long are killed: a fault of the test."""
 
 
 class Model(nn.Module):
@@ -39,8 +45,6 @@ class Model(nn.Module):
 
 def train(rank: int, folder: Path, num_steps: int = 10**6) -> Any:
     """Take steps, and say after a few that all is well. Returns the step."""
-    from shardweave.driver.compile import compile as compile_step
-
     x = torch.ones(6, 4)
     step = compile_step(Model(), (x,), mesh=f"data={NUM_RANKS}")
     for number in range(num_steps):
@@ -131,7 +135,6 @@ class Deep(nn.Module):
 def die_in_a_pipeline(rank: int, folder: Path) -> None:
     """The stage in the middle is gone when the third micro-batch comes to it."""
     from shardweave.backends.mail import Address, Mail
-    from shardweave.driver.compile import compile as compile_step
     from shardweave.planners.plan import Plan
     from shardweave.planners.plan_parts import Pipeline
 
@@ -164,6 +167,7 @@ def live(rank: int, folder: str, name: str) -> None:
     os.dup2(log, 2)
     sys.stderr = open(2, "w", buffering=1, closefd=False)
     torch.set_num_threads(1)
+    share_traces()
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=NUM_RANKS)
     code = 0
     try:
@@ -193,35 +197,7 @@ ROLES: dict[str, Callable[[int, Path], Any]] = {
 }
 
 
-class Ended:
-    """How ranks ended. codes: their exit codes; said: what each said last; took_s: since `at`."""
-
-    def __init__(self, folder: Path, name: str, hit: Callable[[list[int]], None] | None) -> None:
-        context = warm_context()
-        processes = [
-            context.Process(target=importable(live), args=(rank, str(folder), name))
-            for rank in range(NUM_RANKS)
-        ]
-        for process in processes:
-            process.start()
-        try:
-            until_s = time.monotonic() + 60
-            while len(list(folder.glob("ready*"))) < NUM_RANKS and time.monotonic() < until_s:
-                time.sleep(0.02)
-            start_s = time.monotonic()
-            if hit is not None:
-                hit([process.pid or 0 for process in processes])
-            stopped = 2 if name == "train" and hit is stop_rank_2 else None
-            for rank, process in enumerate(processes):
-                if rank != stopped:
-                    process.join(60)
-            self.took_s = time.monotonic() - start_s
-            self.codes = [process.exitcode for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
-        self.said = [(folder / f"log{rank}").read_text() for rank in range(NUM_RANKS)]
+Hit = Callable[[list[int]], None]
 
 
 def kill_rank_1(pids: list[int]) -> None:
@@ -232,11 +208,106 @@ def stop_rank_2(pids: list[int]) -> None:
     os.kill(pids[2], signal.SIGSTOP)
 
 
+@dataclass(frozen=True)
+class Scenario:
+    """role: what the ranks do. hit: what befalls them once all are ready."""
+
+    role: Callable[[int, Path], Any]
+    hit: Hit | None = None
+
+
+class Ranks:
+    """The ranks of a scenario, and how they ended.
+
+    codes: their exit codes; said: what each said last; took_s: since they were ready.
+    """
+
+    def __init__(self, folder: Path, scenario: Scenario) -> None:
+        self.folder, self.hit = folder, scenario.hit
+        self.stopped = 2 if scenario.hit is stop_rank_2 else None
+        self.processes = [
+            warm_context().Process(
+                target=importable(live), args=(rank, str(folder), scenario.role.__name__)
+            )
+            for rank in range(NUM_RANKS)
+        ]
+        self.logs = [folder / f"log{rank}" for rank in range(NUM_RANKS)]
+        for log in self.logs:
+            log.touch()  # a rank may end before it opens its own
+        self.start_s = time.monotonic()
+        self.ready_s: float | None = None
+        self.took_s = math.inf
+        for process in self.processes:
+            process.start()
+
+    def is_over(self) -> bool:
+        """Look at the ranks, which must be done often."""
+        now_s = time.monotonic()
+        if self.ready_s is None:
+            is_ready = len(list(self.folder.glob("ready*"))) == NUM_RANKS
+            if not is_ready and now_s < self.start_s + LIMIT_S:
+                return False
+            self.ready_s = now_s
+            if self.hit is not None:
+                self.hit([process.pid or 0 for process in self.processes])
+        self.took_s = now_s - self.ready_s
+        waiting = [p for rank, p in enumerate(self.processes) if rank != self.stopped]
+        return all(p.exitcode is not None for p in waiting) or self.took_s > LIMIT_S
+
+    def end(self) -> None:
+        """Leave no process."""
+        self.codes = [process.exitcode for process in self.processes]
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+        self.said = [log.read_text() for log in self.logs]
+
+
+@pytest.fixture(scope="module")
+def all_ended(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Scenario, Ranks]:
+    """The ranks of every scenario of the tests here. They begin one after another, and wait at once."""
+    items = [item for item in request.session.items if item.path == request.path]
+    specs = [getattr(item, "callspec", None) for item in items]
+    params = [spec.params for spec in specs if spec is not None]
+    scenarios = list(dict.fromkeys(given["ended"] for given in params if "ended" in given))
+    x = torch.ones(6, 4)
+    compile_step(importable(Model)(), (x,), mesh=f"data={NUM_RANKS}", backend="reference")
+    started: dict[Scenario, Ranks] = {}
+    running: list[Ranks] = []
+    try:
+        while running or len(started) < len(scenarios):
+            if len(started) < len(scenarios) and all(ranks.ready_s for ranks in running):
+                scenario = scenarios[len(started)]
+                folder = tmp_path_factory.mktemp(scenario.role.__name__)
+                started[scenario] = Ranks(folder, scenario)
+                running.append(started[scenario])
+            running = [ranks for ranks in running if not ranks.is_over()]
+            time.sleep(0.02)
+    finally:
+        for ranks in started.values():
+            ranks.end()
+    return started
+
+
+@pytest.fixture
+def ended(request: pytest.FixtureRequest, all_ended: dict[Scenario, Ranks]) -> Ranks:
+    return all_ended[request.param]
+
+
+def ranks_that(role: Callable[[int, Path], Any], hit: Hit | None = None) -> pytest.MarkDecorator:
+    """A test of how they end."""
+    name = role.__name__ if hit is None else hit.__name__
+    return pytest.mark.parametrize("ended", [Scenario(role, hit)], ids=[name], indirect=True)
+
+
 POSITION = "at dist.start_all_reduce"
 
 
-def test_ranks_end_and_name_one_that_was_killed(tmp_path: Path) -> None:
-    ended = Ended(tmp_path, "train", kill_rank_1)
+@ranks_that(train, kill_rank_1)
+def test_ranks_end_and_name_one_that_was_killed(ended: Ranks) -> None:
     assert ended.codes == [1, -signal.SIGKILL, 1]
     assert ended.took_s < 2 * TIMEOUT_S
     for rank in (0, 2):
@@ -245,11 +316,11 @@ def test_ranks_end_and_name_one_that_was_killed(tmp_path: Path) -> None:
         assert f"Rank {rank} waited" in ended.said[rank]
         assert POSITION in ended.said[rank]
         assert "test_watchdog.py" in ended.said[rank]
-        assert "rank 1" in (tmp_path / f"error{rank}.json").read_text()
+        assert "rank 1" in (ended.folder / f"error{rank}.json").read_text()
 
 
-def test_stages_end_and_say_at_which_micro_batch_they_waited_for_what(tmp_path: Path) -> None:
-    ended = Ended(tmp_path, "die_in_a_pipeline", None)
+@ranks_that(die_in_a_pipeline)
+def test_stages_end_and_say_at_which_micro_batch_they_waited_for_what(ended: Ranks) -> None:
     assert ended.codes == [1, -signal.SIGKILL, 1]
     waited = {
         0: ("which stage 1 sends", "in backward_0 of stage 0, micro-batch 1"),
@@ -258,11 +329,11 @@ def test_stages_end_and_say_at_which_micro_batch_they_waited_for_what(tmp_path: 
     for rank, texts in waited.items():
         for text in ("rank 1 (process ", "has given no sign of life", "dist.recv", *texts):
             assert text in ended.said[rank]
-        assert "micro-batch" in (tmp_path / f"error{rank}.json").read_text()
+        assert "micro-batch" in (ended.folder / f"error{rank}.json").read_text()
 
 
-def test_ranks_end_and_name_one_that_was_stopped(tmp_path: Path) -> None:
-    ended = Ended(tmp_path, "train", stop_rank_2)
+@ranks_that(train, stop_rank_2)
+def test_ranks_end_and_name_one_that_was_stopped(ended: Ranks) -> None:
     assert ended.codes == [1, 1, None]
     assert ended.took_s < 3 * TIMEOUT_S
     for rank in (0, 1):
@@ -270,16 +341,16 @@ def test_ranks_end_and_name_one_that_was_stopped(tmp_path: Path) -> None:
         assert POSITION in ended.said[rank]
 
 
-def test_ranks_end_with_the_error_of_one_that_failed(tmp_path: Path) -> None:
-    ended = Ended(tmp_path, "fail", None)
+@ranks_that(fail)
+def test_ranks_end_with_the_error_of_one_that_failed(ended: Ranks) -> None:
     assert ended.codes == [1, 1, 1]
     for rank in (0, 2):
         assert "rank 1 failed: ValueError: no more data. Rank" in ended.said[rank]
 
 
 @pytest.mark.slow
-def test_ranks_end_and_say_where_one_is_that_is_late(tmp_path: Path) -> None:
-    ended = Ended(tmp_path, "be_late", None)
+@ranks_that(be_late)
+def test_ranks_end_and_say_where_one_is_that_is_late(ended: Ranks) -> None:
     for rank in (0, 2):
         assert ended.codes[rank] == 1
         assert f"no answer within {TIMEOUT_S:g} s" in ended.said[rank]
@@ -288,24 +359,25 @@ def test_ranks_end_and_say_where_one_is_that_is_late(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_end_and_name_one_that_has_left(tmp_path: Path) -> None:
-    ended = Ended(tmp_path, "leave", None)
+@ranks_that(leave)
+def test_ranks_end_and_name_one_that_has_left(ended: Ranks) -> None:
     assert ended.codes == [1, 0, 1]
     for rank in (0, 2):
         assert "rank 1 ended the program" in ended.said[rank]
 
 
 @pytest.mark.parametrize(
-    ("name", "rank", "mine", "others"),
+    ("ended", "rank", "mine", "others"),
     [
-        ("take_a_short_batch", 1, "arg0 (3, 4) float32 in training", "arg0 (6, 4)"),
-        ("evaluate", 2, "arg0 (6, 4) float32 in evaluation", "in training"),
+        (Scenario(take_a_short_batch), 1, "x (3, 4) float32 in training", "x (6, 4)"),
+        (Scenario(evaluate), 2, "x (6, 4) float32 in evaluation", "in training"),
     ],
+    ids=["take_a_short_batch", "evaluate"],
+    indirect=["ended"],
 )
 def test_ranks_that_call_differently_all_stop_and_name_both(
-    name: str, rank: int, mine: str, others: str, tmp_path: Path
+    ended: Ranks, rank: int, mine: str, others: str
 ) -> None:
-    ended = Ended(tmp_path, name, None)
     assert ended.codes == [1, 1, 1]
     assert ended.took_s < 3 * TIMEOUT_S
     for said in ended.said:
@@ -313,8 +385,8 @@ def test_ranks_that_call_differently_all_stop_and_name_both(
         assert others in said
 
 
-def test_ranks_stop_that_ran_different_programs_which_all_know(tmp_path: Path) -> None:
-    ended = Ended(tmp_path, "take_a_known_short_batch", None)
+@ranks_that(take_a_known_short_batch)
+def test_ranks_stop_that_ran_different_programs_which_all_know(ended: Ranks) -> None:
     assert ended.codes == [1, 1, 1]
     for said in ended.said:
         # Compared every 16 calls, as often as ranks come to write down where they are.
@@ -322,19 +394,17 @@ def test_ranks_stop_that_ran_different_programs_which_all_know(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_rank_that_dies_while_it_saves_is_named_and_the_last_checkpoint_stays(
-    tmp_path: Path,
-) -> None:
-    ended = Ended(tmp_path, "die_while_saving", None)
+@ranks_that(die_while_saving)
+def test_rank_that_dies_while_it_saves_is_named_and_the_last_checkpoint_stays(ended: Ranks) -> None:
     assert ended.codes == [1, -signal.SIGKILL, 1]
     for rank in (0, 2):
         assert "rank 1 (process" in ended.said[rank]
-    assert list(complete(tmp_path)) == [1]
+    assert list(complete(ended.folder)) == [1]
 
 
 @pytest.mark.slow
-def test_collective_outside_a_step_is_named_by_the_line_that_calls_it(tmp_path: Path) -> None:
-    ended = Ended(tmp_path, "sum_outside", None)
+@ranks_that(sum_outside)
+def test_collective_outside_a_step_is_named_by_the_line_that_calls_it(ended: Ranks) -> None:
     assert ended.codes == [-signal.SIGKILL, 1, 1]
     for rank in (1, 2):
         assert "rank 0 (process" in ended.said[rank]
@@ -343,8 +413,8 @@ def test_collective_outside_a_step_is_named_by_the_line_that_calls_it(tmp_path: 
 
 
 @pytest.mark.slow
-def test_rank_that_waits_for_its_gpu_ends_as_well(tmp_path: Path) -> None:
-    ended = Ended(tmp_path, "wait_for_the_device", None)
+@ranks_that(wait_for_the_device)
+def test_rank_that_waits_for_its_gpu_ends_as_well(ended: Ranks) -> None:
     assert ended.codes == [-signal.SIGKILL, 1, 1]
     assert ended.took_s < 4 * TIMEOUT_S
     for rank in (1, 2):

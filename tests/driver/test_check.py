@@ -1,10 +1,15 @@
 """The comparison with eager: what it calls equal, and what it does not."""
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardweave.driver.check import (
     TOLERANCES,
@@ -16,6 +21,7 @@ from shardweave.driver.check import (
     loss_of,
     moved_steps,
     relative_error,
+    results_of,
     run_eager,
     tolerance_of,
 )
@@ -27,6 +33,22 @@ F64 = torch.float64
 def expected(loss: float = 2.0, **gradients: list[float]) -> Expected:
     """Results with these gradients and no buffers."""
     return Expected(loss, {n: torch.tensor(g, dtype=F64) for n, g in gradients.items()}, {})
+
+
+@pytest.fixture
+def one_rank() -> Iterator[DeviceMesh]:
+    """A mesh of one device that sends nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_results_are_those_of_their_step_though_the_next_one_writes(one_rank: DeviceMesh) -> None:
+    model = nn.Linear(1, 1)
+    model.register_buffer("count", DTensor.from_local(torch.zeros(2), one_rank, [Replicate()]))
+    results = results_of(model, torch.tensor(0.0))
+    model.get_buffer("count").add_(1)
+    assert results.buffers["count"].tolist() == [0.0, 0.0]
 
 
 def test_equal_results_pass_with_error_zero() -> None:

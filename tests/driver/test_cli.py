@@ -17,7 +17,7 @@ from shardweave.driver.cli import main
 from shardweave.ir.program import Program
 from shardweave.passes.presets import PREFIX, PRESETS
 from shardweave.passes.registry import PASSES
-from shardweave.tests.warm import WarmProcess
+from shardweave.tests.warm import WarmProcess, run_warm
 
 GPT = "gpt:layers=1,hidden=16,heads=2,vocab=32,seq=8,batch=4"
 CNN = "cnn:depth=10,channels=4,size=8,batch=4"
@@ -76,9 +76,8 @@ def test_opt_runs_passes_on_a_mesh(file: Path, tmp_path: Path, capsys: Captured)
 
 def test_opt_reads_standard_input(file: Path) -> None:
     command = [sys.executable, "-m", "shardweave", "opt", "-"]
-    done = subprocess.run(
-        command, input=file.read_text(), capture_output=True, text=True, timeout=120, check=True
-    )
+    done = run_warm(command, input=file.read_text(), timeout_s=120)
+    assert done.returncode == 0, done.stderr
     assert Program.parse(done.stdout) == Program.load(file)
 
 

@@ -1,7 +1,6 @@
 """Plain `xdsl-opt` reads, prints and rewrites our programs."""
 
 import io
-import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -14,6 +13,7 @@ from shardweave.driver.universe import SHARDWEAVE_UNIVERSE, name_in_xdsl
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.program import Program
 from shardweave.passes.registry import PASSES
+from shardweave.tests.warm import run_warm
 
 
 def xdsl_opt(*arguments: str) -> str:
@@ -27,7 +27,7 @@ def xdsl_opt(*arguments: str) -> str:
 def xdsl_opt_in_a_process(*arguments: str) -> str:
     """What the tool prints, run as its users do."""
     command = [sys.executable, "-m", "xdsl.tools.xdsl_opt", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_warm(command, timeout_s=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

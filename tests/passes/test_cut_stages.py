@@ -29,6 +29,8 @@ from shardweave.tests.zoo import SPECS, assert_equals_eager, captured
 
 GPT = "gpt:layers=4,hidden=16,heads=4,vocab=32,seq=8,batch=8"
 UNTIED = f"{GPT},tie=false"
+ODD = "gpt:layers=2,hidden=12,heads=3,vocab=33,seq=6,batch=8,ffn=21"
+EXPERTS = "gpt:layers=2,hidden=16,heads=4,vocab=32,seq=4,batch=8,experts=4,capacity=1"
 
 
 @cache
@@ -90,6 +92,27 @@ def test_models_equal_eager_by_every_schedule(name: str, schedule: str) -> None:
             if len(plan.pipeline.stages) > 4:  # pyright: ignore[reportOptionalMemberAccess]
                 continue
             check(spec, plan)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "schedule", "zero"),
+    [
+        ("stage=2,tensor=2", "1f1b", 0),
+        pytest.param("stage=2,data=2,tensor=2", "zero-bubble", 0, marks=pytest.mark.slow),
+        pytest.param("stage=2,data=2", "1f1b", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_parts_that_do_not_divide_equal_eager(mesh: str, schedule: str, zero: int) -> None:
+    plan = replace(plan_of(ODD, mesh, schedule, 2), zero=zero)
+    if "tensor" in mesh:
+        assert plan.used["h.0.attn.q.weight"] == '[{"tensor":8}, {}]'  # two heads, and one
+    check(ODD, plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["stage=2,expert=2", "stage=2,data=2,expert=2"])
+def test_experts_in_stages_equal_eager(mesh: str) -> None:
+    check(EXPERTS, plan_of(EXPERTS, mesh, "1f1b", 2))
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])

@@ -36,12 +36,12 @@ def of(spec: str) -> Captured:
         return captured(spec)
 
 
-def plan_of(spec: str, mesh: str, **options: bool) -> Plan:
-    return plan_megatron(of(spec).program, as_mesh(mesh), **options)
+def plan_of(spec: str, mesh: str) -> Plan:
+    return plan_megatron(of(spec).program, as_mesh(mesh))
 
 
-def step_of(spec: str, mesh: str, **options: bool) -> Program:
-    return local_program(of(spec).program, plan_of(spec, mesh, **options))
+def step_of(spec: str, mesh: str) -> Program:
+    return local_program(of(spec).program, plan_of(spec, mesh))
 
 
 def kinds(program: Program, axis: str) -> dict[str, int]:
@@ -109,9 +109,13 @@ def test_an_axis_that_cuts_no_experts_is_idle(spec: str, mesh: str, reason: str)
     assert (plan.parameters, plan.inputs) == ({}, {})
 
 
-def test_a_batch_too_short_for_both_axes_is_cut_over_data() -> None:
-    plan = plan_of(f"{SLOTS}1", "data=8,expert=2")
-    assert set(plan.inputs.values()) == {'[{"data"}, {}]'}
+@pytest.mark.parametrize("spec", [EVERY, f"{SLOTS}1"])
+def test_a_batch_too_short_for_both_axes_is_cut_over_data(spec: str) -> None:
+    """All devices of `expert` then have the same tokens, and add up what their experts make."""
+    assert set(plan_of(spec, "data=4,expert=4").inputs.values()) == {'[{"data"}, {}]'}
+    program = step_of(spec, "data=4,expert=4")
+    assert "all_to_all" not in kinds(program, "expert")
+    assert_equals_eager(program, of(spec))
 
 
 def test_experts_that_do_not_divide_are_cut() -> None:

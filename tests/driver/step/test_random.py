@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import shardweave as sw
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import run_passes
+from shardweave.planners.lower import local_program
 from shardweave.tests import zoo
 from shardweave.tests.driver.step.models import F64, assert_same_state, batch, close, compiled
 from shardweave.tests.spawn import run_ranks
@@ -34,6 +36,15 @@ LAYERS = "split-addmm,add-pending-sums,propagate-shardings,rematerialize,insert-
 )
 def test_dropout_everywhere_equals_eager(spec: str, mesh: str, passes: str) -> None:
     zoo.assert_equals_eager(local(spec, mesh, passes), zoo.captured(spec))
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_dropout_between_weights_stored_in_shards_equals_eager(zero: int) -> None:
+    plan = replace(zoo.megatron(GPT, "data=2,tensor=2"), zero=zero)
+    program = local_program(zoo.captured(GPT).program, plan)
+    gathered = {one.axes for one in program.stats().collectives if one.kind == "all_gather"}
+    assert any("data" in axes for axes in gathered)
+    zoo.assert_equals_eager(program, zoo.captured(GPT))
 
 
 def local(spec: str, mesh: str, passes: str) -> sw.Program:

@@ -1,0 +1,35 @@
+"""The `prove` command: that a program computes what another does, without running either."""
+
+from __future__ import annotations
+
+import argparse
+
+from shardweave.driver.commands.arguments import Commands, new_command
+
+
+def add_parser(commands: Commands) -> None:
+    command = new_command(
+        commands, "prove", "Prove that a program computes what another does, without running it."
+    )
+    command.add_argument(
+        "file", metavar="FILE", help="a program, of one rank or global; - reads standard input"
+    )
+    command.add_argument(
+        "--against",
+        metavar="FILE",
+        required=True,
+        help="the program that it is to compute: the captured one, or another of one rank",
+    )
+    command.set_defaults(func=prove_command)
+
+
+def prove_command(options: argparse.Namespace) -> int:
+    from shardweave.driver.commands.programs import read
+    from shardweave.ir.proof.prove import prove
+    from shardweave.ir.verify.program import check
+
+    program, goal = read(options.file), read(options.against)
+    for given in (program, goal):
+        check(given)
+    print(prove(program, against=goal))
+    return 0

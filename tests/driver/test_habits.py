@@ -1,0 +1,173 @@
+"""Habits from plain PyTorch that a step cannot follow are answered, not silently ignored."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import shardweave as sw
+from shardweave.backends.accumulate import UNUSED_CALLS
+from shardweave.backends.step import Step
+
+
+class Scaled(nn.Module):
+    """A map, and settings of which forward reads the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.scale, self.epoch = 1.0, 0
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.fc(x) * self.scale
+        return out.square().mean(), out
+
+
+X = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+
+
+def compiled(model: nn.Module, x: Tensor = X, **options: object) -> Step:
+    return sw.compile(model, (x,), mesh="data=2", backend="reference", **options)  # type: ignore[arg-type]
+
+
+def test_setting_changed_after_compile_is_followed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "shardweave")
+    model = Scaled()
+    step = compiled(model)
+    step(X)
+    model.scale = 5.0
+    torch.testing.assert_close(step(X)[0], model(X)[0])
+    step(X)
+    (record,) = caplog.records
+    assert record.getMessage().endswith(": scale is 5.0, was 1.0")
+    model.scale = 1.0
+    torch.testing.assert_close(step(X)[0], model(X)[0])
+
+
+def test_setting_that_forward_does_not_read_costs_one_look(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "shardweave")
+    model = Scaled()
+    step = compiled(model)
+    for epoch in range(3):
+        model.epoch = epoch
+        step(X)
+    assert len(caplog.records) == 1
+
+
+def test_gradients_that_no_optimizer_uses_are_warned_of() -> None:
+    model = Scaled()
+    before = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = compiled(model)
+    for _ in range(UNUSED_CALLS - 1):
+        step(X)
+        before.step()
+    with pytest.warns(UserWarning, match=r"made of step.parameters\(\), after sw.compile"):
+        step(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(UNUSED_CALLS):
+            step(X)
+
+
+def test_gradients_that_are_used_are_not() -> None:
+    step = compiled(Scaled())
+    optimizer = torch.optim.SGD(step.parameters(), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(UNUSED_CALLS + 1):
+            optimizer.zero_grad()
+            step(X)
+            optimizer.step()
+
+
+def test_program_that_was_dropped_and_is_compiled_again_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "shardweave")
+    step = compiled(Scaled(), max_programs=1)
+    step(torch.randn(2, 4))
+    step(X)
+    assert "the last 1 programs are kept; pad batches" in caplog.records[-1].getMessage()
+
+
+def test_plan_may_name_inputs_as_forward_does_or_by_position() -> None:
+    model = Scaled()
+    for name in ("x", "arg0"):
+        plan = sw.Plan(mesh={"data": 2}, inputs={name: '[{"data"}, {}]'})
+        step = compiled(model, plan=plan)
+        torch.testing.assert_close(step(X)[0], model(X)[0])
+        assert step.plan is not None
+        assert dict(step.plan.inputs) == {"x": '[{"data"}, {}]'}
+
+
+def test_product_of_two_dtypes_is_refused_with_its_line() -> None:
+    with pytest.raises(sw.CaptureError, match=r"test_habits.py.*same dtype.*float64 and torch.flo"):
+        compiled(Scaled(), X.double())
+
+
+def test_precision_may_be_none() -> None:
+    compiled(Scaled(), precision=None)
+    with pytest.raises(ValueError, match=r"'fp32' is unknown; use one of .*leave it out \(None\)"):
+        compiled(Scaled(), precision="fp32")
+
+
+def test_zero_stores_parameters_in_shards() -> None:
+    model = Scaled()
+    step = compiled(model, zero=3)
+    assert step.stored["param", "fc.weight"].shape == (4, 4)
+    assert step.shardings["param", "fc.weight"].axes == {"data"}
+    torch.testing.assert_close(step(X)[0], model(X)[0])
+    with pytest.raises(ValueError, match="no ZeRO stage"):
+        compiled(model, zero=4)
+    with pytest.raises(ValueError, match="shards over an axis 'data', which the mesh tensor=2"):
+        sw.compile(model, (X,), mesh="tensor=2", zero=1, backend="reference")
+
+
+def test_model_in_distributed_data_parallel_is_refused() -> None:
+    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
+    nn.Module.__init__(wrapped)
+    with pytest.raises(ValueError, match=r"pass model\.module"):
+        compiled(wrapped)
+
+
+def test_mesh_of_another_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a list"):
+        sw.compile(Scaled(), (X,), mesh=[2], backend="reference")  # pyright: ignore[reportArgumentType]
+
+
+def test_copy_of_a_step_is_refused_in_words() -> None:
+    with pytest.raises(TypeError, match=r"step.state_dict\(\)"):
+        copy.deepcopy(compiled(Scaled()))
+
+
+def test_numbers_of_numpy_are_saved(tmp_path: Path) -> None:
+    sw.save_checkpoint(tmp_path, 1, {"best": np.float64(0.5), "counts": [np.int64(3)]})
+    last = sw.load_checkpoint(tmp_path, {})
+    assert last is not None
+    assert last.values == {"best": 0.5, "counts": [3]}
+
+
+def test_state_of_another_kind_of_optimizer_is_refused(tmp_path: Path) -> None:
+    step = compiled(Scaled())
+    step(X)
+    adam = torch.optim.AdamW(step.parameters())
+    adam.step()
+    sw.save_checkpoint(tmp_path, 1, {"model": step, "optimizer": adam})
+    other = torch.optim.SGD(step.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="'optimizer' is of another kind"):
+        sw.load_checkpoint(tmp_path, {"model": step, "optimizer": other})
+
+
+def test_full_tensor_takes_plain_tensors_and_trees() -> None:
+    loss, out = sw.full_tensor(compiled(Scaled())(X))
+    assert loss.shape == ()
+    assert out.shape == (4, 4)

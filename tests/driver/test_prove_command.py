@@ -1,0 +1,89 @@
+"""The prove command, and proofs of passes as they run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from xdsl.context import Context
+from xdsl.dialects import builtin
+from xdsl.passes import ModulePass
+
+import shardweave as sw
+from shardweave.driver.cli import main
+from shardweave.driver.prover import ProvedPassError
+from shardweave.ir import dist
+from shardweave.ir.annotations import set_sharding_attrs
+from shardweave.ir.program import Program
+from shardweave.tests.ir_text import step
+
+PASSES = "propagate-shardings,insert-collectives,start-collectives"
+
+
+@pytest.fixture
+def program() -> Program:
+    return step(
+        """
+        param %up : tensor<8x16xf64> [{}, {"tensor"}]
+        param %down : tensor<16x8xf64> [{"tensor"}, {}]
+        input %x : tensor<4x8xf64>
+        %wide = aten.mm(%x, %up) {layer = "up", phase = forward} : tensor<4x16xf64>
+        %narrow = aten.mm(%wide, %down) {layer = "down", phase = forward} : tensor<4x8xf64>
+        %out = aten.gelu(%narrow) {layer = "act", phase = forward} : tensor<4x8xf64>
+        output %out
+        """,
+        "tensor=2",
+    )
+
+
+def test_command_proves_a_local_program(
+    program: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = str(tmp_path / "step.mlir"), str(tmp_path / "local.mlir")
+    program.save(before)
+    assert main(["opt", before, "--passes", PASSES, "--prove", "-o", after]) == 0
+    assert "proved every pass" in capsys.readouterr().out
+    assert main(["prove", after, "--against", before]) == 0
+    assert capsys.readouterr().out.startswith("proved: 5 ops compute the 1 results")
+    text = Path(after).read_text().replace("aten.gelu", "aten.tanh")
+    Path(after).write_text(text)
+    assert main(["prove", after, "--against", before]) == 1
+    assert "aten.tanh (%out) in layer 'act'" in capsys.readouterr().err
+
+
+@dataclass(frozen=True)
+class DropReductionPass(ModulePass):
+    """Takes each term for the sum."""
+
+    name = "drop-reduction"
+
+    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
+        for one in list(Program(op).ops):
+            if isinstance(one, dist.AllReduceOp):
+                owner = one.operands[0].owner
+                set_sharding_attrs(owner, None)  # pyright: ignore[reportArgumentType]
+                one.results[0].replace_all_uses_with(one.operands[0])
+                one.detach()
+                one.erase()
+
+
+def test_error_names_the_pass_that_broke_the_program(program: Program) -> None:
+    passes = ["propagate-shardings,insert-collectives", DropReductionPass()]
+    with pytest.raises(ProvedPassError, match="pass 'drop-reduction' gives a program that is not"):
+        sw.run_passes(program, passes, prove=True)
+
+
+def test_compiled_step_says_that_it_is_proved() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+    step = sw.compile(
+        model,
+        (torch.randn(4, 8),),
+        mesh="data=2,tensor=2",
+        backend="reference",
+        loss=lambda output: output.square().sum(),
+        prove=True,
+    )
+    assert any("are proved to compute the model's results" in note for note in step.notes)

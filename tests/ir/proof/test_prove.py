@@ -1,0 +1,219 @@
+"""The static proof: what it accepts, what it refuses, and what it says then."""
+
+from __future__ import annotations
+
+import pytest
+from xdsl.context import Context
+
+import shardweave as sw
+from shardweave.backends.reference import run_reference
+from shardweave.ir.program import Program
+from shardweave.ir.proof.expressions import ProofError
+from shardweave.ir.proof.prove import prove
+from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.passes.pipeline import PassPipeline
+from shardweave.tests.driver.defects import DEFECTS, Defect, broken
+from shardweave.tests.driver.test_validate_mutations import PIPELINES, pipeline, program_before
+from shardweave.tests.ir.proof.mutants import SLIPS, mutant
+from shardweave.tests.ir_text import step
+from shardweave.tests.zoo import SPECS, captured, megatron, random_plan
+
+GLOBAL = """
+    param %up : tensor<8x16xf64>
+    param %down : tensor<16x8xf64>
+    input %x : tensor<4x8xf64>
+    %wide = aten.mm(%x, %up) {layer = "up", phase = forward} : tensor<4x16xf64>
+    %relu = aten.relu(%wide) {layer = "act", phase = forward} : tensor<4x16xf64>
+    %narrow = aten.mm(%relu, %down) {layer = "down", phase = forward} : tensor<4x8xf64>
+    %out = aten.gelu(%narrow) {layer = "act", phase = forward} : tensor<4x8xf64>
+    output %out
+"""
+LOCAL = """
+    param %up : tensor<8x8xf64> [{}, {"tensor"}]
+    param %down : tensor<8x8xf64> [{"tensor"}, {}]
+    input %x : tensor<2x8xf64> [{"data"}, {}]
+    %wide = aten.mm(%x, %up) {layer = "up", phase = forward} : tensor<2x8xf64>
+    %relu = aten.relu(%wide) {layer = "act", phase = forward} : tensor<2x8xf64>
+    %narrow = aten.mm(%relu, %down) {layer = "down", phase = forward} : tensor<2x8xf64>
+    %total = dist.all_reduce(%narrow, axes = ["tensor"]) {layer = "down", phase = forward} : tensor<2x8xf64>
+    %out = aten.gelu(%total) {layer = "act", phase = forward} : tensor<2x8xf64>
+    output %out [{"data"}, {}]
+"""
+
+
+def local(text: str = LOCAL) -> Program:
+    return step(text, "data=2,tensor=2", local=True)
+
+
+def refusal(text: str, against: str = GLOBAL) -> str:
+    with pytest.raises(ProofError) as error:
+        prove(local(text), against=step(against))
+    return str(error.value)
+
+
+def test_pair_of_products_cut_over_tensor_is_proved_op_by_op() -> None:
+    program = local()
+    proof = prove(program, against=step(GLOBAL))
+    relations = dict(proof.relations(program))
+    assert 'unreduced = ["tensor"]' in relations["%narrow"]
+    assert relations["%total"].endswith('#dist.sharding<[{"data"}, {}]>')
+    assert str(proof).startswith("proved: 5 ops compute the 1 results")
+
+
+def test_missing_reduction_is_named_with_its_cause() -> None:
+    text = "\n".join(line for line in LOCAL.splitlines() if "all_reduce" not in line)
+    said = refusal(text.replace("%total", "%narrow"))
+    assert said.startswith("aten.gelu (%out) in layer 'act': operand 0 (%narrow) is pending over ")
+    assert "tensor: an all_reduce is missing before aten.gelu" in said
+
+
+def test_reduction_over_another_axis_and_a_second_one_are_refused() -> None:
+    assert "is to be reduced over data" in refusal(
+        LOCAL.replace('axes = ["tensor"]', 'axes = ["data"]')
+    )
+    doubled = LOCAL.replace(
+        "    %out =",
+        '    %more = dist.all_reduce(%total, axes = ["tensor"]) : tensor<2x8xf64>\n    %out =',
+    ).replace("gelu(%total)", "gelu(%more)")
+    assert "is to be reduced over tensor" in refusal(doubled)
+
+
+def test_another_op_and_other_operands_are_refused() -> None:
+    assert "aten.tanh" in refusal(LOCAL.replace("aten.relu(", "aten.tanh("))
+    other = GLOBAL.replace("aten.mm(%relu, %down)", "aten.mm(%wide, %down)")
+    assert refusal(LOCAL, other).startswith("aten.mm (%narrow) in layer 'down': the model computes")
+
+
+def test_result_in_other_shards_than_declared_is_refused() -> None:
+    said = refusal(LOCAL.replace('output %out [{"data"}, {}]', 'output %out [{"tensor"}, {}]'))
+    assert "is declared" in said
+
+
+def test_sums_may_be_regrouped_and_an_addmm_split() -> None:
+    whole = """
+        input %a : tensor<4x4xf64>
+        input %b : tensor<4x4xf64>
+        input %c : tensor<4xf64>
+        %p = aten.addmm(%c, %a, %b) : tensor<4x4xf64>
+        %s = aten.add.Tensor(%p, %a) : tensor<4x4xf64>
+        output %s
+    """
+    parts = """
+        input %a : tensor<4x4xf64>
+        input %b : tensor<4x4xf64>
+        input %c : tensor<4xf64>
+        %d = aten.add.Tensor(%a, %c) : tensor<4x4xf64>
+        %p = aten.mm(%a, %b) : tensor<4x4xf64>
+        %s = aten.add.Tensor(%d, %p) : tensor<4x4xf64>
+        output %s
+    """
+    prove(step(parts), against=step(whole))
+    with pytest.raises(ProofError, match=r"computes no such aten\.add\.Tensor"):
+        prove(step(parts.replace("(%d, %p)", "(%d, %d)")), against=step(whole))
+
+
+def test_value_that_is_constant_stands_for_any_of_its_shards() -> None:
+    text = """
+        input %x : tensor<8x4xf64>{}
+        tangent %t : tensor<f64>
+        %e = aten.expand(%t) : tensor<{}x4xf64>
+        %y = aten.mul.Tensor(%x, %e) : tensor<{}x4xf64>
+        output %y{}
+    """
+    shards = ' [{"data"}, {}]'
+    whole = step(text.format("", 8, 8, ""))
+    program = step(
+        text.replace("8x4xf64>{}", "4x4xf64>{}").format(shards, 4, 4, shards), "data=2", local=True
+    )
+    prove(program, against=whole)
+
+
+def test_two_local_programs_are_compared_op_by_op() -> None:
+    prove(local(), against=local())
+    with pytest.raises(ProofError):
+        prove(local(LOCAL.replace("aten.relu(", "aten.tanh(")), against=local())
+
+
+def test_value_in_flight_and_one_not_yet_made_are_refused() -> None:
+    started = LOCAL.replace("dist.all_reduce(", "dist.start_all_reduce(")
+    assert "while it is in flight" in refusal(started)
+
+
+CASES = [
+    ("preset:default", False),
+    ("preset:default", True),
+    ("preset:oases", False),
+]
+
+
+@pytest.mark.parametrize(("passes", "sequence_parallel"), CASES)
+def test_presets_of_a_gpt_are_proved(passes: str, sequence_parallel: bool) -> None:
+    spec, mesh = SPECS["gpt"], "data=2,tensor=2"
+    plan = megatron(spec, mesh, sequence_parallel=sequence_parallel)
+    program = captured(spec).program
+    made = sw.run_passes(program, [ApplyPlanPass.of(plan), passes], mesh=mesh)
+    prove(made, against=program)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["data=2,tensor=2", "tensor=4", "data=4"])
+@pytest.mark.parametrize("name", SPECS)
+def test_every_pass_is_proved_on_any_model(name: str, mesh: str) -> None:
+    plan = ApplyPlanPass.of(megatron(SPECS[name], mesh))
+    for preset in ("default", "megatron", "merak", "oases"):
+        passes = [plan, f"preset:{preset}"]
+        sw.run_passes(captured(SPECS[name]).program, passes, mesh=mesh, prove=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("name", SPECS)
+def test_random_plans_are_proved(name: str, seed: int) -> None:
+    program = captured(SPECS[name]).program
+    plan, mesh = random_plan(program, seed)
+    passes = [ApplyPlanPass.of(plan), "preset:sub-batches" if seed % 2 else "preset:default"]
+    prove(sw.run_passes(program, passes, mesh=mesh), against=program)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one", DEFECTS, ids=lambda one: one.name)
+def test_defect_of_a_pass_is_refused(one: Defect) -> None:
+    passes = pipeline(one.case).passes
+    (right,) = [p for p in passes if p.name == one.pass_name][:1]
+    program = program_before(one.case, one.pass_name).clone()
+    broken(str(right.spec()), one.mistake).apply(Context(), program.module)
+    with pytest.raises(ProofError):
+        prove(program, against=captured(SPECS[PIPELINES[one.case][0]]).program)
+
+
+TINY = "gpt:layers=2,hidden=8,heads=2,vocab=8,seq=4,batch=4"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["default", "merak", "oases"])
+def test_program_with_a_slip_is_refused_or_computes_the_same(preset: str) -> None:
+    case, mesh = captured(TINY), "data=2,tensor=2"
+    plan = ApplyPlanPass.of(megatron(TINY, mesh))
+    program = PassPipeline([plan, f"preset:{preset}"]).run(case.program, mesh=sw.Mesh.parse(mesh))
+    expected = run_reference(case.program, case.values)
+    num_refused = num_named = 0
+    for seed in range(350):
+        made = mutant(program, seed)
+        if made is None:
+            continue
+        try:
+            prove(made.program, against=case.program)
+        except ProofError as error:
+            num_refused += 1
+            num_named += made.is_named_in(str(error))
+            continue
+        found = run_reference(made.program, case.values)
+        for key, value in expected.items():
+            bound = 1e-9 * max(1e-3, float(value.abs().max()))
+            assert float((found[key] - value).abs().max()) <= bound, (seed, made.kind, key)
+    assert num_refused > 200
+    assert num_named >= 0.9 * num_refused
+
+
+def test_there_are_many_kinds_of_slips() -> None:
+    assert len(SLIPS) >= 12
