@@ -80,7 +80,7 @@ def efficient(
     returned: Any = torch.ops.aten._scaled_dot_product_efficient_attention(
         query, key, value, _bias(query, key, mask), True, 0.0, causal, scale=scale
     )
-    logsumexp = returned[1][..., : query.shape[-2]]
+    logsumexp = returned[1].narrow(-1, 0, query.shape[-2])
     # A row that the mask leaves empty has 0, as in the CPU's kernel.
     return returned[0], logsumexp.masked_fill(logsumexp == -math.inf, 0.0).contiguous()
 
@@ -118,4 +118,4 @@ def _bias(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
     missing = -mask.shape[-1] % _ALIGNED
     full = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     rows = torch.nn.functional.pad(mask.to(query.dtype), (0, missing))
-    return rows[..., : mask.shape[-1]].expand(full)
+    return rows.narrow(-1, 0, mask.shape[-1]).expand(full)

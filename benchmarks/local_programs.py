@@ -66,7 +66,9 @@ class Partitioned:
 def presets() -> dict[str, str]:
     """The passes of each preset; one that takes a local program is run on a partitioned one."""
     return {
-        name: f"preset:{name}" if name != "recompute" else "preset:partition,preset:recompute"
+        name: f"preset:partition,preset:{name}"
+        if name in ("recompute", "kernels")
+        else f"preset:{name}"
         for name in PRESETS
     }
 

@@ -32,7 +32,7 @@ MODELS = {
         "num_key_value_heads=8,intermediate_size=8192,vocab_size=32000,batch=4,seq={seq}"
     ),
 }
-METHODS = ("eager", "torch.compile", "shardweave", "shardweave, library products",
+METHODS = ("eager", "torch.compile", "shardweave", "shardweave, generated products",
            "shardweave, CUDA graph", "shardweave, no kernels")  # fmt: skip
 
 Run = Callable[[], Any]
@@ -45,13 +45,13 @@ def made(method: str, example: Example) -> tuple[Run, Any]:
         module = example.module.cuda()
         run = torch.compile(module) if method == "torch.compile" else module
         return lambda: _loss(run(**batch)).backward(), module
-    library = method.endswith("products")
+    generated = method.endswith("products")
     step = compile(
         example.module,
         kwargs=example.kwargs,
         device="cuda",
         backend="distributed" if method.endswith("no kernels") else "triton",
-        passes="fuse-kernels{matmul=false}" if library else (),
+        passes="recompute-producers,fuse-kernels" if generated else (),
         cuda_graph=method.endswith("graph"),
         only_loss=True,
     )

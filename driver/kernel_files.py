@@ -10,7 +10,9 @@ from rich.console import Console
 
 from shardweave.backends.triton.ahead import Built, build, parse_target
 from shardweave.backends.triton.generate import generate
-from shardweave.backends.triton.source import Kernel
+from shardweave.backends.triton.joining import finishing_kernel
+from shardweave.backends.triton.launch import num_partial
+from shardweave.backends.triton.source import Kernel, KernelSource
 from shardweave.backends.triton.writer import UnfitError
 from shardweave.driver.report.text import plain_table, status
 from shardweave.ir.kernel import FusedOp
@@ -33,7 +35,7 @@ def write_kernels(program: Program, targets: Sequence[str], folder: Path) -> boo
     check(program)
     if not any(isinstance(op, FusedOp) for op in program.ops):
         with unheard():
-            program = run_passes(program, "fuse-kernels")
+            program = run_passes(program, "preset:kernels")
     kernels, uses, unfit = distinct_kernels(program)
     folder.mkdir(parents=True, exist_ok=True)
     for name, kernel in kernels.items():
@@ -47,7 +49,7 @@ def write_kernels(program: Program, targets: Sequence[str], folder: Path) -> boo
         print(f"on ATen: {reason}")
     records = [_record(name, one) for name, group in built.items() for one in group]
     (folder / "kernels.json").write_text(json.dumps(records, indent=1) + "\n")
-    regions = sum(uses.values())
+    regions = sum(count for name, count in uses.items() if isinstance(kernels[name], Kernel))
     print(f"wrote {len(kernels)} kernels of {regions} regions to {folder}")
     problems = [
         f"{name}: {one.problem} (--target {one.target})"
@@ -60,10 +62,15 @@ def write_kernels(program: Program, targets: Sequence[str], folder: Path) -> boo
     return not problems
 
 
-def distinct_kernels(program: Program) -> tuple[dict[str, Kernel], dict[str, int], list[str]]:
-    """A program's kernels by name, how many regions use each, and why regions have none."""
+def distinct_kernels(
+    program: Program,
+) -> tuple[dict[str, KernelSource], dict[str, int], list[str]]:
+    """A program's kernels by name, how many regions use each, and why regions have none.
+
+    What joins the parts that a kernel leaves is a kernel, too.
+    """
     names: dict[tuple[object, ...], str] = {}
-    kernels: dict[str, Kernel] = {}
+    kernels: dict[str, KernelSource] = {}
     uses: dict[str, int] = {}
     unfit: list[str] = []
     for op in program.ops:
@@ -74,11 +81,15 @@ def distinct_kernels(program: Program) -> tuple[dict[str, Kernel], dict[str, int
         except UnfitError as error:
             unfit.append(f"{', '.join(inner.name for inner in op.fused_ops)}: {error}")
             continue
-        key = (kernel.source, kernel.pointers, *kernel.fixed.values())
-        if key not in names:
-            names[key] = f"{len(names):02}_{kernel.name}"
-            kernels[names[key]] = kernel
-        uses[names[key]] = uses.get(names[key], 0) + 1
+        found: list[KernelSource] = [kernel]
+        if kernel.partial:
+            found.append(finishing_kernel(kernel, num_partial(kernel, kernel.configs[0])))
+        for one in found:
+            key = (one.source, one.pointers, *one.fixed.values())
+            if key not in names:
+                names[key] = f"{len(names):02}_{one.name}"
+                kernels[names[key]] = one
+            uses[names[key]] = uses.get(names[key], 0) + 1
     return kernels, uses, unfit
 
 
@@ -90,16 +101,26 @@ def _write(folder: Path, name: str, built: Built) -> Built:
 
 
 def _record(name: str, built: Built) -> dict[str, object]:
-    kept = ("target", "config", "registers", "shared_bytes", "spilled_bytes", "problem")
+    kept = ("target", "config", "registers", "shared_bytes", "spilled_bytes", "access_bits",
+            "occupancy", "bytes_in_flight", "problem")  # fmt: skip
     values = {key: getattr(built, key) for key in kept}
-    return {"kernel": name, "family": built.kernel.family, **values}
+    family = built.kernel.family if isinstance(built.kernel, Kernel) else "finish"
+    return {"kernel": name, "family": family, **values}
 
 
 def _print_table(built: dict[str, list[Built]], uses: dict[str, int]) -> None:
-    numbers = ["regions", "registers", "shared bytes", "spilled bytes"]
-    table = plain_table(["kernel", "target"], numbers)
+    heads = ["regions", "registers", "shared bytes", "spilled bytes", "access bits"]
+    table = plain_table(["kernel", "target"], [*heads, "occupancy", "KiB in flight per SM"])
     for name, group in built.items():
         for one in group:
             numbers = (uses[name], one.registers, one.shared_bytes, one.spilled_bytes)
-            table.add_row(name, one.target, *map(str, numbers))
-    Console(width=120).print(table)
+            bits, part, flight = one.access_bits, one.occupancy, one.bytes_in_flight
+            table.add_row(
+                name,
+                one.target,
+                *map(str, numbers),
+                "-" if bits is None else str(bits),
+                "-" if part is None else f"{part:.0%}",
+                "-" if flight is None else f"{flight / 1024:.0f}",
+            )
+    Console(width=140).print(table)

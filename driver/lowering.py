@@ -285,7 +285,7 @@ def _partitioned(
     local = partition(program, request.mesh, plan, request.passes, observer, buffers)
     if request.backend == "triton" and not any(isinstance(op, FusedOp) for op in local.ops):
         with unheard():
-            local = run_passes(local, "fuse-kernels")
+            local = run_passes(local, "preset:kernels")
     if request.prove:
         notes = (*notes, _proof_of(local, program))
     return local, notes

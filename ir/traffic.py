@@ -35,7 +35,13 @@ def bytes_moved(op: Operation) -> int:
 
 
 def traffic(ops: Collection[Operation]) -> int:
-    """Bytes that one kernel of these ops moves: its inputs and its outputs, each once.
+    """Bytes that one kernel of these ops moves: its inputs and its outputs, each once."""
+    read, written = accesses(ops)
+    return sum(read.values()) + sum(written.values())
+
+
+def accesses(ops: Collection[Operation]) -> tuple[dict[SSAValue, int], dict[SSAValue, int]]:
+    """Bytes of each value that one kernel of these ops reads, and of each that it writes.
 
     Layouts of a value count as the value, in the kernel and before it; of a table that is looked
     up, and of a value that is sliced, what is taken counts.
@@ -58,7 +64,7 @@ def traffic(ops: Collection[Operation]) -> int:
         for result in op.results:
             if _is_read_outside(result, members):
                 written[result] = _bytes(result)
-    return sum(read.values()) + sum(written.values())
+    return read, written
 
 
 def _is_read_outside(value: SSAValue, members: set[Operation]) -> bool:

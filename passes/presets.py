@@ -23,6 +23,7 @@ PRESETS: dict[str, str] = {
         "split-batch{n=2},split-addmm,repeat-key-heads,add-pending-sums,propagate-shardings,"
         "insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
     ),
+    "kernels": "recompute-producers{matmul=false},fuse-kernels{matmul=false}",
     "recompute": 'rematerialize{policy="layer"}',
     "megatron": (
         "preset:partition,preset:recompute,start-collectives,"
@@ -43,6 +44,7 @@ SUMMARIES: dict[str, str] = {
     "partition": "Shard the program; it waits for every message where it stands.",
     "default": "Shard it, bucket messages, let them travel beside compute: what sw.compile runs.",
     "sub-batches": "Shard it in two sub-batches that run one after another.",
+    "kernels": "Fuse what is between library products: what the Triton backend runs.",
     "recompute": "Keep the inputs of layers only, and compute the rest again (Megatron's default).",
     "megatron": "Shard, recompute layers, wait for every collective at once.",
     "merak": "Two sub-batches that hide each other's communication within each pass (Merak).",

@@ -22,6 +22,7 @@ PASSES: dict[str, str] = {
     "merge-collectives": "shardweave.passes.merge_collectives:MergeCollectivesPass",
     "overlap-communication": "shardweave.passes.overlap_communication:OverlapCommunicationPass",
     "propagate-shardings": "shardweave.passes.propagate_shardings:PropagateShardingsPass",
+    "recompute-producers": "shardweave.passes.recompute_producers:RecomputeProducersPass",
     "reduce-in": "shardweave.passes.reduce_in:ReduceInPass",
     "rematerialize": "shardweave.passes.rematerialize:RematerializePass",
     "repeat-key-heads": "shardweave.passes.repeat_key_heads:RepeatKeyHeadsPass",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardweave.benchmarks import kernel_bytes
+from shardweave.benchmarks.kernel_counts import passes_over
 from shardweave.benchmarks.kernels import cases, fused_call
+from shardweave.tests.torch_versions import new_torch
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -66,11 +67,32 @@ def test_every_case_is_one_kernel() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", list(kernel_bytes.MODELS))
-def test_fused_layer_moves_at_most_a_tenth_more_than_inductors(kind: str) -> None:
-    found = kernel_bytes.layer_bytes(kind)
-    assert found["fused"] <= 1.1 * found["Inductor"]
-    assert found["fused, library products"] <= 1.1 * found["Inductor"]
-    assert found["fused"] < found["fused, library products"] < found["op by op"]
+@new_torch("Inductor has other private names")
+def test_step_moves_fewer_bytes_in_fewer_launches_than_inductors(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks/kernel_bytes.py"), "--quick", "--json", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,  # it exits 1 while a row misses a goal
+        env=os.environ | {"PYTHONPATH": str(ROOT.parent)},
+    )
+    layer, head = json.loads(file.read_text())["rows"]
+    assert layer["ours"]["launches"] <= 0.8 * layer["inductor"]["launches"]
+    assert layer["ours"]["moved_bytes"] <= 0.9 * layer["inductor"]["moved_bytes"]
+    assert layer["generated"]["moved_bytes"] < layer["ours"]["moved_bytes"]
+    assert head["ours"]["moved_bytes"] <= 0.85 * head["inductor"]["moved_bytes"]
+
+
+def test_loops_over_a_pointer_are_counted_as_passes() -> None:
+    source = """
+    a = tl.load(x_ptr + row)
+    for start in range(0, n, BLOCK):
+        b = tl.load(x_ptr + start)
+        c = tl.load(x_ptr + start + 1)
+    for start in range(0, n, BLOCK):
+        d = tl.load(x_ptr + start) + tl.load(y_ptr + start)
+    e = tl.load(z_ptr)
+    """
+    assert [passes_over(source, name) for name in ("x_ptr", "y_ptr", "z_ptr")] == [2, 1, 1]

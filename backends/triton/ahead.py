@@ -15,7 +15,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from shardweave.backends.triton.launch import launch_options, load_function
-from shardweave.backends.triton.source import Config, Kernel
+from shardweave.backends.triton.occupancy import (
+    loaded_bytes,
+    occupancy,
+    resident_warps,
+    widest_access_bits,
+)
+from shardweave.backends.triton.source import Config, KernelSource
 
 SHARED_LIMIT_BYTES = {
     "sm_75": 64 << 10,
@@ -42,7 +48,7 @@ class Built:
     vector registers. spilled_bytes: of one thread, stored to memory for want of registers.
     """
 
-    kernel: Kernel
+    kernel: KernelSource
     target: str
     config: Config
     files: dict[str, bytes]
@@ -58,6 +64,35 @@ class Built:
             return f"needs {self.shared_bytes} bytes of shared memory, {self.target} has {limit}"
         return f"spills {self.spilled_bytes} bytes a thread" if self.spilled_bytes else None
 
+    @property
+    def occupancy(self) -> float | None:
+        """The part of an SM's warps that its registers and memory allow; None on AMD."""
+        warps = self._warps
+        return None if warps is None else occupancy(self.target, warps)
+
+    @property
+    def bytes_in_flight(self) -> int | None:
+        """Bytes that the threads of one SM have asked memory for at once, at most; None on AMD."""
+        warps = self._warps
+        return None if warps is None else 32 * warps * loaded_bytes(self.files["ptx"].decode())
+
+    @property
+    def access_bits(self) -> int | None:
+        """Bits of the widest load or store of a thread; None on AMD."""
+        ptx = self.files.get("ptx")
+        return None if ptx is None else widest_access_bits(ptx.decode())
+
+    @property
+    def _warps(self) -> int | None:
+        if not self.target.startswith("sm_"):
+            return None
+        return resident_warps(
+            self.target,
+            num_warps=self.config.get("num_warps", 4),
+            registers=self.registers,
+            shared_bytes=self.shared_bytes,
+        )
+
 
 def parse_target(text: str) -> GPUTarget:
     """`sm_90` or `gfx942` as Triton's target. Raises ValueError for others."""
@@ -70,7 +105,7 @@ def parse_target(text: str) -> GPUTarget:
     return GPUTarget("hip", text, 64)
 
 
-def build(kernel: Kernel, target: str, config: Config | None = None) -> Built:
+def build(kernel: KernelSource, target: str, config: Config | None = None) -> Built:
     """Compile a kernel for a target, at its default configuration unless one is given.
 
     The default there is the first of its configurations that has no problem, or, where all have
@@ -85,7 +120,7 @@ def build(kernel: Kernel, target: str, config: Config | None = None) -> Built:
     return next((other for other in others if other.problem is None), first)
 
 
-def _build(kernel: Kernel, target: str, config: Config) -> Built:
+def _build(kernel: KernelSource, target: str, config: Config) -> Built:
     goal = parse_target(target)
     # Pipelines no deeper than the target's memory for them.
     is_shallow = goal.backend == "hip" and config.get("num_stages", 0) > 2

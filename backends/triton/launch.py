@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
@@ -15,10 +14,10 @@ from xdsl.ir import SSAValue
 
 from shardweave.backends.calls import prepared
 from shardweave.backends.triton.cache import cache_folder, write_file
-from shardweave.backends.triton.formulas import computed_in
 from shardweave.backends.triton.generate import kernel_of
+from shardweave.backends.triton.joining import finishing_kernel
 from shardweave.backends.triton.region import Region, region_of
-from shardweave.backends.triton.source import Config, Kernel, Kind
+from shardweave.backends.triton.source import Config, Kernel, KernelSource
 from shardweave.backends.triton.tune import ATEN, choose
 from shardweave.backends.triton.writer import UnfitError
 from shardweave.ir.kernel import FusedOp
@@ -179,35 +178,51 @@ def _runs_kernels(device: torch.device) -> bool:
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
+Start = Callable[..., object]
+
+
+def starter(source: KernelSource, config: Config, grid: tuple[int, ...]) -> Start:
+    """What starts a kernel, given its pointers; all else is computed here, once."""
+    function = load_function(source.source, source.name, source.key)[grid]
+    sizes = tuple(source.sizes.values())
+    constants = source.fixed | config
+    keywords: dict[str, Any] = {name: constants[name] for name in source.constants}
+    keywords |= launch_options(source, config)
+    return lambda *pointers: function(*pointers, *sizes, **keywords)
+
+
 class Launch:
     """A kernel with a configuration: what does not depend on the tensors is computed here, once."""
 
     def __init__(self, kernel: Kernel, config: Config, device: torch.device | str) -> None:
-        region, grid = kernel.region, grid_of(kernel, config)
-        self._start = load_function(kernel.source, kernel.name, kernel.key)[grid]
+        region = kernel.region
+        self._start = starter(kernel, config, grid_of(kernel, config))
         self._device = torch.device(device)
-        self._sizes = tuple(kernel.sizes.values())
-        constants = kernel.fixed | config
-        self._keywords: dict[str, Any] = {name: constants[name] for name in kernel.constants}
-        self._keywords |= launch_options(kernel, config)
-        self._made: list[tuple[tuple[int, ...], torch.dtype]] = []
-        self._joined: list[_Joined] = []
-        for number, value in enumerate(region.stored):
-            shape, dtype = shape_of(value), region.dtype_of(value)
-            if number in kernel.partial:
-                self._joined.append(_Joined(number, kernel.partial[number], shape, dtype))
-                num_parts = num_partial(kernel, config)
-                shape, dtype = (num_parts, region.space.columns), computed_in(dtype)
-            self._made.append((shape, dtype))
+        self._made = [(shape_of(value), region.dtype_of(value)) for value in region.stored]
+        self._parts: list[tuple[tuple[int, ...], torch.dtype]] = []
+        self._partial = tuple(kernel.partial)
+        if kernel.partial:
+            num_parts = num_partial(kernel, config)
+            shape = (num_parts, region.space.columns)
+            self._parts = [(shape, dtype) for dtype in kernel.partial_dtypes]
+            finishing = finishing_kernel(kernel, num_parts)
+            grid = finishing_grid(kernel, finishing.configs[0])
+            self._finish = starter(finishing, finishing.configs[0], grid)
         self._outputs = region.outputs
 
     def __call__(self, tensors: Sequence[Tensor]) -> Results:
         """The results of the kernel's region."""
         device = self._device
         made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._made]
-        self._start(*tensors, *made, *self._sizes, **self._keywords)
-        for one in self._joined:
-            made[one.number] = one.of(made[one.number])
+        if self._parts:
+            parts = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._parts]
+            written = list(made)
+            for number, part in zip(self._partial, parts, strict=True):
+                written[number] = part
+            self._start(*tensors, *written)
+            self._finish(*parts, *[made[number] for number in self._partial])
+        else:
+            self._start(*tensors, *made)
         return tuple(
             [
                 output.of(tensors[output.given] if output.stored is None else made[output.stored])
@@ -216,28 +231,17 @@ class Launch:
         )
 
 
-@dataclass(frozen=True)
-class _Joined:
-    """A result that is joined of the parts that programs made, of these rows."""
-
-    number: int
-    kind: Kind
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def of(self, parts: Tensor) -> Tensor:
-        if self.kind == "sum":
-            return parts.sum(0, dtype=parts.dtype).to(self.dtype).view(self.shape)
-        found = parts.amax(0) if self.kind == "max" else parts.amin(0)
-        return found.to(self.dtype).view(self.shape)
-
-
-def launch_options(kernel: Kernel, config: Config) -> dict[str, int | bool]:
+def launch_options(kernel: KernelSource, config: Config) -> dict[str, int | bool]:
     """Options of Triton's compiler for a kernel; those of assertions, if it has some."""
     options: dict[str, int | bool] = {
         k: config[k] for k in ("num_warps", "num_stages") if k in config
     }
     return options | ({"debug": True, "sanitize_overflow": False} if kernel.asserts else {})
+
+
+def finishing_grid(kernel: Kernel, config: Config) -> tuple[int]:
+    """How many programs join the parts of a kernel's results: some for each result."""
+    return (len(kernel.partial) * _blocks(kernel.region.space.columns, config["BLOCK_C"]),)
 
 
 def launch(kernel: Kernel, config: Config, tensors: Sequence[Tensor]) -> Results:

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 import torch
 from xdsl.ir import SSAValue
 
-from shardweave.backends.triton.formulas import computed_in, number, type_text
+from shardweave.backends.triton.formulas import computed_in, type_text
 from shardweave.backends.triton.index import Base, of_base
+from shardweave.backends.triton.joining import identity_of, joined, reduced
 from shardweave.backends.triton.reductions import KEEP_NAN, Accumulation, Reducer
 from shardweave.backends.triton.region import Region
 from shardweave.backends.triton.source import Config, Kernel, KernelDraft, Kind
@@ -20,13 +21,6 @@ from shardweave.ir.fusible import WHOLE_ROW, column_results, role_of
 from shardweave.ir.types import dtype_of_value, shape_of
 
 Strides = Sequence[Sequence[int]] | None
-
-_NAN = "propagate_nan=tl.PropagateNan.ALL"
-_JOIN = {
-    "sum": "{a} + {b}",
-    "max": f"tl.maximum({{a}}, {{b}}, {_NAN})",
-    "min": f"tl.minimum({{a}}, {{b}}, {_NAN})",
-}
 
 
 def pointwise_kernel(region: Region, strides: Strides = None) -> Kernel:
@@ -53,17 +47,6 @@ def reduction_kernel(region: Region, strides: Strides = None, whole_row: int = W
     Rows of more than `whole_row` elements are read in parts.
     """
     return _ReductionTemplate(region, strides, whole_row).kernel()
-
-
-def identity_of(kind: Kind, dtype: torch.dtype) -> str:
-    """What changes no sum, maximum or minimum of a dtype."""
-    if kind == "sum":
-        return "0"
-    if dtype == torch.bool:
-        return str(kind == "min")
-    if dtype.is_floating_point:
-        return number(math.inf if kind == "min" else -math.inf)
-    return number(torch.iinfo(dtype).max if kind == "min" else torch.iinfo(dtype).min)
 
 
 def _or_0(peak: str) -> str:
@@ -128,17 +111,11 @@ class _ReductionTemplate:
             self._finish(step, self._reduced(step, text, term.dtype, axis=1), term)
 
     def _reduced(self, step: Accumulation, text: str, dtype: torch.dtype, axis: int) -> str:
-        """The reduction of a block along its rows (1) or columns (0), as a block of one less.
-
-        The largest element of some with NaN is NaN, as in ATen; Triton's `max` passes over it.
-        """
-        rest = f"axis={axis})" + ("[:, None]" if axis else "[None, :]")
-        keeps_nan = step.kind != "sum" and step.key[0].name in KEEP_NAN
-        if not keeps_nan or not dtype.is_floating_point:
-            return f"tl.{step.kind}({text}, {rest}"
-        part = self.writer.assign("part", text, dtype, frozenset({"row", "col"})).name
-        is_nan = f"tl.max(({part} != {part}).to(tl.int32), {rest} > 0"
-        return f'tl.where({is_nan}, float("nan"), tl.{step.kind}({part}, {rest})'
+        """The reduction of a block along its rows (1) or columns (0), as a block of one less."""
+        keeps_nan = step.key[0].name in KEEP_NAN and dtype.is_floating_point
+        if keeps_nan and step.kind != "sum":
+            text = self.writer.assign("part", text, dtype, frozenset({"row", "col"})).name
+        return reduced(step.kind, text, axis, keeps_nan=keeps_nan)
 
     def _finish(self, step: Accumulation, text: str, term: Term) -> None:
         axes = frozenset({"row"})
@@ -172,11 +149,11 @@ class _ReductionTemplate:
         first = len(self.writer.lines)
         ready: list[tuple[Accumulation, str, Term]] = []
         waiting: list[Accumulation] = []
-        joined: dict[Accumulation, str] = {}
+        online: dict[Accumulation, str] = {}
         sums = {step.peak: step for step in pending if step.peak is not None}
         with self._loop_over_columns():
             for step in pending:
-                if step in joined:
+                if step in online:
                     continue
                 before = self.writer.state()
                 try:
@@ -190,9 +167,9 @@ class _ReductionTemplate:
                 ready.append((step, total, term))
                 partner = sums.get(step.key)
                 if partner is None:
-                    self.writer.line(f"{total} = {_JOIN[step.kind].format(a=total, b=part)}")
+                    self.writer.line(f"{total} = {joined(step.kind, total, part)}")
                 else:
-                    joined[partner] = total
+                    online[partner] = total
                     ready.append((partner, self._join_powers(total, part), term))
         assert ready, "reductions of a region wait for each other in a circle"
         starts = "    {} = tl.full([BLOCK_R, BLOCK_C], {}, {})"
@@ -201,11 +178,11 @@ class _ReductionTemplate:
             for step, total, term in ready
         ]
         for step, total, term in ready:
-            if step in joined:
-                self._finish(step, self._sum_of_powers(step, joined[step], total), term)
+            if step in online:
+                self._finish(step, self._sum_of_powers(step, online[step], total), term)
             else:
                 self._finish(step, self._reduced(step, total, term.dtype, axis=1), term)
-        return [step for step in waiting if step not in joined]
+        return [step for step in waiting if step not in online]
 
     def _join_powers(self, peak: str, part: str) -> str:
         """In a loop: raise the largest element of each lane, and keep the sum of exponentials of
@@ -215,7 +192,7 @@ class _ReductionTemplate:
         total, each, new = (self.writer.fresh(word) for word in ("total", "each", "peak"))
         self.writer.line(
             f"{each} = {part}\n"
-            f"{new} = {_JOIN['max'].format(a=peak, b=each)}\n"
+            f"{new} = {joined('max', peak, each)}\n"
             f"{new}_or_0 = {_or_0(new)}\n"
             f"{total} = {total} * tl.exp({peak} - {new}_or_0) + tl.exp({each} - {new}_or_0)\n"
             f"{peak} = {new}"
@@ -255,7 +232,7 @@ class _ReductionTemplate:
                 start = identity_of(step.kind, dtype)
                 part = f"tl.where(in_row & in_col, {step.term().name}, {start})"
                 part = self._reduced(step, part, dtype, axis=0) if rows else part
-                line(f"{total} = {_JOIN[step.kind].format(a=total, b=part)}")
+                line(f"{total} = {joined(step.kind, total, part)}")
             self._store([v for v in self.region.stored if v not in self.column_values])
         for step, total, dtype in zip(columns, totals, dtypes, strict=True):
             assert step.result is not None

@@ -9,6 +9,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
+import torch
 from xdsl.ir import SSAValue
 
 from shardweave.backends.programs import free_name
@@ -50,35 +51,50 @@ def {name}(
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """A kernel and how this region calls it.
+class KernelSource:
+    """A Triton function as text, with what it takes to compile and launch it.
 
     source: a Python module with one Triton function, `name`. pointers: the types of the pointer
-    parameters, inputs first. sizes: values of the integer parameters, by name, in order.
-    partial: numbers of the stored values that come as one sum (or maximum, or minimum) per
-    program, still to be joined. asserts: whether it stops with an error for indices out of range.
-    fixed: constexpr parameters that the region decides. constants: all of them, in order.
+    parameters, which come first. sizes: values of the integer parameters, by name, in order.
+    asserts: whether it stops with an error for indices out of range. fixed: constexpr parameters
+    that are decided. constants: all of them, in order. configs: values of the others to choose of.
     """
 
     name: str
     source: str
-    region: Region
     pointers: tuple[str, ...]
     sizes: dict[str, int]
-    partial: Mapping[int, Kind]
     asserts: bool
     fixed: dict[str, int]
     constants: tuple[str, ...]
     configs: tuple[Config, ...]
 
-    @property
-    def family(self) -> Family:
-        return self.region.space.family
-
     @cached_property
     def key(self) -> str:
         """Equal for kernels with equal source."""
         return hashlib.sha256(self.source.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Kernel(KernelSource):
+    """A kernel and how its region calls it: with the region's inputs, then what it stores.
+
+    partial: numbers of the stored values that come as one sum (or maximum, or minimum) per
+    program, still to be joined by `joining.finishing_kernel`.
+    """
+
+    region: Region
+    partial: Mapping[int, Kind]
+
+    @property
+    def family(self) -> Family:
+        return self.region.space.family
+
+    @property
+    def partial_dtypes(self) -> tuple[torch.dtype, ...]:
+        """Of the parts of each partial result, in order."""
+        region = self.region
+        return tuple(computed_in(region.dtype_of(region.stored[n])) for n in self.partial)
 
 
 class KernelDraft:
@@ -122,8 +138,8 @@ class KernelDraft:
         )
         source = head + "\n".join(self.writer.lines) + "\n"
         return Kernel(
-            name, source, region, self._pointer_types(partial), sizes, partial,
-            self.writer.requires, dict(fixed), constants, tuple(configs),
+            name, source, self._pointer_types(partial), sizes, self.writer.requires, dict(fixed),
+            constants, tuple(configs), region, partial,
         )  # fmt: skip
 
     def _pointer_types(self, partial: Iterable[int]) -> tuple[str, ...]:

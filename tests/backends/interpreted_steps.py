@@ -33,7 +33,7 @@ MODELS = {
 def test_bfloat16_step_with_cuda_s_dtypes(name: str) -> None:
     example = build_example(MODELS[name], dtype=torch.bfloat16)
     program = capture(example.module, kwargs=example.kwargs)
-    fused = run_passes(program, "cse,dce,fuse-kernels{matmul=false}")
+    fused = run_passes(program, "cse,dce,preset:kernels")
     wide = build_example(MODELS[name], dtype=torch.float32)
     wide.module.load_state_dict(example.module.state_dict())
     batch = {key: t.float() if t.is_floating_point() else t for key, t in example.kwargs.items()}

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from shardweave.backends.triton import cache
 from shardweave.backends.triton.ahead import SHARED_LIMIT_BYTES, build, parse_target
 from shardweave.backends.triton.generate import generate
-from shardweave.backends.triton.source import Kernel
+from shardweave.backends.triton.source import KernelSource
 from shardweave.driver.kernel_files import distinct_kernels
 from shardweave.driver.models import build_example
 from shardweave.ir.capture.capture import capture
@@ -63,7 +63,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
 
 
-def assert_builds(kernel: Kernel, target: str) -> None:
+def assert_builds(kernel: KernelSource, target: str) -> None:
     built = build(kernel, target)
     assert built.problem is None, f"{kernel.name}: {built.problem}"
     assert built.registers > 0

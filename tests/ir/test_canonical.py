@@ -13,6 +13,8 @@ from shardweave.backends.reference import run_reference, values_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.program import Program
+from shardweave.ir.types import shape_of
+from shardweave.passes.pipeline import run_passes
 
 Function = Callable[..., Tensor]
 
@@ -123,6 +125,10 @@ def test_gradient_of_a_cross_entropy_needs_no_sum_over_classes() -> None:
     sums = [op for op in program.ops if op.name == "aten.sum.dim_IntList"]
     over_classes = [op for op in sums if isinstance(op, AtenOp) and op.value("dim") == [1]]
     assert len(over_classes) == 1, "that of the softmax itself"
+    live = run_passes(program, "dce")
+    large = [op.name for op in live.ops if shape_of(op.results[0]) == (4, 5)]
+    assert "aten.full" not in large
+    assert large.count("aten.sub.Tensor") == 2, "those of the log probabilities"
 
 
 def test_log_softmax_elsewhere_has_its_full_gradient() -> None:

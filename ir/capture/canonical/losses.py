@@ -41,29 +41,32 @@ def log_softmax_backward(call: Call) -> Result:
     """grad - exp(output) * sum(grad).
 
     Behind a negative log likelihood the sum over classes is each row's own gradient, known
-    without adding up the classes (and without a message, where they are sharded).
+    without adding up the classes (and without a message, where they are sharded). It is then
+    added to the rest where it lies, and no gradient of mere zeros is made and subtracted from.
     """
     b = call.builder
     grad, output = call["grad_output"], call["output"]
     dim = normalized(call["dim"], len(call.shape))
-    total = _row_gradient(grad, dim)
-    if total is None:
-        total = b.sum(grad, [dim], True)
-    result = b.call(
-        "aten.sub.Tensor", grad, b.call("aten.mul.Tensor", b.call("aten.exp", output), total)
-    )
+    power = b.call("aten.exp", output)
+    found = _row_gradient(grad, dim)
+    if found is None:
+        rest = b.call("aten.mul.Tensor", power, b.sum(grad, [dim], True))
+        return b.cast(b.call("aten.sub.Tensor", grad, rest), call["input_dtype"])
+    index, total = found
+    rest = b.call("aten.mul.Tensor", power, b.call("aten.neg", total))
+    result = b.call("aten.scatter_add", rest, index, total, dim=dim)
     return b.cast(result, call["input_dtype"])
 
 
-def _row_gradient(grad: SSAValue, dim: int) -> SSAValue | None:
-    """If `grad` has one entry per row, scattered along `dim` into zeros: those entries."""
+def _row_gradient(grad: SSAValue, dim: int) -> tuple[SSAValue, SSAValue] | None:
+    """If `grad` has one entry per row, scattered along `dim` into zeros: where, and the entries."""
     owner = grad.owner
     if not isinstance(owner, AtenOp) or owner.name != "aten.scatter_add":
         return None
-    into, source = owner.operands[0].owner, owner.operands[2]
+    into, (_, index, source) = owner.operands[0].owner, owner.operands
     zeros = isinstance(into, AtenOp) and into.name == "aten.full" and into.value("fill_value") == 0
     one = shape_of(source)[dim] == 1
-    return source if zeros and one and owner.value("dim") == dim else None
+    return (index, source) if zeros and one and owner.value("dim") == dim else None
 
 
 def _target_column(call: Call, classes_dim: int) -> tuple[SSAValue, SSAValue]:

@@ -1,0 +1,194 @@
+"""Recomputing cheap values in each kernel that reads them, where that moves fewer bytes.
+
+A value that one kernel writes and another reads costs its bytes for each of them. If it follows,
+element by element, from what is in memory anyway, the reader may compute it itself: a loss's log
+probabilities from the logits and two numbers a row, a gate's activation from its input, a widened
+copy from the narrow original. (Inductor does so between its two passes by a minimal cut; here
+kernels are known, and also readers of the same pass, behind a product or a message, are looked at.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from xdsl.ir import Operation, SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from shardweave.ir.annotations import phase_of, set_origin, set_phase
+from shardweave.ir.dead_code import remove_dead_ops
+from shardweave.ir.facts import facts_of
+from shardweave.ir.fusible import MATMULS, MAX_OPS, MAX_VALUES, role_of
+from shardweave.ir.kernel import escaping_values
+from shardweave.ir.program import Program
+from shardweave.ir.rewrite.grow_regions import Growth, Unit
+from shardweave.ir.storage import layout_source
+from shardweave.ir.types import num_bytes, tensor_type_of
+
+
+def recompute_producers(program: Program, *, matmul: bool) -> int:
+    """Clone values' producers into the kernels that read them; returns the number of clones.
+
+    matmul: whether products will be in kernels. A value is looked at once, in order, so that one
+    which is recomputed from another sees whether that one is stored. Linear in the ops, but for
+    growing the regions.
+    """
+    growth = Growth(program, matmul=matmul)
+    growth.grow()
+    places = {op: place for place, op in enumerate(program.ops)}
+    count = 0
+    for op in list(program.ops):
+        if role_of(op) == "pointwise" and op in growth.units:
+            plan = _plan_for(op.results[0], growth)
+            if plan is not None and plan.saved_bytes > 0:
+                count += plan.carry_out(growth, places)
+    remove_dead_ops(program)
+    return count
+
+
+@dataclass
+class _Reading:
+    """An operand of an op that shows a value, through some views."""
+
+    op: Operation
+    index: int
+
+
+@dataclass
+class _Recomputed:
+    """How a value is computed again: by units, what reads it; and what it is computed from."""
+
+    value: SSAValue
+    readers: dict[Unit, list[_Reading]]
+    stored: set[SSAValue] = field(default_factory=lambda: set[SSAValue]())
+    chain: set[Operation] = field(default_factory=lambda: set[Operation]())
+    saved_bytes: int = 0
+
+    def carry_out(self, growth: Growth, places: dict[Operation, int]) -> int:
+        """Put clones before the first reader of each unit; returns how many."""
+        count = 0
+        for unit, readings in self.readers.items():
+            first = min((reading.op for reading in readings), key=places.__getitem__)
+            cloning = _Cloning(self.stored, first)
+            for reading in readings:
+                reading.op.operands[reading.index] = cloning.of(reading.op.operands[reading.index])
+            for clone in cloning.made:
+                places[clone] = places[first]
+                unit.ops[clone] = places[first]
+                growth.units[clone] = unit
+            count += len(cloning.made)
+        return count
+
+
+class _Cloning:
+    """Clones of a chain of ops, in front of one op."""
+
+    def __init__(self, stored: set[SSAValue], before: Operation) -> None:
+        self.stored = stored
+        self.before = before
+        self.made: list[Operation] = []
+        self._known: dict[SSAValue, SSAValue] = {}
+
+    def of(self, value: SSAValue) -> SSAValue:
+        """The clone of a value, or the value itself if what it shows is stored."""
+        owner = value.owner
+        if layout_source(value) in self.stored or not isinstance(owner, Operation):
+            return value
+        if value not in self._known:
+            operands = {operand: self.of(operand) for operand in owner.operands}
+            clone = owner.clone_without_regions(operands)
+            set_phase(clone, phase_of(self.before))
+            hint = owner.results[0].name_hint
+            if hint is not None:
+                set_origin(clone, hint)
+            Rewriter.insert_op(clone, InsertPoint.before(self.before))
+            self.made.append(clone)
+            self._known.update(zip(owner.results, clone.results, strict=True))
+        return self._known[value]
+
+
+def _plan_for(value: SSAValue, growth: Growth) -> _Recomputed | None:
+    """How all kernels that read a value from memory can compute it, and what that saves.
+
+    None if it is read by something else too, which wants it in memory.
+    """
+    owner = _owner_of(value)
+    home = None if owner is None else growth.units.get(owner)
+    readers: dict[Unit, list[_Reading]] = {}
+    for reading in _readings(value):
+        unit = growth.units.get(reading.op)
+        if unit is None or any(op.name in MATMULS for op in unit.ops):
+            return None
+        if unit is not home:
+            readers.setdefault(unit, []).append(reading)
+    if not readers or home is None:
+        return None
+    found = _Recomputed(value, readers)
+    newly_stored = _walk(value, home, found)
+    if not all(_fits(unit, found) for unit in readers):
+        return None
+    size = _bytes(value)
+    found.saved_bytes = size * (1 + len(readers)) - sum(map(_bytes, newly_stored))
+    for unit in readers:
+        known = _inputs_of(unit)
+        found.saved_bytes -= sum(_bytes(s) for s in found.stored if s not in known)
+    return found
+
+
+def _readings(value: SSAValue) -> Iterator[_Reading]:
+    """The operands that are a value or a view of it, but for the views themselves."""
+    pending = [value]
+    while pending:
+        for use in pending.pop().uses:
+            if facts_of(use.operation).is_layout:
+                pending += use.operation.results
+            else:
+                yield _Reading(use.operation, use.index)
+
+
+def _walk(value: SSAValue, home: Unit, found: _Recomputed) -> set[SSAValue]:
+    """Fill in what a value is computed from; returns what must be stored for it alone."""
+    newly_stored: set[SSAValue] = set()
+    pending = [value]
+    while pending:
+        owner = _owner_of(pending.pop())
+        if owner is None or owner in found.chain:
+            continue
+        found.chain.add(owner)
+        for operand in owner.operands:
+            source = layout_source(operand)
+            maker = _owner_of(source)
+            is_inside = maker is not None and maker in home.ops
+            if maker is not None and is_inside and not _escapes(source, home):
+                if role_of(maker) == "pointwise":
+                    pending.append(source)
+                    continue
+                newly_stored.add(source)
+            found.stored.add(source)
+    return newly_stored
+
+
+def _escapes(value: SSAValue, home: Unit) -> bool:
+    return any(reading.op not in home.ops for reading in _readings(value))
+
+
+def _fits(unit: Unit, found: _Recomputed) -> bool:
+    """Whether a kernel still fits with what it is to compute, at most two clones for each op."""
+    inputs = _inputs_of(unit) | found.stored
+    num_results = len(escaping_values(unit.ops))
+    fits = len(inputs) + num_results <= MAX_VALUES
+    return fits and len(unit.ops) + 2 * len(found.chain) <= MAX_OPS
+
+
+def _inputs_of(unit: Unit) -> set[SSAValue]:
+    """What a kernel reads from memory."""
+    sources = {layout_source(v) for op in unit.ops for v in op.operands}
+    return {source for source in sources if source.owner not in unit.ops}
+
+
+def _owner_of(value: SSAValue) -> Operation | None:
+    return value.owner if isinstance(value.owner, Operation) else None
+
+
+def _bytes(value: SSAValue) -> int:
+    return num_bytes(tensor_type_of(value))
