@@ -122,7 +122,8 @@ class PageRun:
 
 def difference(before: str, after: str) -> str:
     """How two Python files of the project differ, from their imports on, with a line around."""
-    texts = [(_ROOT / path).read_text().partition("from __future__")[2] for path in (before, after)]
+    first = "from __future__ import annotations\n"
+    texts = [(_ROOT / path).read_text().partition(first)[2] for path in (before, after)]
     old, new = (text.splitlines(keepends=True) for text in texts)
     _, _, *found = difflib.unified_diff(old, new, n=1)
     return "".join("@@\n" if line.startswith("@@") else line for line in found)

@@ -112,6 +112,9 @@ def _run(
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    elif arguments[0] == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        exec(arguments[1], {"__name__": "__main__"})
     else:
         sys.argv = arguments
         runpy.run_path(arguments[0], run_name="__main__")

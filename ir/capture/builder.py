@@ -48,8 +48,9 @@ class Builder:
 
     def calls(self, name: str, *operands: Any, **values: Any) -> Sequence[SSAValue]:
         """Append an op whose result types torch infers."""
-        op = create(name, operands, [], values, self.annotations)
-        types = infer_types(op)
+        untyped = create(name, operands, [], values, self.annotations)
+        types = infer_types(untyped)
+        untyped.drop_all_references()  # or its operands would seem to be used
         if isinstance(types, str):
             raise ValueError(f"{name} refuses its operands: {types}")
         op = create(name, operands, list(types), values, self.annotations)

@@ -16,6 +16,9 @@ from shardweave.passes.pipeline import run_passes
 from shardweave.tests.backends import interpreter as _  # noqa: F401
 from shardweave.tests.backends.mock_cuda import mock_cuda
 
+# Lanes beyond the end of a row compute on zeros, which NumPy warns of; they are not written.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
 MODELS = {
     "gpt": "gpt:layers=1,hidden=16,heads=2,vocab=32,seq=8,batch=2",
     "llama": (
@@ -46,13 +49,24 @@ def test_bfloat16_step_with_cuda_s_dtypes(name: str) -> None:
         plain_loss = plain(**example.kwargs)
     exact_loss = exact(**batch)
     assert any(call.kernels for call in step.kernels)
-    norms = [c for c in step.kernels if any(o.name in FLOAT32_ON_GPU for o in c.op.fused_ops)]
-    assert norms or name == "llama"
-    assert all(call.kernels for call in norms), [call.reason for call in norms]
+    normed = [c for c in step.kernels if any(o.name in FLOAT32_ON_GPU for o in c.op.fused_ops)]
+    assert normed or name == "llama"
+    assert all(call.kernels for call in normed), [call.reason for call in normed]
     _assert_near(loss, plain_loss, exact_loss, "loss")
     plain_gradients = dict(plain.named_parameters())
+    norms = {key: _norm(parameter.grad) for key, parameter in exact.named_parameters()}
+    largest = max(norms.values())
     for key, parameter in exact.named_parameters():
+        if norms[key] <= torch.finfo(torch.float32).eps * largest:
+            # It is zero but for rounding, as that of keys' biases: of terms of the others' size.
+            assert _norm(gradients[key]) <= torch.finfo(torch.bfloat16).eps * largest, key
+            continue
         _assert_near(gradients[key], plain_gradients[key].grad, parameter.grad, key)
+
+
+def _norm(gradient: torch.Tensor | None) -> float:
+    assert gradient is not None
+    return gradient.float().norm().item()
 
 
 def _assert_near(

@@ -53,7 +53,7 @@ def test_layout_has_all_elements_and_a_rearrangement_each_once(
 
 @pytest.mark.parametrize(
     ("name", "weight", "operands"),
-    [("mm", 1, "%x, %w"), ("addmm", 2, "%b, %x, %w"), ("bmm", None, "%p, %q")],
+    [("mm", 1, "%x, %w"), ("addmm", 2, "%b, %x, %w"), ("bmm", 1, "%p, %q")],
 )
 def test_product_says_where_its_factors_and_its_weight_are(
     name: str, weight: int | None, operands: str

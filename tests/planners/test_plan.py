@@ -77,7 +77,7 @@ def test_all_that_a_plan_can_say_reads_back() -> None:
         ('{"zero": 4}', "p: 'zero' must be a whole number from 0 to 3."),
         (
             '{"precision": "half"}',
-            "p: 'precision' is 'half'; use one of \"\", fp32, bf16-mixed, fp16-mixed.",
+            "p: 'precision' is 'half'; use one of \"\", fp32, bf16-mixed, fp16-mixed, bf16-true.",
         ),
         (
             '{"recompute": "all"}',
