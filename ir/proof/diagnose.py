@@ -114,7 +114,7 @@ def _of_another_sub_batch(walk: Walk, op: Operation) -> Operation | None:
         part, copy = walk.values[value], copy_of(owner)
         stack += owner.operands
         if isinstance(part, Relation) and copy and len(part.at) == len(copy) == 1:
-            if part.at[0][1] != {copy[0]}:
+            if part.at[0][1] != frozenset({copy[0]}):
                 found.append(owner)
     places = {op: index for index, op in enumerate(op.parent_block().ops)} if found else {}  # pyright: ignore[reportOptionalMemberAccess]
     return min(found, key=lambda one: places.get(one, len(places)), default=None)

@@ -327,7 +327,7 @@ def feed_mlp(x: Tensor) -> dict[str, Any]:
     mesh = step.runtime.device_mesh
     assert mesh is not None
     local = x.chunk(2)[step.runtime.coordinates["data"]]
-    with pytest.raises(ValueError, match="ranks differ in input 'x'.*local_batch"):
+    with pytest.raises(ValueError, match=r"ranks differ in input 'x'.*local_batch"):
         step(x=local)
     assert x[list(step.rows("x"))].equal(local)
     losses = [

@@ -325,6 +325,7 @@ def test_model_is_captured_once_where_the_plan_is_made_for_a_cluster(
     options: dict[str, Any] = {"kwargs": batch, "cluster": two_devices(), "backend": "reference"}
     step = sw.compile(mlp, **options, plan="megatron")
     assert captures == [mlp]
+    assert step.plan is not None
     assert step.program.mesh == sw.Mesh(**step.plan.mesh)
     step.eval()
     step(**batch)  # another program, on the mesh that was chosen
