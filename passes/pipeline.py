@@ -198,11 +198,10 @@ def as_mesh(mesh: MeshLike, num_devices: int | None = None) -> Mesh:
     """
     if isinstance(mesh, Mesh):
         return mesh
-    given: object = mesh
-    if not isinstance(given, str | Mapping):
+    if not isinstance(mesh, str | Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(
             f"a mesh is text such as 'data=2,tensor=4', sizes by name, or an sw.Mesh, not a "
-            f"{type(given).__name__}; the processes are laid out over it, the last axis first."
+            f"{type(mesh).__name__}; the processes are laid out over it, the last axis first."
         )
     if not isinstance(mesh, str):
         mesh = ",".join(f"{name}={size}" for name, size in mesh.items())

@@ -21,8 +21,8 @@ CLUSTER = find_cluster("dgx-a100")
 def closed_form(run: MeasuredRun, cluster: Cluster) -> float:
     """The longer of arithmetic and issuing, and messages within a node behind it."""
     (device,) = cluster.devices.values()
+    assert run.micro_batch is not None
     tokens = run.micro_batch * run.seq
-    assert device.issue_s is not None
     flops_s = 24 * tokens * run.hidden**2 / run.tensor / device.flops["float16"]
     work_s = max(flops_s / device.efficiency[-1][1], 40 * device.issue_s)
     sent = 4 * tokens * run.hidden * (run.tensor - 1) / run.tensor
