@@ -62,7 +62,7 @@ class CompiledPrograms(Programs):
         self.dynamic = dynamic
         # A given program names its inputs after the example's positions.
         self.binding = Binding(request.model, len(request.args) if request.program else 0)
-        self.settings = Settings.of(request.model)
+        self.settings = Settings(request.model)
         self.options = frozenset(OPTIONS).difference(self.binding.names)
         self.autocast = AUTOCAST[request.precision]
         self.seed = world.from_rank_0(partial(seed_of, request.seed))
@@ -132,10 +132,10 @@ class CompiledPrograms(Programs):
         why = ", ".join(f"{place} {how}" for place, how in changed.items())
         bound = self._compile(call, why)
         if call.key in kept and str(kept[call.key][1].program) == str(bound.program):
-            self.settings.forget(changed)
+            self.settings.forget()
             self._kept = kept
             return kept[call.key][1]
-        self.settings.accept(changed)
+        self.settings.accept()
         self._kept = OrderedDict({call.key: (call, bound)})
         return bound
 

@@ -47,10 +47,6 @@ def check(stages: tuple[int, ...], ranks: int) -> None:
             assert held == pytest.approx(textbook_bytes(stage, whole_bytes, ranks), rel=WITHIN)
 
 
-def test_two_ranks_hold_what_the_textbook_says() -> None:
-    check((2,), 2)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_hold_what_the_textbook_says_of_every_stage(ranks: int) -> None:

@@ -146,7 +146,9 @@ return found;
 
 
 @needs_browser
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), pytest.param(400, "dark", marks=pytest.mark.slow)]
+)
 def test_page_is_clicked_through_in_a_browser(tmp_path: Path, width: int, scheme: str) -> None:
     found = played(explored().html, tmp_path, CLICKS, width=width, scheme=scheme)
     assert "error" not in found, found["error"]

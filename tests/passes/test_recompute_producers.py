@@ -96,7 +96,9 @@ def test_value_of_two_large_ones_is_kept() -> None:
         run_passes(program, "recompute-producers")
 
 
-@pytest.mark.parametrize("kind", ["gpt", "llama", pytest.param("bert", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["gpt", *(pytest.param(one, marks=pytest.mark.slow) for one in ("llama", "bert"))]
+)
 def test_step_equals_eager_and_moves_fewer_bytes(kind: str) -> None:
     case = captured(SPECS[kind])
     fused = run_passes(case.program, KERNELS)

@@ -54,7 +54,9 @@ def kinds(program: Program, axis: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("spec", [EVERY, DEEPSEEK, f"{SLOTS}1"])
+@pytest.mark.parametrize(
+    "spec", [EVERY, pytest.param(DEEPSEEK, marks=pytest.mark.slow), f"{SLOTS}1"]
+)
 def test_equal_to_eager(spec: str, mesh: str) -> None:
     assert_equals_eager(step_of(spec, mesh), of(spec))
 
