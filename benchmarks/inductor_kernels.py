@@ -144,8 +144,9 @@ def inductor_counts(program: Program) -> Counts:
 
     def compile_to_module(graph: Any) -> Any:
         text = graph.codegen()[0].value
-        found.append(_counts_of(graph, sources))
-        _add_joined(found[-1], text)
+        counts = _counts_of(graph, sources)
+        _add_joined(counts, text)
+        found.append(counts)
         raise CountedError
 
     fake = FakeTensorMode(allow_non_fake_inputs=True)  # sees that there is no device
@@ -165,7 +166,7 @@ def inductor_counts(program: Program) -> Counts:
         ):
             try:
                 compile_fx(graph, inputs)
-            except Exception:
+            except Exception:  # Inductor wraps CountedError in one of its own
                 if not found:
                     raise
     (counts,) = found

@@ -17,7 +17,6 @@ import statistics
 import sys
 import tempfile
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from rank_processes import run_ranks, start_worker
+from rank_processes import rows_of_ranks
 
 import shardweave as sw
 from shardweave.driver.models import build_example
@@ -97,12 +96,8 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         "factors": FACTORS,
         "cluster": str(folder / "cluster.yaml"),
         "plans": {name: str(folder / f"{name}.json") for name in plans},
-        "out": str(folder / "rows.json"),
     }
-    ranks = len(FACTORS)
-    start = partial(start_worker, WORKER, settings, ranks, "")
-    run_ranks(ranks, start, timeout_s=1800, what="a worker")
-    return json.loads((folder / "rows.json").read_text())
+    return rows_of_ranks(WORKER, settings, len(FACTORS), "", timeout_s=1800)
 
 
 def profiled(program: Program) -> Cluster:

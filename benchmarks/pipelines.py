@@ -16,9 +16,7 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import shaped_link
 from pipeline_rows import CASES, our_program
-from rank_processes import run_ranks, start_worker
+from rank_processes import rows_of_ranks
 
 from shardweave.driver.profile import profile_machine
 from shardweave.planners.cost.cluster_file import save_cluster
@@ -114,19 +112,16 @@ def parse_options() -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace, ranks: int) -> list[dict[str, Any]]:
-    """Start one process per rank, and read the rows that rank 0 writes."""
-    with tempfile.TemporaryDirectory() as folder:
-        settings = {
-            "model": options.model,
-            "micro_batches": options.micro_batches,
-            "rounds": options.rounds,
-            "schedules": options.schedules,
-            "cluster": str(profile_path(options, ranks)) if options.profile else options.cluster,
-            "out": str(Path(folder, "rows.json")),
-        }
-        start = partial(start_worker, WORKER, settings, ranks, options.rate)
-        run_ranks(ranks, start, timeout_s=1200, what=f"a worker of {ranks}")
-        return json.loads(Path(settings["out"]).read_text())
+    """The rows of so many processes."""
+    settings = {
+        "model": options.model,
+        "micro_batches": options.micro_batches,
+        "rounds": options.rounds,
+        "schedules": options.schedules,
+        "cluster": str(profile_path(options, ranks)) if options.profile else options.cluster,
+    }
+    what = f"a worker of {ranks}"
+    return rows_of_ranks(WORKER, settings, ranks, options.rate, timeout_s=1200, what=what)
 
 
 def table_of(result: dict[str, Any], options: argparse.Namespace) -> Table:

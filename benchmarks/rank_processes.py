@@ -7,7 +7,9 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,27 @@ def run_ranks(
         for worker in workers:
             worker.kill()
             worker.wait()
+
+
+def rows_of_ranks(
+    script: Path,
+    settings: Mapping[str, Any],
+    num_ranks: int,
+    rate: str,
+    *,
+    timeout_s: float,
+    what: str = "a worker",
+) -> list[dict[str, Any]]:
+    """What rank 0 of a script's processes writes to the file `out` of its settings, as JSON.
+
+    rate: of their links, each on a node of `shaped_link`; empty: all on this one. Raises as
+    `run_ranks` does.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "rows.json")
+        told = {**settings, "out": str(out)}
+        run_ranks(num_ranks, partial(start_worker, script, told, num_ranks, rate), timeout_s, what)
+        return json.loads(out.read_text())
 
 
 def start_worker(

@@ -17,9 +17,7 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import shaped_link
 from modelled_link import bytes_per_second
-from rank_processes import run_ranks, start_worker
+from rank_processes import rows_of_ranks
 from training_cases import CASES, Case, our_program
 
 from shardweave.driver.profile import profile_machine
@@ -113,21 +111,17 @@ def profile_path(options: argparse.Namespace, num_ranks: int) -> Path:
 
 
 def run_case(options: argparse.Namespace, case: Case, model: str) -> list[dict[str, Any]]:
-    """Start one process per rank, and read the rows that rank 0 writes."""
-    with tempfile.TemporaryDirectory() as folder:
-        settings = {
-            "case": case.name,
-            "model": model,
-            "rounds": options.rounds,
-            "cluster": str(profile_path(options, case.num_ranks))
-            if options.profile
-            else options.cluster,
-            "compile": not options.quick,
-            "out": str(Path(folder, "rows.json")),
-        }
-        start = partial(start_worker, WORKER, settings, case.num_ranks, options.rate)
-        run_ranks(case.num_ranks, start, timeout_s=600, what=f"a worker of '{case.name}'")
-        return json.loads(Path(settings["out"]).read_text())
+    """The rows of a case's processes."""
+    profiled = options.profile and str(profile_path(options, case.num_ranks))
+    settings = {
+        "case": case.name,
+        "model": model,
+        "rounds": options.rounds,
+        "cluster": profiled or options.cluster,
+        "compile": not options.quick,
+    }
+    what = f"a worker of '{case.name}'"
+    return rows_of_ranks(WORKER, settings, case.num_ranks, options.rate, timeout_s=600, what=what)
 
 
 def table_of(results: list[dict[str, Any]], options: argparse.Namespace) -> Table:

@@ -17,9 +17,7 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parent))
 
 import shaped_link
-from rank_processes import run_ranks, start_worker
+from rank_processes import rows_of_ranks
 
 WORKER = Path(__file__).with_name("zero_worker.py")
 MODEL = "gpt:layers=4,hidden=256,heads=8,vocab=1024,seq=64,batch=32,tie=false"
@@ -75,17 +73,10 @@ def parse_options() -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace, ranks: int) -> list[dict[str, Any]]:
-    """Start one process per rank, and read the rows that rank 0 writes."""
-    with tempfile.TemporaryDirectory() as folder:
-        settings = {
-            "model": options.model,
-            "micro_batches": options.micro_batches,
-            "rounds": options.rounds,
-            "out": str(Path(folder, "rows.json")),
-        }
-        start = partial(start_worker, WORKER, settings, ranks, options.rate)
-        run_ranks(ranks, start, timeout_s=1200, what=f"a worker of {ranks}")
-        return json.loads(Path(settings["out"]).read_text())
+    """The rows of so many processes."""
+    settings = {name: getattr(options, name) for name in ("model", "micro_batches", "rounds")}
+    what = f"a worker of {ranks}"
+    return rows_of_ranks(WORKER, settings, ranks, options.rate, timeout_s=1200, what=what)
 
 
 PARTS = ("parameters", "gradients", "optimizer", "in a step")

@@ -71,6 +71,17 @@ def add_cluster(command: argparse.ArgumentParser, *, required: bool = True, why:
     )
 
 
+def add_optimizer(command: argparse.ArgumentParser) -> None:
+    """Declare --optimizer, for the memory of a step."""
+    command.add_argument(
+        "--optimizer",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="bytes of optimizer state per byte of parameters, such as 2 for Adam (default: 0)",
+    )
+
+
 def add_program_output(command: argparse.ArgumentParser) -> None:
     """Declare --output, the file for a program's text."""
     command.add_argument(

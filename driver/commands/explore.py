@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shardweave.driver.commands.arguments import (
     Commands,
     add_cluster,
+    add_optimizer,
     add_passes,
     add_program,
     check_output,
@@ -34,13 +35,7 @@ def add_parser(commands: Commands) -> None:
     )
     command.add_argument("--mesh", help="as in data=2,tensor=2; default: the program's own")
     command.add_argument("-o", "--output", metavar="FILE", required=True, help="the page")
-    command.add_argument(
-        "--optimizer",
-        type=float,
-        default=0.0,
-        metavar="X",
-        help="bytes of optimizer state per byte of parameters, such as 2 for Adam (default: 0)",
-    )
+    add_optimizer(command)
     command.set_defaults(func=explore_command)
 
 

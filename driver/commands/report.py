@@ -8,6 +8,7 @@ from pathlib import Path
 from shardweave.driver.commands.arguments import (
     Commands,
     add_cluster,
+    add_optimizer,
     add_program,
     check_output,
     new_command,
@@ -24,13 +25,7 @@ def add_parser(commands: Commands) -> None:
         help="the plan, to be shown; a program without shardings is partitioned by it",
     )
     command.add_argument("-o", "--output", metavar="FILE", required=True, help="the page")
-    command.add_argument(
-        "--optimizer",
-        type=float,
-        default=0.0,
-        metavar="X",
-        help="bytes of optimizer state per byte of parameters, such as 2 for Adam (default: 0)",
-    )
+    add_optimizer(command)
     command.set_defaults(func=report_command)
 
 
