@@ -76,12 +76,12 @@ def equal_layers(scale: int) -> Example:
 
 
 def distinct_layers(scale: int) -> Example:
-    return Example(Chain(320 // scale), {"x": zeros(64, 64)})
+    return Example(Chain(400 // scale), {"x": zeros(64, 64)})
 
 
 PROGRAMS: dict[str, Callable[[int], Example]] = {
     "GPT-3, 96 equal layers": equal_layers,
-    "320 layers, no two equal": distinct_layers,
+    "400 layers, no two equal": distinct_layers,
 }
 """By name, how to build the model: with all layers, or with a share of them."""
 
