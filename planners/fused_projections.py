@@ -1,8 +1,8 @@
 """Where a plan splits fused projections, whose heads do not divide, to cut each part of them.
 
-The outputs of queries, keys and values in one linear map are cut in stripes where heads divide. Else
-the plan computes each by a linear map of its own, on a slice of the weight, and cuts these as it
-does others that do not divide. The weight is stored in plain shards, and gathered for use.
+The outputs of queries, keys and values in one linear map are cut in stripes where heads divide.
+Else the plan computes each by a linear map of its own, on a slice of the weight, and cuts these as
+it does others that do not divide. The weight is stored in plain shards, and gathered for use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class FusedCut:
     """How parameters are cut once some projections are split.
 
     parameters: the cuts of all of a program's. weights: those that are split, at the dim of their
-    outputs and into how many parts, with the cut of each part. uneven: the maps that stay whole even so, and why.
+    outputs and into how many parts, with the cut of each part. uneven: the maps that stay whole
+    even so, and why.
     """
 
     parameters: dict[SSAValue, Cut]

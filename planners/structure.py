@@ -74,7 +74,7 @@ def parallel_pairs(
 
 
 def separable_maps(program: Program, axis: str, size: int) -> dict[AtenOp, Cut]:
-    """The linear maps of `parallel_pairs` that are cut along their outputs, and the cut of these."""
+    """The linear maps that `parallel_pairs` cuts along their outputs, and the cut of these."""
     found = _separable(program, axis, size)
     return {op: found.labels[op.results[0]].cut for op in found.together}
 

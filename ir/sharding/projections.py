@@ -7,8 +7,8 @@ the one, can be cut each: their heads are the most major of their features.
 
 A slice of a result is the result on a slice of an operand, as the factors of the op's rule say. So
 what reads a part is given the part, made from parts of operands, back to the weight; in the
-backward pass back to the gradients of the parts. The gradient of the input is a sum over parts, that
-of the weight is put together of them.
+backward pass back to the gradients of the parts. The gradient of the input is a sum over parts,
+that of the weight is put together of them.
 """
 
 from __future__ import annotations
@@ -28,19 +28,17 @@ from shardweave.ir.annotations import (
     set_wanted_attrs,
 )
 from shardweave.ir.aten import AtenOp, create
+from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.dead_code import remove_dead_ops
 from shardweave.ir.facts import facts_of, weight_of
-from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.program import PART, PARTS, Program
 from shardweave.ir.sharding.flow import check_not_propagated
 from shardweave.ir.sharding.rules import rule_of
 from shardweave.ir.syntax import Operands
 from shardweave.ir.types import shape_of, tensor_type_of, with_shape
 
-PASSED = frozenset(
-    f"aten.{name}"
-    for name in "view permute expand _to_copy add.Tensor mul.Scalar sum.dim_IntList mm addmm".split()
-)
+_PASSED = "view permute expand _to_copy add.Tensor mul.Scalar sum.dim_IntList mm addmm"
+PASSED = frozenset(f"aten.{name}" for name in _PASSED.split())
 """Ops whose parts are made from parts of their operands; of others parts are cut out."""
 
 LINEAR = PASSED - {"aten.add.Tensor", "aten.addmm"}
@@ -180,7 +178,9 @@ def split_projections(program: Program) -> int:
     ]
     unread = counts.keys() - {one.weight.value for one in found}
     if unread:
-        raise ValueError(_problem(names[unread.pop()], "no linear map of the forward pass reads it"))
+        raise ValueError(
+            _problem(names[unread.pop()], "no linear map of the forward pass reads it")
+        )
     wanted = {
         slot.value: sharding
         for slot in slots
@@ -204,7 +204,9 @@ def _check_fits(place: Place, wanted: ShardingAttr | None, name: str, program: P
         try:
             wanted.on(place.shape, program.needed_mesh())
         except ValueError as error:
-            raise ValueError(f"each of {place.count} parts of parameter '{name}': {error}") from error
+            raise ValueError(
+                f"each of {place.count} parts of parameter '{name}': {error}"
+            ) from error
 
 
 def _problem(name: str, problem: str) -> str:
@@ -253,7 +255,8 @@ def _taken(op: AtenOp) -> tuple[int, int, int] | None:
 class _Split:
     """The rewriting of a program's fused projections.
 
-    wanted: the shardings of the parts of weights. made: parts by value, dim, count and index (and, of arguments, by phase); None: zeros.
+    wanted: the shardings of the parts of weights. made: parts by place and index (and, of
+    arguments, by phase); None: zeros. arguments: those that parts were cut out of.
     """
 
     program: Program
