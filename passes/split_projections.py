@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardweave.ir.program import Program
-from shardweave.ir.sharding.projections import split_projections
+from shardweave.ir.sharding.split_projections import split_projections
 from shardweave.passes.program_pass import PassOnProgram
 
 

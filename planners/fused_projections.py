@@ -19,8 +19,8 @@ from shardweave.ir.sharding.projections import (
     Place,
     fused_projections,
     projection_of,
-    split_projections,
 )
+from shardweave.ir.sharding.split_projections import split_projections
 from shardweave.planners.linear_maps import Cut, back_through, linear_maps
 from shardweave.planners.structure import parallel_pairs, separable_maps
 

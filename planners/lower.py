@@ -24,10 +24,10 @@ from shardweave.ir.rewrite.unroll import unroll_time_axes
 from shardweave.ir.sharding.attention_parts import split_attention
 from shardweave.ir.sharding.partition import partition
 from shardweave.ir.sharding.pending_sums import add_pending_sums
-from shardweave.ir.sharding.projections import split_projections
 from shardweave.ir.sharding.propagate import propagate
 from shardweave.ir.sharding.repeat_heads import repeat_key_heads
 from shardweave.ir.sharding.split_addmm import split_addmms
+from shardweave.ir.sharding.split_projections import split_projections
 from shardweave.ir.sharding.sub_batches import split_batch
 from shardweave.ir.staged import MICRO, parts_of
 from shardweave.ir.text import without_gc

@@ -30,7 +30,7 @@ from shardweave.planners.fused_projections import fused_cut
 from shardweave.planners.linear_maps import Cut, input_embeddings, stored_cut
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_names import sharding_text
-from shardweave.planners.plan_parts import Projection
+from shardweave.planners.plan_parts import SplitProjection
 from shardweave.planners.replicated import batch_shardings, idle_data
 from shardweave.planners.sequence_cut import SequenceCut, sequence_cut
 from shardweave.planners.structure import parallel_pairs
@@ -128,7 +128,7 @@ def plan_megatron(
         activations=activations,
         attention_parts=attention_parts if cut.placements else 1,
         projections={
-            names[place.value]: Projection(place.count, sharding_text(part, place.shape))
+            names[place.value]: SplitProjection(place.count, sharding_text(part, place.shape))
             for place, part in projections.items()
         },
         planner="megatron",

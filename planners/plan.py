@@ -19,7 +19,7 @@ from shardweave.planners.plan_parts import (
     Pipeline,
     PlanError,
     Predicted,
-    Projection,
+    SplitProjection,
 )
 
 FORMAT = "shardweave.plan/1"
@@ -60,7 +60,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     batch_split: int = 1
     attention_parts: int = 1
-    projections: Mapping[str, Projection] = field(default_factory=dict[str, Projection])
+    projections: Mapping[str, SplitProjection] = field(default_factory=dict[str, SplitProjection])
     recompute: str = "none"
     schedule: str = ""
     cluster: str = ""

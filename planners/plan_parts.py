@@ -52,7 +52,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
-class Projection:
+class SplitProjection:
     """A fused projection that is computed by a linear map for each of its parts.
 
     parts: how many there are, of equal size. used: the sharding in which ops read the weight of
@@ -191,7 +191,7 @@ def record_of(kind: type[Any], readers: Mapping[str, Reader]) -> Reader:
     return read
 
 
-projection = record_of(Projection, {"parts": at_least(2), "used": text})
+projection = record_of(SplitProjection, {"parts": at_least(2), "used": text})
 
 
 def _checked_pipeline(value: object, where: str) -> Pipeline:

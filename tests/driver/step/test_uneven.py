@@ -61,10 +61,16 @@ def test_vocabulary_heads_features_and_batch_that_do_not_divide_are_cut_exactly(
 @pytest.mark.parametrize("size", [2, 4])
 def test_gpt2_vocabulary_is_parallel(size: int) -> None:
     model, batch = gpt(GPTConfig(layers=1, hidden=8, heads=4, vocab=50257, seq=4, batch=2))
-    local = check(model, batch, f"tensor={size}").program.stats().flops
+    step = check(model, batch, f"tensor={size}")
+    assert step.plan is not None
+    assert step.plan.parameters["wte.weight"] == '[{"tensor"}, {}]'
+    local = step.program.stats().flops
     whole = sw.capture(model, kwargs=batch).stats().flops
     for phase, flops in whole.items():
         assert local[phase] < 1.01 * flops / size
+    again, _ = gpt(GPTConfig(layers=1, hidden=8, heads=4, vocab=50257, seq=4, batch=2))
+    again.load_state_dict(step.full_state_dict())
+    close(again(**batch), model(**batch))
 
 
 @pytest.mark.slow
