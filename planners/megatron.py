@@ -35,6 +35,9 @@ from shardweave.planners.replicated import batch_shardings, idle_data
 from shardweave.planners.sequence_cut import SequenceCut, sequence_cut
 from shardweave.planners.structure import parallel_pairs
 
+CONTEXT, EXPERT = "context", "expert"
+"""The axes over which sequences and experts are cut unless others are named."""
+
 
 def plan_megatron(
     program: Program,
@@ -43,8 +46,8 @@ def plan_megatron(
     cluster: Cluster | None = None,
     tensor: str = "tensor",
     data: str = "data",
-    context: str = "context",
-    expert: str = "expert",
+    context: str = CONTEXT,
+    expert: str = EXPERT,
     sequence_parallel: bool = False,
     attention_parts: int = 1,
 ) -> Plan:
