@@ -64,7 +64,8 @@ def plan_exhaustive(
     most `simulate` plans: each is partitioned and simulated. Of a larger one every sharding is
     partitioned, the rest of the space is estimated from its blocks (`estimated`), and the best
     `simulate` are simulated; a reason says so. `top`: candidates that the plan lists. `zero`: the
-    ZeRO stage of plans with replicas, which are simulated by block. `precision`: as of a plan. Time: a partition for each plan simulated.
+    ZeRO stage of plans with replicas, which are simulated by block. `precision`: as of a plan.
+    Time: a partition for each plan simulated.
 
     Raises PlanError if none can be made or none fits, with the smallest shortfall of memory.
     """
