@@ -8,8 +8,10 @@ that has early and late positions alike; of the last of plain pieces it is nearl
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,9 +23,39 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.types import shape_of
 
-Expression = tuple[object, ...]
-"""How positions are computed, as data: (`range`, start, step, length), (`add`, a, b), (`times`, a,
-number), (`index`, axes), (`slice`, a, axes, block)."""
+
+@dataclass(frozen=True)
+class _Range:
+    start: int
+    step: int
+    length: int
+
+
+@dataclass(frozen=True)
+class _Sum:
+    terms: tuple[_Positions, ...]
+
+
+@dataclass(frozen=True)
+class _Multiple:
+    of: _Positions
+    times: int
+
+
+@dataclass(frozen=True)
+class _ShardIndex:
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Slice:
+    of: _Positions
+    axes: tuple[str, ...]
+    block: int
+
+
+_Positions: TypeAlias = "_Range | _Sum | _Multiple | _ShardIndex | _Slice"
+"""How positions are computed on each rank, as data."""
 
 
 def seen_share(op: AtenOp, mesh: Mesh) -> float:
@@ -37,10 +69,8 @@ def seen_share(op: AtenOp, mesh: Mesh) -> float:
     queries, keys = op.tensor("query_positions"), op.tensor("key_positions")
     if not (isinstance(queries, SSAValue) and isinstance(keys, SSAValue)):
         return 1.0
-    pair = _expression(queries), _expression(keys)
-    if pair[0] is None or pair[1] is None:
-        return 0.5
-    return _share(pair[0], pair[1], mesh)
+    own, whole = _read(queries), _read(keys)
+    return 0.5 if own is None or whole is None else _share(own, whole, mesh)
 
 
 def is_causal(op: AtenOp) -> bool:
@@ -50,74 +80,72 @@ def is_causal(op: AtenOp) -> bool:
     return bool(op.value("is_causal"))
 
 
-def _expression(value: SSAValue) -> Expression | None:
+def _read(value: SSAValue) -> _Positions | None:
     """How positions are computed; None if by other ops."""
     op = value.owner
     if isinstance(op, ShardIndexOp):
-        return "index", op.axes
+        return _ShardIndex(tuple(op.axes))
     if isinstance(op, SliceOp):
-        inner = _expression(op.operands[0])
-        return None if inner is None else ("slice", inner, op.axes, op.block)
+        whole = _read(op.operands[0])
+        return None if whole is None else _Slice(whole, tuple(op.axes), op.block)
     if not isinstance(op, AtenOp):
         return None
     if op.name == "aten.arange.start_step":
-        return "range", op.value("start"), op.value("step"), shape_of(value)[0]
-    inner = [_expression(operand) for operand in op.operands]
-    if None in inner:
+        return _Range(int(op.value("start")), int(op.value("step")), shape_of(value)[0])
+    inner = [found for operand in op.operands if (found := _read(operand)) is not None]
+    if len(inner) < len(op.operands):
         return None
     if op.name == "aten.add.Tensor":
-        return "add", *inner
-    return ("times", *inner, op.value("other")) if op.name == "aten.mul.Scalar" else None
+        return _Sum(tuple(inner))
+    return _Multiple(inner[0], int(op.value("other"))) if op.name == "aten.mul.Scalar" else None
 
 
 @cache
-def _share(queries: Expression, keys: Expression, mesh: Mesh) -> float:
+def _share(queries: _Positions, keys: _Positions, mesh: Mesh) -> float:
     axes = sorted({*_axes(queries), *_axes(keys)})
     most = 0.0
     for place in product(*(range(mesh.size(axis)) for axis in axes)):
         coordinates = dict(zip(axes, place, strict=True))
-        own, all_keys = (_values(one, coordinates, mesh) for one in (queries, keys))
-        seen = torch.searchsorted(all_keys.sort().values, own.contiguous(), right=True)
-        most = max(most, seen.double().mean().item() / len(all_keys))
+        own, whole = (_values(one, coordinates, mesh) for one in (queries, keys))
+        seen = torch.searchsorted(whole.sort().values, own.contiguous(), right=True)
+        most = max(most, seen.double().mean().item() / len(whole))
     return most
 
 
-def _axes(expression: Expression) -> Iterator[str]:
-    match expression:
-        case ("index", tuple(axes)) | ("slice", _, tuple(axes), _):
-            yield from map(str, axes)
-        case _:
-            pass
-    for inner in expression[1:]:
-        if isinstance(inner, tuple) and inner and inner[0] in _KINDS:
-            yield from _axes(inner)
+def _axes(positions: _Positions) -> Iterator[str]:
+    if isinstance(positions, _ShardIndex | _Slice):
+        yield from positions.axes
+    if isinstance(positions, _Multiple | _Slice):
+        yield from _axes(positions.of)
+    if isinstance(positions, _Sum):
+        for term in positions.terms:
+            yield from _axes(term)
 
 
-_KINDS = ("range", "add", "times", "index", "slice")
-
-
-def _values(expression: Expression, coordinates: Mapping[str, int], mesh: Mesh) -> Tensor:
+def _values(positions: _Positions, coordinates: Mapping[str, int], mesh: Mesh) -> Tensor:
     """The positions of the device at some coordinates."""
-    match expression:
-        case ("range", int(start), int(step), int(length)):
+    match positions:
+        case _Range(start, step, length):
             return start + step * torch.arange(length)
-        case ("add", tuple(a), tuple(b)):
-            return _values(a, coordinates, mesh) + _values(b, coordinates, mesh)
-        case ("times", tuple(a), int(number)):
-            return _values(a, coordinates, mesh) * number
-        case ("index", tuple(axes)):
-            return torch.tensor(_index(axes, coordinates, mesh)[0])
-        case ("slice", tuple(a), tuple(axes), int(block)):
-            index, count = _index(axes, coordinates, mesh)
-            return _values(a, coordinates, mesh).view(-1, count, block)[:, index].flatten()
+        case _Sum((first, *rest)):
+            total = _values(first, coordinates, mesh)
+            for term in rest:
+                total = total + _values(term, coordinates, mesh)
+            return total
+        case _Multiple(of, times):
+            return _values(of, coordinates, mesh) * times
+        case _ShardIndex(axes):
+            return torch.tensor(_index(axes, coordinates, mesh))
+        case _Slice(of, axes, block):
+            blocks = _values(of, coordinates, mesh).view(-1, mesh.sizes(axes), block)
+            return blocks[:, _index(axes, coordinates, mesh)].flatten()
         case _:
-            raise AssertionError(f"no expression of positions: {expression}")
+            raise AssertionError("a sum has terms")
 
 
-def _index(axes: tuple[object, ...], coordinates: Mapping[str, int], mesh: Mesh) -> tuple[int, int]:
-    """The place among the devices of some axes, the first slowest, and how many there are."""
-    index, count = 0, 1
-    for axis in map(str, axes):
-        size = mesh.size(axis)
-        index, count = index * size + coordinates[axis], count * size
-    return index, count
+def _index(axes: tuple[str, ...], coordinates: Mapping[str, int], mesh: Mesh) -> int:
+    """The place among the devices of some axes, the first slowest."""
+    index = 0
+    for axis in axes:
+        index = index * mesh.size(axis) + coordinates[axis]
+    return index

@@ -42,7 +42,7 @@ class FusedCut:
 def fused_cut(program: Program, axis: str, size: int, whole: Collection[AtenOp]) -> FusedCut | None:
     """The cuts over an axis of `size` if fused projections among the maps that would stay whole
     are split, those of which that lets the parts be cut; None if there are none."""
-    weights = {
+    weights: set[Place] = {
         one.weight
         for op, count in fused_projections(program, whole).items()
         if (one := projection_of(op, count)) is not None
@@ -52,7 +52,9 @@ def fused_cut(program: Program, axis: str, size: int, whole: Collection[AtenOp])
         split = _split(program, weights)
         values = dict(zip(_values(split), _values(program), strict=True))
         cuts = _cuts_of_parts(split, axis, size)
-        kept = {place: cut for place in weights if (cut := cuts.get(indices[place.value]))}
+        kept: dict[Place, Cut] = {
+            place: cut for place in weights if (cut := cuts.get(indices[place.value]))
+        }
         if len(kept) == len(weights):
             uneven: dict[AtenOp, str] = {}
             found = parallel_pairs(split, axis, size, uneven)
