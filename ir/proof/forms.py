@@ -76,7 +76,7 @@ def plain_cuts(axes: ProofAxes, size: int, part: int) -> Iterator[tuple[DimShard
     """The plain shards of a dim that have some size, over any axes, of any sub-batches."""
     if part == 0 or size % part or size == part:
         return
-    wide = axes.wide([axis.name for axis in axes.mesh.space_axes]) + list(axes.sub_batches)
+    wide = axes.wide(axes.names)
     for count in range(1, MAX_AXES + 1):
         for names in permutations(wide, count):
             sizes = [axes.size(name) for name in names]

@@ -22,6 +22,7 @@ from shardweave.ir.proof.cuts import Applied, Refusal, apply_rule
 from shardweave.ir.proof.expressions import (
     Expressions,
     OpForm,
+    ProofError,
     check_order,
     draws,
     is_cast,
@@ -66,16 +67,24 @@ class Walk:
     steps: set[Value] = field(default_factory=set["Value"])
     splits: dict[object, int] = field(default_factory=dict[object, int])
     in_flight: set[SSAValue] = field(default_factory=set[SSAValue])
+    links: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
+    """Between functions of stages: of what one receives or is given, the value that it comes of."""
 
     def block(self, ops: Iterable[Operation]) -> None:
         """Relate the results of ops, in order."""
         for op in ops:
+            check_order(op, self.values, self.in_flight)
             if isinstance(op, func.ReturnOp):
                 return
-            check_order(op, self.values, self.in_flight)
             operands = tuple([self.values[value] for value in op.operands])
             if isinstance(op, FusedOp):
                 made = self._fused(op, operands)
+            elif isinstance(op, dist.RecvOp):
+                if op.results[0] not in self.links:
+                    raise ProofError(f"{describe(op)} stands in no function of a stage; drop it.")
+                made = (self.values[self.links[op.results[0]]],)
+            elif isinstance(op, dist.SendOp):
+                continue
             else:
                 made = self.results(op, operands)
             self.values.update(zip(op.results, made, strict=True))
