@@ -64,7 +64,9 @@ def prove(local: Program, *, against: Program) -> Proof:
     table.num_read = len(table.shapes)
     check_signature(local, against)
     if local.is_local != against.is_local:
-        return _prove_local(local, table, {(s.kind, s.name): values[s.value] for s in against.results})
+        return _prove_local(
+            local, table, {(s.kind, s.name): values[s.value] for s in against.results}
+        )
     wanted = {(slot.kind, slot.name): (values[slot.value], slot) for slot in against.results}
     return _same_level(local, table, wanted)
 

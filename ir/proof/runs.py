@@ -111,6 +111,7 @@ class Schedule:
             if not isinstance(op, RunOp):
                 raise ProofError(f"{op.name} stands in @step, where only a dist.run may.")
             check.run(Run.of(op))
+        check.ends()
         return [self.functions[name] for name in dict.fromkeys(name for name, _ in check.done)]
 
 
@@ -161,6 +162,14 @@ class _Check:
             in_order = self.last.get(run.function, -1) == run.micro_batch - 1
             self.last[run.function] = run.micro_batch if in_order else self.num_batches
 
+    def ends(self) -> None:
+        """Raises ProofError if what runs once does not at each coordinate of its stage."""
+        for name, function in self.schedule.functions.items():
+            at = {number for other, number in self.done if other == name}
+            if at and is_once(function) and at != set(self.places.of_stage[function.stage]):
+                places = ", ".join(map(str, self.places.of_stage[function.stage]))
+                raise ProofError(f"@{name} runs once; let it run at all of {places}.")
+
     def _number(self, run: Run, function: StageFunction) -> int:
         """The micro-batch of a run, or the coordinate of one that is once in a step."""
         number = run.micro_batch
@@ -175,9 +184,7 @@ class _Check:
             )
         return at if number is None else number
 
-    def _is_made(
-        self, kind: str, run: Run, function: StageFunction, giver: StageFunction
-    ) -> bool:
+    def _is_made(self, kind: str, run: Run, function: StageFunction, giver: StageFunction) -> bool:
         """Whether a run finds what another function gives."""
         number = run.micro_batch
         if kind == "whole":

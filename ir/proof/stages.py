@@ -103,7 +103,9 @@ class _Stages:
         self.walk.links[slot.value] = value
         found: Value | None = self.walk.values[value]
         if slot.kind in TOTALS:
-            (given,) = [one for one in giver.results if one.value is value and one.name == slot.name]
+            (given,) = [
+                one for one in giver.results if one.value is value and one.name == slot.name
+            ]
             found = self._total(function, slot, given, giver)
         elif value.type != slot.value.type:
             found = None
@@ -147,7 +149,9 @@ class _Stages:
         elif held.layout is not None or not is_declared(held.sharding, sharding):
             found = None
         elif slot.kind == "sum":
-            is_one = name not in held.sharding.unreduced and (not self.micro or self.micro.size == 1)
+            is_one = name not in held.sharding.unreduced and (
+                not self.micro or self.micro.size == 1
+            )
             found = held if is_one else reduced(held, [name])
             if len(self.places.of_stage[function.stage]) > 1:
                 # Coordinates of a stage put their totals together as the one who reads them says.
@@ -165,9 +169,7 @@ class _Stages:
 
     def check_step(self) -> None:
         """Raises ProofError unless the step returns what its functions do."""
-        made = {
-            result: slot for op in self.program.ops for result, slot in self._results(op)
-        }
+        made = {result: slot for op in self.program.ops for result, slot in self._results(op)}
         declared = {(slot.kind, slot.name) for slot in self.program.results}
         for _, slot in self.returned:
             if (slot.kind, slot.name) not in declared:
