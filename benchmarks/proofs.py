@@ -104,28 +104,29 @@ class Row:
 def ways() -> Iterator[Way]:
     """What is done to each model: a factor at a time, on each mesh."""
     for mesh in MESHES:
-        for preset in PRESETS:
-            if preset not in ("kernels", "recompute"):
-                yield Way(f"preset:{preset}", mesh, f"preset:{preset}")
-        yield Way("kernels", mesh, "preset:default,preset:kernels")
-        for schedule in SCHEDULES:
-            passes = f"preset:sub-batches,{STARTED.format(schedule=schedule)}"
-            yield Way(f"schedule {schedule}", mesh, passes)
-        for policy in POLICIES:
-            option = "budget bytes=20000" if policy == "budget" else policy
-            passes = (
-                f"preset:partition,rematerialize{{policy={option}}},delete-redundant-collectives"
-            )
-            yield Way(f"recompute {policy}", mesh, passes)
-        if "data" in mesh:
-            for zero in (1, 2, 3):
-                yield Way(f"zero {zero}", mesh, zero=zero)
+        yield from ways_on(mesh)
     for mesh in STAGED_MESHES:
         for schedule in PIPELINE_SCHEDULES:
             yield Way(f"stages {schedule}", mesh, schedule=schedule)
-        if "data" in mesh:
-            for zero in (1, 2, 3):
-                yield Way(f"stages zero {zero}", mesh, schedule="1f1b", zero=zero)
+        for zero in (1, 2, 3) if "data" in mesh else ():
+            yield Way(f"stages zero {zero}", mesh, schedule="1f1b", zero=zero)
+
+
+def ways_on(mesh: str) -> Iterator[Way]:
+    """What is done without stages."""
+    for preset in PRESETS:
+        if preset not in ("kernels", "recompute"):
+            yield Way(f"preset:{preset}", mesh, f"preset:{preset}")
+    yield Way("kernels", mesh, "preset:default,preset:kernels")
+    for schedule in SCHEDULES:
+        passes = f"preset:sub-batches,{STARTED.format(schedule=schedule)}"
+        yield Way(f"schedule {schedule}", mesh, passes)
+    for policy in POLICIES:
+        option = "budget bytes=20000" if policy == "budget" else policy
+        passes = f"preset:partition,rematerialize{{policy={option}}},delete-redundant-collectives"
+        yield Way(f"recompute {policy}", mesh, passes)
+    for zero in (1, 2, 3) if "data" in mesh else ():
+        yield Way(f"zero {zero}", mesh, zero=zero)
 
 
 @cache
