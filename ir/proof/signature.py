@@ -6,7 +6,7 @@ from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.proof.cuts import stands_for
 from shardweave.ir.proof.expressions import Expressions, ProofError, kind_of
-from shardweave.ir.proof.held import Held, Relation
+from shardweave.ir.proof.held import Fill, Held, Relation
 from shardweave.ir.types import shape_of
 
 Key = tuple[str, str]
@@ -23,7 +23,8 @@ def argument_of(table: Expressions, local: Program, slot: Slot) -> Relation:
             f"{slot.kind} '{slot.name}' has parts of a tensor of shape {shape}, expected "
             f"{table.shapes[number]}; correct its type or its dist.sharding."
         )
-    return Relation(Held(number, shape, sharding))
+    # What a rank is given has zeros as its padding.
+    return Relation(Held(number, shape, sharding).filled(Fill(0, frozenset(range(len(shape))))))
 
 
 def is_declared(sharding: Sharding, declared: Sharding) -> bool:
