@@ -80,7 +80,8 @@ def plain_cuts(axes: ProofAxes, size: int, part: int) -> Iterator[tuple[DimShard
     for count in range(1, MAX_AXES + 1):
         for names in permutations(wide, count):
             sizes = [axes.size(name) for name in names]
-            if -(-size // prod(sizes)) != part:
+            has_padding = prod(sizes) * part != size
+            if -(-size // prod(sizes)) != part or (has_padding and size % part == 0):
                 continue
             strides = [part * prod(sizes[i + 1 :]) for i in range(count)]
             triples = zip(names, sizes, strides, strict=True)

@@ -91,7 +91,7 @@ class Held:
 
     def filled(self, fill: Fill | None) -> Held:
         """The same with what is known of its padding; nothing is known of dims that have none."""
-        dims = frozenset(fill.dims & self._padded if fill else ())
+        dims = frozenset(fill.dims & self._padded) if fill and fill.dims else None
         known = Fill(fill.value, dims) if fill and dims else None
         return self if known == self.fill else replace(self, fill=known)
 

@@ -9,6 +9,7 @@ filled, and of ops that make zeros of zeros.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import cast
 
 import torch
@@ -32,6 +33,7 @@ _PRODUCTS = frozenset(f"aten.{name}" for name in PRODUCTS)
 _INDEXED = frozenset(f"aten.{name}" for name in INDEXED)
 
 
+@lru_cache(maxsize=65536)
 def uneven_factors(rule: Rule, cuts: Cuts) -> frozenset[int]:
     """The factors of a rule that are cut unevenly."""
     pairs = enumerate(zip(rule.factors, cuts, strict=True))

@@ -123,6 +123,9 @@ class Walk:
         if is_cast(op):
             return operands
         parts = cast("tuple[Relation, ...]", operands)
+        if not operands and not is_template:
+            # A range may be one of the model's, and a step of the local form of a longer one.
+            self._write_local_forms(op, operands)
         if all(isinstance(v, Relation) and v.held.layout is None for v in operands):
             signs = signs_of(op)
             made = (
@@ -134,12 +137,21 @@ class Walk:
                 return made
         filled = masked(op, operands, self.table) if op.name == FILL else None
         made = moves.moved(op, operands, self.axes) if filled is None else (filled,)
+        if filled is not None:
+            self._note_steps(operands[1])
         if made is None and not is_template:
             self._write_local_forms(op, operands)
             made = self.known.get(key)
         if made is not None:
             self.refusals.pop(op, None)
         return made
+
+    def _note_steps(self, value: Value) -> None:
+        """Note that a value, and what it is computed of, stands where it should."""
+        if isinstance(value, Local) and value not in self.steps:
+            self.steps.add(value)
+            for operand in value.operands:
+                self._note_steps(operand)
 
     # Ops on related values
 

@@ -156,7 +156,8 @@ def number_is_another(
     op, name = place
     value = to_python(op.properties[name])
     assert isinstance(value, int | float)
-    changed = value * rng.choice((0.5, 2.0)) if isinstance(value, float) else value + 1
+    scaled = value * rng.choice((0.5, 2.0)) or 1.0
+    changed = scaled if isinstance(value, float) else value + 1
     op.properties[name] = to_attribute(changed)
     return op
 
