@@ -36,7 +36,7 @@ def is_once(function: StageFunction) -> bool:
 
 
 @dataclass
-class Schedule:
+class RunOrder:
     """Which function gives what another one reads, and in which order they first run.
 
     givers: by stage and name. senders: by stages from and to, and name.
@@ -55,9 +55,9 @@ class Schedule:
     )
 
     @staticmethod
-    def of(program: Program) -> Schedule:
+    def of(program: Program) -> RunOrder:
         """The schedule of a program of stages. Raises ProofError if names are given twice."""
-        found = Schedule(program, functions_of(program))
+        found = RunOrder(program, functions_of(program))
         for name, function in found.functions.items():
             if function.direction not in (*ONCE, *EACH):
                 raise ProofError(f"@{name} is none of {', '.join((*ONCE, *EACH))} of a stage.")
@@ -118,7 +118,7 @@ class Schedule:
 class _Check:
     """What ran so far. done: by function, and by micro-batch or (of what runs once) coordinate."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: RunOrder) -> None:
         self.schedule = schedule
         functions, program = schedule.functions, schedule.program
         for op in program.ops:

@@ -20,7 +20,7 @@ from shardweave.ir.program import Program, Slot
 from shardweave.ir.proof.diagnose import explain_given
 from shardweave.ir.proof.expressions import Expressions, ProofError
 from shardweave.ir.proof.held import ProofAxes, RankNumber, Relation, Value, gathered, reduced
-from shardweave.ir.proof.runs import TOTALS, Schedule, is_once
+from shardweave.ir.proof.runs import TOTALS, RunOrder, is_once
 from shardweave.ir.proof.signature import argument_of, is_declared
 from shardweave.ir.proof.walk import Walk
 from shardweave.ir.staged import HELD, StageFunction, StagePlaces, micro_axis
@@ -50,7 +50,7 @@ class _Stages:
         self.mesh = program.needed_mesh()
         axes = Mesh(axis for axis in self.mesh.axes if axis.kind != "stage")
         self.walk = Walk(table, ProofAxes(axes))
-        self.schedule = Schedule.of(program)
+        self.schedule = RunOrder.of(program)
         self.places = StagePlaces.of(program)
         self.micro: Axis | None = micro_axis(program)
         self.slots = {(slot.kind, slot.name): slot for slot in program.arguments}
