@@ -160,8 +160,8 @@ def _complete(
 ) -> Refusal | None:
     """Cut the factors that results alone have: constant along them, or as the hint says."""
     read = {factor for operand in rule.operands for names in operand for factor in names}
-    is_hinted = hint is not None and len(hint.dims) == len(dims)
-    hinted = (is_hinted and rule.factors_of(dims, hint.dims)) or [()] * len(rule.factors)
+    named = rule.factors_of(dims, hint.dims) if hint and len(hint.dims) == len(dims) else None
+    hinted = named or [()] * len(rule.factors)
     if rule.localize is not None or shape is None:
         for factor, cut in enumerate(hinted):
             is_open = factor not in read and not cuts[factor]

@@ -141,7 +141,7 @@ def _makers_of(
 
 def _first(ops: Sequence[Operation], order: Iterable[SSAValue]) -> Operation | None:
     """The first of some ops, as their results stand in an order."""
-    results = {op.results[0]: op for op in ops if op.results}
+    results: dict[SSAValue, Operation] = {op.results[0]: op for op in ops if op.results}
     return next((results[value] for value in order if value in results), None)
 
 
@@ -150,8 +150,9 @@ def _of_another_sub_batch(walk: Walk, op: Operation) -> Operation | None:
 
     def is_other(one: Operation) -> bool:
         part, copy = walk.values[one.results[0]], copy_of(one)
-        is_one = isinstance(part, Relation) and copy and len(part.at) == len(copy) == 1
-        return bool(is_one and part.at[0][1] != frozenset({copy[0]}))
+        if not isinstance(part, Relation) or not copy or not len(part.at) == len(copy) == 1:
+            return False
+        return part.at[0][1] != frozenset({copy[0]})
 
     found = [one for one in _makers_of(op.operands, walk) if is_other(one)]
     return _first(found, walk.values)

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import cast
 
 import torch
+from xdsl.ir import Attribute
 
 from shardweave.ir.annotations import arguments_of
 from shardweave.ir.aten import AtenOp
@@ -191,14 +192,13 @@ def _offset(cut: DimSharding, part: Relation) -> RankNumber:
 
 def _first(value: Value, table: Expressions) -> RankNumber | None:
     """Where a range of whole numbers begins, step 1."""
-    if isinstance(value, Relation):
-        maker, is_whole = table.makers[value.held.number], value.held.sharding.is_replicated
-        is_range = isinstance(maker, AtenOp) and is_whole and value.held.layout is None
-        name, given = (maker.name, arguments_of(maker)) if is_range else ("", frozenset())
-    elif isinstance(value, Local):
+    name, given = "", frozenset[tuple[str, Attribute]]()
+    if isinstance(value, Local):
         name, given = value.name, value.arguments
-    else:
-        return None
+    elif isinstance(value, Relation) and value.held.layout is None:
+        maker = table.makers[value.held.number]
+        if isinstance(maker, AtenOp) and value.held.sharding.is_replicated:
+            name, given = maker.name, arguments_of(maker)
     arguments = {key: to_python(attribute) for key, attribute in given}
     if name == "aten.arange.start_step":
         start = cast("int", arguments.get("start", 0))

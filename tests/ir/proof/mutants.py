@@ -169,8 +169,8 @@ def list_of_numbers_is_another(
     """The dims of a sum or a permutation."""
 
     def is_list(_: str, value: Attribute) -> bool:
-        is_array = isinstance(value, ArrayAttr) and len(value.data) > 1
-        return is_array and all(isinstance(item, IntegerAttr) for item in value.data)
+        items = value.data if isinstance(value, ArrayAttr) else ()
+        return len(items) > 1 and all(isinstance(item, IntegerAttr) for item in items)
 
     place = _property(ops, rng, is_list)
     if place is None:
