@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from shardweave.ir.placement import DimSharding, Placement, Sharding, is_even, ordered
+from shardweave.ir.placement import DimSharding, Placement, Sharding, ordered, part_size
 from shardweave.ir.proof.held import FREE, Shape
 from shardweave.ir.sharding.rules import Rule
 from shardweave.ir.sharding.rules.base import Dims
@@ -160,9 +160,10 @@ def _complete(
 ) -> Refusal | None:
     """Cut the factors that results alone have: constant along them, or as the hint says."""
     read = {factor for operand in rule.operands for names in operand for factor in names}
+    named = rule.factors_of(dims, hint.dims) if hint and len(hint.dims) == len(dims) else None
+    hinted = named or [()] * len(rule.factors)
     if rule.localize is not None or shape is None:
-        hinted = rule.factors_of(dims, hint.dims) if hint and len(hint.dims) == len(dims) else None
-        for factor, cut in enumerate(hinted or ()):
+        for factor, cut in enumerate(hinted):
             is_open = factor not in read and not cuts[factor]
             if is_open or (_is_free(cuts[factor]) and stands_for(cuts[factor], cut)):
                 cuts[factor] = cut
@@ -175,6 +176,9 @@ def _complete(
             continue
         ratio, rest = divmod(whole, max(size * known, 1))
         extent = rule.factors[free[0]].size
+        if rest and len(names) == 1 and part_size(hinted[free[0]], extent) == size:
+            cuts[free[0]] = hinted[free[0]]  # uneven, and constant along any cut
+            continue
         if rest or extent % ratio:
             return Refusal(f"has {size} of {whole} elements of a dim, which is no shard")
         cuts[free[0]] = (Placement(f"{FREE}{extent}", ratio, extent // ratio),)
@@ -218,9 +222,7 @@ def _problem(rule: Rule, cuts: Sequence[DimSharding], carried: Sequence[str]) ->
         return Refusal(f"has operands that are cut in different dims over {', '.join(twice)}")
     if set(named) & set(carried):
         return Refusal("is cut over an axis over which an operand is pending")
-    for index, (factor, cut) in enumerate(zip(rule.factors, cuts, strict=True)):
-        if not is_even(cut, factor.size):
-            return Refusal("has operands that are cut unevenly, which is not proved")
+    for index, cut in enumerate(cuts):
         if not rule.can_cut(index, cut):
             return Refusal("cannot be computed on shards of these operands")
         if _is_free(cut) and not _is_kept(rule, index):

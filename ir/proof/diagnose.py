@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+from xdsl.dialects import func
 from xdsl.ir import Block, Operation, SSAValue
 
 from shardweave.ir import dist
@@ -20,15 +21,14 @@ from shardweave.ir.types import shape_of
 
 def explain(walk: Walk, slot: Slot, declared: Sharding, wanted: int) -> str:
     """Why a result does not relate to what it should."""
-    value = walk.values[slot.value]
     goal = f"{slot.kind} '{slot.name}' is to be that of {walk.table.describe(wanted)}"
-    op = first_at_fault(slot.value, lambda v: _contains_local(walk.values[v], walk))
-    if op is not None:
-        return f"{describe(op)}: {_problem_of(walk, op)}. So {goal}, and is not shown to be."
+    fault = _fault_of(walk, slot.value)
+    if fault is not None:
+        return f"{fault}. So {goal}, and is not shown to be."
+    value, owner = walk.values[slot.value], slot.value.owner
     if not isinstance(value, Relation):
         return f"{goal}, but relates to nothing."
-    owner = slot.value.owner
-    maker = describe(owner) if isinstance(owner, Operation) else "an argument"
+    maker = _named(owner) if isinstance(owner, Operation) else "an argument"
     if value.held.number != wanted:
         known = walk.table.describe(value.held.number)
         return f"{goal}, but {maker} gives that of {known}."
@@ -37,6 +37,16 @@ def explain(walk: Walk, slot: Slot, declared: Sharding, wanted: int) -> str:
         f"{slot.kind} '{slot.name}': {maker} gives {shards_of(value)}, but it is declared "
         f"{attribute}; correct the collectives before the return, or dist.sharding."
     )
+
+
+def explain_given(walk: Walk, giver: str, reader: str, slot: Slot, given: SSAValue) -> str:
+    """Why what a function of a stage gives is not what another one reads as the kind of a slot."""
+    problem = f"@{reader} reads {slot.kind} '{slot.name}'"
+    fault = _fault_of(walk, given)
+    if fault is not None:
+        return f"{fault}. So {problem}, which relates to nothing that could be put together."
+    said = _said(walk, given, walk.values[given])
+    return f"{problem} as {slot.value.type}, but @{giver} gives {said} as {given.type}."
 
 
 def explain_collective(walk: Walk, ops: Iterable[Operation]) -> str | None:
@@ -49,8 +59,23 @@ def explain_collective(walk: Walk, ops: Iterable[Operation]) -> str | None:
                 isinstance(a, Relation) and isinstance(b, Local)
                 for a, b in zip(values, made, strict=False)
             ):
-                return f"{describe(op)}: {_problem_of_collective(op, values)}."
+                return f"{_named(op)}: {_problem_of_collective(op, values)}."
     return None
+
+
+def _named(op: Operation) -> str:
+    """How messages name an op: with its function, in a program of stages."""
+    block = op.parent_op()
+    while block is not None and not isinstance(block, func.FuncOp):
+        block = block.parent_op()
+    name = "step" if block is None else block.sym_name.data
+    return describe(op) if name == "step" else f"{describe(op)} in @{name}"
+
+
+def _fault_of(walk: Walk, value: SSAValue) -> str | None:
+    """The first op at fault, of which a value is computed, and what is wrong with it."""
+    op = first_at_fault(value, lambda v: _contains_local(walk.values[v], walk), walk.values, walk)
+    return None if op is None else f"{_named(op)}: {_problem_of(walk, op)}"
 
 
 def shards_of(value: Relation) -> str:
@@ -63,12 +88,8 @@ def shards_of(value: Relation) -> str:
 
 def explain_same(table: Expressions, values: dict[SSAValue, int], slot: Slot, wanted: int) -> str:
     """Why a result of a program is not that of another one of its kind."""
-
-    def is_new(value: SSAValue) -> bool:
-        return values[value] >= table.num_read
-
     goal = f"{slot.kind} '{slot.name}' is to be that of {table.describe(wanted)}"
-    op = first_at_fault(slot.value, is_new)
+    op = first_at_fault(slot.value, lambda value: values[value] >= table.num_read, values)
     if op is None:
         return f"{goal}, but is that of {table.describe(values[slot.value])}."
     read = [f"%{value.name_hint} = {table.describe(values[value])}" for value in op.operands]
@@ -78,46 +99,63 @@ def explain_same(table: Expressions, values: dict[SSAValue, int], slot: Slot, wa
     )
 
 
-def first_at_fault(value: SSAValue, is_unrelated: Callable[[SSAValue], bool]) -> Operation | None:
-    """The first op, in program order, whose result relates to nothing though its operands do,
-    among those that a value is computed of."""
-    seen: set[Operation] = set()
-    stack, found = [value], list[Operation]()
+def first_at_fault(
+    value: SSAValue,
+    is_unrelated: Callable[[SSAValue], bool],
+    order: Iterable[SSAValue],
+    walk: Walk | None = None,
+) -> Operation | None:
+    """The first op, in the order of its values, whose result relates to nothing though its operands
+    do, among those that a value is computed of."""
+
+    def is_at_fault(op: Operation) -> bool:
+        own = not isinstance(op, FusedOp) and not any(map(is_unrelated, op.operands))
+        return own and any(map(is_unrelated, op.results))
+
+    found = [op for op in _makers_of([value], walk, is_unrelated) if is_at_fault(op)]
+    return _first(found, order)
+
+
+def _makers_of(
+    values: Iterable[SSAValue],
+    walk: Walk | None,
+    is_followed: Callable[[SSAValue], bool] = lambda value: True,
+) -> list[Operation]:
+    """The ops of which values are computed, in functions before, too."""
+    stack, found = list(values), dict[Operation, None]()
+    links = {} if walk is None else walk.links
     while stack:
-        owner = stack.pop().owner
-        if isinstance(owner, Block) or owner in seen:
+        value = stack.pop()
+        if value in links:
+            stack.append(links[value])
             continue
-        seen.add(owner)
-        if any(is_unrelated(result) for result in owner.results):
-            stack += owner.operands
-            if isinstance(owner, FusedOp):
-                stack += [inner for inner in owner.yielded if is_unrelated(inner)]
-            elif not any(map(is_unrelated, owner.operands)):
-                found.append(owner)
-    block = found[0].parent_block() if found else None
-    if block is None:
-        return None
-    places = {op: index for index, op in enumerate(block.ops)}
-    return min(found, key=lambda op: places.get(op, len(places)))
+        owner = value.owner
+        if isinstance(owner, Block) or owner in found or not is_followed(value):
+            continue
+        found[owner] = None
+        stack += owner.operands
+        if isinstance(owner, FusedOp):
+            stack += owner.yielded
+    return list(found)
+
+
+def _first(ops: Sequence[Operation], order: Iterable[SSAValue]) -> Operation | None:
+    """The first of some ops, as their results stand in an order."""
+    results: dict[SSAValue, Operation] = {op.results[0]: op for op in ops if op.results}
+    return next((results[value] for value in order if value in results), None)
 
 
 def _of_another_sub_batch(walk: Walk, op: Operation) -> Operation | None:
     """The first op before one that has a value of another sub-batch than it says (`copy`)."""
-    seen: set[Operation] = set()
-    stack, found = list(op.operands), list[Operation]()
-    while stack:
-        value = stack.pop()
-        owner = value.owner
-        if isinstance(owner, Block) or owner in seen:
-            continue
-        seen.add(owner)
-        part, copy = walk.values[value], copy_of(owner)
-        stack += owner.operands
-        if isinstance(part, Relation) and copy and len(part.at) == len(copy) == 1:
-            if part.at[0][1] != frozenset({copy[0]}):
-                found.append(owner)
-    places = {op: index for index, op in enumerate(op.parent_block().ops)} if found else {}  # pyright: ignore[reportOptionalMemberAccess]
-    return min(found, key=lambda one: places.get(one, len(places)), default=None)
+
+    def is_other(one: Operation) -> bool:
+        part, copy = walk.values[one.results[0]], copy_of(one)
+        if not isinstance(part, Relation) or not copy or not len(part.at) == len(copy) == 1:
+            return False
+        return part.at[0][1] != frozenset({copy[0]})
+
+    found = [one for one in _makers_of(op.operands, walk) if is_other(one)]
+    return _first(found, walk.values)
 
 
 def _contains_local(value: Value, walk: Walk) -> bool:
@@ -132,7 +170,7 @@ def _problem_of(walk: Walk, op: Operation) -> str:
     """What is wrong with an op, and the op that is likely the cause."""
     other = _of_another_sub_batch(walk, op)
     text = _likely_problem(walk, op)
-    return text if other is None else f"{text}; {describe(other)} gives that of another sub-batch"
+    return text if other is None else f"{text}; {_named(other)} gives that of another sub-batch"
 
 
 def _likely_problem(walk: Walk, op: Operation) -> str:

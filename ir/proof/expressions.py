@@ -231,9 +231,9 @@ class Expressions:
         """The numbers of all values of a block, whose arguments' are given. Linear."""
         in_flight: set[SSAValue] = set()
         for op in block.ops:
+            check_order(op, values, in_flight)
             if isinstance(op, func.ReturnOp):
                 break
-            check_order(op, values, in_flight)
             operands = [values[value] for value in op.operands]
             if isinstance(op, FusedOp):
                 inner: dict[SSAValue, int] = dict(zip(op.block.args, operands, strict=True))

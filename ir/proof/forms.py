@@ -74,13 +74,14 @@ def candidates(form: OpForm, operands: Sequence[Value]) -> Iterator[tuple[Relati
 
 def plain_cuts(axes: ProofAxes, size: int, part: int) -> Iterator[tuple[DimSharding, Coordinates]]:
     """The plain shards of a dim that have some size, over any axes, of any sub-batches."""
-    if part == 0 or size % part or size == part:
+    if part == 0 or size == part:
         return
-    wide = axes.wide([axis.name for axis in axes.mesh.space_axes]) + list(axes.sub_batches)
+    wide = axes.wide(axes.names)
     for count in range(1, MAX_AXES + 1):
         for names in permutations(wide, count):
             sizes = [axes.size(name) for name in names]
-            if prod(sizes) != size // part:
+            has_padding = prod(sizes) * part != size
+            if -(-size // prod(sizes)) != part or (has_padding and size % part == 0):
                 continue
             strides = [part * prod(sizes[i + 1 :]) for i in range(count)]
             triples = zip(names, sizes, strides, strict=True)

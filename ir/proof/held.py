@@ -35,13 +35,23 @@ Coordinates = tuple[tuple[str, frozenset[int]], ...]
 
 
 @dataclass(frozen=True)
+class Fill:
+    """What is known of padding: every element holds the value whose index is behind the end of any
+    of these dims."""
+
+    value: float
+    dims: frozenset[int]
+
+
+@dataclass(frozen=True)
 class Held:
     """An expression in shards.
 
     number: of the expression. shape: its global shape. sharding: the axes that cut it, and those
     over which it is a term of a sum; axes of sub-batches among them. terms: which split into terms
     over sub-batches it is, so that terms of different splits are not added up; 0 without. layout:
-    where its digits stand, if not as the sharding has them.
+    where its digits stand, if not as the sharding has them. Digits may count further than a dim is
+    long: what is there is padding, of which `fill` is known.
     """
 
     number: int
@@ -49,22 +59,24 @@ class Held:
     sharding: Sharding
     terms: int = 0
     layout: Layout | None = None
+    fill: Fill | None = None
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.number, self.shape, self.sharding, self.terms, self.layout))
+        key = (self.number, self.shape, self.sharding, self.terms, self.layout, self.fill)
+        return hash(key)
 
     @property
     def digits(self) -> Layout | None:
-        """Where digits stand; None where dims are cut unevenly."""
+        """Where digits stand."""
         return self.layout or standard(self.shape, self.sharding.dims)
 
     @cached_property
     def local_shape(self) -> Shape | None:
-        """The shape of a rank's part; None where dims are cut unevenly."""
+        """The shape of a rank's part, with its padding."""
         digits = self.digits
         return None if digits is None else tuple([length(own) for own in digits])
 
@@ -74,7 +86,27 @@ class Held:
             return None
         sharding = sharding or self.sharding
         plain = standard(self.shape, sharding.dims)
-        return replace(self, sharding=sharding, layout=None if layout == plain else layout)
+        made = replace(self, sharding=sharding, layout=None if layout == plain else layout)
+        return made.filled(self.fill)
+
+    def filled(self, fill: Fill | None) -> Held:
+        """The same with what is known of its padding; nothing is known of dims that have none."""
+        dims = frozenset(fill.dims & self._padded) if fill and fill.dims else None
+        known = Fill(fill.value, dims) if fill and dims else None
+        return self if known == self.fill else replace(self, fill=known)
+
+    @property
+    def _padded(self) -> set[int]:
+        """The dims with padding."""
+        digits = [digit for own in self.digits or () for digit in own]
+        placed = [
+            (dim, p.stride, p.size) for dim, cut in enumerate(self.sharding.dims) for p in cut
+        ]
+        return {dim for dim, stride, size in (*digits, *placed) if stride * size > self.shape[dim]}
+
+    def zeros(self) -> Fill | None:
+        """What is known of padding of a sum of such values: zeros add up to zero."""
+        return self.fill if self.fill and self.fill.value == 0 else None
 
 
 @dataclass(frozen=True)
@@ -234,7 +266,8 @@ def reduced(held: Held, axes: Sequence[str]) -> Held | None:
         return None
     after = held.sharding.reduced(axes)
     left = any(axis.startswith(SUB_BATCH) for axis in after.unreduced)
-    return replace(held, sharding=after, terms=held.terms if left else 0)
+    made = replace(held, sharding=after, terms=held.terms if left else 0)
+    return made.filled(held.zeros())
 
 
 def seen_as(held: Held, shape: Sequence[int]) -> Held | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from shardweave.ir.placement import DimSharding
+from shardweave.ir.placement import DimSharding, padded_size
 
 Digit = tuple[int, int, int]
 """(dim of the expression, stride, size)"""
@@ -22,11 +22,12 @@ Layout = tuple[Digits, ...]
 
 
 def standard(shape: Sequence[int], dims: Sequence[DimSharding]) -> Layout | None:
-    """The layout in which every dim has the digits that its placements leave; None if uneven."""
+    """The layout in which every dim has the digits that its placements leave, padding included;
+    None if they are none of an index."""
     found: list[Digits] = []
     for dim, (size, placements) in enumerate(zip(shape, dims, strict=True)):
         digits: list[Digit] = []
-        upper = size
+        upper = padded_size(placements, size)
         for placement in placements:
             if upper % placement.span:
                 return None

@@ -22,6 +22,7 @@ from shardweave.ir.proof.held import (
     turned,
     without_dim,
 )
+from shardweave.ir.proof.padding import padded, without_padding
 from shardweave.ir.types import shape_of
 
 
@@ -44,6 +45,7 @@ def added_terms(
     if first.held != second.held or len(differing) != 1 or held.sharding.reduction != reduction:
         return None
     (axis,) = differing
+    held = held.filled(held.zeros())
     if axis not in held.sharding.unreduced or axis not in right or left[axis] & right[axis]:
         return None
     both = left[axis] | right[axis]
@@ -157,6 +159,8 @@ def _moved_part(op: AtenOp, part: Relation, axes: ProofAxes) -> Relation | None:
         return part.with_held(seen_as(held, shape_of(op.results[0])))
     if op.name == "aten.permute":
         return part.with_held(turned(held, op.value("dims")))
+    if op.name == "aten.constant_pad_nd":
+        return part.with_held(padded(held, op.value("pad"), op.value("value")))
     if op.name not in ("aten.slice.Tensor", "aten.select.int"):
         return None
     dim = int(op.value("dim")) % len(shape_of(op.operands[0]))
@@ -165,10 +169,15 @@ def _moved_part(op: AtenOp, part: Relation, axes: ProofAxes) -> Relation | None:
         taken = _sub_batch(part, dim, whole, 1, op.value("index") % whole, axes)
         return taken and taken.with_held(without_dim(taken.held, dim))
     size, start = shape_of(op.results[0])[dim], int(op.value("start") or 0)
-    if op.value("step") != 1 or not size or whole % size or start % size:
+    if op.value("step") != 1 or not size:
         return None
     if size == whole:
         return part
+    trimmed = None if start else without_padding(held, dim, size)
+    if trimmed is not None:
+        return part.with_held(trimmed)
+    if whole % size or start % size:
+        return None
     return _sub_batch(part, dim, whole // size, size, start // size, axes)
 
 

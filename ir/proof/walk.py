@@ -22,6 +22,7 @@ from shardweave.ir.proof.cuts import Applied, Refusal, apply_rule
 from shardweave.ir.proof.expressions import (
     Expressions,
     OpForm,
+    ProofError,
     check_order,
     draws,
     is_cast,
@@ -40,6 +41,7 @@ from shardweave.ir.proof.held import (
     Shape,
     Value,
 )
+from shardweave.ir.proof.padding import FILL, masked, problem_of_padding, zeros_after
 from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.ir.types import shape_of, tensor_type
 
@@ -66,16 +68,24 @@ class Walk:
     steps: set[Value] = field(default_factory=set["Value"])
     splits: dict[object, int] = field(default_factory=dict[object, int])
     in_flight: set[SSAValue] = field(default_factory=set[SSAValue])
+    links: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
+    """Between functions of stages: of what one receives or is given, the value that it comes of."""
 
     def block(self, ops: Iterable[Operation]) -> None:
         """Relate the results of ops, in order."""
         for op in ops:
+            check_order(op, self.values, self.in_flight)
             if isinstance(op, func.ReturnOp):
                 return
-            check_order(op, self.values, self.in_flight)
             operands = tuple([self.values[value] for value in op.operands])
             if isinstance(op, FusedOp):
                 made = self._fused(op, operands)
+            elif isinstance(op, dist.RecvOp):
+                if op.results[0] not in self.links:
+                    raise ProofError(f"{describe(op)} stands in no function of a stage; drop it.")
+                made = (self.values[self.links[op.results[0]]],)
+            elif isinstance(op, dist.SendOp):
+                continue
             else:
                 made = self.results(op, operands)
             self.values.update(zip(op.results, made, strict=True))
@@ -113,6 +123,9 @@ class Walk:
         if is_cast(op):
             return operands
         parts = cast("tuple[Relation, ...]", operands)
+        if not operands and not is_template:
+            # A range may be one of the model's, and a step of the local form of a longer one.
+            self._write_local_forms(op, operands)
         if all(isinstance(v, Relation) and v.held.layout is None for v in operands):
             signs = signs_of(op)
             made = (
@@ -122,13 +135,23 @@ class Walk:
             )
             if made is not None:
                 return made
-        made = moves.moved(op, operands, self.axes)
+        filled = masked(op, operands, self.table) if op.name == FILL else None
+        made = moves.moved(op, operands, self.axes) if filled is None else (filled,)
+        if filled is not None:
+            self._note_steps(operands[1])
         if made is None and not is_template:
             self._write_local_forms(op, operands)
             made = self.known.get(key)
         if made is not None:
             self.refusals.pop(op, None)
         return made
+
+    def _note_steps(self, value: Value) -> None:
+        """Note that a value, and what it is computed of, stands where it should."""
+        if isinstance(value, Local) and value not in self.steps:
+            self.steps.add(value)
+            for operand in value.operands:
+                self._note_steps(operand)
 
     # Ops on related values
 
@@ -153,7 +176,7 @@ class Walk:
             return None
         numbers = (first.held.number, second.held.number)
         number = self.table.sum_of(list(zip(numbers, signs, strict=True)), shape, op)
-        return self._held(op, applied, parts, (number,), (shape,), ("sum", signs))
+        return self._held(op, rule, applied, parts, (number,), (shape,), ("sum", signs))
 
     def _computed(
         self, op: AtenOp, parts: tuple[Relation, ...], key: Key, is_template: bool
@@ -180,6 +203,8 @@ class Walk:
         if list(map(len, shapes)) != [len(shape_of(result)) for result in op.results]:
             return None
         applied = self._applied(op, form.rule, shapes, parts)
+        if isinstance(applied, Applied):
+            applied = problem_of_padding(form.op, form.rule, applied.cuts, parts) or applied
         if isinstance(applied, Refusal):
             self.refusals.setdefault(op, applied)
             return None
@@ -195,7 +220,7 @@ class Walk:
         if form.arguments != key[1] or kinds != [kind for _, kind in key[3]]:
             self.refusals.setdefault(op, Refusal(_other_arguments(op, form)))
             return None
-        return self._held(op, applied, parts, form.results, shapes, (form.results,))
+        return self._held(op, form.rule, applied, parts, form.results, shapes, (form.results,))
 
     def _applied(
         self, op: Operation, rule: Rule, whole: tuple[Shape, ...], parts: tuple[Relation, ...]
@@ -222,7 +247,8 @@ class Walk:
 
     def _held(
         self,
-        op: Operation,
+        op: AtenOp,
+        rule: Rule,
         applied: Applied,
         parts: tuple[Relation, ...],
         numbers: Sequence[int],
@@ -236,14 +262,17 @@ class Walk:
             self.refusals[op] = Refusal("reads values of different sub-batches")
             return None
         found: list[Value] = []
-        for number, shape, sharding in zip(numbers, shapes, applied.results, strict=True):
+        fills = zeros_after(op, rule, applied.cuts, parts)
+        for number, shape, sharding, fill in zip(
+            numbers, shapes, applied.results, fills, strict=True
+        ):
             terms = 0
             if any(axis.startswith(SUB_BATCH) for axis in sharding.unreduced):
                 terms = self._split((what, tuple([_family(p.held) for p in parts])))
             own = tuple([item for item in united if item[0] in sharding.axes])
             times = {axis for axis in sharding.axes if axis.startswith(SUB_BATCH)}
             assert times == {axis for axis, _ in own}, f"sub-batches of {describe(op)}"
-            found.append(Relation(Held(number, shape, sharding, terms), own))
+            found.append(Relation(Held(number, shape, sharding, terms).filled(fill), own))
         return tuple(found)
 
     def _split(self, key: object) -> int:
@@ -281,7 +310,10 @@ class Walk:
     ) -> None:
         """Note what the last ops of a local form give."""
         whole = [shape_of(result) for result in form.op.results]
-        made = self._held(form.op, applied, parts, form.results, whole, (form.results,), at)
+        rule = form.rule
+        if problem_of_padding(form.op, rule, applied.cuts, parts) is not None:
+            return
+        made = self._held(form.op, rule, applied, parts, form.results, whole, (form.results,), at)
         shapes = [v.held.local_shape for v in made or () if isinstance(v, Relation)]
         if made is None or None in shapes:
             return

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from shardweave.ir import dist
 from shardweave.ir.annotations import ANNOTATIONS, annotate, describe
@@ -15,6 +15,7 @@ from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.facts import facts_of
 from shardweave.ir.literals import to_attribute, to_python
 from shardweave.ir.program import Program
+from shardweave.ir.staged import parts_of
 
 Slip = Callable[[Program, list[Operation], random.Random], Operation | list[Operation] | None]
 """Changes a program in one place; returns the op (or the ops that read another value by it), or
@@ -47,8 +48,9 @@ def mutant(program: Program, seed: int) -> Mutant | None:
     """The program with a slip that the seed chooses; None if it has no place for that kind."""
     rng = random.Random(seed)
     copy = program.clone()
+    part = rng.choice([part for part in parts_of(copy) if any(True for _ in part.ops)])
     kind = rng.choice(sorted(SLIPS))
-    ops = SLIPS[kind](copy, list(copy.ops), rng)
+    ops = SLIPS[kind](part, list(part.ops), rng)
     if not ops:
         return None
     return Mutant(kind, copy, frozenset(_near(ops if isinstance(ops, list) else [ops])))
@@ -129,26 +131,54 @@ def collective_is_over_other_axes(
     return op
 
 
+def _property(
+    ops: list[Operation], rng: random.Random, is_fitting: Callable[[str, Attribute], bool]
+) -> tuple[Operation, str] | None:
+    """A property of some op that is no annotation and does not say of what the op reads."""
+    left_out = (*ANNOTATIONS, "at", "operand_structure", "output_mask", "axes")
+    places = [
+        (op, name)
+        for op in ops
+        for name, value in op.properties.items()
+        if name not in left_out and is_fitting(name, value)
+    ]
+    return rng.choice(places) if places else None
+
+
 @slip
 def number_is_another(
     program: Program, ops: list[Operation], rng: random.Random
 ) -> Operation | None:
     """A dim, a start, a block, a factor, a bound of a mask, the number of a random draw."""
-    places = [
-        (op, name)
-        for op in ops
-        for name, value in op.properties.items()
-        if name not in ANNOTATIONS
-        and name not in ("at", "operand_structure", "output_mask")
-        and type(to_python(value)) in (int, float)
-    ]
-    if not places:
+    place = _property(ops, rng, lambda _, value: type(to_python(value)) in (int, float))
+    if place is None:
         return None
-    op, name = rng.choice(places)
+    op, name = place
     value = to_python(op.properties[name])
     assert isinstance(value, int | float)
-    changed = value * rng.choice((0.5, 2.0)) if isinstance(value, float) else value + 1
+    scaled = value * rng.choice((0.5, 2.0)) or 1.0
+    changed = scaled if isinstance(value, float) else value + 1
     op.properties[name] = to_attribute(changed)
+    return op
+
+
+@slip
+def list_of_numbers_is_another(
+    program: Program, ops: list[Operation], rng: random.Random
+) -> Operation | None:
+    """The dims of a sum or a permutation."""
+
+    def is_list(_: str, value: Attribute) -> bool:
+        items = value.data if isinstance(value, ArrayAttr) else ()
+        return len(items) > 1 and all(isinstance(item, IntegerAttr) for item in items)
+
+    place = _property(ops, rng, is_list)
+    if place is None:
+        return None
+    op, name = place
+    value = to_python(op.properties[name])
+    assert isinstance(value, list)
+    op.properties[name] = to_attribute([*value[1:], value[0]])
     return op
 
 
@@ -182,6 +212,8 @@ def value_is_scaled(program: Program, ops: list[Operation], rng: random.Random) 
     fitting = [
         op for op in ops if isinstance(op, AtenOp) and "f" in str(op.results[0].type).split("x")[-1]
     ]
+    if not fitting:
+        return None
     op = rng.choice(fitting)
     (result, *_) = op.results
     new = create("aten.mul.Scalar", [result], [result.type], {"other": 0.5})
@@ -200,6 +232,8 @@ def operands_are_swapped(
     fitting = [
         op for op in ops if len(op.operands) > 1 and op.operands[0].type == op.operands[1].type
     ]
+    if not fitting:
+        return None
     op = rng.choice(fitting)
     op.operands = [op.operands[1], op.operands[0], *op.operands[2:]]
     return op
@@ -210,7 +244,10 @@ def value_of_equal_type_is_read(
     program: Program, ops: list[Operation], rng: random.Random
 ) -> Operation | None:
     """That of another layer, sub-batch, pass or weight."""
-    op = rng.choice([op for op in ops if op.operands])
+    fitting = [op for op in ops if op.operands]
+    if not fitting:
+        return None
+    op = rng.choice(fitting)
     index = rng.randrange(len(op.operands))
     earlier: list[SSAValue] = list(program.function.body.block.args)
     for other in ops:
@@ -258,6 +295,8 @@ def sub_batch_is_another(
 def result_is_stale(program: Program, ops: list[Operation], rng: random.Random) -> Operation | None:
     """A result is another value of its type: an old buffer, another gradient, one not reduced."""
     last = program.return_op
+    if not last.operands:
+        return None
     index = rng.randrange(len(last.operands))
     values = [*program.function.body.block.args, *(r for op in ops for r in op.results)]
     same = [v for v in values if v.type == last.operands[index].type and v != last.operands[index]]
@@ -274,6 +313,8 @@ def op_is_moved_before_what_it_reads(
     program: Program, ops: list[Operation], rng: random.Random
 ) -> Operation | None:
     fitting = [op for op in ops if any(isinstance(v.owner, Operation) for v in op.operands)]
+    if not fitting:
+        return None
     op = rng.choice(fitting)
     owner = next(v.owner for v in op.operands if isinstance(v.owner, Operation))
     assert isinstance(owner, Operation)
@@ -281,27 +322,4 @@ def op_is_moved_before_what_it_reads(
     assert block is not None
     op.detach()
     block.insert_op_before(op, owner)
-    return op
-
-
-@slip
-def list_of_numbers_is_another(
-    program: Program, ops: list[Operation], rng: random.Random
-) -> Operation | None:
-    """The dims of a sum or a permutation."""
-    places = [
-        (op, name)
-        for op in ops
-        for name, value in op.properties.items()
-        if name not in (*ANNOTATIONS, "at", "operand_structure", "axes")
-        and isinstance(value, ArrayAttr)
-        and len(value.data) > 1
-        and all(isinstance(item, IntegerAttr) for item in value.data)
-    ]
-    if not places:
-        return None
-    op, name = rng.choice(places)
-    value = to_python(op.properties[name])
-    assert isinstance(value, list)
-    op.properties[name] = to_attribute([*value[1:], value[0]])
     return op

@@ -1,0 +1,202 @@
+"""The schedule of a program of stages: does each run find what it reads, made by an earlier one?
+
+Which function gives a value, or sends a message, is told by names alone; so each name may be given
+once. What is read of all micro-batches has to be given once for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from xdsl.ir import SSAValue
+
+from shardweave.ir.dist import RecvOp, RunOp, SendOp
+from shardweave.ir.program import Program, Slot
+from shardweave.ir.proof.expressions import ProofError
+from shardweave.ir.staged import (
+    HELD,
+    Run,
+    StageFunction,
+    StagePlaces,
+    functions_of,
+    micro_axis,
+)
+
+ONCE = ("before", "share", "after")
+EACH = ("forward", "backward", "inputs", "weights")
+"""The directions that run once in a step, and for each micro-batch."""
+
+TOTALS = ("sum", "part", "same")
+"""Kinds of slots that are made of what all micro-batches gave."""
+
+
+def is_once(function: StageFunction) -> bool:
+    return function.direction in ONCE
+
+
+@dataclass
+class RunOrder:
+    """Which function gives what another one reads, and in which order they first run.
+
+    givers: by stage and name. senders: by stages from and to, and name.
+    """
+
+    program: Program
+    functions: dict[str, StageFunction]
+    givers: dict[tuple[int, str], tuple[StageFunction, Slot]] = field(
+        default_factory=dict[tuple[int, str], tuple[StageFunction, Slot]]
+    )
+    senders: dict[tuple[int, int, str], tuple[StageFunction, SendOp]] = field(
+        default_factory=dict[tuple[int, int, str], tuple[StageFunction, SendOp]]
+    )
+    receivers: dict[tuple[int, int, str], tuple[StageFunction, RecvOp]] = field(
+        default_factory=dict[tuple[int, int, str], tuple[StageFunction, RecvOp]]
+    )
+
+    @staticmethod
+    def of(program: Program) -> RunOrder:
+        """The schedule of a program of stages. Raises ProofError if names are given twice."""
+        found = RunOrder(program, functions_of(program))
+        for name, function in found.functions.items():
+            if function.direction not in (*ONCE, *EACH):
+                raise ProofError(f"@{name} is none of {', '.join((*ONCE, *EACH))} of a stage.")
+            found._read(function)
+        return found
+
+    def _read(self, function: StageFunction) -> None:
+        stage, name = function.stage, function.name
+        for slot in function.results:
+            if slot.kind in HELD:
+                other = self.givers.setdefault((stage, slot.name), (function, slot))
+                if other[1] is not slot:
+                    raise ProofError(f"@{name} gives '{slot.name}', as @{other[0].name} does.")
+        for op in function.ops:
+            if isinstance(op, SendOp):
+                key = stage, op.to, op.message
+                if self.senders.setdefault(key, (function, op))[1] is not op:
+                    raise ProofError(f"@{name} sends '{op.message}' to {op.to} a second time.")
+            elif isinstance(op, RecvOp):
+                key = op.source, stage, op.message
+                if self.receivers.setdefault(key, (function, op))[1] is not op:
+                    raise ProofError(f"@{name} receives '{op.message}', which is received before.")
+
+    def giver(self, function: StageFunction, slot: Slot) -> tuple[StageFunction, SSAValue]:
+        """The function that gives what another one holds, and as which value."""
+        found = self.givers.get((function.stage, slot.name))
+        if found is None or found[1].kind != slot.kind:
+            raise ProofError(
+                f"@{function.name} reads {slot.kind} '{slot.name}', which no function of stage "
+                f"{function.stage} gives so."
+            )
+        return found[0], found[1].value
+
+    def sender(self, function: StageFunction, op: RecvOp) -> tuple[StageFunction, SSAValue]:
+        """The function that sends what another one receives, and which value."""
+        found = self.senders.get((op.source, function.stage, op.message))
+        if found is None or is_once(found[0]) != is_once(function):
+            raise ProofError(
+                f"@{function.name} waits for '{op.message}', which stage {op.source} does not send "
+                "so often; add a dist.send of that name."
+            )
+        return found[0], found[1].operands[0]
+
+    def in_order(self) -> list[StageFunction]:
+        """The functions that run, in the order in which they first do.
+
+        Raises ProofError, naming the run, if one is twice, or does not find what it reads.
+        """
+        check = _Check(self)
+        for op in self.program.ops:
+            if not isinstance(op, RunOp):
+                raise ProofError(f"{op.name} stands in @step, where only a dist.run may.")
+            check.run(Run.of(op))
+        check.ends()
+        return [self.functions[name] for name in dict.fromkeys(name for name, _ in check.done)]
+
+
+class _Check:
+    """What ran so far. done: by function, and by micro-batch or (of what runs once) coordinate."""
+
+    def __init__(self, schedule: RunOrder) -> None:
+        self.schedule = schedule
+        functions, program = schedule.functions, schedule.program
+        for op in program.ops:
+            if isinstance(op, RunOp) and op.function not in functions:
+                raise ProofError(f"dist.run: there is no @{op.function}.")
+        axis = micro_axis(program)
+        self.num_batches = axis.size if axis else 1
+        self.num_places = program.needed_mesh().num_stages
+        self.places = StagePlaces.of(program)
+        self.with_batches = {(stage, at) for (stage, _), at in self.places.of_batch.items()}
+        self.reads = {name: list(self._reads(function)) for name, function in functions.items()}
+        self.done: dict[tuple[str, int], None] = {}
+        self.last: dict[str, int] = {}
+        """By function, the micro-batch that it ran on last, and how often it ran on one."""
+        self.times: dict[str, int] = {}
+
+    def _reads(self, function: StageFunction) -> Iterator[tuple[str, str, StageFunction]]:
+        """What a function reads of others: the kind, the name, and who gives it."""
+        for slot in function.arguments:
+            if slot.kind in HELD:
+                yield slot.kind, slot.name, self.schedule.giver(function, slot)[0]
+        for op in function.ops:
+            if isinstance(op, RecvOp):
+                yield "message", op.message, self.schedule.sender(function, op)[0]
+
+    def run(self, run: Run) -> None:
+        function = self.schedule.functions[run.function]
+        number = self._number(run, function)
+        for kind, name, giver in self.reads[run.function]:
+            if not self._is_made(kind, run, function, giver):
+                which = "" if run.micro_batch is None else f" on micro-batch {number}"
+                raise ProofError(
+                    f"@{run.function}{which} reads {kind} '{name}', which no earlier run gives so; "
+                    f"let @{giver.name} run before it."
+                )
+        if (run.function, number) in self.done:
+            raise ProofError(f"@{run.function} runs twice on {number}; let it run once.")
+        self.done[run.function, number] = None
+        if run.micro_batch is not None:
+            self.times[run.function] = self.times.get(run.function, 0) + 1
+            in_order = self.last.get(run.function, -1) == run.micro_batch - 1
+            self.last[run.function] = run.micro_batch if in_order else self.num_batches
+
+    def ends(self) -> None:
+        """Raises ProofError if what runs once does not at each coordinate of its stage."""
+        for name, function in self.schedule.functions.items():
+            at = {number for other, number in self.done if other == name}
+            if at and is_once(function) and at != set(self.places.of_stage[function.stage]):
+                places = ", ".join(map(str, self.places.of_stage[function.stage]))
+                raise ProofError(f"@{name} runs once; let it run at all of {places}.")
+
+    def _number(self, run: Run, function: StageFunction) -> int:
+        """The micro-batch of a run, or the coordinate of one that is once in a step."""
+        number = run.micro_batch
+        if (number is None) != is_once(function) or not 0 <= (number or 0) < self.num_batches:
+            raise ProofError(
+                f"dist.run of @{run.function}: micro_batch is {number}, of {self.num_batches}."
+            )
+        at = run.at if number is None else self.places.of_batch[function.stage, number]
+        if at != run.at or not 0 <= at < self.num_places:
+            raise ProofError(
+                f"dist.run of @{run.function}: at is {run.at}, expected {at} of {self.num_places}."
+            )
+        return at if number is None else number
+
+    def _is_made(self, kind: str, run: Run, function: StageFunction, giver: StageFunction) -> bool:
+        """Whether a run finds what another function gives."""
+        number = run.micro_batch
+        if kind == "whole":
+            return is_once(giver) and (giver.name, run.at) in self.done
+        if kind == "message":
+            source = self.places.source(giver.stage, None) if number is None else number
+            return (giver.name, source) in self.done
+        if is_once(giver) or (kind == "kept") != (number is not None):
+            return False
+        if number is not None:
+            return (giver.name, number) in self.done
+        has_some = (function.stage, run.at) in self.with_batches
+        all_there = self.times.get(giver.name, 0) == self.num_batches
+        in_order = kind != "part" or self.last.get(giver.name) == self.num_batches - 1
+        return has_some and all_there and in_order

@@ -1,0 +1,72 @@
+"""What a program takes and returns, held against the program that it is to compute."""
+
+from __future__ import annotations
+
+from shardweave.ir.placement import Sharding
+from shardweave.ir.program import Program, Slot
+from shardweave.ir.proof.cuts import stands_for
+from shardweave.ir.proof.expressions import Expressions, ProofError, kind_of
+from shardweave.ir.proof.held import Fill, Held, Relation
+from shardweave.ir.types import shape_of
+
+Key = tuple[str, str]
+"""Kind and name of an argument or a result."""
+
+
+def argument_of(table: Expressions, local: Program, slot: Slot) -> Relation:
+    """An argument as it is declared: the part of the global one that its sharding says."""
+    sharding = local.sharding_of_slot(slot)
+    shape = sharding.global_shape(shape_of(slot.value))
+    number = table.argument(slot.kind, slot.name, slot.value)
+    if table.shapes[number] != shape:
+        raise ProofError(
+            f"{slot.kind} '{slot.name}' has parts of a tensor of shape {shape}, expected "
+            f"{table.shapes[number]}; correct its type or its dist.sharding."
+        )
+    # What a rank is given has zeros as its padding.
+    return Relation(Held(number, shape, sharding).filled(Fill(0, frozenset(range(len(shape))))))
+
+
+def is_declared(sharding: Sharding, declared: Sharding) -> bool:
+    """Whether a value in some shards is in those that are declared."""
+    same_sum = (sharding.unreduced, sharding.reduction) == (declared.unreduced, declared.reduction)
+    return same_sum and all(map(stands_for, sharding.dims, declared.dims))
+
+
+def check_signature(program: Program, against: Program) -> None:
+    """Raises ProofError unless a program takes and returns what another does, in the same parts if
+    both are global, or both of one rank."""
+    _check_results(program, against)
+    known = {(slot.kind, slot.name): slot for slot in against.arguments}
+    is_alike = program.is_local == against.is_local
+    if is_alike and program.is_local and program.mesh != against.mesh:
+        raise ProofError(f"the program is for mesh {program.mesh}, the other for {against.mesh}.")
+    for slot in program.arguments:
+        twin = known.get((slot.kind, slot.name))
+        if twin is None:
+            raise ProofError(f"{slot.kind} '{slot.name}' is no argument of the other program.")
+        if kind_of(twin.value) != kind_of(slot.value):
+            raise ProofError(
+                f"{slot.kind} '{slot.name}' has elements of {kind_of(slot.value)}, expected "
+                f"{kind_of(twin.value)}."
+            )
+        same_parts = not is_alike or (
+            shape_of(slot.value) == shape_of(twin.value)
+            and program.sharding_of_slot(slot) == against.sharding_of_slot(twin)
+        )
+        if not same_parts:
+            raise ProofError(f"{slot.kind} '{slot.name}' is taken in other parts than declared.")
+
+
+def _check_results(program: Program, against: Program) -> None:
+    keys = [(slot.kind, slot.name) for slot in program.results]
+    wanted = [(slot.kind, slot.name) for slot in against.results]
+    for kind, name in wanted:
+        if (kind, name) not in keys:
+            raise ProofError(f"{kind} '{name}' is not returned; return it.")
+    for kind, name in keys:
+        if (kind, name) not in wanted or keys.count((kind, name)) > 1:
+            raise ProofError(
+                f"{kind} '{name}' is none of the other program's results, or is returned twice; "
+                "drop it."
+            )

@@ -1,0 +1,198 @@
+"""The walk over a program of stages: each function's body once, whatever its micro-batches are.
+
+The axis of micro-batches is one more axis of the mesh, along which no rank can send. What a
+function reads of an input is a shard over it, at the coordinate of the run; so are its values, and
+where it sums over samples, its results are terms over it. Functions of one micro-batch are at the
+same coordinate, so that what one keeps or sends relates alike where it is read. All terms added up
+are a reduction over the axis, and all parts joined a gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardweave.ir import dist
+from shardweave.ir.annotations import describe
+from shardweave.ir.dist import RecvOp, RunOp, SendOp
+from shardweave.ir.mesh import Axis, Mesh
+from shardweave.ir.placement import block_of
+from shardweave.ir.program import Program, Slot
+from shardweave.ir.proof.diagnose import explain_given
+from shardweave.ir.proof.expressions import Expressions, ProofError
+from shardweave.ir.proof.held import ProofAxes, RankNumber, Relation, Value, gathered, reduced
+from shardweave.ir.proof.runs import TOTALS, RunOrder, is_once
+from shardweave.ir.proof.signature import argument_of, is_declared
+from shardweave.ir.proof.walk import Walk
+from shardweave.ir.staged import HELD, StageFunction, StagePlaces, micro_axis
+from shardweave.ir.types import dtype_of_value, shape_of
+
+STATE = ("param", "buffer", "input", "tangent")
+RETURNED = ("output", "grad", "buffer")
+
+
+def walk_stages(program: Program, table: Expressions) -> tuple[Walk, list[tuple[Program, Slot]]]:
+    """Relate all values of a program of stages; returns what its functions return of the step's
+    results, each with its function, to be held against the global program.
+
+    Raises ProofError for a schedule in which a run does not find what it reads, and for what is
+    given of micro-batches and cannot be put together.
+    """
+    stages = _Stages(program, table)
+    for function in stages.schedule.in_order():
+        stages.function(function)
+    stages.check_step()
+    return stages.walk, stages.returned
+
+
+class _Stages:
+    def __init__(self, program: Program, table: Expressions) -> None:
+        self.program = program
+        self.mesh = program.needed_mesh()
+        axes = Mesh(axis for axis in self.mesh.axes if axis.kind != "stage")
+        self.walk = Walk(table, ProofAxes(axes))
+        self.schedule = RunOrder.of(program)
+        self.places = StagePlaces.of(program)
+        self.micro: Axis | None = micro_axis(program)
+        self.slots = {(slot.kind, slot.name): slot for slot in program.arguments}
+        self.returned: list[tuple[Program, Slot]] = []
+
+    def function(self, function: StageFunction) -> None:
+        """Relate the values of one function, whose arguments' givers have been walked."""
+        for slot in function.arguments:
+            self.walk.values[slot.value] = self._argument(function, slot)
+        for op in function.ops:
+            if isinstance(op, RecvOp):
+                self._receive(function, op)
+            elif isinstance(op, dist.DistOp) and not isinstance(op, SendOp):
+                self._check_axes(function, op)
+        self.walk.block(function.function.body.block.ops)
+        for slot in function.results:
+            if slot.kind in RETURNED and is_once(function):
+                self.returned.append((function, slot))
+            elif slot.kind not in HELD:
+                raise ProofError(
+                    f"@{function.name} returns {slot.kind} '{slot.name}', which only a function "
+                    "that runs once in a step may."
+                )
+
+    def _check_axes(self, function: StageFunction, op: dist.DistOp) -> None:
+        within = [axis.name for axis in self.mesh.space_axes]
+        if isinstance(op, RunOp) or not set(op.axes) <= set(within):
+            raise ProofError(
+                f"@{function.name}: {describe(op)} is over {', '.join(op.axes)}; only ranks of one "
+                f"stage, on one micro-batch, can do that together, over {', '.join(within)}."
+            )
+
+    def _receive(self, function: StageFunction, op: RecvOp) -> None:
+        sender, value = self.schedule.sender(function, op)
+        if value.type != op.results[0].type:
+            raise ProofError(
+                f"@{function.name}: {describe(op)} receives '{op.message}' as "
+                f"{op.results[0].type}, but @{sender.name} sends {value.type}."
+            )
+        self.walk.links[op.results[0]] = value
+
+    # What a function takes
+
+    def _argument(self, function: StageFunction, slot: Slot) -> Value:
+        if slot.kind in STATE:
+            return self._state(function, slot)
+        if slot.kind == "micro_batch":
+            return self._number(function, slot)
+        giver, value = self.schedule.giver(function, slot)
+        self.walk.links[slot.value] = value
+        found: Value | None = self.walk.values[value]
+        if slot.kind in TOTALS:
+            (given,) = [
+                one for one in giver.results if one.value is value and one.name == slot.name
+            ]
+            found = self._total(function, slot, given, giver)
+        elif value.type != slot.value.type:
+            found = None
+        if found is None:
+            raise ProofError(explain_given(self.walk, giver.name, function.name, slot, value))
+        return found
+
+    def _state(self, function: StageFunction, slot: Slot) -> Value:
+        """An argument of the step: of an input, the part of a micro-batch."""
+        whole = self.slots.get((slot.kind, slot.name))
+        sharding = function.sharding_of_slot(slot)
+        own = () if self.micro is None or is_once(function) else (self.micro.name,)
+        if (
+            whole is None
+            or sharding.without(own) != self.program.sharding_of_slot(whole)
+            or dtype_of_value(whole.value) != dtype_of_value(slot.value)
+        ):
+            raise ProofError(
+                f"@{function.name} takes {slot.kind} '{slot.name}' in other parts than @step does."
+            )
+        return argument_of(self.walk.table, function, slot)
+
+    def _number(self, function: StageFunction, slot: Slot) -> Value:
+        """The number of the micro-batch."""
+        if is_once(function) or self.micro is None or shape_of(slot.value):
+            raise ProofError(f"@{function.name} runs on no micro-batch, but reads its number.")
+        terms = ((self.micro.name, 1),) if self.micro.size > 1 else ()
+        return RankNumber(terms)
+
+    def _total(
+        self, function: StageFunction, slot: Slot, given: Slot, giver: StageFunction
+    ) -> Value | None:
+        """What all micro-batches gave, put together as the slots say."""
+        value = self.walk.values[given.value]
+        if not isinstance(value, Relation):
+            return None
+        held, sharding = value.held, giver.sharding_of_slot(given)
+        name = self.micro.name if self.micro else ""
+        if slot.kind == "same":
+            found = None if name in held.sharding.axes else held
+        elif held.layout is not None or not is_declared(held.sharding, sharding):
+            found = None
+        elif slot.kind == "sum":
+            is_one = name not in held.sharding.unreduced and (
+                not self.micro or self.micro.size == 1
+            )
+            found = held if is_one else reduced(held, [name])
+            if len(self.places.of_stage[function.stage]) > 1:
+                # Coordinates of a stage put their totals together as the one who reads them says.
+                reads = function.sharding_of_slot(slot).reduction
+                found = found if reads == held.sharding.reduction else None
+        else:
+            seat = sharding.seat_of(name)
+            block = seat and block_of(sharding.dims[seat[0]], seat[1])
+            found = seat and gathered(held, [name], seat[0], block)
+        if found is None or dtype_of_value(given.value) != dtype_of_value(slot.value):
+            return None
+        return value.with_held(found) if found.local_shape == shape_of(slot.value) else None
+
+    # The step
+
+    def check_step(self) -> None:
+        """Raises ProofError unless the step returns what its functions do."""
+        made = {result: slot for op in self.program.ops for result, slot in self._results(op)}
+        declared = {(slot.kind, slot.name) for slot in self.program.results}
+        for _, slot in self.returned:
+            if (slot.kind, slot.name) not in declared:
+                raise ProofError(f"@step does not return {slot.kind} '{slot.name}'; return it.")
+        for slot in self.program.results:
+            own = made.get(slot.value)
+            if (
+                own is None
+                or (own[1].kind, own[1].name) != (slot.kind, slot.name)
+                or own[0].sharding_of_slot(own[1]) != self.program.sharding_of_slot(slot)
+                or own[1].value.type != slot.value.type
+            ):
+                raise ProofError(
+                    f"@step returns as {slot.kind} '{slot.name}' what no function gives as that."
+                )
+
+    def _results(self, op: object) -> Iterator[tuple[object, tuple[StageFunction, Slot]]]:
+        """The results of a run, and as which result of its function each is."""
+        assert isinstance(op, RunOp)
+        function = self.schedule.functions[op.function]
+        slots = [slot for slot in function.results if slot.kind in RETURNED]
+        if op.results and len(op.results) != len(slots):
+            raise ProofError(f"dist.run of @{op.function} has {len(op.results)} results, expected "
+                             f"{len(slots)}.")  # fmt: skip
+        for result, slot in zip(op.results, slots, strict=False):
+            yield result, (function, slot)
