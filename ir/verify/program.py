@@ -432,7 +432,7 @@ def _remember(op: AtenOp) -> None:
 
 
 def _stands_right(op: Operation) -> bool:
-    return op.next_op is not None and not op.successors
+    return op.next_op is not None and not op._successors  # pyright: ignore[reportPrivateUsage]
 
 
 def _problem_of_kind(op: AtenOp | DistOp) -> str | None:
