@@ -20,7 +20,7 @@ from xdsl.irdl import traits_def
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
-from shardweave.ir.annotations import ANNOTATIONS, annotation_problem, arguments_of
+from shardweave.ir.annotations import ANNOTATIONS, annotation_problem
 from shardweave.ir.literals import Literal, to_attribute, to_python
 from shardweave.ir.philox import RANDOM
 from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
@@ -34,6 +34,8 @@ NOT_STORED = frozenset({"device", "layout", "pin_memory", "memory_format", "gene
 
 OWN_OPS = (RANDOM, ATTENTION, ATTENTION_BACKWARD)
 """Ops made like those of ATen, from schemas of ours."""
+
+_ANNOTATIONS = frozenset(ANNOTATIONS)
 
 
 @dataclass(frozen=True)
@@ -178,10 +180,28 @@ def _check_operand(
 OpKey = tuple[str, tuple[int, ...], tuple[int, ...], frozenset[tuple[str, Attribute]]]
 
 
+_keys: dict[tuple[object, ...], tuple[OpKey, object]] = {}
+"""By the identities of types and arguments, since hashing those takes longer. They are kept beside
+the key, so that no identity is used again."""
+
+_MAX_KEYS = 65536
+
+
 def key_of_op(op: Operation) -> OpKey:
     """Equal for ops of equal name, types and arguments, whatever their layer."""
-    operands, results = (tuple(map(number_of_type, values)) for values in (op.operands, op.results))
-    return op.name, operands, results, arguments_of(op)
+    arguments = [item for item in op.properties.items() if item[0] not in _ANNOTATIONS]
+    types = [value.type for value in (*op.operands, *op.results)]
+    near = op.name, len(op.results), *map(id, types), *[(name, id(a)) for name, a in arguments]
+    known = _keys.get(near)
+    if known is None:
+        if len(_keys) >= _MAX_KEYS:
+            _keys.clear()
+        operands, results = (
+            tuple(map(number_of_type, values)) for values in (op.operands, op.results)
+        )
+        key = op.name, operands, results, frozenset(arguments)
+        known = _keys[near] = key, (types, arguments)
+    return known[0]
 
 
 @cache

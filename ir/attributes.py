@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Self, cast
 
@@ -159,23 +159,11 @@ class ShardingAttr(ParametrizedAttribute):
 
     def on(self, shape: tuple[int, ...], mesh: Mesh) -> Sharding:
         """The sharding of a value of global `shape`. Raises ValueError if it does not fit."""
-        return _on(self, shape, mesh)
+        return _kept(_on, self, shape, mesh)
 
     def on_local(self, local: tuple[int, ...], mesh: Mesh) -> Sharding:
         """The sharding of a value of which one rank holds a part of shape `local`."""
-        if len(self.dims) != len(local):
-            return _on(self, local, mesh)
-        shape = [
-            length.data or size * mesh.sizes([axis.data for axis in names])
-            for names, length, size in zip(self.dims, self.lengths, local, strict=True)
-        ]
-        sharding = _on(self, tuple(shape), mesh)
-        if sharding.local_shape(shape) != local:
-            raise ValueError(
-                f"sharding {self} does not fit a part of shape {local}: parts of {tuple(shape)} "
-                f"have the shape {sharding.local_shape(shape)}."
-            )
-        return sharding
+        return _kept(_on_local, self, local, mesh)
 
     def verify(self) -> None:
         if self.reduction.data not in ("sum", "max"):
@@ -241,6 +229,41 @@ class ShardingAttr(ParametrizedAttribute):
         Raises xDSL's ParseError.
         """
         return cls.new(cls.parse_parameters(TextParser(Context(), f"<{text}>")))
+
+
+_Read = Callable[[ShardingAttr, tuple[int, ...], Mesh], Sharding]
+
+_read: dict[tuple[_Read, int, tuple[int, ...], int], tuple[Sharding, ShardingAttr, Mesh]] = {}
+"""What was read, by the identities of attribute and mesh, since hashing those takes longer. They
+are kept beside it, so that no identity is used again."""
+
+_MAX_READ = 65536
+
+
+def _kept(read: _Read, attr: ShardingAttr, shape: tuple[int, ...], mesh: Mesh) -> Sharding:
+    key = read, id(attr), shape, id(mesh)
+    known = _read.get(key)
+    if known is None:
+        if len(_read) >= _MAX_READ:
+            _read.clear()
+        known = _read[key] = read(attr, shape, mesh), attr, mesh
+    return known[0]
+
+
+def _on_local(attr: ShardingAttr, local: tuple[int, ...], mesh: Mesh) -> Sharding:
+    if len(attr.dims) != len(local):
+        return _on(attr, local, mesh)
+    shape = [
+        length.data or size * mesh.sizes([axis.data for axis in names])
+        for names, length, size in zip(attr.dims, attr.lengths, local, strict=True)
+    ]
+    sharding = _on(attr, tuple(shape), mesh)
+    if sharding.local_shape(shape) != local:
+        raise ValueError(
+            f"sharding {attr} does not fit a part of shape {local}: parts of {tuple(shape)} "
+            f"have the shape {sharding.local_shape(shape)}."
+        )
+    return sharding
 
 
 @lru_cache(maxsize=16384)

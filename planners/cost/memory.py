@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.dist import AllReduceOp
+from shardweave.ir.dist import STARTED, AllReduceOp, WaitOp
 from shardweave.ir.program import Program
 from shardweave.ir.storage import shared_operand
 from shardweave.ir.types import dtype_of_value, num_bytes, tensor_type_of
-from shardweave.planners.cost.model import kind_of
 
 PARTS = (
     "parameters",
@@ -153,13 +152,13 @@ def _walk(program: Program, optimizer_multiplier: float | None, precision: str) 
         dying.setdefault(storage.last_use, []).append(storage)
     in_flight: set[Storage] = set()
     for index, op in enumerate(program.ops):
-        kind = kind_of(op)
+        starts = isinstance(op, STARTED)
         for storage in created[index]:
-            tally.add("communication" if kind == "start" else storage.part, storage.size)
-            if kind == "start":
+            tally.add("communication" if starts else storage.part, storage.size)
+            if starts:
                 in_flight.add(storage)
         yield tally
-        if kind == "wait":
+        if isinstance(op, WaitOp):
             _land(op, storages, in_flight, tally)
         for storage in dying.get(index, ()):
             tally.add(storage.part, -storage.size)
@@ -206,7 +205,7 @@ def storages_of(program: Program) -> tuple[dict[SSAValue, Storage], list[list[St
 def held_by(op: Operation) -> Iterator[SSAValue]:
     """What must be alive until an op is done: of a wait, also what the collective reads."""
     yield from op.operands
-    if kind_of(op) == "wait":
+    if isinstance(op, WaitOp):
         start = op.operands[0].owner
         # An all-reduce works on a copy, which is its result.
         if isinstance(start, Operation) and not isinstance(start, AllReduceOp):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from shardweave.ir.suggest import did_you_mean
@@ -38,10 +39,15 @@ def find_cluster(cluster: Cluster | str | Path) -> Cluster:
             f"cluster '{name}' is neither a preset nor a file; "
             f"{did_you_mean(name, preset_names())}the presets are {', '.join(preset_names())}."
         )
-    found = load_cluster(FOLDER / f"{name}.yaml")
+    found = _preset(name)
     for option in filter(None, options.split(",")):
         found = _with_option(found, option, cluster)
     return found
+
+
+@cache
+def _preset(name: str) -> Cluster:
+    return load_cluster(FOLDER / f"{name}.yaml")
 
 
 def _with_option(cluster: Cluster, option: str, text: str) -> Cluster:

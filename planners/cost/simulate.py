@@ -42,13 +42,22 @@ def simulate(
     of Adam in `precision`, as a plan says it.
     Raises ValueError for a program that is not partitioned, or a mesh that does not fit.
     """
-    if is_staged(program) and not isinstance(program, StageFunction):
-        raise ValueError(
-            "the program is cut into stages, which are simulated run by run (sw.simulate, or "
-            "`shardweave simulate`)."
-        )
-    found = find_cluster(cluster)
-    model = CostModel(found, _mesh_of(program, mesh))
+    model = CostModel(find_cluster(cluster), _mesh_of(program, mesh))
+    return simulate_by(
+        model, program, optimizer_multiplier=optimizer_multiplier, precision=precision
+    )
+
+
+def simulate_by(
+    model: CostModel,
+    program: Program,
+    *,
+    optimizer_multiplier: float | None = 0.0,
+    precision: str = "",
+) -> Simulation:
+    """As `simulate`, by a model that may know the costs of the program's ops already."""
+    _mesh_of(program, model.mesh)
+    found = model.cluster
     run = _Run(model, Streams(found.overlap_slowdown, found.link_slowdown))
     op_end_s: list[float] = []
     for op in program.ops:
@@ -76,6 +85,11 @@ def simulate(
 
 
 def _mesh_of(program: Program, mesh: Mesh | None) -> Mesh:
+    if is_staged(program) and not isinstance(program, StageFunction):
+        raise ValueError(
+            "the program is cut into stages, which are simulated run by run (sw.simulate, or "
+            "`shardweave simulate`)."
+        )
     own = program.mesh
     if mesh is not None and own is not None and mesh != own:
         raise ValueError(

@@ -16,7 +16,7 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.presets import find_cluster, preset_names
-from shardweave.planners.cost.simulate import simulate
+from shardweave.planners.cost.simulate import simulate_by
 from shardweave.planners.schedule.graph import Graph, build_graph, wait_of
 from shardweave.planners.schedule.in_order import in_order
 from shardweave.planners.schedule.interleave import interleave, pass_regions, whole_regions
@@ -87,9 +87,10 @@ def _best_order(
     """The fastest of every order that fits the memory cap."""
     fixed = [_fixed_order(name, ops) for name in SCHEDULES[:3]]
     program.reorder(fixed[-1])
-    graph = build_graph(list(program.ops), CostModel(cluster, program.mesh or Mesh()))
+    model = CostModel(cluster, program.mesh or Mesh())
+    graph = build_graph(list(program.ops), model)
     fixed.append(in_order(program, ops))
-    trials = _Trials(program, cluster)
+    trials = _Trials(program, model)
     trials.add(fixed)
     enough = trials.largest_peak
     cap = enough if memory_cap is None else memory_cap
@@ -109,8 +110,8 @@ class _Try(NamedTuple):
 class _Trials:
     """Simulations of a program in many orders, once in each: rules often come to the same order."""
 
-    def __init__(self, program: Program, cluster: Cluster) -> None:
-        self.program, self.cluster = program, cluster
+    def __init__(self, program: Program, model: CostModel) -> None:
+        self.program, self.model = program, model
         self._seen: set[tuple[Operation, ...]] = set()
         self.tried: list[_Try] = []
 
@@ -121,7 +122,7 @@ class _Trials:
                 continue
             self._seen.add(key)
             self.program.reorder(order)
-            result = simulate(self.program, self.cluster)
+            result = simulate_by(self.model, self.program)
             self.tried.append(_Try(order, result.time_s, result.peak_bytes))
 
     @property

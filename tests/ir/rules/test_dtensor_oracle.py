@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +31,8 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding, is_contiguous
 from shardweave.ir.sharding.shards import assemble, take_shard
 from shardweave.tests.ir.rules.cuts import single_cuts
-from shardweave.tests.ir.rules.sharded_op import Instance, Sample, instance_of, kernel_of
-from shardweave.tests.ir.rules.test_property import OPS, SAMPLES
+from shardweave.tests.ir.rules.sharded_op import Instance, Sample, kernel_of
+from shardweave.tests.ir.rules.test_property import OPS, SAMPLES, instances
 
 NUM_RANKS = 2
 
@@ -99,16 +100,11 @@ class Case:
 Outcome = tuple[list[Any], list[Tensor]] | str
 """Placements and local parts of the results on one rank, or why there are none."""
 
-Outcomes = dict[str, list[tuple[Case, list[Outcome]]]]
-"""For each op its cases, and what DTensor makes of each on every rank."""
-
 
 def cases_of(op: str) -> Iterator[Case]:
     """The choices of one axis that give plain shards, which DTensor can say."""
-    for sample in SAMPLES:
-        if sample.op != op:
-            continue
-        instance = instance_of(sample)
+    samples = [sample for sample in SAMPLES if sample.op == op]
+    for sample, instance in zip(samples, instances(op), strict=True):
         tensors = [*instance.operands, *instance.results]
         for mesh, cut in single_cuts(instance.rule):
             if mesh.num_devices != NUM_RANKS or not cut.is_possible(instance.rule):
@@ -132,30 +128,30 @@ def placement_of(sharding: Sharding) -> Any:
     return Partial(sharding.reduction) if sharding.unreduced else Replicate()
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> Outcomes:
-    cases = {op: list(cases_of(op)) for op in OPS if op not in HANGS and op not in OWN_OPS}
-    by_rank = [_on_rank(rank, cases) for rank in range(NUM_RANKS)]
-    return {
-        op: [
-            (case, [outcomes[op][index] for outcomes in by_rank]) for index, case in enumerate(own)
-        ]
-        for op, own in cases.items()
-    }
-
-
-def _on_rank(rank: int, cases: dict[str, list[Case]]) -> dict[str, list[Outcome]]:
+@contextmanager
+def rank_alone(rank: int) -> Iterator[DeviceMesh]:
+    """A mesh, and the process group of one of its ranks, in which nobody else is."""
     hook = sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=NUM_RANKS)
     try:
-        mesh = init_device_mesh("cpu", (NUM_RANKS,))
         with warnings.catch_warnings():
             # What it warns of differs from version to version.
             warnings.simplefilter("ignore")
-            return {op: [_run(case, rank, mesh) for case in own] for op, own in cases.items()}
+            yield init_device_mesh("cpu", (NUM_RANKS,))
     finally:
         dist.destroy_process_group()
         sys.excepthook = hook  # Making a device mesh replaces it.
+
+
+def outcomes_of(cases: Sequence[Case]) -> list[list[Outcome]]:
+    """What DTensor makes of each case, rank by rank, up to the first that refuses it."""
+    found: list[list[Outcome]] = [[] for _ in cases]
+    for rank in range(NUM_RANKS):
+        with rank_alone(rank) as mesh:
+            for case, outcomes in zip(cases, found, strict=True):
+                if not any(isinstance(outcome, str) for outcome in outcomes):
+                    outcomes.append(_run(case, rank, mesh))
+    return found
 
 
 def _run(case: Case, rank: int, mesh: DeviceMesh) -> Outcome:
@@ -185,7 +181,7 @@ def _run(case: Case, rank: int, mesh: DeviceMesh) -> Outcome:
     return [one.placements[0] for one in results], [one.to_local() for one in results]
 
 
-def problem_of(case: Case, by_rank: list[Outcome]) -> str | None:
+def problem_of(case: Case, by_rank: Sequence[Outcome]) -> str | None:
     """Why DTensor does not make of a case what our rule makes of it; None if it does."""
     for outcome in by_rank:
         if isinstance(outcome, str):
@@ -196,7 +192,7 @@ def problem_of(case: Case, by_rank: list[Outcome]) -> str | None:
     return None
 
 
-def assert_shards_make_up_the_results(case: Case, by_rank: list[Outcome]) -> None:
+def assert_shards_make_up_the_results(case: Case, by_rank: Sequence[Outcome]) -> None:
     """The parts that DTensor computed, put together by our sharding, are what torch gives."""
     for index, (sharding, expected) in enumerate(
         zip(case.results, case.instance.results, strict=True)
@@ -207,9 +203,10 @@ def assert_shards_make_up_the_results(case: Case, by_rank: list[Outcome]) -> Non
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if op not in HANGS and op not in OWN_OPS])
-def test_dtensor_computes_the_same_shards(outcomes: Outcomes, op: str) -> None:
+def test_dtensor_computes_the_same_shards(op: str) -> None:
     problems: list[str] = []
-    for case, by_rank in outcomes[op]:
+    cases = list(cases_of(op))
+    for case, by_rank in zip(cases, outcomes_of(cases), strict=True):
         problem = problem_of(case, by_rank)
         if problem is None:
             assert_shards_make_up_the_results(case, by_rank)

@@ -33,7 +33,7 @@ MODELS = {
     "intermediate_size=128,image_size=32,patch_size=8",
     "t5": "hf:t5:num_layers=1,d_model=64,d_kv=16,d_ff=128,num_heads=4,vocab_size=128",
     "unet": "unet:channels=8,size=16,batch=4",
-    "cnn": "cnn:channels=8",
+    "cnn": "cnn:channels=8,size=16",
 }
 
 _tested: set[OpKey] = set()
