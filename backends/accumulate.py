@@ -24,6 +24,9 @@ from shardweave.ir.placement import Sharding
 UNUSED_CALLS = 16
 """After so many calls that made gradients, and no change of a parameter, a step warns."""
 
+SAMPLE = 64
+"""Values of each parameter by which a change is seen; a sparse gradient may miss those of one."""
+
 
 class Gradients:
     """The `.grad` of the parameters of a state."""
@@ -39,11 +42,13 @@ class Gradients:
         self._pending: dict[str, Sharding] = {}
         self._closed: set[str] = set()
         self._num_finished = 0
-        self._versions = self._versions_now()
+        self._first: list[Tensor] = []
+        """Some values of each parameter in the first call."""
 
-    def _versions_now(self) -> list[int]:
-        """How often each parameter was changed."""
-        return [self.backend.local(parameter)._version for parameter in self.parameters]
+    def _some_values(self) -> list[Tensor]:
+        """A few of each parameter's. (Not versions: foreach optimizers count none on DTensors.)"""
+        locals_ = (self.backend.local(parameter).detach() for parameter in self.parameters)
+        return [one.flatten()[:SAMPLE].clone() for one in locals_ if one.numel()]
 
     @property
     def are_pending(self) -> bool:
@@ -145,12 +150,17 @@ class Gradients:
     def _check_they_are_used(self) -> None:
         """Warn once, after some calls, if no parameter has changed since the beginning."""
         self._num_finished += 1
-        if self._num_finished == UNUSED_CALLS and self._versions == self._versions_now():
+        if self._num_finished == 1:
+            self._first = self._some_values()
+        if self._num_finished != UNUSED_CALLS or not self._first:
+            return
+        first, self._first = self._first, []
+        if all(map(torch.equal, first, self._some_values())):
             warnings.warn(
                 f"no parameter of the step has changed in {UNUSED_CALLS} calls with gradients; an "
                 "optimizer is to be made of step.parameters(), after sw.compile, since those of "
                 "the model itself are no longer used",
-                stacklevel=5,
+                stacklevel=6,
             )
 
     def check_hooks(self) -> None:

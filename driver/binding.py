@@ -42,7 +42,10 @@ class Binding:
         try:
             given = bind(*args, **kwargs).arguments
         except TypeError as error:
-            raise TypeError(f"the step takes what the model's forward takes: {error}.") from None
+            names = ", ".join(self.signature.parameters) or "nothing"
+            raise TypeError(
+                f"the step takes what the model's forward takes, {names}: {error}."
+            ) from None
         positional: list[Any] = []
         keywords: dict[str, Any] = {}
         for name, parameter in self.signature.parameters.items():

@@ -14,12 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shardweave.ir.capture.outputs import NO_LOSS, loss_of
 from shardweave.ir.program import Program
 from shardweave.ir.types import dtype_of_value
 
@@ -167,18 +167,11 @@ def coarsest_dtype(program: Program, dtype: torch.dtype) -> torch.dtype:
     return max(known, key=lambda known: torch.finfo(known).eps, default=dtype)
 
 
-def loss_of(output: Any) -> Tensor:
-    """The scalar loss in what a model returns: itself, `.loss`, ["loss"], or the first item."""
-    if isinstance(output, Tensor):
-        return output
-    if isinstance(output, tuple | list):
-        return loss_of(output[0])
-    return output["loss"] if isinstance(output, Mapping) else output.loss
-
-
 def eager_step(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     """One forward and backward pass of the model, which adds to its gradients; the loss."""
     loss = loss_of(model(**batch))
+    if loss is None:
+        raise ValueError(NO_LOSS)
     loss.backward()
     return loss
 

@@ -20,6 +20,7 @@ from shardweave.driver.precision import check_precision, in_precision, reducing_
 from shardweave.driver.programs import MAX_PROGRAMS, CompiledPrograms, backend_of, seed_of
 from shardweave.driver.request_text import describe
 from shardweave.driver.run_options import BACKENDS
+from shardweave.ir.capture.arguments import check_batch, check_loss
 from shardweave.ir.capture.outputs import LossChoice
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
@@ -116,6 +117,8 @@ def compile(
             "the model is wrapped in DistributedDataParallel, whose work a step does itself; pass "
             "model.module."
         )
+    check_batch(args)
+    check_loss(loss)
     if backend not in BACKENDS:
         raise ValueError(f"backend '{backend}' is unknown; use one of {', '.join(BACKENDS)}.")
     precision = precision or ""

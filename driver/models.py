@@ -56,7 +56,8 @@ def build_example(spec: str, *, dtype: torch.dtype = torch.float32, seed: int = 
       cnn:depth=18,channels=16,...    a ResNet-like CNN (CNNConfig)
       hf:TYPE[:field=value,...]       a Hugging Face model with random weights; `tiny` among
                                       the fields gives small sizes to those that are left out
-      package.module:factory          factory() -> Example or (module, kwargs)
+      package.module:factory          factory() -> Example or (module, inputs): a dict of tensors
+                                      by argument name, or as many as forward's first arguments
 
     The same spec, dtype and seed give the same weights and inputs; torch's global random state
     is left as it was. Under FakeTensorMode nothing is allocated. ValueError says what is wrong
@@ -190,11 +191,13 @@ def _factory_example(module_name: str, attribute: str, dtype: torch.dtype) -> Ex
     made = factory()
     where = f"factory {module_name}:{attribute}"
     if isinstance(made, tuple) and len(made) == 2:
-        made = Example(*made)
+        module, batch = made
+        made = Example(module, _by_name(where, module, batch))
     if not isinstance(made, Example):
         raise ValueError(
             f"{where} returned {type(made).__name__}; "
-            f"it should return an Example or (module, kwargs)."
+            f"it should return (module, inputs), the inputs as a dict of tensors by argument name, "
+            f"or in the order of forward's arguments."
         )
     _check_example(where, made)
     if all(p.dtype == dtype for p in made.module.parameters() if p.is_floating_point()):
@@ -205,6 +208,28 @@ def _factory_example(module_name: str, attribute: str, dtype: torch.dtype) -> Ex
         for name, value in made.kwargs.items()
     }
     return Example(made.module.to(dtype), inputs, (*made.notes, note))
+
+
+def _by_name(where: str, module: Any, batch: Any) -> Any:
+    """A batch of positional arguments as one by the names of forward; others as they are."""
+    if isinstance(batch, Tensor):
+        batch = (batch,)
+    if not isinstance(module, nn.Module) or not isinstance(batch, (tuple, list)):
+        return batch
+    signature = inspect.signature(module.forward)
+    names = ", ".join(signature.parameters) or "nothing"
+    try:
+        given = signature.bind_partial(*batch).arguments
+    except TypeError as error:
+        raise ValueError(
+            f"{where} returned {len(batch)} inputs, but the model's forward takes {names}: {error}."
+        ) from None
+    if any(signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL for name in given):
+        raise ValueError(
+            f"{where} returned its inputs by position, but the model's forward takes {names}; give "
+            "them as a dict, by the names of forward's arguments."
+        )
+    return given
 
 
 def _check_example(where: str, example: Example) -> None:

@@ -58,12 +58,3 @@ def flops_of(op: Operation) -> int:
 def is_attention(op: Operation) -> bool:
     """Whether an op is fused attention, forward or backward."""
     return op.name in _FLOPS and "attention" in op.name
-
-
-def seen_share(op: Operation) -> float:
-    """Of the products of queries by keys in an attention, the share that a kernel computes: half
-    where a query sees the keys before it alone."""
-    assert isinstance(op, AtenOp)
-    if op.name in (ATTENTION, ATTENTION_BACKWARD):
-        return 0.5 if op.tensor("query_positions") is not None else 1.0
-    return 0.5 if op.value("is_causal") else 1.0

@@ -26,6 +26,10 @@ LOCAL = "dist.local"
 DEVICES = "dist.devices"
 USED = "dist.used"
 """Of a parameter, before `insert-collectives`: how ops read it, if that is not how it is stored."""
+PARTS = "dist.parts"
+PART = "dist.part"
+"""Of the weight of a fused projection: in how many linear maps `split-projections` is to compute
+it, and in which shards each reads its part."""
 
 
 INPUT_GRADIENT = "gradient of "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 
 from xdsl.ir import SSAValue
 
@@ -18,6 +19,26 @@ Sizes = tuple[int, ...]
 def dense_strides(shape: Sequence[int]) -> Sizes:
     """Strides of a contiguous tensor."""
     return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+def refines(fine: Sequence[int], coarse: Sequence[int]) -> bool:
+    """Whether each dim of a shape is some neighbouring dims of another of as many elements."""
+    return {math.prod(fine), *dense_strides(fine)}.issuperset(dense_strides(coarse))
+
+
+def common_runs(before: Sequence[int], after: Sequence[int]) -> list[Sizes] | None:
+    """The dims of `before`, each as the finest sizes that dims of both shapes are made of.
+
+    Without sizes of 1. None if the shapes do not nest, as 4 x 6 and 6 x 4 do not.
+    """
+    steps = sorted({math.prod(before), *dense_strides(before), *dense_strides(after)})
+    if steps[0] == 0 or any(major % minor for minor, major in pairwise(steps)):
+        return None
+    runs: list[Sizes] = []
+    for size, stride in zip(before, dense_strides(before), strict=True):
+        own = [step for step in reversed(steps) if stride <= step <= stride * size]
+        runs.append(tuple(major // minor for major, minor in pairwise(own)))
+    return runs
 
 
 def expected_strides(value: SSAValue) -> Sizes:

@@ -29,6 +29,7 @@ PASSES: dict[str, str] = {
     "split-addmm": "shardweave.passes.split_addmm:SplitAddmmPass",
     "split-attention": "shardweave.passes.split_attention:SplitAttentionPass",
     "split-batch": "shardweave.passes.split_batch:SplitBatchPass",
+    "split-projections": "shardweave.passes.split_projections:SplitProjectionsPass",
     "start-collectives": "shardweave.passes.start_collectives:StartCollectivesPass",
     "unfuse-kernels": "shardweave.passes.unfuse_kernels:UnfuseKernelsPass",
     "unroll-time-axes": "shardweave.passes.unroll_time_axes:UnrollTimeAxesPass",

@@ -8,9 +8,10 @@ from xdsl.ir import Operation
 
 from shardweave.ir.annotations import layer_of, phase_of, set_wanted_attrs
 from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.literals import to_attribute
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Placement, Sharding
-from shardweave.ir.program import USED, Program
+from shardweave.ir.program import PART, PARTS, USED, Program
 from shardweave.ir.types import shape_of
 from shardweave.planners.cost.zero import DATA_AXIS
 from shardweave.planners.pipelines.choose import devices_of_plan
@@ -68,6 +69,27 @@ def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:
     program.set_argument_attributes(USED, found)
     if plan.zero:
         _divide_parameters(program, mesh, found)
+    if plan.projections:
+        _annotate_projections(plan, program)
+
+
+def _annotate_projections(plan: Plan, program: Program) -> None:
+    """Into how many linear maps the weights of fused projections are to be split."""
+    table = Lookup(dict.fromkeys(plan.projections, ""))
+    keys = {
+        index: table.key(slot.name, *slot.aliases)
+        for index, slot in enumerate(program.arguments)
+        if slot.kind == "param" and len(shape_of(slot.value)) > 1
+    }
+    found = {index: plan.projections[key] for index, key in keys.items() if key is not None}
+    counts = {index: to_attribute(one.parts) for index, one in found.items()}
+    program.set_argument_attributes(PARTS, counts)
+    used = {
+        index: read_sharding(one.used, f"projection '{keys[index]}'")
+        for index, one in found.items()
+        if one.used
+    }
+    program.set_argument_attributes(PART, used)
 
 
 def _divide_parameters(program: Program, mesh: Mesh, used: Mapping[int, ShardingAttr]) -> None:

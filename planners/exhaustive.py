@@ -59,12 +59,13 @@ def plan_exhaustive(
     """The fastest of all: data x tensor x sequence parallelism x recomputation x sub-batches.
 
     Tensor degrees follow Megatron's rule; without a mesh, all degrees whose product is the
-    cluster's devices are tried. Objective: simulated seconds of a step, of plans that fit
-    into memory. Exact in its space if that has at most `simulate` plans: each is partitioned and
-    simulated. Of a larger one every sharding is partitioned, the rest of the space is estimated
-    from its blocks (`estimated`), and the best `simulate` are simulated; a reason says so. `top`:
-    candidates that the plan lists. `zero`: the ZeRO stage of plans with replicas, which are
-    simulated by block. `precision`: as of a plan. Time: a partition for each plan simulated.
+    cluster's devices are tried. Axes of sequences and of experts are not in the space. Objective:
+    simulated seconds of a step, of plans that fit into memory. Exact in its space if that has at
+    most `simulate` plans: each is partitioned and simulated. Of a larger one every sharding is
+    partitioned, the rest of the space is estimated from its blocks (`estimated`), and the best
+    `simulate` are simulated; a reason says so. `top`: candidates that the plan lists. `zero`: the
+    ZeRO stage of plans with replicas, which are simulated by block. `precision`: as of a plan.
+    Time: a partition for each plan simulated.
 
     Raises PlanError if none can be made or none fits, with the smallest shortfall of memory.
     """

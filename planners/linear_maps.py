@@ -82,9 +82,11 @@ def _sides(rule: Rule, weight: int) -> tuple[int, int] | None:
 def parameter_of(
     value: SSAValue, parameters: Collection[SSAValue]
 ) -> tuple[SSAValue, list[AtenOp]] | None:
-    """The parameter that a value is a view of, and the views, outermost first."""
+    """The parameter that a value is a view of, or a part, and the views, outermost first."""
     views: list[AtenOp] = []
-    while isinstance(value.owner, AtenOp) and facts_of(value.owner).keeps_weight:
+    while isinstance(value.owner, AtenOp) and (
+        facts_of(value.owner).keeps_weight or value.owner.name == "aten.slice.Tensor"
+    ):
         views.append(value.owner)
         value = value.owner.operands[0]
     return (value, views) if value in parameters else None

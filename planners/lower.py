@@ -27,6 +27,7 @@ from shardweave.ir.sharding.pending_sums import add_pending_sums
 from shardweave.ir.sharding.propagate import propagate
 from shardweave.ir.sharding.repeat_heads import repeat_key_heads
 from shardweave.ir.sharding.split_addmm import split_addmms
+from shardweave.ir.sharding.split_projections import split_projections
 from shardweave.ir.sharding.sub_batches import split_batch
 from shardweave.ir.staged import MICRO, parts_of
 from shardweave.ir.text import without_gc
@@ -51,6 +52,7 @@ DEFAULT_SCHEDULE = "in-order"
 
 FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "split-batch": split_batch,
+    "split-projections": split_projections,
     "split-addmm": split_addmms,
     "repeat-key-heads": repeat_key_heads,
     "split-attention": split_attention,
@@ -95,7 +97,10 @@ def lowering_of(plan: Plan) -> Lowering:
 
 def partitioning_of(plan: Plan) -> Lowering:
     """The first part of `lowering_of`: to a local program that waits for every message."""
-    steps = annotation_steps(plan) + [(name, dict[str, Any]()) for name in PARTITIONING]
+    steps = annotation_steps(plan)
+    if plan.projections:
+        steps.append(("split-projections", {}))
+    steps += [(name, dict[str, Any]()) for name in PARTITIONING]
     if plan.attention_parts > 1:
         at = PARTITIONING.index("repeat-key-heads") - len(PARTITIONING) + 1
         steps.insert(len(steps) + at, ("split-attention", {"parts": plan.attention_parts}))

@@ -20,17 +20,23 @@ from shardweave.ir.placement import (
     ordered,
 )
 from shardweave.ir.program import Program
+from shardweave.ir.sharding.projections import Place
 from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.types import shape_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.degrees import divisors
 from shardweave.planners.expert_cut import expert_cut
+from shardweave.planners.fused_projections import fused_cut
 from shardweave.planners.linear_maps import Cut, input_embeddings, stored_cut
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_names import sharding_text
+from shardweave.planners.plan_parts import SplitProjection
 from shardweave.planners.replicated import batch_shardings, idle_data
 from shardweave.planners.sequence_cut import SequenceCut, sequence_cut
 from shardweave.planners.structure import parallel_pairs
+
+CONTEXT, EXPERT = "context", "expert"
+"""The axes over which sequences and experts are cut unless others are named."""
 
 
 def plan_megatron(
@@ -40,8 +46,8 @@ def plan_megatron(
     cluster: Cluster | None = None,
     tensor: str = "tensor",
     data: str = "data",
-    context: str = "context",
-    expert: str = "expert",
+    context: str = CONTEXT,
+    expert: str = EXPERT,
     sequence_parallel: bool = False,
     attention_parts: int = 1,
 ) -> Plan:
@@ -91,10 +97,14 @@ def plan_megatron(
     notes += cut.notes
     cuts = experts.parameters
     activations: dict[str, str] = {}
+    projections: Mapping[Place, Cut] = {}
     if tensor in mesh.names and mesh.size(tensor) > 1:
         uneven: dict[AtenOp, str] = {}
         size = mesh.size(tensor)
         by_tensor = parallel_pairs(program, tensor, size, uneven, stacked=experts.stacked)
+        fused = None if experts.stacked else fused_cut(program, tensor, size, uneven)
+        if fused is not None:
+            by_tensor, uneven, projections = fused.parameters, fused.uneven, fused.weights
         notes += _uneven_notes(uneven, f"{tensor}={size}")
         _cut_vocabulary(program, tensor, mesh, by_tensor)
         cuts = _joined(by_tensor, cuts)
@@ -107,6 +117,12 @@ def plan_megatron(
             activations, more = _sequence(program, mesh, tensor, batch_axes, cut)
             notes += more
     parameters, used = _stored_and_used(program, mesh, cuts, expert)
+    names = {slot.value: slot.name for slot in program.arguments}
+    for place in projections:
+        shape, whole = shape_of(place.value), Sharding.replicated(len(shape_of(place.value)))
+        stored = whole.with_dim(place.dim, contiguous([tensor], shape[place.dim], mesh))
+        used[names[place.value]] = sharding_text(whole.dims, shape)
+        parameters[names[place.value]] = sharding_text(stored.dims, shape)
     return Plan(
         mesh={axis.name: axis.size for axis in mesh.axes},
         parameters=parameters,
@@ -114,6 +130,10 @@ def plan_megatron(
         inputs=inputs,
         activations=activations,
         attention_parts=attention_parts if cut.placements else 1,
+        projections={
+            names[place.value]: SplitProjection(place.count, sharding_text(part, place.shape))
+            for place, part in projections.items()
+        },
         planner="megatron",
         notes=tuple(notes),
     )

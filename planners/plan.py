@@ -14,7 +14,13 @@ from typing import Any, cast
 
 from shardweave.planners import plan_parts as parts
 from shardweave.planners.cost.memory import PRECISIONS
-from shardweave.planners.plan_parts import Candidate, Pipeline, PlanError, Predicted
+from shardweave.planners.plan_parts import (
+    Candidate,
+    Pipeline,
+    PlanError,
+    Predicted,
+    SplitProjection,
+)
 
 FORMAT = "shardweave.plan/1"
 
@@ -32,6 +38,9 @@ class Plan:
 
     batch_split: sub-batches run one after another (`split-batch`). attention_parts: parts of keys
     and values, where these are cut along the sequence, that attention merges (`split-attention`).
+    projections: the weights of fused projections, such as that of queries, keys and values, each of
+    whose parts is computed by a linear map of its own (`split-projections`), so that heads that do
+    not divide can be cut.
     recompute: policy of `rematerialize`. schedule: of `overlap-communication`; `cluster` (a preset
     or a file) is the one it orders for. pipeline: stages, None for one. zero: how much of
     parameters is also sharded over the data axis: 1 optimizer state, 2 gradients too, 3 parameters
@@ -51,6 +60,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     batch_split: int = 1
     attention_parts: int = 1
+    projections: Mapping[str, SplitProjection] = field(default_factory=dict[str, SplitProjection])
     recompute: str = "none"
     schedule: str = ""
     cluster: str = ""
@@ -152,7 +162,7 @@ class Plan:
 
 
 _ALWAYS = ("mesh", "parameters", "inputs", "activations", "planner", "notes")
-_TABLES = ("mesh", "parameters", "used", "inputs", "activations")
+_TABLES = ("mesh", "parameters", "used", "inputs", "activations", "projections")
 _READERS: dict[str, parts.Reader] = {
     "mesh": parts.table_of(parts.at_least(1), "axis sizes"),
     "parameters": parts.table_of(parts.text, "shardings"),
@@ -163,6 +173,7 @@ _READERS: dict[str, parts.Reader] = {
     "notes": parts.list_of(parts.text, "strings"),
     "batch_split": parts.at_least(1),
     "attention_parts": parts.at_least(1),
+    "projections": parts.table_of(parts.projection, "projections"),
     "recompute": parts.one_of(parts.RECOMPUTE),
     "schedule": parts.one_of(parts.SCHEDULES),
     "cluster": parts.text,
@@ -179,6 +190,9 @@ def _json(value: Any) -> Any:
     """A field's value as JSON data."""
     if is_dataclass(value):
         return parts.without_defaults(value)
+    if isinstance(value, dict):
+        items = cast("dict[str, Any]", value).items()
+        return {key: _json(one) for key, one in items}
     if isinstance(value, tuple):
         return [_json(one) for one in cast("tuple[Any, ...]", value)]
     return value

@@ -91,6 +91,7 @@ def check_names(plan: Plan, program: Program) -> None:
     for what, table, known in (
         ("parameter", plan.parameters, names),
         ("parameter", plan.used, names),
+        ("parameter", dict.fromkeys(plan.projections, ""), names),
         ("input", plan.inputs, inputs),
         ("layer", plan.activations, layers),
     ):

@@ -52,6 +52,18 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
+class SplitProjection:
+    """A fused projection that is computed by a linear map for each of its parts.
+
+    parts: how many there are, of equal size. used: the sharding in which ops read the weight of
+    each part, the text of one; empty: it follows from others.
+    """
+
+    parts: int
+    used: str = ""
+
+
+@dataclass(frozen=True)
 class Predicted:
     """What a step is expected to take on one device.
 
@@ -177,6 +189,9 @@ def record_of(kind: type[Any], readers: Mapping[str, Reader]) -> Reader:
         return kind(**{key: readers[key](one, f"{where}.{key}") for key, one in data.items()})
 
     return read
+
+
+projection = record_of(SplitProjection, {"parts": at_least(2), "used": text})
 
 
 def _checked_pipeline(value: object, where: str) -> Pipeline:

@@ -73,6 +73,12 @@ def parallel_pairs(
     return {value: cut for value, (cut, _) in found.cuts.items()}
 
 
+def separable_maps(program: Program, axis: str, size: int) -> dict[AtenOp, Cut]:
+    """The linear maps that `parallel_pairs` cuts along their outputs, and the cut of these."""
+    found = _separable(program, axis, size)
+    return {op: found.labels[op.results[0]].cut for op in found.together}
+
+
 def find_pairs(program: Program, axis: str, size: int) -> list[Pair]:
     """The maps of `parallel_pairs`, those together that are cut together, in program order."""
     found = _separable(program, axis, size)

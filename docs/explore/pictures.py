@@ -20,9 +20,6 @@ from shardweave.driver.models import build_example
 from shardweave.tests.browser import SCHEMES, browse
 
 FOLDER = Path(__file__).parent
-COLOURS = 160
-"""Of a picture; with more, the files are several times as large."""
-
 PAGES = {
     "gpt": (
         "gpt:layers=4,hidden=256,heads=4,vocab=1024,seq=128,batch=8",
@@ -85,7 +82,7 @@ def shoot(page: Path, name: str, folder: Path) -> None:
             )
             picture = Image.open(out).convert("RGB").crop((0, 0, width, height))
             path = FOLDER / f"{name}-{width}-{scheme}.png"
-            picture.quantize(COLOURS).save(path, optimize=True)
+            picture.save(path, optimize=True)
             print(f"wrote {path} ({path.stat().st_size // 1024} KiB)")
 
 

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch.utils._pytree as pytree
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardweave.ir.capture.site import CaptureError
 
@@ -67,6 +68,34 @@ def taken_apart(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Form, d
     structure = f"{tree} {constants!r}"
     form = Form(len(args), tuple(tensors), constants, structure, tuple(leaves), tree)
     return form, tensors
+
+
+def check_batch(args: Any) -> None:
+    """Raises TypeError for an example batch that is not a sequence of positional arguments."""
+    if isinstance(args, Tensor):
+        raise TypeError("the example's args are a tensor; give a tuple of arguments, as in (x,).")
+    if isinstance(args, Mapping):
+        raise TypeError(
+            "the example's args are a dict; give arguments by name as kwargs=, or as (batch,) if "
+            "forward takes the dict itself."
+        )
+
+
+def check_loss(choice: Any) -> None:
+    """Raises TypeError for a function `loss=` that does not take one argument."""
+    function = choice.forward if isinstance(choice, nn.Module) else choice
+    if not callable(function):
+        return
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        raise TypeError(
+            "loss= is called with what the model returns, and nothing else. A criterion that takes "
+            "labels too belongs in the model: write a module whose forward takes inputs and "
+            "labels, calls both, and returns the loss."
+        ) from None
+    except ValueError:  # a builtin, whose arguments are not known
+        return
 
 
 def _name(path: Sequence[Any]) -> str:

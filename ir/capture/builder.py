@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from xdsl.ir import Attribute, Block, SSAValue
 from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.infer import infer_types
 from shardweave.ir.philox import RANDOM, Distribution, position_steps
+from shardweave.ir.strides import common_runs, refines
 from shardweave.ir.syntax import Operands
-from shardweave.ir.types import AnyTensor, dtype_of, tensor_type, tensor_type_of
+from shardweave.ir.types import AnyTensor, dtype_of, shape_of, tensor_type, tensor_type_of
 
 
 class Builder:
@@ -94,7 +96,11 @@ class Builder:
         return self.add("aten.full", [], [type_], {"fill_value": value}).results[0]
 
     def view(self, value: SSAValue, shape: Sequence[int]) -> SSAValue:
-        """The value under another shape; views of views are folded."""
+        """The value under another shape; views of views are folded.
+
+        Dims that were merged, permuted together and are taken apart now stay apart: `b h -> (b h)`
+        would only hide that heads can be cut.
+        """
         source = value
         while isinstance(source.owner, AtenOp) and source.owner.name == "aten.view":
             source = source.owner.operands[0]
@@ -102,7 +108,31 @@ class Builder:
         wanted = tensor_type(shape, dtype_of(type_.element_type))
         if wanted == type_:
             return source
+        apart = self._kept_apart(source, shape)
+        if apart is not None:
+            return apart
         return self.add("aten.view", [source], [wanted]).results[0]
+
+    def _kept_apart(self, source: SSAValue, shape: Sequence[int]) -> SSAValue | None:
+        """A view of a permutation of a view, without the merging of dims between; else None."""
+        permutation = source.owner
+        if not (isinstance(permutation, AtenOp) and permutation.name == "aten.permute"):
+            return None
+        inner = permutation.operands[0]
+        if not (isinstance(inner.owner, AtenOp) and inner.owner.name == "aten.view"):
+            return None
+        origin = inner.owner.operands[0]
+        order: list[int] = permutation.value("dims")
+        runs = common_runs(shape_of(source), shape)
+        if runs is None or refines(shape_of(inner), shape_of(origin)):
+            return None
+        by_dim = dict(zip(order, runs, strict=True))
+        fine = [size for dim in range(len(order)) for size in by_dim[dim]]
+        if not refines(fine, shape_of(origin)):
+            return None
+        ends = list(accumulate(len(by_dim[dim]) for dim in range(len(order))))
+        moved = [at for dim in order for at in range(ends[dim] - len(by_dim[dim]), ends[dim])]
+        return self.view(self.permute(self.view(origin, fine), moved), shape)
 
     def permute(self, value: SSAValue, dims: Sequence[int]) -> SSAValue:
         """The value with its dims permuted; permutations of permutations are folded."""

@@ -10,7 +10,7 @@ import torch
 
 from shardweave.ir.annotations import describe
 from shardweave.ir.blocks import store_blocks
-from shardweave.ir.capture.arguments import Form
+from shardweave.ir.capture.arguments import Form, check_batch
 from shardweave.ir.capture.fx_import import import_graph
 from shardweave.ir.capture.module_tree import block_paths
 from shardweave.ir.capture.outputs import Outputs
@@ -45,8 +45,10 @@ def capture(
     What it draws are `dist.random`, whose state is a buffer `random_state` of the program.
 
     Raises CaptureError, naming the module, for what has no exact form: data-dependent shapes,
-    distributions such as `torch.multinomial`, untraceable code.
+    distributions such as `torch.multinomial`, untraceable code; TypeError for arguments that
+    forward does not take.
     """
+    check_batch(args)
     return _program(trace(model, args, kwargs or {}, Kind(train=train)), model)
 
 

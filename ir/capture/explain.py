@@ -12,10 +12,14 @@ from shardweave.ir.capture.site import CaptureError, Site, site_of_frames, site_
 
 _RAISED = re.compile(r"raised exception (\w+)\((.*)\)$", re.MULTILINE)
 _EAGER = re.compile(r"\): got (\w+)\((.*)\)$", re.MULTILINE)
+_WRONG_TYPE = re.compile(
+    r"^TypeError when making fake.*?context: TypeError <.*?>: (.*?)$", re.MULTILINE | re.DOTALL
+)
 
 _REMEDIES = (
     ("set_ on a graph input", "change the tensor by copy_(), not through .data"),
     ("branch", "choose by torch.where, which computes both sides"),
+    ("failed to bind arguments", "call it with the arguments that it takes, as in eager"),
     ("assert", "take the assertion out of forward"),
     ("operator `print`", "take it out of forward"),
     ("tolist", "keep the value a tensor"),
@@ -51,6 +55,10 @@ def explained(error: Exception, observation: Observation) -> CaptureError:
     eager = _EAGER.search(text)
     if eager is not None:
         return CaptureError(f"{site}: {_unquoted(eager[2])}")
+    wrong = _WRONG_TYPE.search(text)
+    if wrong is not None:
+        said = wrong[1].replace("immutable_dict", "dict").replace("immutable_list", "list")
+        return CaptureError(f"{site}: forward raises TypeError: {said}")
     if "data-dependent expression" in text:
         return CaptureError(f"{site}: {_NUMBER}")
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -24,7 +24,8 @@ LOSS = "loss"
 
 NO_LOSS = (
     "the model's output has no scalar loss; return the loss, a tuple that begins with it, or an "
-    "object or dict with 'loss'."
+    "object or dict with 'loss'. Where a criterion computes it outside of the model, write a "
+    "module whose forward takes inputs and labels, calls both, and returns the loss."
 )
 _MANY_SCALARS = (
     "the model returns several scalars and no 'loss' among them; say which it is: loss='name' or "

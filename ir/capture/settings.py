@@ -49,6 +49,20 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _plain_encoders() -> Iterator[None]:
+    """nn.TransformerEncoder and nn.MultiheadAttention in evaluation as the ops of training.
+
+    Their fused kernels for inference are one op that nothing could cut.
+    """
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_enabled)
+
+
+@contextlib.contextmanager
 def _compiling() -> Iterator[None]:
     """Code that asks is told that it is compiled, but not exported.
 
@@ -163,6 +177,7 @@ def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
         stack.enter_context(torch._dynamo.config.patch(allow_rnn=True, trace_autograd_ops=True))
         stack.enter_context(_without_effects())
         stack.enter_context(traced_anywhere())
+        stack.enter_context(_plain_encoders())
         mode = _fake_mode_of(model)
         if mode is not None:
             stack.enter_context(mode)

@@ -9,6 +9,7 @@ backward together, whose inputs and outputs say what they are.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -100,6 +101,8 @@ def trace(
     """
     model, args, kwargs = off_meta(model, args, kwargs)
     _check_arguments(args, kwargs)
+    if form is None:
+        _check_signature(model, args, kwargs)
     check_hooks(model)
     has_gradients = kind.has_gradients
     wrapped = Wrapped(
@@ -147,6 +150,19 @@ def _check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
                 f"argument '{name}' is a {type(value).__name__}; pass tensors only, and bind the "
                 "rest with functools.partial or in the model."
             )
+
+
+def _check_signature(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        names = ", ".join(signature.parameters) or "nothing"
+        raise CaptureError(
+            f"the batch does not fit the model's forward, which takes {names}: {error}."
+        ) from None
 
 
 def _trace(

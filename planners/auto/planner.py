@@ -12,6 +12,7 @@ from shardweave.planners.auto.constraints import Constraints, point_of, with_mem
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.plans import PlanMaker
+from shardweave.planners.auto.point import JointPoint
 from shardweave.planners.auto.proposals import Make, proposals
 from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.auto.search import JointSearch
@@ -126,7 +127,12 @@ def _proposed(
     wide = [point for point, _ in search.seen if point.tensor > 1 and point.stages == 1]
     meshes = [Mesh(data=point.data, tensor=point.tensor) for point in wide]
     found = proposals(
-        search.evaluator, cluster, mesh, options.precision, list(dict.fromkeys(meshes))
+        search.evaluator,
+        cluster,
+        mesh,
+        options.precision,
+        list(dict.fromkeys(meshes)),
+        search.best[0] if search.best else JointPoint(),
     )
     depths = search.evaluator.depths
     for name, make in found:

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.amp import plan_amp
 from shardweave.planners.auto.evaluate import Evaluator
+from shardweave.planners.auto.point import JointPoint
 from shardweave.planners.auto.reader import Depths
 from shardweave.planners.axonn import plan_axonn
 from shardweave.planners.axonn.planner import best_grid
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.workload import workload_of
-from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.degrees import divisors
+from shardweave.planners.megatron import CONTEXT, EXPERT, plan_megatron
 from shardweave.planners.oases import plan_oases
 from shardweave.planners.plan import Plan
 
@@ -23,18 +26,31 @@ MOST_OASES = 2
 """How many meshes Oases plans for: those of the fastest points with a tensor axis."""
 
 
+MOST_FURTHER = 2
+"""How many sizes of an axis of sequences, and of one of experts, are priced for a tensor degree."""
+
+
 Make = Callable[[Program], Plan]
 """Plans a program, or the same with fewer blocks, always in the same way."""
 
 
 def proposals(
-    evaluator: Evaluator, cluster: Cluster, mesh: Mesh | None, precision: str, meshes: list[Mesh]
+    evaluator: Evaluator,
+    cluster: Cluster,
+    mesh: Mesh | None,
+    precision: str,
+    meshes: list[Mesh],
+    like: JointPoint,
 ) -> Iterator[tuple[str, Make]]:
-    """Planners by name, each as a function that plans. meshes: with a tensor axis, for Oases.
+    """Planners by name, each as a function that plans. meshes: with a tensor axis, for Oases. like:
+    the fastest point, after which Megatron's rule cuts sequences and experts over axes that the
+    space lacks.
 
-    Of a deep model AxoNN's alone: Megatron's rule and AMP's cuts are in the space, and the degrees
-    of Oases' blocks, which may differ, do not follow from a few.
+    Of a deep model these and AxoNN's alone: Megatron's rule and AMP's cuts are in the space, and
+    the degrees of Oases' blocks, which may differ, do not follow from a few.
     """
+    if mesh is None:
+        yield from _further(evaluator, cluster, precision, like)
     if mesh is None or set(mesh.names) <= {"x", "y", "z", "data"}:
         yield "axonn", _axonn(evaluator.depths, cluster, mesh, precision)
     if evaluator.depths.is_deep:
@@ -66,3 +82,29 @@ def _axonn(depths: Depths, cluster: Cluster, mesh: Mesh | None, precision: str) 
         return best_grid(depths.read, cluster, work, precision, depths.copies)
 
     return lambda program: plan_axonn(program, mesh or grid(), cluster=cluster, precision=precision)
+
+
+def _further(
+    evaluator: Evaluator, cluster: Cluster, precision: str, like: JointPoint
+) -> Iterator[tuple[str, Make]]:
+    """Megatron's rule with an axis of sequences or of experts, where that cuts anything."""
+    batch = evaluator.maker.estimator.reader.batch
+    for axis, tensor in product((CONTEXT, EXPERT), dict.fromkeys((1, like.tensor))):
+        rest = cluster.num_devices // tensor
+        sizes = [n for n in divisors(rest) if n > 1 and batch % (rest // n) == 0]
+        for size in sizes[:MOST_FURTHER]:
+            degrees = {"data": rest // size, axis: size, "tensor": tensor}
+            mesh = Mesh(**{name: n for name, n in degrees.items() if n > 1})
+            if _is_cut(plan_megatron(evaluator.depths.read, mesh), axis):
+
+                def make(program: Program, mesh: Mesh = mesh) -> Plan:
+                    plan = plan_megatron(program, mesh)
+                    zero = like.zero if "data" in mesh.names else 0
+                    return replace(plan, precision=precision, recompute=like.recompute, zero=zero)
+
+                yield f"megatron on {mesh}", make
+
+
+def _is_cut(plan: Plan, axis: str) -> bool:
+    texts = (*plan.inputs.values(), *plan.parameters.values())
+    return any(f'"{axis}"' in text for text in texts)

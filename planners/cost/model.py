@@ -17,6 +17,7 @@ from typing import Literal, cast
 
 from xdsl.ir import Operation, SSAValue
 
+from shardweave.ir.aten import AtenOp
 from shardweave.ir.dist import (
     COLLECTIVES,
     STARTED,
@@ -24,8 +25,11 @@ from shardweave.ir.dist import (
     WaitOp,
     sent_bytes,
 )
-from shardweave.ir.flops import flops_of, is_attention, seen_share
+from shardweave.ir.flops import flops_of, is_attention
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
+from shardweave.ir.seen_keys import is_causal, seen_share
+from shardweave.ir.sharding.rules.attention import FLASH
 from shardweave.ir.storage import is_view
 from shardweave.ir.traffic import bytes_moved
 from shardweave.ir.types import (
@@ -45,6 +49,10 @@ from shardweave.planners.cost.links import Ring, ring_of, rounds_of
 
 DEFAULT_OP = "default"
 """Name of the curve in `DeviceType.op_times` for ops, by bytes, that have none of their own."""
+
+
+_CURVES = {ATTENTION: FLASH, ATTENTION_BACKWARD: f"{FLASH}_backward"}
+"""Ops that run kernels of others, whose curves theirs are: pieces of attention."""
 
 
 Kind = Literal["compute", "view", "collective", "start", "wait"]
@@ -128,8 +136,8 @@ class CostModel:
             measured = device.measured.get(signature_text(op))
             if measured is not None:
                 return measured
-        flops, moved = _flops(op), bytes_moved(op)
-        curve = device.op_times.get(op.name)
+        flops, moved = _flops(op) * self._imbalance(op), bytes_moved(op)
+        curve = device.op_times.get(_CURVES.get(op.name, op.name))
         if curve is not None and flops:
             peak = _peak(op, device)
             return time_at(curve, flops) * device.flops.get("float32", peak) / peak
@@ -141,9 +149,18 @@ class CostModel:
             return time_at(curve, max(1, moved)) if curve else memory_s + device.overhead_s
         share = device.efficiency
         if device.attention_efficiency and is_attention(op):
-            flops, share = flops * seen_share(op), device.attention_efficiency
+            assert isinstance(op, AtenOp)
+            flops *= 0.5 if is_causal(op) else 1.0
+            share = device.attention_efficiency
         rate = _peak(op, device) * interpolate(share, flops)
         return max(flops / rate, memory_s) + device.overhead_s
+
+    def _imbalance(self, op: Operation) -> float:
+        """How much more than half of its products a causal attention computes on some device,
+        which all wait for: 1 where pieces of the sequence are balanced. 1 of all other ops."""
+        if isinstance(op, AtenOp) and is_attention(op) and is_causal(op):
+            return 2 * seen_share(op, self.mesh)
+        return 1.0
 
     def _signature(self, op: Operation) -> Hashable:
         numbers = [number_of_type(value) for value in op.operands]
@@ -151,6 +168,8 @@ class CostModel:
         numbers += [number_of_type(value) for value in op.results]
         if op.regions:
             return op.name, _flops(op), tuple(numbers)
+        if isinstance(op, AtenOp) and is_attention(op):
+            return op.name, seen_share(op, self.mesh), tuple(numbers)
         return op.name, tuple(numbers)
 
     # Communication

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from shardweave.backends import accumulate
 from shardweave.backends.checkpoint import checkpointable
 from shardweave.backends.distributed import step_of
 from shardweave.backends.emit import emit
@@ -246,6 +248,9 @@ def train_squares() -> list[float]:
         assert isinstance(parameter, DTensor)
         assert torch.equal(parameter.full_tensor(), model.get_parameter(name)), name
     errors: list[float] = []
+    # Neither way of changing parameters is taken for none.
+    warnings.simplefilter("error", UserWarning)
+    accumulate.UNUSED_CALLS = 2
     for foreach in (True, False):
         optimizers = [
             torch.optim.AdamW(module.parameters(), lr=0.1, foreach=foreach)

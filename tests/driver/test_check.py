@@ -18,7 +18,7 @@ from shardweave.driver.check import (
     coarsest_dtype,
     compare,
     compare_steps,
-    loss_of,
+    eager_step,
     moved_steps,
     relative_error,
     results_of,
@@ -26,6 +26,7 @@ from shardweave.driver.check import (
     tolerance_of,
 )
 from shardweave.ir.capture.capture import capture
+from shardweave.ir.capture.outputs import loss_of
 
 F64 = torch.float64
 
@@ -155,10 +156,16 @@ def test_eager_run_gives_loss_gradients_and_updated_buffers() -> None:
 
 def test_loss_is_found_in_whatever_a_model_returns() -> None:
     loss = torch.tensor(1.5)
-    for output in (loss, (loss, "logits"), {"loss": loss}, nn.Module()):
+    alone = {"contrastive": loss, "image": torch.ones(2)}
+    for output in (loss, (loss, "logits"), {"loss": loss}, alone, nn.Module()):
         if isinstance(output, nn.Module):
             output.loss = loss
         assert loss_of(output) is loss
+
+
+def test_eager_model_without_a_loss_is_refused() -> None:
+    with pytest.raises(ValueError, match="no scalar loss; return the loss"):
+        eager_step(nn.Identity(), {"input": torch.ones(2)})
 
 
 def test_relative_error_of_an_expected_zero_is_absolute() -> None:

@@ -70,8 +70,9 @@ def test_gradients_that_no_optimizer_uses_are_warned_of() -> None:
     for _ in range(UNUSED_CALLS - 1):
         step(X)
         before.step()
-    with pytest.warns(UserWarning, match=r"made of step.parameters\(\), after sw.compile"):
+    with pytest.warns(UserWarning, match=r"made of step.parameters\(\), after sw.compile") as seen:
         step(X)
+    assert seen[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(UNUSED_CALLS):

@@ -363,9 +363,14 @@ def test_factory_model_is_converted_to_the_dtype_with_a_note(factories: types.Mo
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (MeanOfLinear(), r"returned MeanOfLinear; .*Example or \(module, kwargs\)"),
+        (MeanOfLinear(), r"returned MeanOfLinear; .*\(module, inputs\), .* by argument name"),
         ((len, {}), r"builtin_function_or_method as its module; .*torch.nn.Module"),
-        ((MeanOfLinear(), [1]), r"returned list as its inputs; .*dict of tensors"),
+        ((MeanOfLinear(), "x"), r"returned str as its inputs; .*dict of tensors"),
+        ((MeanOfLinear(), [1]), r"returned int as input 'x'; .*tensor"),
+        (
+            (MeanOfLinear(), torch.ones(2, 2, 3).unbind()),
+            r"returned 2 inputs, but the model's forward takes x: too many positional arguments",
+        ),
         ((MeanOfLinear(), {"x": 1}), r"returned int as input 'x'; .*tensor"),
     ],
 )
@@ -375,6 +380,13 @@ def test_wrong_return_of_a_factory_is_named(
     factories.make = lambda: made  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=message):
         build_example("user_models:make")
+
+
+def test_factory_may_give_inputs_in_the_order_of_forward(factories: types.ModuleType) -> None:
+    x = torch.ones(2, 3)
+    for batch in (x, (x,), [x], {"x": x}):
+        factories.make = lambda batch=batch: (MeanOfLinear(), batch)  # type: ignore[attr-defined]
+        assert build_example("user_models:make").kwargs == {"x": x}
 
 
 def test_factory_is_found_in_the_current_directory(

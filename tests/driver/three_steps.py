@@ -10,9 +10,9 @@ import sys
 import torch
 
 import shardweave as sw
-from shardweave.driver.check import loss_of
 from shardweave.driver.launch import end_process
 from shardweave.driver.models import build_example
+from shardweave.ir.capture.outputs import loss_of
 
 BOUND = 1e-9
 

@@ -264,3 +264,16 @@ def test_python_numbers_become_arguments_and_not_tensors() -> None:
     program = captured_equal(lambda w: (2 * w + 1 - w / 4).square().sum(), (4, 6))
     assert {"aten.mul.Scalar", "aten.add.Scalar", "aten.div.Scalar"} <= names(program)
     assert "aten.full" not in names(program)
+
+
+def test_heads_merged_with_samples_and_taken_apart_again_stay_apart() -> None:
+    """As in `nn.MultiheadAttention`: there heads could not be cut, for samples are more major."""
+
+    def heads(w: Tensor, x: Tensor) -> Tensor:
+        rows = (x @ w).view(5, 2 * 7, 3).transpose(0, 1)  # 5 positions of 2 samples
+        return rows.reshape(2, 7, 5, 3).square().sum(dim=(0, 2, 3)).log().sum()
+
+    program = captured_equal(heads, (4, 21), torch.randn(5, 2, 4, dtype=torch.float64))
+    shapes = {shape_of(op.results[0]) for op in program.ops}
+    assert (5, 2, 7, 3) in shapes
+    assert not any(14 in shape for shape in shapes)

@@ -404,6 +404,15 @@ def test_gradients_are_those_of_eager(function: Callable[..., Any]) -> None:
             r"^the model's output has no scalar loss",
         ),
         (
+            lambda self, a: self.linear({"a": a}).sum(),
+            r"^module 'linear' \(test_capture\.py:.*: forward raises TypeError: linear\(\): "
+            r"argument 'input' \(position 1\) must be Tensor, not dict$",
+        ),
+        (
+            lambda self, a: self.linear(a).sum() + _raise(),  # type: ignore[call-arg]
+            r"trace function _raise\); call it with the arguments that it takes, as in eager\.$",
+        ),
+        (
             lambda self, a: self.linear(a.add_(1)).sum(),
             r"^the model \(test_capture\.py:.*: forward changes input 'arg0' in place; copy it first",
         ),
@@ -420,6 +429,27 @@ def test_what_has_no_exact_form_is_refused_with_what_to_do(
     with pytest.raises(CaptureError, match=expected) as error:
         capture(model, [x()])
     assert "\n" not in str(error.value)
+
+
+def test_batch_that_is_no_call_of_forward_is_explained() -> None:
+    model = nn.Identity()
+    with pytest.raises(
+        CaptureError, match=r"forward, which takes input: got an unexpected keyword"
+    ):
+        capture(model, (x(),), {"ids": x()})
+    with pytest.raises(CaptureError, match=r"which takes input: too many positional arguments\.$"):
+        capture(model, (x(), x()))
+    with pytest.raises(TypeError, match=r"args are a tensor; give a tuple .* \(x,\)"):
+        capture(model, x())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"args are a dict; .* as kwargs=, or as \(batch,\)"):
+        capture(model, {"a": x()})  # type: ignore[arg-type]
+
+
+def test_encoder_is_evaluated_by_ops_that_can_be_cut() -> None:
+    model = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True).eval()
+    program = capture(model, [torch.randn(2, 4, 8)], train=False)
+    assert [op.name for op in program.ops if "encoder" in op.name] == []
+    assert torch.backends.mha.get_fastpath_enabled()
 
 
 @pytest.mark.parametrize("value", [3, None, True, "mean", [torch.ones(2)]])

@@ -15,13 +15,13 @@ from shardweave.planners.auto.constraints import Constraints
 from shardweave.planners.auto.planner import AutoOptions
 from shardweave.planners.call import call_planner
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.lower import Lowerings
+from shardweave.planners.lower import Lowerings, local_program
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.oppa.trials import Host
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import PlanError, Predicted
 from shardweave.planners.predict import simulate_plan
-from shardweave.tests.zoo import captured
+from shardweave.tests.zoo import assert_equals_eager, captured
 
 SPEC = "gpt:layers=1,hidden=32,heads=4,vocab=32,seq=8,batch=8"
 CLUSTER = find_cluster("perlmutter:nodes=1")  # 4 devices
@@ -156,3 +156,25 @@ def test_time_limit_before_anything_fits_says_so() -> None:
 def test_constraints_read_several_values() -> None:
     found = Constraints.parse("tensor=8", "zero=3;recompute=layer")
     assert str(found) == "tensor=8, not zero=3, not recompute=layer"
+
+
+@pytest.mark.parametrize(
+    ("spec", "axis"),
+    [
+        ("gpt:layers=1,hidden=32,heads=4,vocab=32,seq=64,batch=1", "context"),
+        pytest.param(
+            "gpt:layers=1,hidden=16,heads=4,vocab=32,seq=8,batch=4,experts=4,capacity=1",
+            "expert",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_sequences_and_experts_are_cut_where_that_is_proposed(spec: str, axis: str) -> None:
+    case = captured(spec)
+    options = AutoOptions(simulate=2, top=30, fix="tensor=1")
+    plan = plan_auto(case.program, None, cluster=CLUSTER, options=options)
+    names = [one.name for one in plan.candidates]
+    assert any(name.startswith("megatron on") and f"{axis}=" in name for name in names)
+    if axis == "context":  # nothing else cuts one sample without a tensor axis
+        assert (plan.mesh, plan.planner) == ({"context": 4}, "auto")
+        assert_equals_eager(local_program(case.program, plan), case)

@@ -7,7 +7,9 @@ import pytest
 
 from shardweave.ir.dist import COLLECTIVES, DistOp
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.sharding.rules.attention import is_attention
 from shardweave.ir.traffic import bytes_moved
+from shardweave.passes.pipeline import run_passes
 from shardweave.planners.cost.cluster import (
     Cluster,
     ClusterError,
@@ -237,3 +239,48 @@ def test_stream_and_links_follow_from_the_axes() -> None:
 def test_mesh_larger_than_the_cluster_is_refused() -> None:
     with pytest.raises(ClusterError, match="has 4 devices, but cluster 'unit' has only 2"):
         CostModel(cluster(), Mesh(tensor=4))
+
+
+FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
+
+
+def attention_s(cut: str, on: Cluster, causal: str = "true") -> float:
+    """Seconds of an attention of eight positions whose queries are cut so on `context=4`."""
+    type_ = "tensor<1x1x8x64xf32>"
+    arguments = [f"input %{name} : {type_} [{{}}, {{}}, {cut}, {{}}]" for name in "qkv"]
+    op = f"%o, %l = {FLASH}(%q, %k, %v, is_causal = {causal}) : {type_}, tensor<1x1x8xf32>"
+    text = "\n".join([*arguments, op, f"output %o [{{}}, {{}}, {cut}, {{}}]"])
+    program = run_passes(step(text, "context=4"), "propagate-shardings,insert-collectives,cse,dce")
+    model = CostModel(on, program.needed_mesh())
+    (found,) = [op for op in program.ops if is_attention(op)]
+    return model.op_time_s(found)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"attention_efficiency": ((1.0, 0.5),)}, {"op_times": {FLASH: ((1.0, 1e-6), (1e9, 1e3))}}],
+)
+def test_causal_attention_takes_what_the_device_computes_that_sees_most(
+    values: dict[str, object],
+) -> None:
+    on = with_device(cluster(nodes=4), memory_bandwidth_bytes_s=1e15, **values)
+    stripes, plain = (attention_s(cut, on) for cut in ('{"context":1}', '{"context"}'))
+    # Of 8 keys queries 3 and 7 see 4 and 8, queries 6 and 7 see 7 and 8.
+    assert plain / stripes == pytest.approx((7 + 8) / (4 + 8))
+    if "attention_efficiency" in values:
+        # Of equal types, the one without a mask computes all.
+        assert attention_s("{}", on, "false") == pytest.approx(2 * attention_s("{}", on))
+
+
+def test_attention_with_a_mask_is_not_taken_for_one_without() -> None:
+    type_ = "tensor<1x1x8x64xf32>"
+    lines = [
+        f"%{n}, %{n}l = {FLASH}(%x, %x, %x{more}) : {type_}, tensor<1x1x8xf32>"
+        for n, more in (("a", ""), ("b", ", is_causal = true"))
+    ]
+    text = "\n".join([f"input %x : {type_}", *lines, "output %a", "output %b"])
+    on = with_device(cluster(), memory_bandwidth_bytes_s=1e15, attention_efficiency=((1.0, 1.0),))
+    program = step(text, "tensor=2", local=True)
+    model = CostModel(on, program.needed_mesh())
+    whole, causal = (model.op_time_s(op) for op in program.ops)
+    assert causal == pytest.approx(whole / 2)

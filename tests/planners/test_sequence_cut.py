@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardweave.driver.check import loss_of
 from shardweave.driver.compile import compile
 from shardweave.driver.models import build_example
 from shardweave.ir.annotations import phase_of
 from shardweave.ir.capture.capture import capture
+from shardweave.ir.capture.outputs import loss_of
 from shardweave.ir.dist import STARTS, AllGatherOp, WaitOp
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.rules.attention import is_attention

@@ -68,7 +68,7 @@ def _warn(name: str) -> None:
     if name not in _warned:
         _warned.add(name)
         logger.warning(
-            "%s has no factor rule: it runs replicated on every device. "
-            "Add a rule in ir/sharding/rules (docs/rules.md).",
+            "%s has no factor rule: results are exact, but every device computes it whole, on "
+            "operands gathered for it. Write it with other ops, or add a rule (docs/rules.md).",
             name,
         )

@@ -38,6 +38,7 @@ def micro_batch_plan(plan: Plan, program: Program) -> Plan:
         activations=plan.activations,
         batch_split=plan.batch_split,
         attention_parts=plan.attention_parts,
+        projections=plan.projections,
         recompute=plan.recompute,
     )
     if micro_batches == 1:

@@ -189,6 +189,12 @@ def test_output_without_a_loss_is_refused(output: Callable[[Tensor], Any], messa
         compiled(Returning(output), {"x": torch.randn(4, 4, dtype=F64)}, mesh="data=2")
 
 
+def test_function_for_the_loss_takes_the_output_alone() -> None:
+    for criterion in (nn.CrossEntropyLoss(), lambda out, y: (out - y).sum()):
+        with pytest.raises(TypeError, match="loss= is called with what the model returns, and no"):
+            compiled(Normed(), batch(), loss=criterion)
+
+
 def test_backward_of_the_loss_says_that_it_ran() -> None:
     step = compiled(Normed(), batch())
     loss, out = step(**batch())
@@ -221,7 +227,7 @@ def test_arguments_are_those_of_forward() -> None:
         ),
         (
             {"x": inputs["x"]},
-            "takes what the model's forward takes: missing a required argument: 'y'",
+            "takes what the model's forward takes, x, y: missing a required argument: 'y'",
         ),
         ({**inputs, "z": inputs["x"]}, "no parameter 'z'"),
     ):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 import shardweave as sw
+from shardweave.driver.check import loss_of
 from shardweave.driver.gpt import GPT, GPTConfig, build_gpt
 from shardweave.driver.models import build_example
 from shardweave.tests.driver.step.models import close
@@ -36,7 +37,7 @@ def check(
     """Loss and gradients on a virtual mesh beside those of eager."""
     eager = copy.deepcopy(model)
     step = sw.compile(model, kwargs=batch, mesh=mesh, plan=plan, backend="reference")
-    loss, expected = step(**batch), eager(**batch)
+    loss, expected = loss_of(step(**batch)), loss_of(eager(**batch))
     expected.backward()
     close(loss, expected)
     for name, parameter in eager.named_parameters():
@@ -60,10 +61,16 @@ def test_vocabulary_heads_features_and_batch_that_do_not_divide_are_cut_exactly(
 @pytest.mark.parametrize("size", [2, 4])
 def test_gpt2_vocabulary_is_parallel(size: int) -> None:
     model, batch = gpt(GPTConfig(layers=1, hidden=8, heads=4, vocab=50257, seq=4, batch=2))
-    local = check(model, batch, f"tensor={size}").program.stats().flops
+    step = check(model, batch, f"tensor={size}")
+    assert step.plan is not None
+    assert step.plan.parameters["wte.weight"] == '[{"tensor"}, {}]'
+    local = step.program.stats().flops
     whole = sw.capture(model, kwargs=batch).stats().flops
     for phase, flops in whole.items():
         assert local[phase] < 1.01 * flops / size
+    again, _ = gpt(GPTConfig(layers=1, hidden=8, heads=4, vocab=50257, seq=4, batch=2))
+    again.load_state_dict(step.full_state_dict())
+    close(again(**batch), model(**batch))
 
 
 @pytest.mark.slow
@@ -85,6 +92,81 @@ def test_uneven_parts_with_sub_batches_recomputation_and_stored_shards(
     model, batch = gpt(replace(ODD, batch=7))
     plan = sw.plan(sw.capture(model, kwargs=batch), "data=2,tensor=2", "megatron")
     check(model, batch, "data=2,tensor=2", replace(plan, **changes))
+
+
+class Fused(nn.Module):
+    """Attention of seven heads, whose queries, keys and values are one projection."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.qkv, self.out = nn.Linear(14, 42, bias=kind != "unbind"), nn.Linear(14, 14)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.qkv(x)
+        if self.kind == "unbind":
+            q, k, v = y.reshape(2, 6, 3, 7, 2).permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            q, k, v = (part.view(2, 6, 7, 2).transpose(1, 2) for part in y.chunk(3, -1))
+        heads = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(heads.transpose(1, 2).reshape(2, 6, 14)).square().sum()
+
+
+class Packed(nn.Module):
+    """`nn.MultiheadAttention` on one input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(14, 7, batch_first=True)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attn(x, x, x, need_weights=False)[0].square().sum()
+
+
+GPT2 = "hf:gpt2:n_layer=1,n_embd=14,n_head=7,vocab_size=32,n_positions=6,batch=2,seq=6"
+
+
+@pytest.mark.parametrize(
+    ("kind", "weight"),
+    [
+        ("packed", "attn.in_proj_weight"),
+        ("unbind", "qkv.weight"),
+        pytest.param("chunk", "qkv.weight", marks=pytest.mark.slow),
+        pytest.param("gpt2", "transformer.h.0.attn.c_attn.weight", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize(
+    "mesh", ["tensor=2", pytest.param("data=2,tensor=4", marks=pytest.mark.slow)]
+)
+def test_seven_heads_of_a_fused_projection_are_cut(kind: str, weight: str, mesh: str) -> None:
+    torch.manual_seed(0)
+    model, batch = (
+        Packed() if kind == "packed" else Fused(kind),
+        {"x": torch.randn(2, 6, 14).double()},
+    )
+    if kind == "gpt2":
+        example = build_example(GPT2, dtype=torch.float64)
+        model, batch = example.module, dict(example.kwargs)
+    step = check(model, batch, mesh)
+    assert step.plan is not None
+    assert step.plan.projections[weight].parts == 3
+    heads = {str(op.results[0].type) for op in step.program.ops if "flash" in op.name}
+    assert heads == {"tensor<2x4x6x2xf64>" if mesh == "tensor=2" else "tensor<1x2x6x2xf64>"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes", [{"zero": 1}, {"zero": 3}, {"batch_split": 2, "recompute": "layer"}]
+)
+def test_parts_of_a_projection_with_what_else_a_plan_asks(changes: dict[str, object]) -> None:
+    example = build_example(GPT2.replace("batch=2", "batch=8"), dtype=torch.float64)
+    program = sw.capture(example.module, kwargs=example.kwargs)
+    plan = sw.plan(program, "data=2,tensor=2", "megatron")
+    assert plan.projections
+    assert sw.Plan.from_json(plan.to_json()) == plan
+    check(example.module, dict(example.kwargs), "data=2,tensor=2", replace(plan, **changes))
 
 
 @pytest.mark.slow

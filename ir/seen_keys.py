@@ -1,0 +1,151 @@
+"""Which share of the keys the queries of a causal attention see, by their positions.
+
+A kernel computes the products of queries by keys that a causal mask lets be seen, half of all where
+queries are those of the whole sequence. Of a device's piece of the sequence it is half as well, if
+that has early and late positions alike; of the last of plain pieces it is nearly all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from xdsl.ir import SSAValue
+
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.dist import ShardIndexOp, SliceOp
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
+from shardweave.ir.types import shape_of
+
+
+@dataclass(frozen=True)
+class _Range:
+    start: int
+    step: int
+    length: int
+
+
+@dataclass(frozen=True)
+class _Sum:
+    terms: tuple[_Positions, ...]
+
+
+@dataclass(frozen=True)
+class _Multiple:
+    of: _Positions
+    times: int
+
+
+@dataclass(frozen=True)
+class _ShardIndex:
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Slice:
+    of: _Positions
+    axes: tuple[str, ...]
+    block: int
+
+
+_Positions: TypeAlias = "_Range | _Sum | _Multiple | _ShardIndex | _Slice"
+"""How positions are computed on each rank, as data."""
+
+
+def seen_share(op: AtenOp, mesh: Mesh) -> float:
+    """Of all products of queries by keys in a fused attention, the share that is computed.
+
+    On the device that computes most: all wait for it. Positions that are not counted from the mesh
+    are taken for those of a balanced piece.
+    """
+    if op.name not in (ATTENTION, ATTENTION_BACKWARD):
+        return 0.5 if op.value("is_causal") else 1.0
+    queries, keys = op.tensor("query_positions"), op.tensor("key_positions")
+    if not (isinstance(queries, SSAValue) and isinstance(keys, SSAValue)):
+        return 1.0
+    own, whole = _read(queries), _read(keys)
+    return 0.5 if own is None or whole is None else _share(own, whole, mesh)
+
+
+def is_causal(op: AtenOp) -> bool:
+    """Whether a query of a fused attention sees the keys before it alone."""
+    if op.name in (ATTENTION, ATTENTION_BACKWARD):
+        return op.tensor("query_positions") is not None
+    return bool(op.value("is_causal"))
+
+
+def _read(value: SSAValue) -> _Positions | None:
+    """How positions are computed; None if by other ops."""
+    op = value.owner
+    if isinstance(op, ShardIndexOp):
+        return _ShardIndex(tuple(op.axes))
+    if isinstance(op, SliceOp):
+        whole = _read(op.operands[0])
+        return None if whole is None else _Slice(whole, tuple(op.axes), op.block)
+    if not isinstance(op, AtenOp):
+        return None
+    if op.name == "aten.arange.start_step":
+        return _Range(int(op.value("start")), int(op.value("step")), shape_of(value)[0])
+    inner = [found for operand in op.operands if (found := _read(operand)) is not None]
+    if len(inner) < len(op.operands):
+        return None
+    if op.name == "aten.add.Tensor":
+        return _Sum(tuple(inner))
+    return _Multiple(inner[0], int(op.value("other"))) if op.name == "aten.mul.Scalar" else None
+
+
+@cache
+def _share(queries: _Positions, keys: _Positions, mesh: Mesh) -> float:
+    axes = sorted({*_axes(queries), *_axes(keys)})
+    most = 0.0
+    for place in product(*(range(mesh.size(axis)) for axis in axes)):
+        coordinates = dict(zip(axes, place, strict=True))
+        own, whole = (_values(one, coordinates, mesh) for one in (queries, keys))
+        seen = torch.searchsorted(whole.sort().values, own.contiguous(), right=True)
+        most = max(most, seen.double().mean().item() / len(whole))
+    return most
+
+
+def _axes(positions: _Positions) -> Iterator[str]:
+    if isinstance(positions, _ShardIndex | _Slice):
+        yield from positions.axes
+    if isinstance(positions, _Multiple | _Slice):
+        yield from _axes(positions.of)
+    if isinstance(positions, _Sum):
+        for term in positions.terms:
+            yield from _axes(term)
+
+
+def _values(positions: _Positions, coordinates: Mapping[str, int], mesh: Mesh) -> Tensor:
+    """The positions of the device at some coordinates."""
+    match positions:
+        case _Range(start, step, length):
+            return start + step * torch.arange(length)
+        case _Sum((first, *rest)):
+            total = _values(first, coordinates, mesh)
+            for term in rest:
+                total = total + _values(term, coordinates, mesh)
+            return total
+        case _Multiple(of, times):
+            return _values(of, coordinates, mesh) * times
+        case _ShardIndex(axes):
+            return torch.tensor(_index(axes, coordinates, mesh))
+        case _Slice(of, axes, block):
+            blocks = _values(of, coordinates, mesh).view(-1, mesh.sizes(axes), block)
+            return blocks[:, _index(axes, coordinates, mesh)].flatten()
+        case _:
+            raise AssertionError("a sum has terms")
+
+
+def _index(axes: tuple[str, ...], coordinates: Mapping[str, int], mesh: Mesh) -> int:
+    """The place among the devices of some axes, the first slowest."""
+    index = 0
+    for axis in axes:
+        index = index * mesh.size(axis) + coordinates[axis]
+    return index
