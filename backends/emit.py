@@ -14,6 +14,7 @@ import linecache
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any
 
@@ -34,7 +35,7 @@ from shardweave.ir.literals import to_python
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.rewrite.pending_gradients import pending_terms
 from shardweave.ir.staged import STAGE_KINDS
-from shardweave.ir.storage import reduces_in_place
+from shardweave.ir.storage import adds_its_result, reduces_in_place
 from shardweave.ir.types import dtype_of_value, shape_of
 from shardweave.ir.unfuse import without_regions
 
@@ -99,8 +100,9 @@ def emit(program: Program, *, kernels: bool = False, pending: Collection[str] = 
             lines.append(f"    {_fused_statement(op, names, num_fused)}{_type_comment(op)}")
             num_fused += 1
         else:
-            lines.append(f"    {_statement(op, names)}{_type_comment(op)}")
-        lines += added.get(op, [])
+            statement = added.products.get(op) or _statement(op, names)
+            lines.append(f"    {statement}{_type_comment(op)}")
+        lines += [f"    {line}" for line in added.behind.get(op, ())]
         if op in dying:
             lines.append(f"    del {', '.join(names[value] for value in dying[op])}")
     lines += ["", "    return {"]
@@ -108,10 +110,31 @@ def emit(program: Program, *, kernels: bool = False, pending: Collection[str] = 
     return "\n".join([*lines, "    }", ""])
 
 
+@dataclass
+class _Additions:
+    """The lines that add gradients to the caller's: behind ops, or in place of products."""
+
+    behind: dict[Operation, list[str]] = field(default_factory=dict[Operation, list[str]])
+    products: dict[Operation, str] = field(default_factory=dict[Operation, str])
+
+    def add(
+        self, value: SSAValue, after: Operation, key: str, names: Mapping[SSAValue, _Code]
+    ) -> None:
+        """Add a value behind an op, or, where that is a product that can, by the product itself:
+        so it is not written to memory and read again."""
+        name = names[value]
+        if after is value.owner and adds_its_result(after):
+            left, right = (names[operand] for operand in after.operands)
+            self.products[after] = f"{name} = rt.added_product(given, ({key}), {left}, {right})"
+        else:
+            line = f"{name} = rt.added(given, ({key}), {name})"
+            self.behind.setdefault(after, []).append(line)
+
+
 def _added(
     program: Program, names: Mapping[SSAValue, _Code], pending: Collection[str]
-) -> dict[Operation, list[str]]:
-    """After the last op that reads a gradient, or makes it, the line that adds it to the caller's.
+) -> _Additions:
+    """What adds each gradient to the caller's after the last op that reads it, or makes it.
 
     So no second set of gradients is ever in memory: neither of a step nor, of sums over
     micro-batches, of a stage. One that is returned twice is left as it is.
@@ -122,18 +145,15 @@ def _added(
     for op in program.ops:
         for value in (*op.results, *op.operands):
             last[value] = op
-    found: dict[Operation, list[str]] = {}
+    found = _Additions()
     for slot in gradients:
         if isinstance(slot.value.owner, Operation) and returned[slot.value] == 1:
-            name = names[slot.value]
-            line = f"    {name} = rt.added(given, ({_key(slot)}), {name})"
-            found.setdefault(last[slot.value], []).append(line)
+            found.add(slot.value, last[slot.value], _key(slot), names)
     terms = pending_terms(program) if pending else {}
     for gradient in pending:
-        name, maker = names[terms[gradient]], terms[gradient].owner
+        maker = terms[gradient].owner
         assert isinstance(maker, Operation)
-        line = f'    {name} = rt.added(given, ("pending", {json.dumps(gradient)}), {name})'
-        found.setdefault(maker, []).append(line)
+        found.add(terms[gradient], maker, f'"pending", {json.dumps(gradient)}', names)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -54,6 +55,39 @@ class _Loaded:
     cuts: Mapping[Key, tuple[Cut, ...]]
     maxima: frozenset[str]
     unshared: frozenset[str]
+
+    @cached_property
+    def given(self) -> tuple[Key, ...]:
+        """The arguments that are the step's as they are."""
+        return tuple(
+            (slot.kind, slot.name)
+            for slot in self.arguments
+            if slot.kind in _OF_STEP and (slot.kind, slot.name) not in self.cuts
+        )
+
+    @cached_property
+    def made(self) -> tuple[Slot, ...]:
+        """The other arguments, but for those that are kept for one micro-batch."""
+        given = {*self.given, *(("kept", name) for name in self.kept)}
+        return tuple(slot for slot in self.arguments if (slot.kind, slot.name) not in given)
+
+    @cached_property
+    def kept(self) -> tuple[str, ...]:
+        """The names of what was kept for one micro-batch."""
+        return tuple(slot.name for slot in self.arguments if slot.kind == "kept")
+
+    @cached_property
+    def adding(self) -> tuple[Key, ...]:
+        """The results that a function adds to what there is of them."""
+        return tuple(
+            (slot.kind, slot.name)
+            for slot in self.results
+            if slot.kind == "grad" or (slot.kind == "sum" and slot.name not in self.maxima)
+        )
+
+
+_OF_STEP = ("param", "buffer", "tangent", "input")
+"""Kinds of arguments that are the step's."""
 
 
 class StagedRunner(JoinedRunner):
@@ -247,50 +281,58 @@ class StagedStep:
         joined = self.runner.joined.get(run.function)
         if joined is not None:
             self._join(loaded.stage, joined)
-        # The function takes its arguments out of it, so that each is freed after its last use.
-        arguments = {
-            (slot.kind, slot.name): self._argument(slot, loaded, run.micro_batch, last_reads)
-            for slot in loaded.arguments
-        }
-        arguments |= self._added_to(loaded)
+        arguments = self._arguments(loaded, run.micro_batch, last_reads)
         runtime.messages = _MicroBatchMail(self.mail, self.runner, loaded.stage, run)
         position.at_micro_batch(run.micro_batch)
         results = loaded.run(runtime, arguments)
         runtime.messages = None
+        stage, number, kept = loaded.stage, run.micro_batch, self.kept
         for slot in loaded.results:
-            key = slot.kind, slot.name
-            if slot.kind in ("output", "grad", "buffer"):
+            kind, name = key = slot.kind, slot.name
+            if kind == "kept":
+                kept[stage, name, number] = results[key]
+            elif kind in ("output", "grad", "buffer"):
                 self.returned[key] = results[key]
             else:
-                self._keep(slot, results[key], loaded, run.micro_batch)
+                self._keep(slot, results[key], loaded)
 
-    def _added_to(self, loaded: _Loaded) -> dict[Key, Tensor]:
-        """What a function is to add its gradients and sums to."""
-        found: dict[Key, Tensor] = {}
-        for slot in loaded.results:
-            key = slot.kind, slot.name
-            place = _place_of(slot, loaded.stage, None)
-            if slot.kind == "grad" and key in self.given:
-                found[key] = self.given[key]
-            elif slot.kind == "sum" and place in self.owned and slot.name not in loaded.maxima:
+    def _arguments(
+        self, loaded: _Loaded, number: int | None, last_reads: frozenset[Place]
+    ) -> dict[Key, Tensor]:
+        """What a function is given, and what it is to add its gradients and sums to.
+
+        The function takes its arguments out of it, so that each is freed after its last use.
+        """
+        stage, kept, given = loaded.stage, self.kept, self.given
+        found = {key: given[key] for key in loaded.given}
+        for name in loaded.kept:
+            place = stage, name, number
+            found["kept", name] = kept.pop(place) if place in last_reads else kept[place]
+        for slot in loaded.made:
+            found[slot.kind, slot.name] = self._argument(slot, loaded, number, last_reads)
+        for key in loaded.adding:
+            place = stage, key[1], None
+            if key[0] == "grad" and key in given:
+                found[key] = given[key]
+            elif key[0] == "sum" and place in self.owned:
                 found[key] = self.totals[place][0]
         return found
 
     def _argument(
         self, slot: Slot, loaded: _Loaded, number: int | None, last_reads: frozenset[Place]
     ) -> Tensor:
-        if slot.kind in ("param", "buffer", "tangent", "input"):
+        if slot.kind in _OF_STEP:
             tensor = self.given[slot.kind, slot.name]
             if number is not None:
-                for dim, size, block in loaded.cuts.get((slot.kind, slot.name), ()):
+                for dim, size, block in loaded.cuts[slot.kind, slot.name]:
                     tensor = take_blocks(tensor, dim, size, block, number)
             return tensor
         if slot.kind == "micro_batch":
             dtype = dtype_of_value(slot.value)
             return torch.full((), number or 0, dtype=dtype, device=self.runner.runtime.device)
-        place = _place_of(slot, loaded.stage, number)
+        place = loaded.stage, slot.name, None
         is_last = place in last_reads
-        if slot.kind in ("whole", "kept"):
+        if slot.kind == "whole":
             return self.kept.pop(place) if is_last else self.kept[place]
         parts = self.totals.pop(place) if is_last else self.totals[place]
         for dim, _, block in self.cuts.get(place, ()):
@@ -313,9 +355,10 @@ class StagedStep:
         for name in joined.parts:
             self.totals[stage, name, None] = joined.gathered(self.totals[stage, name, None])
 
-    def _keep(self, slot: Slot, tensor: Tensor, loaded: _Loaded, number: int | None) -> None:
-        place = _place_of(slot, loaded.stage, number)
-        if slot.kind in ("whole", "kept"):
+    def _keep(self, slot: Slot, tensor: Tensor, loaded: _Loaded) -> None:
+        """Hold what a function leaves of all micro-batches."""
+        place = loaded.stage, slot.name, None
+        if slot.kind == "whole":
             self.kept[place] = tensor
         elif slot.kind == "part":
             self.totals.setdefault(place, []).append(tensor)

@@ -296,6 +296,14 @@ class Runtime:
         into = given.get(key)
         return x if into is None else into.add_(x)
 
+    @staticmethod
+    def added_product(
+        given: Mapping[tuple[str, str], Tensor], key: tuple[str, str], left: Tensor, right: Tensor
+    ) -> Tensor:
+        """`added` of a product of two matrices."""
+        into = given.get(key)
+        return torch.mm(left, right) if into is None else into.addmm_(left, right)
+
     # What a rank knows of itself
 
     def position(self, axes: Sequence[str]) -> int:

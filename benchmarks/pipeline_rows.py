@@ -41,7 +41,7 @@ CASES = (
     Case("zero-bubble", 1, "ScheduleInterleavedZeroBubble"),
     Case("zero-bubble-v", 2, "ScheduleZBVZeroBubble"),
     Case("dualpipe-v", 2, "ScheduleDualPipeV"),
-    Case("list", 1),
+    Case("list", 2),  # stages that are half as long fill bubbles better
 )
 
 

@@ -66,6 +66,14 @@ def is_unshared(value: SSAValue) -> bool:
     return False
 
 
+def adds_its_result(op: Operation) -> bool:
+    """Whether an op can add its result to what is in memory, so that it needs none of its own.
+
+    Libraries of matrix products do, at no cost.
+    """
+    return op.name == "aten.mm"
+
+
 @cache
 def makes_memory(name: str) -> bool:
     """Whether the results of an ATen op are always in memory of their own, as its schema says.

@@ -64,11 +64,12 @@ def bucket_gradients(
 def _gradient_reductions(program: Program) -> list[dist.DistOp]:
     """Blocking reductions of gradients whose results are returned and nothing else.
 
-    A loss that `merge-collectives` has put in a message with gradients travels on with some.
+    A loss that `merge-collectives` has put in a message with gradients travels on with some. A
+    function of a stage leaves gradients of a micro-batch, which are sums.
     """
     last = program.return_op
-    gradients = {slot.value for slot in program.results if slot.kind == "grad"}
-    gradients -= {slot.value for slot in program.results if slot.kind != "grad"}
+    gradients = {slot.value for slot in program.results if slot.kind in ("grad", "sum")}
+    gradients -= {slot.value for slot in program.results if slot.kind not in ("grad", "sum")}
 
     def is_returned(value: SSAValue) -> bool:
         users = [use.operation for use in value.uses]

@@ -134,8 +134,11 @@ class _Unroller:
             for dim, placement in self._time_placements(sharding):
                 block = block_of(sharding.dims[dim], placement)
                 copies = self._gathered(copies, placement.axis, dim, block)
-            values.append(copies[self.coordinates[0]])
-            entries[index] = self._space_attr(slot, sharding)
+            value = copies[self.coordinates[0]]
+            values.append(value)
+            entry = entries[index] = self._space_attr(slot, sharding)
+            if self._time_placements(sharding) and isinstance(value.owner, Operation):
+                set_sharding_attrs(value.owner, [entry])  # what was put together says it, too
         return values, entries
 
     def _space_attr(self, slot: Slot, sharding: Sharding) -> ShardingAttr:

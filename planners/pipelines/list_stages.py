@@ -28,8 +28,8 @@ from shardweave.planners.pipelines.table import Kind, Table
 from shardweave.planners.pipelines.tasks import KINDS, tasks_of
 
 
-def order_stages(program: Program, cluster: Cluster | None, others: Sequence[Table]) -> None:
-    """Run a staged program's micro-batches in the fastest order that fits, in place.
+def order_stages(program: Program, cluster: Cluster | None, others: Sequence[Table]) -> Table:
+    """The fastest order that fits of a staged program's micro-batches. It changes the program's.
 
     cluster: whose devices bound the memory, and give the times. Without one, passes count by their
     FLOPs and the bytes that they move, messages are free, and fewer than twice as many
@@ -42,7 +42,7 @@ def order_stages(program: Program, cluster: Cluster | None, others: Sequence[Tab
     costs = costs_of(functions.values(), places, cluster)
     sizes = ranks, axis.size if axis else 1, num_stages // ranks
     fits = None if cluster is None else partial(_fits, program, cluster)
-    apply(program, list_table(*sizes, costs=costs, others=others, fits=fits))
+    return list_table(*sizes, costs=costs, others=others, fits=fits)
 
 
 def apply(program: Program, table: Table) -> None:

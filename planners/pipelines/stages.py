@@ -100,10 +100,12 @@ def cut_stages(
         )
     sizes = ranks, micro_batches, count // ranks
     table = chosen.table(*sizes)
-    _cut(program, stages, table, zero)
     if schedule == LIST:
+        draft = program.clone()
+        _cut(draft, stages, table, zero)
         found = find_cluster(cluster) if cluster else None
-        order_stages(program, found, [table, *fixed_tables(*sizes)])
+        table = order_stages(draft, found, [table, *fixed_tables(*sizes)])
+    _cut(program, stages, table, zero)
 
 
 def _uneven_table(

@@ -32,7 +32,9 @@ GPT = "gpt:layers=2,hidden=16,heads=2,vocab=32,seq=8,batch=8"
 STEPS = 3
 
 
-def plan_of(spec: str, mesh: str, schedule: str, count: int, chunks: int = 1, **more: Any) -> Plan:
+def plan_of(
+    spec: str, mesh: str, schedule: str, count: int, chunks: int = 1, /, **more: Any
+) -> Plan:
     stages = balanced_stages(captured(spec).program, Mesh.parse(mesh).num_stages * chunks)
     pipeline = Pipeline(stages, count, schedule=schedule)
     return replace(megatron(spec, mesh), pipeline=pipeline, **more)

@@ -158,7 +158,8 @@ def test_parameters_stored_in_shards_equal_eager(zero: int) -> None:
     }
     assert bool(gathers.get("before_0")) is (zero < 3)
     assert bool(gathers["forward_0"]) is (zero == 3)
-    assert bool(scatters["backward_0"]) is (zero > 1)
+    # A message for each of two blocks and the embeddings, not for each parameter.
+    assert scatters["backward_0"] == (3 if zero > 1 else 0)
 
 
 def uneven_plan(spec: str, mesh: str, shares: tuple[tuple[int, ...], ...]) -> Plan:
@@ -252,6 +253,12 @@ def test_tied_embedding_is_in_both_stages_and_its_gradients_are_added_once() -> 
     assert len(shared) == 1
     for name in ("after_0", "after_1"):
         assert ("grad", "wte.weight") in {(s.kind, s.name) for s in functions[name].results}
+
+
+def test_loss_is_sent_once_to_each_rank() -> None:
+    program = cut(UNTIED, plan_of(UNTIED, "stage=2", "interleaved-1f1b", 2))
+    shared = [op for op in functions_of(program)["share_3"].ops if isinstance(op, SendOp)]
+    assert len(shared) == 1
 
 
 def test_skip_connections_go_straight_to_the_stage_that_reads_them() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shardweave.ir.annotations import sharding_attrs_of
 from shardweave.ir.mesh import Axis, Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.pipeline import PassError, run_passes
@@ -49,6 +50,8 @@ def test_op_is_cloned_for_each_sub_batch_and_what_does_not_vary_stays_single() -
     assert copies == ["[0 : i64]", "[1 : i64]"]
     assert shardings(after.arguments)["x"] == '[{"data"}, {}]'
     assert shardings(after.results) == {"0": '[{"data"}, {}]'}
+    (joined,) = sharding_attrs_of(list(after.ops)[-1]) or ()
+    assert str(joined) == '#dist.sharding<[{"data"}, {}]>'
 
 
 def test_sum_over_sub_batches_is_added_up_before_it_is_sent() -> None:

@@ -73,7 +73,7 @@ def cut_into_stages(
     places = places_of_tasks(tasks)
     placed = places_of_ops(program, batches, stages, len(places))
     splits_weights = any(task.direction == "weights" for task in tasks)
-    membership = Membership(program, batches, placed, splits_weights=splits_weights)
+    membership = Membership(program, batches, placed, places, splits_weights=splits_weights)
     membership.run()
     _Cut(program, batches, membership, ValueSlots(program, axis and axis.name), places).run(tasks)
 

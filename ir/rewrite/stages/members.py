@@ -55,14 +55,24 @@ Key = tuple[int, Direction]
 
 
 class Membership:
-    """Puts the ops of a program into functions; `functions` has them by stage and direction."""
+    """Puts the ops of a program into functions; `functions` has them by stage and direction.
+
+    at: by stage, its coordinates on the stage axis.
+    """
 
     def __init__(
-        self, program: Program, batches: MicroBatches, places: Places, *, splits_weights: bool
+        self,
+        program: Program,
+        batches: MicroBatches,
+        places: Places,
+        at: Sequence[Sequence[int]],
+        *,
+        splits_weights: bool,
     ) -> None:
         self.program = program
         self.batches = batches
         self.places = places
+        self.at = at
         self.kinds = {slot.value: slot.kind for slot in program.arguments}
         self.directions: Sequence[Direction] = (
             ("forward", "inputs", "weights") if splits_weights else ("forward", "backward")
@@ -193,12 +203,17 @@ class Membership:
             home = self._home(slot.value, held)
             goals = {home, *held}
             if slot.kind == "output" and not shape_of(slot.value):
-                goals.update(range(self.places.num_stages))
+                goals.update(self._one_everywhere(home))
             self.homes[slot.kind, slot.name] = home
             for stage in goals:
                 members = self.functions[stage, "after"]
                 members.returned[slot.kind, slot.name] = slot.value
                 self._demand(members, [slot.value])
+
+    def _one_everywhere(self, home: int) -> Iterable[int]:
+        """One stage for each coordinate; `home` for its own."""
+        stages = {tuple(places): stage for stage, places in enumerate(self.at)}
+        return {**stages, tuple(self.at[home]): home}.values()
 
     def _home(self, value: SSAValue, held: Iterable[int]) -> int:
         """The stage whose value the step returns."""

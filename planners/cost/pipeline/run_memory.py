@@ -26,7 +26,7 @@ from shardweave.ir.staged import (
     functions_of,
     runs_of,
 )
-from shardweave.ir.storage import storage_of
+from shardweave.ir.storage import adds_its_result, storage_of
 from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.planners.cost.memory import Storage, held_by, storages_of
 
@@ -121,7 +121,8 @@ class _Profile:
 
     takes: what it reads of earlier functions. last: the op, by its number, behind which nothing
     reads that any more. created, freed: bytes of its own by op; added: of its sums, by the op
-    behind which they are added up. sends, receives: stages and bytes; sent: those that nothing else
+    behind which they are added up; products: of those that this op adds up itself. sends, receives:
+    stages and bytes; sent: those that nothing else
     holds.
     """
 
@@ -144,11 +145,14 @@ class _Profile:
         self.freed: Counter[int] = Counter()
         for storage in (one for group in created for one in group):
             self.freed[storage.last_use] += storage.size
-        self.added = Counter[int]()
+        ops = list(function.ops)
+        self.added, self.products = Counter[int](), Counter[int]()
         for slot in function.results:
             if slot.kind == "sum" and storages[slot.value] in last:
-                self.added[last[storages[slot.value]]] += storages[slot.value].size
-        ops = list(function.ops)
+                index, size = last[storages[slot.value]], storages[slot.value].size
+                self.added[index] += size
+                if slot.value.owner is ops[index] and adds_its_result(ops[index]):
+                    self.products[index] += size
         held = {storages[slot.value] for slot in (*function.arguments, *function.results)}
         self.sends = [(op.to, _size(op.operands[0])) for op in ops if isinstance(op, SendOp)]
         self.sent = [
@@ -171,7 +175,7 @@ class _Profile:
             now = most = 0
             for index, size in enumerate(self.created):
                 now += size
-                most = max(most, now)
+                most = max(most, now - self.products[index] if adds else now)
                 now -= gone[index]
             self._peaks[dying, adds] = most
         return self._peaks[dying, adds]
