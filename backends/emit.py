@@ -25,6 +25,7 @@ from xdsl.printer import Printer
 from shardweave.backends.audit import KNOWN, audit
 from shardweave.backends.calls import DIRECT, FUNCTIONS, NEED_CONTIGUOUS, callee_of, takes_device
 from shardweave.backends.programs import Key, free_name, last_uses
+from shardweave.backends.triton.parts import joins
 from shardweave.ir import dist
 from shardweave.ir.annotations import ANNOTATIONS, layer_of, phase_of, properties_without
 from shardweave.ir.aten import AtenOp, overload_named
@@ -80,8 +81,9 @@ class _Code(str):
 def emit(program: Program, *, kernels: bool = False, pending: Collection[str] = ()) -> str:
     """The source of a module that runs a program on one rank.
 
-    kernels: fused regions are called as `kernels[0]`, `kernels[1]`, .. in their order, which
-    `load_step` is to be given; else their ops run one by one. pending: names of gradients whose
+    kernels: fused regions are called as `kernels[0]`, `kernels[1]`, .. in their order, and after
+    them one more that joins the results which they left in parts; `load_step` is to be given
+    them. Else their ops run one by one. pending: names of gradients whose
     terms are added, before they are reduced, to what `given` has under `"pending"`. Raises
     ValueError for an op that has no Python form.
     """
@@ -89,52 +91,78 @@ def emit(program: Program, *, kernels: bool = False, pending: Collection[str] = 
     names = _names(program)
     lines = [_header(program) + _IMPORTS, "", "def step(rt, given):"]
     lines += _argument_lines(program, names)
-    dying, added = last_uses(program), _added(program, names, pending)
-    place, num_fused = None, 0
+    found = pending_terms(program) if pending else {}
+    terms = {gradient: found[gradient] for gradient in pending}
+    joined = joins(program, set(terms.values())) if kernels else {}
+    dying, place, num_fused = last_uses(program), None, 0
+    before, after = _joining_lines(program, joined), dict[Operation, list[str]]()
+    _add_gradients(program, names, terms, joined, before, after)
     for op in program.ops:
         if place != (place := (layer_of(op), phase_of(op))):
             lines += ["", f"    # {_one_line(place[0] or 'model')}, {place[1]}"]
+        lines += before.get(op, [])
         if isinstance(op, FusedOp):
             lines.append(f"    # {', '.join(inner.name for inner in op.fused_ops)}")
             lines.append(f"    {_fused_statement(op, names, num_fused)}{_type_comment(op)}")
             num_fused += 1
         else:
             lines.append(f"    {_statement(op, names)}{_type_comment(op)}")
-        lines += added.get(op, [])
+        lines += after.get(op, [])
         if op in dying:
             lines.append(f"    del {', '.join(names[value] for value in dying[op])}")
-    lines += ["", "    return {"]
+    lines += [*before.get(program.return_op, []), "", "    return {"]
     lines += [f"        ({_key(slot)}): {names[slot.value]}," for slot in program.results]
     return "\n".join([*lines, "    }", ""])
 
 
-def _added(
-    program: Program, names: Mapping[SSAValue, _Code], pending: Collection[str]
+def _joining_lines(
+    program: Program, joined: Mapping[SSAValue, Operation]
 ) -> dict[Operation, list[str]]:
+    """Before each op that needs results which kernels left in parts, the line that joins them."""
+    number = sum(isinstance(op, FusedOp) for op in program.ops)
+    line = f"    kernels[{number}]()  # joins results that are in parts"
+    return {op: [line] for op in joined.values()}
+
+
+def _add_gradients(
+    program: Program,
+    names: Mapping[SSAValue, _Code],
+    terms: Mapping[str, SSAValue],
+    joined: Mapping[SSAValue, Operation],
+    before: dict[Operation, list[str]],
+    after: dict[Operation, list[str]],
+) -> None:
     """After the last op that reads a gradient, or makes it, the line that adds it to the caller's.
 
     So no second set of gradients is ever in memory: neither of a step nor, of sums over
-    micro-batches, of a stage. One that is returned twice is left as it is.
+    micro-batches, of a stage. One that is returned twice is left as it is. terms: of pending
+    gradients, by name, added as soon as they are there. joined: where values in parts are joined;
+    one that nobody reads until then is added there.
     """
-    gradients = [s for s in program.results if s.kind in _ADDED and s.name not in pending]
+    gradients = [s for s in program.results if s.kind in _ADDED and s.name not in terms]
     returned = Counter(program.return_op.operands)
+    places = {op: place for place, op in enumerate((*program.ops, program.return_op))}
     last: dict[SSAValue, Operation] = {}
     for op in program.ops:
         for value in (*op.results, *op.operands):
             last[value] = op
-    found: dict[Operation, list[str]] = {}
     for slot in gradients:
-        if isinstance(slot.value.owner, Operation) and returned[slot.value] == 1:
-            name = names[slot.value]
-            line = f"    {name} = rt.added(given, ({_key(slot)}), {name})"
-            found.setdefault(last[slot.value], []).append(line)
-    terms = pending_terms(program) if pending else {}
-    for gradient in pending:
-        name, maker = names[terms[gradient]], terms[gradient].owner
-        assert isinstance(maker, Operation)
+        value = slot.value
+        if isinstance(value.owner, Operation) and returned[value] == 1:
+            line = f"    {names[value]} = rt.added(given, ({_key(slot)}), {names[value]})"
+            join = joined.get(value)
+            if join is not None and places[join] > places[last[value]]:
+                before[join].append(line)
+            else:
+                after.setdefault(last[value], []).append(line)
+    for gradient, term in terms.items():
+        name = names[term]
         line = f'    {name} = rt.added(given, ("pending", {json.dumps(gradient)}), {name})'
-        found.setdefault(maker, []).append(line)
-    return found
+        assert isinstance(term.owner, Operation)
+        if term in joined:
+            before[joined[term]].append(line)
+        else:
+            after.setdefault(term.owner, []).append(line)
 
 
 def load_step(source: str, kernels: Sequence[Callable[..., Any]] = ()) -> StepFunction:
