@@ -101,10 +101,12 @@ def lower_bound(program: Program) -> Counts:
     and a kernel wherever one has to wait for a call that waits for another kernel.
     """
     counts = Counts()
-    phases: dict[str, list[Operation]] = {}
+    phases: tuple[list[Operation], list[Operation]] = [], []
     waves: dict[Operation, int] = {}
+    has_turned = False
     for op in program.ops:
         is_kernel = _is_for_kernels(op)
+        has_turned |= phase_of(op) == "backward"
         makers = [layout_source(value).owner for value in op.operands]
         before = [
             waves[maker] + (is_kernel and not _is_for_kernels(maker))
@@ -113,10 +115,10 @@ def lower_bound(program: Program) -> Counts:
         ]
         waves[op] = max([int(is_kernel), *before])
         if is_kernel or facts_of(op).is_layout:
-            phases.setdefault(phase_of(op), []).append(op)
+            phases[has_turned].append(op)
         elif isinstance(op, SliceOp) or not (isinstance(op, DistOp) or is_view(op)):
             counts.add("library", op.name, bytes_moved(op))
-    for phase, ops in phases.items():
+    for phase, ops in zip(("forward", "backward"), phases, strict=True):
         counts.add("kernel", phase, traffic(ops), launches=0)
     counts.add("kernel", "one after another", 0, launches=max(waves.values(), default=0))
     return counts
