@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -33,6 +34,10 @@ class Mirrored(nn.Module):
             "module of the model itself."
         )
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        require_unchanged(self, fn)
+        return super()._apply(fn, recurse)
+
     def _no_hooks(self, *args: Any, **kwargs: Any) -> NoReturn:
         del args, kwargs
         raise ValueError(
@@ -44,6 +49,20 @@ class Mirrored(nn.Module):
     register_forward_pre_hook = _no_hooks
     register_full_backward_hook = _no_hooks
     register_full_backward_pre_hook = _no_hooks
+
+
+def require_unchanged(module: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
+    """Raise TypeError if what `.to`, `.half` or `.cuda` do would change a tensor's dtype or device:
+    programs have those that the model had."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        probe = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        changed = fn(probe)
+        for before, after in ((probe.dtype, changed.dtype), (probe.device, changed.device)):
+            if before != after:
+                raise TypeError(
+                    f"'{name}' is {before} in the programs of the step and cannot become {after}. "
+                    "Convert the model before sw.compile, or compile with precision= or device=."
+                )
 
 
 def own_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -102,6 +121,10 @@ class ShardedState(nn.Module):
             require_same_values(tensors)
         self._mirror(model, values)
         self._keys = {id(tensor): key for key, tensor in self._stored.items()}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        require_unchanged(self, fn)
+        return super()._apply(fn, recurse)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(

@@ -47,8 +47,7 @@ def result(rows: list[TimedRow], times: dict[str, Times], settings: Settings) ->
 
 def as_entry(row: TimedRow, times_s: list[float], settings: Settings) -> dict[str, Any]:
     """What the table shows of a row. Collective."""
-    row.clear()
-    usage = asdict(usage_of(row.run))
+    usage = asdict(usage_of(row))
     usage["peak_bytes"] = max(gathered(float(usage["peak_bytes"])))
     entry: dict[str, Any] = {
         "name": row.name,

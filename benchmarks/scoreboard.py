@@ -5,7 +5,7 @@ the columns of `data/runs/README.md`, predicts each on the preset of its kind of
 cluster, and prints for each source the errors, the order within groups of equal model, devices and
 batch, the regret of what the simulator would choose, and the rows that are worst. Presets are made
 of data sheets and of profiles of single ops and messages (each file says of which), not of the
-runs. `--part looked` leaves out the groups that nobody was to look at while the model was made.
+runs. The groups that nobody was to look at while the model was made are reported apart.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ PRESETS: Mapping[str, str] = {
     "GH-96": "clariden",
 }
 """By kind of device as rows write it."""
+
+PARTS = ("looked", "held")
+"""Groups of runs that were looked at while the model was made, and those that nobody was to."""
 
 WORST = 5
 """Rows that are shown of each source."""
@@ -129,19 +132,13 @@ def _print_scores(scores: Mapping[str, Score], record: Mapping[str, Any]) -> Non
             )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--runs", nargs="+", type=Path, default=sorted(FOLDER.glob("*.csv")))
-    parser.add_argument("--cluster", help="a preset or a file, for all rows")
-    parser.add_argument("--part", choices=("looked", "held", "all"), default="all")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args(arguments)
-    start_s = time.process_time()
-    runs = read_runs(options.runs)
-    if options.part != "all":
-        runs = [run for run in runs if run.is_held_out == (options.part == "held")]
-    pairs, refused = predict_all(runs, options.cluster)
-    record: dict[str, Any] = {"part": options.part, "sources": {}}
+def report(
+    runs: Sequence[MeasuredRun],
+    pairs: Sequence[Pair],
+    refused: Sequence[tuple[MeasuredRun, str]],
+) -> dict[str, Any]:
+    """Print what is found of these runs, by source, and return it."""
+    record: dict[str, Any] = {"sources": {}, "refused": len(refused)}
     scores: dict[str, Score] = {}
     for source in dict.fromkeys(run.source for run in runs):
         own = [pair for pair in pairs if pair[0].source == source]
@@ -157,9 +154,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _print_scores(scores, record)
     for run, reason in refused[:WORST]:
         print(f"not predicted: {run.name}: {reason}")
+    return record
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--runs", nargs="+", type=Path, default=sorted(FOLDER.glob("*.csv")))
+    parser.add_argument("--cluster", help="a preset or a file, for all rows")
+    parser.add_argument("--part", choices=PARTS, help="of the groups; by default each")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    start_s = time.process_time()
+    record: dict[str, Any] = {}
+    every = read_runs(options.runs)
+    for part in [options.part] if options.part else PARTS:
+        runs = [run for run in every if run.is_held_out == (part == "held")]
+        if not runs:
+            continue
+        pairs, refused = predict_all(runs, options.cluster)
+        print(f"{part}: {len(pairs)} of {len(runs)} runs are predicted")
+        record[part] = report(runs, pairs, refused)
     seconds = time.process_time() - start_s
-    print(f"{len(pairs)} of {len(runs)} runs predicted in {seconds:.0f} s of processor time")
-    record |= {"refused": len(refused), "processor_s": seconds}
+    print(f"{seconds:.0f} s of processor time")
+    record["processor_s"] = seconds
     if options.json:
         options.json.write_text(json.dumps(record, indent=1) + "\n")
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -55,11 +55,18 @@ def stored_over_data(program: Program, mesh: Mesh) -> Plan:
     return Plan(mesh=plan.mesh, parameters=parameters, inputs=plan.inputs)
 
 
+def in_turns(program: Program, mesh: Mesh) -> Plan:
+    """Megatron's plan for two sub-batches, of which one computes while the other's messages
+    travel."""
+    return replace(plan_megatron(program, mesh), batch_split=2, schedule="cross-pass")
+
+
 CASES = (
     Case("data", "data=2", plan_megatron, ("DDP",)),
     Case("shards", "data=2", stored_over_data, ("FSDP2",)),
     Case("shards kept", "data=2", stored_over_data, ("FSDP2 kept",), KEEP),
     Case("tensor", "tensor=2", plan_megatron, ("parallelize_module",)),
+    Case("tensor in sub-batches", "tensor=2", in_turns, ("parallelize_module",)),
     Case("data x tensor", "data=2,tensor=2", stored_over_data, ("FSDP2 + parallelize_module",)),
     Case("one process", "", plan_megatron, ("eager", "torch.compile")),
 )

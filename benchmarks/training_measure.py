@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import stat
+import statistics
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch.distributed as dist
+from timed_rows import TimedRow
 from torch.profiler import ProfilerActivity, profile
 
 _ACKED_BYTES = 120
 """Where `tcp_info` of linux/tcp.h has tcpi_bytes_acked, 8 bytes."""
 
 
+STEPS = 5
+"""That are looked at: when a message lets go of its tensors depends on when it ends."""
+
+
 @dataclass(frozen=True)
 class Usage:
-    """Of one step on one rank. peak_bytes: of tensors' memory, above what was there before."""
+    """Of a step on one rank, in the median. peak_bytes: of tensors' memory, above what was there
+    before."""
 
     peak_bytes: int
     messages: int
     sent_bytes: int
 
 
-def usage_of(step: Callable[[], object]) -> Usage:
-    """Run a step and look at it. Collective."""
+def usage_of(row: TimedRow) -> Usage:
+    """Take some steps of a row, and look at them. Collective."""
+    steps = [astuple(_usage_of_step(row)) for _ in range(STEPS)]
+    return Usage(*(statistics.median_low(of_steps) for of_steps in zip(*steps, strict=True)))
+
+
+def _usage_of_step(row: TimedRow) -> Usage:
+    row.clear()
+    gc.collect()
     dist.barrier()
     before = sent_bytes()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        step()
+        row.run()
     sent = sent_bytes() - before
     assert seen.profiler is not None
     assert seen.profiler.kineto_results is not None

@@ -41,8 +41,7 @@ def result(rows: list[TimedRow], times: dict[str, Times], settings: Settings) ->
 
 def as_entry(row: TimedRow, times: Times, settings: Settings) -> dict[str, Any]:
     """What the table shows of a row. Collective."""
-    row.clear()
-    usage = usage_of(row.run)
+    usage = usage_of(row)
     entry: dict[str, Any] = {"name": row.name, **times, **asdict(usage)}
     if row.program is not None:
         result = simulate(row.program, settings["cluster"])

@@ -41,8 +41,7 @@ def result(rows: list[TimedRow], times: dict[str, Times], settings: Settings) ->
 
 
 def as_entry(row: TimedRow, times: Times, zero: int) -> dict[str, Any]:
-    row.clear()
-    usage = asdict(usage_of(row.run))
+    usage = asdict(usage_of(row))
     with zero_rows.watched() as seen:
         held = zero_rows.held_bytes(row)
     whole_bytes = sum(p.numel() * p.element_size() for m in row.modules for p in m.parameters())

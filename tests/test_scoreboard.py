@@ -72,15 +72,20 @@ def test_layers_of_stages_are_those_of_the_note_where_it_has_them() -> None:
     assert base.stage_layers == ()
 
 
+def source_of(out: Path) -> dict[str, float]:
+    (found,) = [part for part in json.loads(out.read_text()).values() if isinstance(part, dict)]
+    return found["sources"]["vtrain_single"]
+
+
 @pytest.mark.slow
 def test_one_run_is_predicted_on_the_preset_of_its_device_and_on_a_file(tmp_path: Path) -> None:
     file, out = tmp_path / "one.csv", tmp_path / "out.json"
     file.write_text("\n".join(ROWS.read_text().splitlines()[:2]) + "\n")
     assert main(["--runs", str(file), "--json", str(out)]) == 0
-    found = json.loads(out.read_text())["sources"]["vtrain_single"]
+    found = source_of(out)
     assert found["runs"] == 1
     assert found["error"] < 1
     unknown = tmp_path / "unknown.csv"
     unknown.write_text(file.read_text().replace(",A100,", ",B9,"))
     assert main(["--runs", str(unknown), "--cluster", "dgx-a100", "--json", str(out)]) == 0
-    assert json.loads(out.read_text())["sources"]["vtrain_single"]["runs"] == 1
+    assert source_of(out)["runs"] == 1

@@ -149,6 +149,18 @@ def test_copy_of_a_step_is_refused_in_words() -> None:
         copy.deepcopy(compiled(Scaled()))
 
 
+def test_step_cannot_become_another_dtype_or_device() -> None:
+    step = compiled(Scaled())
+    before = step(X)[0]
+    for change in (step.half, step.fc.double, lambda: step.to("meta")):
+        with pytest.raises(
+            TypeError, match=r"fc\.weight|weight' is .* cannot become .* precision="
+        ):
+            change()
+    assert step.float().to("cpu") is step
+    torch.testing.assert_close(step(X)[0], before)
+
+
 def test_numbers_of_numpy_are_saved(tmp_path: Path) -> None:
     sw.save_checkpoint(tmp_path, 1, {"best": np.float64(0.5), "counts": [np.int64(3)]})
     last = sw.load_checkpoint(tmp_path, {})
