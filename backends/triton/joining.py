@@ -58,7 +58,7 @@ _RESULT = """\
 
 
 @dataclass(frozen=True)
-class Parts:
+class PartialResult:
     """A result that the programs of a kernel leave as one row each, of `num_columns` elements.
 
     dtype: of the parts. target: of the result.
@@ -109,7 +109,7 @@ def reduced(kind: Kind, block: str, axis: int, *, keeps_nan: bool) -> str:
     return f'tl.where({is_nan}, float("nan"), tl.{kind}({block}, {rest})'
 
 
-def parts_of(kernel: Kernel, config: Config) -> list[Parts]:
+def parts_of(kernel: Kernel, config: Config) -> list[PartialResult]:
     """The results that a kernel with a configuration leaves in parts, in the order of `partial`."""
     if not kernel.partial:
         return []
@@ -117,7 +117,9 @@ def parts_of(kernel: Kernel, config: Config) -> list[Parts]:
     num_parts = num_partial(region.space, config)
     pairs = zip(kernel.partial.items(), kernel.partial_dtypes, strict=True)
     return [
-        Parts(kind, num_parts, region.space.columns, dtype, region.dtype_of(region.stored[number]))
+        PartialResult(
+            kind, num_parts, region.space.columns, dtype, region.dtype_of(region.stored[number])
+        )
         for (number, kind), dtype in pairs
     ]
 
@@ -127,7 +129,7 @@ def num_partial(space: IterationSpace, config: Config) -> int:
     return min(-(-space.rows // config["BLOCK_R"]), config["programs"])
 
 
-def finishing_kernel(results: Sequence[Parts]) -> KernelSource:
+def finishing_kernel(results: Sequence[PartialResult]) -> KernelSource:
     """The kernel that joins all these results, of one kernel or of several, each in order.
 
     Its parameters are the parts of each, and then the results in their own dtypes.
@@ -147,12 +149,12 @@ def finishing_kernel(results: Sequence[Parts]) -> KernelSource:
     return KernelSource(name, source, types, sizes, False, {}, constants, (FINISHING,))
 
 
-def finishing_grid(results: Sequence[Parts]) -> tuple[int]:
+def finishing_grid(results: Sequence[PartialResult]) -> tuple[int]:
     """How many programs join results: some for each of them."""
     return (sum(-(-parts.num_columns // FINISHING["BLOCK_C"]) for parts in results),)
 
 
-def _joining_of(place: int, parts: Parts) -> str:
+def _joining_of(place: int, parts: PartialResult) -> str:
     """The statements that join the parts of one result."""
     dtype = parts.dtype
     return _RESULT.format(

@@ -17,7 +17,7 @@ from shardweave.backends.triton.cache import cache_folder, write_file
 from shardweave.backends.triton.generate import kernel_of
 from shardweave.backends.triton.joining import (
     FINISHING,
-    Parts,
+    PartialResult,
     finishing_grid,
     finishing_kernel,
     num_partial,
@@ -251,14 +251,14 @@ class Launch:
         )
 
 
-def join_parts(results: Sequence[Parts], places: Sequence[Place]) -> None:
+def join_parts(results: Sequence[PartialResult], places: Sequence[Place]) -> None:
     """Start the kernel that joins parts."""
     start = _joiner(tuple(results))
     start(*(parts for parts, _ in places), *(made for _, made in places))
 
 
 @cache
-def _joiner(results: tuple[Parts, ...]) -> Start:
+def _joiner(results: tuple[PartialResult, ...]) -> Start:
     return starter(finishing_kernel(results), FINISHING, finishing_grid(results))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.backends.triton.joining import Parts, parts_of
+from shardweave.backends.triton.joining import PartialResult, parts_of
 from shardweave.backends.triton.source import Kernel
 from shardweave.ir.fusible import column_results
 from shardweave.ir.kernel import FusedOp
@@ -32,12 +32,12 @@ Place = tuple[Tensor, Tensor]
 class PartsQueue:
     """Parts that wait. join: makes results of them; `places` are those that `add` was given."""
 
-    def __init__(self, join: Callable[[Sequence[Parts], Sequence[Any]], None]) -> None:
+    def __init__(self, join: Callable[[Sequence[PartialResult], Sequence[Any]], None]) -> None:
         self._join = join
-        self._results: list[Parts] = []
+        self._results: list[PartialResult] = []
         self._places: list[Any] = []
 
-    def add(self, results: Sequence[Parts], places: Sequence[Any]) -> None:
+    def add(self, results: Sequence[PartialResult], places: Sequence[Any]) -> None:
         """Let the results of a kernel wait; if they are too many, those before are joined."""
         both = [*self._results, *results]
         if len(both) > MAX_RESULTS or sum(parts.num_bytes for parts in both) > MAX_BYTES:
@@ -87,9 +87,11 @@ def in_parts(op: Operation) -> list[SSAValue]:
     return [result for result, value in pairs if layout_source(value) in columns]
 
 
-def joined_together(program: Program, kernels: Mapping[FusedOp, Kernel]) -> list[list[Parts]]:
+def joined_together(
+    program: Program, kernels: Mapping[FusedOp, Kernel]
+) -> list[list[PartialResult]]:
     """By launch, the results of a program that are joined, at the default configurations."""
-    found: list[list[Parts]] = []
+    found: list[list[PartialResult]] = []
     queue = PartsQueue(lambda results, _: found.append(list(results)))
     places = set(joins(program).values())
     for op in program.ops:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from shardweave.backends.triton.joining import Parts
+from shardweave.backends.triton.joining import PartialResult
 from shardweave.backends.triton.launch import FusedCall, join_parts
 from shardweave.backends.triton.parts import PartsQueue, Place
 from shardweave.tests.backends import interpreter as _  # noqa: F401
@@ -115,7 +115,7 @@ def test_parts_of_several_kernels_are_joined_by_one_launch() -> None:
     """)
     launches: list[int] = []
 
-    def join(parts: Sequence[Parts], places: Sequence[Place]) -> None:
+    def join(parts: Sequence[PartialResult], places: Sequence[Place]) -> None:
         launches.append(len(parts))
         join_parts(parts, places)
 

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from shardweave.backends.emit import emit
 from shardweave.backends.triton.generate import generate
-from shardweave.backends.triton.joining import Parts, finishing_grid, finishing_kernel
+from shardweave.backends.triton.joining import PartialResult, finishing_grid, finishing_kernel
 from shardweave.backends.triton.parts import (
     MAX_BYTES,
     MAX_RESULTS,
@@ -84,8 +84,8 @@ def test_term_that_is_added_before_it_is_sent_is_joined_at_once() -> None:
     assert found[by_name["v"]] is program.return_op
 
 
-def parts(columns: int, count: int = 4) -> Parts:
-    return Parts("sum", count, columns, torch.float32, torch.bfloat16)
+def parts(columns: int, count: int = 4) -> PartialResult:
+    return PartialResult("sum", count, columns, torch.float32, torch.bfloat16)
 
 
 def test_queue_joins_what_waits_when_it_is_too_much() -> None:
@@ -102,7 +102,7 @@ def test_queue_joins_what_waits_when_it_is_too_much() -> None:
 
 
 def test_launch_has_a_program_for_each_block_of_each_result() -> None:
-    results: Sequence[Parts] = [parts(64), parts(65), parts(1)]
+    results: Sequence[PartialResult] = [parts(64), parts(65), parts(1)]
     assert finishing_grid(results) == (1 + 2 + 1,)
     kernel = finishing_kernel(results)
     assert kernel.pointers == ("*fp32",) * 3 + ("*bf16",) * 3
