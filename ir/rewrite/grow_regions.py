@@ -128,8 +128,10 @@ class Growth:
 
     def _source(self, value: SSAValue) -> SSAValue:
         """What a value shows through views that are in no unit."""
-        while value.owner in self.views:
-            value = value.owner.operands[0]  # type: ignore[union-attr]
+        owner = value.owner
+        while isinstance(owner, Operation) and owner in self.views:
+            value = owner.operands[0]
+            owner = value.owner
         return value
 
     def _readers(self, value: SSAValue) -> Iterator[Operation]:
