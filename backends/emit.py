@@ -26,6 +26,7 @@ from xdsl.printer import Printer
 from shardweave.backends.audit import KNOWN, audit
 from shardweave.backends.calls import DIRECT, FUNCTIONS, NEED_CONTIGUOUS, callee_of, takes_device
 from shardweave.backends.programs import Key, free_name, last_uses
+from shardweave.backends.triton.parts import joins
 from shardweave.ir import dist
 from shardweave.ir.annotations import ANNOTATIONS, layer_of, phase_of, properties_without
 from shardweave.ir.aten import AtenOp, overload_named
@@ -81,8 +82,9 @@ class _Code(str):
 def emit(program: Program, *, kernels: bool = False, pending: Collection[str] = ()) -> str:
     """The source of a module that runs a program on one rank.
 
-    kernels: fused regions are called as `kernels[0]`, `kernels[1]`, .. in their order, which
-    `load_step` is to be given; else their ops run one by one. pending: names of gradients whose
+    kernels: fused regions are called as `kernels[0]`, `kernels[1]`, .. in their order, and after
+    them one more that joins the results which they left in parts; `load_step` is to be given
+    them. Else their ops run one by one. pending: names of gradients whose
     terms are added, before they are reduced, to what `given` has under `"pending"`. Raises
     ValueError for an op that has no Python form.
     """
@@ -90,11 +92,16 @@ def emit(program: Program, *, kernels: bool = False, pending: Collection[str] = 
     names = _names(program)
     lines = [_header(program) + _IMPORTS, "", "def step(rt, given):"]
     lines += _argument_lines(program, names)
-    dying, added = last_uses(program), _added(program, names, pending)
-    place, num_fused = None, 0
+    found = pending_terms(program) if pending else {}
+    terms = {gradient: found[gradient] for gradient in pending}
+    joined = joins(program, set(terms.values())) if kernels else {}
+    dying, place, num_fused = last_uses(program), None, 0
+    added = _added(program, names, terms, joined)
+    before = _lines_before(program, joined, added)
     for op in program.ops:
         if place != (place := (layer_of(op), phase_of(op))):
             lines += ["", f"    # {_one_line(place[0] or 'model')}, {place[1]}"]
+        lines += before.get(op, [])
         if isinstance(op, FusedOp):
             lines.append(f"    # {', '.join(inner.name for inner in op.fused_ops)}")
             lines.append(f"    {_fused_statement(op, names, num_fused)}{_type_comment(op)}")
@@ -105,16 +112,18 @@ def emit(program: Program, *, kernels: bool = False, pending: Collection[str] = 
         lines += [f"    {line}" for line in added.behind.get(op, ())]
         if op in dying:
             lines.append(f"    del {', '.join(names[value] for value in dying[op])}")
-    lines += ["", "    return {"]
+    lines += [*before.get(program.return_op, []), "", "    return {"]
     lines += [f"        ({_key(slot)}): {names[slot.value]}," for slot in program.results]
     return "\n".join([*lines, "    }", ""])
 
 
 @dataclass
 class _Additions:
-    """The lines that add gradients to the caller's: behind ops, or in place of products."""
+    """The lines that add gradients to the caller's: behind ops, before them, or in place of
+    products."""
 
     behind: dict[Operation, list[str]] = field(default_factory=dict[Operation, list[str]])
+    before: dict[Operation, list[str]] = field(default_factory=dict[Operation, list[str]])
     products: dict[Operation, str] = field(default_factory=dict[Operation, str])
 
     def add(
@@ -127,33 +136,65 @@ class _Additions:
             left, right = (names[operand] for operand in after.operands)
             self.products[after] = f"{name} = rt.added_product(given, ({key}), {left}, {right})"
         else:
-            line = f"{name} = rt.added(given, ({key}), {name})"
-            self.behind.setdefault(after, []).append(line)
+            self.behind.setdefault(after, []).append(_addition(name, key))
+
+    def add_joined(self, name: _Code, key: str, before: Operation) -> None:
+        """Add a value that is joined before an op."""
+        self.before.setdefault(before, []).append(_addition(name, key))
+
+
+def _addition(name: _Code, key: str) -> str:
+    return f"{name} = rt.added(given, ({key}), {name})"
+
+
+def _lines_before(
+    program: Program, joined: Mapping[SSAValue, Operation], added: _Additions
+) -> dict[Operation, list[str]]:
+    """Before each op that needs results which kernels left in parts, the line that joins them, and
+    those that add them to the caller's."""
+    number = sum(isinstance(op, FusedOp) for op in program.ops)
+    join = f"    kernels[{number}]()  # joins results that are in parts"
+    return {
+        op: [join, *(f"    {line}" for line in added.before.get(op, ()))] for op in joined.values()
+    }
 
 
 def _added(
-    program: Program, names: Mapping[SSAValue, _Code], pending: Collection[str]
+    program: Program,
+    names: Mapping[SSAValue, _Code],
+    terms: Mapping[str, SSAValue],
+    joined: Mapping[SSAValue, Operation],
 ) -> _Additions:
     """What adds each gradient to the caller's after the last op that reads it, or makes it.
 
     So no second set of gradients is ever in memory: neither of a step nor, of sums over
-    micro-batches, of a stage. One that is returned twice is left as it is.
+    micro-batches, of a stage. One that is returned twice is left as it is. terms: of pending
+    gradients, by name, added as soon as they are there. joined: where values in parts are joined;
+    one that nobody reads until then is added there.
     """
-    gradients = [s for s in program.results if s.kind in _ADDED and s.name not in pending]
+    gradients = [s for s in program.results if s.kind in _ADDED and s.name not in terms]
     returned = Counter(program.return_op.operands)
+    places = {op: place for place, op in enumerate((*program.ops, program.return_op))}
     last: dict[SSAValue, Operation] = {}
     for op in program.ops:
         for value in (*op.results, *op.operands):
             last[value] = op
     found = _Additions()
     for slot in gradients:
-        if isinstance(slot.value.owner, Operation) and returned[slot.value] == 1:
-            found.add(slot.value, last[slot.value], _key(slot), names)
-    terms = pending_terms(program) if pending else {}
-    for gradient in pending:
-        maker = terms[gradient].owner
-        assert isinstance(maker, Operation)
-        found.add(terms[gradient], maker, f'"pending", {json.dumps(gradient)}', names)
+        value = slot.value
+        if isinstance(value.owner, Operation) and returned[value] == 1:
+            join = joined.get(value)
+            if join is not None and places[join] > places[last[value]]:
+                found.add_joined(names[value], _key(slot), join)
+            else:
+                found.add(value, last[value], _key(slot), names)
+    for gradient, term in terms.items():
+        key = f'"pending", {json.dumps(gradient)}'
+        assert isinstance(term.owner, Operation)
+        if term in joined:
+            found.add_joined(names[term], key, joined[term])
+        else:
+            found.add(term, term.owner, key, names)
     return found
 
 

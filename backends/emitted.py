@@ -13,7 +13,8 @@ from shardweave.backends.backend import Runner
 from shardweave.backends.emit import StepFunction, emit, load_step
 from shardweave.backends.programs import Key
 from shardweave.backends.runtime import Runtime
-from shardweave.backends.triton.launch import FusedCall, explain_calls
+from shardweave.backends.triton.launch import FusedCall, explain_calls, join_parts
+from shardweave.backends.triton.parts import PartsQueue
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
 
@@ -38,10 +39,14 @@ class JoinedRunner(Runner):
         """
         fused = [op for op in program.ops if isinstance(op, FusedOp)] if kernels else []
         runtime = self.runtime
-        calls = [FusedCall(op, runtime.device, agreed=runtime.agreed_on_stage) for op in fused]
+        queue = PartsQueue(join_parts)
+        calls = [
+            FusedCall(op, runtime.device, agreed=runtime.agreed_on_stage, queue=queue)
+            for op in fused
+        ]
         self.kernels += calls
         source = emit(program, kernels=kernels, pending=pending)
-        run = load_step(source, calls)
+        run = load_step(source, [*calls, queue.join])
         position.register(run.__code__.co_filename, program, kernels=kernels)
         return source, run
 

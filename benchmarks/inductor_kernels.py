@@ -7,6 +7,7 @@ it would there; nothing is compiled or run. It leans on private names of torch, 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,7 @@ from shardweave.backends.calls import prepared
 from shardweave.benchmarks.kernel_counts import Counts, passes_over
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.dist import AllReduceOp, ShardIndexOp, SliceOp, WaitOp
+from shardweave.ir.fusible import role_of
 from shardweave.ir.program import Program
 from shardweave.ir.types import dtype_of_value, shape_of
 
@@ -189,7 +191,9 @@ def _function_of(program: Program) -> Any:
     def step(*tensors: Tensor) -> list[Tensor]:
         values = dict(zip((slot.value for slot in program.arguments), tensors, strict=True))
         for op in program.ops:
-            if isinstance(op, AtenOp):
+            if op.name == "aten.scatter_add" and role_of(op) is not None:
+                results = [_scattered(*[values[v] for v in op.operands])]
+            elif isinstance(op, AtenOp):
                 results = prepared(op, values.__getitem__, device)()
             else:
                 results = _communicated(op, [values[v] for v in op.operands])
@@ -197,6 +201,12 @@ def _function_of(program: Program) -> Any:
         return [values[slot.value] for slot in program.results]
 
     return step
+
+
+def _scattered(into: Tensor, places: Tensor, source: Tensor) -> Tensor:
+    """A `scatter_add` of one element a row, as Inductor writes that of a loss: pointwise."""
+    columns = torch.arange(into.shape[-1], device=into.device)
+    return into + torch.where(columns == places, source, 0)
 
 
 def _communicated(op: Any, tensors: list[Tensor]) -> list[Tensor]:
@@ -237,6 +247,8 @@ def _counts_of(graph: Any, sources: dict[str, Any]) -> Counts:
             moved = sum(reads.values()) + sum(writes.values())
             counts.add("library", str(getattr(node.node, "python_kernel_name", None)), moved)
             continue
+        for sizes in (reads, writes):
+            sizes.update({name: _taken(graph, node, name, size) for name, size in sizes.items()})
         names = [n.get_name() for n in node.get_nodes()]
         if graph.scheduler.removed_ops.intersection(names):
             continue  # what joins parts is written into the wrapper: `_add_joined`
@@ -248,6 +260,23 @@ def _counts_of(graph: Any, sources: dict[str, Any]) -> Counts:
             moved += size * (passes_over(source, pointer) if isinstance(pointer, str) else 1)
         counts.add("kernel", "triton", moved)
     return counts
+
+
+def _taken(graph: Any, node: Any, name: str, size: int) -> int:
+    """Bytes of a buffer that a kernel touches: of one found by indices alone, no more than it has
+    elements to compute, where Inductor counts all of the buffer."""
+    from torch._inductor.dependencies import MemoryDep
+
+    most = 0
+    for one in node.get_nodes():
+        rules = one.read_writes
+        deps = [dep for dep in (*rules.reads, *rules.writes) if dep.name == name]
+        if any(isinstance(dep, MemoryDep) and not dep.is_indirect() for dep in deps):
+            return size
+        if any(isinstance(dep, MemoryDep) for dep in deps):
+            most = max(most, math.prod(int(n) for group in one.get_ranges() for n in group))
+    itemsize = graph.get_dtype(name).itemsize
+    return min(size, most * itemsize) if most else size
 
 
 def _add_joined(counts: Counts, text: str) -> None:

@@ -5,7 +5,9 @@ A row is a model, a dtype, a mesh and a part. A layer is the difference between 
 and of one, forward and backward; the head is the rest of a step of one: embedding, last norm, loss.
 On tensor=2 a rank's program is counted, without its messages. Every launch counts, those that join
 parts too. Bytes are what a kernel reads and writes, a value once for each loop over it; a call of a
-library counts as one launch, with its operands and results, on both sides.
+library counts as one launch, with its operands and results, on both sides. Bounds are what no
+fusion can go below with the same calls of the library (`kernel_counts.lower_bound`), as a part of
+Inductor's.
 
 Nothing is run: values are fake. Inductor's Triton scheduling sees a mocked driver of an H100, and
 the same program as one graph without autograd, so that it may fuse and recompute across the turn
@@ -29,7 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import shardweave as sw
 from shardweave.benchmarks.inductor_kernels import inductor_counts
-from shardweave.benchmarks.kernel_counts import Counts, own_counts
+from shardweave.benchmarks.kernel_counts import Counts, lower_bound, own_counts
 from shardweave.driver.models import build_example
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.notes import PassNote
@@ -48,6 +50,7 @@ MODELS = {
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 MESHES = (None, "tensor=2")
 PASSES = "preset:kernels"
+RECOMPUTED = "recompute-producers{matmul=false}"
 GENERATED = "recompute-producers,fuse-kernels"
 """The same with products in kernels, where they fit."""
 GOALS = {"launches": 0.80, "moved_bytes": 0.85}
@@ -70,7 +73,7 @@ class Total:
 
 @dataclass(frozen=True)
 class Row:
-    """One part of one model. generated: ours with products in kernels."""
+    """One part of one model. generated: ours with products in kernels. bound: as `lower_bound`."""
 
     model: str
     dtype: str
@@ -78,10 +81,12 @@ class Row:
     part: str
     ours: Total
     generated: Total
+    bound: Total
     inductor: Total
 
-    def ratio(self, what: str) -> float:
-        return getattr(self.ours, what) / getattr(self.inductor, what)
+    def ratio(self, what: str, of: str = "ours") -> float:
+        """Of Inductor's. of: `ours` or `bound`."""
+        return getattr(getattr(self, of), what) / getattr(self.inductor, what)
 
     @property
     def is_met(self) -> bool:
@@ -105,7 +110,8 @@ def rows_of(kind: str, dtype: str, mesh: str | None) -> Iterator[Row]:
     for layers in (1, 2):
         program = local_program(kind, layers, DTYPES[dtype], mesh)
         counts = [own_counts(sw.run_passes(program, passes)) for passes in (PASSES, GENERATED)]
-        counted.append(tuple(map(Total.of, (*counts, inductor_counts(program)))))
+        counts += [lower_bound(sw.run_passes(program, RECOMPUTED)), inductor_counts(program)]
+        counted.append(tuple(map(Total.of, counts)))
     layer = [two - one for one, two in zip(*counted, strict=True)]
     head = [one - part for one, part in zip(counted[0], layer, strict=True)]
     yield Row(kind, dtype, mesh or "one device", "layer", *layer)
@@ -115,7 +121,8 @@ def rows_of(kind: str, dtype: str, mesh: str | None) -> Iterator[Row]:
 def show(rows: list[Row], console: Console) -> None:
     """A line for each row, with what misses its goal marked."""
     table = Table("model", "dtype", "mesh", "part", box=None, pad_edge=False)
-    for column in ("launches", "Inductor", "ratio", "MiB", "Inductor", "ratio", "generated MiB"):
+    columns = ("launches", "Inductor", "ratio", "bound", "MiB", "Inductor", "ratio", "bound")
+    for column in (*columns, "generated MiB"):
         table.add_column(column, justify="right")
     for row in rows:
         cells: list[str] = []
@@ -124,6 +131,7 @@ def show(rows: list[Row], console: Console) -> None:
             numbers = (getattr(side, what) / scale for side in (row.ours, row.inductor))
             mark = "" if row.ratio(what) <= goal else " !"
             cells += [*(f"{number:.0f}" for number in numbers), f"{row.ratio(what):.2f}{mark}"]
+            cells.append(f"{row.ratio(what, 'bound'):.2f}")
         cells.append(f"{row.generated.moved_bytes / 2**20:.0f}")
         table.add_row(row.model, row.dtype, row.mesh, row.part, *cells)
     console.print(table)
@@ -147,7 +155,7 @@ def main() -> int:
             for row in rows_of(kind, dtype, mesh):
                 rows.append(row)
                 print(f"counted {row}", file=sys.stderr, flush=True)
-    show(rows, Console(width=110))
+    show(rows, Console(width=130))
     if options.json:
         result = {"torch": torch.__version__, "goals": GOALS, "rows": [asdict(row) for row in rows]}
         Path(options.json).write_text(json.dumps(result, indent=1) + "\n")

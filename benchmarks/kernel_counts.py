@@ -6,15 +6,21 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
+from xdsl.ir import Operation
+
 from shardweave.backends.triton.generate import generate
-from shardweave.backends.triton.launch import num_partial
+from shardweave.backends.triton.joining import parts_of
+from shardweave.backends.triton.parts import joined_together
 from shardweave.backends.triton.source import Kernel
 from shardweave.backends.triton.writer import UnfitError
+from shardweave.ir.annotations import phase_of
 from shardweave.ir.dist import DistOp, SliceOp
+from shardweave.ir.facts import facts_of
+from shardweave.ir.fusible import role_of
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
-from shardweave.ir.storage import is_view
-from shardweave.ir.traffic import accesses, bytes_moved
+from shardweave.ir.storage import is_view, layout_source
+from shardweave.ir.traffic import accesses, bytes_moved, traffic
 
 
 @dataclass
@@ -54,34 +60,73 @@ def passes_over(source: str, pointer: str) -> int:
 def own_counts(program: Program) -> Counts:
     """Of a fused local program. Collectives are not counted."""
     counts = Counts()
+    kernels: dict[FusedOp, Kernel] = {}
     for op in program.ops:
         if isinstance(op, FusedOp):
-            _add_region(counts, op)
+            kernel = _add_region(counts, op)
+            if kernel is not None:
+                kernels[op] = kernel
         elif isinstance(op, SliceOp) or not (isinstance(op, DistOp) or is_view(op)):
             counts.add("library", op.name, bytes_moved(op))
+    for results in joined_together(program, kernels):
+        moved = sum(p.num_bytes + p.num_columns * p.target.itemsize for p in results)
+        counts.add("kernel", "finish", moved)
     return counts
 
 
-def _add_region(counts: Counts, op: FusedOp) -> None:
+def _add_region(counts: Counts, op: FusedOp) -> Kernel | None:
+    """Count a region's kernel, which writes some results in parts; or its ops, if it has none."""
     try:
         kernel = generate(op)
     except UnfitError:
         for inner in op.fused_ops:
             if not is_view(inner):
                 counts.add("library", inner.name, bytes_moved(inner))
-        return
+        return None
     read, written = accesses(op.fused_ops)
     pointers = dict(zip(kernel.region.inputs, pointers_of(kernel), strict=False))
-    moved = sum(written.values())
-    moved += sum(size * passes_over(kernel.source, pointers[v]) for v, size in read.items())
-    if kernel.partial:
-        num_parts = num_partial(kernel, kernel.configs[0])
-        parts = sum(dtype.itemsize for dtype in kernel.partial_dtypes)
-        parts *= num_parts * kernel.region.space.columns
-        results = [written[kernel.region.stored[number]] for number in kernel.partial]
-        moved += parts - sum(results)
-        counts.add("kernel", "finish", parts + sum(results))
+    moved = sum(size * passes_over(kernel.source, pointers[v]) for v, size in read.items())
+    in_parts = {kernel.region.stored[number] for number in kernel.partial}
+    moved += sum(size for value, size in written.items() if value not in in_parts)
+    moved += sum(parts.num_bytes for parts in parts_of(kernel, kernel.configs[0]))
     counts.add("kernel", kernel.name, moved)
+    return kernel
+
+
+def lower_bound(program: Program) -> Counts:
+    """What no fusion of an unfused local program can go below, its library calls as they are.
+
+    Bytes: those of the calls, and of all other ops of a phase as one kernel, which reads and
+    writes once what comes from or goes to calls, messages and the other phase. Launches: the calls,
+    and a kernel wherever one has to wait for a call that waits for another kernel.
+    """
+    counts = Counts()
+    phases: tuple[list[Operation], list[Operation]] = [], []
+    waves: dict[Operation, int] = {}
+    has_turned = False
+    for op in program.ops:
+        is_kernel = _is_for_kernels(op)
+        has_turned |= phase_of(op) == "backward"
+        makers = [layout_source(value).owner for value in op.operands]
+        before = [
+            waves[maker] + (is_kernel and not _is_for_kernels(maker))
+            for maker in makers
+            if isinstance(maker, Operation)
+        ]
+        waves[op] = max([int(is_kernel), *before])
+        if is_kernel or facts_of(op).is_layout:
+            phases[has_turned].append(op)
+        elif isinstance(op, SliceOp) or not (isinstance(op, DistOp) or is_view(op)):
+            counts.add("library", op.name, bytes_moved(op))
+    for phase, ops in zip(("forward", "backward"), phases, strict=True):
+        counts.add("kernel", phase, traffic(ops), launches=0)
+    counts.add("kernel", "one after another", 0, launches=max(waves.values(), default=0))
+    return counts
+
+
+def _is_for_kernels(op: Operation) -> bool:
+    """Whether a kernel computes an op, but for products."""
+    return role_of(op) not in (None, "view", "matmul")
 
 
 def pointers_of(kernel: Kernel) -> list[str]:

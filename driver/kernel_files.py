@@ -11,7 +11,7 @@ from rich.console import Console
 from shardweave.backends.triton.ahead import Built, build, parse_target
 from shardweave.backends.triton.generate import generate
 from shardweave.backends.triton.joining import finishing_kernel
-from shardweave.backends.triton.launch import num_partial
+from shardweave.backends.triton.parts import joined_together
 from shardweave.backends.triton.source import Kernel, KernelSource
 from shardweave.backends.triton.writer import UnfitError
 from shardweave.driver.report.text import plain_table, status
@@ -69,27 +69,25 @@ def distinct_kernels(
 
     What joins the parts that a kernel leaves is a kernel, too.
     """
-    names: dict[tuple[object, ...], str] = {}
-    kernels: dict[str, KernelSource] = {}
-    uses: dict[str, int] = {}
+    generated: dict[FusedOp, Kernel] = {}
     unfit: list[str] = []
     for op in program.ops:
         if not isinstance(op, FusedOp):
             continue
         try:
-            kernel = generate(op)
+            generated[op] = generate(op)
         except UnfitError as error:
             unfit.append(f"{', '.join(inner.name for inner in op.fused_ops)}: {error}")
-            continue
-        found: list[KernelSource] = [kernel]
-        if kernel.partial:
-            found.append(finishing_kernel(kernel, num_partial(kernel, kernel.configs[0])))
-        for one in found:
-            key = (one.source, one.pointers, *one.fixed.values())
-            if key not in names:
-                names[key] = f"{len(names):02}_{one.name}"
-                kernels[names[key]] = one
-            uses[names[key]] = uses.get(names[key], 0) + 1
+    joining = [finishing_kernel(results) for results in joined_together(program, generated)]
+    names: dict[tuple[object, ...], str] = {}
+    kernels: dict[str, KernelSource] = {}
+    uses: dict[str, int] = {}
+    for one in (*generated.values(), *joining):
+        key = (one.source, one.pointers, *one.fixed.values())
+        if key not in names:
+            names[key] = f"{len(names):02}_{one.name}"
+            kernels[names[key]] = one
+        uses[names[key]] = uses.get(names[key], 0) + 1
     return kernels, uses, unfit
 
 

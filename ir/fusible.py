@@ -31,8 +31,9 @@ Role = Literal["pointwise", "view", "move", "reduce", "matmul"]
 POINTWISE = frozenset(
     f"aten.{name}"
     for name in (
-        "_to_copy", "abs", "add.Scalar", "add.Tensor", "bitwise_and.Tensor", "bitwise_not",
-        "bitwise_or.Tensor", "cos", "div.Scalar", "div.Tensor", "eq.Scalar", "eq.Tensor", "exp",
+        "_to_copy", "abs", "add.Scalar", "add.Tensor", "arange.start_step", "bitwise_and.Tensor",
+        "bitwise_not", "bitwise_or.Tensor", "cos", "div.Scalar", "div.Scalar_mode", "div.Tensor",
+        "eq.Scalar", "eq.Tensor", "exp",
         "ge.Scalar", "ge.Tensor", "gelu", "gelu_backward", "gt.Scalar", "gt.Tensor", "le.Scalar",
         "le.Tensor", "log", "logical_and", "logical_not", "logical_or", "lt.Scalar", "lt.Tensor",
         "masked_fill.Scalar", "maximum", "minimum", "mul.Scalar", "mul.Tensor", "ne.Scalar",
@@ -45,7 +46,7 @@ MOVES = frozenset(
     f"aten.{name}"
     for name in (
         "slice.Tensor", "select.int", "slice_backward", "select_backward", "cat", "embedding",
-        "gather", "scatter_add",
+        "gather", "scatter_add", "constant_pad_nd",
     )
 )  # fmt: skip
 """Ops whose elements are those of an operand, found by an index."""
@@ -69,6 +70,10 @@ MAX_NUMEL = 2**31 - 2**17
 
 MAX_VALUES = 32
 """Inputs and outputs of one kernel."""
+
+ONE_PROGRAM = 65536
+"""Elements that are reduced to one number by one program, which reads a quarter of a MiB in about
+the time that a launch takes, 3 us; more are the library's, which sends many programs."""
 
 WHOLE_ROW = 16384
 """Elements of a row that one program holds at once; longer rows are read in parts, once for each
@@ -104,7 +109,34 @@ def _is_last_dim(op: AtenOp) -> bool:
     return op.value("dim") % rank == rank - 1
 
 
+def _divides_integers(op: AtenOp) -> bool:
+    """A division of integers by a positive one, down to a whole number."""
+    is_integer = all(not dtype_of_value(v).is_floating_point for v in (*op.operands, *op.results))
+    other = op.value("other")
+    return is_integer and isinstance(other, int) and other > 0 and bool(op.value("rounding_mode"))
+
+
+def _counts_up(op: AtenOp) -> bool:
+    """A range of integers, upwards."""
+    given = (op.value("start"), op.value("step"))
+    is_integer = not dtype_of_value(op.results[0]).is_floating_point
+    return is_integer and all(isinstance(value, int) for value in given) and given[1] > 0
+
+
+def padded_dim(op: AtenOp) -> tuple[int, int] | None:
+    """The only dim that a padding makes longer, and by how much before; None if it is another."""
+    pad: list[int] = op.value("pad")
+    pairs = list(zip(pad[::2], pad[1::2], strict=True))
+    wide = [number for number, pair in enumerate(pairs) if pair != (0, 0)]
+    if len(wide) != 1 or min(pairs[wide[0]]) < 0:
+        return None
+    return len(shape_of(op.results[0])) - 1 - wide[0], pairs[wide[0]][0]
+
+
 _SPECIAL: dict[str, Callable[[AtenOp], bool]] = {
+    "aten.arange.start_step": _counts_up,
+    "aten.constant_pad_nd": lambda op: padded_dim(op) is not None,
+    "aten.div.Scalar_mode": _divides_integers,
     "aten.pow.Tensor_Scalar": lambda op: op.value("exponent") in _UNARY_POWERS,
     "aten.gather": _picks_one,
     "aten.scatter_add": _picks_one,
@@ -164,8 +196,10 @@ def _reductions_of_dims(shape: tuple[int, ...], dim: Attribute | None) -> tuple[
     cut = [d for d in dims if shape[d] != 1]
     numel = math.prod(shape)
     size = math.prod(shape[d] for d in cut)
-    if not cut or not kept:
+    if not cut:
         return ()
+    if not kept:
+        return (Reduction("row", numel, numel),) if numel <= ONE_PROGRAM else ()
     if min(cut) > max(kept):
         return (Reduction("row", numel, size),)
     if max(cut) < min(kept):

@@ -30,6 +30,11 @@ def is_view(op: Operation) -> bool:
     return reshaped(before, expected_strides(source), after) is not None
 
 
+def copies(op: Operation) -> bool:
+    """Whether an op is a reshape that copies, since of the strides before it there is no view."""
+    return facts_of(op).view == "reshape" and not is_view(op)
+
+
 def shared_operand(op: Operation, position: int, mesh: Mesh | None = None) -> SSAValue | None:
     """The operand whose memory a result shares; None if the result has its own.
 
@@ -100,6 +105,15 @@ def storage_of(value: SSAValue, mesh: Mesh | None = None) -> SSAValue:
 def layout_source(value: SSAValue) -> SSAValue:
     """The value whose elements a value shows, all of them, through views, copied or not."""
     while isinstance(value.owner, Operation) and facts_of(value.owner).is_layout:
+        value = value.owner.operands[0]
+    return value
+
+
+def view_source(value: SSAValue) -> SSAValue:
+    """The value whose elements a value shows, all of them, in the same memory."""
+    while isinstance(value.owner, Operation) and facts_of(value.owner).is_layout:
+        if copies(value.owner):
+            break
         value = value.owner.operands[0]
     return value
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 
-from xdsl.ir import SSAValue
+from xdsl.ir import BlockArgument, SSAValue
 
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import facts_of
+from shardweave.ir.kernel import FusedOp
 from shardweave.ir.types import shape_of
 
 Sizes = tuple[int, ...]
@@ -44,6 +45,10 @@ def common_runs(before: Sequence[int], after: Sequence[int]) -> list[Sizes] | No
 def expected_strides(value: SSAValue) -> Sizes:
     """The strides that a value of a program has when it runs, in elements."""
     shape, owner = shape_of(value), value.owner
+    if isinstance(value, BlockArgument):
+        region = value.block.parent_op()
+        inside = isinstance(region, FusedOp)
+        return expected_strides(region.operands[value.index]) if inside else dense_strides(shape)
     if not isinstance(owner, AtenOp):
         return dense_strides(shape)
     if "attention" in owner.name and len(shape) == 4:

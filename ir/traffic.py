@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection
 
@@ -10,10 +11,11 @@ from xdsl.ir import Operation, SSAValue
 from shardweave.ir.blocks import Blocks, blocks_of
 from shardweave.ir.dist import DistOp, SliceOp
 from shardweave.ir.facts import facts_of
+from shardweave.ir.fusible import MOVES, POINTWISE
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
-from shardweave.ir.storage import is_view, layout_source
-from shardweave.ir.types import num_bytes, tensor_type_of
+from shardweave.ir.storage import copies, is_view, view_source
+from shardweave.ir.types import num_bytes, shape_of, tensor_type_of
 
 
 def bytes_moved(op: Operation) -> int:
@@ -41,30 +43,35 @@ def traffic(ops: Collection[Operation]) -> int:
 
 
 def accesses(ops: Collection[Operation]) -> tuple[dict[SSAValue, int], dict[SSAValue, int]]:
-    """Bytes of each value that one kernel of these ops reads, and of each that it writes.
+    """Bytes of each value that one kernel of these ops, in order, reads, and that it writes.
 
-    Layouts of a value count as the value, in the kernel and before it; of a table that is looked
-    up, and of a value that is sliced, what is taken counts.
+    Layouts of a value count as the value, in the kernel and before it, unless they copy. Of a value
+    that is sliced, or looked up, as a table or after some pointwise ops, what is taken counts.
     """
     members = set(ops)
     read: dict[SSAValue, int] = {}
     written: dict[SSAValue, int] = {}
-    for op in ops:
-        facts = facts_of(op)
-        if facts.is_layout:
-            continue
-        takes_part = facts.is_lookup or facts.view == "part"
-        for index, operand in enumerate(op.operands):
-            source = layout_source(operand)
-            if source.owner not in members:
-                size = min(_bytes(operand), _bytes(source))
-                if takes_part and index == 0:
-                    size = min(size, _bytes(op.results[0]))
-                read[source] = max(size, read.get(source, 0))
+    needed: Counter[SSAValue] = Counter()
+    for op in reversed(list(ops)):
+        is_view_here = facts_of(op).is_layout and not copies(op)
         for result in op.results:
-            if _is_read_outside(result, members):
+            if not is_view_here and _is_read_outside(result, members):
                 written[result] = _bytes(result)
-    return read, written
+        outputs = (_numel(v) if v in written else needed[v] for v in op.results)
+        count = max(outputs, default=0)
+        for operand in op.operands:
+            # Each element that an op gives takes one of each operand, unless it sums.
+            own = _numel(operand)
+            own = min(own, count) if op.name in _ONE_BY_ONE or is_view_here else own
+            needed[operand] = max(needed[operand], own)
+            source = view_source(operand)
+            if source.owner not in members and not is_view_here:
+                size = min(own * _bytes(operand) // _numel(operand), _bytes(source))
+                read[source] = max(size, read.get(source, 0))
+    return dict(reversed(read.items())), dict(reversed(written.items()))
+
+
+_ONE_BY_ONE = POINTWISE | MOVES
 
 
 def _is_read_outside(value: SSAValue, members: set[Operation]) -> bool:
@@ -73,6 +80,7 @@ def _is_read_outside(value: SSAValue, members: set[Operation]) -> bool:
         use.operation not in members
         or (
             facts_of(use.operation).is_layout
+            and not copies(use.operation)
             and _is_read_outside(use.operation.results[0], members)
         )
         for use in value.uses
@@ -81,6 +89,10 @@ def _is_read_outside(value: SSAValue, members: set[Operation]) -> bool:
 
 def _bytes(value: SSAValue) -> int:
     return num_bytes(tensor_type_of(value))
+
+
+def _numel(value: SSAValue) -> int:
+    return max(1, math.prod(shape_of(value)))
 
 
 def bytes_by_block(program: Program) -> dict[str, int]:

@@ -165,6 +165,14 @@ def _masked_fill(op: AtenOp, a: str, mask: str) -> str:
     return f"tl.where({mask}, {number(value)}, {a})"
 
 
+def _whole_quotient(op: AtenOp, a: str) -> str:
+    """Of integers by a positive one; `//` and `%` are C's, towards 0."""
+    other = op.value("other")
+    if op.value("rounding_mode") == "trunc":
+        return f"{a} // {other}"
+    return f"({a} - ({a} % {other} + {other}) % {other}) // {other}"
+
+
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 COMPARISONS: dict[str, Formula] = {
@@ -191,6 +199,7 @@ ARITHMETIC: dict[str, Formula] = {
     "aten.bitwise_or.Tensor": _infix("|"),
     "aten.cos": _call("tl.cos"),
     "aten.div.Scalar": _with_other("/"),
+    "aten.div.Scalar_mode": _whole_quotient,
     "aten.div.Tensor": _infix("/"),
     "aten.exp": _call("tl.exp"),
     "aten.gelu": _gelu,

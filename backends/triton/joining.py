@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from shardweave.backends.triton.formulas import converted, number, type_text
 from shardweave.backends.triton.source import Config, Kernel, KernelSource, Kind, pointer_type
+from shardweave.ir.fusible import IterationSpace
+
+FINISHING: Config = {"BLOCK_P": 16, "BLOCK_C": 64, "num_warps": 4}
+"""The configuration of what joins parts."""
 
 _NAN = "propagate_nan=tl.PropagateNan.ALL"
 _JOIN = {
@@ -17,7 +23,7 @@ _JOIN = {
 }
 
 _HEAD = '''\
-"""Joins the parts of results that the programs of another kernel left.
+"""Joins the parts of results that the programs of other kernels left.
 
 Written by shardweave.
 """
@@ -30,23 +36,48 @@ import triton.language as tl
 def {name}(
     {parameters},
 ):
-    blocks_c = tl.cdiv(n_cols, BLOCK_C)
-    result = tl.program_id(0) // blocks_c
-    col = (tl.program_id(0) % blocks_c * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
-    in_col = col < n_cols
+    block = tl.program_id(0)
 '''
 
 _RESULT = """\
-    if result == {number}:
+    num_blocks = tl.cdiv(n_cols_{number}, BLOCK_C)
+    if (block >= 0) & (block < num_blocks):
+        col = (block * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
+        in_col = col < n_cols_{number}
         total = tl.full([BLOCK_P, BLOCK_C], {start}, {dtype})
-        for first in range(0, n_parts, BLOCK_P):
+        for first in range(0, n_parts_{number}, BLOCK_P):
             part = (first + tl.arange(0, BLOCK_P))[:, None]
-            is_in = (part < n_parts) & in_col
-            each = tl.load(parts_{number}_ptr + part * n_cols + col, mask=is_in, other={start})
+            is_in = (part < n_parts_{number}) & in_col
+            place = part * n_cols_{number} + col
+            each = tl.load(parts_{number}_ptr + place, mask=is_in, other={start})
             total = {joined}
         found = {reduced}
         tl.store(out_{number}_ptr + col, {found}, mask=in_col)
+    block -= num_blocks
 """
+
+
+@dataclass(frozen=True)
+class PartialResult:
+    """A result that the programs of a kernel leave as one row each, of `num_columns` elements.
+
+    dtype: of the parts. target: of the result.
+    """
+
+    kind: Kind
+    num_parts: int
+    num_columns: int
+    dtype: torch.dtype
+    target: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.num_parts, self.num_columns
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all parts."""
+        return self.num_parts * self.num_columns * self.dtype.itemsize
 
 
 def identity_of(kind: Kind, dtype: torch.dtype) -> str:
@@ -78,39 +109,59 @@ def reduced(kind: Kind, block: str, axis: int, *, keeps_nan: bool) -> str:
     return f'tl.where({is_nan}, float("nan"), tl.{kind}({block}, {rest})'
 
 
-def finishing_kernel(kernel: Kernel, num_parts: int) -> KernelSource:
-    """The kernel that joins all results which a kernel leaves in `num_parts` parts, in order.
-
-    Its parameters are the parts of each, rows of as many columns as the kernel has, and then the
-    results in their own dtypes. So a region with such results takes two launches, however many.
-    """
+def parts_of(kernel: Kernel, config: Config) -> list[PartialResult]:
+    """The results that a kernel with a configuration leaves in parts, in the order of `partial`."""
+    if not kernel.partial:
+        return []
     region = kernel.region
-    pairs = list(zip(kernel.partial, kernel.partial_dtypes, strict=True))
-    count = len(pairs)
-    parameters = [f"parts_{n}_ptr" for n in range(count)] + [f"out_{n}_ptr" for n in range(count)]
-    parameters += ["n_parts", "n_cols", "BLOCK_P: tl.constexpr", "BLOCK_C: tl.constexpr"]
-    name = "finish_" + "_".join(dict.fromkeys(kernel.partial.values()))
+    num_parts = num_partial(region.space, config)
+    pairs = zip(kernel.partial.items(), kernel.partial_dtypes, strict=True)
+    return [
+        PartialResult(
+            kind, num_parts, region.space.columns, dtype, region.dtype_of(region.stored[number])
+        )
+        for (number, kind), dtype in pairs
+    ]
+
+
+def num_partial(space: IterationSpace, config: Config) -> int:
+    """How many parts a reduction over the rows of a space comes in."""
+    return min(-(-space.rows // config["BLOCK_R"]), config["programs"])
+
+
+def finishing_kernel(results: Sequence[PartialResult]) -> KernelSource:
+    """The kernel that joins all these results, of one kernel or of several, each in order.
+
+    Its parameters are the parts of each, and then the results in their own dtypes.
+    """
+    count = range(len(results))
+    parameters = [f"parts_{n}_ptr" for n in count] + [f"out_{n}_ptr" for n in count]
+    sizes: dict[str, int] = {}
+    for place, parts in enumerate(results):
+        sizes |= {f"n_parts_{place}": parts.num_parts, f"n_cols_{place}": parts.num_columns}
+    constants = ("BLOCK_P", "BLOCK_C")
+    parameters += [*sizes, *(f"{constant}: tl.constexpr" for constant in constants)]
+    name = "finish_" + "_".join(dict.fromkeys(parts.kind for parts in results))
     source = _HEAD.format(name=name, parameters=",\n    ".join(parameters))
-    for place, (stored, dtype) in enumerate(pairs):
-        target = region.dtype_of(region.stored[stored])
-        source += _joining_of(place, kernel.partial[stored], dtype, target)
-    targets = [region.dtype_of(region.stored[stored]) for stored in kernel.partial]
-    types = [pointer_type(type_text(d)) for d in (*kernel.partial_dtypes, *targets)]
-    config: Config = {"BLOCK_P": 16, "BLOCK_C": 64, "num_warps": 4}
-    sizes = {"n_parts": num_parts, "n_cols": region.space.columns}
-    return KernelSource(
-        name, source, tuple(types), sizes, False, {}, ("BLOCK_P", "BLOCK_C"), (config,)
-    )
+    source += "".join(_joining_of(place, parts) for place, parts in enumerate(results))
+    dtypes = [parts.dtype for parts in results] + [parts.target for parts in results]
+    types = tuple(pointer_type(type_text(dtype)) for dtype in dtypes)
+    return KernelSource(name, source, types, sizes, False, {}, constants, (FINISHING,))
 
 
-def _joining_of(place: int, kind: Kind, dtype: torch.dtype, target: torch.dtype) -> str:
+def finishing_grid(results: Sequence[PartialResult]) -> tuple[int]:
+    """How many programs join results: some for each of them."""
+    return (sum(-(-parts.num_columns // FINISHING["BLOCK_C"]) for parts in results),)
+
+
+def _joining_of(place: int, parts: PartialResult) -> str:
     """The statements that join the parts of one result."""
-    text = reduced(kind, "total", axis=0, keeps_nan=dtype.is_floating_point)
+    dtype = parts.dtype
     return _RESULT.format(
         number=place,
-        start=identity_of(kind, dtype),
+        start=identity_of(parts.kind, dtype),
         dtype=type_text(dtype),
-        joined=joined(kind, "total", "each"),
-        reduced=text,
-        found=converted("found", dtype, target),
+        joined=joined(parts.kind, "total", "each"),
+        reduced=reduced(parts.kind, "total", axis=0, keeps_nan=dtype.is_floating_point),
+        found=converted("found", dtype, parts.target),
     )

@@ -15,7 +15,15 @@ from xdsl.ir import SSAValue
 from shardweave.backends.calls import prepared
 from shardweave.backends.triton.cache import cache_folder, write_file
 from shardweave.backends.triton.generate import kernel_of
-from shardweave.backends.triton.joining import finishing_kernel
+from shardweave.backends.triton.joining import (
+    FINISHING,
+    PartialResult,
+    finishing_grid,
+    finishing_kernel,
+    num_partial,
+    parts_of,
+)
+from shardweave.backends.triton.parts import PartsQueue, Place
 from shardweave.backends.triton.region import Region, region_of
 from shardweave.backends.triton.source import Config, Kernel, KernelSource
 from shardweave.backends.triton.tune import ATEN, choose
@@ -48,7 +56,8 @@ class FusedCall:
 
     op: the fused op. device: where it runs. tunes: whether configurations are measured, on a GPU,
     the first time; else the default one is used. agreed: gives the configuration that one of the
-    ranks that run this op chooses, so that all add up in the same order; called once.
+    ranks that run this op chooses, so that all add up in the same order; called once. queue: where
+    results in parts wait until its owner joins them; without one they are joined in the call.
     """
 
     def __init__(
@@ -58,6 +67,7 @@ class FusedCall:
         *,
         tunes: bool = True,
         agreed: Callable[[Callable[[], Config]], Config] = lambda choose: choose(),
+        queue: PartsQueue | None = None,
     ) -> None:
         self.op = op
         self.device = torch.device(device)
@@ -67,6 +77,7 @@ class FusedCall:
         self.failures: list[str] = []
         """Configurations that did not run, and why."""
         self._agreed = agreed
+        self._queue = queue
         self._config: Config | None = None
         self._kernels: list[tuple[Kernel, Config]] = []
         self._ready: dict[tuple[Any, ...], Callable[[Sequence[Tensor]], Results]] = {}
@@ -118,7 +129,9 @@ class FusedCall:
             self.region = None
             return self._on_aten
         self._kernels.append((kernel, config))
-        return self._on_aten if config == ATEN else Launch(kernel, config, self.device)
+        if config == ATEN:
+            return self._on_aten
+        return Launch(kernel, config, self.device, self._queue)
 
     def _on_aten(self, tensors: Sequence[Tensor]) -> Results:
         return run_on_aten(self.op, tensors, self.device)
@@ -192,22 +205,26 @@ def starter(source: KernelSource, config: Config, grid: tuple[int, ...]) -> Star
 
 
 class Launch:
-    """A kernel with a configuration: what does not depend on the tensors is computed here, once."""
+    """A kernel with a configuration: what does not depend on the tensors is computed here, once.
 
-    def __init__(self, kernel: Kernel, config: Config, device: torch.device | str) -> None:
+    queue: as in `FusedCall`.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        config: Config,
+        device: torch.device | str,
+        queue: PartsQueue | None = None,
+    ) -> None:
         region = kernel.region
         self._start = starter(kernel, config, grid_of(kernel, config))
         self._device = torch.device(device)
         self._made = [(shape_of(value), region.dtype_of(value)) for value in region.stored]
-        self._parts: list[tuple[tuple[int, ...], torch.dtype]] = []
         self._partial = tuple(kernel.partial)
-        if kernel.partial:
-            num_parts = num_partial(kernel, config)
-            shape = (num_parts, region.space.columns)
-            self._parts = [(shape, dtype) for dtype in kernel.partial_dtypes]
-            finishing = finishing_kernel(kernel, num_parts)
-            grid = finishing_grid(kernel, finishing.configs[0])
-            self._finish = starter(finishing, finishing.configs[0], grid)
+        self._parts = parts_of(kernel, config)
+        self._queue = queue or PartsQueue(join_parts)
+        self._waits = queue is not None
         self._outputs = region.outputs
 
     def __call__(self, tensors: Sequence[Tensor]) -> Results:
@@ -215,12 +232,15 @@ class Launch:
         device = self._device
         made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._made]
         if self._parts:
-            parts = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._parts]
             written = list(made)
-            for number, part in zip(self._partial, parts, strict=True):
-                written[number] = part
+            places: list[Place] = []
+            for number, parts in zip(self._partial, self._parts, strict=True):
+                written[number] = torch.empty(parts.shape, dtype=parts.dtype, device=device)
+                places.append((written[number], made[number]))
             self._start(*tensors, *written)
-            self._finish(*parts, *[made[number] for number in self._partial])
+            self._queue.add(self._parts, places)
+            if not self._waits:
+                self._queue.join()
         else:
             self._start(*tensors, *made)
         return tuple(
@@ -231,6 +251,17 @@ class Launch:
         )
 
 
+def join_parts(results: Sequence[PartialResult], places: Sequence[Place]) -> None:
+    """Start the kernel that joins parts."""
+    start = _joiner(tuple(results))
+    start(*(parts for parts, _ in places), *(made for _, made in places))
+
+
+@cache
+def _joiner(results: tuple[PartialResult, ...]) -> Start:
+    return starter(finishing_kernel(results), FINISHING, finishing_grid(results))
+
+
 def launch_options(kernel: KernelSource, config: Config) -> dict[str, int | bool]:
     """Options of Triton's compiler for a kernel; those of assertions, if it has some."""
     options: dict[str, int | bool] = {
@@ -239,20 +270,10 @@ def launch_options(kernel: KernelSource, config: Config) -> dict[str, int | bool
     return options | ({"debug": True, "sanitize_overflow": False} if kernel.asserts else {})
 
 
-def finishing_grid(kernel: Kernel, config: Config) -> tuple[int]:
-    """How many programs join the parts of a kernel's results: some for each result."""
-    return (len(kernel.partial) * _blocks(kernel.region.space.columns, config["BLOCK_C"]),)
-
-
 def launch(kernel: Kernel, config: Config, tensors: Sequence[Tensor]) -> Results:
     """Run a kernel with a configuration; returns the results of its region."""
     device = tensors[0].device if tensors else torch.device("cpu")
     return Launch(kernel, config, device)(tensors)
-
-
-def num_partial(kernel: Kernel, config: Config) -> int:
-    """How many parts a reduction over rows comes in."""
-    return min(_blocks(kernel.region.space.rows, config["BLOCK_R"]), config["programs"])
 
 
 def grid_of(kernel: Kernel, config: Config) -> tuple[int, ...]:
@@ -264,7 +285,7 @@ def grid_of(kernel: Kernel, config: Config) -> tuple[int, ...]:
         return (_blocks(space.rows, config["BLOCK_M"]) * _blocks(space.columns, config["BLOCK_N"]),)
     if not space.reduces_columns:
         return (_blocks(space.rows, config["BLOCK_R"]),)
-    parts = num_partial(kernel, config)
+    parts = num_partial(space, config)
     # Not in two dims, of which the second ends at 65,535.
     return (parts if space.reduces_rows else parts * _blocks(space.columns, config["BLOCK_C"]),)
 

@@ -14,6 +14,7 @@ from shardweave.ir.facts import facts_of
 from shardweave.ir.fusible import IterationSpace, role_of, space_of
 from shardweave.ir.gpu_types import dtype_on_gpu
 from shardweave.ir.kernel import FusedOp
+from shardweave.ir.storage import copies
 from shardweave.ir.types import dtype_of_value, shape_of
 
 
@@ -70,6 +71,8 @@ def region_of(op: FusedOp, *, on_gpu: bool = True) -> Region:
     for value in op.yielded:
         views: list[AtenOp] = []
         while isinstance(value.owner, AtenOp) and facts_of(value.owner).is_layout:
+            if copies(value.owner):
+                break
             views.insert(0, value.owner)
             value = value.owner.operands[0]
         if isinstance(value.owner, Operation):

@@ -31,6 +31,7 @@ from shardweave.backends.triton.index import (
 from shardweave.backends.triton.source import KernelDraft
 from shardweave.backends.triton.writer import Guard, Guards, Indices, Term, UnfitError, Writer
 from shardweave.ir.aten import AtenOp
+from shardweave.ir.fusible import padded_dim
 from shardweave.ir.types import dtype_of_value, shape_of
 
 Special = Callable[[AtenOp, SSAValue, Indices, Guards], Term]
@@ -165,6 +166,26 @@ class Values:
         own = (*indices[:dim], *indices[dim + 1 :])
         return self._where(op, tests, op.operands[0], own, indices[dim], guards)
 
+    def pad(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
+        source, found = op.operands[0], padded_dim(op)
+        assert found is not None
+        dim, before = found
+        size = shape_of(op.results[0])[dim]
+        tests = self._between(indices[dim], before, before + shape_of(source)[dim], size)
+        value = literal(op.value("value"), dtype_of_value(source))
+        own = _shifted(indices, dim, -before)
+        return self._where(op, tests, source, own, indices[dim], guards, value)
+
+    def arange(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
+        dtype = dtype_of_value(op.results[0])
+        place = indices[0] * op.value("step") + Index(constant=op.value("start"))
+        text = place.text(self.writer.symbols, wide=True)
+        if not place.axes:
+            return Term(text, dtype, frozenset())
+        return self.writer.assign(
+            "arange", converted(f"({text})", torch.int64, dtype), dtype, place.axes
+        )
+
     def _where(
         self,
         op: AtenOp,
@@ -173,12 +194,13 @@ class Values:
         own: Indices,
         index: Index,
         guards: Guards,
+        other: str = "0",
     ) -> Term:
-        """The element of `source` where all tests of `index` hold, else 0."""
+        """The element of `source` where all tests of `index` hold, else another."""
         found = self.at(source, own, (*guards, *self._guard(tests, index)))
         if not tests:
             return found
-        zero = "False" if found.dtype == torch.bool else "0"
+        zero = "False" if found.dtype == torch.bool and other == "0" else other
         text = f"tl.where({_both(tests)}, {found.name}, {zero})"
         hint = op.name.split(".")[1]
         return self.writer.assign(hint, text, found.dtype, index.axes | found.axes, op.name)
@@ -286,6 +308,8 @@ _HANDLERS: dict[str, _Handler] = {
     "aten.slice_backward": Values.slice_backward,
     "aten.select_backward": Values.select_backward,
     "aten.cat": Values.cat,
+    "aten.constant_pad_nd": Values.pad,
+    "aten.arange.start_step": Values.arange,
     "aten.embedding": Values.embedding,
     "aten.gather": Values.gather,
     "aten.scatter_add": Values.scatter_add,

@@ -22,7 +22,7 @@ from shardweave.ir.dist import COLLECTIVES, WaitOp
 from shardweave.ir.fusible import MATMULS, MAX_OPS, MAX_VALUES, role_of, space_of
 from shardweave.ir.kernel import escaping_values, fuse
 from shardweave.ir.program import Program
-from shardweave.ir.storage import layout_source
+from shardweave.ir.storage import copies
 from shardweave.ir.traffic import traffic
 
 NEAR = 64
@@ -56,7 +56,7 @@ class Growth:
         blocks = blocks_of(program)
         for op, key in _keys(program):
             role = role_of(op)
-            if role == "view":
+            if role == "view" and not copies(op):
                 self.views[op] = key
             elif role is not None and (matmul or role != "matmul"):
                 place = self.places[op]
@@ -116,7 +116,7 @@ class Growth:
     def _related(self, unit: Unit) -> Iterator[Operation | Block]:
         for op in unit.ops:
             for value in op.operands:
-                source = layout_source(value)
+                source = self._source(value)
                 yield source.owner
                 for user in self._readers(source):
                     other = self.units.get(user)
@@ -125,6 +125,14 @@ class Growth:
                             yield user
             for value in op.results:
                 yield from self._readers(value)
+
+    def _source(self, value: SSAValue) -> SSAValue:
+        """What a value shows through views that are in no unit."""
+        owner = value.owner
+        while isinstance(owner, Operation) and owner in self.views:
+            value = owner.operands[0]
+            owner = value.owner
+        return value
 
     def _readers(self, value: SSAValue) -> Iterator[Operation]:
         """The ops that read a value or a view of it; the first few."""

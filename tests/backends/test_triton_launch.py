@@ -14,7 +14,9 @@ pytest.importorskip("triton")
 from shardweave.backends.triton import launch as launching
 from shardweave.backends.triton import tune
 from shardweave.backends.triton.generate import generate
-from shardweave.backends.triton.launch import FusedCall, grid_of, num_partial, product_precision
+from shardweave.backends.triton.joining import num_partial
+from shardweave.backends.triton.launch import FusedCall, grid_of, product_precision
+from shardweave.backends.triton.parts import PartsQueue
 from shardweave.backends.triton.source import Config, Kernel
 from shardweave.ir.kernel import FusedOp, fuse
 from shardweave.tests.backends.kernel_cases import COLUMNS, KEPT, POINTWISE, ROWS, region
@@ -102,7 +104,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Kernel, Config]]:
     """What is made ready to launch, on a machine that seems to have a GPU."""
     found: list[tuple[Kernel, Config]] = []
 
-    def ready(kernel: Kernel, config: Config, device: torch.device) -> Callable[..., Any]:
+    def ready(
+        kernel: Kernel, config: Config, device: torch.device, queue: PartsQueue | None
+    ) -> Callable[..., Any]:
         found.append((kernel, config))
         return lambda tensors: ()
 
@@ -188,7 +192,7 @@ def test_columns_are_in_the_grid_s_only_dim() -> None:
         grid = grid_of(kernel, config)
         blocks = -(-8388608 // config["BLOCK_C"])
         assert blocks > 65535
-        assert grid == (blocks * num_partial(kernel, config),)
+        assert grid == (blocks * num_partial(kernel.region.space, config),)
     assert "tl.program_id(1)" not in kernel.source
 
 
@@ -230,15 +234,15 @@ def test_kernels_with_lookups_stop_at_indices_out_of_range() -> None:
 
 def test_hand_written_region_with_an_op_that_no_kernel_holds_runs_on_aten() -> None:
     text = """
-        input %x : tensor<2xf32>
-        %e = aten.exp(%x) : tensor<2xf32>
-        %a = aten.amax(%e, dim = [0], keepdim = false) : tensor<f32>
+        input %x : tensor<2x2x2xf32>
+        %e = aten.exp(%x) : tensor<2x2x2xf32>
+        %a = aten.amax(%e, dim = [1], keepdim = false) : tensor<2x2xf32>
         output %a
     """
     call = FusedCall(fused(text))
     assert call.reason == "aten.amax has no form in a kernel"
-    x = torch.tensor([1.0, 2.0])
-    torch.testing.assert_close(call(x)[0], x.exp().amax())
+    x = torch.randn(2, 2, 2)
+    torch.testing.assert_close(call(x)[0], x.exp().amax(1))
 
 
 def test_loss_of_a_large_vocabulary_reads_the_logits_twice_and_writes_once() -> None:

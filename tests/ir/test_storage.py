@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from shardweave.ir.regions import split_at_backward
 from shardweave.ir.storage import (
+    copies,
     is_view,
     kept_bytes,
     kept_values,
@@ -17,7 +20,7 @@ from shardweave.ir.storage import (
     storage_of,
 )
 from shardweave.ir.strides import expected_strides, reshaped
-from shardweave.ir.traffic import bytes_moved
+from shardweave.ir.traffic import accesses, bytes_moved, traffic
 from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.planners.cost.memory import memory_over_time
 from shardweave.tests.ir_text import step
@@ -151,3 +154,34 @@ def test_ops_that_may_return_what_they_are_given_make_no_memory() -> None:
     names = ("mm", "add.Tensor", "view", "alias", "contiguous", "dropout", "clone")
     made = {name for name in names if makes_memory(f"aten.{name}")}
     assert made == {"mm", "add.Tensor", "clone"}
+
+
+def test_kernel_reads_of_a_table_what_it_takes_even_after_pointwise_ops() -> None:
+    text = """
+        input %x : tensor<64x500xf32>
+        input %m : tensor<64x1xf32>
+        input %i : tensor<64x1xi64>
+        %s = aten.sub.Tensor(%x, %m) : tensor<64x500xf32>
+        %g = aten.gather(%s, %i, dim = 1) : tensor<64x1xf32>
+        %e = aten.exp(%s) : tensor<64x500xf32>
+        output %g
+        grad e = %e
+    """
+    sub, gather, _ = step(text).ops
+    assert traffic([sub, gather]) == 64 * (4 + 8 + 4) + 2 * 64 * 500 * 4  # %s is read by exp
+    sub, gather = step(re.sub(r".*%e.*", "", text)).ops
+    assert traffic([sub, gather]) == 64 * (4 + 4 + 8 + 4)
+    assert sum(accesses([sub, gather])[0].values()) == 64 * (4 + 4 + 8)
+
+
+def test_reshape_that_copies_reads_and_writes() -> None:
+    program = step("""
+        input %x : tensor<2x3x4x5xf32>
+        %a = aten.neg(%x) : tensor<2x3x4x5xf32>
+        %p = aten.permute(%a, dims = [0, 2, 1, 3]) : tensor<2x4x3x5xf32>
+        %v = aten.view(%p) : tensor<8x15xf32>
+        output %v
+    """)
+    neg, permute, view = program.ops
+    assert [copies(op) for op in program.ops] == [False, False, True]
+    assert traffic([neg]) == traffic([view]) == traffic([neg, permute, view]) == 2 * 480

@@ -1,0 +1,104 @@
+"""Results that kernels leave in parts: which wait, until when, and what joins them.
+
+A reduction over all rows is known when its kernel has ended, so that another joins its parts.
+Gradients of biases and norms are seldom read soon: those of several kernels wait for one launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.backends.triton.joining import PartialResult, parts_of
+from shardweave.backends.triton.source import Kernel
+from shardweave.ir.fusible import column_results
+from shardweave.ir.kernel import FusedOp
+from shardweave.ir.program import Program
+from shardweave.ir.storage import is_view, layout_source
+
+MAX_RESULTS = 24
+"""Results that one launch joins: it has two pointers for each."""
+
+MAX_BYTES = 32 << 20
+"""Of parts that wait. They fit into the cache (50 MiB on an H100, 40 on an A100)."""
+
+Place = tuple[Tensor, Tensor]
+"""The parts of a result, and where it is wanted."""
+
+
+class PartsQueue:
+    """Parts that wait. join: makes results of them; `places` are those that `add` was given."""
+
+    def __init__(self, join: Callable[[Sequence[PartialResult], Sequence[Any]], None]) -> None:
+        self._join = join
+        self._results: list[PartialResult] = []
+        self._places: list[Any] = []
+
+    def add(self, results: Sequence[PartialResult], places: Sequence[Any]) -> None:
+        """Let the results of a kernel wait; if they are too many, those before are joined."""
+        both = [*self._results, *results]
+        if len(both) > MAX_RESULTS or sum(parts.num_bytes for parts in both) > MAX_BYTES:
+            self.join()
+        self._results += results
+        self._places += places
+
+    def join(self) -> None:
+        """Join all that waits; from then on it may be read."""
+        if self._results:
+            results, places = self._results, self._places
+            self._results, self._places = [], []
+            self._join(results, places)
+
+
+def joins(program: Program, at_once: Collection[SSAValue] = ()) -> dict[SSAValue, Operation]:
+    """For each value that may come in parts, and its views, the op before which they are joined.
+
+    That is the first op that reads one of those which wait, or the return; for a value of `at_once`
+    what follows its maker. Linear in the ops.
+    """
+    waiting: list[SSAValue] = []
+    found: dict[SSAValue, Operation] = {}
+
+    def join_before(op: Operation) -> None:
+        found.update(dict.fromkeys(waiting, op))
+        waiting.clear()
+
+    for op in program.ops:
+        if is_view(op):
+            waiting += op.results if op.operands[0] in waiting else ()
+        elif any(value in waiting for value in op.operands):
+            join_before(op)
+        waiting += in_parts(op)
+        if any(value in at_once for value in op.results) and op.next_op is not None:
+            join_before(op.next_op)
+    join_before(program.return_op)
+    return found
+
+
+def in_parts(op: Operation) -> list[SSAValue]:
+    """The results of an op that are left in parts if a kernel computes it."""
+    if not isinstance(op, FusedOp):
+        return []
+    columns = {value for inner in op.fused_ops for value in column_results(inner)}
+    pairs = zip(op.results, op.yielded, strict=True)
+    return [result for result, value in pairs if layout_source(value) in columns]
+
+
+def joined_together(
+    program: Program, kernels: Mapping[FusedOp, Kernel]
+) -> list[list[PartialResult]]:
+    """By launch, the results of a program that are joined, at the default configurations."""
+    found: list[list[PartialResult]] = []
+    queue = PartsQueue(lambda results, _: found.append(list(results)))
+    places = set(joins(program).values())
+    for op in program.ops:
+        if op in places:
+            queue.join()
+        if isinstance(op, FusedOp) and op in kernels:
+            results = parts_of(kernels[op], kernels[op].configs[0])
+            queue.add(results, results)
+    queue.join()
+    return found

@@ -1,0 +1,134 @@
+"""Ops that make indices or move elements, and results joined later, in Triton's interpreter.
+
+Run by test_triton_interpreter.py, in a process where Triton interprets kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from shardweave.backends.triton.joining import PartialResult
+from shardweave.backends.triton.launch import FusedCall, join_parts
+from shardweave.backends.triton.parts import PartsQueue, Place
+from shardweave.tests.backends import interpreter as _  # noqa: F401
+from shardweave.tests.backends.interpreted_corners import assert_same, results
+from shardweave.tests.backends.test_triton_launch import fused
+
+
+def test_range_is_computed_from_the_place() -> None:
+    text = """
+        input %w : tensor<24x4xf32>
+        %a = aten.arange.start_step(start = 3, step = 2) : tensor<10xi64>
+        %e = aten.embedding(%w, %a) : tensor<10x4xf32>
+        %b = aten.neg(%e) : tensor<10x4xf32>
+        output %b
+    """
+    assert_same(fused(text), torch.randn(24, 4))
+
+
+def test_range_alone_in_a_dtype_of_its_own() -> None:
+    text = """
+        %a = aten.arange.start_step(start = -4) : tensor<7xi32>
+        %b = aten.mul.Scalar(%a, other = 3) : tensor<7xi32>
+        output %b
+        grad a = %a
+    """
+    assert_same(fused(text))
+
+
+@pytest.mark.parametrize("mode", ["floor", "trunc"])
+def test_integers_are_divided_down_or_towards_zero(mode: str) -> None:
+    text = f"""
+        input %x : tensor<9xi64>
+        %a = aten.div.Scalar_mode(%x, other = 3, rounding_mode = "{mode}") : tensor<9xi64>
+        %n = aten.neg(%a) : tensor<9xi64>
+        output %n
+    """
+    assert_same(fused(text), torch.tensor([-7, -6, -4, -1, 0, 1, 5, 6, 2**53 + 1]))
+
+
+@pytest.mark.parametrize(
+    ("pad", "value", "shape"),
+    [("[1, 2]", "-100", "3x7"), ("[0, 0, 1, 0]", "7", "4x4"), ("[0, 0, 0, 3]", "0", "6x4")],
+)
+def test_padding_has_its_value(pad: str, value: str, shape: str) -> None:
+    text = f"""
+        input %x : tensor<3x4xi64>
+        %a = aten.constant_pad_nd(%x, pad = {pad}, value = {value}) : tensor<{shape}xi64>
+        %n = aten.neg(%a) : tensor<{shape}xi64>
+        output %n
+        grad a = %a
+    """
+    assert_same(fused(text), torch.arange(12).view(3, 4))
+
+
+@pytest.mark.parametrize("size", [7, 40000])
+def test_sums_of_all_elements_are_of_one_row(size: int) -> None:
+    text = f"""
+        input %x : tensor<{size}x1xf64>
+        input %y : tensor<{size}x1xf64>
+        %a = aten.sum.dim_IntList(%x, dim = [0, 1]) : tensor<f64>
+        %b = aten.sum.dim_IntList(%y, dim = [0, 1], keepdim = true) : tensor<1x1xf64>
+        %d = aten.div.Tensor(%a, %b) : tensor<1x1xf64>
+        output %d
+        grad a = %a
+    """
+    x, y = torch.randn(2, size, 1, dtype=torch.float64)
+    assert_same(fused(text), x, y + 3)
+
+
+def test_reshape_that_copies_is_written_in_its_own_order() -> None:
+    text = """
+        input %x : tensor<2x3x4x5xf32>
+        %a = aten.neg(%x) : tensor<2x3x4x5xf32>
+        %p = aten.permute(%a, dims = [0, 2, 1, 3]) : tensor<2x4x3x5xf32>
+        %v = aten.view(%p) : tensor<8x15xf32>
+        %t = aten.permute(%v, dims = [1, 0]) : tensor<15x8xf32>
+        output %t
+        grad a = %a
+    """
+    op = fused(text)
+    found, wanted = results(op, torch.randn(2, 3, 4, 5))
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
+    transposed = next(t for t in found if t.shape == (15, 8))
+    assert transposed.stride() == (1, 15)  # the product that reads it is given a view
+
+
+def test_parts_of_several_kernels_are_joined_by_one_launch() -> None:
+    norm = fused("""
+        input %g : tensor<70x6xf32>
+        %n = aten.neg(%g) : tensor<70x6xf32>
+        %s = aten.sum.dim_IntList(%n, dim = [0]) : tensor<6xf32>
+        output %s
+    """)
+    other = fused("""
+        input %x : tensor<130x150xbf16>
+        %n = aten.neg(%x) : tensor<130x150xbf16>
+        %s = aten.sum.dim_IntList(%n, dim = [0]) : tensor<150xbf16>
+        %m = aten.amax(%n, dim = [0]) : tensor<150xbf16>
+        output %m
+        grad s = %s
+    """)
+    launches: list[int] = []
+
+    def join(parts: Sequence[PartialResult], places: Sequence[Place]) -> None:
+        launches.append(len(parts))
+        join_parts(parts, places)
+
+    queue = PartsQueue(join)
+    g, x = torch.randn(70, 6), torch.randn(130, 150).bfloat16()
+    x[3, 7] = float("nan")
+    (summed,) = FusedCall(norm, tunes=False, queue=queue)(g)
+    both = FusedCall(other, tunes=False, queue=queue)(x)
+    assert launches == []
+    queue.join()
+    queue.join()
+    assert launches == [3]
+    torch.testing.assert_close(summed, -g.sum(0))
+    by_name = dict(zip((str(r.name_hint) for r in other.results), both, strict=True))
+    torch.testing.assert_close(by_name["m"], (-x).amax(0), equal_nan=True)
+    torch.testing.assert_close(by_name["s"], (-x).float().sum(0).bfloat16(), equal_nan=True)
