@@ -169,10 +169,16 @@ def coarsest_dtype(program: Program, dtype: torch.dtype) -> torch.dtype:
 
 def eager_step(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     """One forward and backward pass of the model, which adds to its gradients; the loss."""
-    loss = loss_of(model(**batch))
+    loss = scalar_loss(model(**batch))
+    loss.backward()
+    return loss
+
+
+def scalar_loss(output: object) -> Tensor:
+    """The loss in what a model returns. Raises ValueError if there is none."""
+    loss = loss_of(output)
     if loss is None:
         raise ValueError(NO_LOSS)
-    loss.backward()
     return loss
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shardweave.backends.step import Step
-from shardweave.driver.check import loss_of
+from shardweave.driver.check import scalar_loss
 from shardweave.driver.compile import compile
 
 BOUND = 1e-9
@@ -61,7 +61,7 @@ def assert_three_steps_equal_eager(
 def _after(step: nn.Module, inputs: Sequence[Tensor]) -> State:
     step.zero_grad(set_to_none=True)
     inputs = [tensor.clone() for tensor in inputs]
-    loss = loss_of(step(*inputs))
+    loss = scalar_loss(step(*inputs))
     if not isinstance(step, Step):
         loss.backward()
     grads = {

@@ -10,9 +10,9 @@ import sys
 import torch
 
 import shardweave as sw
+from shardweave.driver.check import scalar_loss
 from shardweave.driver.launch import end_process
 from shardweave.driver.models import build_example
-from shardweave.ir.capture.outputs import loss_of
 
 BOUND = 1e-9
 
@@ -26,7 +26,7 @@ def main(mesh: str, plan: str, spec: str) -> None:
     for _ in range(3):
         for optimizer in optimizers:
             optimizer.zero_grad()
-        loss, expected = step(**batch), loss_of(eager(**batch))
+        loss, expected = step(**batch), scalar_loss(eager(**batch))
         expected.backward()
         torch.testing.assert_close(loss, expected, rtol=BOUND, atol=0)
         for optimizer in optimizers:

@@ -50,8 +50,9 @@ def test_op_is_cloned_for_each_sub_batch_and_what_does_not_vary_stays_single() -
     assert copies == ["[0 : i64]", "[1 : i64]"]
     assert shardings(after.arguments)["x"] == '[{"data"}, {}]'
     assert shardings(after.results) == {"0": '[{"data"}, {}]'}
-    (joined,) = sharding_attrs_of(list(after.ops)[-1]) or ()
-    assert str(joined) == '#dist.sharding<[{"data"}, {}]>'
+    joined = sharding_attrs_of(list(after.ops)[-1])
+    assert joined is not None
+    assert str(joined[0]) == '#dist.sharding<[{"data"}, {}]>'
 
 
 def test_sum_over_sub_batches_is_added_up_before_it_is_sent() -> None:

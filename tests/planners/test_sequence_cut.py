@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from shardweave.driver.check import scalar_loss
 from shardweave.driver.compile import compile
 from shardweave.driver.models import build_example
 from shardweave.ir.annotations import phase_of
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.capture.outputs import loss_of
 from shardweave.ir.dist import STARTS, AllGatherOp, WaitOp
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.rules.attention import is_attention
@@ -249,7 +249,7 @@ def step_on_rank(mesh: str, parts: int) -> tuple[Tensor, dict[str, Tensor]]:
     plan = plan_megatron(program, as_mesh(mesh), attention_parts=parts)
     step = compile(example.module, kwargs=example.kwargs, mesh=mesh, plan=plan)
     loss = step(**example.kwargs)
-    return loss_of(loss).detach(), {
+    return scalar_loss(loss).detach(), {
         n: cast(Any, p.grad).full_tensor() for n, p in step.named_parameters()
     }
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 import shardweave as sw
-from shardweave.driver.check import loss_of
+from shardweave.driver.check import scalar_loss
 from shardweave.driver.gpt import GPT, GPTConfig, build_gpt
 from shardweave.driver.models import build_example
 from shardweave.tests.driver.step.models import close
@@ -37,7 +37,7 @@ def check(
     """Loss and gradients on a virtual mesh beside those of eager."""
     eager = copy.deepcopy(model)
     step = sw.compile(model, kwargs=batch, mesh=mesh, plan=plan, backend="reference")
-    loss, expected = loss_of(step(**batch)), loss_of(eager(**batch))
+    loss, expected = scalar_loss(step(**batch)), scalar_loss(eager(**batch))
     expected.backward()
     close(loss, expected)
     for name, parameter in eager.named_parameters():
