@@ -308,10 +308,7 @@ class Runtime:
 
     def position(self, axes: Sequence[str]) -> int:
         """This rank's position among the ranks of `axes`, the first axis slowest."""
-        found = 0
-        for axis in axes:
-            found = found * self.mesh.size(axis) + self.coordinates[axis]
-        return found
+        return self.mesh.position(axes, self.coordinates)
 
     def slice(self, x: Tensor, axes: Sequence[str], dim: int, block: int) -> Tensor:
         """This rank's shard along `dim` of a value that every rank of `axes` holds whole."""

@@ -21,6 +21,7 @@ from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
 from shardweave.ir.annotations import ANNOTATIONS, annotation_problem
+from shardweave.ir.by_identity import ByIdentity
 from shardweave.ir.literals import Literal, to_attribute, to_python
 from shardweave.ir.philox import RANDOM
 from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
@@ -180,11 +181,8 @@ def _check_operand(
 OpKey = tuple[str, tuple[int, ...], tuple[int, ...], frozenset[tuple[str, Attribute]]]
 
 
-_keys: dict[tuple[object, ...], tuple[OpKey, object]] = {}
-"""By the identities of types and arguments, since hashing those takes longer. They are kept beside
-the key, so that no identity is used again."""
-
-_MAX_KEYS = 65536
+_keys = ByIdentity[OpKey]()
+"""By types and arguments."""
 
 
 def key_of_op(op: Operation) -> OpKey:
@@ -192,16 +190,11 @@ def key_of_op(op: Operation) -> OpKey:
     arguments = [item for item in op.properties.items() if item[0] not in _ANNOTATIONS]
     types = [value.type for value in (*op.operands, *op.results)]
     near = op.name, len(op.results), *map(id, types), *[(name, id(a)) for name, a in arguments]
-    known = _keys.get(near)
-    if known is None:
-        if len(_keys) >= _MAX_KEYS:
-            _keys.clear()
-        operands, results = (
-            tuple(map(number_of_type, values)) for values in (op.operands, op.results)
-        )
-        key = op.name, operands, results, frozenset(arguments)
-        known = _keys[near] = key, (types, arguments)
-    return known[0]
+    known = _keys.find(near)
+    if known is not None:
+        return known
+    operands, results = (tuple(map(number_of_type, values)) for values in (op.operands, op.results))
+    return _keys.keep(near, (op.name, operands, results, frozenset(arguments)), (types, arguments))
 
 
 @cache

@@ -13,6 +13,7 @@ from xdsl.irdl import irdl_attr_definition
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 
+from shardweave.ir.by_identity import ByIdentity
 from shardweave.ir.mesh import Axis, AxisKind, Mesh
 from shardweave.ir.placement import (
     Placement,
@@ -233,21 +234,14 @@ class ShardingAttr(ParametrizedAttribute):
 
 _Read = Callable[[ShardingAttr, tuple[int, ...], Mesh], Sharding]
 
-_read: dict[tuple[_Read, int, tuple[int, ...], int], tuple[Sharding, ShardingAttr, Mesh]] = {}
-"""What was read, by the identities of attribute and mesh, since hashing those takes longer. They
-are kept beside it, so that no identity is used again."""
-
-_MAX_READ = 65536
+_read = ByIdentity[Sharding]()
+"""What was read, by attribute and mesh."""
 
 
 def _kept(read: _Read, attr: ShardingAttr, shape: tuple[int, ...], mesh: Mesh) -> Sharding:
     key = read, id(attr), shape, id(mesh)
-    known = _read.get(key)
-    if known is None:
-        if len(_read) >= _MAX_READ:
-            _read.clear()
-        known = _read[key] = read(attr, shape, mesh), attr, mesh
-    return known[0]
+    known = _read.find(key)
+    return known if known is not None else _read.keep(key, read(attr, shape, mesh), (attr, mesh))
 
 
 def _on_local(attr: ShardingAttr, local: tuple[int, ...], mesh: Mesh) -> Sharding:

@@ -7,7 +7,6 @@ Traffic is what one rank sends with ring algorithms, P being the product of the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -42,7 +41,7 @@ from shardweave.ir.attributes import MeshAttr, PhaseAttr, ShardingAttr
 from shardweave.ir.literals import Literal, to_attribute
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.syntax import DefinedOp
-from shardweave.ir.types import TENSOR, dtype_of_value, shape_of, tensor_type_of
+from shardweave.ir.types import TENSOR, dtype_of_value, num_elements, shape_of, tensor_type_of
 
 TENSORS = RangeOf(TENSOR).of_length(AtLeast(1))
 AXES = MessageConstraint(
@@ -103,7 +102,7 @@ class DistOp(DefinedOp):
 
     def sent_elements(self, mesh: Mesh) -> float:
         """Elements that one rank sends over the network."""
-        elements = sum(math.prod(shape_of(value)) for value in self.operands)
+        elements = sum(num_elements(value) for value in self.operands)
         return self.sent(elements, mesh.sizes(self.axes))
 
 
@@ -314,7 +313,7 @@ class SendOp(DistOp):
         return []
 
     def sent_elements(self, mesh: Mesh) -> float:
-        return float(math.prod(shape_of(self.operands[0])))
+        return float(num_elements(self.operands[0]))
 
     @property
     def to(self) -> int:

@@ -10,7 +10,7 @@ from xdsl.ir import Operation
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import Product, facts_of
 from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
-from shardweave.ir.types import shape_of
+from shardweave.ir.types import num_elements, shape_of
 
 
 def _product(op: AtenOp, product: Product) -> int:
@@ -20,12 +20,12 @@ def _product(op: AtenOp, product: Product) -> int:
     """
     left, right = (shape_of(op.operands[index]) for index in product.factors)
     summed = math.prod(right[1:]) if op.name == "aten.convolution" else left[-1]
-    return 2 * math.prod(shape_of(op.results[0])) * summed
+    return 2 * num_elements(op.results[0]) * summed
 
 
 def _convolution_backward(op: AtenOp) -> int:
     grad, _, weight = op.operands[:3]
-    forward = 2 * math.prod(shape_of(grad)) * math.prod(shape_of(weight)[1:])
+    forward = 2 * num_elements(grad) * math.prod(shape_of(weight)[1:])
     return forward * sum(bool(wanted) for wanted in op.value("output_mask")[:2])
 
 

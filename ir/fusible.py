@@ -23,7 +23,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import facts_of
 from shardweave.ir.literals import to_python
-from shardweave.ir.types import dtype_of_value, shape_of
+from shardweave.ir.types import dtype_of_value, num_elements, shape_of
 
 Family = Literal["pointwise", "rows", "columns", "matmul"]
 Role = Literal["pointwise", "view", "move", "reduce", "matmul"]
@@ -87,14 +87,10 @@ def role_of(op: Operation) -> Role | None:
     role = "view" if facts_of(op).is_layout else _ROLES.get(op.name)
     if role is None or not isinstance(op, AtenOp):
         return None
-    if not all(0 < _numel(value) <= MAX_NUMEL for value in (*op.operands, *op.results)):
+    if not all(0 < num_elements(value) <= MAX_NUMEL for value in (*op.operands, *op.results)):
         return None
     special = _SPECIAL.get(op.name)
     return role if special is None or special(op) else None
-
-
-def _numel(value: SSAValue) -> int:
-    return math.prod(shape_of(value))
 
 
 def _picks_one(op: AtenOp) -> bool:
@@ -239,8 +235,8 @@ def space_of(ops: Collection[Operation], escaping: Iterable[SSAValue]) -> Iterat
         return "nothing leaves it"
     if reductions:
         return _reduction_space(members, reductions, written)
-    numel = _numel(written[0])
-    if any(_numel(value) != numel for value in written):
+    numel = num_elements(written[0])
+    if any(num_elements(value) != numel for value in written):
         return "what leaves it differs in size"
     return IterationSpace("pointwise", 1, numel)
 
@@ -257,7 +253,7 @@ def _matmul_space(
     if dtype_of_value(product.results[0]).itemsize == 8:
         return "tensor cores do not multiply float64"
     rows, columns = shape_of(product.results[0])
-    if any(_numel(value) != rows * columns for value in written):
+    if any(num_elements(value) != rows * columns for value in written):
         return "what leaves a matrix product's kernel has the product's elements"
     before = _before(product, members)
     after = [op for op in members if op not in before and op is not product]
@@ -304,7 +300,7 @@ def _reduction_space(
     if "row" not in over and not reduces_columns:
         return "nobody reads what it reduces"
     allowed = {numel, numel // size} if "row" in over else {numel}
-    if any(_numel(value) not in allowed and value not in columns for value in written):
+    if any(num_elements(value) not in allowed and value not in columns for value in written):
         return "what leaves it is neither of its space nor one for each row"
     family: Family = "rows" if "row" in over else "columns"
     return IterationSpace(family, numel // size, size, reduces_columns, "row" in over)

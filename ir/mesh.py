@@ -173,12 +173,16 @@ class Mesh:
             rank, found[axis.name] = divmod(rank, axis.size)
         return found
 
-    def rank(self, coordinates: dict[str, int]) -> int:
+    def rank(self, coordinates: Mapping[str, int]) -> int:
         """The rank at given coordinates of the axes of devices."""
-        rank = 0
-        for axis in self.device_axes:
-            rank = rank * axis.size + coordinates[axis.name]
-        return rank
+        return self.position([axis.name for axis in self.device_axes], coordinates)
+
+    def position(self, names: Sequence[str], coordinates: Mapping[str, int]) -> int:
+        """The place of some coordinates among those on some axes, the first axis slowest."""
+        found = 0
+        for name in names:
+            found = found * self.size(name) + coordinates[name]
+        return found
 
     def groups(self, names: Sequence[str]) -> list[list[int]]:
         """The groups of ranks that a collective over `names` joins.

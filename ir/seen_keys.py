@@ -135,17 +135,9 @@ def _values(positions: _Positions, coordinates: Mapping[str, int], mesh: Mesh) -
         case _Multiple(of, times):
             return _values(of, coordinates, mesh) * times
         case _ShardIndex(axes):
-            return torch.tensor(_index(axes, coordinates, mesh))
+            return torch.tensor(mesh.position(axes, coordinates))
         case _Slice(of, axes, block):
             blocks = _values(of, coordinates, mesh).view(-1, mesh.sizes(axes), block)
-            return blocks[:, _index(axes, coordinates, mesh)].flatten()
+            return blocks[:, mesh.position(axes, coordinates)].flatten()
         case _:
             raise AssertionError("a sum has terms")
-
-
-def _index(axes: tuple[str, ...], coordinates: Mapping[str, int], mesh: Mesh) -> int:
-    """The place among the devices of some axes, the first slowest."""
-    index = 0
-    for axis in axes:
-        index = index * mesh.size(axis) + coordinates[axis]
-    return index

@@ -36,6 +36,9 @@ Direction = Literal["before", "forward", "backward", "inputs", "weights", "share
 to the inputs and then to the weights; once after the micro-batches, what it sends of their sums to
 other stages, and then what it makes of these sums."""
 
+ONCE = ("before", "share", "after")
+"""The directions that run once in a step; the others do for each micro-batch."""
+
 STAGE_KINDS = ("whole", "kept", "micro_batch", "sum", "part", "same")
 """Kinds of slots that only functions of stages have."""
 
@@ -72,6 +75,11 @@ class StageFunction(Program):
     @property
     def direction(self) -> Direction:
         return cast("Direction", self.name.rpartition("_")[0])
+
+    @property
+    def is_once(self) -> bool:
+        """Whether it runs once in a step, not for each micro-batch."""
+        return self.direction in ONCE
 
     @property
     def stage(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection
 
@@ -15,7 +14,7 @@ from shardweave.ir.fusible import MOVES, POINTWISE
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
 from shardweave.ir.storage import copies, is_view, view_source
-from shardweave.ir.types import num_bytes, shape_of, tensor_type_of
+from shardweave.ir.types import num_bytes, num_elements, tensor_type_of
 
 
 def bytes_moved(op: Operation) -> int:
@@ -92,7 +91,7 @@ def _bytes(value: SSAValue) -> int:
 
 
 def _numel(value: SSAValue) -> int:
-    return max(1, math.prod(shape_of(value)))
+    return max(1, num_elements(value))
 
 
 def bytes_by_block(program: Program) -> dict[str, int]:

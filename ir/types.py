@@ -13,6 +13,8 @@ from xdsl.dialects import builtin
 from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import BaseAttr
 
+from shardweave.ir.by_identity import ByIdentity
+
 AnyTensor = builtin.TensorType[Attribute]
 TENSOR = BaseAttr(builtin.TensorType)
 """The constraint of operands and results that are tensors of any type."""
@@ -68,28 +70,23 @@ def tensor_type(shape: Sequence[int], dtype: torch.dtype) -> AnyTensor:
 @dataclass(frozen=True)
 class _Read:
     """What was read off a type. number: the same for equal types. problem: why values of a program
-    cannot have it. Holding the type keeps its id from being used again."""
+    cannot have it."""
 
-    type: AnyTensor
     shape: tuple[int, ...]
     number: int
     problem: str | None
 
 
-_read: dict[int, _Read] = {}
-"""By the id of the type, which hashing would take longer than reading."""
+_read = ByIdentity[_Read]()
 _numbers: dict[AnyTensor, int] = {}
 
 
 def _read_type(type_: AnyTensor) -> _Read:
-    known = _read.get(id(type_))
-    if known is None:
-        if len(_read) >= 65536:
-            _read.clear()
-        number = _numbers.setdefault(type_, len(_numbers))
-        known = _Read(type_, type_.get_shape(), number, _problem_of(type_))
-        _read[id(type_)] = known
-    return known
+    known = _read.find(id(type_))
+    if known is not None:
+        return known
+    number = _numbers.setdefault(type_, len(_numbers))
+    return _read.keep(id(type_), _Read(type_.get_shape(), number, _problem_of(type_)), type_)
 
 
 def shape_of_type(type_: AnyTensor) -> tuple[int, ...]:
@@ -99,6 +96,11 @@ def shape_of_type(type_: AnyTensor) -> tuple[int, ...]:
 def number_of_type(value: SSAValue) -> int:
     """A number that stands for the type of a value: cheap to hash, and the same for equal types."""
     return _read_type(tensor_type_of(value)).number
+
+
+def num_elements(value: SSAValue) -> int:
+    """How many elements a value has."""
+    return math.prod(shape_of(value))
 
 
 def tensor_type_of(value: SSAValue) -> AnyTensor:

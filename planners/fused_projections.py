@@ -50,7 +50,6 @@ def fused_cut(program: Program, axis: str, size: int, whole: Collection[AtenOp])
     indices = {value: index for index, value in enumerate(_values(program))}
     while weights:
         split = _split(program, weights)
-        values = dict(zip(_values(split), _values(program), strict=True))
         cuts = _cuts_of_parts(split, axis, size)
         kept: dict[Place, Cut] = {
             place: cut for place in weights if (cut := cuts.get(indices[place.value]))

@@ -8,6 +8,7 @@ filled, and of ops that make zeros of zeros.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import cast
@@ -146,9 +147,7 @@ def without_padding(held: Held, at: int, size: int) -> Held | None:
     if layout is None or not layout[at]:
         return None
     (dim, stride, count), *rest = layout[at]
-    inner = 1
-    for _, _, own in rest:
-        inner *= own
+    inner = math.prod(own for _, _, own in rest)
     if stride * count <= held.shape[dim] or size % inner:
         return None
     shorter = ((dim, stride, size // inner), *rest)

@@ -16,6 +16,7 @@ from shardweave.ir.program import Program, Slot
 from shardweave.ir.proof.expressions import ProofError
 from shardweave.ir.staged import (
     HELD,
+    ONCE,
     Run,
     StageFunction,
     StagePlaces,
@@ -23,16 +24,11 @@ from shardweave.ir.staged import (
     micro_axis,
 )
 
-ONCE = ("before", "share", "after")
 EACH = ("forward", "backward", "inputs", "weights")
-"""The directions that run once in a step, and for each micro-batch."""
+"""The directions that run for each micro-batch."""
 
 TOTALS = ("sum", "part", "same")
 """Kinds of slots that are made of what all micro-batches gave."""
-
-
-def is_once(function: StageFunction) -> bool:
-    return function.direction in ONCE
 
 
 @dataclass
@@ -94,7 +90,7 @@ class RunOrder:
     def sender(self, function: StageFunction, op: RecvOp) -> tuple[StageFunction, SSAValue]:
         """The function that sends what another one receives, and which value."""
         found = self.senders.get((op.source, function.stage, op.message))
-        if found is None or is_once(found[0]) != is_once(function):
+        if found is None or found[0].is_once != function.is_once:
             raise ProofError(
                 f"@{function.name} waits for '{op.message}', which stage {op.source} does not send "
                 "so often; add a dist.send of that name."
@@ -166,14 +162,14 @@ class _Check:
         """Raises ProofError if what runs once does not at each coordinate of its stage."""
         for name, function in self.schedule.functions.items():
             at = {number for other, number in self.done if other == name}
-            if at and is_once(function) and at != set(self.places.of_stage[function.stage]):
+            if at and function.is_once and at != set(self.places.of_stage[function.stage]):
                 places = ", ".join(map(str, self.places.of_stage[function.stage]))
                 raise ProofError(f"@{name} runs once; let it run at all of {places}.")
 
     def _number(self, run: Run, function: StageFunction) -> int:
         """The micro-batch of a run, or the coordinate of one that is once in a step."""
         number = run.micro_batch
-        if (number is None) != is_once(function) or not 0 <= (number or 0) < self.num_batches:
+        if (number is None) != function.is_once or not 0 <= (number or 0) < self.num_batches:
             raise ProofError(
                 f"dist.run of @{run.function}: micro_batch is {number}, of {self.num_batches}."
             )
@@ -188,11 +184,11 @@ class _Check:
         """Whether a run finds what another function gives."""
         number = run.micro_batch
         if kind == "whole":
-            return is_once(giver) and (giver.name, run.at) in self.done
+            return giver.is_once and (giver.name, run.at) in self.done
         if kind == "message":
             source = self.places.source(giver.stage, None) if number is None else number
             return (giver.name, source) in self.done
-        if is_once(giver) or (kind == "kept") != (number is not None):
+        if giver.is_once or (kind == "kept") != (number is not None):
             return False
         if number is not None:
             return (giver.name, number) in self.done

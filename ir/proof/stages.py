@@ -20,7 +20,7 @@ from shardweave.ir.program import Program, Slot
 from shardweave.ir.proof.diagnose import explain_given
 from shardweave.ir.proof.expressions import Expressions, ProofError
 from shardweave.ir.proof.held import ProofAxes, RankNumber, Relation, Value, gathered, reduced
-from shardweave.ir.proof.runs import TOTALS, RunOrder, is_once
+from shardweave.ir.proof.runs import TOTALS, RunOrder
 from shardweave.ir.proof.signature import argument_of, is_declared
 from shardweave.ir.proof.walk import Walk
 from shardweave.ir.staged import HELD, StageFunction, StagePlaces, micro_axis
@@ -67,7 +67,7 @@ class _Stages:
                 self._check_axes(function, op)
         self.walk.block(function.function.body.block.ops)
         for slot in function.results:
-            if slot.kind in RETURNED and is_once(function):
+            if slot.kind in RETURNED and function.is_once:
                 self.returned.append((function, slot))
             elif slot.kind not in HELD:
                 raise ProofError(
@@ -117,7 +117,7 @@ class _Stages:
         """An argument of the step: of an input, the part of a micro-batch."""
         whole = self.slots.get((slot.kind, slot.name))
         sharding = function.sharding_of_slot(slot)
-        own = () if self.micro is None or is_once(function) else (self.micro.name,)
+        own = () if self.micro is None or function.is_once else (self.micro.name,)
         if (
             whole is None
             or sharding.without(own) != self.program.sharding_of_slot(whole)
@@ -130,7 +130,7 @@ class _Stages:
 
     def _number(self, function: StageFunction, slot: Slot) -> Value:
         """The number of the micro-batch."""
-        if is_once(function) or self.micro is None or shape_of(slot.value):
+        if function.is_once or self.micro is None or shape_of(slot.value):
             raise ProofError(f"@{function.name} runs on no micro-batch, but reads its number.")
         terms = ((self.micro.name, 1),) if self.micro.size > 1 else ()
         return RankNumber(terms)

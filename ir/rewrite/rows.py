@@ -18,7 +18,7 @@ from shardweave.ir.annotations import (
 )
 from shardweave.ir.aten import create
 from shardweave.ir.syntax import Operands
-from shardweave.ir.types import shape_of, tensor_type_of, with_shape
+from shardweave.ir.types import num_elements, shape_of, tensor_type_of, with_shape
 
 
 def join_scatters(members: Sequence[dist.ReduceScatterOp]) -> None:
@@ -46,8 +46,8 @@ def join_gathers(members: Sequence[dist.AllGatherOp]) -> None:
     if len(members) == 1:
         return
     first = members[0]
-    widths = [math.prod(shape_of(member.operands[0])) for member in members]
-    ranks = math.prod(shape_of(first.results[0])) // widths[0]
+    widths = [num_elements(member.operands[0]) for member in members]
+    ranks = num_elements(first.results[0]) // widths[0]
     rows = [
         _add(member, first, "aten.view", member.operands, (1, width))
         for member, width in zip(members, widths, strict=True)
@@ -112,7 +112,7 @@ def _scattered_rows(member: dist.ReduceScatterOp, before: Operation) -> SSAValue
     """The operand of a reduce-scatter as a matrix, of which row i goes to rank i."""
     (value,), shape = member.operands, shape_of(member.operands[0])
     dim, block = member.dim, member.block
-    size = math.prod(shape) // math.prod(shape_of(member.results[0]))
+    size = math.prod(shape) // num_elements(member.results[0])
     cut = (*shape[:dim], shape[dim] // (size * block), size, block, *shape[dim + 1 :])
     if math.prod(cut[: dim + 1]) > 1:
         value = _add(member, before, "aten.view", [value], cut)

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 
 from xdsl.ir import Block, Operation, SSAValue
 
-from shardweave.ir.annotations import (
-    phase_of,
-)
+from shardweave.ir.annotations import phase_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import facts_of, weight_of
 from shardweave.ir.program import Program
@@ -81,10 +79,6 @@ class FusedProjection:
 
     op: AtenOp
     weight: Place
-
-    def is_read_at(self, place: Place) -> bool:
-        """Whether parts of a value are parts of the map's outputs."""
-        return any(one.value is self.op.results[0] for one in place.origins())
 
 
 def projection_of(op: AtenOp, count: int) -> FusedProjection | None:

@@ -122,14 +122,21 @@ class _Split:
     arguments: dict[SSAValue, Place] = field(default_factory=dict[SSAValue, Place])
 
     def run(self) -> None:
+        outputs = {one.op.results[0] for one in self.projections}
         for read in list(reads_of_parts(self.program)):
-            if any(one.is_read_at(read.place) for one in self.projections):
+            if any(place.value in outputs for place in read.place.origins()):
                 self._give_part(read)
         for op in list(self.program.ops):
             if isinstance(op, AtenOp) and phase_of(op) != "forward":
                 self._sum_parts(op)
+        places = {
+            slot.name: self.arguments[slot.value]
+            for slot in self.program.arguments
+            if slot.value in self.arguments
+        }
         for slot in self.program.results:
-            self._put_together(slot.kind, slot.name, slot.value)
+            if slot.kind == "grad" and slot.name in places:
+                self._put_together(slot.value, places[slot.name])
         remove_dead_ops(self.program)
 
     def _give_part(self, read: Read) -> None:
@@ -147,16 +154,15 @@ class _Split:
             return
         rule = rule_of(op)
         kept = {factor for names in rule.results[0] for factor in names}
-        for one in self.projections:
+        weights = {one.weight for one in self.projections}
+        for count in sorted({weight.count for weight in weights}):
             places = [
-                Place(op.operands[index], dim, one.weight.count)
+                Place(op.operands[index], dim, count)
                 for index in product.factors
                 for dim, names in enumerate(rule.operands[index])
                 if names and names[0] not in kept
             ]
-            is_of_weight = any(
-                origin == one.weight for place in places for origin in place.origins()
-            )
+            is_of_weight = any(origin in weights for place in places for origin in place.origins())
             if len(places) == 2 and is_of_weight:
                 self._replace_by_sum(op, places)
                 return
@@ -175,20 +181,16 @@ class _Split:
         if total is not None:
             Rewriter.replace_op(op, [], [total])
 
-    def _put_together(self, kind: str, name: str, value: SSAValue) -> None:
-        """Make the gradient of a weight, or of a bias, of those of its parts."""
-        place = self.arguments.get(self._parameter(name)) if kind == "grad" else None
+    def _put_together(self, value: SSAValue, place: Place) -> None:
+        """Make the gradient of a weight, or of a bias, of those of its parts. place: of these."""
         owner = value.owner
-        if place is None or not isinstance(owner, AtenOp):
+        if not isinstance(owner, AtenOp):
             return
         whole = Place(value, place.dim, place.count)
         parts = [self._part(whole, index, owner) for index in range(place.count)]
         if all(part is not None for part in parts):
             new = self._add("aten.cat", [parts], shape_of(value), owner, dim=place.dim)
             value.replace_all_uses_with(new)
-
-    def _parameter(self, name: str) -> SSAValue:
-        return next(slot.value for slot in self.program.arguments if slot.name == name)
 
     # Parts
 

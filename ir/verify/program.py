@@ -27,6 +27,7 @@ from shardweave.ir.annotations import (
 )
 from shardweave.ir.aten import AtenOp, OpKey, key_of_op
 from shardweave.ir.attributes import ShardingAttr
+from shardweave.ir.by_identity import ByIdentity
 from shardweave.ir.dist import STARTED, DistOp, ReshardOp, WaitOp
 from shardweave.ir.facts import facts_of
 from shardweave.ir.infer import infer_types
@@ -411,11 +412,8 @@ NOTHING = Sharding(())
 _right: set[OpKey] = set()
 """Names, types and arguments of ops that were found right: there are few kinds in a program."""
 
-_right_as_they_stand: dict[tuple[object, ...], object] = {}
-"""Ops of ATen that were found right, by the identities of their types and of all that is noted of
-them, which are kept, so that no identity is used again."""
-
-_MAX_REMEMBERED = 65536
+_right_as_they_stand = ByIdentity[None]()
+"""Ops of ATen that were found right, by their types and all that is noted of them."""
 
 
 def _as_it_stands(op: Operation) -> tuple[object, ...]:
@@ -425,10 +423,8 @@ def _as_it_stands(op: Operation) -> tuple[object, ...]:
 
 
 def _remember(op: AtenOp) -> None:
-    if len(_right_as_they_stand) >= _MAX_REMEMBERED:
-        _right_as_they_stand.clear()
     kept = [value.type for value in (*op.operands, *op.results)], [*op.properties.values()]
-    _right_as_they_stand[_as_it_stands(op)] = kept
+    _right_as_they_stand.keep(_as_it_stands(op), None, kept)
 
 
 def _stands_right(op: Operation) -> bool:

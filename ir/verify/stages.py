@@ -32,9 +32,6 @@ Place = Operation | SSAValue | None
 Message = tuple[int, int, str]
 """The stages that it goes from and to, and its name."""
 
-ONCE = ("before", "share", "after")
-"""What runs once in a step."""
-
 
 @dataclass(eq=False)
 class _Read:
@@ -134,7 +131,7 @@ def _runs(program: Program, reads: Mapping[str, _Read]) -> Iterator[tuple[str, P
             continue
         function = reads[run.function].function
         number = run.micro_batch
-        if (number is None) != (function.direction in ONCE) or not -1 < (number or 0) < count:
+        if (number is None) != function.is_once or not -1 < (number or 0) < count:
             yield f"dist.run of @{run.function}: micro_batch is {number}, of {count}.", op
         if not 0 <= run.at < ranks:
             yield f"dist.run of @{run.function}: at is {run.at}, of {ranks}.", op
@@ -166,7 +163,7 @@ def _counts(
     times: by function, and by micro-batch or, as negative numbers from -1 on, by coordinate.
     """
     for name, read in reads.items():
-        is_once = read.function.direction in ONCE
+        is_once = read.function.is_once
         own = {-1 - number for other, number in times if other == name}
         at = sorted(places.get(read.function.stage, own or {0}))
         expected = [-1 - place for place in at] if is_once else range(count)

@@ -19,6 +19,7 @@ from shardweave.backends.gradient_norm import clip_grad_norm_
 from shardweave.backends.mail import ExpectedMessage, Mail
 from shardweave.backends.runtime import Runtime
 from shardweave.backends.step import Step
+from shardweave.driver.check import scalar_loss
 from shardweave.driver.compile import compile
 from shardweave.driver.models import build_example
 from shardweave.ir.mesh import Mesh
@@ -40,16 +41,12 @@ def plan_of(
     return replace(megatron(spec, mesh), pipeline=pipeline, **more)
 
 
-def loss_of(outputs: Any) -> Tensor:
-    return outputs if isinstance(outputs, Tensor) else outputs.loss
-
-
 def train(module: nn.Module, batch: dict[str, Tensor], *, is_step: bool) -> list[float]:
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
     losses: list[float] = []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss = loss_of(module(**batch))
+        loss = scalar_loss(module(**batch))
         if not is_step:
             loss.backward()
         optimizer.step()
@@ -63,7 +60,7 @@ def clipped(spec: str, plan: Plan) -> tuple[float, float, float]:
     example = build_example(spec, dtype=torch.float64)
     step = compile(example.module, kwargs=example.kwargs, plan=plan)
     step(**example.kwargs)
-    loss_of(example.module(**example.kwargs)).backward()
+    scalar_loss(example.module(**example.kwargs)).backward()
     found = clip_grad_norm_(step.parameters(), 0.1)
     expected = nn.utils.clip_grad_norm_(example.module.parameters(), 0.1)
     optimizers = [torch.optim.SGD(m.parameters(), lr=1.0) for m in (step, example.module)]

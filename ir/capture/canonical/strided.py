@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.capture.canonical.base import Call, Result, form
 from shardweave.ir.capture.site import CaptureError, site_of_node
-from shardweave.ir.types import shape_of, tensor_type
+from shardweave.ir.types import num_elements, tensor_type
 
 _NAMES = ("aten.as_strided", "aten.as_strided_copy", "aten.as_strided_scatter")
 
@@ -36,7 +35,7 @@ def check_strided(node: torch.fx.Node) -> None:
 def as_strided(call: Call) -> Result:
     """The elements at the strides' places."""
     source = call["self"]
-    flat = call.builder.view(source, [math.prod(shape_of(source))])
+    flat = call.builder.view(source, [num_elements(source)])
     return call.add("aten.index.Tensor", [flat, [_places(call)]])
 
 
@@ -44,7 +43,7 @@ def as_strided(call: Call) -> Result:
 def as_strided_scatter(call: Call) -> Result:
     """Other elements at the strides' places."""
     source, b = call["self"], call.builder
-    flat = b.view(source, [math.prod(shape_of(source))])
+    flat = b.view(source, [num_elements(source)])
     places = _places(call)
     written = b.call("aten.index_put", flat, [places], call["src"], accumulate=False)
     return b.view(written, call.shape)

@@ -1,0 +1,34 @@
+"""What is known of objects, by their identities: hashing attributes takes longer than reading."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+MOST = 65536
+"""Entries; with more, all are forgotten."""
+
+V = TypeVar("V")
+
+
+class ByIdentity(Generic[V]):
+    """Values by keys that have identities in them.
+
+    The objects are kept beside the value, so that no identity is used again while it is known.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[object, tuple[V, object]] = {}
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._known
+
+    def find(self, key: object) -> V | None:
+        found = self._known.get(key)
+        return None if found is None else found[0]
+
+    def keep(self, key: object, value: V, objects: object) -> V:
+        """Know a value from now on. objects: those whose identities the key has."""
+        if len(self._known) >= MOST:
+            self._known.clear()
+        self._known[key] = value, objects
+        return value
