@@ -38,10 +38,9 @@ def test_neighbours_differ_in_one_dimension_and_all_of_them_are_there() -> None:
         "data=2,tensor=1, recompute after-communication, in-order",
         "data=2,tensor=1, recompute layer, in-order",
         "data=1,tensor=2, in-order",
-        *(
-            f"data=1,tensor=1,stages=2, in-order, {order}"
-            for order in ("1f1b", "gpipe", "zero-bubble", "zero-bubble-v")
-        ),
+        "data=1,tensor=1,stages=2, in-order, 1f1b",
+        "data=1,tensor=1,stages=2, in-order, gpipe",
+        "data=1,tensor=1,stages=2, in-order, zero-bubble",
     }
 
 
