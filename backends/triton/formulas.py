@@ -157,7 +157,8 @@ def _silu_backward(op: AtenOp, grad: str, a: str) -> str:
 
 def _threshold_backward(op: AtenOp, grad: str, a: str) -> str:
     threshold = rounded(op.value("threshold"), dtype_of_value(op.operands[1]))
-    return f"tl.where({a} <= {number(threshold)}, 0.0, {grad})"
+    zero = "0.0" if dtype_of_value(op.results[0]).is_floating_point else "0"
+    return f"tl.where({a} <= {number(threshold)}, {zero}, {grad})"
 
 
 def _masked_fill(op: AtenOp, a: str, mask: str) -> str:
