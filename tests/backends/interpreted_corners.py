@@ -393,6 +393,17 @@ def test_gradient_of_a_threshold_of_integers_is_an_integer() -> None:
     assert_same(fused(text), g.to(torch.int32), x.to(torch.int32))
 
 
+def test_threshold_of_booleans_is_a_number() -> None:
+    text = """
+        input %g : tensor<4xf32>
+        input %x : tensor<4xi1>
+        %t = aten.threshold_backward(%g, %x, threshold = 0.5) : tensor<4xf32>
+        %n = aten.neg(%t) : tensor<4xf32>
+        output %n
+    """
+    assert_same(fused(text), torch.randn(4), torch.tensor([True, False, True, False]))
+
+
 def test_comparison_of_one_number_meets_one_of_many() -> None:
     text = """
         input %x : tensor<1xf32>
