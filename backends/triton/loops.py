@@ -16,9 +16,22 @@ from shardweave.backends.triton.reductions import KEEP_NAN, Accumulation, Reduce
 from shardweave.backends.triton.region import Region
 from shardweave.backends.triton.source import Config, Kernel, KernelDraft, Kind
 from shardweave.backends.triton.values import Values
-from shardweave.backends.triton.writer import NotReadyError, Term
+from shardweave.backends.triton.writer import DensePlace, NotReadyError, Term
 from shardweave.ir.fusible import WHOLE_ROW, column_results, role_of
 from shardweave.ir.types import dtype_of_value, shape_of
+
+_VECTOR_BYTES = 16
+"""What a thread reads at once."""
+
+_FROM_ALIGNED = """\
+first = row * n_cols
+place = first // {group} * {group} + (start + tl.arange(0, BLOCK_C))[None, :]
+col = place - first
+in_col = (col >= 0) & (col < n_cols)
+# Whole groups are read, of the row's neighbours too, but nothing beyond the last row.
+in_groups = place < (first + n_cols + {group} - 1) // {group} * {group}
+in_place = in_groups & (place < n_rows * n_cols)"""
+_DENSE = DensePlace("row * n_cols + col", "place", "in_place & in_row")
 
 Strides = Sequence[Sequence[int]] | None
 
@@ -140,9 +153,27 @@ class _ReductionTemplate:
 
     @contextmanager
     def _loop_over_columns(self) -> Iterator[None]:
-        with self.writer.block("for start in range(0, n_cols, BLOCK_C):"):
-            self._define_columns("start + tl.arange(0, BLOCK_C)")
+        group = self._group()
+        if group == 1:
+            with self.writer.block("for start in range(0, n_cols, BLOCK_C):"):
+                self._define_columns("start + tl.arange(0, BLOCK_C)")
+                yield
+            return
+        with self.writer.block(f"for start in range(0, n_cols + {group - 1}, BLOCK_C):"):
+            self.writer.line(_FROM_ALIGNED.format(group=group))
+            self.writer.dense = _DENSE
             yield
+        self.writer.dense = None
+
+    def _group(self) -> int:
+        """Elements of 16 bytes, if rows are read at multiples of them and begin elsewhere."""
+        space = self.space
+        numel = space.rows * space.columns
+        dense = [v for v in self.region.inputs if math.prod(shape_of(v)) == numel]
+        if not dense:
+            return 1
+        group = _VECTOR_BYTES // min(self.region.dtype_of(value).itemsize for value in dense)
+        return group if space.columns % group else 1
 
     def _round(self, pending: list[Accumulation]) -> list[Accumulation]:
         """Accumulate what can be in one loop over the columns; returns the steps that wait."""

@@ -259,7 +259,7 @@ class Values:
         inside = self.writer.assign("inside", text, torch.bool, place.axes)
         self.writer.require(inside.name, f"{op.name}: index out of range", place.axes, guards)
         index = of_base(Base(place.name, size, place.axes))
-        return index, (*guards, Guard(inside.name, place.axes))
+        return index, (*guards, Guard(inside.name, place.axes, looked_up=True))
 
     def scatter_add(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
         into, places, source = op.operands
