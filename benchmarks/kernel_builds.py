@@ -85,8 +85,8 @@ def cases(*, quick: bool) -> Iterator[tuple[str, str, int, int]]:
 
     Kernels of the head's loss depend on the vocabulary alone, the others on the hidden size.
     """
-    for model in MODELS:
-        for dtype in DTYPES:
+    for dtype in DTYPES:
+        for model in MODELS:
             for number, hidden in enumerate(HIDDEN):
                 yield model, dtype, hidden, VOCABULARIES[number % 2]
                 if quick:
@@ -146,6 +146,7 @@ def main() -> int:
     options = parser.parse_args()
     steps: dict[tuple[object, ...], list[str]] = {}
     builds: dict[tuple[object, ...], list[Built]] = {}
+    rows: list[Row] = []
     for case in cases(quick=options.quick):
         name = "{} {} hidden={} vocab={}".format(*case)
         for kernel in kernels_of(*case):
@@ -154,10 +155,10 @@ def main() -> int:
             if key not in builds:
                 builds[key] = [build(kernel, target) for target in TARGETS]
         print(f"built {name}: {len(builds)} kernels so far", file=sys.stderr, flush=True)
-    rows = [row_of(one, steps[key]) for key, group in builds.items() for one in group]
+        rows = [row_of(one, steps[key]) for key, group in builds.items() for one in group]
+        if options.json:
+            Path(options.json).write_text(_text(rows))
     show(rows, Console(width=120))
-    if options.json:
-        Path(options.json).write_text(_text(rows))
     return 0 if all(row.is_right for row in rows) else 1
 
 

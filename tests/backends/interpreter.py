@@ -1,8 +1,8 @@
 """Triton's interpreter, mended for tests where no device does what it does.
 
 It cuts off what does not fit when it narrows floats, where devices round to nearest; it takes a
-comparison of two scalars for a float when that is spread over a block; and it multiplies the bits of
-bfloat16 matrices as integers. Imported by the files
+comparison of two scalars for a float when that is spread over a block; it multiplies the bits of bfloat16
+matrices as integers; and it has no -1 of unsigned bits. Imported by the files
 that run in a process where Triton interprets.
 """
 
@@ -56,3 +56,11 @@ def _wide(factor: Any) -> Any:
 
 
 _module.InterpreterBuilder.create_dot = _dot
+
+
+def _all_ones(self: Any, type_: Any) -> Any:
+    bits = np.full(1, -1, dtype=np.int64).astype(_module._get_np_dtype(type_))
+    return _module.TensorHandle(bits, type_.scalar)
+
+
+_module.InterpreterBuilder.get_all_ones_value = _all_ones

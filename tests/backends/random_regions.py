@@ -58,13 +58,17 @@ class Value:
 
 @dataclass(frozen=True)
 class Step:
-    """An op: its text, what it reads and makes, and how it is run on wide tensors."""
+    """An op: its text, what it reads and makes, and how it is run on wide tensors.
+
+    terms: the size of what cancels in it, so that its result is right to that much rounded.
+    """
 
     name: str
     text: str
     operands: tuple[str, ...]
     results: tuple[Value, ...]
     run: Run
+    terms: Run | None = None
 
 
 @dataclass
@@ -123,7 +127,14 @@ class RandomRegion:
 
     # Ops
 
-    def apply(self, name: str, operands: Sequence[Value], run: Run, attributes: str = "") -> bool:
+    def apply(
+        self,
+        name: str,
+        operands: Sequence[Value],
+        run: Run,
+        attributes: str = "",
+        terms: Run | None = None,
+    ) -> bool:
         """Add an op if torch takes the operands; whether it did."""
         try:
             own = _listed(run([v.own for v in operands], own=True))
@@ -141,7 +152,7 @@ class RandomRegion:
             given = f"[{', '.join(f'%{v.name}' for v in operands)}], {attributes}"
         left = ", ".join(f"%{v.name}" for v in made)
         text = f"{left} = {name}({given}) : {', '.join(v.type for v in made)}"
-        self.steps.append(Step(name, text, tuple(v.name for v in operands), made, run))
+        self.steps.append(Step(name, text, tuple(v.name for v in operands), made, run, terms))
         self.values += made
         return True
 
@@ -183,7 +194,10 @@ class RandomRegion:
         generator = torch.Generator().manual_seed(seed)
         found = {v.name: _moved(v.wide, generator) for v in self.inputs}
         for step in self.steps:
-            made = _listed(step.run([found[name] for name in step.operands], own=False))
+            given = [found[name] for name in step.operands]
+            made = _listed(step.run(given, own=False))
+            if step.terms is not None:
+                made = [made[0] + _moved(step.terms(*given), generator) - step.terms(*given)]
             for value, tensor in zip(step.results, made, strict=True):
                 found[value.name] = _moved(tensor, generator)
         return found

@@ -17,6 +17,7 @@ from shardweave.tests.backends.random_regions import (
     SIZES,
     RandomRegion,
     Run,
+    Value,
     widened,
 )
 
@@ -34,16 +35,42 @@ EXPONENTS = (-3, -2, -1, -0.5, 0.5, 1, 2, 3, 4)
 
 def _unary(r: RandomRegion) -> bool:
     name, x = r.random.choice(UNARY), r.pick()
-    if name == "gelu" and r.random.random() < 0.5:
-        overload = overload_named("aten.gelu")
-        run = lambda t, own: overload(*t, approximate="tanh")  # noqa: E731
-        return r.apply("aten.gelu", [x], run, 'approximate = "tanh"')
-    return r.call(name, [x])
+    return _gelu(r, x) if name == "gelu" else r.call(name, [x])
+
+
+def _gelu(r: RandomRegion, x: Value, grad: Value | None = None) -> bool:
+    """It, or its gradient; far below 0 it is a difference of almost equal terms.
+
+    Computed in float64, since of infinities torch's float32 kernels make NaN.
+    """
+    form = r.random.choice(("none", "tanh"))
+    name = "gelu" if grad is None else "gelu_backward"
+    overload = overload_named(f"aten.{name}")
+
+    def run(t: list[Tensor], own: bool) -> Tensor:
+        if own or not t[0].is_floating_point():
+            return overload(*t, approximate=form)
+        return overload(*(one.double() for one in t), approximate=form).to(t[0].dtype)
+
+    operands = [x] if grad is None else [grad, x]
+    text = f'approximate = "{form}"'
+    return _is_one_dtype(operands) and r.apply(f"aten.{name}", operands, run, text, _gelu_terms)
+
+
+def _gelu_terms(*operands: Tensor) -> Tensor:
+    *grad, x = operands
+    return grad[0] * (1 + x.square()) if grad else x
+
+
+def _is_one_dtype(values: Sequence[Value]) -> bool:
+    return len({value.own.dtype for value in values}) == 1
 
 
 def _binary(r: RandomRegion) -> bool:
     name = r.random.choice(BINARY)
     a, b = r.pick(), r.pick()
+    if name == "gelu_backward":
+        return _gelu(r, b, a)
     if name == "threshold_backward":
         return r.call(name, [a, b], 0.5, attributes="threshold = 0.5")
     if name in ("add.Tensor", "sub.Tensor") and r.random.random() < 0.3:
