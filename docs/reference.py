@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from types import FunctionType
 from typing import Any
@@ -30,8 +30,8 @@ def python_names() -> str:
     lines = [
         "# Python names",
         "",
-        "Reference for those who call shardweave from Python: every public name, with what its docstring says. You will be able "
-        "to look up arguments, results and errors.",
+        "Reference for those who call shardweave from Python: every public name, with what its "
+        "docstring says. You will be able to look up arguments, results and errors.",
         "",
         "Here `sw` is `shardweave`.",
     ]
@@ -51,24 +51,36 @@ def _named(name: str, value: Any) -> Iterator[str]:
         yield from _paragraphs(_doc(value), ())
         return
     yield from _described(name, value)
-    for member, function in members_of(value):
-        if isinstance(function, property):
-            yield from ("", f"`.{member}: {_returned(function.fget)}`", "")
-            function = function.fget
-        else:
+    for member, found in members_of(value):
+        function = read_by(found)
+        if found is function:
             yield from ("", "```text", *_signature(f".{member}", function), "```", "")
+        else:
+            yield from ("", "```text", f".{member}: {_returned(function)}", "```", "")
         yield from _paragraphs(_doc(function), _parameters(function))
 
 
 def members_of(kind: type) -> Iterator[tuple[str, Any]]:
-    """The public methods and properties that a class defines itself, in its own order."""
-    for name, value in vars(kind).items():
-        if name.startswith("_"):
+    """The public methods and properties that a class has from this project, in its own order."""
+    known: set[str] = set()
+    for base in kind.__mro__:
+        if not base.__module__.startswith("shardweave."):
             continue
-        if isinstance(value, (classmethod, staticmethod)):
-            yield name, value.__func__
-        elif isinstance(value, (FunctionType, property)):
-            yield name, value
+        for name, value in vars(base).items():
+            if name.startswith("_") or name in known:
+                continue
+            known.add(name)
+            if isinstance(value, (classmethod, staticmethod)):
+                yield name, value.__func__
+            elif isinstance(value, (FunctionType, property, cached_property)):
+                yield name, value
+
+
+def read_by(member: Any) -> Any:
+    """The function of a method, or that which a property calls."""
+    if isinstance(member, property):
+        return member.fget
+    return member.func if isinstance(member, cached_property) else member
 
 
 def _described(name: str, value: Any) -> Iterator[str]:
@@ -133,8 +145,7 @@ def _paragraphs(doc: str, parameters: Sequence[str]) -> Iterator[str]:
         if paragraph.startswith(" "):
             yield from ("```text", paragraph, "```", "")
             continue
-        for entry in _entries(" ".join(paragraph.split()), parameters):
-            yield entry
+        yield from _entries(" ".join(paragraph.split()), parameters)
         yield ""
 
 
@@ -149,13 +160,15 @@ def _entries(text: str, parameters: Sequence[str]) -> Iterator[str]:
         yield _escaped(first)
         yield ""
     for names, said in zip(rest[::2], rest[1::2], strict=True):
-        yield f"- `{names}`: {_escaped(said)}"
+        yield f"- **{names}**: {_escaped(said)}"
 
 
 def _escaped(text: str) -> str:
     """Words outside of backticks have no markup in them."""
     parts = _MARKUP.split(text)
-    return "".join(part if i % 2 else re.sub(r"([*_<\[])", r"\\\1", part) for i, part in enumerate(parts))
+    return "".join(
+        part if i % 2 else re.sub(r"([*_<\[])", r"\\\1", part) for i, part in enumerate(parts)
+    )
 
 
 def commands() -> str:
@@ -163,8 +176,8 @@ def commands() -> str:
     lines = [
         "# Command line",
         "",
-        "Reference for those who use the command `shardweave`: each command with its options, as `--help` prints them. "
-        "You will be able to look up any option.",
+        "Reference for those who use the command `shardweave`: each command with its options, as "
+        "`--help` prints them. You will be able to look up any of them.",
     ]
     parsers = _commands_of(command_line())
     for task, names in TASKS.items():
@@ -172,7 +185,14 @@ def commands() -> str:
         for name in names:
             parser = parsers[name]
             parser.formatter_class = _at_width(parser.formatter_class)
-            lines += ["", f"### shardweave {name}", "", "```text", parser.format_help().strip(), "```"]
+            lines += [
+                "",
+                f"### shardweave {name}",
+                "",
+                "```text",
+                parser.format_help().strip(),
+                "```",
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -190,20 +210,26 @@ def pass_options() -> str:
     lines = [
         "# Options of passes and planners",
         "",
-        "Reference for those who write pipelines of passes: every pass, preset and planner with its options and their defaults, as its "
-        "docstring has them. [Passes](passes.md) shows programs before and after each, [Planners](planners.md) "
-        "derives what planners compute.",
+        "Reference for those who write pipelines of passes: every pass, preset and planner with "
+        "its options and their defaults, as its docstring has them. [Passes](passes.md) shows "
+        "programs before and after each, [Planners](planners.md) derives what planners compute.",
         "",
         "## Passes",
     ]
     for name, target in sorted(PASSES.items()):
         kind = _loaded(target)
-        lines += ["", f"### {name}", "", *_options(_fields_of(kind)), *_paragraphs(_doc(kind), ())]
+        lines += ["", f"### {name}", "", *_options(_fields_of(kind))]
+        lines += _paragraphs(_doc(kind), ("Requires", "Ensures"))
     lines += ["", "## Presets"]
     for name, spec in PRESETS.items():
         lines += ["", f"### {PREFIX}{name}", "", _escaped(SUMMARIES[name]), "", "```text"]
         lines += [spec.replace(",", ",\n"), "```"]
-    lines += ["", "## Planners", "", "Each is a pass `plan-<planner>` as well, with the same options."]
+    lines += [
+        "",
+        "## Planners",
+        "",
+        "Each is a pass `plan-<planner>` as well, with the same options.",
+    ]
     for name, target in sorted(PLANNERS.items()):
         planner = _loaded(target)
         lines += ["", f"### {name}", "", *_options(_arguments_of(planner))]
