@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import re
 import shutil
@@ -58,3 +60,15 @@ def played(html: str, folder: Path, script: str, *, width: int, scheme: str) -> 
     assert found is not None, f"the script did not end; the console says:\n{said}"
     assert [line for line in said.splitlines() if "CONSOLE" in line] == []
     return json.loads(unescape(found[1]))
+
+
+def data_of(html: str) -> dict[str, Any]:
+    """The data that a page of the explorer holds, unpacked as a browser unpacks it."""
+    packed = re.search(r'id="data">([^<]*)<', html)
+    assert packed is not None
+    return json.loads(gzip.decompress(base64.b64decode(packed[1])))
+
+
+def moment_of(data: dict[str, Any], name: str) -> dict[str, Any]:
+    """What such data has of the program after a pass."""
+    return next(moment for moment in data["moments"] if moment["name"] == name)
