@@ -22,6 +22,7 @@ _WIDTH = 92
 """Columns of the usages of commands."""
 
 _MODULE = re.compile(r"\b(?:\w+\.)+(?=[A-Za-z_])")
+_RAISES = re.compile(r"(?<=[.)]) (?=Raises )")
 _MARKUP = re.compile(r"(`[^`]*`)")
 
 
@@ -145,8 +146,9 @@ def _paragraphs(doc: str, parameters: Sequence[str]) -> Iterator[str]:
         if paragraph.startswith(" "):
             yield from ("```text", paragraph, "```", "")
             continue
-        yield from _entries(" ".join(paragraph.split()), parameters)
-        yield ""
+        for part in _RAISES.split(" ".join(paragraph.split())):
+            yield from _entries(part, parameters)
+            yield ""
 
 
 def _entries(text: str, parameters: Sequence[str]) -> Iterator[str]:

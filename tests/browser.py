@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 needs_browser = pytest.mark.skipif(
@@ -31,6 +32,31 @@ def browse(page: Path, *options: str) -> tuple[str, str]:
     command += [f"--user-data-dir={profile}", "--enable-logging=stderr", *options, page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout, done.stderr
+
+
+def picture_of(address: str, folder: Path, size: tuple[int, int], scheme: str) -> Image.Image:
+    """What a browser draws at an address, in pixels. folder: for its files. size: width, height."""
+    width, height = size
+    frame, out = folder / "frame.html", folder / "picture.png"
+    # A frame, since a browser's own window may refuse to be narrow.
+    frame.write_text(
+        f'<!DOCTYPE html><body style="margin:0"><iframe src="{address}" width="{width}" '
+        f'height="{height}" style="border:0;display:block"></iframe>'
+    )
+    browse(
+        frame,
+        f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}",
+        f"--window-size={max(width, 600)},{height}",
+        "--virtual-time-budget=10000",
+        f"--screenshot={out}",
+    )
+    return Image.open(out).convert("RGB").crop((0, 0, width, height))
+
+
+def save_picture(picture: Image.Image, path: Path) -> None:
+    """Write a picture of a page, in 256 colours, which is a third of its size."""
+    picture.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+    print(f"wrote {path} ({path.stat().st_size // 1024} KiB)")
 
 
 def played(html: str, folder: Path, script: str, *, width: int, scheme: str) -> dict[str, Any]:

@@ -34,10 +34,11 @@ def capture(
 ) -> Program:
     """The global program of one training step of `model` on inputs of these shapes.
 
-    args, kwargs: a batch, as forward takes it; the program is for its shapes. The model returns its
-    scalar loss, or a tuple that begins with it, or an object or dict with `loss`. The program's
-    results are the loss, the gradient of every parameter that the loss depends on, and the new
-    values of the buffers that the model updates. With `train=False` the model runs in evaluation
+    The model returns its scalar loss, or a tuple that begins with it, or an object or dict
+    with `loss`. The program's results are the loss, the gradient of every parameter that the
+    loss depends on, and the new values of the buffers that the model updates.
+
+    args, kwargs: a batch, as forward takes it. train: with False the model runs in evaluation
     mode and its outputs alone are computed.
 
     Parameters may be fake tensors (torch's FakeTensorMode): nothing is allocated then.
