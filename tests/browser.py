@@ -54,8 +54,14 @@ def picture_of(address: str, folder: Path, size: tuple[int, int], scheme: str) -
 
 
 def save_picture(picture: Image.Image, path: Path) -> None:
-    """Write a picture of a page, in 256 colours, which is a third of its size."""
-    picture.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+    """Write a picture of a page in its 256 most frequent colours, which takes a third of the bytes.
+
+    Areas keep their colours, which palettes of mean colours change.
+    """
+    colours = sorted(picture.getcolors(picture.width * picture.height), reverse=True)[:256]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([part for _, colour in colours for part in colour])
+    picture.quantize(palette=palette, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"wrote {path} ({path.stat().st_size // 1024} KiB)")
 
 
