@@ -180,19 +180,17 @@ def two_speeds() -> Cluster:
     """Two devices, and two that are a third as fast, on fast links."""
     fast = DeviceType("fast", {"float64": 3e9}, 2**34, 3e12)
     slow = replace(fast, name="slow", flops={"float64": 1e9})
-    nodes = tuple(NodeType(one, 1, 2, nic_bandwidth_bytes_s=1e12) for one in ("fast", "slow"))
+    links = {"bandwidth_bytes_s": 1e12, "nic_bandwidth_bytes_s": 1e12}
+    nodes = tuple(NodeType(one, 2, **links) for one in ("fast", "slow"))
     return Cluster("two speeds", {"fast": fast, "slow": slow}, nodes)
 
 
-@pytest.mark.parametrize(
-    ("mesh", "shares"), [("data=4", (6, 6, 2, 2)), ("data=2,tensor=2", (12, 4))]
-)
-def test_replicas_of_two_speeds_get_micro_batches_in_proportion(
-    mesh: str, shares: tuple[int, ...]
-) -> None:
-    plan = planned(SPEC, two_speeds(), mesh, simulate=20)
+@pytest.mark.parametrize("mesh", ["data=4", "data=2,tensor=2"])
+def test_replicas_of_two_speeds_get_micro_batches_in_proportion(mesh: str) -> None:
+    plan = planned(SPEC, two_speeds(), mesh)
     assert plan.pipeline is not None
-    assert plan.pipeline.shares == (shares,)
+    ((*fast, slow),) = plan.pipeline.shares
+    assert slow * 3 == fast[0] == max(fast)
     assert plan.predicted is not None
     even = next(one for one in plan.candidates if "in proportion" not in one.name)
     assert plan.predicted.time_s < 0.7 * even.predicted.time_s
