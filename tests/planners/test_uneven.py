@@ -195,22 +195,28 @@ def test_plan_with_shares_reads_back_from_json() -> None:
         Plan.from_json(text)
 
 
-def plan_of(shares: tuple[tuple[int, ...], ...], ranks: tuple[tuple[int, ...], ...] = ()) -> Plan:
+def plan_of(
+    shares: tuple[tuple[int, ...], ...],
+    ranks: tuple[tuple[int, ...], ...] = (),
+    schedule: str = "1f1b",
+) -> Plan:
     program = captured(GPT).program
-    stages = balanced_stages(program, len(shares))
-    pipeline = Pipeline(stages, sum(shares[0]), ranks=ranks, shares=shares)
+    stages = balanced_stages(program, len(shares) * find_schedule(schedule).chunks)
+    pipeline = Pipeline(stages, sum(shares[0]), ranks=ranks, schedule=schedule, shares=shares)
     mesh = f"stage={sum(map(len, shares))}"
     return replace(megatron(GPT, mesh), pipeline=pipeline)
 
 
-def test_micro_batches_in_proportion_take_less_on_devices_of_two_speeds() -> None:
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble-v"])
+def test_micro_batches_in_proportion_take_less_on_devices_of_two_speeds(schedule: str) -> None:
     fast = DeviceType("fast", {"float32": 3e9, "float64": 3e9}, 2**34, 3e12)
     slow = replace(fast, name="slow", flops={"float32": 1e9, "float64": 1e9})
     nodes = tuple(NodeType(one, 1, 1, nic_bandwidth_bytes_s=1e12) for one in ("fast", "slow"))
     cluster = Cluster("two", {"fast": fast, "slow": slow}, nodes)
     lowerings = Lowerings.of(captured(GPT).program)
     even, uneven = (
-        simulation_of(lowerings, plan_of(shares), cluster) for shares in (((4, 4),), ((6, 2),))
+        simulation_of(lowerings, plan_of(shares, schedule=schedule), cluster)
+        for shares in (((4, 4),), ((6, 2),))
     )
     assert isinstance(even, PipelineSimulation)
     assert isinstance(uneven, PipelineSimulation)
