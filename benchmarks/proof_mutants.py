@@ -8,9 +8,10 @@ all ranks of its mesh in float64, beside the model on one device: it is right, w
 it is held against the model by `sw.prove`. A table by kind says what the proof answers: whether
 wrong ones are refused, and whether the message names the op at fault or one that reads its result.
 
-It goes on until `--count` (1,000) programs are shown to be wrong. `--seed` chooses other places,
-`--only` settings by a part of their names; `--quick` plants 20 in the smallest. `--json FILE` holds
-the counts, and what is not named. Exits 1 if a wrong program is proved, or the proof itself fails.
+It goes on until `--count` (1,000) programs are shown to be wrong, as many in each setting. `--seed`
+chooses other places, `--only` settings by a part of their names; `--quick` plants 20 in the first.
+`--json FILE` holds the counts, and what is not named. Exits 1 if a wrong program is proved, or the
+proof itself fails.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from itertools import chain
 from itertools import count as numbers
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +174,7 @@ def _defect(
     broken = program_before(defect.case, defect.pass_name).clone()
     right = next(one for one in pipeline(defect.case).passes if one.name == defect.pass_name)
     right.apply(Context(), broken.module)
+    prove(broken, against=program)
     case = Case.of(program, values, broken)
     broken = distinct(broken)
     before = Snapshot(broken)
@@ -179,36 +182,40 @@ def _defect(
     return case, Mutant(defect.name, broken, before.names_of_changes(broken))
 
 
-@cache
-def case_of(setting: Setting) -> Case:
-    """The right program of a setting. Raises ProofError if it is not proved: then no slip in it
-    is known to be what is refused."""
-    case = setting.case()
+def planted(setting: Setting, seed: int, count: int) -> list[Answer]:
+    """Slips of all kinds in a setting, over and over, at other places each time, until so many
+    programs are wrong.
+
+    Raises ProofError if the right program is not proved: then no slip in it is what is refused.
+    """
+    case, found, wrong = setting.case(), list[Answer](), 0
     prove(case.local, against=case.program)
     assert case.is_right(case.local), setting.name
-    return case
-
-
-def planted(settings: Sequence[Setting], seed: int) -> Iterator[Answer]:
-    """Slips of all kinds in all settings, over and over, at other places each time."""
     for start in numbers(seed):
-        places = [(setting, kind) for setting in settings for kind in KINDS]
-        random.Random(start).shuffle(places)
-        for setting, kind in places:
-            case = case_of(setting)
+        for kind in random.Random(start).sample(KINDS, len(KINDS)):
             made = mutant(case.local, kind, start)
             if made is not None:
-                yield answered(setting.name, start, made, case)
+                found.append(answered(setting.name, start, made, case))
+                wrong += found[-1].is_wrong
+            if wrong >= count:
+                return found
+    raise AssertionError("seeds do not end")
 
 
-def up_to(answers: Iterable[Answer], count: int) -> Iterator[Answer]:
-    """Answers until so many programs were wrong."""
-    wrong = 0
-    for answer in answers:
-        yield answer
-        wrong += answer.is_wrong
-        if wrong >= count:
-            return
+def answers_of(task: tuple[Setting | None, int, int]) -> list[Answer]:
+    """Those of a setting, from a seed, up to a count; or of the mistakes in passes."""
+    torch.set_num_threads(1)
+    setting, seed, count = task
+    return list(defects()) if setting is None else planted(setting, seed, count)
+
+
+def all_answers(tasks: Sequence[tuple[Setting | None, int, int]], jobs: int) -> Iterator[Answer]:
+    """The answers of tasks in their order, some of which run at a time."""
+    if jobs == 1:
+        yield from chain.from_iterable(map(answers_of, tasks))
+        return
+    with get_context("spawn").Pool(jobs) as pool:
+        yield from chain.from_iterable(pool.imap(answers_of, tasks))
 
 
 @dataclass
@@ -288,19 +295,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1000, help="programs that are wrong")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2, help="processes, of a setting each")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} in the smallest setting")
     parser.add_argument("--only", default="", help="a part of a setting's name")
     parser.add_argument("--words", action="store_true", help="print what does not name the op")
     parser.add_argument("--json", type=Path, help="where the counts are written")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    settings = [one for one in SETTINGS if options.only in one.name][: 1 if options.quick else None]
-    answers = [] if options.quick or options.only else list(defects())
-    left = (QUICK if options.quick else options.count) - sum(a.is_wrong for a in answers)
-    answers += up_to(planted(settings, options.seed), left)
-    for answer in answers:
+    settings = SETTINGS[:1] if options.quick else [s for s in SETTINGS if options.only in s.name]
+    count = -(-(QUICK if options.quick else options.count) // len(settings))
+    tasks: list[tuple[Setting | None, int, int]] = [(s, options.seed, count) for s in settings]
+    if len(settings) == len(SETTINGS):
+        tasks.append((None, options.seed, 0))
+    answers: list[Answer] = []
+    for answer in all_answers(tasks, 1 if options.quick else options.jobs):
+        answers.append(answer)
         if answer.is_false or (options.words and answer.is_wrong and not answer.is_named):
-            print(answer)
+            print(answer, flush=True)
     print_table(counted(answers, "kind"), "kind")
     if options.json:
         options.json.write_text(json.dumps(report_of(answers, options.seed), indent=1) + "\n")

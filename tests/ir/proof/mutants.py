@@ -60,7 +60,7 @@ def mutant(program: Program, kind: str, seed: int) -> Mutant | None:
 def distinct(program: Program) -> Program:
     """The program with a name of its own for each value, so that messages tell ops apart."""
     number = 0
-    for part in _functions(program):
+    for part in functions(program):
         for op in part.function.walk():
             for result in op.results:
                 result.name_hint = f"{result.name_hint or 'v'}.n{number}"
@@ -68,74 +68,69 @@ def distinct(program: Program) -> Program:
     return program
 
 
-def _functions(program: Program) -> list[Program]:
+def functions(program: Program) -> list[Program]:
+    """All functions of a program, the step among them."""
     return [program, *parts_of(program)] if is_staged(program) else [program]
+
+
+def ops_within(part: Program) -> Iterator[Operation]:
+    """The ops of a function, those of regions among them, and its return."""
+    return (op for op in part.function.walk() if not isinstance(op, func.FuncOp))
 
 
 @dataclass(frozen=True)
 class Was:
-    """An op before a slip. name: how messages name it."""
+    """An op before a slip. names: how messages name it."""
 
     operands: tuple[SSAValue, ...]
     properties: dict[str, Attribute]
-    name: Name
+    names: set[Name]
 
 
 class Snapshot:
     """The ops and slots of a program before a slip, to tell what it changed."""
 
     def __init__(self, program: Program) -> None:
+        self.order = [list(ops_within(part)) for part in functions(program)]
         self.ops = {
-            op: Was(tuple(op.operands), dict(op.properties), _name(op, part))
-            for part in _functions(program)
-            for op in part.function.walk()
-            if not isinstance(op, func.FuncOp)
+            op: Was(tuple(op.operands), dict(op.properties), names_of(op, part))
+            for part, ops in zip(functions(program), self.order, strict=True)
+            for op in ops
         }
-        self.slots = [_slots(part) for part in _functions(program)]
+        self.slots = [_slots(part) for part in functions(program)]
 
     def names_of_changes(self, program: Program) -> frozenset[Name]:
         """The names of the ops and slots at fault, and of those that read what they give."""
         found: set[Name] = set()
-        readers = Readers(program)
-        left = set(self.ops)
-        for part, slots in zip(_functions(program), self.slots, strict=True):
-            defined = set(part.function.body.block.args)
-            for op in part.function.walk():
-                if isinstance(op, func.FuncOp):
-                    continue
-                left.discard(op)
-                found |= self._names(op, part, readers, defined)
-                defined.update(op.results)
-                for region in op.regions:
-                    defined.update(region.block.args)
+        readers, left = Readers(program), set(self.ops)
+        for part, order, slots in zip(functions(program), self.order, self.slots, strict=True):
+            ops = list(ops_within(part))
+            left.difference_update(ops)
+            moved = _moved(order, ops)
+            for op in ops:
+                found |= self._names(op, part, readers, op is moved)
             for old, new in zip(slots, _slots(part), strict=True):
-                if (old.kind, old.name, old.value) != (new.kind, new.name, new.value):
+                if (old.kind, old.name) != (new.kind, new.name):
                     found |= {_slot_name(old, part), _slot_name(new, part)}
                     found |= set(readers.names(new.value))
-        return frozenset(found | {self.ops[op].name for op in left})
+        return frozenset(found.union(*(self.ops[op].names for op in left)))
 
-    def _names(
-        self, op: Operation, part: Program, readers: Readers, defined: set[SSAValue]
-    ) -> set[Name]:
+    def _names(self, op: Operation, part: Program, readers: Readers, is_moved: bool) -> set[Name]:
         was = self.ops.get(op)
-        is_early = any(value not in defined for value in op.operands)
-        is_at_fault = was is None or is_early or was.properties != op.properties
-        changed = [] if was is None else [
-            (index, old, new)
-            for index, (old, new) in enumerate(zip(was.operands, op.operands, strict=True))
+        before = was.operands if was else ()
+        changed = {
+            index: self._is_reader(old, new)
+            for index, (old, new) in enumerate(zip(before, op.operands, strict=False))
             if old is not new
-        ]  # fmt: skip
-        is_at_fault |= any(not self._is_reader(old, new) for _, old, new in changed)
-        if isinstance(op, func.ReturnOp):
-            results = part.results
-            return {_slot_name(results[index], part) for index, _, _ in changed}
-        if is_at_fault:
-            names = {_name(op, part)} | ({was.name} if was else set())
+        }
+        if isinstance(op, func.ReturnOp | YieldOp | dist.SendOp) and changed:
+            onward = [readers.names_of_use(op, index, set()) for index in changed]
+            return set().union(*onward)
+        is_changed = was is None or was.properties != op.properties
+        if is_moved or is_changed or not all(changed.values()) or (changed and _moves(op)):
+            names = names_of(op, part) | (was.names if was else set())
             return names.union(*(readers.names(result) for result in op.results))
-        if changed and (isinstance(op, (FusedOp, YieldOp)) or _moves(op)):
-            # It reads another value in place of an op's that is gone: so do those behind it.
-            return {_name(op, part)}.union(*(readers.names(result) for result in op.results))
-        return {_name(op, part)} if changed else set()
+        return names_of(op, part) if changed else set()
 
     def _is_reader(self, old: SSAValue, new: SSAValue) -> bool:
         """Whether who reads a new value reads that of the op at fault: of one that was put in, or
@@ -149,11 +144,20 @@ class Snapshot:
         return new in was.operands or any(new in operands for operands in starts)
 
 
+def _moved(before: list[Operation], after: list[Operation]) -> Operation | None:
+    """The op that stands elsewhere, if one does."""
+    there = set(after)
+    was = [op for op in before if op in there]
+    there = set(was)
+    now = [op for op in after if op in there]
+    return next((b for a, b in zip(was, now, strict=True) if a is not b), None)
+
+
 class Readers:
     """Who reads a value of a program, in other functions and regions too."""
 
     def __init__(self, program: Program) -> None:
-        self.parts = {part.function: part for part in _functions(program)}
+        self.parts = {part.function: part for part in functions(program)}
         self.links: dict[tuple[int, str], list[SSAValue]] = {}
         """By stage and name of a message or a slot, where it is read."""
         for function in functions_of(program).values() if is_staged(program) else ():
@@ -174,9 +178,10 @@ class Readers:
             return
         seen.add(value)
         for use in value.uses:
-            yield from self._names_of_use(use.operation, use.index, seen)
+            yield from self.names_of_use(use.operation, use.index, seen)
 
-    def _names_of_use(self, op: Operation, index: int, seen: set[SSAValue]) -> Iterator[Name]:
+    def names_of_use(self, op: Operation, index: int, seen: set[SSAValue]) -> Iterator[Name]:
+        """The names of an op that reads a value as some operand, and of those to which it goes."""
         onward: Iterable[SSAValue] = ()
         if isinstance(op, FusedOp):
             onward = [op.block.args[index]]
@@ -190,10 +195,10 @@ class Readers:
             if isinstance(part, StageFunction) and slot.kind in HELD:
                 onward = self.links.get((part.stage, slot.name), ())
         elif isinstance(op, dist.SendOp):
-            yield _name(op, self._part(op))
+            yield from names_of(op, self._part(op))
             onward = self.links.get((op.to, op.message), ())
         else:
-            yield _name(op, self._part(op))
+            yield from names_of(op, self._part(op))
             onward = op.results if _moves(op) else ()
         for value in onward:
             yield from self.names(value, seen)
@@ -207,7 +212,9 @@ class Readers:
 
 
 def _moves(op: Operation) -> bool:
-    return isinstance(op, dist.DistOp) or facts_of(op).is_rearrangement
+    """Whether an op only brings elements elsewhere: a message, a view, a part of a bucket."""
+    is_part = op.name in ("aten.slice.Tensor", "aten.cat")
+    return isinstance(op, dist.DistOp) or facts_of(op).is_rearrangement or is_part
 
 
 def _slots(part: Program) -> list[Slot]:
@@ -222,9 +229,14 @@ def _function_name(part: Program) -> Name:
     return (f"@{part.name}",) if isinstance(part, StageFunction) else ()
 
 
-def _name(op: Operation, part: Program) -> Name:
+def names_of(op: Operation, part: Program) -> set[Name]:
+    """How messages name an op."""
+    within = _function_name(part)
     if isinstance(op, dist.RunOp):
-        return (f"@{op.function}",)
-    if isinstance(op, (dist.SendOp, dist.RecvOp)):
-        return (f"'{op.message}'", *_function_name(part))
-    return (describe(op).split(" at ")[0], *_function_name(part))
+        return {(f"@{op.function}",)}
+    if isinstance(op, dist.SendOp) and isinstance(part, StageFunction):
+        waited = (f"waits for '{op.message}'", f"which stage {part.stage} ")
+        return {waited, (f"'{op.message}'", *within)}
+    if isinstance(op, dist.RecvOp):
+        return {(f"'{op.message}'", *within)}
+    return {(describe(op).split(" at ")[0], *within)}

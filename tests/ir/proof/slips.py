@@ -10,6 +10,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir import dist
 from shardweave.ir.annotations import annotate
+from shardweave.ir.aten import AtenOp
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.literals import to_attribute, to_python
 from shardweave.ir.program import Program
@@ -44,10 +45,12 @@ def all_ops(program: Program) -> Iterator[Operation]:
 
 
 def ops_of(program: Program, *kinds: type | str) -> list[Operation]:
-    """The ops of some names or classes."""
-    names = {kind for kind in kinds if isinstance(kind, str)}
-    classes = tuple(kind for kind in kinds if isinstance(kind, type))
-    return [op for op in all_ops(program) if op.name in names or isinstance(op, classes)]
+    """The ops of some names or classes; started collectives are not of the class that waits."""
+    return [op for op in all_ops(program) if op.name in kinds or type(op) in kinds]
+
+
+def aten_ops(program: Program) -> list[Operation]:
+    return [op for op in all_ops(program) if isinstance(op, AtenOp)]
 
 
 def number_of(op: Operation, name: str) -> int | float | None:
@@ -84,6 +87,10 @@ def _moved_before_its_producer(op: Operation) -> bool:
     op.detach()
     block.insert_op_before(op, owner)
     return True
+
+
+def in_flight(ops: Sequence[Operation]) -> set[SSAValue]:
+    return {result for op in ops if type(op) in dist.STARTED for result in op.results}
 
 
 # Collectives

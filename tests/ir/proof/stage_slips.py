@@ -13,7 +13,7 @@ from shardweave.ir.dist import RecvOp, RunOp, SendOp
 from shardweave.ir.literals import to_attribute
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.staged import StageFunction, functions_of
-from shardweave.tests.ir.proof.slips import Slip, one
+from shardweave.tests.ir.proof.slips import Slip, in_flight, one
 
 STAGE_SLIPS: dict[str, Slip] = {}
 """By kind: those of a whole program of stages."""
@@ -143,7 +143,8 @@ def another_value_is_sent(program: Program, rng: random.Random) -> bool:
         for op in [op for op in ops if isinstance(op, SendOp)]:
             there = [*function.function.body.block.args]
             there += [result for other in ops[: ops.index(op)] for result in other.results]
-            same = [v for v in there if v.type == op.value.type and v is not op.value]
+            moving = in_flight(ops)
+            same = [v for v in there if v.type == op.value.type and v not in (op.value, *moving)]
             if same:
                 op.operands[0] = rng.choice(same)
                 return True

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from shardweave.ir import dist
 from shardweave.ir.annotations import ANNOTATIONS, annotate, copy_of, layer_of
-from shardweave.ir.aten import AtenOp, create
+from shardweave.ir.aten import create
 from shardweave.ir.literals import to_attribute, to_python
 from shardweave.ir.philox import RANDOM
 from shardweave.ir.program import Program
-from shardweave.tests.ir.proof.slips import all_ops, insert, is_passed, number_of, one, ops_of, slip
+from shardweave.tests.ir.proof.slips import (
+    all_ops,
+    aten_ops,
+    in_flight,
+    insert,
+    is_passed,
+    number_of,
+    one,
+    ops_of,
+    slip,
+)
 
 
 def _is_float(value: SSAValue) -> bool:
@@ -148,7 +158,7 @@ def mean_is_over_another_count(program: Program, rng: random.Random) -> bool:
 
 @slip
 def value_is_scaled(program: Program, rng: random.Random) -> bool:
-    ops = ops_of(program, AtenOp)
+    ops = aten_ops(program)
     op = one(rng, [op for op in ops if op.results and _is_float(op.results[0])])
     if op is None:
         return False
@@ -182,23 +192,19 @@ def gradient_of_one_sub_batch_is_lost(program: Program, rng: random.Random) -> b
 @slip
 def op_is_left_out(program: Program, rng: random.Random) -> bool:
     """Who reads an op reads its operand."""
-    ops = [op for op in ops_of(program, AtenOp) if op.operands and len(op.results) == 1]
+    ops = [op for op in aten_ops(program) if op.operands and len(op.results) == 1]
     op = one(rng, [op for op in ops if op.operands[0].type == op.results[0].type])
     return op is not None and is_passed(op, 0)
 
 
 @slip
 def operands_are_swapped(program: Program, rng: random.Random) -> bool:
-    ops = [op for op in ops_of(program, AtenOp) if len(op.operands) > 1]
+    ops = [op for op in aten_ops(program) if len(op.operands) > 1]
     op = one(rng, [op for op in ops if op.operands[0].type == op.operands[1].type])
     if op is None:
         return False
     op.operands = [op.operands[1], op.operands[0], *op.operands[2:]]
     return True
-
-
-def _in_flight(ops: Sequence[Operation]) -> set[SSAValue]:
-    return {result for op in ops if type(op) in dist.STARTED for result in op.results}
 
 
 @slip
@@ -211,7 +217,7 @@ def value_of_equal_type_is_read(program: Program, rng: random.Random) -> bool:
     index = rng.randrange(len(op.operands))
     before = ops[: ops.index(op)]
     earlier = [*program.function.body.block.args, *(r for other in before for r in other.results)]
-    own, moving = op.operands[index], _in_flight(ops)
+    own, moving = op.operands[index], in_flight(ops)
     other = one(rng, [v for v in earlier if v.type == own.type and v != own and v not in moving])
     if other is None:
         return False
@@ -249,7 +255,7 @@ def result_is_stale(program: Program, rng: random.Random) -> bool:
     if not last.operands:
         return False
     index = rng.randrange(len(last.operands))
-    own, moving = last.operands[index], _in_flight(ops)
+    own, moving = last.operands[index], in_flight(ops)
     values = [*program.function.body.block.args, *(r for op in ops for r in op.results)]
     other = one(rng, [v for v in values if v.type == own.type and v != own and v not in moving])
     if other is None:
