@@ -291,6 +291,19 @@ def report_of(answers: Sequence[Answer], seed: int) -> dict[str, Any]:
     }
 
 
+def sentences(report: Mapping[str, Any]) -> str:
+    """What the page on proofs says of a report."""
+    total = report["kinds"][-1]
+    share = total["named"] / total["refused"]
+    return (
+        f"Of {total['planted']:,} programs with a slip, of {len(report['kinds']) - 1} kinds in "
+        f"{len(report['settings'])} programs that are right, {total['wrong']:,} are wrong if they "
+        f"are run: {total['refused']:,} of them are refused, {share:.0%} in words that name the op "
+        f"at fault or one that reads its result. Of the {total['right']} that still compute the "
+        f"model's results {total['right_proved']} are proved and {total['right_refused']} refused."
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1000, help="programs that are wrong")

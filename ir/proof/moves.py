@@ -161,8 +161,12 @@ def _moved_part(op: AtenOp, part: Relation, axes: ProofAxes) -> Relation | None:
         return part.with_held(turned(held, op.value("dims")))
     if op.name == "aten.constant_pad_nd":
         return part.with_held(padded(held, op.value("pad"), op.value("value")))
-    if op.name not in ("aten.slice.Tensor", "aten.select.int"):
-        return None
+    is_part = op.name in ("aten.slice.Tensor", "aten.select.int")
+    return _part_of(op, part, axes) if is_part else None
+
+
+def _part_of(op: AtenOp, part: Relation, axes: ProofAxes) -> Relation | None:
+    """A slice of a value, or one index of it."""
     shape = shape_of(op.operands[0])
     dim = _place_of(int(op.value("dim")), len(shape))
     if dim is None:
@@ -177,7 +181,7 @@ def _moved_part(op: AtenOp, part: Relation, axes: ProofAxes) -> Relation | None:
         return None
     if size == whole:
         return part
-    trimmed = None if start else without_padding(held, dim, size)
+    trimmed = None if start else without_padding(part.held, dim, size)
     if trimmed is not None:
         return part.with_held(trimmed)
     if whole % size or start % size:

@@ -140,6 +140,32 @@ def test_value_that_is_constant_stands_for_any_of_its_shards() -> None:
     prove(program, against=whole)
 
 
+HALVES = """
+    input %x : tensor<4x8xf64>
+    %first = aten.slice.Tensor(%x, start = 0) : tensor<2x8xf64>
+    %second = aten.slice.Tensor(%x, start = 2) : tensor<2x8xf64>
+    %a = aten.sum.dim_IntList(%first, dim = [0]) : tensor<8xf64>
+    %b = aten.sum.dim_IntList(%second, dim = [0]) : tensor<8xf64>
+    %s = aten.add.Tensor(%a, %b) : tensor<8xf64>
+    output %s
+"""
+
+
+def test_slice_beyond_the_end_is_no_sub_batch() -> None:
+    whole = "input %x : tensor<4x8xf64>\n%s = aten.sum.dim_IntList(%x, dim = [0]) : tensor<8xf64>"
+    prove(local(HALVES), against=step(f"{whole}\noutput %s"))
+    prove(local(HALVES.replace("start = 2", "start = -2")), against=step(f"{whole}\noutput %s"))
+    for start in (3, 4, 6, -6):
+        refusal(HALVES.replace("start = 2", f"start = {start}"), f"{whole}\noutput %s")
+
+
+def test_shardings_of_a_global_program_are_wishes() -> None:
+    wish = GLOBAL.replace("%x : tensor<4x8xf64>", '%x : tensor<4x8xf64> [{"data"}, {}]')
+    prove(step(wish, "data=2"), against=step(GLOBAL))
+    with pytest.raises(ProofError, match="computes no such"):
+        prove(step(wish.replace("relu(", "tanh("), "data=2"), against=step(GLOBAL))
+
+
 def test_two_local_programs_are_compared_op_by_op() -> None:
     prove(local(), against=local())
     with pytest.raises(ProofError):
