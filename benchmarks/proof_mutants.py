@@ -21,8 +21,8 @@ import json
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from itertools import count as numbers
 from multiprocessing import get_context
 from pathlib import Path
@@ -202,20 +202,36 @@ def planted(setting: Setting, seed: int, count: int) -> list[Answer]:
     raise AssertionError("seeds do not end")
 
 
-def answers_of(task: tuple[Setting | None, int, int]) -> list[Answer]:
-    """Those of a setting, from a seed, up to a count; or of the mistakes in passes."""
+Task = tuple[str, int, int]
+"""A setting by name (or PASSES), a seed, and how many programs are to be wrong."""
+
+PASSES = "mistakes in passes"
+
+
+def answers_of(task: Task) -> list[Answer]:
+    """The answers of a task."""
     torch.set_num_threads(1)
-    setting, seed, count = task
-    return list(defects()) if setting is None else planted(setting, seed, count)
+    name, seed, count = task
+    if name == PASSES:
+        return list(defects())
+    return planted(next(one for one in SETTINGS if one.name == name), seed, count)
 
 
-def all_answers(tasks: Sequence[tuple[Setting | None, int, int]], jobs: int) -> Iterator[Answer]:
-    """The answers of tasks in their order, some of which run at a time."""
-    if jobs == 1:
-        yield from chain.from_iterable(map(answers_of, tasks))
-        return
-    with get_context("spawn").Pool(jobs) as pool:
-        yield from chain.from_iterable(pool.imap(answers_of, tasks))
+def all_answers(tasks: Sequence[Task], jobs: int, keep: Path | None) -> Iterator[Answer]:
+    """The answers of tasks, some of which run at a time. keep: a file of what ran before, a task
+    a line, to which the others are added."""
+    lines = keep.read_text().splitlines() if keep and keep.exists() else []
+    done = {tuple(task): answers for task, answers in map(json.loads, lines)}
+    left = [task for task in tasks if task not in done]
+    for task in tasks:
+        yield from (Answer(**answer) for answer in done.get(task, ()))
+    with get_context("spawn").Pool(jobs) if jobs > 1 else nullcontext() as pool:
+        found = pool.imap(answers_of, left) if pool else map(answers_of, left)
+        for task, answers in zip(left, found, strict=True):
+            if keep:
+                with keep.open("a") as file:
+                    file.write(json.dumps([task, [asdict(answer) for answer in answers]]) + "\n")
+            yield from answers
 
 
 @dataclass
@@ -311,16 +327,17 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes, of a setting each")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} in the smallest setting")
     parser.add_argument("--only", default="", help="a part of a setting's name")
+    parser.add_argument("--keep", type=Path, help="a file that the run goes on from")
     parser.add_argument("--words", action="store_true", help="print what does not name the op")
     parser.add_argument("--json", type=Path, help="where the counts are written")
     options = parser.parse_args()
     settings = SETTINGS[:1] if options.quick else [s for s in SETTINGS if options.only in s.name]
     count = -(-(QUICK if options.quick else options.count) // len(settings))
-    tasks: list[tuple[Setting | None, int, int]] = [(s, options.seed, count) for s in settings]
-    if len(settings) == len(SETTINGS):
-        tasks.append((None, options.seed, 0))
+    names = [setting.name for setting in settings]
+    names += [PASSES] if len(settings) == len(SETTINGS) else []
+    tasks = [(name, options.seed, count) for name in names]
     answers: list[Answer] = []
-    for answer in all_answers(tasks, 1 if options.quick else options.jobs):
+    for answer in all_answers(tasks, 1 if options.quick else options.jobs, options.keep):
         answers.append(answer)
         if answer.is_false or (options.words and answer.is_wrong and not answer.is_named):
             print(answer, flush=True)
