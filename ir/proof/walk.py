@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import product
 from typing import cast
 
 import numpy as np
@@ -48,6 +49,9 @@ from shardweave.ir.types import shape_of, tensor_type
 Key = tuple[str, frozenset[tuple[str, Attribute]], tuple[Value, ...], tuple[tuple[Shape, str], ...]]
 """A local computation: equal keys give equal values on every rank."""
 
+FULL = "aten.full"
+"""A constant: equal to a part of any of that value, whatever its shape."""
+
 MERGES = {"aten.add.Tensor": "sum", "aten.maximum": "max"}
 """The ops that merge the terms of two sub-batches, and by which reduction."""
 
@@ -57,7 +61,8 @@ class Walk:
     """The relations of a local program's values.
 
     known: what local computations relate to. refusals: why an op relates to nothing, by op. steps:
-    what stands within local forms of ops that are cut so.
+    what stands within local forms of ops that are cut so. others: what else a constant relates to,
+    which may be a part of several.
     """
 
     table: Expressions
@@ -66,6 +71,7 @@ class Walk:
     refusals: dict[Operation, Refusal] = field(default_factory=dict[Operation, Refusal])
     known: dict[Key, tuple[Value, ...]] = field(default_factory=dict[Key, tuple[Value, ...]])
     steps: set[Value] = field(default_factory=set["Value"])
+    others: dict[Value, list[Relation]] = field(default_factory=dict[Value, list[Relation]])
     splits: dict[object, int] = field(default_factory=dict[object, int])
     in_flight: set[SSAValue] = field(default_factory=set[SSAValue])
     links: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
@@ -105,7 +111,10 @@ class Walk:
             return made
         found: Sequence[Value | None] | None = None
         if isinstance(op, AtenOp):
-            found = self._aten(op, operands, key, is_template=is_template)
+            for choice in self._readings(operands):
+                found = self._aten(op, choice, key_of(op, choice), is_template=is_template)
+                if found is not None:
+                    break
         elif isinstance(op, dist.DistOp):
             found = moves.collective(op, operands, self.axes)
         found = found or [None] * len(op.results)
@@ -116,6 +125,10 @@ class Walk:
         ])  # fmt: skip
         self.known[key] = made
         return made
+
+    def _readings(self, operands: tuple[Value, ...]) -> Iterator[tuple[Value, ...]]:
+        """Operands as all that they relate to, their first relations first."""
+        yield from product(*([value, *self.others.get(value, ())] for value in operands))
 
     def _aten(
         self, op: AtenOp, operands: tuple[Value, ...], key: Key, *, is_template: bool
@@ -186,10 +199,13 @@ class Walk:
             self.refusals[op] = Refusal("draws numbers of its own on each rank")
             return None
         numbers = tuple([part.held.number for part in parts])
-        for form in self.table.forms.get((op.name, numbers), ()):
-            made = self._as_form(op, form, parts, key, is_template)
-            if made is not None:
-                return made
+        forms = self.table.forms.get((op.name, numbers), ())
+        found = (self._as_form(op, form, parts, key, is_template) for form in forms)
+        made = next(filter(None, found), None)
+        if made is not None and op.name == FULL:
+            self.others[made[0]] = [v for one in found if one for v in one if isinstance(v, Relation)]
+        if made is not None:
+            return made
         reduction = MERGES.get(op.name)
         if reduction is None or (reduction == "sum" and op.value("alpha") != 1):
             return None
