@@ -203,7 +203,9 @@ class Walk:
         found = (self._as_form(op, form, parts, key, is_template) for form in forms)
         made = next(filter(None, found), None)
         if made is not None and op.name == FULL:
-            self.others[made[0]] = [v for one in found if one for v in one if isinstance(v, Relation)]
+            self.others[made[0]] = [
+                v for one in found if one for v in one if isinstance(v, Relation)
+            ]
         if made is not None:
             return made
         reduction = MERGES.get(op.name)
