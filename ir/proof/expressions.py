@@ -19,10 +19,16 @@ from shardweave.ir.annotations import annotate, arguments_of, describe
 from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.facts import Product, facts_of, is_random
 from shardweave.ir.kernel import FusedOp
-from shardweave.ir.proof.key_heads import repeated_heads
+from shardweave.ir.proof.key_heads import range_to, repeated_heads
 from shardweave.ir.proof.pieces import Pieces
 from shardweave.ir.sharding.rules import Rule, rule_of
-from shardweave.ir.sharding.rules.attention import shares_key_heads
+from shardweave.ir.sharding.rules.attention import (
+    FLASH,
+    FLASH_BACKWARD,
+    POSITIONS,
+    first_of_attention,
+    shares_key_heads,
+)
 from shardweave.ir.types import dtype_of_value, shape_of
 
 Shape = tuple[int, ...]
@@ -195,6 +201,10 @@ class Expressions:
         if piece is not None:
             return self.form(op, operands, [piece])
         numbers = self.form(op, operands)
+        if op.name in (FLASH, FLASH_BACKWARD) and op.value("is_causal"):
+            # Queries and keys may be given by their positions.
+            count = shape_of(op.operands[first_of_attention(op)])[POSITIONS]
+            self.form(range_to(count), [])
         if shares_key_heads(op):
             for alias, inputs, results in repeated_heads(op, operands, numbers, self.form):
                 self.form(alias, inputs, results)

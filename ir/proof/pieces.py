@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from xdsl.ir import Block, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from shardweave.ir.annotations import annotate, properties_without
 from shardweave.ir.aten import AtenOp, create
@@ -20,9 +20,6 @@ from shardweave.ir.facts import facts_of
 from shardweave.ir.sharding.rules import rule_of
 from shardweave.ir.sharding.rules.base import Dims
 from shardweave.ir.types import AnyTensor, dtype_of_value, shape_of, tensor_type
-
-if TYPE_CHECKING:
-    from shardweave.ir.proof.expressions import Expressions
 
 PASSED = frozenset(
     f"aten.{name}"
@@ -32,6 +29,21 @@ PASSED = frozenset(
 
 SLICES = ("aten.slice.Tensor", "aten.select.int")
 PUTS = ("aten.slice_backward", "aten.select_backward")
+
+
+class Table(Protocol):
+    """What numbers expressions (`Expressions`): their shapes, and the terms of sums."""
+
+    shapes: list[tuple[int, ...]]
+    sums: dict[int, dict[int, float]]
+
+    def form(
+        self, op: AtenOp, operands: Sequence[int], results: Sequence[int] | None = None
+    ) -> list[int]: ...
+
+    def apply(self, op: Operation, operands: Sequence[int]) -> list[int]: ...
+
+    def note_sum(self, number: int, terms: Sequence[int]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,7 @@ class Pieces:
     """The pieces of a table's expressions. makers: by number the op that gives it, and the numbers
     of its operands. joined: in which pieces a value was put together. placed: what is in zeros."""
 
-    table: Expressions
+    table: Table
     makers: dict[int, tuple[AtenOp, tuple[int, ...]]] = field(
         default_factory=dict[int, tuple[AtenOp, tuple[int, ...]]]
     )

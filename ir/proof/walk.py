@@ -18,7 +18,8 @@ from shardweave.ir.annotations import arguments_of, describe, sharding_attrs_of
 from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import Sharding
-from shardweave.ir.proof import moves
+from shardweave.ir.positional_attention import ATTENTION
+from shardweave.ir.proof import attention, moves
 from shardweave.ir.proof.cuts import Applied, Refusal, apply_rule
 from shardweave.ir.proof.expressions import (
     Expressions,
@@ -42,7 +43,13 @@ from shardweave.ir.proof.held import (
     Shape,
     Value,
 )
-from shardweave.ir.proof.padding import FILL, masked, problem_of_padding, zeros_after
+from shardweave.ir.proof.padding import (
+    FILL,
+    masked,
+    problem_of_padding,
+    uneven_factors,
+    zeros_after,
+)
 from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.ir.types import shape_of, tensor_type
 
@@ -135,29 +142,36 @@ class Walk:
     ) -> tuple[Value, ...] | None:
         if is_cast(op):
             return operands
-        parts = cast("tuple[Relation, ...]", operands)
         if not operands and not is_template:
             # A range may be one of the model's, and a step of the local form of a longer one.
             self._write_local_forms(op, operands)
+        made: tuple[Value, ...] | None = None
         if all(isinstance(v, Relation) and v.held.layout is None for v in operands):
-            signs = signs_of(op)
-            made = (
-                self._sum(op, parts, signs)
-                if signs
-                else self._computed(op, parts, key, is_template)
-            )
-            if made is not None:
-                return made
-        filled = masked(op, operands, self.table) if op.name == FILL else None
-        made = moves.moved(op, operands, self.axes) if filled is None else (filled,)
-        if filled is not None:
-            self._note_steps(operands[1])
+            parts, signs = cast("tuple[Relation, ...]", operands), signs_of(op)
+            if signs is not None:
+                made = self._sum(op, parts, signs)
+            else:
+                made = self._computed(op, parts, key, is_template)
+        made = made or self._of_parts(op, operands)
         if made is None and not is_template:
             self._write_local_forms(op, operands)
             made = self.known.get(key)
         if made is not None:
             self.refusals.pop(op, None)
         return made
+
+    def _of_parts(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
+        """What an op makes of values that are no plain shards, or moves, or masks."""
+        if op.name in GLOBAL_NAMES:
+            return self._on_part_of_keys(op, operands)
+        whole = attention.merged(op, operands)
+        if whole is None and op.name == FILL:
+            whole = masked(op, operands, self.table)
+        if whole is None:
+            return moves.moved(op, operands, self.axes)
+        for operand in operands:
+            self._note_steps(operand)
+        return (whole,)
 
     def _note_steps(self, value: Value) -> None:
         """Note that a value, and what it is computed of, stands where it should."""
@@ -239,6 +253,29 @@ class Walk:
             self.refusals.setdefault(op, Refusal(_other_arguments(op, form)))
             return None
         return self._held(op, form.rule, applied, parts, form.results, shapes, (form.results,))
+
+    def _on_part_of_keys(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
+        """An attention of the global program, on a block of its keys."""
+        for cut in attention.on_part_of_keys(op, operands, self.table):
+            form, rule = cut.form, cut.form.rule
+            shapes = tuple([shape_of(result) for result in form.op.results])
+            shardings = tuple([part.held.sharding for part in cut.parts])
+            hints = (None,) * len(shapes)
+            applied = apply_rule(rule, shardings, shapes, None, hints, self.axes.sized)
+            if isinstance(applied, Refusal) or uneven_factors(rule, applied.cuts):
+                continue
+            results = form.results
+            wholes = self._held(form.op, rule, applied, cut.parts, results, shapes, (results,))
+            if wholes is None:
+                continue
+            if op.name == ATTENTION:
+                made = attention.forward_parts(cut, wholes, op)
+            else:
+                key = (results, cut.placement), tuple([_family(p.held) for p in cut.parts])
+                made = attention.backward_parts(cut, wholes, self._split(key))
+            if made is not None:
+                return tuple(made)
+        return None
 
     def _applied(
         self, op: Operation, rule: Rule, whole: tuple[Shape, ...], parts: tuple[Relation, ...]
