@@ -17,6 +17,7 @@ from xdsl.ir import SSAValue
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.literals import to_python
 from shardweave.ir.placement import Placement, Sharding
+from shardweave.ir.positional_attention import ATTENTION_BACKWARD
 from shardweave.ir.proof.expressions import Expressions, OpForm
 from shardweave.ir.proof.forms import GLOBAL_NAMES
 from shardweave.ir.proof.held import SUB_BATCH, AttentionPart, Local, RankNumber, Relation, Value
@@ -109,35 +110,33 @@ def _are_positions(
     )
 
 
-def forward_parts(cut: KeyCut, wholes: Sequence[Value], op: AtenOp) -> list[Value] | None:
-    """The results of an attention on a block of keys. wholes: those of one on all keys."""
-    found: list[Value] = []
-    for index, (whole, result) in enumerate(zip(wholes, op.results, strict=True)):
-        if not isinstance(whole, Relation) or whole.held.local_shape != shape_of(result):
+def of_part(
+    cut: KeyCut, wholes: Sequence[Value], op: AtenOp, terms: int
+) -> tuple[Value, ...] | None:
+    """The results of an attention on a block of keys. wholes: those of one on all keys; terms: the
+    number of the split into terms, one for each block."""
+    related = [whole for whole in wholes if isinstance(whole, Relation)]
+    if op.name == ATTENTION_BACKWARD:
+        if related[0].held.sharding.unreduced:
             return None
-        axis, of = (cut.placement.axis, cut.placement.size), frozenset({cut.coordinate})
-        found.append(AttentionPart(whole, cut.form.results, index, axis, of))
-    return found
+        return tuple([_gradient(cut, part, index, terms) for index, part in enumerate(related)])
+    shapes = [part.held.local_shape for part in related]
+    if shapes != [shape_of(result) for result in op.results]:
+        return None
+    axis, of = (cut.placement.axis, cut.placement.size), frozenset({cut.coordinate})
+    numbers = cut.form.results
+    return tuple([AttentionPart(p, numbers, index, axis, of) for index, p in enumerate(related)])
 
 
-def backward_parts(cut: KeyCut, wholes: Sequence[Value], terms: int) -> list[Value] | None:
-    """The gradients that an attention gives on a block of keys: the queries' is a term."""
-    found: list[Value] = []
-    axis = cut.placement.axis
-    for index, whole in enumerate(wholes):
-        if not isinstance(whole, Relation):
-            return None
-        held, sharding = whole.held, whole.held.sharding
-        if index == 0:
-            if sharding.unreduced:
-                return None
-            sharding = replace(sharding, unreduced=(axis,), reduction="sum")
-            held = replace(held, sharding=sharding, terms=terms)
-        else:
-            held = replace(held, sharding=sharding.with_dim(POSITIONS, (cut.placement,)))
-        at = tuple(sorted((*whole.at, (axis, frozenset({cut.coordinate})))))
-        found.append(Relation(held, at))
-    return found
+def _gradient(cut: KeyCut, whole: Relation, index: int, terms: int) -> Relation:
+    """A gradient on a block of keys: of the queries a term, of keys and values a block."""
+    axis, sharding = cut.placement.axis, whole.held.sharding
+    if index == 0:
+        sharding = replace(sharding, unreduced=(axis,), reduction="sum")
+    else:
+        sharding, terms = sharding.with_dim(POSITIONS, (cut.placement,)), whole.held.terms
+    at = tuple(sorted((*whole.at, (axis, frozenset({cut.coordinate})))))
+    return Relation(replace(whole.held, sharding=sharding, terms=terms), at)
 
 
 def merged(op: AtenOp, operands: Sequence[Value]) -> Value | None:

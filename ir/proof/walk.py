@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import product
 from typing import cast
 
-import numpy as np
-import torch
 from xdsl.dialects import func
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardweave.ir import dist
 from shardweave.ir.annotations import arguments_of, describe, sharding_attrs_of
-from shardweave.ir.aten import AtenOp, create
+from shardweave.ir.aten import AtenOp
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import Sharding
-from shardweave.ir.positional_attention import ATTENTION
 from shardweave.ir.proof import attention, moves
 from shardweave.ir.proof.cuts import Applied, Refusal, apply_rule
 from shardweave.ir.proof.expressions import (
@@ -31,7 +27,14 @@ from shardweave.ir.proof.expressions import (
     kind_of,
     signs_of,
 )
-from shardweave.ir.proof.forms import GLOBAL_NAMES, candidates, plain_cuts, written
+from shardweave.ir.proof.forms import (
+    GLOBAL_NAMES,
+    candidates,
+    other_arguments,
+    plain_cuts,
+    rule_of_sum,
+    written,
+)
 from shardweave.ir.proof.held import (
     FREE,
     SUB_BATCH,
@@ -50,8 +53,8 @@ from shardweave.ir.proof.padding import (
     uneven_factors,
     zeros_after,
 )
-from shardweave.ir.sharding.rules import Rule, rule_of
-from shardweave.ir.types import shape_of, tensor_type
+from shardweave.ir.sharding.rules import Rule
+from shardweave.ir.types import shape_of
 
 Key = tuple[str, frozenset[tuple[str, Attribute]], tuple[Value, ...], tuple[tuple[Shape, str], ...]]
 """A local computation: equal keys give equal values on every rank."""
@@ -192,7 +195,7 @@ class Walk:
             if merged is not None:
                 return (merged,)
         try:
-            rule, shape = _rule_of_sum(op.name, first.held.shape, second.held.shape)
+            rule, shape = rule_of_sum(op.name, first.held.shape, second.held.shape)
         except ValueError:
             shapes = f"{first.held.shape} and {second.held.shape}"
             self.refusals[op] = Refusal(f"adds parts of values of shapes {shapes}")
@@ -250,7 +253,7 @@ class Walk:
             return made
         kinds = [kind_of(result) for result in form.op.results]
         if form.arguments != key[1] or kinds != [kind for _, kind in key[3]]:
-            self.refusals.setdefault(op, Refusal(_other_arguments(op, form)))
+            self.refusals.setdefault(op, Refusal(other_arguments(op, form)))
             return None
         return self._held(op, form.rule, applied, parts, form.results, shapes, (form.results,))
 
@@ -268,13 +271,10 @@ class Walk:
             wholes = self._held(form.op, rule, applied, cut.parts, results, shapes, (results,))
             if wholes is None:
                 continue
-            if op.name == ATTENTION:
-                made = attention.forward_parts(cut, wholes, op)
-            else:
-                key = (results, cut.placement), tuple([_family(p.held) for p in cut.parts])
-                made = attention.backward_parts(cut, wholes, self._split(key))
+            key = (results, cut.placement), tuple([_family(p.held) for p in cut.parts])
+            made = attention.of_part(cut, wholes, op, self._split(key))
             if made is not None:
-                return tuple(made)
+                return made
         return None
 
     def _applied(
@@ -405,25 +405,6 @@ def key_of(op: Operation, operands: tuple[Value, ...]) -> Key:
     return op.name, arguments_of(op), operands, types
 
 
-@cache
-def _rule_of_sum(name: str, first: Shape, second: Shape) -> tuple[Rule, Shape]:
-    """The rule of a sum of values of these shapes, and the shape of the sum."""
-    shape = np.broadcast_shapes(first, second)
-    types = [tensor_type(own, torch.float64) for own in (first, second)]
-    block = Block(arg_types=types)
-    op = create(name, block.args, [tensor_type(shape, torch.float64)])
-    return rule_of(op), shape
-
-
 def _family(held: Held) -> tuple[object, ...]:
     """What is the same of all sub-batches' terms of a value."""
     return (held.terms,) if held.terms else (held.number, held.sharding)
-
-
-def _other_arguments(op: AtenOp, form: OpForm) -> str:
-    """How an op's arguments differ from those of the op that it should be."""
-    own, wanted = dict(arguments_of(op)), dict(form.arguments)
-    names = sorted(n for n in {*own, *wanted} if own.get(n) != wanted.get(n))
-    pairs = [f"{n} = {own.get(n, 'its default')}, expected {wanted.get(n, 'its default')}"
-             for n in names]  # fmt: skip
-    return "has " + "; ".join(pairs or ["results of another type than it should"])
