@@ -59,6 +59,8 @@ WIDTH = 130
 MICRO_BATCHES = 2
 
 GPT = "gpt:layers=2,hidden=8,heads=2,vocab=8,seq=4,batch=4"
+EXPERTS = f"{GPT},experts=4,capacity=1"
+GPT2 = "hf:gpt2:n_layer=1,n_embd=12,n_head=3,vocab_size=16,n_positions=4,batch=4,seq=4"
 ODD = "gpt:layers=1,hidden=6,heads=3,vocab=9,seq=4,batch=4,ffn=7"
 SMALL = "num_hidden_layers=1,hidden_size=8,num_attention_heads=4,intermediate_size=16,vocab_size=16"
 LLAMA = f"hf:llama:{SMALL},num_key_value_heads=2,batch=4,seq=4"
@@ -80,6 +82,7 @@ class Setting:
     schedule: str = ""
     zero: int = 0
     sequence_parallel: bool = False
+    attention_parts: int = 1
 
     def case(self) -> Case:
         found = captured(self.model)
@@ -87,7 +90,12 @@ class Setting:
 
     def local(self, program: Program) -> Program:
         mesh = Mesh.parse(self.mesh)
-        plan = plan_megatron(program, mesh, sequence_parallel=self.sequence_parallel)
+        plan = plan_megatron(
+            program,
+            mesh,
+            sequence_parallel=self.sequence_parallel,
+            attention_parts=self.attention_parts,
+        )
         with unheard():
             if self.passes:
                 return run_passes(program, [ApplyPlanPass.of(plan), self.passes], mesh=mesh)
@@ -110,6 +118,10 @@ SETTINGS = (
     Setting("stages, interleaved", mesh="stage=2,tensor=2", schedule="interleaved-1f1b"),
     Setting("ZeRO 3", mesh="data=4", zero=3),
     Setting("context", mesh="context=2,tensor=2"),
+    Setting("attention in parts", mesh="context=2,tensor=2", attention_parts=2),
+    Setting("experts", model=EXPERTS, passes="preset:default"),
+    Setting("experts, cut", model=EXPERTS, mesh="data=2,expert=2"),
+    Setting("split projections", model=GPT2, mesh="tensor=2"),
     Setting("kernels", passes="preset:default,preset:kernels"),
     Setting("dropout", model=f"{GPT},dropout=0.1", passes="preset:merak"),
     Setting("uneven dims", model=ODD, passes="preset:default"),

@@ -14,6 +14,7 @@ from shardweave.ir.annotations import describe
 from shardweave.ir.facts import facts_of
 from shardweave.ir.kernel import FusedOp, YieldOp
 from shardweave.ir.program import Program, Slot
+from shardweave.ir.proof.stages import RETURNED
 from shardweave.ir.staged import HELD, StageFunction, functions_of, is_staged, parts_of
 from shardweave.tests.ir.proof import value_slips
 from shardweave.tests.ir.proof.slips import SLIPS
@@ -123,7 +124,7 @@ class Snapshot:
             for index, (old, new) in enumerate(zip(before, op.operands, strict=False))
             if old is not new
         }
-        if isinstance(op, func.ReturnOp | YieldOp | dist.SendOp) and changed:
+        if isinstance(op, func.ReturnOp | YieldOp | FusedOp | dist.SendOp) and changed:
             onward = [readers.names_of_use(op, index, set()) for index in changed]
             return set().union(*onward)
         is_changed = was is None or was.properties != op.properties
@@ -222,7 +223,9 @@ def _slots(part: Program) -> list[Slot]:
 
 
 def _slot_name(slot: Slot, part: Program) -> Name:
-    return (f"{slot.kind} '{slot.name}'", *_function_name(part))
+    """How messages name a slot: with its function, unless it is one of the step's results."""
+    within = () if slot.kind in RETURNED else _function_name(part)
+    return (f"{slot.kind} '{slot.name}'", *within)
 
 
 def _function_name(part: Program) -> Name:
