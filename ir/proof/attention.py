@@ -18,6 +18,7 @@ from shardweave.ir.aten import AtenOp
 from shardweave.ir.literals import to_python
 from shardweave.ir.placement import Placement, Sharding
 from shardweave.ir.positional_attention import ATTENTION_BACKWARD
+from shardweave.ir.proof.cuts import stands_for
 from shardweave.ir.proof.expressions import Expressions, OpForm
 from shardweave.ir.proof.forms import GLOBAL_NAMES
 from shardweave.ir.proof.held import SUB_BATCH, AttentionPart, Local, RankNumber, Relation, Value
@@ -82,8 +83,9 @@ def on_part_of_keys(op: AtenOp, operands: Sequence[Value], table: Expressions) -
 
 def _of_all(part: Relation, dim: int, cut: Placement, coordinate: int) -> Relation | None:
     """What a part of one block of a dim is a part of; None if it is of another."""
-    sharding = part.held.sharding
-    if sharding.dims[dim] != (cut,) or dict(part.at).get(cut.axis) != frozenset({coordinate}):
+    sharding, at = part.held.sharding, dict(part.at).get(cut.axis)
+    is_own = cut in sharding.dims[dim]
+    if not stands_for(sharding.dims[dim], (cut,)) or (is_own and at != frozenset({coordinate})):
         return None
     held = replace(part.held, sharding=sharding.with_dim(dim, ()))
     return Relation(held, tuple([item for item in part.at if item[0] != cut.axis]))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shardweave.ir import dist
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.proof.held import (
     SUB_BATCH,
+    AttentionPart,
     Coordinates,
     Held,
     ProofAxes,
@@ -88,6 +90,9 @@ def _sent(op: dist.DistOp, value: Value, axes: ProofAxes) -> Value | None:
         sent = [(_sent(op, piece, axes), size) for piece, size in value.pieces]
         pieces = tuple([(piece, size) for piece, size in sent if piece is not None])
         return Row(value.dim, pieces) if len(pieces) == len(sent) else None
+    if isinstance(value, AttentionPart):
+        whole = _sent(op, value.whole, axes)
+        return replace(value, whole=whole) if isinstance(whole, Relation) else None
     if not isinstance(value, Relation):
         return None
     return value.with_held(_held_after(op, value.held, axes))

@@ -22,7 +22,11 @@ def split(text: str, parts: int) -> tuple[Program, Program]:
     return whole, run_passes(whole, PASSES.format(parts=parts))
 
 
-@pytest.mark.parametrize(("text", "parts"), [(TEXT, 2), (TEXT, 4), (MASKED, 2)])
+CONSTANT = MASKED.replace("aten.expand(%inf)", "aten.full(fill_value = 0.5)")
+"""A mask that is the same for all keys."""
+
+
+@pytest.mark.parametrize(("text", "parts"), [(TEXT, 2), (TEXT, 4), (MASKED, 2), (CONSTANT, 2)])
 def test_attention_in_parts_is_proved_and_what_is_wrong_in_it_is_not(text: str, parts: int) -> None:
     whole, local = split(text, parts)
     assert sum(op.name == "dist.attention" for op in local.ops) == parts
