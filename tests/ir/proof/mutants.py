@@ -141,7 +141,8 @@ class Snapshot:
         was = self.ops.get(old.owner) if isinstance(old.owner, Operation) else None
         if was is None:
             return False
-        starts = [self.ops[v.owner].operands for v in was.operands if v.owner in self.ops]
+        owners = [v.owner for v in was.operands if isinstance(v.owner, Operation)]
+        starts = [self.ops[owner].operands for owner in owners if owner in self.ops]
         return new in was.operands or any(new in operands for operands in starts)
 
 
