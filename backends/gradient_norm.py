@@ -15,7 +15,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 def clip_grad_norm_(
     parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0
 ) -> Tensor:
-    """Scale gradients so that the norm of all of them together is at most `max_norm`. Collective.
+    """Scale the gradients of parameters so that their norm is at most `max_norm`. Collective.
+
+    norm_type: the p of the norm of all of them together; infinity is the largest entry.
 
     As `torch.nn.utils.clip_grad_norm_`, which it equals, but for gradients that are DTensors on
     different devices as well, as those of a pipeline's stages are. Returns the norm before, the

@@ -349,7 +349,8 @@ class Step(ShardedState):
         are taken for such a batch.
 
         `step(**step.local_batch(x=x, y=y))`, or `step(*step.local_batch(x, y))`: DTensors, in the
-        form in which the tensors are given. `rows` says which rows are a rank's.
+        form in which the tensors are given. `rows` says which rows are a rank's. Raises ValueError
+        for inputs of which some are given by position, some by keyword.
         """
         if args and kwargs:
             raise ValueError("local_batch: give all inputs by position, or all by keyword.")

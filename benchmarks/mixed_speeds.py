@@ -26,6 +26,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parent))
 
 from rank_processes import rows_of_ranks
+from throttle import slowed_device
 
 import shardweave as sw
 from shardweave.driver.models import build_example
@@ -112,19 +113,7 @@ def slowed(cluster: Cluster) -> Cluster:
     devices: dict[str, DeviceType] = {}
     nodes: list[NodeType] = []
     for name, factor in (("fast", FACTORS[0]), ("slow", FACTORS[-1])):
-        devices[name] = replace(
-            device,
-            name=name,
-            flops={dtype: rate / factor for dtype, rate in device.flops.items()},
-            memory_bandwidth_bytes_s=device.memory_bandwidth_bytes_s / factor,
-            overhead_s=device.overhead_s * factor,
-            issue_s=device.issue_s * factor,
-            op_times={
-                op: tuple((work, seconds * factor) for work, seconds in points)
-                for op, points in device.op_times.items()
-            },
-            measured={op: seconds * factor for op, seconds in device.measured.items()},
-        )
+        devices[name] = slowed_device(device, factor, name)
         link = node.bandwidth_bytes_s or node.nic_bandwidth_bytes_s
         nodes.append(NodeType(name, 1, FACTORS.count(factor), nic_bandwidth_bytes_s=link))
     latency_s = node.latency_s or cluster.network_latency_s

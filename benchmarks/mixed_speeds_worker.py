@@ -10,7 +10,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from throttle import throttled
+from throttle import Throttle, slowed_rows, throttled
 from timed_rows import Settings, TimedRow, Times, run_worker
 
 import shardweave as sw
@@ -18,7 +18,7 @@ from shardweave.driver.models import build_example
 from shardweave.planners.plan import Plan
 
 
-def rows_of(settings: Settings) -> list[TimedRow]:
+def rows_of(settings: Settings, throttle: Throttle) -> list[TimedRow]:
     """A step for each plan."""
     found: list[TimedRow] = []
     for name, path in settings["plans"].items():
@@ -26,7 +26,7 @@ def rows_of(settings: Settings) -> list[TimedRow]:
         step = sw.compile(example.module, kwargs=example.kwargs, plan=path)
         run = lambda step=step, batch=example.kwargs: step(**batch)  # noqa: E731
         found.append(TimedRow(name, run, [step], step.program))
-    return found
+    return slowed_rows(found, throttle)
 
 
 def result(rows: list[TimedRow], times: dict[str, Times], settings: Settings) -> Any:
@@ -49,5 +49,6 @@ def as_entry(row: TimedRow, times_s: list[float], settings: Settings) -> dict[st
 
 
 if __name__ == "__main__":
-    with throttled(json.loads(sys.argv[1])["factors"][int(os.environ["RANK"])]):
-        run_worker(rows_of, result)
+    own = Throttle(json.loads(sys.argv[1])["factors"][int(os.environ["RANK"])])
+    with throttled(own):
+        run_worker(lambda settings: rows_of(settings, own), result)

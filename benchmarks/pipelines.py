@@ -1,22 +1,28 @@
 """Pipeline schedules beside those of torch.distributed.pipelining, on the same stages and link.
 
-    python benchmarks/pipelines.py [--rate 500mbit] [--ranks 2,4] [--quick] [--json FILE]
+    python benchmarks/pipelines.py [--rate 500mbit] [--ranks 2,4] [--slow F] [--quick] [--json FILE]
 
 The rows are steps of the same processes, timed in turn; a step is forward and backward of all
 micro-batches. With `--rate` every process has a network of its own whose link the kernel limits
-(root, ip and tc). `list` is our schedule that is made for the model and `--cluster`; the simulator
-goes by the same, or by what `--profile FOLDER` measures first. What a rank waits for others is
-measured and simulated for the rank that waits least. Memory is that of the tensors which a step
-makes, on the rank that has most.
+(root, ip and tc). With `--slow F` each is a device of its own speed: held to 1/F of a core's
+processor time (`throttle.py`), ours and PyTorch's alike, as is what the simulator goes by. Where
+there are more processes than cores they would else take turns, and a rank that waits would hasten
+another; so F is then a quarter more than they are to a core. `list` is our schedule that is made
+for the model and `--cluster`; the simulator goes by the same, or by what `--profile FOLDER`
+measures first. What a rank waits for others is measured and simulated for the rank that waits
+least. Memory is that of the tensors which a step makes, on the rank that has most.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
+import tempfile
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +34,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 import shaped_link
 from pipeline_rows import CASES, our_program
 from rank_processes import rows_of_ranks
+from throttle import slowed_device
 
 from shardweave.driver.profile import profile_machine
+from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.cluster_file import save_cluster
+from shardweave.planners.cost.presets import find_cluster
 
 PROFILED = ("1f1b", "zero-bubble-v")
 """The schedules whose programs have all ops of the others."""
@@ -53,7 +62,8 @@ def main() -> int:
         for ranks in options.ranks:
             if options.profile:
                 profile(options, ranks)
-            results.append({"ranks": ranks, "rows": run(options, ranks)})
+            slow = options.slow or factor_for(ranks)
+            results.append({"ranks": ranks, "slow": slow, "rows": run(options, ranks, slow)})
             console.print(table_of(results[-1], options))
             if options.json:  # also what is there when more processes fail
                 write_results(options, results)
@@ -90,6 +100,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--model", default="", help="a GPT of at least two layers for each rank")
     parser.add_argument("--ranks", default="2,4", help="how many processes, in turn")
     parser.add_argument("--micro-batches", type=int, default=8)
+    parser.add_argument("--slow", type=float, default=0.0, help="a core's share, as 1/F")
     parser.add_argument("--rounds", type=int, default=20, help="timed steps of each row")
     parser.add_argument("--schedules", default=",".join(case.schedule for case in CASES))
     parser.add_argument("--cluster", default="", help="cluster file for `list` and the simulator")
@@ -111,22 +122,48 @@ def parse_options() -> argparse.Namespace:
     return options
 
 
-def run(options: argparse.Namespace, ranks: int) -> list[dict[str, Any]]:
+def factor_for(ranks: int) -> float:
+    """How many times its processor time each process takes, if nobody says: with more processes
+    than cores, so many that a fifth of each core is left."""
+    to_a_core = -(-ranks // (os.cpu_count() or 1))
+    return 1.25 * to_a_core if to_a_core > 1 else 1.0
+
+
+def run(options: argparse.Namespace, ranks: int, slow: float) -> list[dict[str, Any]]:
     """The rows of so many processes."""
-    settings = {
-        "model": options.model,
-        "micro_batches": options.micro_batches,
-        "rounds": options.rounds,
-        "schedules": options.schedules,
-        "cluster": str(profile_path(options, ranks)) if options.profile else options.cluster,
-    }
-    what = f"a worker of {ranks}"
-    return rows_of_ranks(WORKER, settings, ranks, options.rate, timeout_s=1200, what=what)
+    cluster = str(profile_path(options, ranks)) if options.profile else options.cluster
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "cluster.yaml")
+        save_cluster(slowed(find_cluster(cluster), slow), path)
+        settings = {
+            "model": options.model,
+            "micro_batches": options.micro_batches,
+            "rounds": options.rounds,
+            "schedules": options.schedules,
+            "slow": slow,
+            "cluster": str(path),
+        }
+        what = f"a worker of {ranks}"
+        return rows_of_ranks(WORKER, settings, ranks, options.rate, timeout_s=1200, what=what)
+
+
+def slowed(cluster: Cluster, factor: float) -> Cluster:
+    """The cluster with devices as fast as the processes are, which start messages more slowly too.
+
+    Its links are as they were.
+    """
+    return replace(
+        cluster,
+        devices={name: slowed_device(one, factor) for name, one in cluster.devices.items()},
+        start_overhead_s=cluster.start_overhead_s * factor,
+        start_bandwidth_bytes_s=cluster.start_bandwidth_bytes_s / factor,
+    )
 
 
 def table_of(result: dict[str, Any], options: argparse.Namespace) -> Table:
-    title = f"{result['ranks']} processes, {options.micro_batches} micro-batches, "
-    table = Table(title=f"{title}{options.rate or 'unshaped'} link")
+    slow = f", each held to 1/{result['slow']:g} of a core" if result["slow"] > 1 else ""
+    title = f"{result['ranks']} processes{slow}, {options.micro_batches} micro-batches"
+    table = Table(title=f"{title}, {options.rate or 'unshaped'} link")
     columns = ("row", "time", "ours / it", "memory", "waits", "simulated wait", "simulated time")
     for name in columns:
         table.add_column(name, justify="left" if name == "row" else "right", no_wrap=True)

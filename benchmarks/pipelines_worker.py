@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import pipeline_rows
 import torch
 import torch.distributed as dist
+from throttle import Throttle, slowed_rows, throttled
 from timed_rows import Settings, TimedRow, Times, run_worker
 from torch import Tensor
 from training_measure import usage_of
@@ -41,11 +45,15 @@ def total(loss: Tensor) -> float:
     return float(found)
 
 
-def result(rows: list[TimedRow], times: dict[str, Times], settings: Settings) -> Any:
-    return [as_entry(row, times[row.name]["times_s"], settings) for row in rows]
+def result(
+    throttle: Throttle, rows: list[TimedRow], times: dict[str, Times], settings: Settings
+) -> Any:
+    return [as_entry(throttle, row, times[row.name]["times_s"], settings) for row in rows]
 
 
-def as_entry(row: TimedRow, times_s: list[float], settings: Settings) -> dict[str, Any]:
+def as_entry(
+    throttle: Throttle, row: TimedRow, times_s: list[float], settings: Settings
+) -> dict[str, Any]:
     """What the table shows of a row. Collective."""
     usage = asdict(usage_of(row))
     usage["peak_bytes"] = max(gathered(float(usage["peak_bytes"])))
@@ -55,7 +63,7 @@ def as_entry(row: TimedRow, times_s: list[float], settings: Settings) -> dict[st
         **usage,
     }
     if row.program is not None:
-        waited = [gathered(one) for one in waits_s(row, settings["rounds"])]
+        waited = [gathered(one) for one in waits_s(throttle, row, settings["rounds"])]
         found = sw.simulate(row.program, settings["cluster"])
         assert isinstance(found, sw.PipelineSimulation)
         stages = found.stages
@@ -75,13 +83,13 @@ def gathered(value: float) -> list[float]:
     return values
 
 
-def waits_s(row: TimedRow, rounds: int) -> list[float]:
+def waits_s(throttle: Throttle, row: TimedRow, rounds: int) -> list[float]:
     """Seconds of each of some steps in which this rank waited for messages of other stages."""
     found: list[float] = []
     for _ in range(rounds):
         row.clear()
         dist.barrier()
-        with timed() as waited:
+        with timed(throttle) as waited:
             begin = time.perf_counter()
             row.run()
             took = torch.tensor(time.perf_counter() - begin)
@@ -93,13 +101,14 @@ def waits_s(row: TimedRow, rounds: int) -> list[float]:
 
 
 @contextmanager
-def timed() -> Iterator[list[float]]:
-    """Lets receives, and the end of sends, note how long they take."""
+def timed(throttle: Throttle) -> Iterator[list[float]]:
+    """Lets receives, and the end of sends, note how long they take once the device is there."""
     waited: list[float] = []
     receive, close = Mail.receive, Mail.close
 
     def timing(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
+            throttle.settle()
             begin = time.perf_counter()
             try:
                 return function(*arguments)
@@ -115,5 +124,12 @@ def timed() -> Iterator[list[float]]:
         Mail.receive, Mail.close = receive, close
 
 
+def main() -> None:
+    throttle = Throttle(json.loads(sys.argv[1])["slow"])
+    with throttled(throttle) if throttle.factor > 1 else nullcontext():
+        make = lambda settings: slowed_rows(rows_of(settings), throttle)  # noqa: E731
+        run_worker(make, partial(result, throttle), total)
+
+
 if __name__ == "__main__":
-    run_worker(rows_of, result, total)
+    main()

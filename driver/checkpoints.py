@@ -48,7 +48,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was loaded. values: the plain ones that it was saved with."""
+    """A checkpoint that was loaded. number: that it was saved as; path: its folder; values: the
+    plain ones that it was saved with."""
 
     number: int
     path: Path

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 for success, 1 for failure, 2 for wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        parser = _parser()
+        parser = command_line()
         given = argparse.Namespace(arguments=arguments, parser=parser)
         options = parser.parse_args(arguments, given)
     except SystemExit as exit_:
@@ -61,7 +61,8 @@ def _print_note(text: str) -> None:
     print(f"note: {text}", file=sys.stderr)
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """The parser of all commands, each with its `func` that runs it."""
     parser = argparse.ArgumentParser(
         prog="shardweave",
         usage="shardweave [-h] [--version] COMMAND ...",

@@ -36,6 +36,7 @@ class Exploration:
     html: str = field(repr=False)
 
     def save(self, path: str | Path) -> None:
+        """Write the page, one HTML file that needs no other."""
         Path(path).write_text(self.html, encoding="utf-8")
 
     def _repr_html_(self) -> str:
@@ -59,8 +60,9 @@ def explore(
     """Run passes over a copy of a program, and show what each did to it.
 
     cluster: for the times, of those moments at which the program is one device's: a Cluster, a
-    preset's name or a YAML file. mesh: by default the program's own. optimizer_multiplier: bytes of
-    optimizer state per byte of parameters (2 for Adam). observer: sees each pass too.
+    preset's name or a YAML file. mesh: by default the program's own. title: of the page.
+    optimizer_multiplier: bytes of optimizer state per byte of parameters (2 for Adam). observer:
+    sees each pass too.
 
     Raises ValueError for a program that is not well formed, PassError if a pass fails, ClusterError
     for a mesh that the cluster has no devices for.
@@ -86,8 +88,8 @@ def explore_plans(
 ) -> Exploration:
     """Show what each device does under several plans, each beside the one before it.
 
-    program: a captured one. plans: by the names that the page gives them. The rest is as for
-    `explore`, of which the result's program is that of the last plan.
+    program: a captured one. plans: by the names that the page gives them. cluster, title and
+    optimizer_multiplier are those of `explore`; the result's program is that of the last plan.
 
     Raises ValueError for no plans, a program that is partitioned already, or a plan that does not
     fit it.

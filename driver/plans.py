@@ -72,7 +72,7 @@ def simulate_plan(
     *,
     optimizer_multiplier: float | None = None,
 ) -> Simulation | PipelineSimulation:
-    """What a step of a global program takes under a plan, or a plan's file, in the simulator.
+    """What a step of a global program takes on a cluster under a plan, or a plan's file, simulated.
 
     Of plans that a backend can run, it is the program of a rank that is simulated; of plans with
     stages or ZeRO, blocks and micro-batches. optimizer_multiplier: bytes of optimizer state per

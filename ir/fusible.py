@@ -57,12 +57,13 @@ _TRAILING = frozenset({"aten._softmax", "aten._safe_softmax", "aten._softmax_bac
 _OVER_DIMS = frozenset({"aten.sum.dim_IntList", "aten.amax", "aten.amin"})
 _REDUCTIONS = _TRAILING | _OVER_DIMS | {LAYER_NORM, LAYER_NORM_BACKWARD}
 
-_ROLES: dict[str, Role] = {
+ROLES: dict[str, Role] = {
     **dict.fromkeys(POINTWISE, "pointwise"),
     **dict.fromkeys(MOVES, "move"),
     **dict.fromkeys(_REDUCTIONS, "reduce"),
     **dict.fromkeys(MATMULS, "matmul"),
 }  # type: ignore[dict-item]
+"""Of the ops that a kernel may hold, beside the layouts of the op facts."""
 
 MAX_OPS = 96
 MAX_NUMEL = 2**31 - 2**17
@@ -84,7 +85,7 @@ _UNARY_POWERS = frozenset({-3, -2, -1, -0.5, 0.5, 1, 2, 3, 4})
 
 def role_of(op: Operation) -> Role | None:
     """What an op is to a kernel; None if no kernel can hold it."""
-    role = "view" if facts_of(op).is_layout else _ROLES.get(op.name)
+    role = "view" if facts_of(op).is_layout else ROLES.get(op.name)
     if role is None or not isinstance(op, AtenOp):
         return None
     if not all(0 < num_elements(value) <= MAX_NUMEL for value in (*op.operands, *op.results)):

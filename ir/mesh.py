@@ -18,7 +18,10 @@ STAGES = ("stage", "pipeline")
 @dataclass(frozen=True)
 class Axis:
     """One mesh axis. `space` axes are devices that share work; `time` axes are sub-batches run in
-    turn; `stage` axes are devices that hold other layers, so that no value is cut over them."""
+    turn; `stage` axes are devices that hold other layers, so that no value is cut over them.
+
+    Raises ValueError for a name that is not a word, or a size below 1.
+    """
 
     name: str
     size: int
@@ -37,7 +40,8 @@ class Axis:
 class Mesh:
     """An ordered list of named axes; ranks are numbered row-major, the last axis fastest.
 
-    `Mesh(data=2, tensor=4)` has 8 devices, and ranks 0-3 differ in `tensor` only.
+    `Mesh(data=2, tensor=4)` has 8 devices, and ranks 0-3 differ in `tensor` only. Raises ValueError
+    for a name that is given twice, and for several axes of kind stage.
     """
 
     axes: tuple[Axis, ...]
@@ -68,7 +72,8 @@ class Mesh:
         """Read `data=2,tensor=4`. The empty text is the mesh of one device without axes.
 
         num_devices: if it is given, one axis may have the size -1, as in `data=-1,tensor=4`, and
-        takes the devices that the others leave.
+        takes the devices that the others leave. Raises ValueError for what is no mesh, or a number
+        of devices that does not divide.
         """
         sizes: list[tuple[str, int]] = []
         for part in filter(None, (piece.strip() for piece in text.split(","))):
@@ -86,6 +91,7 @@ class Mesh:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of all axes, in order."""
         return tuple(axis.name for axis in self.axes)
 
     @property
@@ -120,6 +126,7 @@ class Mesh:
 
     @property
     def num_devices(self) -> int:
+        """The product of the sizes of the axes of devices."""
         return math.prod(axis.size for axis in self.device_axes)
 
     def size(self, name: str) -> int:

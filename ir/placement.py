@@ -156,10 +156,12 @@ class Sharding:
 
     @staticmethod
     def replicated(rank: int) -> Sharding:
+        """That of a tensor of `rank` dims that every device holds whole."""
         return Sharding(((),) * rank)
 
     @cached_property
     def placed_axes(self) -> frozenset[str]:
+        """The axes that cut a dim."""
         return frozenset(p.axis for dim in self.dims for p in dim)
 
     @cached_property
@@ -169,10 +171,12 @@ class Sharding:
 
     @property
     def is_replicated(self) -> bool:
+        """Whether every device holds the whole value."""
         return not self.axes
 
     @cached_property
     def num_shards(self) -> int:
+        """How many different parts devices hold."""
         return math.prod(p.size for dim in self.dims for p in dim)
 
     def whole(self) -> Sharding:

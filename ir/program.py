@@ -80,11 +80,15 @@ class Program:
 
     @staticmethod
     def parse(text: str, name: str = "<text>") -> Program:
-        """Read a program. Raises ProgramTextError (one line, with line and column)."""
+        """Read a program's text. name: of what it comes from, for errors.
+
+        Raises ProgramTextError (one line, with line and column).
+        """
         return Program(*parse_module(text, name))
 
     @staticmethod
     def load(path: str | Path) -> Program:
+        """Read the file at `path`. Raises ProgramTextError, OSError if there is none."""
         return Program.parse(Path(path).read_text(), str(path))
 
     def save(self, path: str | Path) -> None:
@@ -110,12 +114,14 @@ class Program:
     __hash__ = object.__hash__
 
     def clone(self) -> Program:
+        """A copy that shares no op with this one."""
         return Program(self.module.clone())
 
     # Parts
 
     @property
     def function(self) -> func.FuncOp:
+        """The function `@step`."""
         return cast(func.FuncOp, self.module.body.block.first_op)
 
     @property
@@ -127,14 +133,17 @@ class Program:
 
     @property
     def return_op(self) -> func.ReturnOp:
+        """The last op of the step, which reads its results."""
         return cast(func.ReturnOp, self.function.body.block.last_op)
 
     @property
     def arguments(self) -> list[Slot]:
+        """Parameters, buffers and inputs, in the order in which the step takes them."""
         return _slots(self.function.body.block.args, self.function.arg_attrs)
 
     @property
     def results(self) -> list[Slot]:
+        """Outputs, gradients and new buffers, in the order in which the step returns them."""
         return _slots(self.return_op.operands, self.function.res_attrs)
 
     def set_argument_attributes(self, name: str, values: Mapping[int, Attribute | None]) -> None:
@@ -167,6 +176,7 @@ class Program:
 
     @property
     def mesh(self) -> Mesh | None:
+        """The mesh that the program is for; None if that is not decided."""
         attribute = self.module.attributes.get(MESH)
         if attribute is not self._mesh[0]:
             self._mesh = attribute, attribute.mesh if isinstance(attribute, MeshAttr) else None
@@ -179,6 +189,7 @@ class Program:
         return self.mesh
 
     def set_mesh(self, mesh: Mesh) -> None:
+        """Say which mesh the program is for."""
         self.module.attributes[MESH] = MeshAttr.of(mesh)
 
     @property
@@ -215,6 +226,7 @@ class Program:
         return LOCAL in self.module.attributes
 
     def set_local(self) -> None:
+        """Say that collectives are inserted and types are those of one rank."""
         self.module.attributes[LOCAL] = builtin.UnitAttr()
 
     def sharding_of_slot(self, slot: Slot, *, used: bool = False) -> Sharding:

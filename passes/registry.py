@@ -43,8 +43,8 @@ PLANNER_PREFIX = "plan-"
 def register_pass(kind: type[ModulePass]) -> type[ModulePass]:
     """Make a pass of one's own known by its name, in specs and on the command line (`--load`).
 
-    It can stand above the class. Registering it again is allowed, and so is a new version of it.
-    Raises ValueError if another pass has the name.
+    kind: the pass's class, above which this can stand. Registering it again is allowed, and so is a
+    new version of it. Raises ValueError if another pass has the name.
     """
     target = f"{kind.__module__}:{kind.__qualname__}"
     known = PASSES.get(kind.name, target)

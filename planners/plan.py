@@ -118,7 +118,7 @@ class Plan:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any], name: str = "<plan>") -> Plan:
-        """Check and build a plan from JSON data."""
+        """Check and build a plan from JSON data. Raises PlanError saying what is wrong."""
         unknown = set(data) - set(_READERS) - {"format"}
         if unknown:
             raise PlanError(
@@ -134,6 +134,7 @@ class Plan:
         return Plan(**values)
 
     def save(self, path: str | Path) -> None:
+        """Write the plan as JSON."""
         Path(path).write_text(self.to_json() + "\n")
 
     @staticmethod

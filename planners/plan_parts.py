@@ -35,7 +35,7 @@ class Pipeline:
     types in one stage, joined by `+`. ranks: the devices of each stage by number, replica by
     replica; empty takes them in order. schedule: one of `PIPELINE_SCHEDULES`. shares: how many
     micro-batches each coordinate runs at which a stage is, for stages at several coordinates of the
-    stage axis; empty: each is at one.
+    stage axis; with several stages at each coordinate, of the first ones; empty: each is at one.
     """
 
     stages: tuple[tuple[str, ...], ...]
@@ -198,7 +198,12 @@ def _checked_pipeline(value: object, where: str) -> Pipeline:
     found = cast("Pipeline", _pipeline(value, where))
     if not found.stages or not all(found.stages):
         raise PlanError(f"{where}.stages must be lists of layer names, none of them empty.")
-    for key in ("devices", "ranks", "shares"):
+    if found.shares and len(found.stages) % len(found.shares):
+        raise PlanError(
+            f"{where}.shares has {len(found.shares)} entries, of which the {len(found.stages)} "
+            "stages are no multiple; give one for each stage, or for the first of each rank's."
+        )
+    for key in ("devices", "ranks"):
         count = len(getattr(found, key))
         if count not in (0, len(found.stages)):
             raise PlanError(

@@ -104,6 +104,10 @@ def simulate_step(
     """Simulate one step of a program as its text has it: local, staged, or for one device.
 
     As `cost.simulate.simulate`; of a staged program run by run, on the cluster's devices in order.
+    cluster: a Cluster, a preset's name or a YAML file. mesh: by default the program's own.
+    optimizer_multiplier: bytes of optimizer state per byte of parameters (2 for Adam); None: those
+    of Adam in the precision. precision: as in a plan, "fp32", "bf16-mixed" or "fp16-mixed". Raises
+    ValueError for another mesh than that of a staged program.
     """
     if not is_staged(program):
         return simulate(

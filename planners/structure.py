@@ -31,6 +31,7 @@ from shardweave.planners.linear_maps import (
     linear_maps,
     parameter_of,
 )
+from shardweave.planners.repeated_dims import repeated_dims
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ def _separable(
     parameters = {slot.value for slot in program.arguments if slot.kind == "param"}
     forward = [op for op in program.ops if isinstance(op, AtenOp) and phase_of(op) == "forward"]
     activations = _input_dependent(program, forward)
+    repeated = repeated_dims(forward)
     candidates = linear_maps(program) if among is None else among
     maps: dict[Operation, LinearMap] = {one.op: one for one in candidates}
     parts: dict[AtenOp, int] = {}
@@ -117,7 +119,16 @@ def _separable(
     uneven = {} if uneven is None else uneven
     while True:
         analysis = _Analysis(
-            maps, parameters, activations, axis, size, parts, strides, stacked or {}, uneven
+            maps,
+            parameters,
+            activations,
+            repeated,
+            axis,
+            size,
+            parts,
+            strides,
+            stacked or {},
+            uneven,
         )
         for op in forward:
             analysis.visit(op)
@@ -170,6 +181,7 @@ class _Analysis:
     maps: Mapping[Operation, LinearMap]
     parameters: set[SSAValue]
     activations: set[SSAValue]
+    repeated: Mapping[SSAValue, set[int]]
     axis: str
     size: int
     parts: Mapping[AtenOp, int]
@@ -251,12 +263,16 @@ class _Analysis:
     def _meets_whole(self, op: AtenOp, rule: Rule, factor: int) -> bool:
         """Whether the features are added to whole activations of the same features.
 
-        That is where a residual branch ends; the stream it returns to stays whole.
+        That is where a residual branch ends; the stream it returns to stays whole. What repeats
+        itself for each of the features, as a mask of tokens does for heads, has none of its own.
         """
         return facts_of(op).is_addition and any(
             value in self.activations
             and value not in self.labels
-            and any(factor in names for names in dims)
+            and any(
+                factor in names and dim not in self.repeated.get(value, ())
+                for dim, names in enumerate(dims)
+            )
             for value, dims in zip(op.operands, rule.operands, strict=True)
         )
 

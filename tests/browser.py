@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import re
 import shutil
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 needs_browser = pytest.mark.skipif(
@@ -29,6 +32,37 @@ def browse(page: Path, *options: str) -> tuple[str, str]:
     command += [f"--user-data-dir={profile}", "--enable-logging=stderr", *options, page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout, done.stderr
+
+
+def picture_of(address: str, folder: Path, size: tuple[int, int], scheme: str) -> Image.Image:
+    """What a browser draws at an address, in pixels. folder: for its files. size: width, height."""
+    width, height = size
+    frame, out = folder / "frame.html", folder / "picture.png"
+    # A frame, since a browser's own window may refuse to be narrow.
+    frame.write_text(
+        f'<!DOCTYPE html><body style="margin:0"><iframe src="{address}" width="{width}" '
+        f'height="{height}" style="border:0;display:block"></iframe>'
+    )
+    browse(
+        frame,
+        f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}",
+        f"--window-size={max(width, 600)},{height}",
+        "--virtual-time-budget=10000",
+        f"--screenshot={out}",
+    )
+    return Image.open(out).convert("RGB").crop((0, 0, width, height))
+
+
+def save_picture(picture: Image.Image, path: Path) -> None:
+    """Write a picture of a page in its 256 most frequent colours, which takes a third of the bytes.
+
+    Areas keep their colours, which palettes of mean colours change.
+    """
+    colours = sorted(picture.getcolors(picture.width * picture.height), reverse=True)[:256]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([part for _, colour in colours for part in colour])
+    picture.quantize(palette=palette, dither=Image.Dither.NONE).save(path, optimize=True)
+    print(f"wrote {path} ({path.stat().st_size // 1024} KiB)")
 
 
 def played(html: str, folder: Path, script: str, *, width: int, scheme: str) -> dict[str, Any]:
@@ -58,3 +92,15 @@ def played(html: str, folder: Path, script: str, *, width: int, scheme: str) -> 
     assert found is not None, f"the script did not end; the console says:\n{said}"
     assert [line for line in said.splitlines() if "CONSOLE" in line] == []
     return json.loads(unescape(found[1]))
+
+
+def data_of(html: str) -> dict[str, Any]:
+    """The data that a page of the explorer holds, unpacked as a browser unpacks it."""
+    packed = re.search(r'id="data">([^<]*)<', html)
+    assert packed is not None
+    return json.loads(gzip.decompress(base64.b64decode(packed[1])))
+
+
+def moment_of(data: dict[str, Any], name: str) -> dict[str, Any]:
+    """What such data has of the program after a pass."""
+    return next(moment for moment in data["moments"] if moment["name"] == name)

@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from shardweave.backends.step import Step
 from shardweave.driver.check import scalar_loss
 from shardweave.driver.compile import compile
+from shardweave.ir.capture.seeded import SeededRandom
+from shardweave.ir.philox import STATE
 
 BOUND = 1e-9
 NUM_STEPS = 3
+SEED = 0
 
 State = dict[str, Tensor]
 
@@ -45,13 +48,16 @@ def assert_three_steps_equal_eager(
 ) -> None:
     """Loss, every gradient and every buffer, over steps with other inputs each.
 
-    The model is compiled before it is run, and both begin in the same state.
+    The model is compiled before it is run, both begin in the same state and draw the same numbers.
     """
     batches = [batch() for _ in range(NUM_STEPS)]
-    step = compile(model, batches[0], mesh=mesh, backend="reference")
+    step = compile(model, batches[0], mesh=mesh, backend="reference", seed=SEED)
+    numbers = SeededRandom(SEED)
     for number, inputs in enumerate(batches):
-        expected = _after(model, inputs)
+        with numbers:
+            expected = _after(model, inputs)
         found = _after(step, inputs)
+        found.pop(f"buffer {STATE}", None)
         assert set(found) == set(expected)
         for name, tensor in expected.items():
             error = (found[name] - tensor).norm() / max(tensor.norm().item(), 1e-3)

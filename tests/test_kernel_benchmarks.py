@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,6 +87,31 @@ def test_step_moves_fewer_bytes_in_fewer_launches_than_inductors(tmp_path: Path)
     for row in (layer, head):  # nothing goes below the bound
         assert row["bound"]["moved_bytes"] <= row["ours"]["moved_bytes"]
         assert row["bound"]["launches"] <= row["ours"]["launches"]
+
+
+def line_of(row: dict[str, Any], goals: dict[str, float]) -> str:
+    """A row of the table of docs/kernels.md."""
+    sides = [row[side] for side in ("ours", "inductor", "bound", "generated")]
+    cells = [row["model"], row["dtype"], row["mesh"], row["part"]]
+    verdicts: list[str] = []
+    for key, word in (("launches", "launches"), ("moved_bytes", "bytes")):
+        ours, inductor, bound, generated = (side[key] for side in sides)
+        scale = 1 if word == "launches" else 2**20
+        cells += [f"{ours / scale:.0f}", f"{inductor / scale:.0f}"]
+        cells += [f"{ours / inductor:.2f}", f"{bound / inductor:.2f}"]
+        goal = goals[key] * inductor
+        verdict = "met" if ours <= goal else "missed" if bound <= goal else "out of reach"
+        verdicts.append(f"{word} {verdict}")
+    cells += [f"{generated / scale:.0f}", ", ".join(verdicts)]
+    return f"| {' | '.join(cells)} |"
+
+
+def test_page_quotes_every_row_of_counted_bytes() -> None:
+    result = json.loads((ROOT / "benchmarks/results/kernel_bytes.json").read_text())
+    page = (ROOT / "docs/kernels.md").read_text().splitlines()
+    assert len(result["rows"]) == 24
+    for row in result["rows"]:
+        assert line_of(row, result["goals"]) in page
 
 
 def test_loops_over_a_pointer_are_counted_as_passes() -> None:

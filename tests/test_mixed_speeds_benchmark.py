@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.distributed.pipelining import schedules as pytorch
 
+from shardweave.backends.mail import Mail
 from shardweave.benchmarks import mixed_speeds
-from shardweave.benchmarks.throttle import Throttle
+from shardweave.benchmarks.throttle import Throttle, throttled
 from shardweave.planners.cost.presets import find_cluster
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
@@ -21,14 +24,35 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 @pytest.mark.parametrize("factor", [1.5, 4.0])
 def test_what_is_computed_takes_a_multiple_of_its_processor_time(factor: float) -> None:
     begin_s = time.perf_counter()
-    throttle, worked_s = Throttle(factor), time.thread_time()
-    while time.thread_time() - worked_s < 0.03:
-        pass
+    throttle = Throttle(factor)
+    work(0.03)
     throttle.settle()
     assert time.perf_counter() - begin_s >= factor * 0.03
     again_s = time.perf_counter()
     throttle.settle()
     assert time.perf_counter() - again_s < 0.02
+
+
+def work(seconds: float) -> None:
+    worked_s = time.thread_time()
+    while time.thread_time() - worked_s < seconds:
+        pass
+
+
+@pytest.mark.parametrize("whose", ["ours", "PyTorch's"])
+def test_messages_leave_when_the_slower_device_would_be_that_far(whose: str) -> None:
+    mail, x = Mail(0, {}, torch.device("cpu")), torch.zeros(1)
+    throttle, before = Throttle(4.0), (Mail.send, pytorch._batch_p2p)
+    with throttled(throttle):
+        begin_s = time.perf_counter()
+        throttle.begin()
+        work(0.02)
+        if whose == "ours":
+            mail.send(x, 0, (0, 1, "x", 0))
+        else:
+            pytorch._batch_p2p([])
+        assert time.perf_counter() - begin_s >= 4 * 0.02
+    assert (Mail.send, pytorch._batch_p2p) == before
 
 
 def test_cluster_has_two_devices_of_each_speed() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from torch.distributed.pipelining import schedules as pytorch
 from shardweave.benchmarks import pipelines
 from shardweave.benchmarks.pipeline_rows import CASES, GPTStage, loss_of
 from shardweave.driver.models import build_example
+from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.pipelines.balance import balanced_stages
 from shardweave.planners.plan_parts import PIPELINE_SCHEDULES
 from shardweave.tests.zoo import captured
@@ -51,10 +55,32 @@ def test_line_of_the_table_compares_with_ours() -> None:
     ]  # fmt: skip
 
 
+def test_processes_that_share_a_core_are_devices_of_their_own_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert [pipelines.factor_for(ranks) for ranks in (1, 2, 3, 4)] == [1.0, 1.0, 2.5, 2.5]
+    cluster = find_cluster("testbed")
+    slower = pipelines.slowed(replace(cluster, start_overhead_s=1e-4), 2.5)
+    (before,), (after,) = cluster.devices.values(), slower.devices.values()
+    assert after.flops["float32"] == pytest.approx(before.flops["float32"] / 2.5)
+    assert slower.start_overhead_s == pytest.approx(2.5e-4)
+    options = argparse.Namespace(micro_batches=8, rate="500mbit")
+    titles = [
+        pipelines.table_of({"ranks": 4, "slow": slow, "rows": []}, options).title
+        for slow in (1.0, 2.5)
+    ]
+    assert titles == [
+        "4 processes, 8 micro-batches, 500mbit link",
+        "4 processes, each held to 1/2.5 of a core, 8 micro-batches, 500mbit link",
+    ]
+
+
 @pytest.mark.slow
 def test_quick_run_measures_ours_and_the_peer(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
     command = [sys.executable, str(BENCHMARKS / "pipelines.py"), "--quick", "--ranks", "2"]
+    command += ["--slow", "1.5"]
     command += ["--schedules", "1f1b,zero-bubble-v", "--json", str(out)]
     subprocess.run(command, check=True, timeout=900)
     (result,) = json.loads(out.read_text())["results"]

@@ -16,10 +16,11 @@ from triton.compiler import ASTSource
 
 from shardweave.backends.triton.launch import launch_options, load_function
 from shardweave.backends.triton.occupancy import (
+    VECTOR_BITS,
     loaded_bytes,
+    narrow_statements,
     occupancy,
     resident_warps,
-    widest_access_bits,
 )
 from shardweave.backends.triton.source import Config, KernelSource
 
@@ -77,10 +78,15 @@ class Built:
         return None if warps is None else 32 * warps * loaded_bytes(self.files["ptx"].decode())
 
     @property
-    def access_bits(self) -> int | None:
-        """Bits of the widest load or store of a thread; None on AMD."""
+    def narrow(self) -> dict[str, int]:
+        """Statements along the contiguous dim with less than 128 bits an access; none on AMD."""
         ptx = self.files.get("ptx")
-        return None if ptx is None else widest_access_bits(ptx.decode())
+        return {} if ptx is None else narrow_statements(ptx.decode(), self.kernel.source)
+
+    @property
+    def access_bits(self) -> int | None:
+        """Bits of the narrowest access along the contiguous dim, up to 128; None on AMD."""
+        return min(self.narrow.values(), default=VECTOR_BITS) if "ptx" in self.files else None
 
     @property
     def _warps(self) -> int | None:

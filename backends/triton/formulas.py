@@ -156,8 +156,10 @@ def _silu_backward(op: AtenOp, grad: str, a: str) -> str:
 
 
 def _threshold_backward(op: AtenOp, grad: str, a: str) -> str:
-    threshold = rounded(op.value("threshold"), dtype_of_value(op.operands[1]))
-    return f"tl.where({a} <= {number(threshold)}, 0.0, {grad})"
+    dtype = dtype_of_value(op.results[0])  # operands are brought to it first
+    threshold = rounded(op.value("threshold"), dtype)
+    zero = "0.0" if dtype.is_floating_point else "0"
+    return f"tl.where({a} <= {number(threshold)}, {zero}, {grad})"
 
 
 def _masked_fill(op: AtenOp, a: str, mask: str) -> str:

@@ -16,9 +16,25 @@ from shardweave.backends.triton.reductions import KEEP_NAN, Accumulation, Reduce
 from shardweave.backends.triton.region import Region
 from shardweave.backends.triton.source import Config, Kernel, KernelDraft, Kind
 from shardweave.backends.triton.values import Values
-from shardweave.backends.triton.writer import NotReadyError, Term
+from shardweave.backends.triton.writer import DensePlace, NotReadyError, Term
 from shardweave.ir.fusible import WHOLE_ROW, column_results, role_of
 from shardweave.ir.types import dtype_of_value, shape_of
+
+_REGISTERS = 65536
+"""Of an SM, and so of a program, of 32 bits each."""
+
+_VECTOR_BYTES = 16
+"""What a thread reads at once."""
+
+_FROM_ALIGNED = """\
+first = row * n_cols
+place = first // {group} * {group} + (start + tl.arange(0, BLOCK_C))[None, :]
+col = place - first
+in_col = (col >= 0) & (col < n_cols)
+# Whole groups are read, of the row's neighbours too, but nothing beyond the last row.
+in_groups = place < (first + n_cols + {group} - 1) // {group} * {group}
+in_place = in_groups & (place < n_rows * n_cols)"""
+_DENSE = DensePlace("row * n_cols + col", "place", "in_place & in_row")
 
 Strides = Sequence[Sequence[int]] | None
 
@@ -66,8 +82,9 @@ class _ReductionTemplate:
         col = Base("col", self.space.columns, frozenset({"col"}))
         self.row, self.col = of_base(row), of_base(col)
         self.reducer = Reducer(self.values, self.row, self.col, self.space.columns)
-        self.in_parts = self.space.reduces_rows and self.space.columns > whole_row
         self.column_values = {v for op in region.ops for v in column_results(op)}
+        longest = min(whole_row, self._longest())
+        self.in_parts = self.space.reduces_rows and self.space.columns > longest
         self.partial: dict[int, Kind] = {}
 
     def kernel(self) -> Kernel:
@@ -76,11 +93,20 @@ class _ReductionTemplate:
         self.partial = {stored.index(s.result): s.kind for s in steps if s.result is not None}
         rows = [step for step in steps if step.result is None]
         columns = [step for step in steps if step.result is not None]
-        if columns:
+        if columns and not self.in_parts:
             self._all_rows(rows, columns)
         else:
-            self._one_block(rows)
+            self._one_block(rows, columns)
         return self._kernel()
+
+    def _longest(self) -> int:
+        """The longest row of which one program's registers hold what it must keep at once."""
+        if not self.space.reduces_columns:
+            return self.space.columns
+        numel = self.space.rows * self.space.columns
+        full = sum(math.prod(shape_of(value)) == numel for value in self.region.inputs)
+        sums = sum(value in self.column_values for value in self.region.stored)
+        return _REGISTERS // (sums + full + 1)
 
     def _steps(self, op: object) -> list[Accumulation]:
         """The steps of an op, without those for columns that nobody reads."""
@@ -89,12 +115,12 @@ class _ReductionTemplate:
 
     # Loops
 
-    def _one_block(self, rows: list[Accumulation]) -> None:
-        """Each program computes a block of rows."""
+    def _one_block(self, rows: list[Accumulation], columns: list[Accumulation]) -> None:
+        """Each program computes a block of rows; if in parts, also the block's sums of columns."""
         self.writer.line("row = (tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]")
         self.writer.line("in_row = row < n_rows")
         if self.in_parts:
-            self._rows_in_parts(rows)
+            self._rows_in_parts(rows, columns)
             return
         self._define_columns("tl.arange(0, BLOCK_C)")
         self._reduce_rows(rows)
@@ -123,26 +149,59 @@ class _ReductionTemplate:
         made = self.writer.assign(hint, text, term.dtype, axes, step.key[0].name)
         self.reducer.finished[step.key] = made
 
-    def _rows_in_parts(self, rows: list[Accumulation]) -> None:
+    def _rows_in_parts(self, rows: list[Accumulation], columns: list[Accumulation]) -> None:
         """A loop over the columns for each reduction that waits for another, and one to store."""
         pending = list(rows)
         while pending:
             pending = self._round(pending)
-        per_row = [v for v in self.region.stored if self._is_per_row(v)]
+        stored = [v for v in self.region.stored if v not in self.column_values]
+        per_row = [v for v in stored if self._is_per_row(v)]
         self._store(per_row)
-        full = [v for v in self.region.stored if v not in per_row]
-        if full:
+        full = [v for v in stored if v not in per_row]
+        if full or columns:
             with self._loop_over_columns():
                 self._store(full)
+                for step in columns:
+                    self._store_part(step, "tl.program_id(0)", self._sum_of_block(step))
+
+    def _sum_of_block(self, step: Accumulation) -> str:
+        """The reduction of a block's columns."""
+        assert step.result is not None
+        dtype = computed_in(dtype_of_value(step.result))
+        part = f"tl.where(in_row & in_col, {step.term().name}, {identity_of(step.kind, dtype)})"
+        return self._reduced(step, part, dtype, axis=0)
+
+    def _store_part(self, step: Accumulation, part: str, text: str) -> None:
+        assert step.result is not None
+        place = f"{self.draft.outputs[step.result]} + {part} * n_cols + col"
+        self.writer.line(f"tl.store({place}, {text}, mask=in_col)")
 
     def _is_per_row(self, value: SSAValue) -> bool:
         return math.prod(shape_of(value)) != self.space.rows * self.space.columns
 
     @contextmanager
     def _loop_over_columns(self) -> Iterator[None]:
-        with self.writer.block("for start in range(0, n_cols, BLOCK_C):"):
-            self._define_columns("start + tl.arange(0, BLOCK_C)")
+        group = self._group()
+        if group == 1:
+            with self.writer.block("for start in range(0, n_cols, BLOCK_C):"):
+                self._define_columns("start + tl.arange(0, BLOCK_C)")
+                yield
+            return
+        with self.writer.block(f"for start in range(0, n_cols + {group - 1}, BLOCK_C):"):
+            self.writer.line(_FROM_ALIGNED.format(group=group))
+            self.writer.dense = _DENSE
             yield
+        self.writer.dense = None
+
+    def _group(self) -> int:
+        """Elements of 16 bytes, if rows are read at multiples of them and begin elsewhere."""
+        space = self.space
+        numel = space.rows * space.columns
+        dense = [v for v in self.region.inputs if math.prod(shape_of(v)) == numel]
+        if not dense or space.reduces_columns:  # whose blocks have the same columns of each row
+            return 1
+        group = _VECTOR_BYTES // min(self.region.dtype_of(value).itemsize for value in dense)
+        return group if space.columns % group else 1
 
     def _round(self, pending: list[Accumulation]) -> list[Accumulation]:
         """Accumulate what can be in one loop over the columns; returns the steps that wait."""
@@ -229,16 +288,16 @@ class _ReductionTemplate:
             line("in_row = row < n_rows")
             self._reduce_rows(rows)
             for step, total, dtype in zip(columns, totals, dtypes, strict=True):
-                start = identity_of(step.kind, dtype)
-                part = f"tl.where(in_row & in_col, {step.term().name}, {start})"
-                part = self._reduced(step, part, dtype, axis=0) if rows else part
+                if rows:
+                    part = self._sum_of_block(step)
+                else:
+                    start = identity_of(step.kind, dtype)
+                    part = f"tl.where(in_row & in_col, {step.term().name}, {start})"
                 line(f"{total} = {joined(step.kind, total, part)}")
             self._store([v for v in self.region.stored if v not in self.column_values])
         for step, total, dtype in zip(columns, totals, dtypes, strict=True):
-            assert step.result is not None
-            pointer = self.draft.outputs[step.result]
             text = total if rows else self._reduced(step, total, dtype, axis=0)
-            line(f"tl.store({pointer} + part * n_cols + col, {text}, mask=in_col)")
+            self._store_part(step, "part", text)
 
     def _store(self, stored: Sequence[SSAValue]) -> None:
         for value in stored:
@@ -270,6 +329,12 @@ def _configs(region: Region, *, in_parts: bool) -> list[Config]:
     space = region.space
     columns, rows = power_of_2(space.columns), power_of_2(space.rows)
     live = len(region.inputs) + len(region.stored)
+    if in_parts and space.reduces_columns:
+        blocks = ((32, 128, 8), (64, 64, 8), (32, 256, 16))
+        return [
+            {"BLOCK_R": t, "BLOCK_C": c, "num_warps": w, "programs": -(-space.rows // t)}
+            for t, c, w in blocks
+        ]
     if in_parts:
         return [
             {"BLOCK_R": 1, "BLOCK_C": block, "num_warps": warps}

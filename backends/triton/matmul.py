@@ -94,8 +94,11 @@ class _MatmulTemplate:
             self._use_symbols(*order)
             right = _factor(self.values, self.right, (self.bases["k_b"], self.bases["col"]))
             a, b = _block(left, "[BLOCK_M, BLOCK_K]"), _block(right, "[BLOCK_K, BLOCK_N]")
-            if "k_a" not in left.axes:  # read without k's mask, it would count for every k
+            # Read without k's mask, a factor would count for every k, and an infinite one make NaN.
+            if "k_a" not in left.axes:
                 a = f"tl.where(in_k_a, {a}, 0)"
+            if "k_b" not in right.axes:
+                b = f"tl.where(in_k_b, {b}, 0)"
             writer.line(f'total = tl.dot({a}, {b}, total, input_precision="{self.precision}")')
 
     def _result(self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards) -> Term:

@@ -31,8 +31,18 @@ _REGISTER_UNIT = 256
 _RESERVED_SHARED_BYTES = 1 << 10
 """Of each block, for the system, from sm_80 on."""
 
+VECTOR_BITS = 128
+"""The widest access of a thread that all these chips have."""
+
 _LOAD = re.compile(r"\bld\.global(?:\.[\w:]+)*?(?:\.v(\d))?\.[a-z](\d+)\b")
 _STORE = re.compile(r"\bst\.global(?:\.[\w:]+)*?(?:\.v(\d))?\.[a-z](\d+)\b")
+
+_PLACE = re.compile(r"\.loc\s+1\s+(\d+)")
+"""The line of the source that the instructions after it come from."""
+
+_ADDRESS = re.compile(r"tl\.(?:load|store)\(([^,]*)")
+_FAST = re.compile(r"\(?(?:x|col|k_a|k_b|place)(?: % \d+)?\)?\)?")
+"""A part of an address that grows by one from element to element."""
 
 
 def resident_warps(target: str, *, num_warps: int, registers: int, shared_bytes: int) -> int:
@@ -59,10 +69,33 @@ def loaded_bytes(ptx: str) -> int:
     return sum(_width(match) for match in _LOAD.finditer(ptx)) // 8
 
 
-def widest_access_bits(ptx: str) -> int:
-    """Bits of the widest load or store of a thread; 0 if there is none."""
-    matches = [*_LOAD.finditer(ptx), *_STORE.finditer(ptx)]
-    return max(map(_width, matches), default=0)
+def narrow_statements(ptx: str, source: str) -> dict[str, int]:
+    """The statements of a kernel that read or write along the contiguous dim in narrow accesses.
+
+    Gives the bits of each one's narrowest access. A statement with less than 128 bits for each
+    thread (a sum for each column) is not among them, nor is one that gathers.
+    """
+    accesses: dict[int, list[int]] = {}
+    line = 0
+    for text in ptx.splitlines():
+        place = _PLACE.search(text)
+        if place is not None:
+            line = int(place[1])
+        match = _LOAD.search(text) or _STORE.search(text)
+        if match is not None:
+            accesses.setdefault(line, []).append(_width(match))
+    statements = source.splitlines()
+    return {
+        statements[line - 1].strip(): min(bits)
+        for line, bits in accesses.items()
+        if min(bits) < VECTOR_BITS <= sum(bits) and _is_contiguous(statements[line - 1])
+    }
+
+
+def _is_contiguous(statement: str) -> bool:
+    """Whether neighbouring elements of a statement's block lie side by side in memory."""
+    match = _ADDRESS.search(statement)
+    return match is not None and any(_FAST.fullmatch(part) for part in match[1].split(" + ")[1:])
 
 
 def _width(match: re.Match[str]) -> int:

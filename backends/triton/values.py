@@ -259,7 +259,7 @@ class Values:
         inside = self.writer.assign("inside", text, torch.bool, place.axes)
         self.writer.require(inside.name, f"{op.name}: index out of range", place.axes, guards)
         index = of_base(Base(place.name, size, place.axes))
-        return index, (*guards, Guard(inside.name, place.axes))
+        return index, (*guards, Guard(inside.name, place.axes, looked_up=True))
 
     def scatter_add(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
         into, places, source = op.operands
@@ -268,9 +268,11 @@ class Values:
         self._looked_up(op, place, shape_of(into)[-1], guards)
         before = self.at(into, indices, guards)
         axes = place.axes | added.axes | before.axes | indices[-1].axes
-        text = f"tl.where({self._text(indices[-1])} == {place.name}, {added.name}, 0)"
-        if before.name not in ("0.0", "0"):
-            text = f"{before.name} + {text}"
+        # Elements that nothing is added to stay as they are: -0.0 + 0 would be 0.
+        total, kept = f"{before.name} + {added.name}", before.name
+        if before.name in ("0.0", "0"):
+            total = added.name
+        text = f"tl.where({self._text(indices[-1])} == {place.name}, {total}, {kept})"
         return self.writer.assign("scatter_add", text, before.dtype, axes, op.name)
 
     def _text(self, index: Index) -> str:

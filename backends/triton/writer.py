@@ -44,13 +44,28 @@ class Term(NamedTuple):
 
 
 class Guard(NamedTuple):
-    """A condition under which alone a value is wanted; loads outside it are masked."""
+    """A condition under which alone a value is wanted; loads outside it are masked.
+
+    looked_up: whether it is about an index that was read, not about a loop's.
+    """
 
     name: str
     axes: frozenset[str]
+    looked_up: bool = False
 
 
 Guards = tuple[Guard, ...]
+
+
+class DensePlace(NamedTuple):
+    """The variable of a place in memory at which blocks begin at multiples of 16 bytes.
+
+    text: of the place in other words. mask: where it may be read, which is more than is wanted.
+    """
+
+    text: str
+    name: str
+    mask: str
 
 
 @dataclass
@@ -59,8 +74,9 @@ class Writer:
 
     pointers: the parameter of each input. strides: of each input, in elements. masks: by axis,
     the variable that is true inside the space; an axis that needs none is absent. widens:
-    whether halves are loaded as float32. requires: whether a device assertion is among the
-    statements. known: the variables that may be used from here on.
+    whether halves are loaded as float32. dense: how rows are read that begin anywhere. requires:
+    whether a device assertion is among the statements. known: the variables that may be used
+    from here on.
     """
 
     pointers: Mapping[SSAValue, str]
@@ -70,6 +86,7 @@ class Writer:
     lines: list[str] = field(default_factory=lambda: list[str]())
     indent: str = "    "
     widens: bool = True
+    dense: DensePlace | None = None
     requires: bool = False
     known: dict[object, Term] = field(default_factory=lambda: dict[object, Term]())
     _used: dict[str, int] = field(default_factory=lambda: dict[str, int]())
@@ -153,10 +170,15 @@ class Writer:
             offset = offset + index * (stride if size > 1 else 0)
         axes = offset.axes
         # A mask is never wider than what is loaded; what does not vary along an axis that is
-        # guarded does not depend on the index that the guard is about.
-        mask = self.mask(axes, tuple(guard for guard in guards if guard.axes <= axes))
-        masked = f", mask={mask}, other=0" if mask else ""
+        # guarded does not depend on the index that the guard is about. Nor does what lies at
+        # places of loop variables alone depend on an index that was read.
+        is_looped = all(part.base.name in self.masks for part in offset.parts)
+        kept = [g for g in guards if g.axes <= axes and not (g.looked_up and is_looped)]
+        mask = self.mask(axes, tuple(kept))
         place = offset.text(self.symbols, wide=offset.highest >= 2**31)
+        if self.dense is not None and place == self.dense.text and not kept:
+            _, place, mask = self.dense
+        masked = f", mask={mask}, other=0" if mask else ""
         text = f"tl.load({self.pointers[value]} + {place}{masked})"
         if place == "0":
             text = f"tl.load({self.pointers[value]}{masked})"
@@ -173,7 +195,7 @@ class Writer:
         text = term.name if term.is_literal else converted(term.name, term.dtype, dtype)
         place = offset.text(self.symbols)
         # Along an axis of one element the place does not vary, but the block still has it.
-        place = " + ".join([place, *sorted(axes - offset.axes)])
+        place = " + ".join([place, *(f"{axis} * 0" for axis in sorted(axes - offset.axes))])
         target = f"{pointer} + {place}"
         self.line(f"tl.store({target}, {text}{f', mask={mask}' if mask else ''})")
 

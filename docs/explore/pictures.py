@@ -12,12 +12,11 @@ import tempfile
 from pathlib import Path
 from urllib.parse import urlencode
 
-from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import shardweave as sw
 from shardweave.driver.models import build_example
-from shardweave.tests.browser import SCHEMES, browse
+from shardweave.tests.browser import SCHEMES, picture_of, save_picture
 
 FOLDER = Path(__file__).parent
 PAGES = {
@@ -61,29 +60,13 @@ def page_of(name: str) -> str:
     return sw.explore(program, passes, cluster, mesh=mesh, title=name).html
 
 
-def shoot(page: Path, name: str, folder: Path) -> None:
+def shoot(page: Path, name: str) -> None:
     """Write the pictures of a page in all widths and both schemes."""
+    address = f"{page.as_uri()}#{urlencode(SHOTS[name])}"
     for width, height in SIZES.items():
-        frame = folder / f"{name}-{width}.html"
-        address = f"{page.as_uri()}#{urlencode(SHOTS[name])}"
-        # A frame, since a browser's own window may refuse to be narrow.
-        frame.write_text(
-            f'<!DOCTYPE html><body style="margin:0"><iframe src="{address}" width="{width}" '
-            f'height="{height}" style="border:0;display:block"></iframe>'
-        )
-        for scheme, value in SCHEMES.items():
-            out = folder / "shot.png"
-            browse(
-                frame,
-                f"--blink-settings=preferredColorScheme={value}",
-                f"--window-size={max(width, 600)},{height}",
-                "--virtual-time-budget=10000",
-                f"--screenshot={out}",
-            )
-            picture = Image.open(out).convert("RGB").crop((0, 0, width, height))
-            path = FOLDER / f"{name}-{width}-{scheme}.png"
-            picture.save(path, optimize=True)
-            print(f"wrote {path} ({path.stat().st_size // 1024} KiB)")
+        for scheme in SCHEMES:
+            picture = picture_of(address, page.parent, (width, height), scheme)
+            save_picture(picture, FOLDER / f"{name}-{width}-{scheme}.png")
 
 
 def main() -> None:
@@ -93,7 +76,7 @@ def main() -> None:
         for model in sys.argv[1:] or PAGES:
             page = folder / f"{model}.html"
             page.write_text(page_of(model))
-            shoot(page, model, folder)
+            shoot(page, model)
 
 
 if __name__ == "__main__":

@@ -36,8 +36,10 @@ def capture(
 
     The model returns its scalar loss, or a tuple that begins with it, or an object or dict
     with `loss`. The program's results are the loss, the gradient of every parameter that the
-    loss depends on, and the new values of the buffers that the model updates. With
-    `train=False` the model runs in evaluation mode and its outputs alone are computed.
+    loss depends on, and the new values of the buffers that the model updates.
+
+    args, kwargs: a batch, as forward takes it. train: with False the model runs in evaluation
+    mode and its outputs alone are computed.
 
     Parameters may be fake tensors (torch's FakeTensorMode): nothing is allocated then.
     Means, normalised losses and batch norm come out as explicit sums over the global batch.

@@ -47,7 +47,7 @@ def corrected_costs(
     # Tensor ranks hold the same output: each sends its share, and gathers at the other end.
     sent = np.array(model.outputs[1]) / strategy.tensor * model.itemsize * strategy.micro_batch
     problem = Problem(
-        times=np.stack([_slowest_times(model, devices, strategy) for devices in names]),
+        times=np.stack([slowest_times(model, devices, strategy) for devices in names]),
         kinds=tuple(kinds.index(mix) for mix in mixes),
         boundary=boundaries(sent, 2 / boundary_bandwidths(links, grid)),
         repeats=float(micro_batches(model, strategy) - 1),
@@ -58,7 +58,7 @@ def corrected_costs(
     return StageCosts(problem, rounds * share * model.itemsize / ring_bandwidths(links, grid))
 
 
-def _slowest_times(model: LayeredModel, devices: list[str], strategy: Strategy) -> Floats:
+def slowest_times(model: LayeredModel, devices: list[str], strategy: Strategy) -> Floats:
     """Seconds of a micro-batch, forward and backward, by layer, on devices of some types."""
     found: list[Floats] = []
     for device in devices:

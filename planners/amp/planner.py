@@ -18,6 +18,7 @@ from shardweave.planners.amp.model import AmpError, Strategy
 from shardweave.planners.amp.network import ClusterArrays, Grid
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
 from shardweave.planners.amp.search import Annealing, Placed, search
+from shardweave.planners.amp.shares import with_shares
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
 from shardweave.planners.cost.quantity import seconds_text
@@ -57,7 +58,8 @@ def plan_amp(
     tensor groups that are tried on each of the best strategies; not exact. literal: costs as
     the released code has them. zero: the ZeRO stage, in memory and in what replicas send.
     precision: as of a plan, for the memory of the optimizer. simulate:
-    how many of the best estimates are simulated; the fastest of those is the plan, and what it is
+    how many of the best estimates are simulated, where replicas differ in speed also with
+    micro-batches in proportion (`amp.shares`); the fastest of those is the plan, and what it is
     predicted to take; 0, and `literal`, leave it at the estimate. top: candidates that the plan
     lists.
 
@@ -96,7 +98,12 @@ def plan_amp(
         plan = with_candidates(plans[0], rows[: max(1, top)])
         why = "the estimate of this one is the least"
     else:
-        plan, why = _fastest(lowerings, cluster, rows, plans, max(1, top))
+        shared = {
+            index: replace(one, precision=precision)
+            for index, plan in enumerate(plans)
+            if (one := with_shares(plan, program, found[index], profile.model, links)) is not None
+        }
+        plan, why = _fastest(lowerings, cluster, rows, plans, shared, max(1, top))
     return replace(plan, reasons=(reason + why, *plan.reasons))
 
 
@@ -105,22 +112,28 @@ def _fastest(
     cluster: Cluster,
     estimated: Sequence[Candidate],
     plans: Sequence[Plan],
+    shared: Mapping[int, Plan],
     top: int,
 ) -> tuple[Plan, str]:
     """The fastest of the plans of the first candidates, simulated, and why.
 
-    The others are its candidates, those that are only estimated last.
+    shared: those with micro-batches in proportion, by the number of the candidate. The others are
+    its candidates, those that are only estimated last.
     """
-    simulated = [simulate_plan(lowerings, plan, cluster) for plan in plans]
+    tried = [(index, "", plan) for index, plan in enumerate(plans)]
+    tried += [(index, ", micro-batches in proportion", plan) for index, plan in shared.items()]
+    simulated = [simulate_plan(lowerings, plan, cluster) for _, _, plan in tried]
     # A sort is stable: of plans that take as long, the least estimate comes first.
-    order = sorted(range(len(plans)), key=lambda i: (not simulated[i].fits, simulated[i].time_s))
-    chosen = estimated[order[0]].predicted
+    order = sorted(range(len(tried)), key=lambda i: (not simulated[i].fits, simulated[i].time_s))
+    first, how, fastest = tried[order[0]]
+    chosen = estimated[first].predicted
+    also = f" and {len(shared)} of them with micro-batches in proportion" if shared else ""
     why = (
-        f"the {len(plans)} best estimates were simulated, and of those this one is the fastest "
-        f"(number {order[0] + 1} by estimate, {seconds_text(chosen.time_s)})"
+        f"the {len(plans)} best estimates were simulated{also}, and of those this one is the "
+        f"fastest (number {first + 1} by estimate, {seconds_text(chosen.time_s)}{how})"
     )
-    rows = [Candidate(estimated[i].name, simulated[i]) for i in order]
-    found = with_candidates(plans[order[0]], rows[:top])
+    rows = [Candidate(estimated[tried[i][0]].name + tried[i][1], simulated[i]) for i in order]
+    found = with_candidates(fastest, rows[:top])
     rest = [
         replace(one, reason=f"not simulated; by estimate {why_slower(chosen, one.predicted)}")
         for one in estimated[len(plans) : top]

@@ -154,10 +154,12 @@ class Cluster:
 
     @cached_property
     def num_nodes(self) -> int:
+        """Nodes of all types together."""
         return sum(node.count for node in self.nodes)
 
     @cached_property
     def num_devices(self) -> int:
+        """Devices of all nodes together."""
         return sum(node.count * node.devices for node in self.nodes)
 
     @cached_property
@@ -170,10 +172,11 @@ class Cluster:
         return [0, *accumulate(node.devices for node in self._node_list)][:-1]
 
     def node_type(self, node: int) -> NodeType:
+        """The type of a node, by its number."""
         return self._node_list[node]
 
     def place(self, rank: int) -> tuple[int, int]:
-        """The node that a rank is on, and which device of it."""
+        """The node that a rank is on, and which device of it. Raises ClusterError without one."""
         if not 0 <= rank < self.num_devices:
             raise ClusterError(
                 f"cluster '{self.name}' has {self.num_devices} devices and no rank {rank}; use a "

@@ -52,10 +52,12 @@ class Simulation(Timeline):
 
     @property
     def exposed_communication_s(self) -> float:
+        """Seconds that compute stands still for messages, over all axes."""
         return sum(self.exposed_s.values())
 
     @property
     def peak_bytes(self) -> int:
+        """The most that a device holds at once."""
         return self.memory.peak_bytes
 
     @property

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
 from shardweave.planners.pipelines.balance import balanced_stages
 from shardweave.planners.pipelines.schedules import find_schedule
-from shardweave.planners.pipelines.uneven import fitted_shares
+from shardweave.planners.pipelines.uneven import fitted_shares, uneven_table
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_names import Lookup, read_sharding
 from shardweave.planners.plan_parts import Pipeline, PlanError
@@ -71,26 +72,33 @@ def _devices_of_places(pipeline: Pipeline, mesh: Mesh) -> list[list[int]]:
     """
     each = mesh.num_devices // mesh.num_stages
     found: dict[int, list[int]] = {}
-    schedule = find_schedule(pipeline.schedule)
-    first = 0
     for stage, own in enumerate(pipeline.ranks):
-        count = len(pipeline.shares[stage]) if pipeline.shares else 1
-        if len(own) != count * each:
+        places = _places_of_stage(pipeline, stage, mesh.num_stages)
+        if len(own) != len(places) * each:
             raise PlanError(
-                f"stage {stage} has {len(own)} ranks, expected {count * each}, the product of the "
-                f"other axes of the mesh {mesh}"
-                + (f" for each of its {count} coordinates." if count > 1 else ".")
+                f"stage {stage} has {len(own)} ranks, expected {len(places) * each}, the product "
+                f"of the other axes of the mesh {mesh}"
+                + (f" for each of its {len(places)} coordinates." if len(places) > 1 else ".")
             )
-        for index in range(count):
-            place = first + index if pipeline.shares else schedule.place(stage, mesh.num_stages)
+        for index, place in enumerate(places):
             devices = list(own[index * each : (index + 1) * each])
             if found.setdefault(place, devices) != devices:
                 raise PlanError(
                     f"stage {stage} is on devices {devices}, but at its coordinate {place} of the "
                     f"stage axis the plan has {found[place]} already; give the same."
                 )
-        first += count
     return [found[place] for place in sorted(found)]
+
+
+def _places_of_stage(pipeline: Pipeline, stage: int, num_places: int) -> range:
+    """The coordinates on the stage axis at which a stage is."""
+    schedule = find_schedule(pipeline.schedule)
+    if not pipeline.shares:
+        place = schedule.place(stage, num_places)
+        return range(place, place + 1)
+    ends = [0, *accumulate(map(len, pipeline.shares))]
+    first = schedule.place(stage, len(pipeline.shares))
+    return range(ends[first], ends[first + 1])
 
 
 def micro_batches_for(plan: Plan, program: Program, mesh: Mesh, most: int) -> int:
@@ -104,22 +112,30 @@ def shortened(pipeline: Pipeline, most: int, rows: int, ranks: int) -> Pipeline:
 
     A schedule that takes none so few gives way to one that places stages alike.
     """
-    if pipeline.shares:
-        count = max(n for n in range(1, most + 1) if rows % n == 0)
-        shares = fitted_shares(pipeline.shares, count)
-        return replace(pipeline, micro_batches=count, shares=shares)
-    chunks = max(1, len(pipeline.stages) // ranks)
     for name in (pipeline.schedule, _INSTEAD.get(pipeline.schedule, pipeline.schedule)):
         for count in (n for n in range(most, 0, -1) if rows % n == 0):
-            try:
-                find_schedule(name).table(ranks, count, chunks)
-            except ValueError:
-                continue
-            return replace(pipeline, micro_batches=count, schedule=name)
+            shares = fitted_shares(pipeline.shares, count)
+            found = replace(pipeline, micro_batches=count, schedule=name, shares=shares)
+            if _has_order(found, ranks):
+                return found
     raise PlanError(
         f"schedule '{pipeline.schedule}' has no order of {most} micro-batches or fewer on {ranks} "
         "stages; give a larger batch, or another schedule."
     )
+
+
+def _has_order(pipeline: Pipeline, ranks: int) -> bool:
+    """Whether the schedule takes the pipeline's micro-batches."""
+    shares, stages = pipeline.shares, len(pipeline.stages)
+    try:
+        if shares:
+            uneven_table(pipeline.schedule, shares, stages // len(shares))
+        else:
+            table = find_schedule(pipeline.schedule).table
+            table(ranks, pipeline.micro_batches, max(1, stages // ranks))
+    except ValueError:
+        return False
+    return True
 
 
 _INSTEAD = {"dualpipe-v": "zero-bubble-v"}

@@ -32,12 +32,12 @@ def moments_of(table: Table, num_stages: int) -> list[list[str]]:
     done: dict[tuple[int, str, int], int] = {}
     rows: list[list[str]] = [[] for _ in table]
     left = [list(actions) for actions in table]
+    first = [min((action.stage for action in actions), default=0) for actions in table]
     while any(left):
         moved = False
-        for row, actions in zip(rows, left, strict=True):
+        for row, actions, stage in zip(rows, left, first, strict=True):
             while actions and needs_of(actions[0], num_stages) <= done.keys():
-                action = actions.pop(0)
-                _add(row, action, len(table), done, num_stages)
+                _add(row, actions.pop(0), stage, done, num_stages)
                 moved = True
         if not moved:
             raise ValueError("the schedule does not end: its ranks wait for each other.")
@@ -48,13 +48,13 @@ def moments_of(table: Table, num_stages: int) -> list[list[str]]:
 def _add(
     row: list[str],
     action: Action,
-    ranks: int,
+    first: int,
     done: dict[tuple[int, str, int], int],
     num_stages: int,
 ) -> None:
     start = max((done[need] for need in needs_of(action, num_stages)), default=0)
     row += ["."] * (start - len(row))
-    word = action.kind if action.stage < ranks else action.kind.lower()
+    word = action.kind if action.stage == first else action.kind.lower()
     row += [f"{word}{action.micro_batch}"] + ["-"] * (TAKES[action.kind] - 1)
     done |= dict.fromkeys(gives_of(action), len(row))
 

@@ -120,7 +120,7 @@ def _uneven_table(
             f"shares {shares_text(shares)} are of {sum(map(len, shares))} ranks, but the stage "
             f"axis has {ranks}; make them the same."
         )
-    return uneven_table(schedule, shares)
+    return uneven_table(schedule, shares, len(stages) // len(shares))
 
 
 def _cut(program: Program, stages: Sequence[Sequence[str]], table: Table, zero: int) -> None:

@@ -10,44 +10,81 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from shardweave.planners.pipelines.schedules import LIST, find_schedule
 from shardweave.planners.pipelines.table import Action, Table
-from shardweave.planners.plan_parts import PlanError
+from shardweave.planners.plan_parts import PIPELINE_SCHEDULES, PlanError
 
 Shares = Sequence[Sequence[int]]
-"""By stage, how many micro-batches each of its ranks runs."""
-
-SCHEDULES = ("1f1b", "gpipe")
-"""Those that know such stages."""
+"""By stage, how many micro-batches each of its ranks runs; of several chunks, by the first ones."""
 
 
-def uneven_table(schedule: str, shares: Shares) -> Table:
+def uneven_table(schedule: str, shares: Shares, chunks: int = 1) -> Table:
     """What each rank runs; the ranks of stage 0 come first.
 
-    A rank runs what its stage would run alone, less what goes elsewhere. In 1F1B a stage begins as
-    many forward passes before its first backward pass as there are ranks from it to the end. Raises
-    PlanError for a schedule that does not know such stages.
+    A rank runs what its stage would run alone, less what goes elsewhere; so no rank waits for what
+    it would not wait for then, and the order ends. chunks: stages on each rank, placed as the
+    schedule places them. Raises PlanError for what the schedule cannot do.
     """
-    if schedule not in SCHEDULES:
+    if schedule == LIST:
+        known = ", ".join(name for name in PIPELINE_SCHEDULES if name != LIST)
         raise PlanError(
-            f"schedule '{schedule}' has each stage on one rank, but the plan's 'shares' are "
-            f"{shares_text(shares)}; use one of {', '.join(SCHEDULES)}."
+            f"schedule '{LIST}' has each stage on one rank, but the plan's 'shares' are "
+            f"{shares_text(shares)}; use one of {known}."
         )
-    count = sum(shares[0])
-    behind = list(accumulate(len(one) for one in reversed(shares)))[::-1]
+    if schedule == "1f1b" and chunks == 1:
+        rows = _one_forward_one_backward(shares)
+    else:
+        rows = _in_groups(schedule, shares, chunks)
     table: list[tuple[Action, ...]] = []
-    for stage, own in enumerate(shares):
-        ahead = count if schedule == "gpipe" else min(behind[stage], count)
-        actions = [Action(stage, "F", number) for number in range(ahead)]
-        for number in range(count):
-            actions.append(Action(stage, "B", number))
-            if ahead + number < count:
-                actions.append(Action(stage, "F", ahead + number))
+    for own, actions in zip(shares, rows, strict=True):
         takers = dealt(own)
         table += [
             tuple(one for one in actions if takers[one.micro_batch] == rank)
             for rank in range(len(own))
         ]
     return tuple(table)
+
+
+def _one_forward_one_backward(shares: Shares) -> list[list[Action]]:
+    """What the ranks of each stage run: as many forward passes before the first backward pass as
+    there are ranks from it to the end."""
+    count = sum(shares[0])
+    behind = list(accumulate(len(one) for one in reversed(shares)))[::-1]
+    rows: list[list[Action]] = []
+    for stage, ranks in enumerate(behind):
+        ahead = min(ranks, count)
+        actions = [Action(stage, "F", number) for number in range(ahead)]
+        for number in range(count):
+            actions.append(Action(stage, "B", number))
+            if ahead + number < count:
+                actions.append(Action(stage, "F", ahead + number))
+        rows.append(actions)
+    return rows
+
+
+def _in_groups(schedule: str, shares: Shares, chunks: int) -> list[list[Action]]:
+    """What the ranks of each stage run in the order that the schedule has of groups.
+
+    A group is as many micro-batches as the most ranks that a stage has, which so all have work;
+    where all have as many, that is as many pipelines side by side.
+    """
+    count, size = sum(shares[0]), max(map(len, shares))
+    groups = -(-count // size)
+    try:
+        table = find_schedule(schedule).table(len(shares), groups, chunks)
+    except ValueError as error:
+        raise PlanError(
+            f"schedule '{schedule}' runs {count} micro-batches in {groups} groups of {size}, the "
+            f"most ranks of a stage, as if each were one micro-batch: {error}"
+        ) from error
+    return [
+        [
+            action._replace(micro_batch=number)
+            for action in actions
+            for number in range(count)[action.micro_batch * size : (action.micro_batch + 1) * size]
+        ]
+        for actions in table
+    ]
 
 
 def dealt(shares: Sequence[int]) -> list[int]:
@@ -105,9 +142,10 @@ def read_shares(text: str) -> tuple[tuple[int, ...], ...]:
 
 def check_shares(shares: Shares, stages: int, micro_batches: int) -> None:
     """Raises PlanError unless shares are of so many stages and micro-batches."""
-    if len(shares) != stages:
+    if not shares or stages % len(shares):
         raise PlanError(
-            f"'shares' has {len(shares)} entries, expected one for each of {stages} stages."
+            f"'shares' has {len(shares)} entries, expected one for each of {stages} stages, or for "
+            "the first of each rank's."
         )
     for stage, own in enumerate(shares):
         if not own or min(own) < 1 or sum(own) != micro_batches:

@@ -342,6 +342,68 @@ def test_safe_softmax_of_nan_is_nan() -> None:
     assert not found[2].any()
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_product_along_one_element_keeps_infinities(dtype: str) -> None:
+    """Beyond that element there is nothing: infinity times 0 is no part of the sum."""
+    text = f"""
+        input %a : tensor<3x1x{dtype}>
+        input %b : tensor<1x4x{dtype}>
+        %m = aten.mm(%a, %b) : tensor<3x4x{dtype}>
+        %n = aten.abs(%m) : tensor<3x4x{dtype}>
+        output %n
+    """
+    own = torch.float32 if dtype == "f32" else torch.bfloat16
+    a, b = torch.tensor([[1.0], [INF], [-2.0]]), torch.tensor([[1.0, -INF, INF, 0.5]])
+    assert_same(fused(text), a.to(own), b.to(own))
+
+
+def test_bfloat16_product_after_a_pointwise_op() -> None:
+    text = """
+        input %a : tensor<5x7xbf16>
+        input %b : tensor<7x3xbf16>
+        %n = aten.neg(%a) : tensor<5x7xbf16>
+        %m = aten.mm(%n, %b) : tensor<5x3xbf16>
+        output %m
+    """
+    a, b = torch.randn(5, 7).to(torch.bfloat16), torch.randn(7, 3).to(torch.bfloat16)
+    assert_same(fused(text), a, b)
+
+
+def test_elements_that_nothing_is_added_to_keep_their_sign() -> None:
+    text = """
+        input %t : tensor<3x5xf32>
+        input %i : tensor<3x1xi64>
+        input %o : tensor<3x1xf32>
+        %e = aten.scatter_add(%t, %i, %o, dim = 1) : tensor<3x5xf32>
+        output %e
+    """
+    t = torch.full((3, 5), -0.0)
+    assert_same(fused(text), t, torch.tensor([[4], [0], [2]]), torch.tensor([[1.0], [-0.0], [INF]]))
+
+
+def test_gradient_of_a_threshold_of_integers_is_an_integer() -> None:
+    text = """
+        input %g : tensor<4xi32>
+        input %x : tensor<4xi32>
+        %t = aten.threshold_backward(%g, %x, threshold = 0.5) : tensor<4xi32>
+        %n = aten.bitwise_not(%t) : tensor<4xi32>
+        output %n
+    """
+    g, x = torch.tensor([2**30 + 1, 2, 3, 4]), torch.tensor([1, 0, -1, 2])
+    assert_same(fused(text), g.to(torch.int32), x.to(torch.int32))
+
+
+def test_threshold_of_booleans_is_a_number() -> None:
+    text = """
+        input %g : tensor<4xf32>
+        input %x : tensor<4xi1>
+        %t = aten.threshold_backward(%g, %x, threshold = 0.5) : tensor<4xf32>
+        %n = aten.neg(%t) : tensor<4xf32>
+        output %n
+    """
+    assert_same(fused(text), torch.randn(4), torch.tensor([True, False, True, False]))
+
+
 def test_comparison_of_one_number_meets_one_of_many() -> None:
     text = """
         input %x : tensor<1xf32>

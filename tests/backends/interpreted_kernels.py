@@ -17,10 +17,11 @@ from shardweave.backends.triton import loops
 from shardweave.backends.triton.generate import generate
 from shardweave.backends.triton.launch import launch, run_on_aten
 from shardweave.backends.triton.region import region_of
+from shardweave.tests.backends import interpreter as _  # noqa: F401
 from shardweave.tests.backends.kernel_cases import (
     FAMILIES,
-    MATMUL,
     ROWS,
+    ROWS_AND_COLUMNS,
     error,
     inputs_of,
     region,
@@ -52,17 +53,20 @@ def test_kernel_equals_aten_in_float32(
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["half", "bfloat16"])
 @pytest.mark.parametrize("text", TEXTS)
 def test_kernel_of_halves_is_near_float32(text: str, dtype: torch.dtype) -> None:
-    if dtype == torch.bfloat16 and text in MATMUL.values():
-        pytest.skip("the interpreter multiplies bfloat16 matrices wrongly")
     assert run_both(text, (33, 20, 17), dtype, 0) <= BOUNDS[dtype]
 
 
-@pytest.mark.parametrize("text", ROWS.values(), ids=ROWS.keys())
-def test_rows_read_in_parts_give_the_same(text: str) -> None:
-    op = region(text, 3, 3000, 1, torch.float32)
+LONG = ROWS | ROWS_AND_COLUMNS
+
+
+@pytest.mark.parametrize("columns", [3000, 3001])
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG.keys())
+def test_rows_read_in_parts_give_the_same(text: str, columns: int) -> None:
+    op = region(text, 3, columns, 1, torch.float32)
     given_ = inputs_of(op, 0)
     kernel = loops.reduction_kernel(region_of(op), whole_row=100)
     assert "n_cols" in kernel.sizes
+    assert ("in_place" in kernel.source) == (columns % 4 > 0 and text in ROWS.values())
     found = launch(kernel, kernel.configs[0], given_)
     assert error(found, run_on_aten(op, given_)) <= BOUNDS[torch.float32]
 

@@ -10,11 +10,19 @@ import sys
 import warnings
 
 from shardweave.backends.triton.launch import FusedCall
+from shardweave.ir.fusible import ROLES
 from shardweave.ir.kernel import fuse
 from shardweave.tests.backends import interpreter as _  # noqa: F401
-from shardweave.tests.backends.random_regions import RandomRegion, random_region
+from shardweave.tests.backends.random_regions import RandomRegion
+from shardweave.tests.backends.region_ops import random_region
 from shardweave.tests.backends.region_results import problem
 from shardweave.tests.ir_text import step
+
+OPS = frozenset({*ROLES, "aten.view", "aten.permute", "aten.expand"})
+"""All that a kernel may hold."""
+
+ENOUGH = 500
+"""Kernels among which each op should be."""
 
 NUM_PERTURBED = 8
 """Runs of the reference with moved values. A result of random sign at zero crossings has the same one
@@ -50,6 +58,7 @@ def main() -> int:
     first, count = int(sys.argv[1]), int(sys.argv[2])
     warnings.simplefilter("ignore")
     num_kernels, wrong = 0, 0
+    seen: set[str] = set()
     seed = first
     while num_kernels < count:
         region = random_region(seed)
@@ -58,12 +67,16 @@ def main() -> int:
         except Exception as error:  # noqa: BLE001  a crash is a difference too
             is_kernel, said = True, f"{type(error).__name__}: {error} {error.__cause__}"
         num_kernels += is_kernel
+        seen |= {step.name for step in region.steps if is_kernel}
         if said is not None:
             wrong += 1
             print(f"--- seed {seed}: {said}\n{region.text}", flush=True)
         seed += 1
-    print(f"{num_kernels} kernels of {seed - first} regions, {wrong} wrong")
-    return 1 if wrong else 0
+    print(f"{num_kernels} kernels of {seed - first} regions and {len(seen)} ops, {wrong} wrong")
+    unseen = sorted(OPS - seen) if count >= ENOUGH else []
+    if unseen:
+        print(f"no kernel had {', '.join(unseen)}")
+    return 1 if wrong or unseen else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """bfloat16 steps with CUDA's dtype rules in Triton's interpreter; run by test_triton_interpreter.py.
 
-Matrix products stay on ATen: the interpreter multiplies bfloat16 matrices wrongly.
+Matrix products stay on ATen, as they do by default on a GPU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Triton's interpreter, mended for tests where no device does what it does.
 
-It cuts off what does not fit when it narrows floats, where devices round to nearest; and it takes
-a comparison of two scalars for a float when that is spread over a block. Imported by the files
+It cuts off what does not fit when it narrows floats, where devices round to nearest; it takes a
+comparison of two scalars for a float when that is spread over a block; it multiplies the bits of bfloat16
+matrices as integers; and it has no -1 of unsigned bits. Imported by the files
 that run in a process where Triton interprets.
 """
 
@@ -40,3 +41,26 @@ def _splat(self: Any, type_: Any, scalar: Any) -> Any:
 
 
 _module.InterpreterBuilder.create_splat = _splat
+
+
+def _dot(self: Any, a: Any, b: Any, d: Any, precision: Any, most: Any) -> Any:
+    wide = (_wide(factor) for factor in (a, b))
+    return _module.TensorHandle(np.matmul(*wide, dtype=d.data.dtype) + d.data, d.dtype.scalar)
+
+
+def _wide(factor: Any) -> Any:
+    """A factor in a type that NumPy knows."""
+    if factor.dtype.scalar != tl.bfloat16:
+        return factor.data
+    return (factor.data.astype(np.uint32) << 16).view(np.float32)
+
+
+_module.InterpreterBuilder.create_dot = _dot
+
+
+def _all_ones(self: Any, type_: Any) -> Any:
+    bits = np.full(1, -1, dtype=np.int64).astype(_module._get_np_dtype(type_))
+    return _module.TensorHandle(bits, type_.scalar)
+
+
+_module.InterpreterBuilder.get_all_ones_value = _all_ones

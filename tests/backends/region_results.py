@@ -31,6 +31,8 @@ def problem(found: Tensor, value: Value, others: Sequence[Tensor]) -> str | None
     allowed = 8 * spread + unit * value.wide.double().abs() + least
     distance = (found.double() - value.wide.double()).abs()
     wrong |= is_sure & stored.isfinite() & (distance > allowed)
+    is_zero = (stack == 0).all(0) & (stack.signbit() == stack[0].signbit()).all(0)
+    wrong |= is_zero & (found == 0) & (found.signbit() != value.wide.signbit())
     return _first(value, found, wrong)
 
 

@@ -24,6 +24,7 @@ from shardweave.driver.compile import compile
 from shardweave.driver.models import build_example
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.pipelines.balance import balanced_stages
+from shardweave.planners.pipelines.schedules import find_schedule
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Pipeline
 from shardweave.tests.spawn import run_ranks
@@ -116,7 +117,7 @@ def uneven_plan(
     spec: str, mesh: str, shares: tuple[tuple[int, ...], ...], schedule: str = "1f1b", **more: Any
 ) -> Plan:
     """Megatron's plan with stages at several coordinates each."""
-    stages = balanced_stages(captured(spec).program, len(shares))
+    stages = balanced_stages(captured(spec).program, len(shares) * find_schedule(schedule).chunks)
     pipeline = Pipeline(stages, sum(shares[0]), schedule=schedule, shares=shares)
     ranks = more.pop("ranks", ())
     return replace(megatron(spec, mesh), pipeline=replace(pipeline, ranks=ranks), **more)
@@ -133,6 +134,7 @@ def test_stage_at_two_devices_of_a_plan_trains_as_eager_does() -> None:
     ("name", "mesh", "shares", "schedule", "more"),
     [
         ("gpt", "stage=4", ((5, 3), (2, 6)), "1f1b", {"ranks": ((3, 0), (1, 2))}),
+        ("gpt", "stage=4", ((5, 3), (2, 6)), "zero-bubble-v", {}),
         ("gpt2", "stage=2,data=2", ((3, 1),), "gpipe", {"ranks": ((1, 3, 2, 0),)}),
         ("t5", "data=2,stage=2", ((3, 1),), "1f1b", {"zero": 2}),
         ("unet", "stage=4", ((2,), (1, 1), (2,)), "1f1b", {}),

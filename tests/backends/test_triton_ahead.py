@@ -77,6 +77,23 @@ def test_each_family_compiles_without_spills(text: str, target: str) -> None:
     assert_builds(generate(region(text, 512, 256, 128, torch.float16)), target)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_sums_over_wide_rows_fit_the_registers(dtype: torch.dtype) -> None:
+    text = ROWS_AND_COLUMNS["gradient of layer norm, and of the residual's bias"]
+    kernel = generate(region(text, 8192, 16384, 1, dtype))
+    built = build(kernel, "sm_90", kernel.configs[0])
+    assert built.problem is None
+    assert built.access_bits == 128
+
+
+def test_rows_that_begin_anywhere_are_read_in_vectors() -> None:
+    text = ROWS["cross-entropy on a shard of the vocabulary"]
+    kernel = generate(region(text, 8192, 50257, 1, torch.bfloat16))
+    built = build(kernel, "sm_90")
+    assert built.narrow == {}
+    assert "ld.global.v4.b32" in built.files["ptx"].decode()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())

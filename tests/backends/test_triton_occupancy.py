@@ -6,9 +6,9 @@ import pytest
 
 from shardweave.backends.triton.occupancy import (
     loaded_bytes,
+    narrow_statements,
     occupancy,
     resident_warps,
-    widest_access_bits,
 )
 
 
@@ -49,5 +49,23 @@ def test_widths_are_read_off_machine_code() -> None:
         st.global.v2.b64 [ %rd4 + 0 ], { %rd5, %rd6 };
     """
     assert loaded_bytes(ptx) == 16 + 8 + 2
-    assert widest_access_bits(ptx) == 128
-    assert widest_access_bits("ret;") == 0
+
+
+def test_narrow_accesses_are_those_along_the_contiguous_dim() -> None:
+    source = """\
+    a = tl.load(a_ptr + row * n_cols + col, mask=in_col)
+    b = tl.load(b_ptr + (x % 48), mask=in_x)
+    c = tl.load(c_ptr + (x // 48), mask=in_x)
+    d = tl.load(d_ptr + col * n_cols + row)
+    tl.store(e_ptr + part * n_cols + col, e)
+    """
+    narrow = "ld.global.b16 { %rs1 }, [ %rd1 + 0 ];\n"
+    wide = "ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];\n"
+    last = "st.global.b32 [ %rd4 + 0 ], { %r5 };\n"
+    groups = (narrow * 8, wide * 2, narrow * 8, narrow * 8, last)
+    ptx = "".join(f".loc 1 {line} 7\n{text}" for line, text in enumerate(groups, 1))
+    assert narrow_statements(ptx, source) == {
+        "a = tl.load(a_ptr + row * n_cols + col, mask=in_col)": 16
+    }
+    other = ptx.replace(wide * 2, narrow + wide)
+    assert list(narrow_statements(other, source).values()) == [16, 16]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
-import json
 import re
 from dataclasses import replace
 from functools import cache
@@ -26,7 +23,7 @@ from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.pipelines.balance import balanced_stages
 from shardweave.planners.plan_parts import Pipeline
 from shardweave.tests import zoo
-from shardweave.tests.browser import needs_browser, played
+from shardweave.tests.browser import data_of, moment_of, needs_browser, played
 from shardweave.tests.real_step import MESH, MODEL, annotated, captured, local, save
 
 CLUSTER = "oases-3090"
@@ -38,17 +35,6 @@ Captured = pytest.CaptureFixture[str]
 def explored() -> Exploration:
     plan = ApplyPlanPass.of(zoo.megatron(MODEL, str(MESH)))
     return explore(captured(), [plan, "preset:oases"], CLUSTER, mesh=MESH, title="a <b>step</b>")
-
-
-def data_of(html: str) -> dict[str, Any]:
-    """The data that a page holds, unpacked as a browser unpacks it."""
-    packed = re.search(r'id="data">([^<]*)<', html)
-    assert packed is not None
-    return json.loads(gzip.decompress(base64.b64decode(packed[1])))
-
-
-def moment_of(data: dict[str, Any], name: str) -> dict[str, Any]:
-    return next(moment for moment in data["moments"] if moment["name"] == name)
 
 
 def kinds_in(moment: dict[str, Any]) -> dict[str, int]:

@@ -120,6 +120,22 @@ def test_squared_distance(reduction: str) -> None:
     assert not {name for name in names(program) if "mse" in name}
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda *a, **k: F.huber_loss(*a, delta=0.7, **k),
+        F.huber_loss,
+        lambda *a, **k: F.smooth_l1_loss(*a, beta=0.7, **k),
+        F.smooth_l1_loss,
+    ],
+)
+def test_distance_that_is_squared_up_to_a_limit(loss: Function, reduction: str) -> None:
+    far = torch.tensor([[0.0, 0.2, -0.6, 0.69, 3.0]], dtype=torch.float64).repeat(4, 1)
+    program = captured_equal(lambda w, y: loss(w, y, reduction=reduction).sum(), (4, 5), far)
+    assert not {name for name in names(program) if "huber" in name or "smooth" in name}
+
+
 def test_gradient_of_a_cross_entropy_needs_no_sum_over_classes() -> None:
     program = captured_equal(lambda w, y: F.cross_entropy(w, y), (4, 5), labels(1, 0, 4, 2))
     sums = [op for op in program.ops if op.name == "aten.sum.dim_IntList"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -162,10 +163,12 @@ def test_parameters_stored_in_shards_equal_eager(zero: int) -> None:
     assert scatters["backward_0"] == (3 if zero > 1 else 0)
 
 
-def uneven_plan(spec: str, mesh: str, shares: tuple[tuple[int, ...], ...]) -> Plan:
+def uneven_plan(
+    spec: str, mesh: str, shares: tuple[tuple[int, ...], ...], schedule: str = "1f1b"
+) -> Plan:
     program = captured(spec).program
-    stages = balanced_stages(program, len(shares))
-    pipeline = Pipeline(stages, sum(shares[0]), shares=shares)
+    stages = balanced_stages(program, len(shares) * find_schedule(schedule).chunks)
+    pipeline = Pipeline(stages, sum(shares[0]), schedule=schedule, shares=shares)
     return replace(plan_megatron(program, Mesh.parse(mesh)), pipeline=pipeline)
 
 
@@ -183,6 +186,35 @@ def test_stages_at_several_coordinates_equal_eager(
     program = check(GPT, replace(uneven_plan(GPT, mesh, shares), **more))
     places = StagePlaces.of(program)
     assert [len(at) for at in places.of_stage.values()] == [len(own) for own in shares]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "mesh", "shares"),
+    [
+        ("zero-bubble", "stage=3", ((4,), (3, 1))),
+        ("zero-bubble-v", "stage=3", ((3, 1), (4,))),
+        *(
+            pytest.param(schedule, mesh, shares, marks=pytest.mark.slow)
+            for schedule, mesh, shares in (
+                ("gpipe", "stage=3,data=2", ((2, 2), (4,))),
+                ("interleaved-1f1b", "stage=3", ((1, 3), (4,))),
+                ("interleaved-1f1b", "stage=2,tensor=2", ((3, 1),)),
+                ("zero-bubble", "stage=2,data=2", ((3, 1),)),
+                ("zero-bubble-v", "stage=4,data=2", ((3, 1), (2, 2))),
+                ("dualpipe-v", "stage=3", ((5, 3), (8,))),
+            )
+        ),
+    ],
+)
+def test_every_schedule_takes_stages_at_several_coordinates(
+    schedule: str, mesh: str, shares: tuple[tuple[int, ...], ...]
+) -> None:
+    program = check(GPT, uneven_plan(GPT, mesh, shares, schedule))
+    found = StagePlaces.of(program)
+    for stage, places in found.of_stage.items():
+        own = shares[find_schedule(schedule).place(stage, len(shares))]
+        runs = Counter(at for (other, _), at in found.of_batch.items() if other == stage)
+        assert [runs[place] for place in places] == list(own)
 
 
 @pytest.mark.slow

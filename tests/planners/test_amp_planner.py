@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shardweave.ir.blocks import blocks_of
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.amp import plan_amp
-from shardweave.planners.amp.model import AmpError
+from shardweave.planners.amp.costs import corrected_costs
+from shardweave.planners.amp.model import AmpError, Strategy
+from shardweave.planners.amp.network import ClusterArrays
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
-from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.amp.search import Placed, best_cuts
+from shardweave.planners.amp.shares import shares_by_seconds, with_shares
+from shardweave.planners.cost.cluster import Cluster, DeviceType, NodeType
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.workload import batch_of, workload_of
 from shardweave.planners.lower import Lowerings
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_check import check_plan
-from shardweave.planners.plan_parts import PlanError
+from shardweave.planners.plan_parts import Pipeline, PlanError
 from shardweave.planners.predict import simulate_plan
 from shardweave.tests.ir_text import step
 from shardweave.tests.zoo import assert_equals_eager, captured
@@ -168,3 +174,54 @@ def test_batch_is_what_the_first_dims_of_all_inputs_have_in_common() -> None:
     assert batch_of(captured(SPEC).program) == 16
     with pytest.raises(PlanError, match="no input with a batch to divide"):
         batch_of(step("param %w : tensor<2xf32>\n%y = aten.neg(%w) : tensor<2xf32>\noutput %y"))
+
+
+def two_speeds() -> Cluster:
+    """Two devices, and two that are a third as fast, on fast links."""
+    fast = DeviceType("fast", {"float64": 3e9}, 2**34, 3e12)
+    slow = replace(fast, name="slow", flops={"float64": 1e9})
+    links = {"bandwidth_bytes_s": 1e12, "nic_bandwidth_bytes_s": 1e12}
+    nodes = tuple(NodeType(one, 2, **links) for one in ("fast", "slow"))
+    return Cluster("two speeds", {"fast": fast, "slow": slow}, nodes)
+
+
+@pytest.mark.parametrize("mesh", ["data=4", "data=2,tensor=2"])
+def test_replicas_of_two_speeds_get_micro_batches_in_proportion(mesh: str) -> None:
+    plan = planned(SPEC, two_speeds(), mesh)
+    assert plan.pipeline is not None
+    ((*fast, slow),) = plan.pipeline.shares
+    assert slow * 3 == fast[0] == max(fast)
+    assert plan.predicted is not None
+    even = next(one for one in plan.candidates if "in proportion" not in one.name)
+    assert plan.predicted.time_s < 0.7 * even.predicted.time_s
+    assert_equals_eager(lowerings(SPEC).local(plan), captured(SPEC))
+
+
+def test_stages_of_replicas_of_two_speeds_get_micro_batches_in_proportion() -> None:
+    cluster = two_speeds()
+    found = profile_program(lowerings(SPEC), cluster, (1,))
+    links, strategy = ClusterArrays.of(cluster), Strategy(2, 2, 1, 1)
+    # One fast and one slow replica of each stage.
+    grid = np.array([[[0], [2]], [[3], [1]]])
+    costs = corrected_costs(found.model, links, strategy, grid)
+    estimate = best_cuts(found.model, strategy, costs)
+    assert estimate is not None
+    stages = (("wte", "wpe", "h.0", "h.1"), ("h.2", "h.3", "ln_f", "head"))
+    even = Plan({"pipeline": 2, "data": 2}, pipeline=Pipeline(stages, 8, ranks=((0, 2), (3, 1))))
+    plan = with_shares(even, captured(SPEC).program, Placed(estimate, grid), found.model, links)
+    assert plan is not None
+    assert plan.pipeline == replace(even.pipeline, micro_batches=16, shares=((12, 4), (4, 12)))
+    assert_equals_eager(lowerings(SPEC).local(plan), captured(SPEC))
+    others = captured(SPEC).program, Placed(estimate, grid), found.model, links
+    assert with_shares(replace(even, zero=1), *others) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_shares_are_the_best_of_all(seed: int) -> None:
+    chance = Random(seed)
+    count, seconds = chance.randint(3, 9), [chance.randint(1, 9) for _ in range(3)]
+    found = shares_by_seconds(seconds, count)
+    assert sum(found) == count
+    every = [(a, b, count - a - b) for a in range(1, count - 1) for b in range(1, count - a)]
+    last = lambda shares: max(n * s for n, s in zip(shares, seconds, strict=True))  # noqa: E731
+    assert last(found) == min(map(last, every))

@@ -213,17 +213,31 @@ class Fused(nn.Module):
         return self.inner(x, x, x, need_weights=False)[0]
 
 
+class Masked(Fused):
+    """With a mask of tokens that torch expands over heads, as dropout makes it do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner.dropout = 0.1
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = x[..., 0] > 1.0
+        return self.inner(x, x, x, key_padding_mask=mask, need_weights=False)[0]
+
+
+FUSED_PARTS = {
+    "inner.in_proj_weight": '[{"tensor":8}, {}]',
+    "inner.in_proj_bias": '[{"tensor":8}]',
+    "inner.out_proj.weight": ROW,
+}
 PARTS = {
     Grouped: {"q.weight": COLUMN, "k.weight": COLUMN, "v.weight": COLUMN, "o.weight": ROW},
-    Fused: {
-        "inner.in_proj_weight": '[{"tensor":8}, {}]',
-        "inner.in_proj_bias": '[{"tensor":8}]',
-        "inner.out_proj.weight": ROW,
-    },
+    Fused: FUSED_PARTS,
+    Masked: FUSED_PARTS,
 }
 
 
-@pytest.mark.parametrize("attention", [Grouped, Fused])
+@pytest.mark.parametrize("attention", [Grouped, Fused, Masked])
 def test_attention_of_torch_is_cut_by_heads_with_one_message_each_way(
     attention: type[nn.Module],
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch.distributed.pipelining.schedules as pytorch
 
 from shardweave.planners.pipelines import Action, Table, find_schedule, in_order
+from shardweave.planners.pipelines.drawing import drawing_of
 from shardweave.planners.pipelines.list_order import (
     PassCosts,
     list_table,
@@ -18,8 +19,10 @@ from shardweave.planners.pipelines.list_order import (
     time_of,
     unit_costs,
 )
+from shardweave.planners.pipelines.picture import moments_of
 from shardweave.planners.pipelines.schedules import LIST, fixed_tables
 from shardweave.planners.pipelines.table import Kind
+from shardweave.planners.pipelines.uneven import uneven_table
 from shardweave.planners.plan_parts import PIPELINE_SCHEDULES
 
 DATA = Path(__file__).parents[1] / "data" / "pipelines"
@@ -183,3 +186,19 @@ def test_list_is_never_slower_than_another_schedule_and_keeps_to_its_memory(
         assert most_in_flight(less) < most
         with pytest.raises(ValueError, match=r"ranks fits into their memory; use smaller"):
             list_table(ranks, 4, chunks, costs, others, lambda _: False)
+
+
+def test_picture_in_the_pages_is_that_of_all_schedules() -> None:
+    tables = {
+        name: (one.table(4, 8, one.chunks), 4 * one.chunks)
+        for name in PIPELINE_SCHEDULES
+        for one in [find_schedule(name)]
+    }
+    page = Path(__file__).parents[2] / "docs" / "schedules.svg"
+    assert page.read_text() == drawing_of(tables), "write what is drawn to docs/schedules.svg"
+
+
+def test_picture_shows_the_second_stage_of_a_rank_in_small_letters() -> None:
+    table = uneven_table("zero-bubble-v", ((2,), (1, 1)), 2)
+    rows = moments_of(table, 4)
+    assert [sorted({cell[0] for cell in row} - {"."}) for row in rows] == [sorted("FIWfiw")] * 3

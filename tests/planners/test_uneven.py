@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from random import Random
 
@@ -14,6 +15,8 @@ from shardweave.planners.lower import Lowerings
 from shardweave.planners.pipelines import find_schedule, in_order
 from shardweave.planners.pipelines.balance import balanced_stages
 from shardweave.planners.pipelines.choose import devices_of_plan, shortened, with_pipeline
+from shardweave.planners.pipelines.schedules import Schedule
+from shardweave.planners.pipelines.table import Table, gives_of
 from shardweave.planners.pipelines.uneven import (
     check_shares,
     dealt,
@@ -23,7 +26,7 @@ from shardweave.planners.pipelines.uneven import (
     uneven_table,
 )
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Pipeline, PlanError
+from shardweave.planners.plan_parts import PIPELINE_SCHEDULES, Pipeline, PlanError
 from shardweave.planners.predict import simulation_of
 from shardweave.tests.zoo import captured, megatron
 
@@ -50,21 +53,60 @@ def random_shares(chance: Random) -> tuple[tuple[int, ...], ...]:
 def test_every_order_ends_and_runs_each_micro_batch_at_one_rank(seed: int) -> None:
     chance = Random(seed)
     shares = random_shares(chance)
-    count, stages = sum(shares[0]), len(shares)
-    table = uneven_table(chance.choice(["1f1b", "gpipe"]), shares)
-    assert len(in_order(table, stages)) == 2 * stages * count
+    table, schedule, chunks = random_table(chance, shares)
+    check_order(table, schedule, shares, chunks)
+
+
+def random_table(
+    chance: Random, shares: tuple[tuple[int, ...], ...]
+) -> tuple[Table, Schedule, int]:
+    """The table of some schedule that takes so many micro-batches."""
+    names = [name for name in PIPELINE_SCHEDULES if name != "list"]
+    chance.shuffle(names)
+    for name in names:
+        schedule = find_schedule(name)
+        chunks = schedule.chunks if schedule.fixed else chance.randint(1, 3)
+        try:
+            return uneven_table(name, shares, chunks), schedule, chunks
+        except PlanError:
+            continue
+    raise AssertionError("gpipe takes any number")
+
+
+def check_order(
+    table: Table, schedule: Schedule, shares: tuple[tuple[int, ...], ...], chunks: int
+) -> None:
+    """It ends, and each stage runs each micro-batch once, at a rank of its own and by its share."""
+    count, groups = sum(shares[0]), len(shares)
+    order = in_order(table, groups * chunks)
+    assert len(order) == len({action for _, action in order})
+    done = Counter(gift for _, action in order for gift in gives_of(action))
+    assert done == Counter(
+        (stage, kind, number)
+        for stage in range(groups * chunks)
+        for kind in "FIW"
+        for number in range(count)
+    )
     rows = iter(table)
-    for stage, own in enumerate(shares):
-        seen: set[int] = set()
+    for group, own in enumerate(shares):
         for share, row in zip(own, rows, strict=False):
-            forward = [one.micro_batch for one in row if one.kind == "F"]
-            backward = [one.micro_batch for one in row if one.kind == "B"]
-            assert forward == backward == sorted(forward)
-            assert len(forward) == share
-            assert all(one.stage == stage for one in row)
-            seen.update(forward)
-        assert seen == set(range(count))
+            assert len({one.micro_batch for one in row}) == share
+            assert {schedule.place(one.stage, groups) for one in row} == {group}
     assert next(rows, None) is None
+
+
+# 1F1B begins only as many micro-batches as there are ranks.
+@pytest.mark.parametrize("schedule", sorted({*PIPELINE_SCHEDULES} - {"1f1b", "list"}))
+def test_equal_shares_are_pipelines_side_by_side(schedule: str) -> None:
+    chunks = find_schedule(schedule).chunks
+    found = uneven_table(schedule, ((4, 4), (4, 4)), chunks)
+    alone = find_schedule(schedule).table(2, 4, chunks)
+    for place, row in enumerate(found):
+        # Of the two pipelines, one has the even micro-batches, the other the odd ones.
+        own = [
+            one._replace(micro_batch=2 * one.micro_batch + place % 2) for one in alone[place // 2]
+        ]
+        assert list(row) == own
 
 
 @pytest.mark.parametrize("shares", [(3, 1), (1, 1), (5, 2, 1), (7,), (4, 4, 3)])
@@ -97,7 +139,7 @@ def test_shares_read_back_from_their_text() -> None:
 @pytest.mark.parametrize(
     ("shares", "says"),
     [
-        (((4,),), "'shares' has 1 entries, expected one for each of 2 stages"),
+        (((4,),) * 3, "'shares' has 3 entries, expected one for each of 2 stages"),
         (((4,), (3, 2)), r"the shares of stage 1 are \[3, 2\]; expected 1 or more .* 4 in all"),
     ],
 )
@@ -106,9 +148,24 @@ def test_shares_that_do_not_fit_are_refused(shares: tuple[tuple[int, ...], ...],
         check_shares(shares, 2, 4)
 
 
-def test_schedules_that_have_a_stage_on_one_rank_are_refused() -> None:
-    with pytest.raises(PlanError, match="schedule 'zero-bubble' has each stage on one rank"):
-        uneven_table("zero-bubble", ((2, 2),))
+def test_orders_that_there_are_not_are_refused() -> None:
+    with pytest.raises(PlanError, match="schedule 'list' has each stage on one rank"):
+        uneven_table("list", ((2, 2),))
+    with pytest.raises(PlanError, match="'interleaved-1f1b' runs 7 micro-batches in 7 groups of 1"):
+        uneven_table("interleaved-1f1b", ((7,), (7,), (7,)), 2)
+
+
+def test_stages_of_one_coordinate_share_its_devices() -> None:
+    pipeline = Pipeline(
+        (("a",), ("b",), ("c",), ("d",)), 4, schedule="zero-bubble-v", shares=((4,), (3, 1)),
+        ranks=((2,), (0, 1), (0, 1), (2,)),
+    )  # fmt: skip
+    plan = replace(plan_of(((4,), (3, 1))), pipeline=pipeline)
+    assert devices_of_plan(plan, Mesh(stage=3)) == (2, 0, 1)
+    assert Plan.from_json(plan.to_json()) == plan
+    other = replace(pipeline, ranks=((2,), (0, 1), (1, 0), (2,)))
+    with pytest.raises(PlanError, match="stage 2 is on devices"):
+        devices_of_plan(replace(plan, pipeline=other), Mesh(stage=3))
 
 
 def test_plan_whose_shares_do_not_fit_the_mesh_is_refused() -> None:
@@ -138,22 +195,28 @@ def test_plan_with_shares_reads_back_from_json() -> None:
         Plan.from_json(text)
 
 
-def plan_of(shares: tuple[tuple[int, ...], ...], ranks: tuple[tuple[int, ...], ...] = ()) -> Plan:
+def plan_of(
+    shares: tuple[tuple[int, ...], ...],
+    ranks: tuple[tuple[int, ...], ...] = (),
+    schedule: str = "1f1b",
+) -> Plan:
     program = captured(GPT).program
-    stages = balanced_stages(program, len(shares))
-    pipeline = Pipeline(stages, sum(shares[0]), ranks=ranks, shares=shares)
+    stages = balanced_stages(program, len(shares) * find_schedule(schedule).chunks)
+    pipeline = Pipeline(stages, sum(shares[0]), ranks=ranks, schedule=schedule, shares=shares)
     mesh = f"stage={sum(map(len, shares))}"
     return replace(megatron(GPT, mesh), pipeline=pipeline)
 
 
-def test_micro_batches_in_proportion_take_less_on_devices_of_two_speeds() -> None:
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble-v"])
+def test_micro_batches_in_proportion_take_less_on_devices_of_two_speeds(schedule: str) -> None:
     fast = DeviceType("fast", {"float32": 3e9, "float64": 3e9}, 2**34, 3e12)
     slow = replace(fast, name="slow", flops={"float32": 1e9, "float64": 1e9})
     nodes = tuple(NodeType(one, 1, 1, nic_bandwidth_bytes_s=1e12) for one in ("fast", "slow"))
     cluster = Cluster("two", {"fast": fast, "slow": slow}, nodes)
     lowerings = Lowerings.of(captured(GPT).program)
     even, uneven = (
-        simulation_of(lowerings, plan_of(shares), cluster) for shares in (((4, 4),), ((6, 2),))
+        simulation_of(lowerings, plan_of(shares, schedule=schedule), cluster)
+        for shares in (((4, 4),), ((6, 2),))
     )
     assert isinstance(even, PipelineSimulation)
     assert isinstance(uneven, PipelineSimulation)

@@ -5,7 +5,8 @@ const SIGNS = { same: "", added: "+", removed: "−", moved: "›", changed: "~"
 
 async function read(id) {
   const packed = atob(document.getElementById(id).textContent.trim());
-  const bytes = Uint8Array.from(packed, (letter) => letter.charCodeAt(0));
+  const bytes = new Uint8Array(packed.length); // a loop, since `from` calls a function for each byte
+  for (let i = 0; i < packed.length; i += 1) bytes[i] = packed.charCodeAt(i);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(stream).json();
 }
@@ -26,7 +27,6 @@ function rowsOf(moment) {
   own.rows = [];
   own.parts.forEach((part) => {
     part.moment = own;
-    part.byName = new Map();
     part.sections.forEach((section) => {
       section.part = part;
       section.first = own.rows.length;
@@ -40,7 +40,6 @@ function rowsOf(moment) {
         row.origin = section.origins[i] ?? null;
         row.place = section.places[i] < 0 ? "" : words[section.places[i]];
         own.rows.push(row);
-        if (row.after) for (const name of parsed(row.after).results) part.byName.set(name, row);
       });
     });
     part.slotRows = part.slots.kinds.map((kind, i) => {
@@ -48,16 +47,27 @@ function rowsOf(moment) {
       const row = { moment: own, part, number: -1, kind: KINDS[kind], details: [], origin: null };
       Object.assign(row, { before: text("before"), after: text("after"), back: -1, place: "" });
       row.pictures = part.slots.pictures[i] ?? [];
-      if (row.after) for (const name of parsed(row.after).results) part.byName.set(name, row);
       return row;
     });
   });
   return own.rows;
 }
 
+// The rows of a part by the values that they make; lines are read when that is first asked for.
+function madeIn(part) {
+  if (!part.byName) {
+    part.byName = new Map();
+    for (const row of [...rowsOf(part.moment), ...part.slotRows]) {
+      if (row.part !== part || !row.after) continue;
+      for (const name of parsed(row.after).results) part.byName.set(name, row);
+    }
+  }
+  return part.byName;
+}
+
 // Where a value is made: a row, and the layer that it is in if the row only stands for it.
 function makerOf(part, name) {
-  const row = part.byName.get(name);
+  const row = madeIn(part).get(name);
   if (row) return { row, layer: "" };
   const away = part.away[name];
   return away ? { row: rowsOf(part.moment)[away[0]], layer: words[away[1]] } : null;

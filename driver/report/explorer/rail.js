@@ -49,10 +49,12 @@ function headOf(moment) {
   const own = moment.own;
   const said = moment.same ? "This pass changed nothing." : "";
   return el("section", {},
-    el("h2", {}, moment.name, moment.spec !== moment.name ? el("code", {}, ` ${moment.spec}`) : ""),
+    el("h2", {}, moment.name, el("code", {}, optionsOf(moment))),
     el("p", { class: "soft" }, ...withCode(moment.summary), moment.seconds ? ` It took ${moment.seconds}.` : ""),
     el("p", {}, said), moment.same ? "" : kinds(own.counts));
 }
+
+const optionsOf = ({ name, spec }) => (spec.startsWith(name) ? spec.slice(name.length) : ` ${spec}`);
 
 const withCode = (text) => text.split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part));
 

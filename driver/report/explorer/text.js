@@ -1,6 +1,8 @@
 // The line of an op, taken apart: `%y = aten.mm(%x, %w) {layer = "h.0", ...} : tensor<4x4xf32>`.
 
 const NAME = /%[\w.$-]+/g;
+const FIELDS = Object.fromEntries(["layer", "phase", "copy", "origin"].map((name) =>
+  [name, new RegExp(`(?:^|, )${name} = ("[^"]*"|\\[[^\\]]*\\]|\\w+)`)]));
 const parts = new Map();
 
 function parsed(line) {
@@ -20,7 +22,7 @@ function parse(line) {
   const end = opens < 0 ? (colon < 0 ? rest.length : colon) : opens;
   const call = rest.slice(op.length, end);
   const braces = opens < 0 ? "" : rest.slice(opens + 2, rest.lastIndexOf("}"));
-  const field = (name) => new RegExp(`(?:^|, )${name} = ("[^"]*"|\\[[^\\]]*\\]|\\w+)`).exec(braces)?.[1];
+  const field = (name) => FIELDS[name].exec(braces)?.[1];
   return {
     results,
     op,

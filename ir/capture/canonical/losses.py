@@ -152,6 +152,37 @@ def mse_loss_backward(call: Call) -> Result:
     return b.call("aten.mul.Tensor", slope, _spread(call, shape_of(distance)))
 
 
+@form("aten.huber_loss", "aten.smooth_l1_loss")
+def huber_loss(call: Call) -> Result:
+    """c (d - c / 2) with d = |x - y| and c = d up to a limit; a smooth L1 is that, by the limit."""
+    b = call.builder
+    limit, scale = _limit_and_scale(call)
+    distance = b.call("aten.abs", b.call("aten.sub.Tensor", call["self"], call["target"]))
+    near = b.call("aten.clamp", distance, max=limit)
+    rest = b.call("aten.sub.Tensor", distance, b.call("aten.mul.Scalar", near, other=0.5))
+    return _reduced(call, b.call("aten.mul.Tensor", _scaled(call, near, scale), rest))
+
+
+@form("aten.huber_loss_backward", "aten.smooth_l1_loss_backward")
+def huber_loss_backward(call: Call) -> Result:
+    b = call.builder
+    limit, scale = _limit_and_scale(call)
+    distance = b.call("aten.sub.Tensor", call["self"], call["target"])
+    slope = _scaled(call, b.call("aten.clamp", distance, min=-limit, max=limit), scale)
+    return b.call("aten.mul.Tensor", slope, _spread(call, shape_of(distance)))
+
+
+def _limit_and_scale(call: Call) -> tuple[float, float]:
+    """Up to which distance the loss is a square, and what it is divided by."""
+    if "delta" in call.arguments:
+        return float(call["delta"]), 1.0
+    return float(call["beta"]), float(call["beta"])
+
+
+def _scaled(call: Call, value: SSAValue, scale: float) -> SSAValue:
+    return value if scale == 1.0 else call.builder.call("aten.div.Scalar", value, other=scale)
+
+
 def _reduced(call: Call, rows: SSAValue) -> SSAValue:
     b = call.builder
     shape = shape_of(rows)

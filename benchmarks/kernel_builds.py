@@ -1,0 +1,173 @@
+"""Kernels of layers and heads, compiled for chips that are not here: `python
+benchmarks/kernel_builds.py [--quick] [--json FILE]`.
+
+Steps of one layer of gpt, llama and bert with their heads, at hidden sizes from 768 to 16,384 and
+vocabularies of 50,257 and 128,256, are captured (values are fake) and their kernels built for
+sm_80, sm_90 and sm_100 at their default configurations. A row is a kernel and a chip: what it
+spills, its narrowest access along the contiguous dim, registers, and estimates of its occupancy and
+of the bytes that an SM has asked memory for. Exits 1 if a kernel spills, or accesses less than 128
+bits where neighbouring elements lie side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from rich.console import Console
+from rich.table import Table
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import shardweave as sw
+from shardweave.backends.triton.ahead import Built, build
+from shardweave.backends.triton.occupancy import VECTOR_BITS
+from shardweave.backends.triton.source import KernelSource
+from shardweave.driver.kernel_files import distinct_kernels
+from shardweave.driver.models import build_example
+from shardweave.passes.notes import unheard
+
+HIDDEN = (768, 1024, 2048, 4096, 8192, 12288, 16384)
+VOCABULARIES = (50257, 128256)
+TARGETS = ("sm_80", "sm_90", "sm_100")
+HEAD_SIZE = 128
+MODELS = {
+    "gpt": "gpt:layers=1,hidden={hidden},heads={heads},vocab={vocab},seq=1024,batch=8",
+    "llama": (
+        "hf:llama:num_hidden_layers=1,hidden_size={hidden},num_attention_heads={heads},"
+        "num_key_value_heads={heads},intermediate_size={inner},vocab_size={vocab},batch=8,seq=1024"
+    ),
+    "bert": (
+        "hf:bert:num_hidden_layers=1,hidden_size={hidden},num_attention_heads={heads},"
+        "intermediate_size={inner},vocab_size={vocab},max_position_embeddings=512,batch=16,seq=512"
+    ),
+}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kernel built for a chip. steps: those that have it. narrow: statements, with their bits."""
+
+    kernel: str
+    target: str
+    steps: tuple[str, ...]
+    config: dict[str, int]
+    registers: int
+    shared_bytes: int
+    spilled_bytes: int
+    access_bits: int | None
+    occupancy: float | None
+    bytes_in_flight: int | None
+    narrow: dict[str, int]
+
+    @property
+    def is_right(self) -> bool:
+        return not self.spilled_bytes and not self.narrow
+
+
+def row_of(built: Built, steps: list[str]) -> Row:
+    return Row(
+        built.kernel.name, built.target, tuple(steps), built.config, built.registers,
+        built.shared_bytes, built.spilled_bytes, built.access_bits, built.occupancy,
+        built.bytes_in_flight, built.narrow,
+    )  # fmt: skip
+
+
+def cases(*, quick: bool) -> Iterator[tuple[str, str, int, int]]:
+    """Model, dtype, hidden size and vocabulary: each hidden size with one vocabulary, in turn.
+
+    Kernels of the head's loss depend on the vocabulary alone, the others on the hidden size.
+    """
+    for dtype in DTYPES:
+        for model in MODELS:
+            for number, hidden in enumerate(HIDDEN):
+                yield model, dtype, hidden, VOCABULARIES[number % 2]
+                if quick:
+                    return
+
+
+def kernels_of(model: str, dtype: str, hidden: int, vocab: int) -> list[KernelSource]:
+    """The distinct kernels of a step."""
+    heads = hidden // HEAD_SIZE
+    spec = MODELS[model].format(hidden=hidden, heads=heads, inner=4 * hidden, vocab=vocab)
+    with FakeTensorMode():
+        example = build_example(spec, dtype=DTYPES[dtype])
+    with unheard():
+        program = sw.capture(example.module, kwargs=example.kwargs)
+        kernels, _, unfit = distinct_kernels(sw.run_passes(program, "cse,dce,preset:kernels"))
+    if unfit:
+        raise ValueError(f"{spec} has regions without kernels: {unfit}.")
+    return list(kernels.values())
+
+
+def compiled_as(kernel: KernelSource) -> tuple[object, ...]:
+    """Equal for kernels of which the compiler makes the same."""
+    aligned = tuple(size % 16 == 0 for size in kernel.sizes.values())
+    return kernel.key, kernel.pointers, *kernel.fixed.items(), aligned, str(kernel.configs[0])
+
+
+def show(rows: list[Row], console: Console) -> None:
+    """By chip: how many kernels there are, and the worst of each figure; then what is not right."""
+    table = Table("chip", box=None, pad_edge=False)
+    heads = ("kernels", "spill", "narrow", "registers, most", "occupancy, least", "median")
+    for head in (*heads, "KiB in flight per SM, median"):
+        table.add_column(head, justify="right")
+    for target in TARGETS:
+        own = [row for row in rows if row.target == target]
+        parts = sorted(row.occupancy or 0 for row in own)
+        flights = sorted(row.bytes_in_flight or 0 for row in own)
+        table.add_row(
+            target, str(len(own)), str(sum(row.spilled_bytes > 0 for row in own)),
+            str(sum(bool(row.narrow) for row in own)), str(max(row.registers for row in own)),
+            f"{parts[0]:.0%}", f"{parts[len(parts) // 2]:.0%}",
+            f"{flights[len(flights) // 2] / 1024:.0f}",
+        )  # fmt: skip
+    console.print(table)
+    for row in rows:
+        if not row.is_right:
+            said = f"spills {row.spilled_bytes} bytes" if row.spilled_bytes else ""
+            said += "".join(f"\n  {bits} bits: {text}" for text, bits in row.narrow.items())
+            print(f"{row.target} {row.kernel} of {row.steps[0]}: {said}")
+    met = sum(row.is_right for row in rows)
+    print(f"{met} of {len(rows)} builds spill nothing and access {VECTOR_BITS} bits")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
+    parser.add_argument("--quick", action="store_true", help="one step alone")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+    options = parser.parse_args()
+    steps: dict[tuple[object, ...], list[str]] = {}
+    builds: dict[tuple[object, ...], list[Built]] = {}
+    rows: list[Row] = []
+    for case in cases(quick=options.quick):
+        name = "{} {} hidden={} vocab={}".format(*case)
+        for kernel in kernels_of(*case):
+            key = compiled_as(kernel)
+            steps.setdefault(key, []).append(name)
+            if key not in builds:
+                builds[key] = [build(kernel, target) for target in TARGETS]
+        print(f"built {name}: {len(builds)} kernels so far", file=sys.stderr, flush=True)
+        rows = [row_of(one, steps[key]) for key, group in builds.items() for one in group]
+        if options.json:
+            Path(options.json).write_text(_text(rows))
+    show(rows, Console(width=120))
+    return 0 if all(row.is_right for row in rows) else 1
+
+
+def _text(rows: list[Row]) -> str:
+    """JSON with a line for each row."""
+    versions: dict[str, Any] = {"torch": torch.__version__, "triton": triton.__version__}
+    head = json.dumps(versions)[1:-1]
+    return f'{{{head}, "rows": [\n' + ",\n".join(json.dumps(asdict(r)) for r in rows) + "\n]}\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""The whole grid of models, stages, schedules, micro-batches and layouts: each equal to eager.
+
+`test_cut_stages.py` has the part that is run every day.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardweave.driver.plans import partition
+from shardweave.ir.mesh import Mesh
+from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.pipelines.balance import balanced_stages
+from shardweave.planners.pipelines.schedules import find_schedule
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import PIPELINE_SCHEDULES, Pipeline
+from shardweave.tests.zoo import SPECS, assert_equals_eager, captured
+
+DEEPER = {
+    "layers=2": "layers=6", "n_layer=2": "n_layer=6", ":num_layers=6": ":num_layers=4",
+    "batch=8": "batch=16",
+}  # fmt: skip
+"""Of models that have blocks for eight stages, and rows for eight micro-batches of two replicas."""
+
+MODELS = ("gpt", "gpt2", "llama", "bert", "t5", "unet")
+
+LAYOUTS = {
+    "alone": ("", 0),
+    "data": (",data=2", 0),
+    "tensor": (",tensor=2", 0),
+    "both": (",data=2,tensor=2", 0),
+    "stored-1": (",data=2", 1),
+    "stored-2": (",data=2,tensor=2", 2),
+    "stored-3": (",data=2", 3),
+}
+"""The other axes of the mesh, and the ZeRO stage of parameters that are stored in shards."""
+
+
+def spec_of(name: str) -> str:
+    spec = SPECS[name]
+    for shallow, deep in DEEPER.items():
+        spec = spec.replace(shallow, deep)
+    return spec
+
+
+def plan_of(spec: str, stages: int, schedule: str, micro_batches: int, layout: str) -> Plan:
+    axes, zero = LAYOUTS[layout]
+    mesh, program = Mesh.parse(f"stage={stages}{axes}"), captured(spec).program
+    layers = balanced_stages(program, stages * find_schedule(schedule).chunks)
+    pipeline = Pipeline(layers, micro_batches, schedule=schedule)
+    return replace(plan_megatron(program, mesh), pipeline=pipeline, zero=zero)
+
+
+def is_one(schedule: str, stages: int, micro_batches: int) -> bool:
+    """Whether there is such an order: DualPipeV needs two micro-batches for each rank."""
+    return schedule != "dualpipe-v" or micro_batches >= 2 * stages
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("schedule", PIPELINE_SCHEDULES)
+@pytest.mark.parametrize("name", MODELS)
+def test_model_in_stages_equals_eager(name: str, schedule: str, layout: str) -> None:
+    spec = spec_of(name)
+    for stages in (2, 4):
+        for micro_batches in (4, 8):
+            if is_one(schedule, stages, micro_batches):
+                plan = plan_of(spec, stages, schedule, micro_batches, layout)
+                program = partition(captured(spec).program, Mesh(**plan.mesh), plan)
+                assert_equals_eager(program, captured(spec))
