@@ -1,6 +1,6 @@
 """Which local programs are proved? `python benchmarks/proofs.py [--quick] [--json FILE]`
 
-Small versions of fifteen kinds of models, on meshes of up to 64 ranks, by all presets, schedules,
+Small versions of sixteen kinds of models, on meshes of up to 64 ranks, by all presets, schedules,
 policies of recomputation, schedules of stages and ZeRO, sequence, context and expert parallelism.
 Each program is made by the passes and held against the captured one by `sw.prove`; none is run. A
 row is a model, its mesh and what was done to it: proved, refused (with the proof's own words), or
@@ -18,10 +18,11 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -61,6 +62,9 @@ MODELS = {
     "gpt odd sizes": "gpt:layers=4,hidden=12,heads=3,vocab=33,seq=6,batch=16,ffn=21",
     "gpt experts": "gpt:layers=4,hidden=16,heads=4,vocab=32,seq=4,batch=16,experts=4,capacity=1",
     "gpt2": "hf:gpt2:n_layer=4,n_embd=16,n_head=8,vocab_size=32,n_positions=16,batch=16,seq=16",
+    "gpt2 three heads": (
+        "hf:gpt2:n_layer=4,n_embd=24,n_head=3,vocab_size=32,n_positions=16,batch=16,seq=16"
+    ),
     "llama": f"hf:llama:{TEXT},num_key_value_heads=8,batch=16,seq=16",
     "llama grouped": f"hf:llama:{TEXT},num_key_value_heads=2,batch=16,seq=16",
     "qwen2": f"hf:qwen2:{TEXT},num_key_value_heads=8,batch=16,seq=16",
@@ -86,7 +90,7 @@ STARTED = "start-collectives,overlap-communication{{schedule={schedule} cluster=
 @dataclass(frozen=True)
 class Way:
     """What is done to a model. first, passes: presets that rows share, and what follows them; else
-    the plan's own passes. schedule: of stages. sequence: of sequence parallelism, beside tensor's.
+    the plan's own passes. schedule: of stages. sequence: whether tensor parallelism cuts sequences.
     """
 
     name: str
@@ -96,6 +100,7 @@ class Way:
     schedule: str = ""
     zero: int = 0
     sequence: bool = False
+    attention_parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,7 @@ def ways() -> Iterator[Way]:
             yield Way(f"stages zero {zero}", mesh, schedule="1f1b", zero=zero)
     for mesh in PLANNED_MESHES:
         yield Way("planned", mesh)
+    yield Way("attention in 2 parts", "context=4", attention_parts=2)
 
 
 def ways_on(mesh: str) -> Iterator[Way]:
@@ -164,10 +170,14 @@ def made(model: str, way: Way) -> Program:
     """The local program. Raises ValueError where the model cannot be cut so."""
     if way.first:
         local = begun(model, way.mesh, way.first)
-        passes = way.passes.replace("budget", f"budget bytes={budget_of(local)}")
+        passes = way.passes
+        if "budget" in passes:
+            passes = passes.replace("budget", f"budget bytes={budget_of(local)}")
         return run_passes(local, passes) if passes else local
     program, mesh = captured(model), Mesh.parse(way.mesh)
-    plan = replace(plan_megatron(program, mesh, sequence_parallel=way.sequence), zero=way.zero)
+    parts = way.attention_parts
+    plan = plan_megatron(program, mesh, sequence_parallel=way.sequence, attention_parts=parts)
+    plan = replace(plan, zero=way.zero)
     if way.schedule:
         count = mesh.num_stages * find_schedule(way.schedule).chunks
         stages, micro_batches = balanced_stages(program, count), max(MICRO_BATCHES, count)
@@ -225,6 +235,16 @@ def print_rows(rows: list[Row]) -> None:
             console.print(f"{outcome} {count}: {model}: {words}", highlight=False, soft_wrap=True)
 
 
+def sentence(data: Mapping[str, Any]) -> str:
+    """What docs/proof.md says of the rows of a file."""
+    counts = Counter(row["outcome"] for row in data["rows"])
+    made = counts["proved"] + counts["refused"]
+    return (
+        f"Of {data['of']:,} rows {len(data['rows']):,} have been run: {counts['proved']:,} of "
+        f"{made:,} programs are proved, and {counts['not made']:,} cannot be made."
+    )
+
+
 def write(path: Path, rows: list[Row], num_cases: int) -> None:
     """Write rows, one a line."""
     head = {"machine": machine(), "of": num_cases, "rows": []}
@@ -263,6 +283,7 @@ def main() -> int:
         if options.json:
             write(options.json, rows, len(cases))
     print_rows(rows)
+    print(sentence({"of": len(cases), "rows": [asdict(row) for row in rows]}))
     return int(any(row.outcome == "refused" for row in rows))
 
 

@@ -34,7 +34,7 @@ def test_attention_in_parts_is_proved_and_what_is_wrong_in_it_is_not(text: str, 
     values = random_values(whole)
     expected = run_reference(whole, values)
     num_refused = 0
-    for made in filter(None, (mutant(local, seed) for seed in range(80))):
+    for made in filter(None, (mutant(local, seed) for seed in range(25))):
         try:
             prove(made.program, against=whole)
         except ProofError:
@@ -43,7 +43,7 @@ def test_attention_in_parts_is_proved_and_what_is_wrong_in_it_is_not(text: str, 
         found = run_reference(made.program, values)
         for key, value in expected.items():
             torch.testing.assert_close(found[key], value, rtol=1e-9, atol=1e-12)
-    assert num_refused > 30
+    assert num_refused > 8
 
 
 SLIPS = [

@@ -27,7 +27,7 @@ def test_split_projection_is_proved_and_what_is_wrong_in_it_is_not(text: str, wa
     values = random_values(whole)
     expected = run_reference(whole, values)
     num_refused = 0
-    for made in filter(None, (mutant(local, seed) for seed in range(60))):
+    for made in filter(None, (mutant(local, seed) for seed in range(25))):
         try:
             prove(made.program, against=whole)
         except ProofError:
@@ -36,7 +36,7 @@ def test_split_projection_is_proved_and_what_is_wrong_in_it_is_not(text: str, wa
         found = run_reference(made.program, values)
         for key, value in expected.items():
             torch.testing.assert_close(found[key], value, rtol=1e-9, atol=1e-12)
-    assert num_refused > 20
+    assert num_refused > 8
 
 
 SUM_OF_TWO = """
