@@ -90,6 +90,15 @@ def signs_of(op: Operation) -> tuple[float, float] | None:
     return 1.0, float(sign * op.value("alpha"))
 
 
+def named(op: Operation) -> str:
+    """How messages name an op: with its function, in a program of stages."""
+    block = op.parent_op()
+    while block is not None and not isinstance(block, func.FuncOp):
+        block = block.parent_op()
+    name = "step" if block is None else block.sym_name.data
+    return describe(op) if name == "step" else f"{describe(op)} in @{name}"
+
+
 def check_order(op: Operation, made: Mapping[SSAValue, object], in_flight: set[SSAValue]) -> None:
     """Raises ProofError for an op that reads what is not made, or has not arrived.
 
@@ -98,19 +107,19 @@ def check_order(op: Operation, made: Mapping[SSAValue, object], in_flight: set[S
     missing = [value for value in op.operands if value not in made]
     if missing:
         raise ProofError(
-            f"{describe(op)} reads %{missing[0].name_hint} before it is made; put it behind the op "
+            f"{named(op)} reads %{missing[0].name_hint} before it is made; put it behind the op "
             "that makes it."
         )
     if type(op) in dist.STARTED:
         in_flight.update(op.results)
     if isinstance(op, dist.WaitOp):
         if not in_flight.issuperset(op.operands):
-            raise ProofError(f"{describe(op)} waits for what was not started; start it.")
+            raise ProofError(f"{named(op)} waits for what was not started; start it.")
         return
     early = [value for value in op.operands if value in in_flight]
     if early:
         raise ProofError(
-            f"{describe(op)} reads %{early[0].name_hint} while it is in flight; put a dist.wait "
+            f"{named(op)} reads %{early[0].name_hint} while it is in flight; put a dist.wait "
             "before it."
         )
 
