@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 from xdsl.dialects import func
 from xdsl.ir import Attribute, Operation, SSAValue
@@ -57,12 +56,6 @@ def mutant(program: Program, kind: str, seed: int) -> Mutant | None:
         parts = parts_of(copy)
         is_made = any(SLIPS[kind](part, rng) for part in rng.sample(parts, len(parts)))
     return Mutant(kind, copy, before.names_of_changes(copy)) if is_made else None
-
-
-def mutants(program: Program, count: int) -> Iterator[Mutant]:
-    """The first so many programs with a slip, of all kinds that have a place, in turn."""
-    made = (mutant(program, kind, seed) for seed in range(count) for kind in KINDS)
-    yield from islice(filter(None, made), count)
 
 
 def distinct(program: Program) -> Program:
