@@ -71,7 +71,8 @@ class Reducer:
 
     def each(self, value: SSAValue) -> Term:
         """The value's element at this row and column."""
-        return self.values.at(value, self.values.indices(value, self.row * self.columns + self.col))
+        place = self.row * self.columns + self.col
+        return self.values.variable(self.values.at(value, self.values.indices(value, place)))
 
     def of_row(self, value: SSAValue) -> Term:
         """An element of a value that has one for each row."""
@@ -85,7 +86,7 @@ class Reducer:
     def write(self, hint: str, text: str, *terms: Term, comment: str = "") -> Term:
         """The variable of a formula, in which {0}, {1}, .. stand for the terms."""
         axes = frozenset[str]().union(*(term.axes for term in terms))
-        words = text.format(*(term.name for term in terms))
+        words = text.format(*(self.values.variable(term).name for term in terms))
         return self.values.writer.assign(hint, words, terms[0].dtype, axes, comment)
 
     def _position(self, indices: Indices, value: SSAValue) -> Index:
@@ -109,7 +110,7 @@ class Reducer:
 
         def term() -> Term:
             found = self.each(source)
-            if found.dtype == dtype or found.is_literal:
+            if found.dtype == dtype:
                 return found
             text = converted(found.name, found.dtype, dtype)
             return self.values.writer.assign("wide", text, dtype, found.axes)

@@ -63,8 +63,7 @@ class Values:
     ) -> None:
         """Write the element at a place of a value that is stored, dense."""
         term = self.at(value, self.indices(value, place))
-        if term.is_literal:
-            term = self._constant(term)
+        term = self.variable(term)
         dtype = draft.region.dtype_of(value)
         self.writer.store(draft.outputs[value], dtype, place, term, axes)
 
@@ -97,13 +96,16 @@ class Values:
         # Written numbers take the dtype of what they meet in an infix formula; a function would
         # read them as float32, and two that meet would be computed by Python's rules.
         if op.name not in INFIX or all(term.is_literal for term in given):
-            given = [self._constant(term) if term.is_literal else term for term in given]
+            given = list(map(self.variable, given))
         axes = frozenset[str]().union(*(term.axes for term in given))
         words = self._converted(op, given, dtype)
         return self.writer.assign(hint, FORMULAS[op.name](op, *words), dtype, axes, comment)
 
+    def variable(self, term: Term) -> Term:
+        """A term; a number that is written out is made a variable of its dtype."""
+        return self._constant(term) if term.is_literal else term
+
     def _constant(self, term: Term) -> Term:
-        """A number that is written out, as a variable of its dtype."""
         text = f"tl.full((), {term.name}, {type_text(term.dtype)})"
         return self.writer.assign("constant", text, term.dtype, frozenset())
 
@@ -253,8 +255,7 @@ class Values:
 
         A place outside is flagged, as ATen does on a GPU.
         """
-        if place.is_literal:
-            place = self._constant(place)
+        place = self.variable(place)
         text = f"({place.name} >= 0) & ({place.name} < {size})"
         inside = self.writer.assign("inside", text, torch.bool, place.axes)
         self.writer.require(inside.name, f"{op.name}: index out of range", place.axes, guards)

@@ -404,6 +404,22 @@ def test_threshold_of_booleans_is_a_number() -> None:
     assert_same(fused(text), torch.randn(4), torch.tensor([True, False, True, False]))
 
 
+def test_statistics_of_written_numbers_have_their_precision() -> None:
+    text = """
+        input %w : tensor<4xf64>
+        input %b : tensor<4xf64>
+        %x = aten.full(fill_value = -2.1) : tensor<3x4xf64>
+        %n, %mean, %rstd = aten.native_layer_norm(%x, %w, %b, eps = 1.0e-05) : tensor<3x4xf64>, tensor<3x1xf64>, tensor<3x1xf64>
+        %s = aten.sum.dim_IntList(%x, dim = [1], keepdim = true) : tensor<3x1xf64>
+        output %mean
+        grad r = %rstd
+        grad s = %s
+    """
+    found, wanted = results(fused(text), *torch.randn(2, 4, dtype=torch.float64))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-14)
+
+
 def test_comparison_of_one_number_meets_one_of_many() -> None:
     text = """
         input %x : tensor<1xf32>
