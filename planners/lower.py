@@ -7,10 +7,11 @@ driver runs the passes of the same names (`passes.plan_passes`), with verificati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from shardweave.ir.by_identity import ByIdentity
 from shardweave.ir.dead_code import remove_dead_ops
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
@@ -32,10 +33,12 @@ from shardweave.ir.sharding.sub_batches import split_batch
 from shardweave.ir.staged import MICRO, parts_of
 from shardweave.ir.text import without_gc
 from shardweave.planners.annotate import annotate
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.workload import Workload, workload_of
 from shardweave.planners.pipelines.stages import cut_stages
 from shardweave.planners.pipelines.uneven import shares_text
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import PlanError
+from shardweave.planners.plan_parts import Pipeline, PlanError
 from shardweave.planners.schedule.orders import reschedule
 
 PARTITIONING = (
@@ -163,13 +166,15 @@ large models take some 50 MB each."""
 class Lowerings:
     """The local programs of one global program, each made once: plans may share them.
 
-    Plans that differ only in what they recompute and in their schedule are partitioned once. At
-    most `most` programs are remembered, those asked for last; None: all.
+    Plans that differ only in what they recompute and in the orders of messages and micro-batches
+    are partitioned once; those that differ in the order of messages alone are cut into stages once.
+    At most `most` programs are remembered, those asked for last; None: all.
     """
 
     program: Program
     most: int | None = None
     made: dict[str, Program] = field(default_factory=dict[str, Program])
+    _works: ByIdentity[Workload] = field(default_factory=ByIdentity[Workload])
 
     @staticmethod
     def of(program: Program | Lowerings) -> Lowerings:
@@ -189,6 +194,21 @@ class Lowerings:
             return self.local(plan)
         return self._remembered(f"blocking {plan.to_json()}", lambda: self._lowered(plan, []))
 
+    def workload(
+        self, plan: Plan | None, cluster: Cluster, like: Hashable = None, mesh: Mesh | None = None
+    ) -> Workload:
+        """The blocks of a plan's `blocking` program, or of the global one, each read once.
+
+        like: equal for clusters that are made of one, on which the blocks cost the same; `cluster`
+        itself if None.
+        """
+        key = plan and plan.to_json(), like or id(cluster), mesh
+        found = self._works.find(key)
+        if found is None:
+            program = self.blocking(plan) if plan else self.program
+            found = self._works.keep(key, workload_of(program, cluster, mesh), cluster)
+        return found
+
     def _remembered(self, key: str, make: Callable[[], Program]) -> Program:
         self.made[key] = self.made.pop(key, None) or make()
         if self.most is not None and len(self.made) > self.most:
@@ -196,17 +216,18 @@ class Lowerings:
         return self.made[key]
 
     def _lowered(self, plan: Plan, finishing: Lowering) -> Program:
-        base = replace(plan, recompute="none", schedule="", cluster="")
+        plain = _bare(replace(plan, schedule=""))
+        cut = self._remembered(f"cut {plain.to_json()}", lambda: self._cut(plain))
+        return _further(cut, finishing)
+
+    def _cut(self, plan: Plan) -> Program:
+        pipeline = plan.pipeline and replace(plan.pipeline, schedule=Pipeline.schedule)
+        base = replace(plan, recompute="none", cluster="", pipeline=pipeline)
         partitioned = self._remembered(
             f"partitioned {base.to_json()}",
-            lambda: lowered(self.program, plan, partitioning_of(plan)),
+            lambda: lowered(self.program, base, partitioning_of(base)),
         )
-        steps = recomputation_of(plan) + finishing
-        if not steps:
-            return partitioned
-        target = partitioned.clone()
-        _take_through(target, steps)
-        return target
+        return _further(partitioned, recomputation_of(plan))
 
 
 def _bare(plan: Plan) -> Plan:
@@ -224,6 +245,15 @@ def lowered(program: Program, plan: Plan, steps: Lowering) -> Program:
     target.set_mesh(Mesh(**plan.mesh))
     with without_gc():
         annotate(plan, target)
+    _take_through(target, steps)
+    return target
+
+
+def _further(program: Program, steps: Lowering) -> Program:
+    """A copy of a program, taken through some steps; the program itself if there are none."""
+    if not steps:
+        return program
+    target = program.clone()
     _take_through(target, steps)
     return target
 

@@ -12,10 +12,12 @@ fastest of the whole space, as far as the bounds hold.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from shardweave.ir.text import without_gc
 from shardweave.planners.auto.estimate import FITS_SURELY, Estimator, PointEstimate
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.point import DIMENSIONS, MESH, JointPoint
@@ -40,6 +42,12 @@ schedules too: of a small GPT under a tight memory the best was an order that an
 FAR = 1.2
 """A value of a dimension whose best estimate is so many times the best of all is not simulated to
 begin with, which leaves more of the points that may be simulated to the neighbours of the best."""
+
+
+COLLECT_EACH = 16
+"""Simulations between two collections of garbage. Left to itself Python collects while programs
+are made, of which most are alive: a third of the time of a small model's simulation. Programs have
+cycles, so that never to collect would keep all."""
 
 
 class OutOfTime(Exception):
@@ -71,10 +79,11 @@ class JointSearch:
     def run(self) -> None:
         """Look until nothing is left, time is up, or the user interrupts."""
         try:
-            self._estimate_all()
-            self._see_each_value()
-            self._refine()
-            self._see_rest()
+            with without_gc():
+                self._estimate_all()
+                self._see_each_value()
+                self._refine()
+                self._see_rest()
         except OutOfTime as reason:
             self.stopped = str(reason)
             self._see_one()
@@ -240,6 +249,8 @@ class JointSearch:
         if len(self.evaluator.found) >= self.simulate:
             raise OutOfTime(f"{self.simulate} points were simulated")
         self.evaluator.predict(point)
+        if len(self.evaluator.found) % COLLECT_EACH == 0:
+            gc.collect()
         best = self.best
         told = f"best {seconds_text(best[1].time_s)} ({best[0]})" if best else "none fits so far"
         self.say(f"{len(self.evaluator.found)} of {len(self.estimates)} simulated; {told}")

@@ -23,7 +23,7 @@ from shardweave.planners.cost.pipeline.events import (
 )
 from shardweave.planners.cost.pipeline.micro_batch import micro_batch_plan
 from shardweave.planners.cost.streams import beside_s
-from shardweave.planners.cost.workload import BlockWork, Workload, workload_of
+from shardweave.planners.cost.workload import BlockWork, Workload
 from shardweave.planners.cost.zero import DATA_AXIS, DIVIDED, divided, whole_for_a_while
 from shardweave.planners.lower import Lowerings
 from shardweave.planners.plan import Plan
@@ -194,14 +194,13 @@ def stages_of(
     plan's stages name the deep one's. Raises ValueError if the plan does not fit the program or the
     cluster.
     """
-    program = lowerings.program
-    local = lowerings.blocking(micro_batch_plan(plan, program))
+    piece = micro_batch_plan(plan, lowerings.program)
 
     def read(placed: PlacedCluster, mesh: Mesh) -> Workload:
-        work = workload_of(local, placed, mesh)
+        work = lowerings.workload(piece, placed, (id(cluster), likeness(placed)), mesh)
         return deepened(work) if deepened else work
 
-    batch = workload_of(program, cluster)
+    batch = lowerings.workload(None, cluster)
     whole = deepened(batch) if deepened else batch
     return placed_stages(plan, cluster, read, [block.crossing_bytes for block in whole.blocks])
 

@@ -1,0 +1,203 @@
+"""The plan that `auto` chooses for this machine, measured beside all its neighbours.
+
+    python benchmarks/auto_measured.py [--rate 500mbit] [--four] [--quick] [--json FILE]
+
+The machine is profiled, `auto` plans for it, and steps of its choice and of all plans that differ
+in one dimension (the degrees are one) are timed in turn by the same processes. With `--rate` every
+process has a network of its own whose link the kernel limits (root, ip and tc). `--four` does the
+same with four processes. Printed are the seconds simulated and measured, and the rank of the
+choice by what was measured. Schedules `list` are left out of the search and of the neighbours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import shaped_link
+from rank_processes import rows_of_ranks
+
+from shardweave.driver.models import build_example
+from shardweave.driver.profile import profile_machine
+from shardweave.ir.capture.capture import capture
+from shardweave.ir.program import Program
+from shardweave.planners.auto import plan_auto
+from shardweave.planners.auto.constraints import Constraints, point_of
+from shardweave.planners.auto.estimate import Estimator
+from shardweave.planners.auto.evaluate import Evaluator
+from shardweave.planners.auto.planner import AutoOptions
+from shardweave.planners.auto.plans import PlanMaker
+from shardweave.planners.auto.point import DIMENSIONS, MESH, JointPoint
+from shardweave.planners.auto.reader import CostReader, Depths
+from shardweave.planners.auto.space import JointSpace, joint_space
+from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.plan import Plan
+
+WORKER = Path(__file__).with_name("auto_measured_worker.py")
+MODEL = "gpt:layers=4,hidden=256,heads=8,vocab=1024,seq=128,batch=8"
+QUICK = "gpt:layers=1,hidden=32,heads=4,vocab=64,seq=16,batch=2"
+NO_LIST = "schedule=list,pipeline=list"
+FEW = 2
+"""Neighbours of a quick run: those that are simulated to be the fastest."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A plan, and the seconds that its step takes in the simulator."""
+
+    name: str
+    plan: Plan
+    simulated_s: float
+
+
+def rows_of(program: Program, cluster: Cluster, most: int | None = None) -> list[Row]:
+    """The choice of `auto`, then its neighbours, the fastest in the simulator first.
+
+    most: neighbours; None: all. What cannot be partitioned is left out.
+    """
+    plan = plan_auto(
+        program, None, cluster=cluster, options=AutoOptions(forbid=NO_LIST, propose=False)
+    )
+    reader = CostReader(Depths.of(program), cluster)
+    evaluator = Evaluator(PlanMaker(Estimator(reader)))
+    space = joint_space(reader, None, Constraints.parse("", NO_LIST), has_list=False)
+
+    def row(point: JointPoint) -> Row | None:
+        found = evaluator.predict(point)
+        if found is None or not found.fits:
+            return None
+        return Row(str(point), evaluator.maker.plan(point, program), found.time_s)
+
+    choice = row(point_of(plan))
+    assert choice is not None, "the choice was simulated, and fits"
+    near = [one for one in map(row, neighbours(point_of(plan), space)) if one is not None]
+    return [choice, *sorted(near, key=lambda one: one.simulated_s)[:most]]
+
+
+def neighbours(point: JointPoint, space: JointSpace) -> list[JointPoint]:
+    """The points of a space that differ in one dimension; the degrees, of which the product is
+    given, are one, and with them the order of micro-batches, which needs stages."""
+    every = {v: None for one in space.points() for v in space.variants(one)}
+    return [one for one in every if one != point and len(_changed(one, point)) == 1]
+
+
+def _changed(one: JointPoint, other: JointPoint) -> set[str]:
+    found = {n for n in DIMENSIONS if one.value(n) != other.value(n)}
+    if one.stages != other.stages:
+        found.discard("pipeline")
+    return {"degrees" if name in MESH else name for name in found}
+
+
+def main() -> int:
+    options = parse_options()
+    console = Console(width=max(140, Console().width))
+    if options.rate and (reason := shaped_link.why_not()):
+        console.print(f"skipped: the link cannot be shaped here: {reason}.")
+        return 0
+    counts = (2, 4) if options.four else (2,)
+    record: dict[str, Any] = {
+        "machine": options.machine, "rate": options.rate, "rounds": options.rounds,
+        "model": options.model, "results": [],
+    }  # fmt: skip
+    with shaped_link.shaped_link(counts[-1], options.rate) if options.rate else nullcontext():
+        for ranks in counts:
+            result = measured(options, ranks)
+            record["results"].append(result)
+            console.print(table_of(result, options))
+            console.print(verdict(result["rows"]))
+            if options.json:
+                Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rate", default="", help="rate of each process's link, as tc writes it")
+    parser.add_argument("--four", action="store_true", help="four processes, too")
+    parser.add_argument("--model", default="")
+    parser.add_argument("--cluster", default="", help="instead of profiling: a preset or a file")
+    parser.add_argument("--rounds", type=int, default=20, help="timed steps of each plan")
+    parser.add_argument("--machine", default="2-core x86-64 CPU, torch CPU build")
+    parser.add_argument("--json", default="", help="write the rows to this file")
+    parser.add_argument("--quick", action="store_true", help="a small model, a few neighbours")
+    options = parser.parse_args()
+    options.model = options.model or (QUICK if options.quick else MODEL)
+    if options.quick:
+        options.rounds = 3
+    return options
+
+
+def measured(options: argparse.Namespace, ranks: int) -> dict[str, Any]:
+    """The rows of so many processes, the choice first."""
+    example = build_example(options.model)
+    program = capture(example.module, kwargs=example.kwargs)
+    launcher = shaped_link.launcher() if options.rate else None
+    cluster = (
+        find_cluster(options.cluster)
+        if options.cluster
+        else profile_machine(ranks, launcher=launcher)
+    )
+    rows = rows_of(program, cluster, FEW if options.quick else None)
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, f"{number}.json") for number in range(len(rows))]
+        for path, row in zip(files, rows, strict=True):
+            row.plan.save(path)
+        settings = {
+            "model": options.model,
+            "rounds": options.rounds,
+            "plans": {row.name: str(path) for row, path in zip(rows, files, strict=True)},
+        }
+        what = f"a worker of {ranks}"
+        times = rows_of_ranks(WORKER, settings, ranks, options.rate, timeout_s=3600, what=what)
+    entries = [
+        {"name": row.name, "simulated_s": row.simulated_s, "times_s": one["times_s"]}
+        for row, one in zip(rows, times, strict=True)
+    ]
+    return {"ranks": ranks, "cluster": cluster.name, "rows": entries}
+
+
+def median_s(row: dict[str, Any]) -> float:
+    return statistics.median(row["times_s"])
+
+
+def table_of(result: dict[str, Any], options: argparse.Namespace) -> Table:
+    table = Table(title=f"{result['ranks']} processes, {options.rate or 'unshaped'} link")
+    for name in ("plan", "simulated", "measured", "simulated / measured", "measured / choice"):
+        table.add_column(name, justify="left" if name == "plan" else "right", no_wrap=True)
+    choice = result["rows"][0]
+    for row in sorted(result["rows"], key=median_s):
+        mark = " (chosen)" if row is choice else ""
+        table.add_row(
+            row["name"] + mark,
+            f"{1e3 * row['simulated_s']:.1f} ms",
+            f"{1e3 * median_s(row):.1f} ms",
+            f"{row['simulated_s'] / median_s(row):.2f}",
+            f"{median_s(row) / median_s(choice):.3f}",
+        )
+    return table
+
+
+def verdict(rows: Sequence[dict[str, Any]]) -> str:
+    """The rank of the choice, which is the first row, and how far it is from the fastest."""
+    order = sorted(rows, key=median_s)
+    rank = 1 + order.index(rows[0])
+    excess = median_s(rows[0]) / median_s(order[0]) - 1
+    return f"the choice is {rank} of {len(rows)} as measured, {excess:.1%} above the fastest"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""One rank of benchmarks/auto_measured.py: the steps of some plans, timed in turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from timed_rows import Settings, TimedRow, Times, run_worker
+
+import shardweave as sw
+from shardweave.driver.models import build_example
+
+
+def rows_of(settings: Settings) -> list[TimedRow]:
+    """A row for each plan, on a model of its own with equal weights."""
+    found: list[TimedRow] = []
+    for name, path in settings["plans"].items():
+        torch.manual_seed(0)
+        example = build_example(settings["model"])
+        step = sw.compile(example.module, kwargs=example.kwargs, plan=sw.Plan.load(path))
+
+        def run(step: Any = step, batch: Any = example.kwargs) -> torch.Tensor:
+            return step(**batch)
+
+        found.append(TimedRow(name, run, [step], step.program))
+    return found
+
+
+def result(rows: list[TimedRow], times: dict[str, Times], settings: Settings) -> Any:
+    return [{"name": row.name, **times[row.name]} for row in rows]
+
+
+if __name__ == "__main__":
+    run_worker(rows_of, result)
