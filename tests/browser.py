@@ -57,7 +57,7 @@ def picture_of(address: str, folder: Path, size: tuple[int, int], scheme: str) -
 def save_picture(picture: Image.Image, path: Path) -> None:
     """Write a picture of a page in its 256 most frequent colours, which takes a third of the bytes.
 
-    Areas keep their colours, which palettes of mean colours change.
+    Areas keep their colours (to 1 of 255), which palettes of mean colours change.
     """
     pixels = picture.convert("RGB").tobytes()
     colours = Counter(zip(pixels[::3], pixels[1::3], pixels[2::3], strict=True)).most_common(256)
