@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections import Counter
 from html import escape, unescape
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,12 @@ def picture_of(address: str, folder: Path, size: tuple[int, int], scheme: str) -
 def save_picture(picture: Image.Image, path: Path) -> None:
     """Write a picture of a page in its 256 most frequent colours, which takes a third of the bytes.
 
-    Areas keep their colours, which palettes of mean colours change.
+    Areas keep their colours (to 1 of 255), which palettes of mean colours change.
     """
-    colours = sorted(picture.getcolors(picture.width * picture.height), reverse=True)[:256]
+    pixels = picture.convert("RGB").tobytes()
+    colours = Counter(zip(pixels[::3], pixels[1::3], pixels[2::3], strict=True)).most_common(256)
     palette = Image.new("P", (1, 1))
-    palette.putpalette([part for _, colour in colours for part in colour])
+    palette.putpalette([part for colour, _ in colours for part in colour])
     picture.quantize(palette=palette, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"wrote {path} ({path.stat().st_size // 1024} KiB)")
 
