@@ -8,8 +8,9 @@ together with the verification that follows it.
 Seconds are processor time, which other programs on the machine disturb little; every stage runs on
 one thread, so on a quiet machine it is the time on the clock, which the JSON holds too. With
 `--staged` the step is cut into 8 pipeline stages for 64 micro-batches, by all passes that a plan
-needs, and is verified and simulated run by run. With `--repeat N` each is measured N times; the
-fastest time and the highest peak of each stage count.
+needs, and is verified and simulated run by run. With `--prove` the program of a rank is proved to
+compute the captured one, too. With `--repeat N` each is measured N times; the fastest time and the
+highest peak of each stage count.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ LAYERS = {"gpt3": (12, 24, 48, 96), "llama3-8b": (8, 16, 32)}
 IMPORT = "import"
 """The stage that does not depend on the model."""
 
-OTHERS = (IMPORT, "build", "capture", "plan", "print", "parse")
+PROVE = "prove"
+OTHERS = (IMPORT, "build", "capture", "plan", PROVE, "print", "parse")
 """The stages that are no passes."""
 
 _GIB = 2**30
@@ -150,8 +152,11 @@ def peak_gib() -> float:
     return peak / _GIB if sys.platform == "darwin" else peak * 1024 / _GIB
 
 
-def measure(layers: int, model: str = MODELS["gpt3"], *, staged: bool = False) -> Run:
-    """Compile the model in this process. staged: into pipeline stages, on `STAGED_MESH`."""
+def measure(
+    layers: int, model: str = MODELS["gpt3"], *, staged: bool = False, proved: bool = False
+) -> Run:
+    """Compile the model in this process. staged: into pipeline stages, on `STAGED_MESH`. proved:
+    held against the captured program."""
     run = Run(layers)
     with run.stage(IMPORT):
         from torch._subclasses.fake_tensor import FakeTensorMode
@@ -184,8 +189,13 @@ def measure(layers: int, model: str = MODELS["gpt3"], *, staged: bool = False) -
         plan = plan_megatron(program, mesh)
         passes = staged_passes(plan, program) if staged else [ApplyPlanPass.of(plan), *PASSES[1:]]
     local = PassPipeline(passes).run(program, observer=Watch())
+    if proved:
+        from shardweave.ir.proof.prove import prove
+
+        with run.stage(PROVE):
+            prove(local, against=program)
     if staged:
-        prove(local, run)
+        verify_and_simulate(local, run)
     run.local_ops = sum(1 for part in parts_of(local) for _ in part.ops)
     with run.stage("print"):
         text = str(local)
@@ -207,7 +217,7 @@ def staged_passes(plan: Plan, program: Program) -> Sequence[ModulePass]:
     return plan_passes(replace(plan, pipeline=pipeline))
 
 
-def prove(program: Program, run: Run) -> None:
+def verify_and_simulate(program: Program, run: Run) -> None:
     """Verify and simulate a staged program."""
     from shardweave.ir.verify.program import check
     from shardweave.planners.predict import simulate_step
@@ -222,6 +232,7 @@ def measure_apart(layers: int, options: argparse.Namespace) -> Run:
     """Compile the model in a new process."""
     command = [sys.executable, __file__, "--measure", str(layers)]
     command += ["--staged"] if options.staged else ["--model", options.model]
+    command += ["--prove"] if options.prove else []
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"measuring {layers} layers failed:\n{done.stderr}")
@@ -266,6 +277,7 @@ def report(runs: Sequence[Run], options: argparse.Namespace) -> dict[str, object
         "command": "python benchmarks/compile_time.py"
         + (" --quick" if options.quick else "")
         + (" --staged" if options.staged else f" --model {options.model}")
+        + (" --prove" if options.prove else "")
         + f" --repeat {options.repeat}",
         "machine": machine(),
         "model": model_of(options).format(layers="N"),
@@ -311,7 +323,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print one table, write the JSON if asked."""
     options = _parser().parse_args(argv)
     if options.measure is not None:
-        run = measure(options.measure, model_of(options), staged=options.staged)
+        kind = {"staged": options.staged, "proved": options.prove}
+        run = measure(options.measure, model_of(options), **kind)
         print(json.dumps(asdict(run)))
         return 0
     runs: list[Run] = []
@@ -341,6 +354,7 @@ def _parser() -> argparse.ArgumentParser:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--model", choices=sorted(MODELS), default="gpt3", help="(default: gpt3)")
     which.add_argument("--staged", action="store_true", help="GPT-3 cut into 8 pipeline stages")
+    parser.add_argument("--prove", action="store_true", help="prove the program of a rank, too")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="times (default: 1)")
     parser.add_argument("--json", metavar="FILE", help="write the results there as well")
     parser.add_argument("--measure", type=int, metavar="LAYERS", help=argparse.SUPPRESS)

@@ -113,6 +113,19 @@ def compiled_as(kernel: KernelSource) -> tuple[object, ...]:
     return kernel.key, kernel.pointers, *kernel.fixed.items(), aligned, str(kernel.configs[0])
 
 
+def summary(target: str, rows: list[Row]) -> tuple[str, ...]:
+    """The cells of a chip's line in the table."""
+    parts = sorted(row.occupancy or 0 for row in rows)
+    flights = sorted(row.bytes_in_flight or 0 for row in rows)
+    spilling = sum(row.spilled_bytes > 0 for row in rows)
+    narrow = sum(bool(row.narrow) for row in rows)
+    return (
+        target, str(len(rows)), str(spilling), str(narrow), str(max(r.registers for r in rows)),
+        f"{parts[0]:.0%}", f"{parts[len(parts) // 2]:.0%}",
+        f"{flights[len(flights) // 2] / 1024:.0f}",
+    )  # fmt: skip
+
+
 def show(rows: list[Row], console: Console) -> None:
     """By chip: how many kernels there are, and the worst of each figure; then what is not right."""
     table = Table("chip", box=None, pad_edge=False)
@@ -120,15 +133,7 @@ def show(rows: list[Row], console: Console) -> None:
     for head in (*heads, "KiB in flight per SM, median"):
         table.add_column(head, justify="right")
     for target in TARGETS:
-        own = [row for row in rows if row.target == target]
-        parts = sorted(row.occupancy or 0 for row in own)
-        flights = sorted(row.bytes_in_flight or 0 for row in own)
-        table.add_row(
-            target, str(len(own)), str(sum(row.spilled_bytes > 0 for row in own)),
-            str(sum(bool(row.narrow) for row in own)), str(max(row.registers for row in own)),
-            f"{parts[0]:.0%}", f"{parts[len(parts) // 2]:.0%}",
-            f"{flights[len(flights) // 2] / 1024:.0f}",
-        )  # fmt: skip
+        table.add_row(*summary(target, [row for row in rows if row.target == target]))
     console.print(table)
     for row in rows:
         if not row.is_right:

@@ -10,6 +10,7 @@ import pytest
 
 from shardweave.benchmarks.compile_time import PASSES, Run, Stage, combined, growth_of, measure
 from shardweave.benchmarks.models import page
+from shardweave.benchmarks.proofs import sentence
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "compile_time.json"
@@ -80,6 +81,12 @@ def test_page_on_models_shows_the_results_of_the_benchmark_and_none_is_wrong() -
     assert page(rows) in (ROOT / "docs" / "models.md").read_text()
     assert set(results) <= {"exact", "refused"}
     assert results.count("exact") >= 0.95 * len(results)
+
+
+def test_page_on_proofs_says_how_many_programs_are_proved_and_none_is_refused() -> None:
+    data = json.loads((ROOT / "benchmarks" / "results" / "proofs.json").read_text())
+    assert sentence(data) in (ROOT / "docs" / "proof.md").read_text()
+    assert "refused" not in {row["outcome"] for row in data["rows"]}
 
 
 def row_of(run: dict[str, Any]) -> str:

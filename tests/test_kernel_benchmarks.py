@@ -114,6 +114,20 @@ def test_page_quotes_every_row_of_counted_bytes() -> None:
         assert line_of(row, result["goals"]) in page
 
 
+def test_page_quotes_the_builds() -> None:
+    """None spills, and all access 128 bits along the contiguous dim."""
+    pytest.importorskip("triton")
+    from shardweave.benchmarks.kernel_builds import TARGETS, Row, summary
+
+    result = json.loads((ROOT / "benchmarks/results/kernel_builds.json").read_text())
+    rows = [Row(**row) for row in result["rows"]]
+    page = (ROOT / "docs/kernels.md").read_text().splitlines()
+    assert all(row.is_right for row in rows)
+    for target in TARGETS:
+        cells = summary(target, [row for row in rows if row.target == target])
+        assert f"| {' | '.join(cells)} |" in page
+
+
 def test_loops_over_a_pointer_are_counted_as_passes() -> None:
     source = """
     a = tl.load(x_ptr + row)

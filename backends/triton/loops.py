@@ -33,8 +33,10 @@ col = place - first
 in_col = (col >= 0) & (col < n_cols)
 # Whole groups are read, of the row's neighbours too, but nothing beyond the last row.
 in_groups = place < (first + n_cols + {group} - 1) // {group} * {group}
-in_place = in_groups & (place < n_rows * n_cols)"""
-_DENSE = DensePlace("row * n_cols + col", "place", "in_place & in_row")
+in_place = in_groups & (place < n_rows * n_cols)
+is_whole = (start >= {group}) & (start + BLOCK_C <= n_cols)
+is_whole &= (tl.program_id(0) + 1) * BLOCK_R <= n_rows"""
+_DENSE = DensePlace("row * n_cols + col", "place", "in_place & in_row", "is_whole")
 
 Strides = Sequence[Sequence[int]] | None
 

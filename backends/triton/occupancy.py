@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from shardweave.backends.triton.writer import AT_AN_EDGE
+
 
 @dataclass(frozen=True)
 class Multiprocessor:
@@ -73,7 +75,7 @@ def narrow_statements(ptx: str, source: str) -> dict[str, int]:
     """The statements of a kernel that read or write along the contiguous dim in narrow accesses.
 
     Gives the bits of each one's narrowest access. A statement with less than 128 bits for each
-    thread (a sum for each column) is not among them, nor is one that gathers.
+    thread (a sum for each column) is not among them, nor one that gathers or is for an edge alone.
     """
     accesses: dict[int, list[int]] = {}
     line = 0
@@ -94,7 +96,7 @@ def narrow_statements(ptx: str, source: str) -> dict[str, int]:
 
 def _is_contiguous(statement: str) -> bool:
     """Whether neighbouring elements of a statement's block lie side by side in memory."""
-    match = _ADDRESS.search(statement)
+    match = None if AT_AN_EDGE in statement else _ADDRESS.search(statement)
     return match is not None and any(_FAST.fullmatch(part) for part in match[1].split(" + ")[1:])
 
 

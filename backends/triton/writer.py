@@ -21,6 +21,9 @@ from shardweave.ir.types import dtype_of_value, shape_of
 
 Indices = tuple[Index, ...]
 
+AT_AN_EDGE = "at an edge"
+"""The comment of a statement for the first and the last block of a row, which are cut."""
+
 
 class UnfitError(ValueError):
     """No template computes this region; the message says why."""
@@ -61,11 +64,13 @@ class DensePlace(NamedTuple):
     """The variable of a place in memory at which blocks begin at multiples of 16 bytes.
 
     text: of the place in other words. mask: where it may be read, which is more than is wanted.
+    inner: the variable that is true of a block that is wanted whole, and so may be written.
     """
 
     text: str
     name: str
     mask: str
+    inner: str
 
 
 @dataclass
@@ -177,7 +182,7 @@ class Writer:
         mask = self.mask(axes, tuple(kept))
         place = offset.text(self.symbols, wide=offset.highest >= 2**31)
         if self.dense is not None and place == self.dense.text and not kept:
-            _, place, mask = self.dense
+            place, mask = self.dense.name, self.dense.mask
         masked = f", mask={mask}, other=0" if mask else ""
         text = f"tl.load({self.pointers[value]} + {place}{masked})"
         if place == "0":
@@ -196,8 +201,13 @@ class Writer:
         place = offset.text(self.symbols)
         # Along an axis of one element the place does not vary, but the block still has it.
         place = " + ".join([place, *(f"{axis} * 0" for axis in sorted(axes - offset.axes))])
-        target = f"{pointer} + {place}"
-        self.line(f"tl.store({target}, {text}{f', mask={mask}' if mask else ''})")
+        masked = f"tl.store({pointer} + {place}, {text}{f', mask={mask}' if mask else ''})"
+        if self.dense is None or place != self.dense.text:
+            self.line(masked)
+            return
+        self.line(f"if {self.dense.inner}:")
+        self.line(f"    tl.store({pointer} + {self.dense.name}, {text})")
+        self.line(f"else:\n    {masked}  # {AT_AN_EDGE}")
 
 
 def short_name(value: SSAValue) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from xdsl.dialects import func
 from xdsl.ir import Block, Operation, SSAValue
 
 from shardweave.ir import dist
@@ -13,10 +12,10 @@ from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Slot
-from shardweave.ir.proof.expressions import Expressions
+from shardweave.ir.proof.expressions import Expressions, named
 from shardweave.ir.proof.held import Local, RankNumber, Relation, Row, Value
 from shardweave.ir.proof.walk import Walk
-from shardweave.ir.types import shape_of
+from shardweave.ir.types import dtype_of_value, shape_of
 
 
 def explain(walk: Walk, slot: Slot, declared: Sharding, wanted: int) -> str:
@@ -28,7 +27,7 @@ def explain(walk: Walk, slot: Slot, declared: Sharding, wanted: int) -> str:
     value, owner = walk.values[slot.value], slot.value.owner
     if not isinstance(value, Relation):
         return f"{goal}, but relates to nothing."
-    maker = _named(owner) if isinstance(owner, Operation) else "an argument"
+    maker = named(owner) if isinstance(owner, Operation) else _argument(walk, slot.value)
     if value.held.number != wanted:
         known = walk.table.describe(value.held.number)
         return f"{goal}, but {maker} gives that of {known}."
@@ -37,6 +36,14 @@ def explain(walk: Walk, slot: Slot, declared: Sharding, wanted: int) -> str:
         f"{slot.kind} '{slot.name}': {maker} gives {shards_of(value)}, but it is declared "
         f"{attribute}; correct the collectives before the return, or dist.sharding."
     )
+
+
+def _argument(walk: Walk, value: SSAValue) -> str:
+    """How messages name an argument: of a function of a stage by the op that gave it."""
+    while value in walk.links:
+        value = walk.links[value]
+    owner = value.owner
+    return "an argument" if isinstance(owner, Block) else f"an argument, of {named(owner)},"
 
 
 def explain_given(walk: Walk, giver: str, reader: str, slot: Slot, given: SSAValue) -> str:
@@ -59,23 +66,14 @@ def explain_collective(walk: Walk, ops: Iterable[Operation]) -> str | None:
                 isinstance(a, Relation) and isinstance(b, Local)
                 for a, b in zip(values, made, strict=False)
             ):
-                return f"{_named(op)}: {_problem_of_collective(op, values)}."
+                return f"{named(op)}: {_problem_of_collective(op, values)}."
     return None
-
-
-def _named(op: Operation) -> str:
-    """How messages name an op: with its function, in a program of stages."""
-    block = op.parent_op()
-    while block is not None and not isinstance(block, func.FuncOp):
-        block = block.parent_op()
-    name = "step" if block is None else block.sym_name.data
-    return describe(op) if name == "step" else f"{describe(op)} in @{name}"
 
 
 def _fault_of(walk: Walk, value: SSAValue) -> str | None:
     """The first op at fault, of which a value is computed, and what is wrong with it."""
     op = first_at_fault(value, lambda v: _contains_local(walk.values[v], walk), walk.values, walk)
-    return None if op is None else f"{_named(op)}: {_problem_of(walk, op)}"
+    return None if op is None else f"{named(op)}: {_problem_of(walk, op)}"
 
 
 def shards_of(value: Relation) -> str:
@@ -106,14 +104,19 @@ def first_at_fault(
     walk: Walk | None = None,
 ) -> Operation | None:
     """The first op, in the order of its values, whose result relates to nothing though its operands
-    do, among those that a value is computed of."""
+    do, among those that a value is computed of.
+
+    An op on whole numbers may relate as a step of a local form alone (offsets, masks), whose other
+    operands have to relate, too: one on floating-point numbers is the likelier cause.
+    """
 
     def is_at_fault(op: Operation) -> bool:
         own = not isinstance(op, FusedOp) and not any(map(is_unrelated, op.operands))
         return own and any(map(is_unrelated, op.results))
 
     found = [op for op in _makers_of([value], walk, is_unrelated) if is_at_fault(op)]
-    return _first(found, order)
+    likely = [op for op in found if dtype_of_value(op.results[0]).is_floating_point]
+    return _first(likely or found, order)
 
 
 def _makers_of(
@@ -170,7 +173,7 @@ def _problem_of(walk: Walk, op: Operation) -> str:
     """What is wrong with an op, and the op that is likely the cause."""
     other = _of_another_sub_batch(walk, op)
     text = _likely_problem(walk, op)
-    return text if other is None else f"{text}; {_named(other)} gives that of another sub-batch"
+    return text if other is None else f"{text}; {named(other)} gives that of another sub-batch"
 
 
 def _likely_problem(walk: Walk, op: Operation) -> str:

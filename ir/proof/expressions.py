@@ -19,9 +19,16 @@ from shardweave.ir.annotations import annotate, arguments_of, describe
 from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.facts import Product, facts_of, is_random
 from shardweave.ir.kernel import FusedOp
-from shardweave.ir.proof.key_heads import repeated_heads
+from shardweave.ir.proof.key_heads import range_to, repeated_heads
+from shardweave.ir.proof.pieces import Pieces
 from shardweave.ir.sharding.rules import Rule, rule_of
-from shardweave.ir.sharding.rules.attention import shares_key_heads
+from shardweave.ir.sharding.rules.attention import (
+    FLASH,
+    FLASH_BACKWARD,
+    POSITIONS,
+    first_of_attention,
+    shares_key_heads,
+)
 from shardweave.ir.types import dtype_of_value, shape_of
 
 Shape = tuple[int, ...]
@@ -83,6 +90,15 @@ def signs_of(op: Operation) -> tuple[float, float] | None:
     return 1.0, float(sign * op.value("alpha"))
 
 
+def named(op: Operation) -> str:
+    """How messages name an op: with its function, in a program of stages."""
+    block = op.parent_op()
+    while block is not None and not isinstance(block, func.FuncOp):
+        block = block.parent_op()
+    name = "step" if block is None else block.sym_name.data
+    return describe(op) if name == "step" else f"{describe(op)} in @{name}"
+
+
 def check_order(op: Operation, made: Mapping[SSAValue, object], in_flight: set[SSAValue]) -> None:
     """Raises ProofError for an op that reads what is not made, or has not arrived.
 
@@ -91,19 +107,19 @@ def check_order(op: Operation, made: Mapping[SSAValue, object], in_flight: set[S
     missing = [value for value in op.operands if value not in made]
     if missing:
         raise ProofError(
-            f"{describe(op)} reads %{missing[0].name_hint} before it is made; put it behind the op "
+            f"{named(op)} reads %{missing[0].name_hint} before it is made; put it behind the op "
             "that makes it."
         )
     if type(op) in dist.STARTED:
         in_flight.update(op.results)
     if isinstance(op, dist.WaitOp):
         if not in_flight.issuperset(op.operands):
-            raise ProofError(f"{describe(op)} waits for what was not started; start it.")
+            raise ProofError(f"{named(op)} waits for what was not started; start it.")
         return
     early = [value for value in op.operands if value in in_flight]
     if early:
         raise ProofError(
-            f"{describe(op)} reads %{early[0].name_hint} while it is in flight; put a dist.wait "
+            f"{named(op)} reads %{early[0].name_hint} while it is in flight; put a dist.wait "
             "before it."
         )
 
@@ -128,7 +144,11 @@ class Expressions:
     sums: dict[int, Terms] = field(default_factory=dict[int, Terms])
     num_read: int = 0
     """Numbers below are those of the program that was read."""
+    pieces: Pieces = field(init=False)
     _known: dict[Hashable, tuple[int, ...]] = field(default_factory=dict[Hashable, tuple[int, ...]])
+
+    def __post_init__(self) -> None:
+        self.pieces = Pieces(self)
 
     def number(self, key: Hashable, shapes: Sequence[Shape], maker: Operation | str) -> list[int]:
         """The numbers of the results of a key, new ones if it is new."""
@@ -158,8 +178,23 @@ class Expressions:
         self.sums[number] = total
         return number
 
+    def note_sum(self, number: int, terms: Sequence[int]) -> None:
+        """Let a value be the sum of others, too."""
+        total: Terms = {}
+        for term in terms:
+            for inner, factor in self.sums.get(term, {term: 1.0}).items():
+                total[inner] = total.get(inner, 0.0) + factor
+        self.sums[number] = total
+        self._known.setdefault(("sum", frozenset(total.items()), self.shapes[number]), (number,))
+
     def apply(self, op: Operation, operands: Sequence[int]) -> list[int]:
         """The numbers of the results of an op of a global program."""
+        numbers = self._apply(op, operands)
+        if isinstance(op, AtenOp) and len(numbers) == 1:
+            self.pieces.note(op, operands, numbers[0])
+        return numbers
+
+    def _apply(self, op: Operation, operands: Sequence[int]) -> list[int]:
         if isinstance(op, dist.ReshardOp) or is_cast(op):
             return list(operands)
         signs = signs_of(op)
@@ -171,7 +206,14 @@ class Expressions:
         product = facts_of(op).product
         if product is not None and product.plain:
             return self._added_product(op, product, operands)
+        piece = self.pieces.taken(op, operands[0]) if operands else None
+        if piece is not None:
+            return self.form(op, operands, [piece])
         numbers = self.form(op, operands)
+        if op.name in (FLASH, FLASH_BACKWARD) and op.value("is_causal"):
+            # Queries and keys may be given by their positions.
+            count = shape_of(op.operands[first_of_attention(op)])[POSITIONS]
+            self.form(range_to(count), [])
         if shares_key_heads(op):
             for alias, inputs, results in repeated_heads(op, operands, numbers, self.form):
                 self.form(alias, inputs, results)

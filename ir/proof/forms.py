@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import permutations, product
 from math import prod
 
+import numpy as np
+import torch
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
+from shardweave.ir.annotations import arguments_of
+from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Placement
 from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
@@ -23,6 +28,7 @@ from shardweave.ir.proof.held import (
     Value,
 )
 from shardweave.ir.sharding.localizer import Localizer
+from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.ir.sharding.rules.attention import FLASH, FLASH_BACKWARD
 from shardweave.ir.types import dtype_of_value, tensor_type
 
@@ -90,3 +96,22 @@ def plain_cuts(axes: ProofAxes, size: int, part: int) -> Iterator[tuple[DimShard
             for at in product(*(range(axes.size(name)) for name in times)):
                 own = zip(times, at, strict=True)
                 yield cut, tuple(sorted((n, frozenset({c})) for n, c in own))
+
+
+@cache
+def rule_of_sum(name: str, first: Shape, second: Shape) -> tuple[Rule, Shape]:
+    """The rule of a sum of values of these shapes, and the shape of the sum."""
+    shape = np.broadcast_shapes(first, second)
+    types = [tensor_type(own, torch.float64) for own in (first, second)]
+    block = Block(arg_types=types)
+    op = create(name, block.args, [tensor_type(shape, torch.float64)])
+    return rule_of(op), shape
+
+
+def other_arguments(op: AtenOp, form: OpForm) -> str:
+    """How an op's arguments differ from those of the op that it should be."""
+    own, wanted = dict(arguments_of(op)), dict(form.arguments)
+    names = sorted(n for n in {*own, *wanted} if own.get(n) != wanted.get(n))
+    pairs = [f"{n} = {own.get(n, 'its default')}, expected {wanted.get(n, 'its default')}"
+             for n in names]  # fmt: skip
+    return "has " + "; ".join(pairs or ["results of another type than it should"])

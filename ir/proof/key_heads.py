@@ -32,8 +32,8 @@ def repeated_heads(
     first = first_of_attention(op)
     heads = shape_of(op.operands[first])[HEADS]
     shared = heads // shape_of(op.operands[first + 1])[HEADS]
+    (index,) = form(range_to(heads), [])
     count: Attribute = tensor_type((heads,), torch.int64)
-    (index,) = form(_op("aten.arange.start_step", [], count, start=0, step=1), [])
     mode = {"other": shared, "rounding_mode": "floor"}
     (index,) = form(_op("aten.div.Scalar_mode", [count], count, **mode), [index])
     types, numbers = [value.type for value in op.operands], list(operands)
@@ -58,6 +58,11 @@ def repeated_heads(
         narrow = op.results[at].type
         back = _op("aten.index_select_backward", [made[at], count], narrow, dim=HEADS)
         yield back, [gradients[at], index], [results[at]]
+
+
+def range_to(count: int) -> AtenOp:
+    """The numbers from 0 up to a count."""
+    return _op("aten.arange.start_step", [], tensor_type((count,), torch.int64), start=0, step=1)
 
 
 def _op(name: str, operands: Sequence[Attribute], result: Attribute, **values: Any) -> AtenOp:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shardweave.ir import dist
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.proof.held import (
     SUB_BATCH,
+    AttentionPart,
     Coordinates,
     Held,
     ProofAxes,
@@ -88,6 +90,9 @@ def _sent(op: dist.DistOp, value: Value, axes: ProofAxes) -> Value | None:
         sent = [(_sent(op, piece, axes), size) for piece, size in value.pieces]
         pieces = tuple([(piece, size) for piece, size in sent if piece is not None])
         return Row(value.dim, pieces) if len(pieces) == len(sent) else None
+    if isinstance(value, AttentionPart):
+        whole = _sent(op, value.whole, axes)
+        return replace(value, whole=whole) if isinstance(whole, Relation) else None
     if not isinstance(value, Relation):
         return None
     return value.with_held(_held_after(op, value.held, axes))
@@ -161,24 +166,37 @@ def _moved_part(op: AtenOp, part: Relation, axes: ProofAxes) -> Relation | None:
         return part.with_held(turned(held, op.value("dims")))
     if op.name == "aten.constant_pad_nd":
         return part.with_held(padded(held, op.value("pad"), op.value("value")))
-    if op.name not in ("aten.slice.Tensor", "aten.select.int"):
+    is_part = op.name in ("aten.slice.Tensor", "aten.select.int")
+    return _part_of(op, part, axes) if is_part else None
+
+
+def _part_of(op: AtenOp, part: Relation, axes: ProofAxes) -> Relation | None:
+    """A slice of a value, or one index of it."""
+    shape = shape_of(op.operands[0])
+    dim = _place_of(int(op.value("dim")), len(shape))
+    if dim is None:
         return None
-    dim = int(op.value("dim")) % len(shape_of(op.operands[0]))
-    whole = shape_of(op.operands[0])[dim]
+    whole = shape[dim]
     if op.name == "aten.select.int":
-        taken = _sub_batch(part, dim, whole, 1, op.value("index") % whole, axes)
+        index = _place_of(int(op.value("index")), whole)
+        taken = None if index is None else _sub_batch(part, dim, whole, 1, index, axes)
         return taken and taken.with_held(without_dim(taken.held, dim))
-    size, start = shape_of(op.results[0])[dim], int(op.value("start") or 0)
-    if op.value("step") != 1 or not size:
+    size, start = shape_of(op.results[0])[dim], _place_of(int(op.value("start") or 0), whole)
+    if op.value("step") != 1 or not size or start is None or start + size > whole:
         return None
     if size == whole:
         return part
-    trimmed = None if start else without_padding(held, dim, size)
+    trimmed = None if start else without_padding(part.held, dim, size)
     if trimmed is not None:
         return part.with_held(trimmed)
     if whole % size or start % size:
         return None
     return _sub_batch(part, dim, whole // size, size, start // size, axes)
+
+
+def _place_of(index: int, size: int) -> int | None:
+    """An index of so many, counted from the end if it is negative; None if it is out of range."""
+    return index % size if -size <= index < size else None
 
 
 def _sub_batch(
@@ -196,7 +214,9 @@ def _joined(op: AtenOp, operands: Sequence[Value], axes: ProofAxes) -> Value | N
     shape = shape_of(op.results[0])
     if any(len(shape_of(value)) != len(shape) for value in op.operands):
         return None
-    dim = int(op.value("dim")) % len(shape)
+    dim = _place_of(int(op.value("dim")), len(shape))
+    if dim is None:
+        return None
     parts = [value for value in operands if isinstance(value, Relation)]
     if len(parts) == len(operands) and all(part.held == parts[0].held for part in parts):
         varying = [a for a, _ in parts[0].at if len({dict(part.at).get(a) for part in parts}) > 1]

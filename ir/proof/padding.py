@@ -171,7 +171,7 @@ def masked(op: AtenOp, operands: Sequence[Value], table: Expressions) -> Value |
     cut, size = held.sharding.dims[dim], held.shape[dim]
     is_end = to_python(dict(mask.arguments)["other"]) == size
     is_whole = column[0] == held.local_shape[dim] and is_contiguous(cut, size)
-    if not is_end or not is_whole or _first(mask.operands[0], table) != _offset(cut, part):
+    if not is_end or not is_whole or first_of_range(mask.operands[0], table) != _offset(cut, part):
         return None
     return Relation(held.filled(_with(held.fill, float(op.value("value")), dim)), part.at)
 
@@ -189,7 +189,7 @@ def _offset(cut: DimSharding, part: Relation) -> RankNumber:
     return found
 
 
-def _first(value: Value, table: Expressions) -> RankNumber | None:
+def first_of_range(value: Value, table: Expressions) -> RankNumber | None:
     """Where a range of whole numbers begins, step 1."""
     name, given = "", frozenset[tuple[str, Attribute]]()
     if isinstance(value, Local):
@@ -205,6 +205,6 @@ def _first(value: Value, table: Expressions) -> RankNumber | None:
         return RankNumber((), start) if is_plain else None
     if isinstance(value, Local) and name == "aten.add.Tensor" and arguments.get("alpha", 1) == 1:
         base, number = value.operands
-        first = _first(base, table)
+        first = first_of_range(base, table)
         return first.plus(number) if first and isinstance(number, RankNumber) else None
     return None

@@ -35,7 +35,7 @@ def is_declared(sharding: Sharding, declared: Sharding) -> bool:
 
 def check_signature(program: Program, against: Program) -> None:
     """Raises ProofError unless a program takes and returns what another does, in the same parts if
-    both are global, or both of one rank."""
+    both are of one rank: of a global one the shardings are wishes."""
     _check_results(program, against)
     known = {(slot.kind, slot.name): slot for slot in against.arguments}
     is_alike = program.is_local == against.is_local
@@ -50,10 +50,10 @@ def check_signature(program: Program, against: Program) -> None:
                 f"{slot.kind} '{slot.name}' has elements of {kind_of(slot.value)}, expected "
                 f"{kind_of(twin.value)}."
             )
-        same_parts = not is_alike or (
-            shape_of(slot.value) == shape_of(twin.value)
-            and program.sharding_of_slot(slot) == against.sharding_of_slot(twin)
+        same_cut = not program.is_local or (
+            program.sharding_of_slot(slot) == against.sharding_of_slot(twin)
         )
+        same_parts = not is_alike or (shape_of(slot.value) == shape_of(twin.value) and same_cut)
         if not same_parts:
             raise ProofError(f"{slot.kind} '{slot.name}' is taken in other parts than declared.")
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from itertools import product
 from typing import cast
 
-import numpy as np
-import torch
 from xdsl.dialects import func
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardweave.ir import dist
 from shardweave.ir.annotations import arguments_of, describe, sharding_attrs_of
-from shardweave.ir.aten import AtenOp, create
+from shardweave.ir.aten import AtenOp
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import Sharding
-from shardweave.ir.proof import moves
+from shardweave.ir.proof import attention, moves
 from shardweave.ir.proof.cuts import Applied, Refusal, apply_rule
 from shardweave.ir.proof.expressions import (
     Expressions,
@@ -29,7 +27,14 @@ from shardweave.ir.proof.expressions import (
     kind_of,
     signs_of,
 )
-from shardweave.ir.proof.forms import GLOBAL_NAMES, candidates, plain_cuts, written
+from shardweave.ir.proof.forms import (
+    GLOBAL_NAMES,
+    candidates,
+    other_arguments,
+    plain_cuts,
+    rule_of_sum,
+    written,
+)
 from shardweave.ir.proof.held import (
     FREE,
     SUB_BATCH,
@@ -41,12 +46,21 @@ from shardweave.ir.proof.held import (
     Shape,
     Value,
 )
-from shardweave.ir.proof.padding import FILL, masked, problem_of_padding, zeros_after
-from shardweave.ir.sharding.rules import Rule, rule_of
-from shardweave.ir.types import shape_of, tensor_type
+from shardweave.ir.proof.padding import (
+    FILL,
+    masked,
+    problem_of_padding,
+    uneven_factors,
+    zeros_after,
+)
+from shardweave.ir.sharding.rules import Rule
+from shardweave.ir.types import shape_of
 
 Key = tuple[str, frozenset[tuple[str, Attribute]], tuple[Value, ...], tuple[tuple[Shape, str], ...]]
 """A local computation: equal keys give equal values on every rank."""
+
+FULL = "aten.full"
+"""A constant: equal to a part of any of that value, whatever its shape."""
 
 MERGES = {"aten.add.Tensor": "sum", "aten.maximum": "max"}
 """The ops that merge the terms of two sub-batches, and by which reduction."""
@@ -57,7 +71,8 @@ class Walk:
     """The relations of a local program's values.
 
     known: what local computations relate to. refusals: why an op relates to nothing, by op. steps:
-    what stands within local forms of ops that are cut so.
+    what stands within local forms of ops that are cut so. others: what else a constant relates to,
+    which may be a part of several.
     """
 
     table: Expressions
@@ -66,6 +81,7 @@ class Walk:
     refusals: dict[Operation, Refusal] = field(default_factory=dict[Operation, Refusal])
     known: dict[Key, tuple[Value, ...]] = field(default_factory=dict[Key, tuple[Value, ...]])
     steps: set[Value] = field(default_factory=set["Value"])
+    others: dict[Value, list[Relation]] = field(default_factory=dict[Value, list[Relation]])
     splits: dict[object, int] = field(default_factory=dict[object, int])
     in_flight: set[SSAValue] = field(default_factory=set[SSAValue])
     links: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
@@ -105,7 +121,10 @@ class Walk:
             return made
         found: Sequence[Value | None] | None = None
         if isinstance(op, AtenOp):
-            found = self._aten(op, operands, key, is_template=is_template)
+            for choice in self._readings(operands):
+                found = self._aten(op, choice, key_of(op, choice), is_template=is_template)
+                if found is not None:
+                    break
         elif isinstance(op, dist.DistOp):
             found = moves.collective(op, operands, self.axes)
         found = found or [None] * len(op.results)
@@ -117,34 +136,45 @@ class Walk:
         self.known[key] = made
         return made
 
+    def _readings(self, operands: tuple[Value, ...]) -> Iterator[tuple[Value, ...]]:
+        """Operands as all that they relate to, their first relations first."""
+        yield from product(*([value, *self.others.get(value, ())] for value in operands))
+
     def _aten(
         self, op: AtenOp, operands: tuple[Value, ...], key: Key, *, is_template: bool
     ) -> tuple[Value, ...] | None:
         if is_cast(op):
             return operands
-        parts = cast("tuple[Relation, ...]", operands)
         if not operands and not is_template:
             # A range may be one of the model's, and a step of the local form of a longer one.
             self._write_local_forms(op, operands)
+        made: tuple[Value, ...] | None = None
         if all(isinstance(v, Relation) and v.held.layout is None for v in operands):
-            signs = signs_of(op)
-            made = (
-                self._sum(op, parts, signs)
-                if signs
-                else self._computed(op, parts, key, is_template)
-            )
-            if made is not None:
-                return made
-        filled = masked(op, operands, self.table) if op.name == FILL else None
-        made = moves.moved(op, operands, self.axes) if filled is None else (filled,)
-        if filled is not None:
-            self._note_steps(operands[1])
+            parts, signs = cast("tuple[Relation, ...]", operands), signs_of(op)
+            if signs is not None:
+                made = self._sum(op, parts, signs)
+            else:
+                made = self._computed(op, parts, key, is_template)
+        made = made or self._of_parts(op, operands)
         if made is None and not is_template:
             self._write_local_forms(op, operands)
             made = self.known.get(key)
         if made is not None:
             self.refusals.pop(op, None)
         return made
+
+    def _of_parts(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
+        """What an op makes of values that are no plain shards, or moves, or masks."""
+        if op.name in GLOBAL_NAMES:
+            return self._on_part_of_keys(op, operands)
+        whole = attention.merged(op, operands)
+        if whole is None and op.name == FILL:
+            whole = masked(op, operands, self.table)
+        if whole is None:
+            return moves.moved(op, operands, self.axes)
+        for operand in operands:
+            self._note_steps(operand)
+        return (whole,)
 
     def _note_steps(self, value: Value) -> None:
         """Note that a value, and what it is computed of, stands where it should."""
@@ -165,7 +195,7 @@ class Walk:
             if merged is not None:
                 return (merged,)
         try:
-            rule, shape = _rule_of_sum(op.name, first.held.shape, second.held.shape)
+            rule, shape = rule_of_sum(op.name, first.held.shape, second.held.shape)
         except ValueError:
             shapes = f"{first.held.shape} and {second.held.shape}"
             self.refusals[op] = Refusal(f"adds parts of values of shapes {shapes}")
@@ -186,10 +216,15 @@ class Walk:
             self.refusals[op] = Refusal("draws numbers of its own on each rank")
             return None
         numbers = tuple([part.held.number for part in parts])
-        for form in self.table.forms.get((op.name, numbers), ()):
-            made = self._as_form(op, form, parts, key, is_template)
-            if made is not None:
-                return made
+        forms = self.table.forms.get((op.name, numbers), ())
+        found = (self._as_form(op, form, parts, key, is_template) for form in forms)
+        made = next(filter(None, found), None)
+        if made is not None and op.name == FULL:
+            self.others[made[0]] = [
+                v for one in found if one for v in one if isinstance(v, Relation)
+            ]
+        if made is not None:
+            return made
         reduction = MERGES.get(op.name)
         if reduction is None or (reduction == "sum" and op.value("alpha") != 1):
             return None
@@ -218,9 +253,29 @@ class Walk:
             return made
         kinds = [kind_of(result) for result in form.op.results]
         if form.arguments != key[1] or kinds != [kind for _, kind in key[3]]:
-            self.refusals.setdefault(op, Refusal(_other_arguments(op, form)))
+            self.refusals.setdefault(op, Refusal(other_arguments(op, form)))
             return None
         return self._held(op, form.rule, applied, parts, form.results, shapes, (form.results,))
+
+    def _on_part_of_keys(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
+        """An attention of the global program, on a block of its keys."""
+        for cut in attention.on_part_of_keys(op, operands, self.table):
+            form, rule = cut.form, cut.form.rule
+            shapes = tuple([shape_of(result) for result in form.op.results])
+            shardings = tuple([part.held.sharding for part in cut.parts])
+            hints = (None,) * len(shapes)
+            applied = apply_rule(rule, shardings, shapes, None, hints, self.axes.sized)
+            if isinstance(applied, Refusal) or uneven_factors(rule, applied.cuts):
+                continue
+            results = form.results
+            wholes = self._held(form.op, rule, applied, cut.parts, results, shapes, (results,))
+            if wholes is None:
+                continue
+            key = (results, cut.placement), tuple([_family(p.held) for p in cut.parts])
+            made = attention.of_part(cut, wholes, op, self._split(key))
+            if made is not None:
+                return made
+        return None
 
     def _applied(
         self, op: Operation, rule: Rule, whole: tuple[Shape, ...], parts: tuple[Relation, ...]
@@ -350,25 +405,6 @@ def key_of(op: Operation, operands: tuple[Value, ...]) -> Key:
     return op.name, arguments_of(op), operands, types
 
 
-@cache
-def _rule_of_sum(name: str, first: Shape, second: Shape) -> tuple[Rule, Shape]:
-    """The rule of a sum of values of these shapes, and the shape of the sum."""
-    shape = np.broadcast_shapes(first, second)
-    types = [tensor_type(own, torch.float64) for own in (first, second)]
-    block = Block(arg_types=types)
-    op = create(name, block.args, [tensor_type(shape, torch.float64)])
-    return rule_of(op), shape
-
-
 def _family(held: Held) -> tuple[object, ...]:
     """What is the same of all sub-batches' terms of a value."""
     return (held.terms,) if held.terms else (held.number, held.sharding)
-
-
-def _other_arguments(op: AtenOp, form: OpForm) -> str:
-    """How an op's arguments differ from those of the op that it should be."""
-    own, wanted = dict(arguments_of(op)), dict(form.arguments)
-    names = sorted(n for n in {*own, *wanted} if own.get(n) != wanted.get(n))
-    pairs = [f"{n} = {own.get(n, 'its default')}, expected {wanted.get(n, 'its default')}"
-             for n in names]  # fmt: skip
-    return "has " + "; ".join(pairs or ["results of another type than it should"])

@@ -56,10 +56,12 @@ def _seconds_of_replicas(
     device."""
     strategy, found = placed.estimate.strategy, list[list[float]]()
     for stage, (left, right) in zip(placed.grid, pairwise(placed.estimate.cuts), strict=True):
-        names = [[links.names[kind] for kind in set(links.kind[own].tolist())] for own in stage]
-        found.append(
-            [float(slowest_times(model, own, strategy)[left:right].sum()) for own in names]
-        )
+        seconds: list[float] = []
+        for replica in stage:
+            kinds: list[int] = links.kind[replica].tolist()
+            names = [links.names[kind] for kind in dict.fromkeys(kinds)]
+            seconds.append(float(slowest_times(model, names, strategy)[left:right].sum()))
+        found.append(seconds)
     return found
 
 

@@ -264,7 +264,13 @@ def _softmax(r: RandomRegion) -> bool:
         return r.call("_safe_softmax", [x], last, attributes=f"dim = {last}")
     grad = r.new_input(x.shape, x.own.dtype)
     overload = overload_named("aten._softmax_backward_data")
-    run = lambda t, own: overload(*t, last, t[0].dtype)  # noqa: E731
+
+    def run(t: list[Tensor], own: bool) -> Tensor:
+        if own:
+            return overload(*t, last, t[0].dtype)
+        g, y = t  # by its formula: signs of zeros differ from kernel to kernel of torch's own
+        return y * (g - (g * y).sum(-1, keepdim=True))
+
     text = f"dim = {last}, input_dtype = {NAMES[x.own.dtype]}"
     return r.apply("aten._softmax_backward_data", [grad, x], run, text)
 

@@ -180,8 +180,10 @@ def two_speeds() -> Cluster:
     """Two devices, and two that are a third as fast, on fast links."""
     fast = DeviceType("fast", {"float64": 3e9}, 2**34, 3e12)
     slow = replace(fast, name="slow", flops={"float64": 1e9})
-    links = {"bandwidth_bytes_s": 1e12, "nic_bandwidth_bytes_s": 1e12}
-    nodes = tuple(NodeType(one, 2, **links) for one in ("fast", "slow"))
+    nodes = tuple(
+        NodeType(one, 2, bandwidth_bytes_s=1e12, nic_bandwidth_bytes_s=1e12)
+        for one in ("fast", "slow")
+    )
     return Cluster("two speeds", {"fast": fast, "slow": slow}, nodes)
 
 
@@ -207,10 +209,11 @@ def test_stages_of_replicas_of_two_speeds_get_micro_batches_in_proportion() -> N
     estimate = best_cuts(found.model, strategy, costs)
     assert estimate is not None
     stages = (("wte", "wpe", "h.0", "h.1"), ("h.2", "h.3", "ln_f", "head"))
-    even = Plan({"pipeline": 2, "data": 2}, pipeline=Pipeline(stages, 8, ranks=((0, 2), (3, 1))))
+    pipeline = Pipeline(stages, 8, ranks=((0, 2), (3, 1)))
+    even = Plan({"pipeline": 2, "data": 2}, pipeline=pipeline)
     plan = with_shares(even, captured(SPEC).program, Placed(estimate, grid), found.model, links)
     assert plan is not None
-    assert plan.pipeline == replace(even.pipeline, micro_batches=16, shares=((12, 4), (4, 12)))
+    assert plan.pipeline == replace(pipeline, micro_batches=16, shares=((12, 4), (4, 12)))
     assert_equals_eager(lowerings(SPEC).local(plan), captured(SPEC))
     others = captured(SPEC).program, Placed(estimate, grid), found.model, links
     assert with_shares(replace(even, zero=1), *others) is None

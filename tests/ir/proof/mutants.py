@@ -1,325 +1,245 @@
-"""Local programs with one slip in them, of many kinds, for tests of the proof."""
+"""Programs with one slip in them, and which ops a message about it should name."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from xdsl.dialects.builtin import ArrayAttr, IntegerAttr
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.dialects import func
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardweave.ir import dist
-from shardweave.ir.annotations import ANNOTATIONS, annotate, describe
-from shardweave.ir.aten import AtenOp, create
+from shardweave.ir.annotations import describe
 from shardweave.ir.facts import facts_of
-from shardweave.ir.literals import to_attribute, to_python
-from shardweave.ir.program import Program
-from shardweave.ir.staged import parts_of
+from shardweave.ir.kernel import FusedOp, YieldOp
+from shardweave.ir.program import Program, Slot
+from shardweave.ir.proof.stages import RETURNED
+from shardweave.ir.staged import HELD, StageFunction, functions_of, is_staged, parts_of
+from shardweave.tests.ir.proof import value_slips
+from shardweave.tests.ir.proof.slips import SLIPS
+from shardweave.tests.ir.proof.stage_slips import STAGE_SLIPS
 
-Slip = Callable[[Program, list[Operation], random.Random], Operation | list[Operation] | None]
-"""Changes a program in one place; returns the op (or the ops that read another value by it), or
-None where there is no such place."""
+assert value_slips, "which adds its kinds"
 
-SLIPS: dict[str, Slip] = {}
+KINDS = (*SLIPS, *STAGE_SLIPS)
+
+Name = tuple[str, ...]
+"""Texts that all stand in a message that names an op: what it is, and of a program of stages its
+function."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A program with a slip. near: the ops that it is in, and those that read their results, as
-    messages and views bring them."""
+    """A program with a slip. names: of the ops that it is in, and of those that read their results
+    (as messages and views bring them)."""
 
     kind: str
     program: Program
-    near: frozenset[Operation]
+    names: frozenset[Name]
 
     def is_named_in(self, message: str) -> bool:
-        """Whether a message names one of these ops, or the result that is another value."""
-        names = [describe(op).split(" at ")[0] for op in self.near]
-        return self.kind == "result_is_stale" or any(name in message for name in names)
+        """Whether a message names one of these ops."""
+        return any(all(text in message for text in name) for name in self.names)
 
 
-def slip(function: Slip) -> Slip:
-    SLIPS[function.__name__] = function
-    return function
+def mutant(program: Program, kind: str, seed: int) -> Mutant | None:
+    """The program with a slip of a kind at a place that the seed chooses; None if it has none.
+
+    Ops are told from each other by the names of their values: see `distinct`.
+    """
+    rng, copy = random.Random(seed), program.clone()
+    before = Snapshot(copy)
+    if kind in STAGE_SLIPS:
+        is_made = is_staged(copy) and STAGE_SLIPS[kind](copy, rng)
+    else:
+        parts = parts_of(copy)
+        is_made = any(SLIPS[kind](part, rng) for part in rng.sample(parts, len(parts)))
+    return Mutant(kind, copy, before.names_of_changes(copy)) if is_made else None
 
 
-def mutant(program: Program, seed: int) -> Mutant | None:
-    """The program with a slip that the seed chooses; None if it has no place for that kind."""
-    rng = random.Random(seed)
-    copy = program.clone()
-    part = rng.choice([part for part in parts_of(copy) if any(True for _ in part.ops)])
-    kind = rng.choice(sorted(SLIPS))
-    ops = SLIPS[kind](part, list(part.ops), rng)
-    if not ops:
-        return None
-    return Mutant(kind, copy, frozenset(_near(ops if isinstance(ops, list) else [ops])))
+def distinct(program: Program) -> Program:
+    """The program with a name of its own for each value, so that messages tell ops apart."""
+    number = 0
+    for part in functions(program):
+        for op in part.function.walk():
+            for result in op.results:
+                result.name_hint = f"{result.name_hint or 'v'}.n{number}"
+                number += 1
+    return program
 
 
-def _near(ops: list[Operation]) -> Iterator[Operation]:
-    for op in ops:
-        yield op
-        for use in [use for result in op.results for use in result.uses]:
-            user = use.operation
-            moves = isinstance(user, dist.DistOp) or facts_of(user).is_rearrangement
-            yield from _near([user]) if moves else [user]
+def functions(program: Program) -> list[Program]:
+    """All functions of a program, the step among them."""
+    return [program, *parts_of(program)] if is_staged(program) else [program]
 
 
-def _chosen(ops: list[Operation], rng: random.Random, *kinds: type | str) -> Operation | None:
-    fitting = [
-        op for op in ops if any(op.name == k if isinstance(k, str) else isinstance(op, k)
-                                for k in kinds)
-    ]  # fmt: skip
-    return rng.choice(fitting) if fitting else None
+def ops_within(part: Program) -> Iterator[Operation]:
+    """The ops of a function, those of regions among them, and its return."""
+    return (op for op in part.function.walk() if not isinstance(op, func.FuncOp))
 
 
-def _bypassed(result: SSAValue, by: SSAValue) -> list[Operation]:
-    """Let the users of a value read another one; returns them."""
-    users = [use.operation for use in result.uses]
-    result.replace_all_uses_with(by)
-    return users
+@dataclass(frozen=True)
+class Was:
+    """An op before a slip. names: how messages name it."""
+
+    operands: tuple[SSAValue, ...]
+    properties: dict[str, Attribute]
+    names: set[Name]
 
 
-@slip
-def collective_is_dropped(
-    program: Program, ops: list[Operation], rng: random.Random
-) -> list[Operation] | None:
-    op = _chosen(ops, rng, *dist.COLLECTIVES, dist.SliceOp)
-    if op is None:
-        return None
-    index = rng.randrange(len(op.results))
-    if op.results[index].type != op.operands[index].type:
-        return None
-    return _bypassed(op.results[index], op.operands[index])
+class Snapshot:
+    """The ops and slots of a program before a slip, to tell what it changed."""
+
+    def __init__(self, program: Program) -> None:
+        self.order = [list(ops_within(part)) for part in functions(program)]
+        self.ops = {
+            op: Was(tuple(op.operands), dict(op.properties), names_of(op, part))
+            for part, ops in zip(functions(program), self.order, strict=True)
+            for op in ops
+        }
+        self.slots = [_slots(part) for part in functions(program)]
+
+    def names_of_changes(self, program: Program) -> frozenset[Name]:
+        """The names of the ops and slots at fault, and of those that read what they give."""
+        found: set[Name] = set()
+        readers, left = Readers(program), set(self.ops)
+        for part, order, slots in zip(functions(program), self.order, self.slots, strict=True):
+            ops = list(ops_within(part))
+            left.difference_update(ops)
+            moved = _moved(order, ops)
+            for op in ops:
+                found |= self._names(op, part, readers, op is moved)
+            for old, new in zip(slots, _slots(part), strict=True):
+                if (old.kind, old.name) != (new.kind, new.name):
+                    found |= {_slot_name(old, part), _slot_name(new, part)}
+                    found |= set(readers.names(new.value))
+        return frozenset(found.union(*(self.ops[op].names for op in left)))
+
+    def _names(self, op: Operation, part: Program, readers: Readers, is_moved: bool) -> set[Name]:
+        was = self.ops.get(op)
+        before = was.operands if was else ()
+        changed = {
+            index: self._is_reader(old, new)
+            for index, (old, new) in enumerate(zip(before, op.operands, strict=False))
+            if old is not new
+        }
+        if isinstance(op, func.ReturnOp | YieldOp | FusedOp | dist.SendOp) and changed:
+            onward = [readers.names_of_use(op, index, set()) for index in changed]
+            return set().union(*onward)
+        is_changed = was is None or was.properties != op.properties
+        if is_moved or is_changed or not all(changed.values()) or (changed and _moves(op)):
+            names = names_of(op, part) | (was.names if was else set())
+            return names.union(*(readers.names(result) for result in op.results))
+        return names_of(op, part) if changed else set()
+
+    def _is_reader(self, old: SSAValue, new: SSAValue) -> bool:
+        """Whether who reads a new value reads that of the op at fault: of one that was put in, or
+        of one that is left out."""
+        if isinstance(new.owner, Operation) and new.owner not in self.ops:
+            return True
+        was = self.ops.get(old.owner) if isinstance(old.owner, Operation) else None
+        if was is None:
+            return False
+        starts = [self.ops[v.owner].operands for v in was.operands if v.owner in self.ops]
+        return new in was.operands or any(new in operands for operands in starts)
 
 
-@slip
-def collective_is_doubled(
-    program: Program, ops: list[Operation], rng: random.Random
-) -> Operation | None:
-    op = _chosen(ops, rng, dist.AllReduceOp)
-    if op is None:
-        return None
-    index = rng.randrange(len(op.results))
-    result = op.results[index]
-    again = type(op).create(
-        operands=[result], result_types=[result.type], properties={**op.properties}
-    )
-    again.properties.pop("sharding", None)
-    block = op.parent_block()
-    assert block is not None
-    block.insert_op_after(again, op)
-    result.replace_uses_with_if(again.results[0], lambda use: use.operation is not again)
-    return again
+def _moved(before: list[Operation], after: list[Operation]) -> Operation | None:
+    """The op that stands elsewhere, if one does."""
+    there = set(after)
+    was = [op for op in before if op in there]
+    there = set(was)
+    now = [op for op in after if op in there]
+    return next((b for a, b in zip(was, now, strict=True) if a is not b), None)
 
 
-@slip
-def collective_is_over_other_axes(
-    program: Program, ops: list[Operation], rng: random.Random
-) -> Operation | None:
-    op = _chosen(ops, rng, *dist.COLLECTIVES, *dist.STARTED, dist.SliceOp, dist.ShardIndexOp)
-    if op is None:
-        return None
-    names = [axis.name for axis in program.needed_mesh().axes]
-    others = [list(n) for n in ([a] for a in names) if n != to_python(op.properties["axes"])]
-    if len(names) > 1:
-        others += [names, names[::-1]]
-    others = [axes for axes in others if axes != to_python(op.properties["axes"])]
-    if not others:
-        return None
-    op.properties["axes"] = to_attribute(rng.choice(others))
-    return op
+class Readers:
+    """Who reads a value of a program, in other functions and regions too."""
+
+    def __init__(self, program: Program) -> None:
+        self.parts = {part.function: part for part in functions(program)}
+        self.links: dict[tuple[int, str], list[SSAValue]] = {}
+        """By stage and name of a message or a slot, where it is read."""
+        for function in functions_of(program).values() if is_staged(program) else ():
+            for op in function.ops:
+                if isinstance(op, dist.RecvOp):
+                    self._add(function, op.message, op.results[0])
+            for slot in function.arguments:
+                if slot.kind in HELD:
+                    self._add(function, slot.name, slot.value)
+
+    def _add(self, function: StageFunction, name: str, value: SSAValue) -> None:
+        self.links.setdefault((function.stage, name), []).append(value)
+
+    def names(self, value: SSAValue, seen: set[SSAValue] | None = None) -> Iterator[Name]:
+        """The names of the ops that read a value."""
+        seen = set() if seen is None else seen
+        if value in seen:
+            return
+        seen.add(value)
+        for use in value.uses:
+            yield from self.names_of_use(use.operation, use.index, seen)
+
+    def names_of_use(self, op: Operation, index: int, seen: set[SSAValue]) -> Iterator[Name]:
+        """The names of an op that reads a value as some operand, and of those to which it goes."""
+        onward: Iterable[SSAValue] = ()
+        if isinstance(op, FusedOp):
+            onward = [op.block.args[index]]
+        elif isinstance(op, YieldOp):
+            owner = op.parent_op()
+            onward = [owner.results[index]] if isinstance(owner, FusedOp) else ()
+        elif isinstance(op, func.ReturnOp):
+            part = self._part(op)
+            slot = part.results[index]
+            yield _slot_name(slot, part)
+            if isinstance(part, StageFunction) and slot.kind in HELD:
+                onward = self.links.get((part.stage, slot.name), ())
+        elif isinstance(op, dist.SendOp):
+            yield from names_of(op, self._part(op))
+            onward = self.links.get((op.to, op.message), ())
+        else:
+            yield from names_of(op, self._part(op))
+            onward = op.results if _moves(op) else ()
+        for value in onward:
+            yield from self.names(value, seen)
+
+    def _part(self, op: Operation) -> Program:
+        owner: Operation | None = op
+        while not isinstance(owner, func.FuncOp):
+            assert owner is not None
+            owner = owner.parent_op()
+        return self.parts[owner]
 
 
-def _property(
-    ops: list[Operation], rng: random.Random, is_fitting: Callable[[str, Attribute], bool]
-) -> tuple[Operation, str] | None:
-    """A property of some op that is no annotation and does not say of what the op reads."""
-    left_out = (*ANNOTATIONS, "at", "operand_structure", "output_mask", "axes")
-    places = [
-        (op, name)
-        for op in ops
-        for name, value in op.properties.items()
-        if name not in left_out and is_fitting(name, value)
-    ]
-    return rng.choice(places) if places else None
+def _moves(op: Operation) -> bool:
+    """Whether an op only brings elements elsewhere: a message, a view, a part of a bucket."""
+    is_part = op.name in ("aten.slice.Tensor", "aten.cat")
+    return isinstance(op, dist.DistOp) or facts_of(op).is_rearrangement or is_part
 
 
-@slip
-def number_is_another(
-    program: Program, ops: list[Operation], rng: random.Random
-) -> Operation | None:
-    """A dim, a start, a block, a factor, a bound of a mask, the number of a random draw."""
-    place = _property(ops, rng, lambda _, value: type(to_python(value)) in (int, float))
-    if place is None:
-        return None
-    op, name = place
-    value = to_python(op.properties[name])
-    assert isinstance(value, int | float)
-    scaled = value * rng.choice((0.5, 2.0)) or 1.0
-    changed = scaled if isinstance(value, float) else value + 1
-    op.properties[name] = to_attribute(changed)
-    return op
+def _slots(part: Program) -> list[Slot]:
+    return [*part.arguments, *part.results]
 
 
-@slip
-def list_of_numbers_is_another(
-    program: Program, ops: list[Operation], rng: random.Random
-) -> Operation | None:
-    """The dims of a sum or a permutation."""
-
-    def is_list(_: str, value: Attribute) -> bool:
-        items = value.data if isinstance(value, ArrayAttr) else ()
-        return len(items) > 1 and all(isinstance(item, IntegerAttr) for item in items)
-
-    place = _property(ops, rng, is_list)
-    if place is None:
-        return None
-    op, name = place
-    value = to_python(op.properties[name])
-    assert isinstance(value, list)
-    op.properties[name] = to_attribute([*value[1:], value[0]])
-    return op
+def _slot_name(slot: Slot, part: Program) -> Name:
+    """How messages name a slot: with its function, unless it is one of the step's results."""
+    within = () if slot.kind in RETURNED else _function_name(part)
+    return (f"{slot.kind} '{slot.name}'", *within)
 
 
-@slip
-def slice_starts_elsewhere(
-    program: Program, ops: list[Operation], rng: random.Random
-) -> Operation | None:
-    op = _chosen(ops, rng, "aten.slice.Tensor")
-    if op is None:
-        return None
-    start = to_python(op.properties["start"]) if "start" in op.properties else 0
-    assert isinstance(start, int)
-    op.properties["start"] = to_attribute(start - 1 if start else 1)
-    return op
+def _function_name(part: Program) -> Name:
+    return (f"@{part.name}",) if isinstance(part, StageFunction) else ()
 
 
-@slip
-def term_of_a_sum_is_lost(
-    program: Program, ops: list[Operation], rng: random.Random
-) -> list[Operation] | None:
-    op = _chosen(ops, rng, "aten.add.Tensor")
-    if op is None:
-        return None
-    kept = op.operands[rng.randrange(2)]
-    return _bypassed(op.results[0], kept) if kept.type == op.results[0].type else None
-
-
-@slip
-def value_is_scaled(program: Program, ops: list[Operation], rng: random.Random) -> Operation | None:
-    """A mean over the wrong count."""
-    fitting = [
-        op for op in ops if isinstance(op, AtenOp) and "f" in str(op.results[0].type).split("x")[-1]
-    ]
-    if not fitting:
-        return None
-    op = rng.choice(fitting)
-    (result, *_) = op.results
-    new = create("aten.mul.Scalar", [result], [result.type], {"other": 0.5})
-    annotate(new, op)
-    block = op.parent_block()
-    assert block is not None
-    block.insert_op_after(new, op)
-    result.replace_uses_with_if(new.results[0], lambda use: use.operation is not new)
-    return new
-
-
-@slip
-def operands_are_swapped(
-    program: Program, ops: list[Operation], rng: random.Random
-) -> Operation | None:
-    fitting = [
-        op for op in ops if len(op.operands) > 1 and op.operands[0].type == op.operands[1].type
-    ]
-    if not fitting:
-        return None
-    op = rng.choice(fitting)
-    op.operands = [op.operands[1], op.operands[0], *op.operands[2:]]
-    return op
-
-
-@slip
-def value_of_equal_type_is_read(
-    program: Program, ops: list[Operation], rng: random.Random
-) -> Operation | None:
-    """That of another layer, sub-batch, pass or weight."""
-    fitting = [op for op in ops if op.operands]
-    if not fitting:
-        return None
-    op = rng.choice(fitting)
-    index = rng.randrange(len(op.operands))
-    earlier: list[SSAValue] = list(program.function.body.block.args)
-    for other in ops:
-        if other is op:
-            break
-        earlier += [] if type(other) in dist.STARTED else other.results
-    same = [v for v in earlier if v.type == op.operands[index].type and v != op.operands[index]]
-    if not same:
-        return None
-    op.operands[index] = rng.choice(same)
-    return op
-
-
-@slip
-def sub_batch_is_another(
-    program: Program, ops: list[Operation], rng: random.Random
-) -> Operation | None:
-    """An op reads what its twin of another sub-batch reads."""
-    copies = [op for op in ops if "copy" in op.properties and op.operands]
-    if not copies:
-        return None
-    op = rng.choice(copies)
-    twins = [
-        other
-        for other in copies
-        if other.properties["copy"] != op.properties["copy"]
-        and other.name == op.name
-        and other.properties.get("layer") == op.properties.get("layer")
-        and list(other.operand_types) == list(op.operand_types)
-        and list(other.operands) != list(op.operands)
-    ]
-    places = {op: index for index, op in enumerate(ops)}
-    index = rng.randrange(len(op.operands))
-    for twin in twins:
-        owner = twin.operands[index].owner
-        if twin.operands[index] != op.operands[index] and (
-            isinstance(owner, Block) or places.get(owner, len(ops)) < places[op]
-        ):
-            op.operands[index] = twin.operands[index]
-            return op
-    return None
-
-
-@slip
-def result_is_stale(program: Program, ops: list[Operation], rng: random.Random) -> Operation | None:
-    """A result is another value of its type: an old buffer, another gradient, one not reduced."""
-    last = program.return_op
-    if not last.operands:
-        return None
-    index = rng.randrange(len(last.operands))
-    values = [*program.function.body.block.args, *(r for op in ops for r in op.results)]
-    same = [v for v in values if v.type == last.operands[index].type and v != last.operands[index]]
-    in_flight = {r for op in ops if type(op) in dist.STARTED for r in op.results}
-    same = [value for value in same if value not in in_flight]
-    if not same:
-        return None
-    last.operands[index] = rng.choice(same)
-    return last
-
-
-@slip
-def op_is_moved_before_what_it_reads(
-    program: Program, ops: list[Operation], rng: random.Random
-) -> Operation | None:
-    fitting = [op for op in ops if any(isinstance(v.owner, Operation) for v in op.operands)]
-    if not fitting:
-        return None
-    op = rng.choice(fitting)
-    owner = next(v.owner for v in op.operands if isinstance(v.owner, Operation))
-    assert isinstance(owner, Operation)
-    block = owner.parent_block()
-    assert block is not None
-    op.detach()
-    block.insert_op_before(op, owner)
-    return op
+def names_of(op: Operation, part: Program) -> set[Name]:
+    """How messages name an op."""
+    within = _function_name(part)
+    if isinstance(op, dist.RunOp):
+        return {(f"@{op.function}",)}
+    if isinstance(op, dist.SendOp) and isinstance(part, StageFunction):
+        waited = (f"waits for '{op.message}'", f"which stage {part.stage} ")
+        return {waited, (f"'{op.message}'", *within)}
+    if isinstance(op, dist.RecvOp):
+        return {(f"'{op.message}'", *within)}
+    return {(describe(op).split(" at ")[0], *within)}

@@ -1,4 +1,4 @@
-"""Programs of stages with one slip in what goes between functions, for tests of the proof."""
+"""Slips in what goes between functions of a program of stages, for tests of the proof."""
 
 from __future__ import annotations
 
@@ -13,35 +13,24 @@ from shardweave.ir.dist import RecvOp, RunOp, SendOp
 from shardweave.ir.literals import to_attribute
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.staged import StageFunction, functions_of
+from shardweave.tests.ir.proof.slips import Slip, in_flight, one
 
-StageSlip = Callable[[Program, random.Random], bool]
-"""Changes a program of stages in one place; whether there is such a place."""
-
-STAGE_SLIPS: dict[str, StageSlip] = {}
+STAGE_SLIPS: dict[str, Slip] = {}
+"""By kind: those of a whole program of stages."""
 
 _T = TypeVar("_T")
 
 
-def stage_slip(function: StageSlip) -> StageSlip:
+def stage_slip(function: Slip) -> Slip:
     STAGE_SLIPS[function.__name__] = function
     return function
-
-
-def stage_mutant(program: Program, kind: str, seed: int) -> Program | None:
-    """The program with a slip of a kind, at a place that the seed chooses; None without one."""
-    copy = program.clone()
-    return copy if STAGE_SLIPS[kind](copy, random.Random(seed)) else None
-
-
-def _one(rng: random.Random, items: Sequence[_T]) -> _T | None:
-    return rng.choice(items) if items else None
 
 
 def _pair(
     rng: random.Random, items: Sequence[_T], is_like: Callable[[_T, _T], bool]
 ) -> tuple[_T, _T] | None:
     """Two items that are alike."""
-    return _one(rng, [(a, b) for a in items for b in items if a is not b and is_like(a, b)])
+    return one(rng, [(a, b) for a in items for b in items if a is not b and is_like(a, b)])
 
 
 def _runs(program: Program) -> list[RunOp]:
@@ -60,7 +49,7 @@ def _swap(first: Operation, second: Operation, name: str) -> None:
 @stage_slip
 def run_is_lost(program: Program, rng: random.Random) -> bool:
     """So the gradient of one micro-batch is not there."""
-    op = _one(rng, [op for op in _runs(program) if not op.results])
+    op = one(rng, [op for op in _runs(program) if not op.results])
     if op is None:
         return False
     op.detach()
@@ -71,7 +60,7 @@ def run_is_lost(program: Program, rng: random.Random) -> bool:
 @stage_slip
 def run_is_doubled(program: Program, rng: random.Random) -> bool:
     """So the gradient of one micro-batch counts twice."""
-    op = _one(rng, [op for op in _runs(program) if not op.function.startswith("forward")])
+    op = one(rng, [op for op in _runs(program) if not op.function.startswith("forward")])
     if op is None or (block := op.parent_block()) is None:
         return False
     block.insert_op_after(op.clone(), op)
@@ -80,7 +69,7 @@ def run_is_doubled(program: Program, rng: random.Random) -> bool:
 
 @stage_slip
 def run_is_on_another_micro_batch(program: Program, rng: random.Random) -> bool:
-    op = _one(rng, [op for op in _runs(program) if op.micro_batch is not None])
+    op = one(rng, [op for op in _runs(program) if op.micro_batch is not None])
     if op is None or op.micro_batch is None:
         return False
     op.properties["micro_batch"] = to_attribute((op.micro_batch + 1) % 4)
@@ -89,7 +78,7 @@ def run_is_on_another_micro_batch(program: Program, rng: random.Random) -> bool:
 
 @stage_slip
 def run_is_at_another_stage(program: Program, rng: random.Random) -> bool:
-    op = _one(rng, [op for op in _runs(program) if op.micro_batch is not None])
+    op = one(rng, [op for op in _runs(program) if op.micro_batch is not None])
     if op is None:
         return False
     op.properties["at"] = to_attribute((op.at + 1) % program.needed_mesh().num_stages)
@@ -99,7 +88,7 @@ def run_is_at_another_stage(program: Program, rng: random.Random) -> bool:
 @stage_slip
 def run_is_moved_to_the_front(program: Program, rng: random.Random) -> bool:
     runs = _runs(program)
-    op = _one(rng, [op for op in runs[1:] if not op.function.startswith("forward_0")])
+    op = one(rng, [op for op in runs[1:] if not op.function.startswith("forward_0")])
     if op is None or (block := op.parent_block()) is None:
         return False
     op.detach()
@@ -109,7 +98,7 @@ def run_is_moved_to_the_front(program: Program, rng: random.Random) -> bool:
 
 @stage_slip
 def message_goes_to_another_stage(program: Program, rng: random.Random) -> bool:
-    op = _one(rng, [op for op in _all_ops(program) if isinstance(op, SendOp)])
+    op = one(rng, [op for op in _all_ops(program) if isinstance(op, SendOp)])
     if op is None:
         return False
     op.properties["to"] = to_attribute(op.to + 1)
@@ -154,7 +143,8 @@ def another_value_is_sent(program: Program, rng: random.Random) -> bool:
         for op in [op for op in ops if isinstance(op, SendOp)]:
             there = [*function.function.body.block.args]
             there += [result for other in ops[: ops.index(op)] for result in other.results]
-            same = [v for v in there if v.type == op.value.type and v is not op.value]
+            moving = in_flight(ops)
+            same = [v for v in there if v.type == op.value.type and v not in (op.value, *moving)]
             if same:
                 op.operands[0] = rng.choice(same)
                 return True
@@ -224,7 +214,7 @@ def sums_are_of_the_last_micro_batch(program: Program, rng: random.Random) -> bo
         for slot in function.results
         if slot.kind == "sum"
     ]
-    place = _one(rng, sums)
+    place = one(rng, sums)
     if place is None:
         return False
     (giver, given), same = place, StringAttr("same")

@@ -1,0 +1,259 @@
+"""Equal pieces of values, as what computes them of pieces of operands.
+
+A map of linear kind on a piece of its weight gives that piece of its outputs, a gradient that is
+put together of pieces is one for each, and a product that contracts such a dim is the sum of the
+products of its pieces. So a program that computes queries, keys and values by maps of their own is
+the one that slices the outputs of a single one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from xdsl.ir import Block, Operation, SSAValue
+
+from shardweave.ir.annotations import annotate, properties_without
+from shardweave.ir.aten import AtenOp, create
+from shardweave.ir.facts import facts_of
+from shardweave.ir.sharding.rules import rule_of
+from shardweave.ir.sharding.rules.base import Dims
+from shardweave.ir.types import AnyTensor, dtype_of_value, shape_of, tensor_type
+
+PASSED = frozenset(
+    f"aten.{name}"
+    for name in "view permute expand add.Tensor mul.Scalar sum.dim_IntList mm addmm".split()
+)
+"""Ops whose pieces are computed of pieces of operands."""
+
+SLICES = ("aten.slice.Tensor", "aten.select.int")
+PUTS = ("aten.slice_backward", "aten.select_backward")
+
+
+class Table(Protocol):
+    """What numbers expressions (`Expressions`): their shapes, and the terms of sums."""
+
+    shapes: list[tuple[int, ...]]
+    sums: dict[int, dict[int, float]]
+
+    def form(
+        self, op: AtenOp, operands: Sequence[int], results: Sequence[int] | None = None
+    ) -> list[int]: ...
+
+    def apply(self, op: Operation, operands: Sequence[int]) -> list[int]: ...
+
+    def note_sum(self, number: int, terms: Sequence[int]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A dim that is taken in so many pieces of one length."""
+
+    dim: int
+    count: int
+
+    def of(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of each piece."""
+        return (*shape[: self.dim], shape[self.dim] // self.count, *shape[self.dim + 1 :])
+
+
+@dataclass
+class Pieces:
+    """The pieces of a table's expressions. makers: by number the op that gives it, and the numbers
+    of its operands. joined: in which pieces a value was put together. placed: what is in zeros."""
+
+    table: Table
+    makers: dict[int, tuple[AtenOp, tuple[int, ...]]] = field(
+        default_factory=dict[int, tuple[AtenOp, tuple[int, ...]]]
+    )
+    joined: dict[int, Cut] = field(default_factory=dict[int, Cut])
+    placed: dict[int, tuple[Cut, int, int]] = field(default_factory=dict[int, tuple[Cut, int, int]])
+    _known: dict[tuple[int, Cut, int], int] = field(default_factory=dict[tuple[int, Cut, int], int])
+
+    def taken(self, op: AtenOp, operand: int) -> int | None:
+        """The number of what a slice takes, if that is a piece."""
+        place = _place_of(op, op.operands[0], op.results[0]) if op.name in SLICES else None
+        if place is None:
+            return None
+        piece = self.piece(operand, *place, op)
+        return self._viewed(op, piece, shape_of(op.results[0]))
+
+    def note(self, op: AtenOp, operands: Sequence[int], number: int) -> None:
+        """Note what gives a value, and whether it is put together of pieces."""
+        if number in self.makers or number in operands:
+            return  # known, or a cast of what is
+        self.makers[number] = op, tuple(operands)
+        if op.name in PUTS and (place := _place_of(op, op.results[0], op.operands[0])):
+            cut, index = place
+            shape = cut.of(shape_of(op.results[0]))
+            self.placed[number] = cut, index, self._viewed(op, operands[0], shape)
+        elif op.name == "aten.cat":
+            self._join(number, self._put_side_by_side(op, operands), op)
+        elif op.name in PASSED:
+            self._join(number, self._put_in_zeros(number), op)
+            for index, operand in enumerate(operands):
+                if operand in self.joined:
+                    self._passed_on(op, operands, number, index)
+
+    def piece(self, number: int, cut: Cut, index: int, like: AtenOp) -> int:
+        """The number of a piece. like: the op that asks for it."""
+        key = number, cut, index
+        if key not in self._known:
+            self._known[key] = self._made(number, cut, index, like)
+        return self._known[key]
+
+    def _made(self, number: int, cut: Cut, index: int, like: AtenOp) -> int:
+        maker = self.makers.get(number)
+        sources = self._sources(*maker, cut) if maker else None
+        if maker is None or not sources:
+            whole = Block(arg_types=[_type(self.table.shapes[number], like.operands[0])]).args
+            shape = cut.of(self.table.shapes[number])
+            start = index * shape[cut.dim]
+            values = {"dim": cut.dim, "start": start}
+            op = create("aten.slice.Tensor", whole, [_type(shape, like.operands[0])], values)
+            annotate(op, like)
+            return self.table.form(op, [number])[0]
+        op, operands = maker
+        numbers = [
+            self.piece(operand, sources[at], index, op) if at in sources else operand
+            for at, operand in enumerate(operands)
+        ]
+        return self._cloned(op, numbers, cut.of(self.table.shapes[number]))
+
+    def _sources(self, op: AtenOp, operands: Sequence[int], cut: Cut) -> dict[int, Cut] | None:
+        """The operands of whose pieces an op computes its own, in which pieces; None if of none."""
+        if op.name not in PASSED:
+            return None
+        if op.name == "aten.add.Tensor" and all(number in self.makers for number in operands):
+            return None  # no bias: what is added up is no linear map
+        rule = rule_of(op)
+        names = rule.results[0][cut.dim]
+        if not names or rule.localize is not None:
+            return None
+        return _places(rule.operands, names[0], rule.factors[names[0]].size, cut.count)
+
+    def _cloned(self, op: AtenOp, numbers: Sequence[int], shape: Sequence[int]) -> int:
+        """The number of an op on other operands, with a result of another shape."""
+        pairs = zip(numbers, op.operands, strict=True)
+        types = [_type(self.table.shapes[number], operand) for number, operand in pairs]
+        clone = type(op).create(
+            operands=Block(arg_types=types).args,
+            result_types=[_type(shape, op.results[0])],
+            properties=properties_without(op, "sharding", "wanted"),
+        )
+        return self.table.apply(clone, numbers)[0]
+
+    def _viewed(self, op: AtenOp, number: int, goal: tuple[int, ...]) -> int:
+        """A value in another shape. op: the one that has it so."""
+        if self.table.shapes[number] == goal:
+            return number
+        given = Block(arg_types=[_type(self.table.shapes[number], op.results[0])]).args
+        view = create("aten.view", given, [_type(goal, op.results[0])])
+        annotate(view, op)
+        return self.table.apply(view, [number])[0]
+
+    # Values that are put together
+
+    def _put_side_by_side(
+        self, op: AtenOp, operands: Sequence[int]
+    ) -> tuple[Cut, list[int]] | None:
+        shapes = {self.table.shapes[number] for number in operands}
+        if len(shapes) > 1 or len(operands) < 2:
+            return None
+        dim = int(op.value("dim")) % len(shape_of(op.results[0]))
+        return Cut(dim, len(operands)), list(operands)
+
+    def _put_in_zeros(self, number: int) -> tuple[Cut, list[int]] | None:
+        """The pieces of a sum of values each of which is in zeros, if they fill all."""
+        terms, shape = self.table.sums.get(number, {}), self.table.shapes[number]
+        placed = [self.placed[term] for term in terms if term in self.placed]
+        is_plain = all(
+            factor == 1 and self.table.shapes[term] == shape for term, factor in terms.items()
+        )
+        cuts, found = {cut for cut, _, _ in placed}, {index: piece for _, index, piece in placed}
+        if not is_plain or not len(placed) == len(terms) == len(found) or len(cuts) != 1:
+            return None
+        (cut,) = cuts
+        return (cut, [found[i] for i in range(cut.count)]) if len(found) == cut.count else None
+
+    def _join(self, number: int, made: tuple[Cut, list[int]] | None, op: AtenOp) -> None:
+        """Note that a value is put together of pieces."""
+        if made is None or number in self.joined:
+            return
+        cut, numbers = made
+        self.joined[number] = cut
+        for index, piece in enumerate(numbers):
+            self._known[number, cut, index] = piece
+        types = [_type(self.table.shapes[piece], op.results[0]) for piece in numbers]
+        result = _type(self.table.shapes[number], op.results[0])
+        both = [Block(arg_types=types).args]
+        cat = create("aten.cat", both, [result], {"dim": cut.dim})
+        annotate(cat, op)
+        self.table.form(cat, numbers, [number])
+
+    def _passed_on(self, op: AtenOp, operands: Sequence[int], number: int, index: int) -> None:
+        """What is put together of pieces is so after an op, or is a sum over them."""
+        rule, cut = rule_of(op), self.joined[operands[index]]
+        names = rule.operands[index][cut.dim]
+        if not names or rule.localize is not None:
+            return
+        factor, size = names[0], rule.factors[names[0]].size
+        places = _places(rule.operands, factor, size, cut.count)
+        kept = _places(rule.results, factor, size, cut.count)
+        product = facts_of(op).product
+        if places is None or kept is None:
+            return
+        if kept:
+            goal = kept[0]
+            pieces = [self._part(op, operands, places, i, goal) for i in range(cut.count)]
+            self._join(number, (goal, pieces), op)
+        elif product is not None and product.addend is None and number not in self.table.sums:
+            pieces = [self._part(op, operands, places, i, None) for i in range(cut.count)]
+            self.table.note_sum(number, pieces)
+
+    def _part(
+        self,
+        op: AtenOp,
+        operands: Sequence[int],
+        places: dict[int, Cut],
+        index: int,
+        goal: Cut | None,
+    ) -> int:
+        numbers = [
+            self.piece(operand, places[at], index, op) if at in places else operand
+            for at, operand in enumerate(operands)
+        ]
+        shape = shape_of(op.results[0])
+        return self._cloned(op, numbers, goal.of(shape) if goal else shape)
+
+
+def _type(shape: Sequence[int], like: SSAValue) -> AnyTensor:
+    """A type with the elements of a value."""
+    return tensor_type(shape, dtype_of_value(like))
+
+
+def _places(values: Sequence[Dims], factor: int, size: int, count: int) -> dict[int, Cut] | None:
+    """The values that a factor is the most major of a dim of, in pieces; None if it is a minor one
+    of some, or does not divide."""
+    found: dict[int, Cut] = {}
+    for index, dims in enumerate(values):
+        for dim, names in enumerate(dims):
+            if factor in names[1:]:
+                return None
+            if factor in names:
+                found[index] = Cut(dim, count)
+    return None if size % count else found
+
+
+def _place_of(op: AtenOp, whole: SSAValue, part: SSAValue) -> tuple[Cut, int] | None:
+    """Which piece of a value a slice (or a place in zeros) is; None if it is none."""
+    shape = shape_of(whole)
+    dim = int(op.value("dim")) % len(shape)
+    if op.name in ("aten.select.int", "aten.select_backward"):
+        return Cut(dim, shape[dim]), int(op.value("index")) % shape[dim]
+    start, length = int(op.value("start") or 0), shape_of(part)[dim]
+    is_piece = start >= 0 and op.value("step") == 1 and length and not start % length
+    if not is_piece or shape[dim] % length:
+        return None
+    return (Cut(dim, shape[dim] // length), start // length) if length < shape[dim] else None

@@ -1,0 +1,65 @@
+"""Models with a right program for a mesh, whose mutants are judged by running them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shardweave.backends.reference import Key, run_reference
+from shardweave.ir.program import Program
+from shardweave.tests.ir.proof.mutants import distinct
+
+BOUND = 1e-9
+"""Largest difference to what a right program gives, relative to the largest element."""
+
+SMALL = 1e-3
+"""Elements of results that are all smaller than this are compared as if one were as large."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A global program with its arguments and results, and a right program of a rank or of
+    stages."""
+
+    program: Program
+    values: Mapping[Key, Tensor]
+    expected: Mapping[Key, Tensor]
+    local: Program
+
+    @staticmethod
+    def of(program: Program, values: Mapping[Key, Tensor], local: Program) -> Case:
+        """Weights are moved by noise: biases that are zero and norms that are one hide slips."""
+        noise = torch.Generator().manual_seed(0)
+        noisy = {
+            key: value + 0.3 * torch.randn(value.shape, generator=noise, dtype=value.dtype)
+            if key[0] == "param"
+            else value
+            for key, value in values.items()
+        }
+        return Case(program, noisy, run_reference(program, noisy), distinct(local.clone()))
+
+    def outcome(self, program: Program) -> str:
+        """What running a program shows: right, wrong, or fails."""
+        try:
+            found = run_reference(program, self.values)
+        except Exception:  # noqa: BLE001  a broken program may fail in any way
+            return "fails"
+        is_right = all(
+            found[key].shape == value.shape and _difference(found[key], value) <= BOUND
+            for key, value in self.expected.items()
+        )
+        return "right" if is_right else "wrong"
+
+    def is_right(self, program: Program) -> bool:
+        return self.outcome(program) == "right"
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    """The largest difference of elements, relative to the largest element."""
+    if not expected.numel():
+        return 0.0
+    scale = max(SMALL, float(expected.abs().max()))
+    return float((found.double() - expected.double()).abs().max()) / scale
