@@ -160,7 +160,7 @@ def merged(op: AtenOp, operands: Sequence[Value]) -> Value | None:
 def _is_share(value: Value, old: AttentionPart, new: AttentionPart, shape: tuple[int, ...]) -> bool:
     """Whether a value, of some shape, is the sigmoid of how far one part's log-sum-exp is ahead."""
     rows: tuple[Value, ...] = (value,)
-    types: tuple[tuple[tuple[int, ...], str], ...] = ()
+    length: tuple[int, ...] = shape
     for name, arguments in SHARE.items():
         (value, *_) = rows
         if not isinstance(value, Local) or value.name != name:
@@ -171,7 +171,7 @@ def _is_share(value: Value, old: AttentionPart, new: AttentionPart, shape: tuple
             != arguments
         ):
             return False
-        rows, types = value.operands, value.types
+        rows, length = value.operands, value.types[0][0]
     wanted = [replace(part, index=1, whole=old.whole) for part in (new, old)]
     found = [replace(p, whole=old.whole) for p in rows if isinstance(p, AttentionPart)]
-    return found == wanted and shape == (*types[0][0], 1)
+    return found == wanted and shape == (*length, 1)
