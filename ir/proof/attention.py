@@ -174,4 +174,13 @@ def _is_share(value: Value, old: AttentionPart, new: AttentionPart, shape: tuple
         rows, length = value.operands, value.types[0][0]
     wanted = [replace(part, index=1, whole=old.whole) for part in (new, old)]
     found = [replace(p, whole=old.whole) for p in rows if isinstance(p, AttentionPart)]
-    return found == wanted and shape == (*length, 1)
+    # The same rows of each sub-batch: a log-sum-exp has the output's dims but the last.
+    held, rest = old.whole.held, old.whole.held.sharding.dims[:-1]
+    is_of_rows = held.layout is None and all(
+        p.whole.at == old.whole.at
+        and p.whole.held.layout is None
+        and p.whole.held.sharding.dims == rest
+        for p in rows
+        if isinstance(p, AttentionPart)
+    )
+    return is_of_rows and found == wanted and shape == (*length, 1)
