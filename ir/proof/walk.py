@@ -81,7 +81,7 @@ class Walk:
     refusals: dict[Operation, Refusal] = field(default_factory=dict[Operation, Refusal])
     known: dict[Key, tuple[Value, ...]] = field(default_factory=dict[Key, tuple[Value, ...]])
     steps: set[Value] = field(default_factory=set["Value"])
-    others: dict[Value, list[Relation]] = field(default_factory=dict[Value, list[Relation]])
+    others: dict[Value, list[Value]] = field(default_factory=dict[Value, list[Value]])
     splits: dict[object, int] = field(default_factory=dict[object, int])
     in_flight: set[SSAValue] = field(default_factory=set[SSAValue])
     links: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
@@ -220,9 +220,9 @@ class Walk:
         found = (self._as_form(op, form, parts, key, is_template) for form in forms)
         made = next(filter(None, found), None)
         if made is not None and op.name == FULL:
-            self.others[made[0]] = [
-                v for one in found if one for v in one if isinstance(v, Relation)
-            ]
+            also = [value for one in found if one for value in one]
+            # A first sub-batch's position is a constant, too.
+            self.others[made[0]] = [*also, *(moves.moved(op, (), self.axes) or ())]
         if made is not None:
             return made
         reduction = MERGES.get(op.name)

@@ -6,7 +6,10 @@ import pytest
 
 from shardweave.ir.proof.expressions import ProofError
 from shardweave.ir.proof.prove import prove
+from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.passes.pipeline import run_passes
 from shardweave.tests.ir_text import step
+from shardweave.tests.zoo import captured, megatron
 
 WHOLE = """
     input %i : tensor<4x4xi64>
@@ -47,3 +50,12 @@ def test_another_constant_or_dim_is_refused(right: str, wrong: str) -> None:
     text = LOCAL.replace(right, wrong).replace("    %a =", ones)
     with pytest.raises(ProofError):
         prove(step(text, "data=2", local=True), against=step(WHOLE))
+
+
+def test_first_position_is_not_taken_for_a_constant_of_the_model_alone() -> None:
+    """Dropout draws by positions, of which the first is zero; and so is a label that is left out."""
+    spec = "gpt:layers=1,hidden=16,heads=8,vocab=32,seq=16,batch=8,dropout=0.1"
+    whole = captured(spec).program
+    plan = ApplyPlanPass.of(megatron(spec, "tensor=8"))
+    local = run_passes(whole, [plan, "preset:sub-batches"], mesh="tensor=8")
+    prove(local, against=whole)
