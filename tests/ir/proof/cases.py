@@ -10,7 +10,11 @@ from torch import Tensor
 
 from shardweave.backends.reference import Key, run_reference
 from shardweave.ir.program import Program
-from shardweave.tests.ir.proof.mutants import distinct
+from shardweave.ir.proof.expressions import ProofError
+from shardweave.ir.proof.prove import prove
+from shardweave.tests.ir.proof.mutants import distinct, mutant
+from shardweave.tests.ir.proof.slips import SLIPS
+from shardweave.tests.ir_text import random_values
 
 BOUND = 1e-9
 """Largest difference to what a right program gives, relative to the largest element."""
@@ -63,3 +67,21 @@ def _difference(found: Tensor, expected: Tensor) -> float:
         return 0.0
     scale = max(SMALL, float(expected.abs().max()))
     return float((found.double() - expected.double()).abs().max()) / scale
+
+
+def num_refused_slips(local: Program, whole: Program) -> int:
+    """How many slips, one of each kind, are refused in a right program of a rank; those that are
+    proved must compute what the global program does."""
+    values = random_values(whole)
+    expected = run_reference(whole, values)
+    num_refused = 0
+    for made in filter(None, (mutant(local, kind, 0) for kind in SLIPS)):
+        try:
+            prove(made.program, against=whole)
+        except ProofError:
+            num_refused += 1
+            continue
+        found = run_reference(made.program, values)
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, rtol=1e-9, atol=1e-12)
+    return num_refused

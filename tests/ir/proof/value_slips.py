@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr
 from xdsl.ir import Attribute, Block, Operation, SSAValue
@@ -207,6 +207,15 @@ def operands_are_swapped(program: Program, rng: random.Random) -> bool:
     return True
 
 
+def another(
+    program: Program, rng: random.Random, own: SSAValue, ops: Sequence[Operation]
+) -> SSAValue | None:
+    """An argument, or a result of some ops, of a value's type, that is not in flight."""
+    moving = in_flight(list(program.ops))
+    values = [*program.function.body.block.args, *(result for op in ops for result in op.results)]
+    return one(rng, [v for v in values if v.type == own.type and v != own and v not in moving])
+
+
 @slip
 def value_of_equal_type_is_read(program: Program, rng: random.Random) -> bool:
     """That of another layer, sub-batch, pass or weight."""
@@ -216,9 +225,7 @@ def value_of_equal_type_is_read(program: Program, rng: random.Random) -> bool:
         return False
     index = rng.randrange(len(op.operands))
     before = ops[: ops.index(op)]
-    earlier = [*program.function.body.block.args, *(r for other in before for r in other.results)]
-    own, moving = op.operands[index], in_flight(ops)
-    other = one(rng, [v for v in earlier if v.type == own.type and v != own and v not in moving])
+    other = another(program, rng, op.operands[index], before)
     if other is None:
         return False
     op.operands[index] = other
@@ -255,9 +262,7 @@ def result_is_stale(program: Program, rng: random.Random) -> bool:
     if not last.operands:
         return False
     index = rng.randrange(len(last.operands))
-    own, moving = last.operands[index], in_flight(ops)
-    values = [*program.function.body.block.args, *(r for op in ops for r in op.results)]
-    other = one(rng, [v for v in values if v.type == own.type and v != own and v not in moving])
+    other = another(program, rng, last.operands[index], ops)
     if other is None:
         return False
     last.operands[index] = other
