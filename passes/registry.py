@@ -31,6 +31,7 @@ PASSES: dict[str, str] = {
     "split-batch": "shardweave.passes.split_batch:SplitBatchPass",
     "split-projections": "shardweave.passes.split_projections:SplitProjectionsPass",
     "start-collectives": "shardweave.passes.start_collectives:StartCollectivesPass",
+    "sum-by-local-maxima": "shardweave.passes.sum_by_local_maxima:SumByLocalMaximaPass",
     "unfuse-kernels": "shardweave.passes.unfuse_kernels:UnfuseKernelsPass",
     "unroll-time-axes": "shardweave.passes.unroll_time_axes:UnrollTimeAxesPass",
 }
