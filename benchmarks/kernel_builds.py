@@ -5,17 +5,19 @@ Steps of one layer of gpt, llama and bert with their heads, at hidden sizes from
 vocabularies of 50,257 and 128,256, are captured (values are fake) and their kernels built for
 sm_80, sm_90 and sm_100 at their default configurations. A row is a kernel and a chip: what it
 spills, its narrowest access along the contiguous dim, registers, and estimates of its occupancy and
-of the bytes that an SM has asked memory for. Exits 1 if a kernel spills, or accesses less than 128
-bits where neighbouring elements lie side by side.
+of the bytes that an SM has asked memory for. What FILE holds of the same kernels, built by the same
+compiler, is kept and not built again. Exits 1 if a kernel spills, or accesses less than 128 bits
+where neighbouring elements lie side by side.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +51,15 @@ MODELS = {
     ),
 }
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+VERSIONS = {"torch": torch.__version__, "triton": triton.__version__}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A kernel built for a chip. steps: those that have it. narrow: statements, with their bits."""
+    """A kernel built for a chip. digest: as `digest_of`. steps: those that have it. narrow:
+    statements, with their bits."""
 
+    digest: str
     kernel: str
     target: str
     steps: tuple[str, ...]
@@ -72,11 +77,12 @@ class Row:
         return not self.spilled_bytes and not self.narrow
 
 
-def row_of(built: Built, steps: list[str]) -> Row:
+def row_of(built: Built) -> Row:
+    """Its row, of no step yet."""
     return Row(
-        built.kernel.name, built.target, tuple(steps), built.config, built.registers,
-        built.shared_bytes, built.spilled_bytes, built.access_bits, built.occupancy,
-        built.bytes_in_flight, built.narrow,
+        digest_of(built.kernel), built.kernel.name, built.target, (), built.config,
+        built.registers, built.shared_bytes, built.spilled_bytes, built.access_bits,
+        built.occupancy, built.bytes_in_flight, built.narrow,
     )  # fmt: skip
 
 
@@ -107,10 +113,37 @@ def kernels_of(model: str, dtype: str, hidden: int, vocab: int) -> list[KernelSo
     return list(kernels.values())
 
 
-def compiled_as(kernel: KernelSource) -> tuple[object, ...]:
+def digest_of(kernel: KernelSource) -> str:
     """Equal for kernels of which the compiler makes the same."""
-    aligned = tuple(size % 16 == 0 for size in kernel.sizes.values())
-    return kernel.key, kernel.pointers, *kernel.fixed.items(), aligned, str(kernel.configs[0])
+    aligned = [size % 16 == 0 for size in kernel.sizes.values()]
+    parts = [kernel.source, kernel.pointers, kernel.fixed, aligned, kernel.configs]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def add_step(
+    groups: dict[str, list[Row]], known: dict[str, list[Row]], kernel: KernelSource, step: str
+) -> None:
+    """Add a step's kernel to the rows by digest: those taken out of `known`, or built now."""
+    digest = digest_of(kernel)
+    if digest not in groups:
+        groups[digest] = known.pop(digest, None) or [row_of(build(kernel, t)) for t in TARGETS]
+    groups[digest] = [replace(row, steps=(*row.steps, step)) for row in groups[digest]]
+
+
+def kept_rows(file: Path) -> dict[str, list[Row]]:
+    """The rows of a file by digest, of no step yet; none if other versions made them."""
+    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    rows = [Row(**row) for row in found.pop("rows", [])]
+    groups: dict[str, list[Row]] = {}
+    for row in rows if found == VERSIONS else []:
+        groups.setdefault(row.digest, []).append(replace(row, steps=()))
+    return groups
+
+
+def text_of(rows: list[Row]) -> str:
+    """JSON with a line for each row."""
+    head = json.dumps(VERSIONS)[1:-1]
+    return f'{{{head}, "rows": [\n' + ",\n".join(json.dumps(asdict(r)) for r in rows) + "\n]}\n"
 
 
 def summary(target: str, rows: list[Row]) -> tuple[str, ...]:
@@ -149,29 +182,25 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one step alone")
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
     options = parser.parse_args()
-    steps: dict[tuple[object, ...], list[str]] = {}
-    builds: dict[tuple[object, ...], list[Built]] = {}
-    rows: list[Row] = []
+    file = Path(options.json) if options.json else None
+    known = kept_rows(file) if file else {}
+    groups: dict[str, list[Row]] = {}
     for case in cases(quick=options.quick):
         name = "{} {} hidden={} vocab={}".format(*case)
         for kernel in kernels_of(*case):
-            key = compiled_as(kernel)
-            steps.setdefault(key, []).append(name)
-            if key not in builds:
-                builds[key] = [build(kernel, target) for target in TARGETS]
-        print(f"built {name}: {len(builds)} kernels so far", file=sys.stderr, flush=True)
-        rows = [row_of(one, steps[key]) for key, group in builds.items() for one in group]
-        if options.json:
-            Path(options.json).write_text(_text(rows))
+            add_step(groups, known, kernel, name)
+        print(f"built {name}: {len(groups)} kernels so far", file=sys.stderr, flush=True)
+        if file:
+            file.write_text(text_of([*_rows(groups), *_rows(known)]))
+    rows = _rows(groups)
+    if file:
+        file.write_text(text_of(rows))
     show(rows, Console(width=120))
     return 0 if all(row.is_right for row in rows) else 1
 
 
-def _text(rows: list[Row]) -> str:
-    """JSON with a line for each row."""
-    versions: dict[str, Any] = {"torch": torch.__version__, "triton": triton.__version__}
-    head = json.dumps(versions)[1:-1]
-    return f'{{{head}, "rows": [\n' + ",\n".join(json.dumps(asdict(r)) for r in rows) + "\n]}\n"
+def _rows(groups: dict[str, list[Row]]) -> list[Row]:
+    return [row for group in groups.values() for row in group]
 
 
 if __name__ == "__main__":

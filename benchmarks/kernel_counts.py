@@ -21,6 +21,7 @@ from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
 from shardweave.ir.storage import is_view, layout_source
 from shardweave.ir.traffic import accesses, bytes_moved, traffic
+from shardweave.ir.types import shape_of
 
 
 @dataclass
@@ -66,7 +67,7 @@ def own_counts(program: Program) -> Counts:
             kernel = _add_region(counts, op)
             if kernel is not None:
                 kernels[op] = kernel
-        elif isinstance(op, SliceOp) or not (isinstance(op, DistOp) or is_view(op)):
+        elif _is_call(op):
             counts.add("library", op.name, bytes_moved(op))
     for results in joined_together(program, kernels):
         moved = sum(p.num_bytes + p.num_columns * p.target.itemsize for p in results)
@@ -116,12 +117,19 @@ def lower_bound(program: Program) -> Counts:
         waves[op] = max([int(is_kernel), *before])
         if is_kernel or facts_of(op).is_layout:
             phases[has_turned].append(op)
-        elif isinstance(op, SliceOp) or not (isinstance(op, DistOp) or is_view(op)):
+        elif _is_call(op):
             counts.add("library", op.name, bytes_moved(op))
     for phase, ops in zip(("forward", "backward"), phases, strict=True):
         counts.add("kernel", phase, traffic(ops), launches=0)
     counts.add("kernel", "one after another", 0, launches=max(waves.values(), default=0))
     return counts
+
+
+def _is_call(op: Operation) -> bool:
+    """Whether an op that is in no kernel is a call of the library: no view, and no message."""
+    if isinstance(op, SliceOp):  # of the leading dim in one block, it is a view
+        return op.dim > 0 or op.block < shape_of(op.results[0])[0]
+    return not (isinstance(op, DistOp) or is_view(op))
 
 
 def _is_for_kernels(op: Operation) -> bool:

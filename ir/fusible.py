@@ -51,6 +51,9 @@ MOVES = frozenset(
 )  # fmt: skip
 """Ops whose elements are those of an operand, found by an index."""
 
+TRIGONOMETRIC = frozenset({"aten.sin", "aten.cos"})
+"""Pointwise ops whose argument reduction takes many instructions and registers."""
+
 MATMULS = frozenset({"aten.mm", "aten.addmm"})
 LAYER_NORM, LAYER_NORM_BACKWARD = "aten.native_layer_norm", "aten.native_layer_norm_backward"
 _TRAILING = frozenset({"aten._softmax", "aten._safe_softmax", "aten._softmax_backward_data"})

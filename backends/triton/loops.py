@@ -17,11 +17,16 @@ from shardweave.backends.triton.region import Region
 from shardweave.backends.triton.source import Config, Kernel, KernelDraft, Kind
 from shardweave.backends.triton.values import Values
 from shardweave.backends.triton.writer import DensePlace, NotReadyError, Term
-from shardweave.ir.fusible import WHOLE_ROW, column_results, role_of
+from shardweave.ir.fusible import TRIGONOMETRIC, WHOLE_ROW, column_results, role_of
 from shardweave.ir.types import dtype_of_value, shape_of
 
 _REGISTERS = 65536
 """Of an SM, and so of a program, of 32 bits each."""
+
+_MOST_THREADS = 512
+"""Of a program whose rows are the longest."""
+
+_ERROR_FUNCTIONS = frozenset({"aten.gelu", "aten.gelu_backward"})
 
 _VECTOR_BYTES = 16
 """What a thread reads at once."""
@@ -53,8 +58,8 @@ def pointwise_kernel(region: Region, strides: Strides = None) -> Kernel:
     for value in region.stored:
         values.store(draft, value, x, frozenset({"x"}))
     blocks = [(1024, 4), (512, 4), (2048, 8), (4096, 8), (256, 2)]
-    if any(op.name in ("aten.sin", "aten.cos") for op in region.ops):
-        blocks.insert(0, (256, 8))  # their argument reduction takes many registers
+    if any(op.name in TRIGONOMETRIC for op in region.ops):
+        blocks.insert(0, (256, 8))
     configs: list[Config] = [{"BLOCK": block, "num_warps": warps} for block, warps in blocks]
     return draft.kernel({"n": region.space.columns}, configs)
 
@@ -105,10 +110,14 @@ class _ReductionTemplate:
         """The longest row of which one program's registers hold what it must keep at once."""
         if not self.space.reduces_columns:
             return self.space.columns
-        numel = self.space.rows * self.space.columns
-        full = sum(math.prod(shape_of(value)) == numel for value in self.region.inputs)
-        sums = sum(value in self.column_values for value in self.region.stored)
-        return _REGISTERS // (sums + full + 1)
+        region, numel = self.region, self.space.rows * self.space.columns
+        full = [v for v in region.inputs if math.prod(shape_of(v)) == numel]
+        sums = sum(value in self.column_values for value in region.stored)
+        is_wide = any(region.dtype_of(value).itemsize >= 4 for value in full)  # halves go in pairs
+        spare = 8 * is_wide  # registers of a thread for places and masks
+        if any(op.name in _ERROR_FUNCTIONS for op in region.ops):
+            spare = 64
+        return (_REGISTERS - _MOST_THREADS * spare) // (sums + len(full) + 1)
 
     def _steps(self, op: object) -> list[Accumulation]:
         """The steps of an op, without those for columns that nobody reads."""

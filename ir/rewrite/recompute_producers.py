@@ -3,8 +3,9 @@
 A value that one kernel writes and another reads costs its bytes for each of them. If it follows,
 element by element, from what is in memory anyway, the reader may compute it itself: a loss's log
 probabilities from the logits and two numbers a row, a gate's activation from its input, a widened
-copy from the narrow original. (Inductor does so between its two passes by a minimal cut; here
-kernels are known, and also readers of the same pass, behind a product or a message, are looked at.)
+copy from the narrow original, rows of a table, labels moved by one. (Inductor does so between its
+two passes by a minimal cut; here kernels are known, and also readers of the same pass, behind a
+product or a message, are looked at.)
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from shardweave.ir.annotations import phase_of, set_origin, set_phase
 from shardweave.ir.dead_code import remove_dead_ops
 from shardweave.ir.facts import facts_of
-from shardweave.ir.fusible import MATMULS, MAX_OPS, MAX_VALUES, role_of
+from shardweave.ir.fusible import MATMULS, MAX_OPS, MAX_VALUES, TRIGONOMETRIC, role_of
 from shardweave.ir.kernel import escaping_values
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.grow_regions import Growth, Unit
 from shardweave.ir.storage import layout_source
 from shardweave.ir.types import num_bytes, tensor_type_of
+
+LAUNCH_BYTES = 1 << 20
+"""What it is worth that a kernel need not run: a GPU moves more in the 2 us that one begins in."""
 
 
 def recompute_producers(program: Program, *, matmul: bool) -> int:
@@ -38,7 +42,7 @@ def recompute_producers(program: Program, *, matmul: bool) -> int:
     places = {op: place for place, op in enumerate(program.ops)}
     count = 0
     for op in list(program.ops):
-        if role_of(op) == "pointwise" and op in growth.units:
+        if _is_cheap(op) and op in growth.units:
             plan = _plan_for(op.results[0], growth)
             if plan is not None and plan.saved_bytes > 0:
                 count += plan.carry_out(growth, places)
@@ -64,11 +68,21 @@ class _Recomputed:
     chain: set[Operation] = field(default_factory=lambda: set[Operation]())
     saved_bytes: int = 0
 
+    def read_bytes(self, source: SSAValue) -> int:
+        """Bytes that a unit reads of a value: of a table no more than it looks up."""
+        lookups = [op for op in self.chain if facts_of(op).is_lookup]
+        tables = {layout_source(op.operands[0]): op.results[0] for op in lookups}
+        taken = tables.get(source)
+        return _bytes(source) if taken is None else min(_bytes(source), _bytes(taken))
+
     def carry_out(self, growth: Growth, places: dict[Operation, int]) -> int:
-        """Put clones before the first reader of each unit; returns how many."""
+        """Put clones before each unit that reads the value; returns how many."""
         count = 0
         for unit, readings in self.readers.items():
             first = min((reading.op for reading in readings), key=places.__getitem__)
+            begin = min(unit.ops, key=places.__getitem__)
+            if self._known_after(places) < places[begin]:
+                first = begin
             cloning = _Cloning(self.stored, first)
             for reading in readings:
                 reading.op.operands[reading.index] = cloning.of(reading.op.operands[reading.index])
@@ -78,6 +92,12 @@ class _Recomputed:
                 growth.units[clone] = unit
             count += len(cloning.made)
         return count
+
+    def _known_after(self, places: dict[Operation, int]) -> int:
+        """The place of the op that makes the last of what the value is computed from."""
+        makers = (_owner_of(operand) for op in self.chain for operand in op.operands)
+        found = [maker for maker in makers if maker is not None and maker not in self.chain]
+        return max((places[maker] for maker in found), default=-1)
 
 
 class _Cloning:
@@ -129,10 +149,17 @@ def _plan_for(value: SSAValue, growth: Growth) -> _Recomputed | None:
         return None
     size = _bytes(value)
     found.saved_bytes = size * (1 + len(readers)) - sum(map(_bytes, newly_stored))
+    if found.chain >= home.ops.keys():
+        found.saved_bytes += LAUNCH_BYTES
     for unit in readers:
         known = _inputs_of(unit)
-        found.saved_bytes -= sum(_bytes(s) for s in found.stored if s not in known)
+        found.saved_bytes -= sum(found.read_bytes(s) for s in found.stored if s not in known)
     return found
+
+
+def _is_cheap(op: Operation) -> bool:
+    """Whether an element of an op's result is a few instructions away from its operands'."""
+    return role_of(op) in ("pointwise", "move") and op.name not in TRIGONOMETRIC
 
 
 def _readings(value: SSAValue) -> Iterator[_Reading]:
@@ -160,7 +187,7 @@ def _walk(value: SSAValue, home: Unit, found: _Recomputed) -> set[SSAValue]:
             maker = _owner_of(source)
             is_inside = maker is not None and maker in home.ops
             if maker is not None and is_inside and not _escapes(source, home):
-                if role_of(maker) == "pointwise":
+                if _is_cheap(maker):
                     pending.append(source)
                     continue
                 newly_stored.add(source)

@@ -4,7 +4,9 @@ A region is drawn op by op: sizes with 1 and primes, broadcasts, strides, all dt
 and -0.0. Kernels compute halves in float32 and round once, so the reference is eager PyTorch with
 halves widened. How far a right result may be from it is found by Monte Carlo arithmetic (Parker,
 1997): the reference is run again with every input, and every result of every op, moved by a few
-units in its last place, and what this moves is not compared more closely.
+units in its last place, and what this moves is not compared more closely. Of 0.0 and -0.0 either may
+be the largest: torch takes the one or the other by the order of the operands and the width of its
+vectors. So these runs take now the one, now the other.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ NAMES = {
     torch.int64: "i64", torch.int32: "i32", torch.int8: "i8", torch.uint8: "ui8",
     torch.bool: "i1",
 }  # fmt: skip
+EXTREMES = frozenset({"aten.maximum", "aten.minimum", "aten.amax", "aten.amin"})
 SPECIAL = (math.nan, math.inf, -math.inf, -0.0, 0.0, 1e-4, 60.0)
 
 Run = Callable[..., Any]
@@ -196,11 +199,29 @@ class RandomRegion:
         for step in self.steps:
             given = [found[name] for name in step.operands]
             made = _listed(step.run(given, own=False))
+            if step.name in EXTREMES and made[0].is_floating_point():
+                made = [_with_zeros(made[0], step.run, given, (-1.0) ** seed)]
             if step.terms is not None:
                 made = [made[0] + _moved(step.terms(*given), generator) - step.terms(*given)]
             for value, tensor in zip(step.results, made, strict=True):
                 found[value.name] = _moved(tensor, generator)
         return found
+
+
+def _with_zeros(extreme: Tensor, run: Run, given: list[Tensor], sign: float) -> Tensor:
+    """Extremes of elements; those that are of 0.0 and -0.0 both are zeros of that sign.
+
+    For who compares, zeros become the least numbers, once of their own sign and once of the other.
+    """
+    least = torch.finfo(extreme.dtype).smallest_normal
+
+    def marked(x: Tensor, factor: float) -> Tensor:
+        x = x.to(extreme.dtype)
+        return torch.where(x == 0, factor * torch.full_like(x, least).copysign(x), x)
+
+    own, other = (run([marked(x, factor) for x in given], own=False) for factor in (1.0, -1.0))
+    is_of_both = (extreme == 0) & (own.signbit() == other.signbit())
+    return torch.where(is_of_both, math.copysign(0.0, sign), extreme)
 
 
 def _moved(tensor: Tensor, generator: torch.Generator) -> Tensor:
