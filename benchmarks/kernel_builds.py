@@ -1,13 +1,13 @@
 """Kernels of layers and heads, compiled for chips that are not here: `python
-benchmarks/kernel_builds.py [--quick] [--json FILE]`.
+benchmarks/kernel_builds.py [--quick] [--only TEXT] [--json FILE]`.
 
 Steps of one layer of gpt, llama and bert with their heads, at hidden sizes from 768 to 16,384 and
 vocabularies of 50,257 and 128,256, are captured (values are fake) and their kernels built for
 sm_80, sm_90 and sm_100 at their default configurations. A row is a kernel and a chip: what it
 spills, its narrowest access along the contiguous dim, registers, and estimates of its occupancy and
-of the bytes that an SM has asked memory for. What FILE holds of the same kernels, built by the same
-compiler, is kept and not built again. Exits 1 if a kernel spills, or accesses less than 128 bits
-where neighbouring elements lie side by side.
+of the bytes that an SM has asked memory for. What FILE holds is kept: of the same kernels, built by
+the same compiler, nothing is built again, nor of steps that TEXT leaves out. Exits 1 if a kernel
+spills, or accesses less than 128 bits where neighbouring elements lie side by side.
 """
 
 from __future__ import annotations
@@ -120,24 +120,31 @@ def digest_of(kernel: KernelSource) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def add_step(
-    groups: dict[str, list[Row]], known: dict[str, list[Row]], kernel: KernelSource, step: str
-) -> None:
-    """Add a step's kernel to the rows by digest: those taken out of `known`, or built now."""
-    digest = digest_of(kernel)
-    if digest not in groups:
-        groups[digest] = known.pop(digest, None) or [row_of(build(kernel, t)) for t in TARGETS]
-    groups[digest] = [replace(row, steps=(*row.steps, step)) for row in groups[digest]]
+Rows = dict[str, list[Row]]
+"""By digest, a row for each chip."""
 
 
-def kept_rows(file: Path) -> dict[str, list[Row]]:
-    """The rows of a file by digest, of no step yet; none if other versions made them."""
-    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    rows = [Row(**row) for row in found.pop("rows", [])]
-    groups: dict[str, list[Row]] = {}
-    for row in rows if found == VERSIONS else []:
-        groups.setdefault(row.digest, []).append(replace(row, steps=()))
-    return groups
+def with_step(rows: Rows, step: str, kernels: list[KernelSource]) -> Rows:
+    """Rows with these kernels for those that a step had; what is not there yet is built."""
+    found = {
+        digest: [replace(row, steps=tuple(s for s in row.steps if s != step)) for row in group]
+        for digest, group in rows.items()
+    }
+    for kernel in kernels:
+        digest = digest_of(kernel)
+        group = found.get(digest) or [row_of(build(kernel, target)) for target in TARGETS]
+        found[digest] = [replace(row, steps=(*row.steps, step)) for row in group]
+    return {digest: group for digest, group in found.items() if group[0].steps}
+
+
+def kept_rows(file: Path) -> Rows:
+    """The rows of a file; none if other versions made them."""
+    content: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    read = [Row(**row) for row in content.pop("rows", [])]
+    rows: Rows = {}
+    for row in read if content == VERSIONS else []:
+        rows.setdefault(row.digest, []).append(replace(row, steps=tuple(row.steps)))
+    return rows
 
 
 def text_of(rows: list[Row]) -> str:
@@ -180,27 +187,23 @@ def show(rows: list[Row], console: Console) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
     parser.add_argument("--quick", action="store_true", help="one step alone")
+    parser.add_argument("--only", default="", metavar="TEXT", help="steps whose name has it")
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
     options = parser.parse_args()
     file = Path(options.json) if options.json else None
-    known = kept_rows(file) if file else {}
-    groups: dict[str, list[Row]] = {}
+    by_digest = kept_rows(file) if file else {}
+    rows: list[Row] = []
     for case in cases(quick=options.quick):
         name = "{} {} hidden={} vocab={}".format(*case)
-        for kernel in kernels_of(*case):
-            add_step(groups, known, kernel, name)
-        print(f"built {name}: {len(groups)} kernels so far", file=sys.stderr, flush=True)
+        if options.only not in name:
+            continue
+        by_digest = with_step(by_digest, name, kernels_of(*case))
+        print(f"built {name}: {len(by_digest)} kernels so far", file=sys.stderr, flush=True)
+        rows = [row for group in by_digest.values() for row in group]
         if file:
-            file.write_text(text_of([*_rows(groups), *_rows(known)]))
-    rows = _rows(groups)
-    if file:
-        file.write_text(text_of(rows))
+            file.write_text(text_of(rows))
     show(rows, Console(width=120))
     return 0 if all(row.is_right for row in rows) else 1
-
-
-def _rows(groups: dict[str, list[Row]]) -> list[Row]:
-    return [row for group in groups.values() for row in group]
 
 
 if __name__ == "__main__":

@@ -11,14 +11,15 @@ from shardweave.passes.program_pass import PassOnProgram
 
 @dataclass(frozen=True)
 class RecomputeProducersPass(PassOnProgram):
-    """Let each kernel compute again what it would read, where that moves fewer bytes.
+    """Let each kernel compute again what it would read, where that saves bytes or a kernel.
 
     A value that only kernels read, and that follows element by element from values in memory, is
     computed by each of its readers: across phases, messages and products, which no region crosses.
     `matmul=false` as in `fuse-kernels`, which is to follow.
 
     Requires: a verified program without regions. Ensures: numerics unchanged, bit for bit, op by
-    op; `fuse-kernels` with the same option makes regions that move no more bytes.
+    op; `fuse-kernels` with the same option makes regions that move no more bytes, but for a MiB
+    where there is a kernel less.
     """
 
     name = "recompute-producers"

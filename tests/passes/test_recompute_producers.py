@@ -56,10 +56,83 @@ def test_reader_behind_a_product_computes_the_activation_itself() -> None:
         %c = aten.silu_backward(%b, %x) {phase = backward} : tensor<64x64xf32>
         grad x = %c
     """)
-    text = str(run_passes(program, "recompute-producers{matmul=false}"))
+    text = str(run_passes(program, RECOMPUTED))
     clone = re.search(r'%(\S+) = aten.silu\(%x\) {phase = backward, origin = "s"}', text)
     assert clone is not None
     assert f"%b = aten.mul.Tensor(%p, %{clone[1]})" in text
+
+
+RECOMPUTED = "recompute-producers{matmul=false}"
+
+
+def regions_of(program: Program) -> list[list[str]]:
+    """The names of each kernel's ops."""
+    fused = run_passes(program, KERNELS)
+    return [[o.name for o in op.fused_ops] for op in fused.ops if isinstance(op, FusedOp)]
+
+
+@pytest.mark.parametrize(
+    ("made", "names"),
+    [
+        (
+            "%p = aten.constant_pad_nd(%l, pad = [0, 1], value = -100) : tensor<4x9xi64>\n"
+            "%s = aten.slice.Tensor(%p, dim = 1, start = 1) : tensor<4x8xi64>",
+            ["aten.constant_pad_nd", "aten.slice.Tensor", "aten.ne.Scalar"],
+        ),
+        (
+            "%s = aten.gt.Scalar(%l, other = 0) : tensor<4x8xi1>",
+            ["aten.gt.Scalar", "aten.ne.Scalar"],
+        ),
+    ],
+    ids=["labels moved by one", "a mask of more bytes than it has"],
+)
+def test_what_had_a_kernel_of_its_own_is_computed_where_it_is_read(
+    made: str, names: list[str]
+) -> None:
+    program = step(
+        f"""
+        input %l : tensor<4x8xi64>
+        input %x : tensor<4x8xf32>
+        {made}
+        %r = dist.all_reduce(%x, axes = ["tensor"]) : tensor<4x8xf32>
+        %n = aten.ne.Scalar(%s, other = 0) : tensor<4x8xi1>
+        %a = aten.masked_fill.Scalar(%r, %n, value = 2.0) : tensor<4x8xf32>
+        output %a
+        """,
+        "tensor=2",
+        local=True,
+    )
+    assert regions_of(program) == [[*names, "aten.masked_fill.Scalar"]]
+
+
+def test_rows_of_a_small_table_are_looked_up_behind_a_message() -> None:
+    program = step(
+        """
+        param %w : tensor<2x8xf32>
+        input %i : tensor<64xi64>
+        input %x : tensor<64x8xf32>
+        %e = aten.embedding(%w, %i) : tensor<64x8xf32>
+        %r = dist.all_reduce(%x, axes = ["tensor"]) : tensor<64x8xf32>
+        %a = aten.add.Tensor(%r, %e) : tensor<64x8xf32>
+        output %a
+        """,
+        "tensor=2",
+        local=True,
+    )
+    assert regions_of(program) == [["aten.embedding", "aten.add.Tensor"]]
+
+
+def test_sines_are_kept() -> None:
+    program = step("""
+        input %x : tensor<64x64xf32>
+        %s = aten.sin(%x) : tensor<64x64xf32>
+        %c = aten.cumsum(%x, dim = 0) : tensor<64x64xf32>
+        %b = aten.mul.Tensor(%c, %s) {phase = backward} : tensor<64x64xf32>
+        %d = aten.mul.Tensor(%b, %x) {phase = backward} : tensor<64x64xf32>
+        output %d
+    """)
+    with pytest.warns(PassNote, match="nothing that kernels hand on"):
+        assert run_passes(program, RECOMPUTED) == program
 
 
 @pytest.mark.parametrize(
