@@ -54,7 +54,7 @@ class Growth:
         self.heap: list[tuple[int, int, int, Unit, Unit]] = []
         self.pushed = 0
         blocks = blocks_of(program)
-        for op, key in _keys(program):
+        for op, key in keys_of_ops(program):
             role = role_of(op)
             if role == "view" and not copies(op):
                 self.views[op] = key
@@ -204,7 +204,7 @@ class Growth:
             self._push(merged, other)
 
 
-def _keys(program: Program) -> Iterator[tuple[Operation, tuple[object, ...]]]:
+def keys_of_ops(program: Program) -> Iterator[tuple[Operation, tuple[object, ...]]]:
     """For each op what it shares with those that it may be fused with.
 
     Ops between the same collectives, of the same sub-batch and phase; each sub-batch has its

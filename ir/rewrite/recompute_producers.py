@@ -22,9 +22,9 @@ from shardweave.ir.facts import facts_of
 from shardweave.ir.fusible import MATMULS, MAX_OPS, MAX_VALUES, TRIGONOMETRIC, role_of
 from shardweave.ir.kernel import escaping_values
 from shardweave.ir.program import Program
-from shardweave.ir.rewrite.grow_regions import Growth, Unit
+from shardweave.ir.rewrite.grow_regions import Growth, Unit, keys_of_ops
 from shardweave.ir.storage import layout_source
-from shardweave.ir.types import num_bytes, tensor_type_of
+from shardweave.ir.types import dtype_of_value, num_bytes, tensor_type_of
 
 LAUNCH_BYTES = 1 << 20
 """What it is worth that a kernel need not run: a GPU moves more in the 2 us that one begins in."""
@@ -37,6 +37,7 @@ def recompute_producers(program: Program, *, matmul: bool) -> int:
     which is recomputed from another sees whether that one is stored. Linear in the ops, but for
     growing the regions.
     """
+    _compute_masks_early(program)
     growth = Growth(program, matmul=matmul)
     growth.grow()
     places = {op: place for place, op in enumerate(program.ops)}
@@ -48,6 +49,32 @@ def recompute_producers(program: Program, *, matmul: bool) -> int:
                 count += plan.carry_out(growth, places)
     remove_dead_ops(program)
     return count
+
+
+def _compute_masks_early(program: Program) -> None:
+    """Move small integers and masks to where their phase, or the time after a message, begins.
+
+    Only those made of what is there by then. A kernel that reads them may then stand before a call
+    of the library that reads another of its results, though they were computed after that call.
+    """
+    places: dict[Operation, float] = {op: place for place, op in enumerate(program.ops)}
+    begins: dict[tuple[object, ...], Operation] = {}
+    for op, key in list(keys_of_ops(program)):
+        begin = begins.setdefault(key, op)
+        makers = [maker for value in op.operands if (maker := _owner_of(value)) is not None]
+        is_there = all(places[maker] < places[begin] for maker in makers)
+        if op is not begin and is_there and _is_small_mask(op):
+            op.detach()
+            Rewriter.insert_op(op, InsertPoint.before(begin))
+            places[op] = places[begin] - 0.5
+
+
+def _is_small_mask(op: Operation) -> bool:
+    is_moved = role_of(op) in ("pointwise", "view")
+    return is_moved and all(
+        not dtype_of_value(value).is_floating_point and _bytes(value) <= LAUNCH_BYTES
+        for value in op.results
+    )
 
 
 @dataclass
