@@ -83,6 +83,9 @@ WHOLE_ROW = 16384
 """Elements of a row that one program holds at once; longer rows are read in parts, once for each
 reduction. A kernel that reduces rows and columns needs whole rows."""
 
+FEW_ROWS = 16
+"""Rows that one program of a kernel of columns holds at once, so that its sums are whole."""
+
 _UNARY_POWERS = frozenset({-3, -2, -1, -0.5, 0.5, 1, 2, 3, 4})
 
 
@@ -225,6 +228,11 @@ class IterationSpace:
     columns: int
     reduces_columns: bool = False
     reduces_rows: bool = False
+
+    @property
+    def holds_columns(self) -> bool:
+        """Whether each program has all rows of its columns, and reduces them whole."""
+        return self.family == "columns" and self.rows <= FEW_ROWS
 
 
 def space_of(ops: Collection[Operation], escaping: Iterable[SSAValue]) -> IterationSpace | str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from xdsl.ir import SSAValue
 
-from shardweave.backends.triton.formulas import computed_in, type_text
+from shardweave.backends.triton.formulas import computed_in, converted, type_text
 from shardweave.backends.triton.index import Base, of_base
 from shardweave.backends.triton.joining import identity_of, joined, reduced
 from shardweave.backends.triton.reductions import KEEP_NAN, Accumulation, Reducer
@@ -97,7 +97,8 @@ class _ReductionTemplate:
     def kernel(self) -> Kernel:
         steps = [s for op in self.region.ops if role_of(op) == "reduce" for s in self._steps(op)]
         stored = self.region.stored
-        self.partial = {stored.index(s.result): s.kind for s in steps if s.result is not None}
+        if not self.space.holds_columns:
+            self.partial = {stored.index(s.result): s.kind for s in steps if s.result is not None}
         rows = [step for step in steps if step.result is None]
         columns = [step for step in steps if step.result is not None]
         if columns and not self.in_parts:
@@ -185,6 +186,10 @@ class _ReductionTemplate:
     def _store_part(self, step: Accumulation, part: str, text: str) -> None:
         assert step.result is not None
         place = f"{self.draft.outputs[step.result]} + {part} * n_cols + col"
+        if self.space.holds_columns:
+            dtype = computed_in(dtype_of_value(step.result))
+            whole = self.writer.assign("whole", text, dtype, frozenset({"col"}))
+            text = converted(whole.name, dtype, self.region.dtype_of(step.result))
         self.writer.line(f"tl.store({place}, {text}, mask=in_col)")
 
     def _is_per_row(self, value: SSAValue) -> bool:
@@ -350,6 +355,11 @@ def _configs(region: Region, *, in_parts: bool) -> list[Config]:
         return [
             {"BLOCK_R": 1, "BLOCK_C": block, "num_warps": warps}
             for block, warps in ((2048, 8), (1024, 4), (4096, 16))
+        ]
+    if space.holds_columns:
+        return [
+            {"BLOCK_R": rows, "BLOCK_C": min(wide, columns), "num_warps": warps, "programs": 1}
+            for wide, warps in ((256, 4), (128, 4), (512, 8))
         ]
     if not space.reduces_rows:
         wide = min(64, columns)

@@ -14,7 +14,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.backends.triton.joining import PartialResult, parts_of
 from shardweave.backends.triton.source import Kernel
-from shardweave.ir.fusible import column_results
+from shardweave.ir.fusible import IterationSpace, column_results, space_of
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
 from shardweave.ir.storage import is_view, layout_source
@@ -81,6 +81,9 @@ def joins(program: Program, at_once: Collection[SSAValue] = ()) -> dict[SSAValue
 def in_parts(op: Operation) -> list[SSAValue]:
     """The results of an op that are left in parts if a kernel computes it."""
     if not isinstance(op, FusedOp):
+        return []
+    space = space_of(op.fused_ops, list(map(layout_source, op.yielded)))
+    if isinstance(space, IterationSpace) and space.holds_columns:
         return []
     columns = {value for inner in op.fused_ops for value in column_results(inner)}
     pairs = zip(op.results, op.yielded, strict=True)
