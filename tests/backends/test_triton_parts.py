@@ -113,3 +113,13 @@ def test_counts_group_as_the_step_does() -> None:
     program = fused(BIASES)
     kernels = {op: generate(op) for op in program.ops if isinstance(op, FusedOp)}
     assert [len(results) for results in joined_together(program, kernels)] == [2]
+
+
+@pytest.mark.parametrize(("rows", "is_whole"), [(16, True), (17, False)])
+def test_sums_over_few_rows_are_whole_and_wait_for_nothing(rows: int, is_whole: bool) -> None:
+    program = fused(BIASES.replace("64x32", f"{rows}x32"))
+    kernels = {op: generate(op) for op in program.ops if isinstance(op, FusedOp)}
+    assert [bool(kernel.partial) for kernel in kernels.values()] == [not is_whole] * 2
+    assert bool(joins(program)) is not is_whole
+    assert bool(joined_together(program, kernels)) is not is_whole
+    assert any("kernels[2]()" in line for line in lines_of(program)) is not is_whole
