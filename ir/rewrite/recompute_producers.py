@@ -18,6 +18,7 @@ from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir.annotations import phase_of, set_origin, set_phase
 from shardweave.ir.dead_code import remove_dead_ops
+from shardweave.ir.dist import DistOp
 from shardweave.ir.facts import facts_of
 from shardweave.ir.fusible import MATMULS, MAX_OPS, MAX_VALUES, TRIGONOMETRIC, role_of
 from shardweave.ir.kernel import escaping_values
@@ -60,6 +61,8 @@ def _compute_masks_early(program: Program) -> None:
     places: dict[Operation, float] = {op: place for place, op in enumerate(program.ops)}
     begins: dict[tuple[object, ...], Operation] = {}
     for op, key in list(keys_of_ops(program)):
+        if isinstance(op, DistOp):
+            continue
         begin = begins.setdefault(key, op)
         makers = [maker for value in op.operands if (maker := _owner_of(value)) is not None]
         is_there = all(places[maker] < places[begin] for maker in makers)
