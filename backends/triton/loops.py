@@ -114,11 +114,12 @@ class _ReductionTemplate:
         region, numel = self.region, self.space.rows * self.space.columns
         full = [v for v in region.inputs if math.prod(shape_of(v)) == numel]
         sums = sum(value in self.column_values for value in region.stored)
+        rows = len(full) + sum(op.name == "aten.embedding" for op in region.ops)
         is_wide = any(region.dtype_of(value).itemsize >= 4 for value in full)  # halves go in pairs
         spare = 8 * is_wide  # registers of a thread for places and masks
         if any(op.name in _ERROR_FUNCTIONS for op in region.ops):
             spare = 64
-        return (_REGISTERS - _MOST_THREADS * spare) // (sums + len(full) + 1)
+        return (_REGISTERS - _MOST_THREADS * spare) // (sums + rows + 1)
 
     def _steps(self, op: object) -> list[Accumulation]:
         """The steps of an op, without those for columns that nobody reads."""

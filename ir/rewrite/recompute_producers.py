@@ -181,6 +181,8 @@ def _plan_for(value: SSAValue, growth: Growth) -> _Recomputed | None:
     found.saved_bytes = size * (1 + len(readers)) - sum(map(_bytes, newly_stored))
     if found.chain >= home.ops.keys():
         found.saved_bytes += LAUNCH_BYTES
+    elif any(role_of(op) == "move" for op in found.chain):
+        return None  # jumps and places off by one are worth a kernel less, and nothing else
     for unit in readers:
         known = _inputs_of(unit)
         found.saved_bytes -= sum(found.read_bytes(s) for s in found.stored if s not in known)
