@@ -77,10 +77,11 @@ def _largest_of_shard(highest: SSAValue) -> AtenOp | None:
     """The amax of which a value is the maximum over ranks."""
     if isinstance(highest, OpResult) and isinstance(highest.op, WaitOp):
         highest = highest.op.operands[highest.index]
-    is_message = isinstance(highest, OpResult) and isinstance(highest.op, AllReduceOp)
-    if not is_message or highest.op.reduction != "max":
+    if not isinstance(highest, OpResult):
         return None
     message = highest.op
+    if not isinstance(message, AllReduceOp) or message.reduction != "max":
+        return None
     return _made_by(message.operands[highest.index], "aten.amax")
 
 
