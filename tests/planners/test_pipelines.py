@@ -13,11 +13,11 @@ import torch.distributed.pipelining.schedules as pytorch
 from shardweave.planners.pipelines import Action, Table, find_schedule, in_order
 from shardweave.planners.pipelines.drawing import drawing_of
 from shardweave.planners.pipelines.list_order import (
+    UNIT_COSTS,
     PassCosts,
     list_table,
     most_in_flight,
     time_of,
-    unit_costs,
 )
 from shardweave.planners.pipelines.picture import moments_of
 from shardweave.planners.pipelines.schedules import LIST, fixed_tables
@@ -150,9 +150,8 @@ def test_what_a_schedule_cannot_do_is_said() -> None:
 
 def bubble(table: Table, ranks: int) -> float:
     """Of the rank that waits least, where each pass takes a second."""
-    costs = unit_costs(ranks)
     busy = max(sum(2 if a.kind == "B" else 1 for a in row) for row in table)
-    return time_of(table, ranks, costs) - busy
+    return time_of(table, ranks, UNIT_COSTS) - busy
 
 
 def test_list_has_a_third_of_the_bubbles_of_1f1b_and_no_more_micro_batches_in_flight() -> None:
@@ -169,9 +168,11 @@ def test_list_is_never_slower_than_another_schedule_and_keeps_to_its_memory(
         chance = Random(seed)
         kinds: tuple[Kind, ...] = ("F", "I", "W")
         stages = range(ranks * chunks)
+        pass_s = {(stage, kind): chance.uniform(1, 3) for stage in stages for kind in kinds}
+        message_s = {(s, s + way): chance.uniform(0, 0.5) for s in stages for way in (1, -1)}
         costs = PassCosts(
-            {(stage, kind): chance.uniform(1, 3) for stage in stages for kind in kinds},
-            {(s, s + way): chance.uniform(0, 0.5) for s in stages for way in (1, -1)},
+            lambda stage_at, kind, found=pass_s: found[stage_at[0], kind],
+            lambda source, goal, found=message_s: found[source[0], goal[0]],
         )
         others = fixed_tables(ranks, 4, chunks)
         times = [time_of(table, len(stages), costs) for table in others]
