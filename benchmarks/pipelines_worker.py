@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
@@ -21,6 +23,9 @@ from training_measure import usage_of
 
 import shardweave as sw
 from shardweave.backends.mail import Mail
+from shardweave.ir.program import Program
+from shardweave.ir.staged import functions_of
+from shardweave.planners.pipelines.bounds import bubble_bound_s
 
 
 def rows_of(settings: Settings) -> list[TimedRow]:
@@ -63,18 +68,38 @@ def as_entry(
         **usage,
     }
     if row.program is not None:
-        waited = [gathered(one) for one in waits_s(throttle, row, settings["rounds"])]
         found = sw.simulate(row.program, settings["cluster"])
         assert isinstance(found, sw.PipelineSimulation)
         stages = found.stages
+        lost_s, worked_s = throttle.lost_s, throttle.worked_s
+        waited = [gathered(one) for one in waits_s(throttle, row, settings["rounds"])]
+        worked_s, lost_s = throttle.worked_s - worked_s, throttle.lost_s - lost_s
         entry |= {
             "waited_s": [min(one) for one in waited],
+            "worked_s": max(gathered(throttle.factor * worked_s / settings["rounds"])),
+            "lost_s": max(gathered(lost_s / settings["rounds"])),
+            "simulated_work_s": max(stage.compute_s for stage in stages),
+            "bound_wait_s": bound_s(row.name.split()[1], row.program, found),
             "simulated_s": found.time_s,
             "simulated_wait_s": min(
                 one.bubble_s + one.exposed_s.get("stage", 0.0) for one in stages
             ),
         }
     return entry
+
+
+def bound_s(schedule: str, program: Program, found: sw.PipelineSimulation) -> float:
+    """What a rank waits by the closed form of a schedule, in stages like those of most ranks."""
+    ranks, functions = len(found.stages), functions_of(program)
+    chunks = len({one.stage for one in functions.values()}) // ranks
+    totals: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for event in found.events:
+        totals[event.name][event.stream] += (event.end_s - event.start_s) / found.micro_batches
+    forward_s, whole_s, inputs_s, weights_s = (
+        statistics.median([*totals[name].values()] or [0.0])
+        for name in ("forward", "backward", "inputs", "weights")
+    )
+    return bubble_bound_s(schedule, ranks, chunks, forward_s, whole_s + inputs_s, weights_s)
 
 
 def gathered(value: float) -> list[float]:

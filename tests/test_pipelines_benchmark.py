@@ -46,13 +46,14 @@ def test_line_of_the_table_compares_with_ours() -> None:
     ours: dict[str, Any] = {
         "name": "shardweave 1f1b", "times_s": [0.3, 0.1, 0.2], "peak_bytes": 2**20,
         "waited_s": [0.05, 0.02, 0.06], "simulated_s": 0.16, "simulated_wait_s": 0.04,
+        "worked_s": 0.14, "simulated_work_s": 0.12, "bound_wait_s": 0.032,
     }  # fmt: skip
     peer = {"name": "torch Schedule1F1B", "times_s": [0.4], "peak_bytes": 2**21}
     assert pipelines.cells(ours, ours) == [
-        "shardweave 1f1b", "200.0 ms", "", "1.0 MiB", "25%", "25%", "160.0 ms",
+        "shardweave 1f1b", "200.0 ms", "", "1.0 MiB", "140 ms", "120 ms", "25%", "25%", "20%", "160.0 ms",
     ]  # fmt: skip
     assert pipelines.cells(ours, peer) == [
-        "torch Schedule1F1B", "400.0 ms", "0.50", "2.0 MiB", "", "", "",
+        "torch Schedule1F1B", "400.0 ms", "0.50", "2.0 MiB", "", "", "", "", "", "",
     ]  # fmt: skip
 
 
