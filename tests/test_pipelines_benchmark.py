@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +84,10 @@ def test_page_shows_the_measured_schedules() -> None:
     page = (BENCHMARKS.parent / "docs" / "measured.md").read_text()
     for name, columns in (("pipelines", 5), ("pipelines_4", 8)):
         result = json.loads((BENCHMARKS / "results" / f"{name}.json").read_text())["results"][-1]
-        ours = [row for row in result["rows"] if row["name"].startswith("shardweave")]
-        theirs = [row for row in result["rows"] if row["name"].startswith("torch")]
-        for row, peer in zip_longest(ours, theirs):
+        for row, behind in pairwise([*result["rows"], {"name": ""}]):
+            if not row["name"].startswith("shardweave"):
+                continue
+            peer = behind if behind["name"].startswith("torch") else None
             line = "".join(
                 f"| {cell} " if cell else "| " for cell in page_cells(row, peer)[:columns]
             )
