@@ -6,7 +6,6 @@ import json
 import statistics
 import sys
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
@@ -92,11 +91,12 @@ def bound_s(schedule: str, program: Program, found: sw.PipelineSimulation) -> fl
     """What a rank waits by the closed form of a schedule, in stages like those of most ranks."""
     ranks, functions = len(found.stages), functions_of(program)
     chunks = len({one.stage for one in functions.values()}) // ranks
-    totals: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    totals: dict[str, list[float]] = {}
     for event in found.events:
-        totals[event.name][event.stream] += (event.end_s - event.start_s) / found.micro_batches
+        by_rank = totals.setdefault(event.name, [0.0] * ranks)
+        by_rank[int(event.stream.split()[1])] += event.end_s - event.start_s
     forward_s, whole_s, inputs_s, weights_s = (
-        statistics.median([*totals[name].values()] or [0.0])
+        statistics.median(totals.get(name, [0.0])) / found.micro_batches
         for name in ("forward", "backward", "inputs", "weights")
     )
     return bubble_bound_s(schedule, ranks, chunks, forward_s, whole_s + inputs_s, weights_s)
