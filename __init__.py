@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardweave.ir.mesh import Axis, Mesh
     from shardweave.ir.placement import Sharding
     from shardweave.ir.program import Program
-    from shardweave.ir.proof.expressions import ProofError
+    from shardweave.ir.proof.ops import ProofError
     from shardweave.ir.proof.prove import Proof, prove
     from shardweave.ir.text import ProgramTextError
     from shardweave.ir.verify.program import VerifyError, check, verify
@@ -108,7 +108,7 @@ _HOMES = {
     "Program": "ir.program:Program",
     "Progress": "driver.progress:Progress",
     "Proof": "ir.proof.prove:Proof",
-    "ProofError": "ir.proof.expressions:ProofError",
+    "ProofError": "ir.proof.ops:ProofError",
     "ProgramTextError": "ir.text:ProgramTextError",
     "Sharding": "ir.placement:Sharding",
     "Simulation": "planners.cost.simulation:Simulation",

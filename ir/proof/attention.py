@@ -18,11 +18,18 @@ from shardweave.ir.aten import AtenOp
 from shardweave.ir.literals import to_python
 from shardweave.ir.placement import Placement, Sharding
 from shardweave.ir.positional_attention import ATTENTION_BACKWARD
-from shardweave.ir.proof.cuts import stands_for
 from shardweave.ir.proof.expressions import Expressions, OpForm
 from shardweave.ir.proof.forms import GLOBAL_NAMES
-from shardweave.ir.proof.held import SUB_BATCH, AttentionPart, Local, RankNumber, Relation, Value
-from shardweave.ir.proof.padding import first_of_range
+from shardweave.ir.proof.held import (
+    SUB_BATCH,
+    AttentionPart,
+    Local,
+    RankNumber,
+    Relation,
+    Value,
+    stands_for,
+)
+from shardweave.ir.proof.masks import first_of_range
 from shardweave.ir.sharding.rules.attention import POSITIONS, first_of_attention
 from shardweave.ir.types import shape_of
 

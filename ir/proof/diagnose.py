@@ -12,8 +12,9 @@ from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Slot
-from shardweave.ir.proof.expressions import Expressions, named
+from shardweave.ir.proof.expressions import Expressions
 from shardweave.ir.proof.held import Local, RankNumber, Relation, Row, Value
+from shardweave.ir.proof.ops import named
 from shardweave.ir.proof.walk import Walk
 from shardweave.ir.types import dtype_of_value, shape_of
 

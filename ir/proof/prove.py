@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from xdsl.ir import SSAValue
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program, Slot
+from shardweave.ir.proof.certificate import certificate_of
+from shardweave.ir.proof.claims import Json
 from shardweave.ir.proof.diagnose import explain, explain_collective, explain_same, relation_of
-from shardweave.ir.proof.expressions import Expressions, ProofError
+from shardweave.ir.proof.expressions import Expressions
 from shardweave.ir.proof.held import ProofAxes, Relation
+from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.signature import Key, argument_of, check_signature, is_declared
 from shardweave.ir.proof.stages import walk_stages
 from shardweave.ir.proof.walk import Walk
@@ -27,6 +32,19 @@ class Proof:
     num_results: int
     num_expressions: int
     walk: Walk | None = None
+    certify: Callable[[], Json] | None = None
+
+    def certificate(self) -> Json:
+        """What each value is and why, for `check_certificate`: of a local program that was proved
+        against a global one, both of which are still as they were. Raises ProofError for others.
+        """
+        if self.certify is None:
+            raise ProofError("two programs of one kind have no certificate; compare them again.")
+        return self.certify()
+
+    def save(self, path: str | Path) -> None:
+        """Write the certificate as JSON."""
+        Path(path).write_text(json.dumps(self.certificate(), separators=(",", ":")) + "\n")
 
     def relations(self, program: Program) -> list[tuple[str, str]]:
         """For each value of the local program that was proved: its name, and what it is."""
@@ -64,9 +82,12 @@ def prove(local: Program, *, against: Program) -> Proof:
     table.num_read = len(table.shapes)
     check_signature(local, against)
     if local.is_local != against.is_local:
-        return _prove_local(
+        proof = _prove_local(
             local, table, {(s.kind, s.name): values[s.value] for s in against.results}
         )
+        walk = proof.walk
+        assert walk is not None
+        return replace(proof, certify=lambda: certificate_of(walk, values, local, against))
     wanted = {(slot.kind, slot.name): (values[slot.value], slot) for slot in against.results}
     return _same_level(local, table, wanted)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, Slot
-from shardweave.ir.proof.cuts import stands_for
-from shardweave.ir.proof.expressions import Expressions, ProofError, kind_of
-from shardweave.ir.proof.held import Fill, Held, Relation
+from shardweave.ir.proof.expressions import Expressions
+from shardweave.ir.proof.held import Fill, Held, Relation, stands_for
+from shardweave.ir.proof.ops import ProofError, kind_of
 from shardweave.ir.types import shape_of
 
 Key = tuple[str, str]

@@ -18,8 +18,9 @@ from shardweave.ir.mesh import Axis, Mesh
 from shardweave.ir.placement import block_of
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.proof.diagnose import explain_given
-from shardweave.ir.proof.expressions import Expressions, ProofError
+from shardweave.ir.proof.expressions import Expressions
 from shardweave.ir.proof.held import ProofAxes, RankNumber, Relation, Value, gathered, reduced
+from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.runs import TOTALS, RunOrder
 from shardweave.ir.proof.signature import argument_of, is_declared
 from shardweave.ir.proof.walk import Walk

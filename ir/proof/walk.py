@@ -8,32 +8,21 @@ from itertools import product
 from typing import cast
 
 from xdsl.dialects import func
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir import dist
-from shardweave.ir.annotations import arguments_of, describe, sharding_attrs_of
+from shardweave.ir.annotations import describe, sharding_attrs_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import Sharding
 from shardweave.ir.proof import attention, moves
-from shardweave.ir.proof.cuts import Applied, Refusal, apply_rule
-from shardweave.ir.proof.expressions import (
-    Expressions,
-    OpForm,
-    ProofError,
-    check_order,
-    draws,
-    is_cast,
-    kind_of,
-    signs_of,
-)
+from shardweave.ir.proof.cuts import Applied, apply_rule
+from shardweave.ir.proof.expressions import Expressions, OpForm
 from shardweave.ir.proof.forms import (
     GLOBAL_NAMES,
     candidates,
     other_arguments,
     plain_cuts,
-    rule_of_sum,
-    written,
 )
 from shardweave.ir.proof.held import (
     FREE,
@@ -42,37 +31,43 @@ from shardweave.ir.proof.held import (
     Held,
     Local,
     ProofAxes,
+    Refusal,
     Relation,
     Shape,
     Value,
+    rank_position,
+)
+from shardweave.ir.proof.local_forms import written
+from shardweave.ir.proof.masks import masked
+from shardweave.ir.proof.ops import (
+    FULL,
+    MERGES,
+    ProofError,
+    check_order,
+    draws,
+    is_cast,
+    kind_of,
+    rule_of_sum,
+    signs_of,
 )
 from shardweave.ir.proof.padding import (
     FILL,
-    masked,
     problem_of_padding,
     uneven_factors,
     zeros_after,
 )
+from shardweave.ir.proof.reasons import Key, Reason, key_of
 from shardweave.ir.sharding.rules import Rule
 from shardweave.ir.types import shape_of
-
-Key = tuple[str, frozenset[tuple[str, Attribute]], tuple[Value, ...], tuple[tuple[Shape, str], ...]]
-"""A local computation: equal keys give equal values on every rank."""
-
-FULL = "aten.full"
-"""A constant: equal to a part of any of that value, whatever its shape."""
-
-MERGES = {"aten.add.Tensor": "sum", "aten.maximum": "max"}
-"""The ops that merge the terms of two sub-batches, and by which reduction."""
 
 
 @dataclass
 class Walk:
     """The relations of a local program's values.
 
-    known: what local computations relate to. refusals: why an op relates to nothing, by op. steps:
-    what stands within local forms of ops that are cut so. others: what else a constant relates to,
-    which may be a part of several.
+    known: what local computations relate to. reasons: why they do, by what they give. refusals: why
+    an op relates to nothing, by op. steps: what stands within local forms of ops that are cut so.
+    others: what else a constant relates to, which may be a part of several.
     """
 
     table: Expressions
@@ -80,6 +75,9 @@ class Walk:
     values: dict[SSAValue, Value] = field(default_factory=dict[SSAValue, Value])
     refusals: dict[Operation, Refusal] = field(default_factory=dict[Operation, Refusal])
     known: dict[Key, tuple[Value, ...]] = field(default_factory=dict[Key, tuple[Value, ...]])
+    reasons: dict[Key, dict[tuple[Value, ...], Reason]] = field(
+        default_factory=dict[Key, dict[tuple["Value", ...], Reason]]
+    )
     steps: set[Value] = field(default_factory=set["Value"])
     others: dict[Value, list[Value]] = field(default_factory=dict[Value, list[Value]])
     splits: dict[object, int] = field(default_factory=dict[object, int])
@@ -124,6 +122,9 @@ class Walk:
             for choice in self._readings(operands):
                 found = self._aten(op, choice, key_of(op, choice), is_template=is_template)
                 if found is not None:
+                    self.reasons.setdefault(key, {}).update(
+                        self.reasons.get(key_of(op, choice), {})
+                    )
                     break
         elif isinstance(op, dist.DistOp):
             found = moves.collective(op, operands, self.axes)
@@ -152,7 +153,7 @@ class Walk:
         if all(isinstance(v, Relation) and v.held.layout is None for v in operands):
             parts, signs = cast("tuple[Relation, ...]", operands), signs_of(op)
             if signs is not None:
-                made = self._sum(op, parts, signs)
+                made = self._sum(op, parts, signs, key)
             else:
                 made = self._computed(op, parts, key, is_template)
         made = made or self._of_parts(op, operands)
@@ -186,7 +187,7 @@ class Walk:
     # Ops on related values
 
     def _sum(
-        self, op: AtenOp, parts: tuple[Relation, ...], signs: tuple[float, float]
+        self, op: AtenOp, parts: tuple[Relation, ...], signs: tuple[float, float], key: Key
     ) -> tuple[Value, ...] | None:
         """A sum of two values, or of two sub-batches' terms of one."""
         first, second = parts
@@ -206,7 +207,8 @@ class Walk:
             return None
         numbers = (first.held.number, second.held.number)
         number = self.table.sum_of(list(zip(numbers, signs, strict=True)), shape, op)
-        return self._held(op, rule, applied, parts, (number,), (shape,), ("sum", signs))
+        made = self._held(op, rule, applied, parts, (number,), (shape,), ("sum", signs))
+        return self._noted(key, made, Reason(None, parts, applied.cuts))
 
     def _computed(
         self, op: AtenOp, parts: tuple[Relation, ...], key: Key, is_template: bool
@@ -255,7 +257,16 @@ class Walk:
         if form.arguments != key[1] or kinds != [kind for _, kind in key[3]]:
             self.refusals.setdefault(op, Refusal(other_arguments(op, form)))
             return None
-        return self._held(op, form.rule, applied, parts, form.results, shapes, (form.results,))
+        made = self._held(op, form.rule, applied, parts, form.results, shapes, (form.results,))
+        return self._noted(key, made, Reason(form, parts, applied.cuts))
+
+    def _noted(
+        self, key: Key, made: tuple[Value, ...] | None, reason: Reason
+    ) -> tuple[Value, ...] | None:
+        """What an op gives, whose reason is kept."""
+        if made is not None:
+            self.reasons.setdefault(key, {})[made] = reason
+        return made
 
     def _on_part_of_keys(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
         """An attention of the global program, on a block of its keys."""
@@ -381,28 +392,26 @@ class Walk:
         coordinates = dict(moves.united(parts) or at)
         for op in ops:
             if isinstance(op, dist.ShardIndexOp):
-                found = (moves.position(op.axes, self.axes, coordinates),)
+                found = (rank_position(op.axes, self.axes, coordinates),)
             else:
                 operands = tuple([values[value] for value in op.operands])
                 found = self.results(op, operands, is_template=True)
             values.update(zip(op.results, found, strict=True))
             self.steps.update(found)
         goals = dict(zip(results, made, strict=True))
+        places = {result: index for index, result in enumerate(results)}
         for op in dict.fromkeys(result.owner for result in results):
             assert isinstance(op, Operation)
             key = key_of(op, tuple([values[value] for value in op.operands]))
             self.known[key] = tuple([goals.get(result, values[result]) for result in op.results])
+            own = tuple([places.get(result) for result in op.results])
+            reason = Reason(form, parts, applied.cuts, at, own)
+            self._noted(key, self.known[key], reason)
 
 
 def _has_shape(value: Value, result: SSAValue) -> bool:
     """Whether a relation fits the type of the value that has it."""
     return not isinstance(value, Relation) or value.held.local_shape == shape_of(result)
-
-
-def key_of(op: Operation, operands: tuple[Value, ...]) -> Key:
-    """What an op computes of its operands' relations."""
-    types = tuple([(shape_of(result), kind_of(result)) for result in op.results])
-    return op.name, arguments_of(op), operands, types
 
 
 def _family(held: Held) -> tuple[object, ...]:

@@ -1,0 +1,319 @@
+"""Checking a certificate: does each claimed relation follow from those before it by its one step?
+
+The proof searches for relations; here each is given, with the op, the cuts and the parts that it
+follows from, so that a step is a comparison. Of the proof's own code the check uses what a
+relation is and what gathering, reducing and padding do to it, and none that searches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from xdsl.dialects import func
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.ir import dist
+from shardweave.ir.annotations import arguments_of
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.kernel import FusedOp
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program, Slot
+from shardweave.ir.proof.check_forms import check_form
+from shardweave.ir.proof.check_moves import check_collective, check_move, is_merged
+from shardweave.ir.proof.check_rules import Reading, Splits, check_rule, require
+from shardweave.ir.proof.claims import Json, read_at, read_claim, read_cuts
+from shardweave.ir.proof.held import (
+    SUB_BATCH,
+    Coordinates,
+    Cuts,
+    ProofAxes,
+    Relation,
+    Value,
+    rank_position,
+)
+from shardweave.ir.proof.model import Model, ModelOp
+from shardweave.ir.proof.ops import (
+    MERGES,
+    ProofError,
+    check_order,
+    draws,
+    is_cast,
+    kind_of,
+    named,
+    rule_of_sum,
+    signs_of,
+)
+from shardweave.ir.proof.signature import argument_of, check_signature, is_declared
+from shardweave.ir.types import shape_of
+
+VERSION = 1
+MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check showed. num_related: of the values of the local program, those of which a
+    relation is claimed; the others are steps of local forms."""
+
+    num_values: int
+    num_related: int
+
+    def __str__(self) -> str:
+        return (
+            f"checked: {self.num_related} relations of {self.num_values} values follow from each "
+            "other, and the results are those of the program that was proved."
+        )
+
+
+def digest_of(program: Program) -> str:
+    """What a program is known by in a certificate."""
+    return hashlib.sha256(str(program).encode()).hexdigest()
+
+
+def check_certificate(certificate: str | Json, local: Program, *, against: Program) -> Checked:
+    """Check the certificate of a proof that a local program computes a global one, in one pass.
+
+    certificate: what `Proof.certificate` gives, or its text. Raises ProofError for a certificate of
+    other programs, and names the first op whose claimed relation does not follow.
+    """
+    try:
+        given = json.loads(certificate) if isinstance(certificate, str) else certificate
+        check = _opened(given, local, against)
+        steps = iter(given["steps"])
+    except MALFORMED as error:
+        if isinstance(error, ProofError):
+            raise
+        raise ProofError(f"this is no certificate of a proof: {error!r}") from error
+    check.program(local, steps)
+    check.results(local, against)
+    values = list(check.values.values())
+    return Checked(len(values), sum(value != (None,) for value in values))
+
+
+def _opened(given: Json, local: Program, against: Program) -> Check:
+    if given["version"] != VERSION:
+        raise ProofError(f"the certificate is of version {given['version']}, expected {VERSION}.")
+    for name, program in (("local", local), ("against", against)):
+        if given[name] != digest_of(program):
+            raise ProofError(
+                f"the certificate is of another program ({name}); prove this one, and check that."
+            )
+    check_signature(local, against)
+    axes = ProofAxes(local.mesh or Mesh())
+    for name, size in given["sub_batches"].items():
+        require(name.startswith(SUB_BATCH) and int(size) > 0, f"'{name}' is no sub-batch")
+        axes.sub_batches[name] = int(size)
+    model = Model.of(against)
+    for expression in given["expressions"]:
+        model.defined(expression)
+    claims = [read_claim(claim) for claim in given["claims"]]
+    for claim in claims:
+        if isinstance(claim, Relation):
+            _check_claim(claim, axes, model)
+    return Check(model, axes, claims, [read_cuts(cuts) for cuts in given["cuts"]])
+
+
+def _check_claim(claim: Relation, axes: ProofAxes, model: Model) -> None:
+    """Raises Unfounded for a relation that says nothing."""
+    held, times = claim.held, {a for a in claim.held.sharding.axes if a.startswith(SUB_BATCH)}
+    require(0 <= held.number < len(model.shapes), "there is no such expression")
+    require(held.shape == model.shapes[held.number], "an expression has another shape")
+    require(times == {axis for axis, _ in claim.at}, "a sub-batch is not said")
+    for axis, which in claim.at:
+        require(bool(which) and max(which) < axes.size(axis), "there is no such sub-batch")
+
+
+@dataclass
+class Check:
+    """The relations that have been checked. values: all that is claimed of each value (a constant
+    may be a part of several); None: nothing. sources: of a value that is another one, that."""
+
+    model: Model
+    axes: ProofAxes
+    claims: Sequence[Value | None]
+    cuts: Sequence[Cuts]
+    values: dict[SSAValue, tuple[Value | None, ...]] = field(
+        default_factory=dict[SSAValue, tuple["Value | None", ...]]
+    )
+    sources: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
+    splits: Splits = field(default_factory=Splits)
+    in_flight: set[SSAValue] = field(default_factory=set[SSAValue])
+
+    def program(self, local: Program, steps: Iterator[Json]) -> None:
+        """Check the steps of all ops, in order."""
+        for slot in local.arguments:
+            self.values[slot.value] = (argument_of(self.model, local, slot),)
+        self._ops(local.function.body.block.ops, steps)
+        if next(steps, None) is not None:
+            raise ProofError("the certificate has more steps than the program has ops.")
+
+    def results(self, local: Program, against: Program) -> None:
+        """Check that what is returned is what the global program returns, as it is declared."""
+        wanted = {(s.kind, s.name): self.model.values[s.value] for s in against.results}
+        for slot in local.results:
+            self.result(slot, local, wanted[slot.kind, slot.name])
+
+    def result(self, slot: Slot, part: Program, number: int) -> None:
+        (value, *_), declared = self.values[slot.value], part.sharding_of_slot(slot)
+        if (
+            not isinstance(value, Relation)
+            or value.held.number != number
+            or value.held.layout is not None
+            or value.at
+            or not is_declared(value.held.sharding, declared)
+        ):
+            raise ProofError(f"{slot.kind} '{slot.name}' is not claimed to be the model's.")
+
+    def _ops(self, ops: Iterable[Operation], steps: Iterator[Json]) -> None:
+        for op in ops:
+            check_order(op, self.values, self.in_flight)
+            if isinstance(op, func.ReturnOp):
+                return
+            if isinstance(op, FusedOp):
+                self._alias(op.block.args, op.operands)
+                self._ops(op.fused_ops, steps)
+                self._alias(op.results, op.yielded)
+                continue
+            step = next(steps, None)
+            try:
+                self._step(op, step)
+            except MALFORMED as error:
+                raise ProofError(f"{named(op)}: its relation does not follow: {error}.") from error
+
+    def _alias(self, values: Sequence[SSAValue], others: Sequence[SSAValue]) -> None:
+        for value, other in zip(values, others, strict=True):
+            self.values[value], self.sources[value] = self.values[other], other
+
+    def _step(self, op: Operation, step: Json) -> None:
+        if step["by"] == "operand":
+            require(is_cast(op) or isinstance(op, dist.WaitOp), "it is another value")
+            self._alias(op.results, op.operands)
+            return
+        steps = step["all"] if step["by"] == "any" else [step]
+        columns = zip(*[self._claimed(op, one) for one in steps], strict=True)
+        self.values.update(zip(op.results, columns, strict=True))
+
+    def _claimed(self, op: Operation, step: Json) -> list[Value | None]:
+        """What a step claims of an op's results, once it has been checked."""
+        if step["by"] == "itself":
+            return [None] * len(op.results)
+        claims = [None if n is None else self._claim(n) for n in step["gives"]]
+        require(len(claims) == len(op.results), "it has another number of results")
+        for claim, result in zip(claims, op.results, strict=True):
+            if isinstance(claim, Relation):
+                require(claim.held.local_shape == shape_of(result), "it has another shape")
+        if isinstance(op, dist.DistOp):
+            self._check_dist(op, step, claims)
+        else:
+            assert isinstance(op, AtenOp)
+            CHECKS[step["by"]](self, op, step, claims)
+        return claims
+
+    def _claim(self, number: int) -> Value | None:
+        require(0 <= number < len(self.claims), "there is no such claim")
+        return self.claims[number]
+
+    def _operands(self, op: Operation, step: Json) -> list[Value | None]:
+        """What is claimed of an op's operands; of a constant, the one that the step reads."""
+        reads = step.get("reads") or [0] * len(op.operands)
+        return [self.values[v][index] for v, index in zip(op.operands, reads, strict=True)]
+
+    def _parts(self, op: Operation, step: Json) -> list[Relation]:
+        parts = [value for value in self._operands(op, step) if isinstance(value, Relation)]
+        require(len(parts) == len(op.operands), "an operand relates to nothing")
+        return parts
+
+    def _check_dist(self, op: dist.DistOp, step: Json, claims: Sequence[Value | None]) -> None:
+        require(step["by"] == "move", "a collective moves values")
+        if isinstance(op, dist.ShardIndexOp):
+            require(claims[0] == rank_position(op.axes, self.axes, {}), "is another position")
+            return
+        for value, claim in zip(self._operands(op, step), claims, strict=True):
+            if claim is not None:
+                check_collective(op, value, claim, self.axes)
+
+    def move(self, op: AtenOp, step: Json, claims: Sequence[Value | None]) -> None:
+        """An op that moves what it reads."""
+        (claim,) = claims
+        assert claim is not None
+        check_move(op, self._operands(op, step), claim, self.axes)
+
+    def rule(self, op: AtenOp, step: Json, claims: Sequence[Value | None]) -> None:
+        """An op of the global program, on parts that its factor rule allows."""
+        form, cuts, parts = self._form(step), self.cuts[step["cuts"]], self._parts(op, step)
+        kinds = [list(map(kind_of, one.results)) for one in (op, form.op)]
+        require(op.name == form.op.name and kinds[0] == kinds[1], "it is another op")
+        require(arguments_of(op) == arguments_of(form.op), "it has other arguments")
+        require(not draws(op), "it draws numbers of its own")
+        require(form.rule.localize is None or not any(cuts), "its local form is another one")
+        self._read(form, parts, cuts, claims, read_at(step.get("at", [])))
+
+    def _form(self, step: Json) -> ModelOp:
+        require(0 <= step["op"] < len(self.model.ops), "there is no such op")
+        return self.model.ops[step["op"]]
+
+    def _read(
+        self,
+        form: ModelOp,
+        parts: Sequence[Relation],
+        cuts: Cuts,
+        claims: Sequence[Value | None],
+        at: Coordinates,
+    ) -> None:
+        numbers = tuple([part.held.number for part in parts])
+        require(numbers == form.operands, "it reads other values")
+        shapes = tuple([shape_of(result) for result in form.op.results])
+        reading = Reading(form.op, form.rule, form.results, shapes, (form.results,))
+        check_rule(reading, parts, cuts, _relations(claims), self.axes, self.splits, at)
+
+    def form(self, op: AtenOp, step: Json, claims: Sequence[Value | None]) -> None:
+        """The last op of the local form of one of the global program."""
+        form, cuts, places = self._form(step), self.cuts[step["cuts"]], step["places"]
+        parts = [self._claim(number) for number in step["parts"]]
+        related = [part for part in parts if isinstance(part, Relation)]
+        require(form.rule.localize is not None and not draws(form.op), "it has no local form")
+        by_place: list[Value | None] = [None] * len(form.results)
+        for place, claim in zip(places, claims, strict=True):
+            require((place is None) == (claim is None), "it is no result of the form")
+            if place is not None:
+                by_place[place] = claim
+        at = read_at(step.get("at", []))
+        self._read(form, related, cuts, by_place, at)
+        check_form(op, form, related, cuts, places, self.values, self.sources, self.axes, at)
+
+    def sum(self, op: AtenOp, step: Json, claims: Sequence[Value | None]) -> None:
+        """A sum of values, whatever their terms are."""
+        signs, parts = signs_of(op), self._parts(op, step)
+        require(signs is not None, "it is no sum")
+        assert signs is not None
+        first, second = [part.held.shape for part in parts]
+        rule, shape = rule_of_sum(op.name, first, second)
+        numbers = [part.held.number for part in parts]
+        number = self.model.sum_of(list(zip(numbers, signs, strict=True)), shape)
+        reading = Reading(op, rule, (number,), (shape,), ("sum", signs))
+        cuts = self.cuts[step["cuts"]]
+        check_rule(reading, parts, cuts, _relations(claims), self.axes, self.splits)
+
+    def merge(self, op: AtenOp, step: Json, claims: Sequence[Value | None]) -> None:
+        """The terms of two groups of sub-batches."""
+        reduction, parts = MERGES.get(op.name), self._parts(op, step)
+        (claim,) = _relations(claims)
+        is_plain = reduction == "max" or (reduction == "sum" and op.value("alpha") == 1)
+        require(is_plain, "it merges no terms")
+        assert reduction is not None
+        assert claim is not None
+        require(is_merged(*parts, claim, reduction, self.axes), "these are no terms of one value")
+
+
+def _relations(claims: Sequence[Value | None]) -> list[Relation | None]:
+    related = [claim if isinstance(claim, Relation) else None for claim in claims]
+    require(related == list(claims), "it is no part of a value")
+    return related
+
+
+CHECKS = {"rule": Check.rule, "form": Check.form, "sum": Check.sum, "merge": Check.merge,
+          "move": Check.move}  # fmt: skip
+"""How a step is checked, by what it follows from."""
