@@ -20,7 +20,9 @@ from shardweave.ir.proof.held import AttentionPart, Cuts, Local, Relation, Row, 
 from shardweave.ir.proof.model import Model
 from shardweave.ir.proof.ops import ProofError, is_cast, named
 from shardweave.ir.proof.reasons import key_of
+from shardweave.ir.proof.runs import RunOrder
 from shardweave.ir.proof.walk import Walk
+from shardweave.ir.staged import is_staged
 
 
 def certificate_of(
@@ -34,7 +36,8 @@ def certificate_of(
     writer = Writer(walk, Model.of(against))
     for value, number in writer.model.values.items():
         writer.numbers.setdefault(read[value], number)
-    steps = list(writer.steps(local.function.body.block.ops))
+    parts = RunOrder.of(local).in_order() if is_staged(local) else [local]
+    steps = [step for part in parts for step in writer.steps(part.function.body.block.ops)]
     return {
         "version": VERSION,
         "local": digest_of(local),
@@ -68,7 +71,9 @@ class Writer:
                 return
             if isinstance(op, FusedOp):
                 yield from self.steps(op.fused_ops)
-            else:
+            elif isinstance(op, dist.RecvOp):
+                yield {"by": "link"}
+            elif not isinstance(op, dist.SendOp):
                 yield self._step(op)
 
     def _step(self, op: Operation) -> Json:
@@ -78,10 +83,10 @@ class Writer:
         if (is_cast(op) or isinstance(op, dist.WaitOp)) and operands == results:
             return {"by": "operand"}
         others = self.walk.others.get(results[0], []) if results else []
-        if not others:
-            return self._reason(op, operands, results)
-        steps = [self._reason(op, operands, (value,)) for value in (*results, *others)]
-        return {"by": "any", "all": steps}
+        made = self._reason(op, operands, results)
+        if others:
+            made["others"] = [self._reason(op, operands, (value,)) for value in others]
+        return made
 
     def _reason(
         self, op: Operation, operands: tuple[Value, ...], results: tuple[Value, ...]

@@ -47,6 +47,8 @@ from shardweave.ir.proof.ops import (
     signs_of,
 )
 from shardweave.ir.proof.signature import argument_of, check_signature, is_declared
+from shardweave.ir.proof.stages import axes_of_stages, relate_stages
+from shardweave.ir.staged import is_staged
 from shardweave.ir.types import shape_of
 
 VERSION = 1
@@ -82,15 +84,13 @@ def check_certificate(certificate: str | Json, local: Program, *, against: Progr
     try:
         given = json.loads(certificate) if isinstance(certificate, str) else certificate
         check = _opened(given, local, against)
-        steps = iter(given["steps"])
     except MALFORMED as error:
         if isinstance(error, ProofError):
             raise
         raise ProofError(f"this is no certificate of a proof: {error!r}") from error
-    check.program(local, steps)
-    check.results(local, against)
+    check.program(local, against)
     values = list(check.values.values())
-    return Checked(len(values), sum(value != (None,) for value in values))
+    return Checked(len(values), sum(value is not None for value in values))
 
 
 def _opened(given: Json, local: Program, against: Program) -> Check:
@@ -102,7 +102,7 @@ def _opened(given: Json, local: Program, against: Program) -> Check:
                 f"the certificate is of another program ({name}); prove this one, and check that."
             )
     check_signature(local, against)
-    axes = ProofAxes(local.mesh or Mesh())
+    axes = axes_of_stages(local) if is_staged(local) else ProofAxes(local.mesh or Mesh())
     for name, size in given["sub_batches"].items():
         require(name.startswith(SUB_BATCH) and int(size) > 0, f"'{name}' is no sub-batch")
         axes.sub_batches[name] = int(size)
@@ -113,7 +113,12 @@ def _opened(given: Json, local: Program, against: Program) -> Check:
     for claim in claims:
         if isinstance(claim, Relation):
             _check_claim(claim, axes, model)
-    return Check(model, axes, claims, [read_cuts(cuts) for cuts in given["cuts"]])
+    cuts = [read_cuts(cuts) for cuts in given["cuts"]]
+    return Check(model, axes, claims, cuts, iter(given["steps"]))
+
+
+def _unfit(giver: str, reader: str, slot: Slot, given: SSAValue) -> str:
+    return f"@{reader} reads {slot.kind} '{slot.name}', which what @{giver} gives is not."
 
 
 def _check_claim(claim: Relation, axes: ProofAxes, model: Model) -> None:
@@ -128,36 +133,42 @@ def _check_claim(claim: Relation, axes: ProofAxes, model: Model) -> None:
 
 @dataclass
 class Check:
-    """The relations that have been checked. values: all that is claimed of each value (a constant
-    may be a part of several); None: nothing. sources: of a value that is another one, that."""
+    """The relations that have been checked. steps: those that are left. values: what is claimed of
+    each value (None: nothing); others: what else, of constants. sources: of a value that is another
+    one, that. links: of what a function receives of another one, the value that it comes of."""
 
     model: Model
     axes: ProofAxes
     claims: Sequence[Value | None]
     cuts: Sequence[Cuts]
-    values: dict[SSAValue, tuple[Value | None, ...]] = field(
-        default_factory=dict[SSAValue, tuple["Value | None", ...]]
+    steps: Iterator[Json]
+    values: dict[SSAValue, Value | None] = field(default_factory=dict[SSAValue, "Value | None"])
+    others: dict[SSAValue, list[Value | None]] = field(
+        default_factory=dict[SSAValue, list["Value | None"]]
     )
+    links: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     sources: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     splits: Splits = field(default_factory=Splits)
     in_flight: set[SSAValue] = field(default_factory=set[SSAValue])
 
-    def program(self, local: Program, steps: Iterator[Json]) -> None:
-        """Check the steps of all ops, in order."""
-        for slot in local.arguments:
-            self.values[slot.value] = (argument_of(self.model, local, slot),)
-        self._ops(local.function.body.block.ops, steps)
-        if next(steps, None) is not None:
+    def program(self, local: Program, against: Program) -> None:
+        """Check the steps of all ops, in order, and that what is returned is what the global
+        program returns, as it is declared."""
+        if is_staged(local):
+            results = relate_stages(local, self.model, self, _unfit)
+        else:
+            for slot in local.arguments:
+                self.values[slot.value] = argument_of(self.model, local, slot)
+            self.block(local.function.body.block.ops)
+            results = [(local, slot) for slot in local.results]
+        if next(self.steps, None) is not None:
             raise ProofError("the certificate has more steps than the program has ops.")
-
-    def results(self, local: Program, against: Program) -> None:
-        """Check that what is returned is what the global program returns, as it is declared."""
         wanted = {(s.kind, s.name): self.model.values[s.value] for s in against.results}
-        for slot in local.results:
-            self.result(slot, local, wanted[slot.kind, slot.name])
+        for part, slot in results:
+            self._result(slot, part, wanted[slot.kind, slot.name])
 
-    def result(self, slot: Slot, part: Program, number: int) -> None:
-        (value, *_), declared = self.values[slot.value], part.sharding_of_slot(slot)
+    def _result(self, slot: Slot, part: Program, number: int) -> None:
+        value, declared = self.values[slot.value], part.sharding_of_slot(slot)
         if (
             not isinstance(value, Relation)
             or value.held.number != number
@@ -167,34 +178,42 @@ class Check:
         ):
             raise ProofError(f"{slot.kind} '{slot.name}' is not claimed to be the model's.")
 
-    def _ops(self, ops: Iterable[Operation], steps: Iterator[Json]) -> None:
+    def block(self, ops: Iterable[Operation]) -> None:
+        """Check the steps of some ops, in order."""
         for op in ops:
             check_order(op, self.values, self.in_flight)
             if isinstance(op, func.ReturnOp):
                 return
             if isinstance(op, FusedOp):
                 self._alias(op.block.args, op.operands)
-                self._ops(op.fused_ops, steps)
+                self.block(op.fused_ops)
                 self._alias(op.results, op.yielded)
                 continue
-            step = next(steps, None)
+            if isinstance(op, dist.SendOp):
+                continue
             try:
-                self._step(op, step)
+                self._step(op, next(self.steps, None))
             except MALFORMED as error:
                 raise ProofError(f"{named(op)}: its relation does not follow: {error}.") from error
 
     def _alias(self, values: Sequence[SSAValue], others: Sequence[SSAValue]) -> None:
         for value, other in zip(values, others, strict=True):
             self.values[value], self.sources[value] = self.values[other], other
+            if other in self.others:
+                self.others[value] = self.others[other]
 
     def _step(self, op: Operation, step: Json) -> None:
         if step["by"] == "operand":
             require(is_cast(op) or isinstance(op, dist.WaitOp), "it is another value")
             self._alias(op.results, op.operands)
-            return
-        steps = step["all"] if step["by"] == "any" else [step]
-        columns = zip(*[self._claimed(op, one) for one in steps], strict=True)
-        self.values.update(zip(op.results, columns, strict=True))
+        elif step["by"] == "link":
+            require(isinstance(op, dist.RecvOp), "it receives nothing")
+            self._alias(op.results, [self.links[op.results[0]]])
+        else:
+            self.values.update(zip(op.results, self._claimed(op, step), strict=True))
+            others = [self._claimed(op, one) for one in step.get("others", [])]
+            if others:
+                self.others[op.results[0]] = [claim for (claim,) in others]
 
     def _claimed(self, op: Operation, step: Json) -> list[Value | None]:
         """What a step claims of an op's results, once it has been checked."""
@@ -218,8 +237,15 @@ class Check:
 
     def _operands(self, op: Operation, step: Json) -> list[Value | None]:
         """What is claimed of an op's operands; of a constant, the one that the step reads."""
-        reads = step.get("reads") or [0] * len(op.operands)
-        return [self.values[v][index] for v, index in zip(op.operands, reads, strict=True)]
+        reads = step.get("reads")
+        if reads is None:
+            return [self.values[value] for value in op.operands]
+        pairs = zip(op.operands, reads, strict=True)
+        return [self.claims_of(value)[index] for value, index in pairs]
+
+    def claims_of(self, value: SSAValue) -> list[Value | None]:
+        """All that is claimed of a value."""
+        return [self.values[value], *self.others.get(value, [])]
 
     def _parts(self, op: Operation, step: Json) -> list[Relation]:
         parts = [value for value in self._operands(op, step) if isinstance(value, Relation)]
@@ -282,7 +308,7 @@ class Check:
                 by_place[place] = claim
         at = read_at(step.get("at", []))
         self._read(form, related, cuts, by_place, at)
-        check_form(op, form, related, cuts, places, self.values, self.sources, self.axes, at)
+        check_form(op, form, related, cuts, places, self.claims_of, self.sources, self.axes, at)
 
     def sum(self, op: AtenOp, step: Json, claims: Sequence[Value | None]) -> None:
         """A sum of values, whatever their terms are."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.ir import Block, Operation, SSAValue
@@ -32,11 +32,11 @@ from shardweave.ir.types import shape_of
 class FormMatch:
     """Values of a program beside those of a local form.
 
-    values: what is claimed of each. sources: of a value that is another one, that. parts: what the
+    claims_of: what is claimed of a value. sources: of a value that is another one, that. parts: what the
     form's arguments are. numbers: the values of the form that are positions of a rank.
     """
 
-    values: Mapping[SSAValue, Sequence[Value | None]]
+    claims_of: Callable[[SSAValue], Sequence[Value | None]]
     sources: Mapping[SSAValue, SSAValue]
     parts: Mapping[SSAValue, Relation]
     numbers: Mapping[SSAValue, RankNumber]
@@ -52,7 +52,7 @@ class FormMatch:
         return self._known[key]
 
     def _is_same(self, wanted: SSAValue, value: SSAValue) -> bool:
-        claims = self.values[value]
+        claims = self.claims_of(value)
         if wanted in self.parts:
             return self.parts[wanted] in claims
         if wanted in self.numbers and self.numbers[wanted] in claims:
@@ -99,7 +99,7 @@ def check_form(
     parts: Sequence[Relation],
     cuts: Cuts,
     places: Sequence[int | None],
-    values: Mapping[SSAValue, Sequence[Value | None]],
+    claims_of: Callable[[SSAValue], Sequence[Value | None]],
     sources: Mapping[SSAValue, SSAValue],
     axes: ProofAxes,
     at: Coordinates,
@@ -124,7 +124,7 @@ def check_form(
             index = index_of(one, [numbers.get(value) for value in one.operands])
             if index is not None:
                 numbers[one.results[0]] = index
-    match = FormMatch(values, sources, dict(zip(arguments, parts, strict=True)), numbers)
+    match = FormMatch(claims_of, sources, dict(zip(arguments, parts, strict=True)), numbers)
     for result, place in zip(op.results, places, strict=True):
         if place is not None:
             alike = match.is_made_alike(results[place], result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from xdsl.ir import SSAValue
@@ -13,12 +14,18 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.proof.certificate import certificate_of
 from shardweave.ir.proof.claims import Json
-from shardweave.ir.proof.diagnose import explain, explain_collective, explain_same, relation_of
+from shardweave.ir.proof.diagnose import (
+    explain,
+    explain_collective,
+    explain_given,
+    explain_same,
+    relation_of,
+)
 from shardweave.ir.proof.expressions import Expressions
 from shardweave.ir.proof.held import ProofAxes, Relation
 from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.signature import Key, argument_of, check_signature, is_declared
-from shardweave.ir.proof.stages import walk_stages
+from shardweave.ir.proof.stages import axes_of_stages, relate_stages
 from shardweave.ir.proof.walk import Walk
 from shardweave.ir.staged import is_staged, parts_of
 
@@ -117,7 +124,7 @@ def _count(program: Program) -> int:
 
 
 def _prove_local(local: Program, table: Expressions, wanted: Mapping[Key, int]) -> Proof:
-    walk, results = walk_stages(local, table) if is_staged(local) else _walked(local, table)
+    walk, results = _walked_stages(local, table) if is_staged(local) else _walked(local, table)
     for part in parts_of(local):
         problem = explain_collective(walk, part.ops)
         if problem is not None:
@@ -135,6 +142,13 @@ def _walked(local: Program, table: Expressions) -> tuple[Walk, Sequence[tuple[Pr
         walk.values[slot.value] = argument_of(table, local, slot)
     walk.block(local.function.body.block.ops)
     return walk, [(local, slot) for slot in local.results]
+
+
+def _walked_stages(
+    local: Program, table: Expressions
+) -> tuple[Walk, Sequence[tuple[Program, Slot]]]:
+    walk = Walk(table, axes_of_stages(local))
+    return walk, relate_stages(local, table, walk, partial(explain_given, walk))
 
 
 def _problem(walk: Walk, part: Program, slot: Slot, wanted: int) -> str | None:
