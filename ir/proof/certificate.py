@@ -18,7 +18,8 @@ from shardweave.ir.proof.claims import Json, written_at, written_claim, written_
 from shardweave.ir.proof.expressions import OpForm
 from shardweave.ir.proof.held import AttentionPart, Cuts, Local, Relation, Row, Value
 from shardweave.ir.proof.model import Model
-from shardweave.ir.proof.ops import ProofError, is_cast, named
+from shardweave.ir.proof.ops import MERGES, ProofError, is_cast, named
+from shardweave.ir.proof.padding import FILL
 from shardweave.ir.proof.reasons import key_of
 from shardweave.ir.proof.runs import RunOrder
 from shardweave.ir.proof.walk import Walk
@@ -97,13 +98,15 @@ class Writer:
         gives = [None if isinstance(value, Local) else self.claim(value) for value in results]
         reason = self.walk.reasons.get(key_of(op, operands), {}).get(results)
         if reason is None:
-            return {"by": self._way(operands, results), "gives": gives}
+            return {"by": _way(op, operands), "gives": gives}
         made = {"by": "rule", "gives": gives, "cuts": self.cut(reason.cuts)}
         if reason.form is None:
             made["by"] = "sum"
         else:
             made["op"] = self.form(reason.form)
-        if reason.written is not None:
+        if reason.wholes is not None:
+            made["by"], made["wholes"] = "keys", [self.claim(whole) for whole in reason.wholes]
+        elif reason.written is not None:
             made["by"] = "form"
             made["places"] = list(reason.written)
             made["parts"] = [self.claim(part) for part in reason.parts]
@@ -113,12 +116,6 @@ class Writer:
         if reason.at:
             made["at"] = written_at(reason.at)
         return made
-
-    def _way(self, operands: Sequence[Value], results: Sequence[Value]) -> str:
-        """How values come together that no rule relates."""
-        if len(operands) == 2 and all(isinstance(v, Relation) and v.held.terms for v in operands):
-            return "merge"
-        return "move"
 
     def _alternative(self, value: Value, part: Value) -> int:
         """Which of the relations of a constant is read."""
@@ -190,3 +187,13 @@ class Writer:
             results = tuple([self.number(number) for number in value.results])
             return replace(value, whole=whole, results=results)
         return value
+
+
+def _way(op: Operation, operands: Sequence[Value]) -> str:
+    """How values come to relate that no rule relates."""
+    if op.name == FILL:
+        return "mask"
+    if operands and isinstance(operands[0], AttentionPart) and not isinstance(op, dist.DistOp):
+        return "merged"
+    is_terms = [isinstance(value, Relation) and value.held.terms for value in operands]
+    return "merge" if op.name in MERGES and all(is_terms) else "move"

@@ -21,19 +21,23 @@ from shardweave.ir.aten import AtenOp
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program, Slot
+from shardweave.ir.proof.attention import merged, of_part, on_part_of_keys
 from shardweave.ir.proof.check_forms import check_form
 from shardweave.ir.proof.check_moves import check_collective, check_move, is_merged
-from shardweave.ir.proof.check_rules import Reading, Splits, check_rule, require
+from shardweave.ir.proof.check_rules import Reading, Splits, check_rule, family, require
 from shardweave.ir.proof.claims import Json, read_at, read_claim, read_cuts
 from shardweave.ir.proof.held import (
     SUB_BATCH,
     Coordinates,
     Cuts,
+    Local,
     ProofAxes,
     Relation,
     Value,
     rank_position,
 )
+from shardweave.ir.proof.local_forms import GLOBAL_NAMES
+from shardweave.ir.proof.masks import masked
 from shardweave.ir.proof.model import Model, ModelOp
 from shardweave.ir.proof.ops import (
     MERGES,
@@ -46,6 +50,7 @@ from shardweave.ir.proof.ops import (
     rule_of_sum,
     signs_of,
 )
+from shardweave.ir.proof.padding import uneven_factors
 from shardweave.ir.proof.signature import argument_of, check_signature, is_declared
 from shardweave.ir.proof.stages import axes_of_stages, relate_stages
 from shardweave.ir.staged import is_staged
@@ -90,7 +95,7 @@ def check_certificate(certificate: str | Json, local: Program, *, against: Progr
         raise ProofError(f"this is no certificate of a proof: {error!r}") from error
     check.program(local, against)
     values = list(check.values.values())
-    return Checked(len(values), sum(value is not None for value in values))
+    return Checked(len(values), sum(not isinstance(value, Local) for value in values))
 
 
 def _opened(given: Json, local: Program, against: Program) -> Check:
@@ -139,13 +144,11 @@ class Check:
 
     model: Model
     axes: ProofAxes
-    claims: Sequence[Value | None]
+    claims: Sequence[Value]
     cuts: Sequence[Cuts]
     steps: Iterator[Json]
-    values: dict[SSAValue, Value | None] = field(default_factory=dict[SSAValue, "Value | None"])
-    others: dict[SSAValue, list[Value | None]] = field(
-        default_factory=dict[SSAValue, list["Value | None"]]
-    )
+    values: dict[SSAValue, Value] = field(default_factory=dict[SSAValue, "Value"])
+    others: dict[SSAValue, list[Value]] = field(default_factory=dict[SSAValue, list["Value"]])
     links: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     sources: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     splits: Splits = field(default_factory=Splits)
@@ -215,11 +218,12 @@ class Check:
             if others:
                 self.others[op.results[0]] = [claim for (claim,) in others]
 
-    def _claimed(self, op: Operation, step: Json) -> list[Value | None]:
+    def _claimed(self, op: Operation, step: Json) -> list[Value]:
         """What a step claims of an op's results, once it has been checked."""
         if step["by"] == "itself":
-            return [None] * len(op.results)
-        claims = [None if n is None else self._claim(n) for n in step["gives"]]
+            return [self._own(op, index) for index in range(len(op.results))]
+        gives = enumerate(step["gives"])
+        claims = [self._own(op, at) if n is None else self._claim(n) for at, n in gives]
         require(len(claims) == len(op.results), "it has another number of results")
         for claim, result in zip(claims, op.results, strict=True):
             if isinstance(claim, Relation):
@@ -231,11 +235,17 @@ class Check:
             CHECKS[step["by"]](self, op, step, claims)
         return claims
 
-    def _claim(self, number: int) -> Value | None:
+    def _own(self, op: Operation, index: int) -> Local:
+        """What an op gives of which nothing is claimed: that it computes it."""
+        operands = tuple([self.values[value] for value in op.operands])
+        types = tuple([(shape_of(result), kind_of(result)) for result in op.results])
+        return Local(op.name, arguments_of(op), operands, types, index)
+
+    def _claim(self, number: int) -> Value:
         require(0 <= number < len(self.claims), "there is no such claim")
         return self.claims[number]
 
-    def _operands(self, op: Operation, step: Json) -> list[Value | None]:
+    def _operands(self, op: Operation, step: Json) -> list[Value]:
         """What is claimed of an op's operands; of a constant, the one that the step reads."""
         reads = step.get("reads")
         if reads is None:
@@ -243,7 +253,7 @@ class Check:
         pairs = zip(op.operands, reads, strict=True)
         return [self.claims_of(value)[index] for value, index in pairs]
 
-    def claims_of(self, value: SSAValue) -> list[Value | None]:
+    def claims_of(self, value: SSAValue) -> list[Value]:
         """All that is claimed of a value."""
         return [self.values[value], *self.others.get(value, [])]
 
@@ -252,22 +262,21 @@ class Check:
         require(len(parts) == len(op.operands), "an operand relates to nothing")
         return parts
 
-    def _check_dist(self, op: dist.DistOp, step: Json, claims: Sequence[Value | None]) -> None:
+    def _check_dist(self, op: dist.DistOp, step: Json, claims: Sequence[Value]) -> None:
         require(step["by"] == "move", "a collective moves values")
         if isinstance(op, dist.ShardIndexOp):
             require(claims[0] == rank_position(op.axes, self.axes, {}), "is another position")
             return
         for value, claim in zip(self._operands(op, step), claims, strict=True):
-            if claim is not None:
+            if not isinstance(claim, Local):
                 check_collective(op, value, claim, self.axes)
 
-    def move(self, op: AtenOp, step: Json, claims: Sequence[Value | None]) -> None:
+    def move(self, op: AtenOp, step: Json, claims: Sequence[Value]) -> None:
         """An op that moves what it reads."""
         (claim,) = claims
-        assert claim is not None
         check_move(op, self._operands(op, step), claim, self.axes)
 
-    def rule(self, op: AtenOp, step: Json, claims: Sequence[Value | None]) -> None:
+    def rule(self, op: AtenOp, step: Json, claims: Sequence[Value]) -> None:
         """An op of the global program, on parts that its factor rule allows."""
         form, cuts, parts = self._form(step), self.cuts[step["cuts"]], self._parts(op, step)
         kinds = [list(map(kind_of, one.results)) for one in (op, form.op)]
@@ -295,7 +304,7 @@ class Check:
         reading = Reading(form.op, form.rule, form.results, shapes, (form.results,))
         check_rule(reading, parts, cuts, _relations(claims), self.axes, self.splits, at)
 
-    def form(self, op: AtenOp, step: Json, claims: Sequence[Value | None]) -> None:
+    def form(self, op: AtenOp, step: Json, claims: Sequence[Value]) -> None:
         """The last op of the local form of one of the global program."""
         form, cuts, places = self._form(step), self.cuts[step["cuts"]], step["places"]
         parts = [self._claim(number) for number in step["parts"]]
@@ -303,14 +312,14 @@ class Check:
         require(form.rule.localize is not None and not draws(form.op), "it has no local form")
         by_place: list[Value | None] = [None] * len(form.results)
         for place, claim in zip(places, claims, strict=True):
-            require((place is None) == (claim is None), "it is no result of the form")
+            require((place is None) == isinstance(claim, Local), "it is no result of the form")
             if place is not None:
                 by_place[place] = claim
         at = read_at(step.get("at", []))
         self._read(form, related, cuts, by_place, at)
         check_form(op, form, related, cuts, places, self.claims_of, self.sources, self.axes, at)
 
-    def sum(self, op: AtenOp, step: Json, claims: Sequence[Value | None]) -> None:
+    def sum(self, op: AtenOp, step: Json, claims: Sequence[Value]) -> None:
         """A sum of values, whatever their terms are."""
         signs, parts = signs_of(op), self._parts(op, step)
         require(signs is not None, "it is no sum")
@@ -323,7 +332,7 @@ class Check:
         cuts = self.cuts[step["cuts"]]
         check_rule(reading, parts, cuts, _relations(claims), self.axes, self.splits)
 
-    def merge(self, op: AtenOp, step: Json, claims: Sequence[Value | None]) -> None:
+    def merge(self, op: AtenOp, step: Json, claims: Sequence[Value]) -> None:
         """The terms of two groups of sub-batches."""
         reduction, parts = MERGES.get(op.name), self._parts(op, step)
         (claim,) = _relations(claims)
@@ -333,6 +342,30 @@ class Check:
         assert claim is not None
         require(is_merged(*parts, claim, reduction, self.axes), "these are no terms of one value")
 
+    def keys(self, op: AtenOp, step: Json, claims: Sequence[Value]) -> None:
+        """Attention on a block of its keys, as a part of that on all."""
+        form, cuts, operands = self._form(step), self.cuts[step["cuts"]], self._operands(op, step)
+        require(op.name in GLOBAL_NAMES, "it is no attention on some of its keys")
+        require(not uneven_factors(form.rule, cuts), "a part of the keys has padding")
+        part = next(on_part_of_keys(op, operands, lambda *key: [form], self.model), None)
+        require(part is not None and form.op.name == GLOBAL_NAMES[op.name], "it reads other values")
+        assert part is not None
+        wholes = [self._claim(number) for number in step["wholes"]]
+        self._read(form, part.parts, cuts, wholes, ())
+        terms = max([c.held.terms for c in claims if isinstance(c, Relation)], default=0)
+        if terms:
+            families = tuple([family(one.held) for one in part.parts])
+            self.splits.check(((form.results, part.placement), families), terms)
+        require(of_part(part, wholes, op, terms) == tuple(claims), "it is another part")
+
+    def merged(self, op: AtenOp, step: Json, claims: Sequence[Value]) -> None:
+        """Two parts of an attention, put together by their log-sum-exp."""
+        require([merged(op, self._operands(op, step))] == claims, "these parts do not merge so")
+
+    def mask(self, op: AtenOp, step: Json, claims: Sequence[Value]) -> None:
+        """Padding that is filled."""
+        require([masked(op, self._operands(op, step), self.model)] == claims, "it fills no padding")
+
 
 def _relations(claims: Sequence[Value | None]) -> list[Relation | None]:
     related = [claim if isinstance(claim, Relation) else None for claim in claims]
@@ -341,5 +374,6 @@ def _relations(claims: Sequence[Value | None]) -> list[Relation | None]:
 
 
 CHECKS = {"rule": Check.rule, "form": Check.form, "sum": Check.sum, "merge": Check.merge,
-          "move": Check.move}  # fmt: skip
+          "move": Check.move,
+          "keys": Check.keys, "merged": Check.merged, "mask": Check.mask}  # fmt: skip
 """How a step is checked, by what it follows from."""

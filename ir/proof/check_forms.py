@@ -32,11 +32,11 @@ from shardweave.ir.types import shape_of
 class FormMatch:
     """Values of a program beside those of a local form.
 
-    claims_of: what is claimed of a value. sources: of a value that is another one, that. parts: what the
-    form's arguments are. numbers: the values of the form that are positions of a rank.
+    claims_of: what is claimed of a value. sources: of a value that is another one, that. parts:
+    what the form's arguments are. numbers: the values of the form that are positions of a rank.
     """
 
-    claims_of: Callable[[SSAValue], Sequence[Value | None]]
+    claims_of: Callable[[SSAValue], Sequence[Value]]
     sources: Mapping[SSAValue, SSAValue]
     parts: Mapping[SSAValue, Relation]
     numbers: Mapping[SSAValue, RankNumber]
@@ -99,7 +99,7 @@ def check_form(
     parts: Sequence[Relation],
     cuts: Cuts,
     places: Sequence[int | None],
-    claims_of: Callable[[SSAValue], Sequence[Value | None]],
+    claims_of: Callable[[SSAValue], Sequence[Value]],
     sources: Mapping[SSAValue, SSAValue],
     axes: ProofAxes,
     at: Coordinates,

@@ -15,6 +15,7 @@ from shardweave.ir.proof.held import (
     SUB_BATCH,
     AttentionPart,
     Held,
+    Local,
     ProofAxes,
     RankNumber,
     Relation,
@@ -105,7 +106,7 @@ def _is_slice(
 # Ops of one rank
 
 
-def check_move(op: AtenOp, operands: Sequence[Value | None], claim: Value, axes: ProofAxes) -> None:
+def check_move(op: AtenOp, operands: Sequence[Value], claim: Value, axes: ProofAxes) -> None:
     """Check that an op that computes nothing gives what is claimed. Raises Unfounded."""
     if isinstance(claim, RankNumber):
         require(index_of(op, operands) == claim, "is another position")
@@ -209,7 +210,7 @@ def _place(index: int, size: int) -> int | None:
     return index % size if -size <= index < size else None
 
 
-def _is_joined(op: AtenOp, operands: Sequence[Value | None], claim: Value, axes: ProofAxes) -> bool:
+def _is_joined(op: AtenOp, operands: Sequence[Value], claim: Value, axes: ProofAxes) -> bool:
     """Whether all sub-batches of a value are joined, or values stand side by side."""
     shape = shape_of(op.results[0])
     dim = _place(int(op.value("dim")), len(shape))
@@ -217,7 +218,8 @@ def _is_joined(op: AtenOp, operands: Sequence[Value | None], claim: Value, axes:
         return False
     if isinstance(claim, Row):
         sizes = [shape_of(value)[dim] for value in op.operands]
-        return claim.dim == dim and list(claim.pieces) == list(zip(operands, sizes, strict=True))
+        values = [None if isinstance(value, Local) else value for value in operands]
+        return claim.dim == dim and list(claim.pieces) == list(zip(values, sizes, strict=True))
     parts = [value for value in operands if isinstance(value, Relation)]
     if not isinstance(claim, Relation) or len(parts) != len(operands):
         return False

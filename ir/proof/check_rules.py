@@ -84,7 +84,7 @@ def check_rule(
     require(problem is None, f"an operand {problem and problem.problem}")
     fills = zeros_after(reading.op, rule, cuts, parts)
     united = together(parts) if parts else at
-    key = reading.what, tuple([_family(part.held) for part in parts])
+    key = reading.what, tuple([family(part.held) for part in parts])
     for index, claim in enumerate(claims):
         if claim is None:
             continue
@@ -137,6 +137,6 @@ def together(parts: Sequence[Relation]) -> Coordinates:
     return tuple(sorted(found.items()))
 
 
-def _family(held: Held) -> Hashable:
+def family(held: Held) -> Hashable:
     """What is the same of all sub-batches' terms of a value."""
     return (held.terms,) if held.terms else (held.number, held.sharding)

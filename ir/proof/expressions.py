@@ -173,6 +173,10 @@ class Expressions:
                 self.localized.setdefault(op.name, []).append(form)
         return numbers
 
+    def known(self, name: str, operands: tuple[int, ...]) -> Sequence[OpForm]:
+        """The ops of a name on expressions of some numbers."""
+        return self.forms.get((name, operands), ())
+
     def _added_product(self, op: AtenOp, product: Product, operands: Sequence[int]) -> list[int]:
         """A product with an addend: the sum of both."""
         assert product.addend is not None

@@ -9,7 +9,6 @@ from math import prod
 from shardweave.ir.annotations import arguments_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.placement import DimSharding, Placement
-from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.proof.expressions import OpForm
 from shardweave.ir.proof.held import (
     SUB_BATCH,
@@ -19,10 +18,6 @@ from shardweave.ir.proof.held import (
     Relation,
     Value,
 )
-from shardweave.ir.sharding.rules.attention import FLASH, FLASH_BACKWARD
-
-GLOBAL_NAMES = {ATTENTION: FLASH, ATTENTION_BACKWARD: FLASH_BACKWARD}
-"""Ops that stand in local forms of other ops alone, and these."""
 
 MAX_AXES = 3
 """Axes that may cut one dim of a range; each more tries as many times more as there are axes."""

@@ -9,10 +9,15 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.proof.held import Cuts, Relation, Shape
 from shardweave.ir.sharding.localizer import Localizer
 from shardweave.ir.sharding.rules import Rule
+from shardweave.ir.sharding.rules.attention import FLASH, FLASH_BACKWARD
 from shardweave.ir.types import dtype_of_value, tensor_type
+
+GLOBAL_NAMES = {ATTENTION: FLASH, ATTENTION_BACKWARD: FLASH_BACKWARD}
+"""Ops that stand in local forms of other ops alone, and these."""
 
 
 class Form(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Protocol, cast
 
 from xdsl.ir import Attribute
 
@@ -11,13 +11,19 @@ from shardweave.ir.annotations import arguments_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.literals import to_python
 from shardweave.ir.placement import DimSharding, is_contiguous
-from shardweave.ir.proof.expressions import Expressions
 from shardweave.ir.proof.held import Local, RankNumber, Relation, Value
 from shardweave.ir.proof.padding import with_fill
 from shardweave.ir.types import shape_of
 
 
-def masked(op: AtenOp, operands: Sequence[Value], table: Expressions) -> Value | None:
+class Makers(Protocol):
+    """What knows expressions by number. makers: the op, if it is one, that gives each."""
+
+    @property
+    def makers(self) -> Sequence[object]: ...
+
+
+def masked(op: AtenOp, operands: Sequence[Value], table: Makers) -> Value | None:
     """A value whose padding in one dim has been filled: all that is behind the dim's end."""
     part, mask = operands
     column = shape_of(op.operands[1])
@@ -51,7 +57,7 @@ def _offset(cut: DimSharding, part: Relation) -> RankNumber:
     return found
 
 
-def first_of_range(value: Value, table: Expressions) -> RankNumber | None:
+def first_of_range(value: Value, table: Makers) -> RankNumber | None:
     """Where a range of whole numbers begins, step 1."""
     name, given = "", frozenset[tuple[str, Attribute]]()
     if isinstance(value, Local):

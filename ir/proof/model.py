@@ -42,10 +42,11 @@ class ModelOp:
 
 @dataclass
 class Model:
-    """By number the shapes of expressions, and the terms of those that are sums. ops: those of the
-    program, and of what follows from it, in the order in which they were read."""
+    """By number the shape of each expression, the op that makes it, and the terms of a sum. ops:
+    those of the program, and of what follows from it, in the order in which they were read."""
 
     shapes: list[Shape] = field(default_factory=list[Shape])
+    makers: list[AtenOp | None] = field(default_factory=list[AtenOp | None])
     sums: dict[int, dict[int, float]] = field(default_factory=dict[int, dict[int, float]])
     ops: list[ModelOp] = field(default_factory=list[ModelOp])
     values: dict[SSAValue, int] = field(default_factory=dict[SSAValue, int])
@@ -84,12 +85,15 @@ class Model:
     def argument(self, kind: str, name: str, value: SSAValue) -> int:
         return self._number(("argument", kind, name), [shape_of(value)])[0]
 
-    def _number(self, key: Hashable, shapes: Sequence[Shape]) -> tuple[int, ...]:
+    def _number(
+        self, key: Hashable, shapes: Sequence[Shape], maker: AtenOp | None = None
+    ) -> tuple[int, ...]:
         known = self._known.get(key)
         if known is None:
             start = len(self.shapes)
             known = self._known[key] = tuple(range(start, start + len(shapes)))
             self.shapes += shapes
+            self.makers += [maker] * len(shapes)
         return known
 
     def apply(self, op: AtenOp, operands: Sequence[int]) -> tuple[int, ...]:
@@ -120,7 +124,7 @@ class Model:
         if draws(op):
             key = key, len(self.shapes)
         is_new = key not in self._known
-        numbers = self._number(key, [shape_of(result) for result in op.results])
+        numbers = self._number(key, [shape_of(result) for result in op.results], op)
         if is_new:
             self._add(op, operands, numbers)
         return numbers

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from xdsl.ir import Attribute, Operation
 
 from shardweave.ir.annotations import arguments_of
-from shardweave.ir.proof.attention import KeyCut
-from shardweave.ir.proof.expressions import OpForm
+from shardweave.ir.proof.attention import KnownOp
 from shardweave.ir.proof.held import Coordinates, Cuts, Relation, Shape, Value
 from shardweave.ir.proof.ops import kind_of
 from shardweave.ir.types import shape_of
@@ -21,14 +20,14 @@ Key = tuple[str, frozenset[tuple[str, Attribute]], tuple[Value, ...], tuple[tupl
 class Reason:
     """Why a local computation gives what it does, for a certificate: an op of the global program
     (None: a sum) on parts, cut so; or a local form of it, of whose results the op's own are these
-    (None: a step of the form)."""
+    (None: a step of the form). wholes: of attention on a part of its keys, what it is on all."""
 
-    form: OpForm | None
+    form: KnownOp | None
     parts: tuple[Relation, ...]
     cuts: Cuts
     at: Coordinates = ()
     written: tuple[int | None, ...] | None = None
-    keys: KeyCut | None = None
+    wholes: tuple[Value, ...] | None = None
 
 
 def key_of(op: Operation, operands: tuple[Value, ...]) -> Key:

@@ -19,7 +19,6 @@ from shardweave.ir.proof import attention, moves
 from shardweave.ir.proof.cuts import Applied, apply_rule
 from shardweave.ir.proof.expressions import Expressions, OpForm
 from shardweave.ir.proof.forms import (
-    GLOBAL_NAMES,
     candidates,
     other_arguments,
     plain_cuts,
@@ -37,7 +36,7 @@ from shardweave.ir.proof.held import (
     Value,
     rank_position,
 )
-from shardweave.ir.proof.local_forms import written
+from shardweave.ir.proof.local_forms import GLOBAL_NAMES, written
 from shardweave.ir.proof.masks import masked
 from shardweave.ir.proof.ops import (
     FULL,
@@ -156,7 +155,7 @@ class Walk:
                 made = self._sum(op, parts, signs, key)
             else:
                 made = self._computed(op, parts, key, is_template)
-        made = made or self._of_parts(op, operands)
+        made = made or self._of_parts(op, operands, key)
         if made is None and not is_template:
             self._write_local_forms(op, operands)
             made = self.known.get(key)
@@ -164,10 +163,12 @@ class Walk:
             self.refusals.pop(op, None)
         return made
 
-    def _of_parts(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
+    def _of_parts(
+        self, op: AtenOp, operands: tuple[Value, ...], key: Key
+    ) -> tuple[Value, ...] | None:
         """What an op makes of values that are no plain shards, or moves, or masks."""
         if op.name in GLOBAL_NAMES:
-            return self._on_part_of_keys(op, operands)
+            return self._on_part_of_keys(op, operands, key)
         whole = attention.merged(op, operands)
         if whole is None and op.name == FILL:
             whole = masked(op, operands, self.table)
@@ -268,9 +269,11 @@ class Walk:
             self.reasons.setdefault(key, {})[made] = reason
         return made
 
-    def _on_part_of_keys(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
+    def _on_part_of_keys(
+        self, op: AtenOp, operands: tuple[Value, ...], key: Key
+    ) -> tuple[Value, ...] | None:
         """An attention of the global program, on a block of its keys."""
-        for cut in attention.on_part_of_keys(op, operands, self.table):
+        for cut in attention.on_part_of_keys(op, operands, self.table.known, self.table):
             form, rule = cut.form, cut.form.rule
             shapes = tuple([shape_of(result) for result in form.op.results])
             shardings = tuple([part.held.sharding for part in cut.parts])
@@ -282,10 +285,11 @@ class Walk:
             wholes = self._held(form.op, rule, applied, cut.parts, results, shapes, (results,))
             if wholes is None:
                 continue
-            key = (results, cut.placement), tuple([_family(p.held) for p in cut.parts])
-            made = attention.of_part(cut, wholes, op, self._split(key))
+            split = (results, cut.placement), tuple([_family(p.held) for p in cut.parts])
+            made = attention.of_part(cut, wholes, op, self._split(split))
             if made is not None:
-                return made
+                reason = Reason(form, cut.parts, applied.cuts, wholes=wholes)
+                return self._noted(key, made, reason)
         return None
 
     def _applied(
