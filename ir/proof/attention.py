@@ -28,7 +28,7 @@ from shardweave.ir.proof.held import (
     Value,
     stands_for,
 )
-from shardweave.ir.proof.local_forms import GLOBAL_NAMES, Form
+from shardweave.ir.proof.local_forms import GLOBAL_NAMES, LocalizedOp
 from shardweave.ir.proof.masks import Makers, first_of_range
 from shardweave.ir.sharding.rules.attention import POSITIONS, first_of_attention
 from shardweave.ir.types import shape_of
@@ -42,7 +42,7 @@ SHARE: dict[str, dict[str, float]] = {
 """The ops that give the share of a part, the last first, with their arguments."""
 
 
-class KnownOp(Form, Protocol):
+class KnownOp(LocalizedOp, Protocol):
     """An op of the global program, with the numbers of its results."""
 
     @property

@@ -17,7 +17,7 @@ from shardweave.ir.proof.check import VERSION, digest_of
 from shardweave.ir.proof.claims import Json, written_at, written_claim, written_cuts
 from shardweave.ir.proof.expressions import OpForm
 from shardweave.ir.proof.held import AttentionPart, Cuts, Local, Relation, Row, Value
-from shardweave.ir.proof.model import Model
+from shardweave.ir.proof.model import ModelExpressions
 from shardweave.ir.proof.ops import MERGES, ProofError, is_cast, named
 from shardweave.ir.proof.padding import FILL
 from shardweave.ir.proof.reasons import key_of
@@ -34,7 +34,7 @@ def certificate_of(
 
     Raises ProofError for what a certificate cannot say.
     """
-    writer = Writer(walk, Model.of(against))
+    writer = CertificateWriter(walk, ModelExpressions.of(against))
     for value, number in writer.model.values.items():
         writer.numbers.setdefault(read[value], number)
     parts = RunOrder.of(local).in_order() if is_staged(local) else [local]
@@ -52,12 +52,12 @@ def certificate_of(
 
 
 @dataclass
-class Writer:
+class CertificateWriter:
     """numbers: of the proof's expressions those of the model that the check reads. claims, cuts:
     what is claimed and how factors are cut, each once."""
 
     walk: Walk
-    model: Model
+    model: ModelExpressions
     numbers: dict[int, int] = field(default_factory=dict[int, int])
     expressions: list[Json] = field(default_factory=list[Json])
     claims: list[Json] = field(default_factory=list[Json])

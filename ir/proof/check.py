@@ -38,7 +38,7 @@ from shardweave.ir.proof.held import (
 )
 from shardweave.ir.proof.local_forms import GLOBAL_NAMES
 from shardweave.ir.proof.masks import masked
-from shardweave.ir.proof.model import Model, ModelOp
+from shardweave.ir.proof.model import ModelExpressions, ModelOp
 from shardweave.ir.proof.ops import (
     MERGES,
     ProofError,
@@ -83,8 +83,9 @@ def digest_of(program: Program) -> str:
 def check_certificate(certificate: str | Json, local: Program, *, against: Program) -> Checked:
     """Check the certificate of a proof that a local program computes a global one, in one pass.
 
-    certificate: what `Proof.certificate` gives, or its text. Raises ProofError for a certificate of
-    other programs, and names the first op whose claimed relation does not follow.
+    certificate: what `Proof.certificate` gives, or its text, for the local program and the global
+    one that it was proved against. Raises ProofError for a certificate of other programs, and names
+    the first op whose claimed relation does not follow.
     """
     try:
         given = json.loads(certificate) if isinstance(certificate, str) else certificate
@@ -111,7 +112,7 @@ def _opened(given: Json, local: Program, against: Program) -> Check:
     for name, size in given["sub_batches"].items():
         require(name.startswith(SUB_BATCH) and int(size) > 0, f"'{name}' is no sub-batch")
         axes.sub_batches[name] = int(size)
-    model = Model.of(against)
+    model = ModelExpressions.of(against)
     for expression in given["expressions"]:
         model.defined(expression)
     claims = [read_claim(claim) for claim in given["claims"]]
@@ -126,7 +127,7 @@ def _unfit(giver: str, reader: str, slot: Slot, given: SSAValue) -> str:
     return f"@{reader} reads {slot.kind} '{slot.name}', which what @{giver} gives is not."
 
 
-def _check_claim(claim: Relation, axes: ProofAxes, model: Model) -> None:
+def _check_claim(claim: Relation, axes: ProofAxes, model: ModelExpressions) -> None:
     """Raises Unfounded for a relation that says nothing."""
     held, times = claim.held, {a for a in claim.held.sharding.axes if a.startswith(SUB_BATCH)}
     require(0 <= held.number < len(model.shapes), "there is no such expression")
@@ -142,7 +143,7 @@ class Check:
     each value (None: nothing); others: what else, of constants. sources: of a value that is another
     one, that. links: of what a function receives of another one, the value that it comes of."""
 
-    model: Model
+    model: ModelExpressions
     axes: ProofAxes
     claims: Sequence[Value]
     cuts: Sequence[Cuts]
@@ -253,6 +254,16 @@ class Check:
         pairs = zip(op.operands, reads, strict=True)
         return [self.claims_of(value)[index] for value, index in pairs]
 
+    def source_of(self, value: SSAValue) -> SSAValue:
+        """The value that one is by another name, in functions before too."""
+        while True:
+            if value in self.sources:
+                value = self.sources[value]
+            elif value in self.links and isinstance(self.values[value], Local):
+                value = self.links[value]  # nothing is claimed: it is what was given
+            else:
+                return value
+
     def claims_of(self, value: SSAValue) -> list[Value]:
         """All that is claimed of a value."""
         return [self.values[value], *self.others.get(value, [])]
@@ -317,7 +328,7 @@ class Check:
                 by_place[place] = claim
         at = read_at(step.get("at", []))
         self._read(form, related, cuts, by_place, at)
-        check_form(op, form, related, cuts, places, self.claims_of, self.sources, self.axes, at)
+        check_form(op, form, related, cuts, places, self.claims_of, self.source_of, self.axes, at)
 
     def sum(self, op: AtenOp, step: Json, claims: Sequence[Value]) -> None:
         """A sum of values, whatever their terms are."""

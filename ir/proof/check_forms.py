@@ -23,7 +23,7 @@ from shardweave.ir.proof.held import (
     Value,
     rank_position,
 )
-from shardweave.ir.proof.local_forms import Form, written
+from shardweave.ir.proof.local_forms import LocalizedOp, written
 from shardweave.ir.proof.ops import draws, is_cast, kind_of
 from shardweave.ir.types import shape_of
 
@@ -32,12 +32,12 @@ from shardweave.ir.types import shape_of
 class FormMatch:
     """Values of a program beside those of a local form.
 
-    claims_of: what is claimed of a value. sources: of a value that is another one, that. parts:
+    claims_of: what is claimed of a value. source_of: the value that one is by another name. parts:
     what the form's arguments are. numbers: the values of the form that are positions of a rank.
     """
 
     claims_of: Callable[[SSAValue], Sequence[Value]]
-    sources: Mapping[SSAValue, SSAValue]
+    source_of: Callable[[SSAValue], SSAValue]
     parts: Mapping[SSAValue, Relation]
     numbers: Mapping[SSAValue, RankNumber]
     _known: dict[tuple[SSAValue, SSAValue], bool] = field(
@@ -60,7 +60,7 @@ class FormMatch:
         goal = wanted.owner
         if isinstance(goal, Operation) and is_cast(goal):
             return self.is_same(goal.operands[0], value)
-        return self.is_made_alike(wanted, self._source(value))
+        return self.is_made_alike(wanted, self.source_of(value))
 
     def is_made_alike(self, wanted: SSAValue, value: SSAValue) -> bool:
         """Whether the op of a value is that of one of the form."""
@@ -72,11 +72,6 @@ class FormMatch:
             return self.is_same(goal.operands[index], owner.operands[own])
         pairs = zip(goal.operands, owner.operands, strict=True)
         return index == own and all([self.is_same(*pair) for pair in pairs])
-
-    def _source(self, value: SSAValue) -> SSAValue:
-        while value in self.sources:
-            value = self.sources[value]
-        return value
 
 
 def _is_alike(goal: Operation, op: Operation) -> bool:
@@ -95,12 +90,12 @@ def _is_alike(goal: Operation, op: Operation) -> bool:
 
 def check_form(
     op: Operation,
-    form: Form,
+    form: LocalizedOp,
     parts: Sequence[Relation],
     cuts: Cuts,
     places: Sequence[int | None],
     claims_of: Callable[[SSAValue], Sequence[Value]],
-    sources: Mapping[SSAValue, SSAValue],
+    source_of: Callable[[SSAValue], SSAValue],
     axes: ProofAxes,
     at: Coordinates,
 ) -> None:
@@ -124,7 +119,7 @@ def check_form(
             index = index_of(one, [numbers.get(value) for value in one.operands])
             if index is not None:
                 numbers[one.results[0]] = index
-    match = FormMatch(claims_of, sources, dict(zip(arguments, parts, strict=True)), numbers)
+    match = FormMatch(claims_of, source_of, dict(zip(arguments, parts, strict=True)), numbers)
     for result, place in zip(op.results, places, strict=True):
         if place is not None:
             alike = match.is_made_alike(results[place], result)

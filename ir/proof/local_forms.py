@@ -20,7 +20,7 @@ GLOBAL_NAMES = {ATTENTION: FLASH, ATTENTION_BACKWARD: FLASH_BACKWARD}
 """Ops that stand in local forms of other ops alone, and these."""
 
 
-class Form(Protocol):
+class LocalizedOp(Protocol):
     """An op of a global program, and its rule."""
 
     @property
@@ -31,7 +31,7 @@ class Form(Protocol):
 
 
 def written(
-    form: Form, parts: Sequence[Relation], cuts: Cuts, shapes: Sequence[Shape], mesh: Mesh
+    form: LocalizedOp, parts: Sequence[Relation], cuts: Cuts, shapes: Sequence[Shape], mesh: Mesh
 ) -> tuple[Sequence[SSAValue], list[Operation], Sequence[SSAValue]]:
     """The local form of an op on such parts: its arguments, its ops, and its results.
 

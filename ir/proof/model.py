@@ -41,7 +41,7 @@ class ModelOp:
 
 
 @dataclass
-class Model:
+class ModelExpressions:
     """By number the shape of each expression, the op that makes it, and the terms of a sum. ops:
     those of the program, and of what follows from it, in the order in which they were read."""
 
@@ -55,9 +55,9 @@ class Model:
     _known: dict[Hashable, tuple[int, ...]] = field(default_factory=dict[Hashable, tuple[int, ...]])
 
     @staticmethod
-    def of(program: Program) -> Model:
+    def of(program: Program) -> ModelExpressions:
         """All expressions of a global program. Linear in its ops."""
-        made = Model()
+        made = ModelExpressions()
         for slot in program.arguments:
             made.values[slot.value] = made.argument(slot.kind, slot.name, slot.value)
         made._read(program.function.body.block)
