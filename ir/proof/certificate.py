@@ -34,7 +34,25 @@ def certificate_of(
 
     Raises ProofError for what a certificate cannot say.
     """
-    writer = CertificateWriter(walk, ModelExpressions.of(against))
+    try:
+        return _certificate(walk, read, local, against, has_pieces=False)
+    except _Unsaid:
+        return _certificate(walk, read, local, against, has_pieces=True)
+
+
+class _Unsaid(ProofError):
+    """What no certificate can say, or none without equations of pieces."""
+
+
+def _certificate(
+    walk: Walk,
+    read: Mapping[SSAValue, int],
+    local: Program,
+    against: Program,
+    *,
+    has_pieces: bool,
+) -> Json:
+    writer = CertificateWriter(walk, ModelExpressions.of(against, has_pieces=has_pieces))
     for value, number in writer.model.values.items():
         writer.numbers.setdefault(read[value], number)
     parts = RunOrder.of(local).in_order() if is_staged(local) else [local]
@@ -44,6 +62,7 @@ def certificate_of(
         "local": digest_of(local),
         "against": digest_of(against),
         "sub_batches": walk.axes.sub_batches,
+        "pieces": has_pieces,
         "expressions": writer.expressions,
         "claims": writer.claims,
         "cuts": writer.cuts,
@@ -137,7 +156,7 @@ class CertificateWriter:
             if place is not None:
                 return self.model.ops[place].results[form.results.index(number)]
         if terms is None:
-            raise ProofError(f"no certificate can say yet what {table.describe(number)} is.")
+            raise _Unsaid(f"no certificate can say yet what {table.describe(number)} is.")
         own = [[self.number(term), factor] for term, factor in terms.items()]
         self.expressions.append({"sum": own, "shape": list(table.shapes[number])})
         return self.model.defined(self.expressions[-1])
@@ -146,7 +165,7 @@ class CertificateWriter:
         """The place of an op among those of the model."""
         place = self._place(form)
         if place is None:
-            raise ProofError(f"no certificate can say yet where {named(form.op)} is from.")
+            raise _Unsaid(f"no certificate can say yet where {named(form.op)} is from.")
         return place
 
     def _place(self, form: OpForm) -> int | None:

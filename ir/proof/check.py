@@ -63,15 +63,18 @@ MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 @dataclass(frozen=True)
 class Checked:
     """What a check showed. num_related: of the values of the local program, those of which a
-    relation is claimed; the others are steps of local forms."""
+    relation is claimed; the others are steps of local forms. has_pieces: whether the proof's own
+    equations of pieces and of heads of keys are taken as they are."""
 
     num_values: int
     num_related: int
+    has_pieces: bool
 
     def __str__(self) -> str:
+        how = ", by the proof's own equations of pieces and heads" if self.has_pieces else ""
         return (
             f"checked: {self.num_related} relations of {self.num_values} values follow from each "
-            "other, and the results are those of the program that was proved."
+            f"other{how}, and the results are those of the program that was proved."
         )
 
 
@@ -96,7 +99,8 @@ def check_certificate(certificate: str | Json, local: Program, *, against: Progr
         raise ProofError(f"this is no certificate of a proof: {error!r}") from error
     check.program(local, against)
     values = list(check.values.values())
-    return Checked(len(values), sum(not isinstance(value, Local) for value in values))
+    num_related = sum(not isinstance(value, Local) for value in values)
+    return Checked(len(values), num_related, check.model.pieces is not None)
 
 
 def _opened(given: Json, local: Program, against: Program) -> Check:
@@ -112,7 +116,7 @@ def _opened(given: Json, local: Program, against: Program) -> Check:
     for name, size in given["sub_batches"].items():
         require(name.startswith(SUB_BATCH) and int(size) > 0, f"'{name}' is no sub-batch")
         axes.sub_batches[name] = int(size)
-    model = ModelExpressions.of(against)
+    model = ModelExpressions.of(against, has_pieces=bool(given["pieces"]))
     for expression in given["expressions"]:
         model.defined(expression)
     claims = [read_claim(claim) for claim in given["claims"]]

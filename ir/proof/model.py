@@ -1,8 +1,8 @@
 """The expressions of a global program, as the check of a certificate counts them.
 
-A second numbering, without what the proof searches for: equal ops on equal operands give equal
-values, a cast of floating-point numbers is the value itself, a sum is its terms in any order, and a
-product with an addend a sum. What else is equal stands in the certificate, step by step.
+A second numbering: equal ops on equal operands give equal values, a cast of floating-point numbers
+is the value itself, a sum is its terms in any order, and a product with an addend a sum. Where that
+does not do, the certificate says so, and what `pieces.py` and `key_heads.py` equate is equal, too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from xdsl.ir import Block, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from shardweave.ir import dist
 from shardweave.ir.annotations import arguments_of
@@ -20,8 +20,17 @@ from shardweave.ir.facts import facts_of
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
 from shardweave.ir.proof.claims import Json
+from shardweave.ir.proof.key_heads import range_to, repeated_heads
 from shardweave.ir.proof.ops import ProofError, draws, is_cast, kind_of, signs_of
+from shardweave.ir.proof.pieces import Pieces
 from shardweave.ir.sharding.rules import Rule, rule_of
+from shardweave.ir.sharding.rules.attention import (
+    FLASH,
+    FLASH_BACKWARD,
+    POSITIONS,
+    first_of_attention,
+    shares_key_heads,
+)
 from shardweave.ir.types import shape_of
 
 Shape = tuple[int, ...]
@@ -50,14 +59,17 @@ class ModelExpressions:
     sums: dict[int, dict[int, float]] = field(default_factory=dict[int, dict[int, float]])
     ops: list[ModelOp] = field(default_factory=list[ModelOp])
     values: dict[SSAValue, int] = field(default_factory=dict[SSAValue, int])
+    pieces: Pieces | None = None
     places: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
     """Of a key the place of its op among all."""
     _known: dict[Hashable, tuple[int, ...]] = field(default_factory=dict[Hashable, tuple[int, ...]])
 
     @staticmethod
-    def of(program: Program) -> ModelExpressions:
-        """All expressions of a global program. Linear in its ops."""
+    def of(program: Program, *, has_pieces: bool) -> ModelExpressions:
+        """All expressions of a global program. Linear in its ops. has_pieces: whether also those
+        that `pieces.py` and `key_heads.py` say are equal."""
         made = ModelExpressions()
+        made.pieces = Pieces(made) if has_pieces else None
         for slot in program.arguments:
             made.values[slot.value] = made.argument(slot.kind, slot.name, slot.value)
         made._read(program.function.body.block)
@@ -96,53 +108,77 @@ class ModelExpressions:
             self.makers += [maker] * len(shapes)
         return known
 
-    def apply(self, op: AtenOp, operands: Sequence[int]) -> tuple[int, ...]:
+    def apply(self, op: Operation, operands: Sequence[int]) -> list[int]:
         """The numbers of an op's results."""
         if is_cast(op):
-            return tuple(operands)
+            return list(operands)
+        assert isinstance(op, AtenOp)
+        numbers = self._computed(op, operands)
+        if self.pieces is not None and len(numbers) == 1:
+            self.pieces.note(op, operands, numbers[0])
+        return numbers
+
+    def _computed(self, op: AtenOp, operands: Sequence[int]) -> list[int]:
         shape, signs = shape_of(op.results[0]), signs_of(op)
         if signs is not None:
-            return (self.sum_of(list(zip(operands, signs, strict=True)), shape),)
+            return [self.sum_of(list(zip(operands, signs, strict=True)), shape)]
         product = facts_of(op).product
-        if product is None or not product.plain or product.addend is None:
-            return self._apply(op, operands)
+        if product is not None and product.plain and product.addend is not None:
+            return self._added_product(op, product.plain, product.factors, product.addend, operands)
+        piece = self.pieces.taken(op, operands[0]) if self.pieces and operands else None
+        return self.form(op, operands, None if piece is None else [piece])
+
+    def _added_product(
+        self, op: AtenOp, name: str, places: Sequence[int], addend: int, operands: Sequence[int]
+    ) -> list[int]:
+        """A product with an addend: the sum of both."""
         if op.value("alpha") != 1 or op.value("beta") != 1:
-            return self._apply(op, operands)
-        factors = Block(arg_types=[op.operands[i].type for i in product.factors]).args
-        plain = create(product.plain, factors, list(op.result_types))
-        (made,) = self._apply(plain, [operands[i] for i in product.factors])
-        total = self.sum_of([(made, 1.0), (operands[product.addend], 1.0)], shape)
-        return self.define(op, operands, (total,))
+            return self.form(op, operands)
+        factors = Block(arg_types=[op.operands[place].type for place in places]).args
+        plain = create(name, factors, list(op.result_types))
+        (made,) = self.form(plain, [operands[place] for place in places])
+        shape = shape_of(op.results[0])
+        return self.form(op, operands, [self.sum_of([(made, 1), (operands[addend], 1)], shape)])
 
     def key(self, op: AtenOp, operands: Sequence[int]) -> Hashable:
         """What an op computes of its operands."""
         results = tuple([(shape_of(result), kind_of(result)) for result in op.results])
         return op.name, arguments_of(op), tuple(operands), results
 
-    def _apply(self, op: AtenOp, operands: Sequence[int]) -> tuple[int, ...]:
+    def form(
+        self, op: AtenOp, operands: Sequence[int], results: Sequence[int] | None = None
+    ) -> list[int]:
+        """The numbers of an op's results, which are `results` if it gives what is known."""
         key = self.key(op, operands)
         if draws(op):
             key = key, len(self.shapes)
-        is_new = key not in self._known
+        known = self._known.get(key)
+        if results is not None:
+            self._known[key] = tuple(results)
         numbers = self._number(key, [shape_of(result) for result in op.results], op)
-        if is_new:
-            self._add(op, operands, numbers)
-        return numbers
+        if known != numbers:
+            self.places[key] = len(self.ops)
+            self.ops.append(ModelOp(op, tuple(operands), numbers))
+            if self.pieces is not None:
+                self._equate(op, operands, numbers)
+        return list(numbers)
 
-    def _add(self, op: AtenOp, operands: Sequence[int], results: tuple[int, ...]) -> None:
-        self.places[self.key(op, operands)] = len(self.ops)
-        self.ops.append(ModelOp(op, tuple(operands), results))
+    def _equate(self, op: AtenOp, operands: Sequence[int], numbers: Sequence[int]) -> None:
+        """Let an attention be what it is in positions, and on a head of keys for each query."""
+        if op.name in (FLASH, FLASH_BACKWARD) and op.value("is_causal"):
+            self.form(range_to(shape_of(op.operands[first_of_attention(op)])[POSITIONS]), [])
+        if shares_key_heads(op):
+            for alias, inputs, results in repeated_heads(op, operands, numbers, self.form):
+                self.form(alias, inputs, results)
 
-    def define(
-        self, op: AtenOp, operands: Sequence[int], results: tuple[int, ...]
-    ) -> tuple[int, ...]:
-        """Let an op that is not known yet give what is."""
-        known = self._known.setdefault(self.key(op, operands), results)
-        if known is results:
-            self._add(op, operands, results)
-        elif known != results:
-            raise ProofError(f"{op.name} is said to give another value than it does.")
-        return results
+    def note_sum(self, number: int, terms: Sequence[int]) -> None:
+        """Let a value be the sum of others, too."""
+        total: dict[int, float] = {}
+        for term in terms:
+            for inner, factor in self.terms(term).items():
+                total[inner] = total.get(inner, 0.0) + factor
+        self.sums[number] = total
+        self._known.setdefault(("sum", frozenset(total.items()), self.shapes[number]), (number,))
 
     def terms(self, number: int) -> dict[int, float]:
         return self.sums.get(number, {number: 1.0})
