@@ -93,7 +93,7 @@ def explain_same(table: Expressions, values: dict[SSAValue, int], slot: Slot, wa
         return f"{goal}, but is that of {table.describe(values[slot.value])}."
     read = [f"%{value.name_hint} = {table.describe(values[value])}" for value in op.operands]
     return (
-        f"{describe(op)}: the other program computes no such {op.name} of "
+        f"{named(op)}: the other program computes no such {op.name} of "
         f"{', '.join(read) or 'nothing'}. So {goal}, and is not shown to be."
     )
 

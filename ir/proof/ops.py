@@ -62,12 +62,16 @@ def signs_of(op: Operation) -> tuple[float, float] | None:
 
 
 def named(op: Operation) -> str:
-    """How messages name an op: with its function, in a program of stages."""
+    """How messages name an op: with its place where others are called alike, and with its function
+    in a program of stages."""
     block = op.parent_op()
     while block is not None and not isinstance(block, func.FuncOp):
         block = block.parent_op()
     name = "step" if block is None else block.sym_name.data
-    return describe(op) if name == "step" else f"{describe(op)} in @{name}"
+    said, ops = describe(op), [] if op.parent is None else list(op.parent.ops)
+    if sum(describe(other) == said for other in ops) > 1:
+        said += f", which is op {ops.index(op) + 1} of {len(ops)},"
+    return said if name == "step" else f"{said} in @{name}"
 
 
 def check_order(op: Operation, made: Mapping[SSAValue, object], in_flight: set[SSAValue]) -> None:

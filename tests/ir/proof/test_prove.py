@@ -96,6 +96,18 @@ def test_another_op_and_other_operands_are_refused() -> None:
     assert refusal(LOCAL, other).startswith("aten.mm (%narrow) in layer 'down': the model computes")
 
 
+def test_op_that_is_called_as_another_is_named_by_its_place() -> None:
+    whole = GLOBAL.replace("aten.gelu(", "aten.relu(")
+    text = LOCAL.replace("aten.gelu(%total)", "aten.relu(%narrow)")
+    program = local(text)
+    for op in program.ops:
+        op.results[0].name_hint = "value"
+    with pytest.raises(
+        ProofError, match=r"^aten\.relu \(%value\) in layer 'act', which is op 5 of"
+    ):
+        prove(program, against=step(whole))
+
+
 def test_result_in_other_shards_than_declared_is_refused() -> None:
     said = refusal(LOCAL.replace('output %out [{"data"}, {}]', 'output %out [{"tensor"}, {}]'))
     assert "is declared" in said
