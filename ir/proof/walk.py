@@ -119,11 +119,11 @@ class Walk:
         found: Sequence[Value | None] | None = None
         if isinstance(op, AtenOp):
             for choice in self._readings(operands):
-                found = self._aten(op, choice, key_of(op, choice), is_template=is_template)
+                read = key if choice == operands else key_of(op, choice)
+                found = self._aten(op, choice, read, is_template=is_template)
                 if found is not None:
-                    self.reasons.setdefault(key, {}).update(
-                        self.reasons.get(key_of(op, choice), {})
-                    )
+                    if read is not key:
+                        self.reasons.setdefault(key, {}).update(self.reasons.get(read, {}))
                     break
         elif isinstance(op, dist.DistOp):
             found = moves.collective(op, operands, self.axes)
