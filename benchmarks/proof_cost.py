@@ -77,9 +77,12 @@ def measure(model: str, preset: str) -> CostRow:
     times.append(time.process_time())
     check_certificate(text, local, against=program)
     times.append(time.process_time())
-    took = [round(after - before, 2) for before, after in pairwise(times)]
+    passes_s, proof_s, certificate_s, check_s = [
+        round(after - before, 2) for before, after in pairwise(times)
+    ]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return CostRow(model, preset, proof.num_ops, *took, len(text), round(peak, 2))
+    seconds = passes_s, proof_s, certificate_s, check_s
+    return CostRow(model, preset, proof.num_ops, *seconds, len(text), round(peak, 2))
 
 
 def print_rows(rows: list[CostRow]) -> None:

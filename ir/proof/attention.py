@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from xdsl.ir import SSAValue
 
@@ -28,7 +27,7 @@ from shardweave.ir.proof.held import (
     Value,
     stands_for,
 )
-from shardweave.ir.proof.local_forms import GLOBAL_NAMES, LocalizedOp
+from shardweave.ir.proof.local_forms import GLOBAL_NAMES, OpForm
 from shardweave.ir.proof.masks import Makers, first_of_range
 from shardweave.ir.sharding.rules.attention import POSITIONS, first_of_attention
 from shardweave.ir.types import shape_of
@@ -42,14 +41,7 @@ SHARE: dict[str, dict[str, float]] = {
 """The ops that give the share of a part, the last first, with their arguments."""
 
 
-class KnownOp(LocalizedOp, Protocol):
-    """An op of the global program, with the numbers of its results."""
-
-    @property
-    def results(self) -> tuple[int, ...]: ...
-
-
-FormsOf = Callable[[str, tuple[int, ...]], Sequence[KnownOp]]
+FormsOf = Callable[[str, tuple[int, ...]], Sequence[OpForm]]
 """The ops of a name on expressions of some numbers."""
 
 
@@ -57,7 +49,7 @@ FormsOf = Callable[[str, tuple[int, ...]], Sequence[KnownOp]]
 class KeyCut:
     """An attention on one of several blocks of keys. parts: its operands as those of all keys."""
 
-    form: KnownOp
+    form: OpForm
     parts: tuple[Relation, ...]
     placement: Placement
     coordinate: int

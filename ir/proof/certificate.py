@@ -15,8 +15,8 @@ from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
 from shardweave.ir.proof.check import VERSION, digest_of
 from shardweave.ir.proof.claims import Json, written_at, written_claim, written_cuts
-from shardweave.ir.proof.expressions import OpForm
 from shardweave.ir.proof.held import AttentionPart, Cuts, Local, Relation, Row, Value
+from shardweave.ir.proof.local_forms import OpForm
 from shardweave.ir.proof.model import ModelExpressions
 from shardweave.ir.proof.ops import MERGES, ProofError, is_cast, named
 from shardweave.ir.proof.padding import FILL

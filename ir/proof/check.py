@@ -36,9 +36,9 @@ from shardweave.ir.proof.held import (
     Value,
     rank_position,
 )
-from shardweave.ir.proof.local_forms import GLOBAL_NAMES
+from shardweave.ir.proof.local_forms import GLOBAL_NAMES, OpForm
 from shardweave.ir.proof.masks import masked
-from shardweave.ir.proof.model import ModelExpressions, ModelOp
+from shardweave.ir.proof.model import ModelExpressions
 from shardweave.ir.proof.ops import (
     MERGES,
     ProofError,
@@ -149,7 +149,7 @@ class Check:
 
     model: ModelExpressions
     axes: ProofAxes
-    claims: Sequence[Value]
+    claims: Sequence[Value | None]
     cuts: Sequence[Cuts]
     steps: Iterator[Json]
     values: dict[SSAValue, Value] = field(default_factory=dict[SSAValue, "Value"])
@@ -247,8 +247,10 @@ class Check:
         return Local(op.name, arguments_of(op), operands, types, index)
 
     def _claim(self, number: int) -> Value:
-        require(0 <= number < len(self.claims), "there is no such claim")
-        return self.claims[number]
+        claim = self.claims[number] if 0 <= number < len(self.claims) else None
+        require(claim is not None, "there is no such claim")
+        assert claim is not None
+        return claim
 
     def _operands(self, op: Operation, step: Json) -> list[Value]:
         """What is claimed of an op's operands; of a constant, the one that the step reads."""
@@ -293,7 +295,7 @@ class Check:
 
     def rule(self, op: AtenOp, step: Json, claims: Sequence[Value]) -> None:
         """An op of the global program, on parts that its factor rule allows."""
-        form, cuts, parts = self._form(step), self.cuts[step["cuts"]], self._parts(op, step)
+        form, cuts, parts = self._form(step), self._cuts(step), self._parts(op, step)
         kinds = [list(map(kind_of, one.results)) for one in (op, form.op)]
         require(op.name == form.op.name and kinds[0] == kinds[1], "it is another op")
         require(arguments_of(op) == arguments_of(form.op), "it has other arguments")
@@ -301,13 +303,18 @@ class Check:
         require(form.rule.localize is None or not any(cuts), "its local form is another one")
         self._read(form, parts, cuts, claims, read_at(step.get("at", [])))
 
-    def _form(self, step: Json) -> ModelOp:
-        require(0 <= step["op"] < len(self.model.ops), "there is no such op")
-        return self.model.ops[step["op"]]
+    def _cuts(self, step: Json) -> Cuts:
+        number: int = step["cuts"]
+        return self.cuts[number]
+
+    def _form(self, step: Json) -> OpForm:
+        number: int = step["op"]
+        require(0 <= number < len(self.model.ops), "there is no such op")
+        return self.model.ops[number]
 
     def _read(
         self,
-        form: ModelOp,
+        form: OpForm,
         parts: Sequence[Relation],
         cuts: Cuts,
         claims: Sequence[Value | None],
@@ -321,7 +328,7 @@ class Check:
 
     def form(self, op: AtenOp, step: Json, claims: Sequence[Value]) -> None:
         """The last op of the local form of one of the global program."""
-        form, cuts, places = self._form(step), self.cuts[step["cuts"]], step["places"]
+        form, cuts, places = self._form(step), self._cuts(step), step["places"]
         parts = [self._claim(number) for number in step["parts"]]
         related = [part for part in parts if isinstance(part, Relation)]
         require(form.rule.localize is not None and not draws(form.op), "it has no local form")
@@ -344,7 +351,7 @@ class Check:
         numbers = [part.held.number for part in parts]
         number = self.model.sum_of(list(zip(numbers, signs, strict=True)), shape)
         reading = Reading(op, rule, (number,), (shape,), ("sum", signs))
-        cuts = self.cuts[step["cuts"]]
+        cuts = self._cuts(step)
         check_rule(reading, parts, cuts, _relations(claims), self.axes, self.splits)
 
     def merge(self, op: AtenOp, step: Json, claims: Sequence[Value]) -> None:
@@ -355,14 +362,16 @@ class Check:
         require(is_plain, "it merges no terms")
         assert reduction is not None
         assert claim is not None
-        require(is_merged(*parts, claim, reduction, self.axes), "these are no terms of one value")
+        first, second = parts
+        is_sum = is_merged(first, second, claim, reduction, self.axes)
+        require(is_sum, "these are no terms of one value")
 
     def keys(self, op: AtenOp, step: Json, claims: Sequence[Value]) -> None:
         """Attention on a block of its keys, as a part of that on all."""
-        form, cuts, operands = self._form(step), self.cuts[step["cuts"]], self._operands(op, step)
+        form, cuts, operands = self._form(step), self._cuts(step), self._operands(op, step)
         require(op.name in GLOBAL_NAMES, "it is no attention on some of its keys")
         require(not uneven_factors(form.rule, cuts), "a part of the keys has padding")
-        part = next(on_part_of_keys(op, operands, lambda *key: [form], self.model), None)
+        part = next(on_part_of_keys(op, operands, lambda name, numbers: [form], self.model), None)
         require(part is not None and form.op.name == GLOBAL_NAMES[op.name], "it reads other values")
         assert part is not None
         wholes = [self._claim(number) for number in step["wholes"]]

@@ -23,7 +23,7 @@ from shardweave.ir.proof.held import (
     Value,
     rank_position,
 )
-from shardweave.ir.proof.local_forms import LocalizedOp, written
+from shardweave.ir.proof.local_forms import OpForm, written
 from shardweave.ir.proof.ops import draws, is_cast, kind_of
 from shardweave.ir.types import shape_of
 
@@ -67,11 +67,15 @@ class FormMatch:
         goal, owner = wanted.owner, value.owner
         if isinstance(goal, Block) or isinstance(owner, Block) or not _is_alike(goal, owner):
             return False
-        index, own = list(goal.results).index(wanted), list(owner.results).index(value)
+        index, own = _place(goal, wanted), _place(owner, value)
         if isinstance(goal, dist.DistOp) and goal.operands:
             return self.is_same(goal.operands[index], owner.operands[own])
         pairs = zip(goal.operands, owner.operands, strict=True)
         return index == own and all([self.is_same(*pair) for pair in pairs])
+
+
+def _place(op: Operation, result: SSAValue) -> int:
+    return next(index for index, own in enumerate(op.results) if own is result)
 
 
 def _is_alike(goal: Operation, op: Operation) -> bool:
@@ -90,7 +94,7 @@ def _is_alike(goal: Operation, op: Operation) -> bool:
 
 def check_form(
     op: Operation,
-    form: LocalizedOp,
+    form: OpForm,
     parts: Sequence[Relation],
     cuts: Cuts,
     places: Sequence[int | None],

@@ -155,9 +155,9 @@ def _is_part(op: AtenOp, value: Relation, claim: Relation, axes: ProofAxes) -> b
     if op.name == "aten.view":
         alike = _in_a_row(before.digits) == _in_a_row(after.digits)
     elif op.name == "aten.permute":
-        alike = [joined(before.digits[dim]) for dim in op.value("dims")] == [
-            joined(own) for own in after.digits
-        ]
+        order: list[int] = op.value("dims")
+        turned = [joined(before.digits[dim]) for dim in order]
+        alike = turned == [joined(own) for own in after.digits]
     else:
         return False
     is_shaped = tuple(map(length, after.digits)) == shape_of(op.results[0])

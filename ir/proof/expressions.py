@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from xdsl.dialects import func
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from shardweave.ir import dist
 from shardweave.ir.annotations import annotate, arguments_of, describe
@@ -20,9 +19,9 @@ from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.facts import Product, facts_of
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.proof.key_heads import range_to, repeated_heads
+from shardweave.ir.proof.local_forms import OpForm
 from shardweave.ir.proof.ops import check_order, draws, is_cast, kind_of, signs_of
 from shardweave.ir.proof.pieces import Pieces
-from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.ir.sharding.rules.attention import (
     FLASH,
     FLASH_BACKWARD,
@@ -35,23 +34,6 @@ from shardweave.ir.types import shape_of
 Shape = tuple[int, ...]
 Terms = dict[int, float]
 """A sum: the coefficient of each expression."""
-
-
-@dataclass(frozen=True)
-class OpForm:
-    """One way in which results are computed: an op of global types, and its operands' numbers."""
-
-    op: AtenOp
-    operands: tuple[int, ...]
-    results: tuple[int, ...]
-
-    @cached_property
-    def rule(self) -> Rule:
-        return rule_of(self.op)
-
-    @cached_property
-    def arguments(self) -> frozenset[tuple[str, Attribute]]:
-        return arguments_of(self.op)
 
 
 def stand_in(name: str, operands: Sequence[SSAValue], like: SSAValue) -> AtenOp:

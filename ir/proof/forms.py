@@ -9,7 +9,6 @@ from math import prod
 from shardweave.ir.annotations import arguments_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.placement import DimSharding, Placement
-from shardweave.ir.proof.expressions import OpForm
 from shardweave.ir.proof.held import (
     SUB_BATCH,
     Coordinates,
@@ -18,6 +17,7 @@ from shardweave.ir.proof.held import (
     Relation,
     Value,
 )
+from shardweave.ir.proof.local_forms import OpForm
 
 MAX_AXES = 3
 """Axes that may cut one dim of a range; each more tries as many times more as there are axes."""

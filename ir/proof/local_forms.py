@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from functools import cached_property
 
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
+from shardweave.ir.annotations import arguments_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.proof.held import Cuts, Relation, Shape
 from shardweave.ir.sharding.localizer import Localizer
-from shardweave.ir.sharding.rules import Rule
+from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.ir.sharding.rules.attention import FLASH, FLASH_BACKWARD
 from shardweave.ir.types import dtype_of_value, tensor_type
 
@@ -20,18 +22,25 @@ GLOBAL_NAMES = {ATTENTION: FLASH, ATTENTION_BACKWARD: FLASH_BACKWARD}
 """Ops that stand in local forms of other ops alone, and these."""
 
 
-class LocalizedOp(Protocol):
-    """An op of a global program, and its rule."""
+@dataclass(frozen=True)
+class OpForm:
+    """One way in which results are computed: an op of global types, and its operands' numbers."""
 
-    @property
-    def op(self) -> AtenOp: ...
+    op: AtenOp
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
 
-    @property
-    def rule(self) -> Rule: ...
+    @cached_property
+    def rule(self) -> Rule:
+        return rule_of(self.op)
+
+    @cached_property
+    def arguments(self) -> frozenset[tuple[str, Attribute]]:
+        return arguments_of(self.op)
 
 
 def written(
-    form: LocalizedOp, parts: Sequence[Relation], cuts: Cuts, shapes: Sequence[Shape], mesh: Mesh
+    form: OpForm, parts: Sequence[Relation], cuts: Cuts, shapes: Sequence[Shape], mesh: Mesh
 ) -> tuple[Sequence[SSAValue], list[Operation], Sequence[SSAValue]]:
     """The local form of an op on such parts: its arguments, its ops, and its results.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -21,9 +20,9 @@ from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
 from shardweave.ir.proof.claims import Json
 from shardweave.ir.proof.key_heads import range_to, repeated_heads
+from shardweave.ir.proof.local_forms import OpForm
 from shardweave.ir.proof.ops import ProofError, draws, is_cast, kind_of, signs_of
 from shardweave.ir.proof.pieces import Pieces
-from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.ir.sharding.rules.attention import (
     FLASH,
     FLASH_BACKWARD,
@@ -36,19 +35,6 @@ from shardweave.ir.types import shape_of
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class ModelOp:
-    """An op of the global program: the numbers of its operands and its results."""
-
-    op: AtenOp
-    operands: tuple[int, ...]
-    results: tuple[int, ...]
-
-    @cached_property
-    def rule(self) -> Rule:
-        return rule_of(self.op)
-
-
 @dataclass
 class ModelExpressions:
     """By number the shape of each expression, the op that makes it, and the terms of a sum. ops:
@@ -57,7 +43,7 @@ class ModelExpressions:
     shapes: list[Shape] = field(default_factory=list[Shape])
     makers: list[AtenOp | None] = field(default_factory=list[AtenOp | None])
     sums: dict[int, dict[int, float]] = field(default_factory=dict[int, dict[int, float]])
-    ops: list[ModelOp] = field(default_factory=list[ModelOp])
+    ops: list[OpForm] = field(default_factory=list[OpForm])
     values: dict[SSAValue, int] = field(default_factory=dict[SSAValue, int])
     pieces: Pieces | None = None
     places: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
@@ -158,7 +144,7 @@ class ModelExpressions:
         numbers = self._number(key, [shape_of(result) for result in op.results], op)
         if known != numbers:
             self.places[key] = len(self.ops)
-            self.ops.append(ModelOp(op, tuple(operands), numbers))
+            self.ops.append(OpForm(op, tuple(operands), numbers))
             if self.pieces is not None:
                 self._equate(op, operands, numbers)
         return list(numbers)

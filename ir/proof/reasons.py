@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from xdsl.ir import Attribute, Operation
 
 from shardweave.ir.annotations import arguments_of
-from shardweave.ir.proof.attention import KnownOp
 from shardweave.ir.proof.held import Coordinates, Cuts, Relation, Shape, Value
+from shardweave.ir.proof.local_forms import OpForm
 from shardweave.ir.proof.ops import kind_of
 from shardweave.ir.types import shape_of
 
@@ -22,7 +22,7 @@ class Reason:
     (None: a sum) on parts, cut so; or a local form of it, of whose results the op's own are these
     (None: a step of the form). wholes: of attention on a part of its keys, what it is on all."""
 
-    form: KnownOp | None
+    form: OpForm | None
     parts: tuple[Relation, ...]
     cuts: Cuts
     at: Coordinates = ()

@@ -17,7 +17,7 @@ from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import Sharding
 from shardweave.ir.proof import attention, moves
 from shardweave.ir.proof.cuts import Applied, apply_rule
-from shardweave.ir.proof.expressions import Expressions, OpForm
+from shardweave.ir.proof.expressions import Expressions
 from shardweave.ir.proof.forms import (
     candidates,
     other_arguments,
@@ -36,7 +36,7 @@ from shardweave.ir.proof.held import (
     Value,
     rank_position,
 )
-from shardweave.ir.proof.local_forms import GLOBAL_NAMES, written
+from shardweave.ir.proof.local_forms import GLOBAL_NAMES, OpForm, written
 from shardweave.ir.proof.masks import masked
 from shardweave.ir.proof.ops import (
     FULL,
