@@ -85,7 +85,7 @@ def prove(local: Program, *, against: Program) -> Proof:
             "it with the global program."
         )
     table = Expressions()
-    values = table.read(against.function.body.block, _arguments(table, against))
+    values = table.read(against.function.body.block, arguments_of(table, against))
     table.num_read = len(table.shapes)
     check_signature(local, against)
     if local.is_local != against.is_local:
@@ -99,7 +99,8 @@ def prove(local: Program, *, against: Program) -> Proof:
     return _same_level(local, table, wanted)
 
 
-def _arguments(table: Expressions, program: Program) -> dict[SSAValue, int]:
+def arguments_of(table: Expressions, program: Program) -> dict[SSAValue, int]:
+    """The numbers of what a program takes."""
     return {
         slot.value: table.argument(slot.kind, slot.name, slot.value) for slot in program.arguments
     }
@@ -109,7 +110,7 @@ def _same_level(
     program: Program, table: Expressions, wanted: Mapping[Key, tuple[int, Slot]]
 ) -> Proof:
     """Two global programs, or two local ones: the same expressions."""
-    values = table.read(program.function.body.block, _arguments(table, program))
+    values = table.read(program.function.body.block, arguments_of(table, program))
     for slot in program.results:
         number, other = wanted[slot.kind, slot.name]
         if values[slot.value] != number:
@@ -124,7 +125,7 @@ def _count(program: Program) -> int:
 
 
 def _prove_local(local: Program, table: Expressions, wanted: Mapping[Key, int]) -> Proof:
-    walk, results = _walked_stages(local, table) if is_staged(local) else _walked(local, table)
+    walk, results = _walked_stages(local, table) if is_staged(local) else walked(local, table)
     for part in parts_of(local):
         problem = explain_collective(walk, part.ops)
         if problem is not None:
@@ -136,7 +137,8 @@ def _prove_local(local: Program, table: Expressions, wanted: Mapping[Key, int]) 
     return Proof(_count(local), len(local.results), table.num_read, walk)
 
 
-def _walked(local: Program, table: Expressions) -> tuple[Walk, Sequence[tuple[Program, Slot]]]:
+def walked(local: Program, table: Expressions) -> tuple[Walk, Sequence[tuple[Program, Slot]]]:
+    """The relations of all values of a program of one rank, and its results."""
     walk = Walk(table, ProofAxes(local.mesh or Mesh()))
     for slot in local.arguments:
         walk.values[slot.value] = argument_of(table, local, slot)

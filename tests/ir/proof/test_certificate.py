@@ -15,9 +15,11 @@ import shardweave as sw
 from shardweave.driver.plans import partition
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
+from shardweave.ir.proof.certificate import certificate_of
 from shardweave.ir.proof.check import check_certificate, digest_of
+from shardweave.ir.proof.expressions import Expressions
 from shardweave.ir.proof.ops import ProofError
-from shardweave.ir.proof.prove import prove
+from shardweave.ir.proof.prove import arguments_of, prove, walked
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.pipelines.balance import balanced_stages
@@ -242,3 +244,27 @@ def test_certificate_proves_no_wrong_program() -> None:
             continue
         assert case.is_right(made.program), kind
     assert count >= 12
+
+
+@pytest.mark.slow
+def test_what_a_wrong_program_is_made_of_is_refused_with_a_certificate_of_its_own() -> None:
+    """All that the proof finds before it refuses, written as if it had not: the check refuses it."""
+    tiny = captured(TINY)
+    case = Case.of(tiny.program, tiny.values, sub_batches()[1])
+    count = 0
+    for kind, seed in product(SLIPS, range(3)):
+        made = mutant(case.local, kind, seed)
+        if made is None:
+            continue
+        table = Expressions()
+        values = table.read(case.program.function.body.block, arguments_of(table, case.program))
+        table.num_read = len(table.shapes)
+        try:
+            walk, _ = walked(made.program, table)
+            certificate = certificate_of(walk, values, made.program, case.program)
+            check_certificate(certificate, made.program, against=case.program)
+        except ProofError:
+            count += 1
+            continue
+        assert case.is_right(made.program), (kind, seed)
+    assert count >= 40
