@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from shardweave.ir.mesh import Axis, Mesh
     from shardweave.ir.placement import Sharding
     from shardweave.ir.program import Program
-    from shardweave.ir.proof.expressions import ProofError
+    from shardweave.ir.proof.check import check_certificate
+    from shardweave.ir.proof.ops import ProofError
     from shardweave.ir.proof.prove import Proof, prove
     from shardweave.ir.text import ProgramTextError
     from shardweave.ir.verify.program import VerifyError, check, verify
@@ -69,6 +70,7 @@ __all__ = [
     "VerifyError",
     "capture",
     "check",
+    "check_certificate",
     "choose_experts",
     "clip_grad_norm_",
     "compile",
@@ -108,7 +110,7 @@ _HOMES = {
     "Program": "ir.program:Program",
     "Progress": "driver.progress:Progress",
     "Proof": "ir.proof.prove:Proof",
-    "ProofError": "ir.proof.expressions:ProofError",
+    "ProofError": "ir.proof.ops:ProofError",
     "ProgramTextError": "ir.text:ProgramTextError",
     "Sharding": "ir.placement:Sharding",
     "Simulation": "planners.cost.simulation:Simulation",
@@ -117,6 +119,7 @@ _HOMES = {
     "VerifyError": "ir.verify.program:VerifyError",
     "capture": "ir.capture.capture:capture",
     "check": "ir.verify.program:check",
+    "check_certificate": "ir.proof.check:check_certificate",
     "choose_experts": "driver.hf_experts:choose_experts",
     "compile": "driver.compile:compile",
     "diff": "driver.diff:diff",

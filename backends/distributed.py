@@ -85,8 +85,9 @@ class DistributedBackend(Backend):
         self.kernels = kernels
         self.cuda_graph = cuda_graph
         self.holders = holders or {}
-        for places in sorted(set(self.holders.values())):
-            runtime.mesh_at(places)
+        if self.is_joint:
+            for places in sorted(set(self.holders.values())):
+                runtime.mesh_at(places)
         self.homes: dict[str, Home] = {}
         """By name of an output, where it is, if only one stage has it."""
         self.adds_pending = not cuda_graph  # which replays in memory of its own
@@ -111,7 +112,8 @@ class DistributedBackend(Backend):
                 "of those is not supported; leave it out, or take a mesh of one device."
             )
         if is_staged(program):
-            self.homes |= homes_of(program)
+            if self.is_joint:
+                self.homes |= homes_of(program)
             return StagedRunner(program, self.runtime, kernels=self.kernels)
         return EmittedRunner(
             program,

@@ -39,6 +39,7 @@ CASES = (
     Case("1f1b", 1, "Schedule1F1B"),
     Case("interleaved-1f1b", 2, "ScheduleInterleaved1F1B"),
     Case("zero-bubble", 1, "ScheduleInterleavedZeroBubble"),
+    Case("zero-bubble-h2", 1),
     Case("zero-bubble-v", 2, "ScheduleZBVZeroBubble"),
     Case("dualpipe-v", 2, "ScheduleDualPipeV"),
     Case("list", 2),  # stages that are half as long fill bubbles better

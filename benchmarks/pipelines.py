@@ -9,8 +9,10 @@ processor time (`throttle.py`), ours and PyTorch's alike, as is what the simulat
 there are more processes than cores they would else take turns, and a rank that waits would hasten
 another; so F is then a quarter more than they are to a core. `list` is our schedule that is made
 for the model and `--cluster`; the simulator goes by the same, or by what `--profile FOLDER`
-measures first. What a rank waits for others is measured and simulated for the rank that waits
-least. Memory is that of the tensors which a step makes, on the rank that has most.
+measures first. What a rank works is the processor time of the rank that has most, times F. What it
+waits for others is that of the rank that waits least, simulated, and by the schedule's closed form
+(`planners/pipelines/bounds.py`). Memory is that of the tensors which a step makes, on the rank that
+has most.
 """
 
 from __future__ import annotations
@@ -164,7 +166,8 @@ def table_of(result: dict[str, Any], options: argparse.Namespace) -> Table:
     slow = f", each held to 1/{result['slow']:g} of a core" if result["slow"] > 1 else ""
     title = f"{result['ranks']} processes{slow}, {options.micro_batches} micro-batches"
     table = Table(title=f"{title}, {options.rate or 'unshaped'} link")
-    columns = ("row", "time", "ours / it", "memory", "waits", "simulated wait", "simulated time")
+    columns = ("row", "time", "ours / it", "memory", "works", "simulated", "waits", "simulated",
+               "closed form", "simulated time")  # fmt: skip
     for name in columns:
         table.add_column(name, justify="left" if name == "row" else "right", no_wrap=True)
     ours: dict[str, Any] = {}
@@ -184,8 +187,11 @@ def cells(ours: dict[str, Any], row: dict[str, Any]) -> list[str]:
         f"{time_s * 1e3:.1f} ms",
         "" if row is ours else f"{own_s / time_s:.2f}",
         f"{row['peak_bytes'] / 2**20:.1f} MiB",
+        f"{row['worked_s'] * 1e3:.0f} ms" if waits else "",
+        f"{row['simulated_work_s'] * 1e3:.0f} ms" if waits else "",
         f"{statistics.median(row['waited_s']) / time_s:.0%}" if waits else "",
         f"{row['simulated_wait_s'] / row['simulated_s']:.0%}" if waits else "",
+        f"{row['bound_wait_s'] / row['simulated_s']:.0%}" if waits else "",
         f"{row['simulated_s'] * 1e3:.1f} ms" if waits else "",
     ]
 

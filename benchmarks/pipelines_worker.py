@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,9 @@ from training_measure import usage_of
 
 import shardweave as sw
 from shardweave.backends.mail import Mail
+from shardweave.ir.program import Program
+from shardweave.ir.staged import functions_of
+from shardweave.planners.pipelines.bounds import bubble_bound_s
 
 
 def rows_of(settings: Settings) -> list[TimedRow]:
@@ -63,18 +67,39 @@ def as_entry(
         **usage,
     }
     if row.program is not None:
-        waited = [gathered(one) for one in waits_s(throttle, row, settings["rounds"])]
         found = sw.simulate(row.program, settings["cluster"])
         assert isinstance(found, sw.PipelineSimulation)
         stages = found.stages
+        lost_s, worked_s = throttle.lost_s, throttle.worked_s
+        waited = [gathered(one) for one in waits_s(throttle, row, settings["rounds"])]
+        worked_s, lost_s = throttle.worked_s - worked_s, throttle.lost_s - lost_s
         entry |= {
             "waited_s": [min(one) for one in waited],
+            "worked_s": max(gathered(throttle.factor * worked_s / settings["rounds"])),
+            "lost_s": max(gathered(lost_s / settings["rounds"])),
+            "simulated_work_s": max(stage.compute_s for stage in stages),
+            "bound_wait_s": bound_s(row.name.split()[1], row.program, found),
             "simulated_s": found.time_s,
             "simulated_wait_s": min(
                 one.bubble_s + one.exposed_s.get("stage", 0.0) for one in stages
             ),
         }
     return entry
+
+
+def bound_s(schedule: str, program: Program, found: sw.PipelineSimulation) -> float:
+    """What a rank waits by the closed form of a schedule, in stages like those of most ranks."""
+    ranks, functions = len(found.stages), functions_of(program)
+    chunks = len({one.stage for one in functions.values()}) // ranks
+    totals: dict[str, list[float]] = {}
+    for event in found.events:
+        by_rank = totals.setdefault(event.name, [0.0] * ranks)
+        by_rank[int(event.stream.split()[1])] += event.end_s - event.start_s
+    forward_s, whole_s, inputs_s, weights_s = (
+        statistics.median(totals.get(name, [0.0])) / found.micro_batches
+        for name in ("forward", "backward", "inputs", "weights")
+    )
+    return bubble_bound_s(schedule, ranks, chunks, forward_s, whole_s + inputs_s, weights_s)
 
 
 def gathered(value: float) -> list[float]:

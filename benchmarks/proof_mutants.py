@@ -37,7 +37,7 @@ from shardweave.benchmarks.compile_time import machine
 from shardweave.driver.plans import partition
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.proof.expressions import ProofError
+from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import prove
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.notes import unheard

@@ -36,7 +36,7 @@ from shardweave.driver.plans import partition
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.proof.expressions import ProofError
+from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import prove
 from shardweave.ir.rewrite.rematerialize import POLICIES
 from shardweave.ir.storage import kept_bytes

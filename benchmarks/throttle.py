@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from timed_rows import TimedRow
@@ -15,6 +17,11 @@ from shardweave.backends.mail import Mail
 from shardweave.backends.pipeline import StagedStep
 from shardweave.planners.cost.cluster import DeviceType
 
+SCHEDSTAT = Path("/proc/thread-self/schedstat")
+
+THERE_S = 2e-4
+"""A message that is waited for no longer was there: taking one takes half of it."""
+
 
 class Throttle:
     """Lets what this thread computes take `factor` times its processor time.
@@ -22,27 +29,55 @@ class Throttle:
     It sleeps before each message leaves, before each is waited for, and at the end of each run of a
     function, for as long as the device would still compute. What other processes on the core take
     meanwhile counts as sleep, so that `factor` of them and more can share a core and keep their
-    speeds.
+    speeds. If for once they take longer, the device is ahead by as much, and what comes next
+    catches up, until the device would wait itself.
+
+    worked_s: processor time. lost_s: how far the device was ahead when it began to wait.
     """
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
+        self.worked_s = self.lost_s = 0.0
         self.begin()
 
     def begin(self) -> None:
         """Compute from now on: what was before, such as waiting, takes what it took."""
-        self._began_s, self._worked_s = time.perf_counter(), time.thread_time()
+        self._go_on(time.perf_counter(), 0.0)
+
+    def _go_on(self, began_s: float, ahead_s: float) -> None:
+        self._began_s, self._ahead_s = began_s, ahead_s
+        self._worked_s, self._queued_s = time.thread_time(), queued_s()
 
     def settle(self) -> None:
         """Sleep until the device has done what was computed."""
         worked_s = time.thread_time() - self._worked_s
-        left_s = self.factor * worked_s - (time.perf_counter() - self._began_s)
-        done_s = time.perf_counter() + left_s
-        if left_s > 0:
-            time.sleep(left_s)
-        self.begin()
-        if left_s > 0:  # a sleep is a little longer than asked for; the device went on
-            self._began_s = done_s
+        self.worked_s += worked_s
+        done_s = self._began_s + self.factor * worked_s
+        now_s = time.perf_counter()
+        if done_s > now_s:
+            time.sleep(done_s - now_s)
+            self._go_on(done_s, 0.0)  # a sleep is a little longer than asked for
+        else:
+            others_s = self._ahead_s + queued_s() - self._queued_s
+            ahead_s = min(now_s - done_s, others_s)
+            self._go_on(now_s - ahead_s, ahead_s)
+
+    def wait(self, function: Callable[[], Any]) -> Any:
+        """What a function returns that waits for a message when the device would."""
+        self.settle()
+        asked_s = time.perf_counter()
+        found = function()
+        if time.perf_counter() - asked_s > THERE_S:
+            self.lost_s += self._ahead_s
+            self.begin()
+        return found
+
+
+def queued_s() -> float:
+    """How long this thread could have run, while others did; 0 where the kernel does not say."""
+    if not SCHEDSTAT.exists():
+        return 0.0
+    return int(SCHEDSTAT.read_text().split()[1]) * 1e-9
 
 
 def slowed_rows(rows: Sequence[TimedRow], throttle: Throttle) -> list[TimedRow]:
@@ -82,13 +117,16 @@ def throttled(throttle: Throttle) -> Iterator[None]:
     """Meanwhile messages of stages, ours and those of PyTorch's schedules, leave and are waited for
     when the throttle's device would be that far."""
 
-    def settled(function: Callable[..., Any], *, waits: bool = False) -> Any:
+    def settled(function: Callable[..., Any]) -> Any:
         def call(*arguments: Any, **options: Any) -> Any:
             throttle.settle()
-            found = function(*arguments, **options)
-            if waits:
-                throttle.begin()
-            return found
+            return function(*arguments, **options)
+
+        return call
+
+    def waited(function: Callable[..., Any]) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            return throttle.wait(partial(function, *arguments, **options))
 
         return call
 
@@ -102,8 +140,8 @@ def throttled(throttle: Throttle) -> Iterator[None]:
     run, send, receive = StagedStep.run, Mail.send, Mail.receive
     post, wait = pytorch._batch_p2p, pytorch._wait_batch_p2p
     StagedStep.run = then_settled(run)
-    Mail.send, Mail.receive = settled(send), settled(receive, waits=True)
-    pytorch._batch_p2p, pytorch._wait_batch_p2p = settled(post), settled(wait, waits=True)
+    Mail.send, Mail.receive = settled(send), waited(receive)
+    pytorch._batch_p2p, pytorch._wait_batch_p2p = settled(post), waited(wait)
     try:
         yield
     finally:

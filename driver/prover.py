@@ -5,7 +5,7 @@ from __future__ import annotations
 from xdsl.passes import ModulePass
 
 from shardweave.ir.program import Program
-from shardweave.ir.proof.expressions import ProofError
+from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import Proof, prove
 from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import PassError

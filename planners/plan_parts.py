@@ -14,7 +14,8 @@ SCHEDULES = ("", "blocking", "sub-batch", "cross-pass", "in-order", "list")
 """Schedules of `overlap-communication`; empty: as "in-order"."""
 
 PIPELINE_SCHEDULES = (
-    "1f1b", "gpipe", "interleaved-1f1b", "zero-bubble", "zero-bubble-v", "dualpipe-v", "list"
+    "1f1b", "gpipe", "interleaved-1f1b", "zero-bubble", "zero-bubble-h2", "zero-bubble-v",
+    "dualpipe-v", "list",
 )  # fmt: skip
 """Orders of micro-batches in a pipeline (`planners/pipelines`)."""
 

@@ -15,6 +15,7 @@ from torch.distributed.pipelining import schedules as pytorch
 
 from shardweave.backends.mail import Mail
 from shardweave.benchmarks import mixed_speeds
+from shardweave.benchmarks import throttle as throttle_of_ranks
 from shardweave.benchmarks.throttle import Throttle, throttled
 from shardweave.planners.cost.presets import find_cluster
 
@@ -31,6 +32,57 @@ def test_what_is_computed_takes_a_multiple_of_its_processor_time(factor: float) 
     again_s = time.perf_counter()
     throttle.settle()
     assert time.perf_counter() - again_s < 0.02
+
+
+class Clock:
+    """Of a process: the moment, what it computed, and how long others had its core meanwhile."""
+
+    def __init__(self) -> None:
+        self.now_s = self.worked_s = self.queued_s = 0.0
+
+    def run(self, worked_s: float, queued_s: float = 0.0) -> None:
+        self.worked_s += worked_s
+        self.queued_s += queued_s
+        self.now_s += worked_s + queued_s
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def thread_time(self) -> float:
+        return self.worked_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def test_device_that_others_held_up_catches_up_until_it_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(throttle_of_ranks, "time", clock)
+    monkeypatch.setattr(throttle_of_ranks, "queued_s", lambda: clock.queued_s)
+    throttle = Throttle(4.0)
+    clock.run(1.0, queued_s=5.0)  # the device was done two seconds ago
+    throttle.settle()
+    clock.run(1.0)
+    throttle.settle()
+    assert clock.now_s == pytest.approx(8.0)  # twice four seconds: all is caught up
+    clock.run(1.0, queued_s=5.0)
+    throttle.wait(lambda: None)  # the message is there
+    clock.run(0.5)
+    throttle.wait(lambda: clock.sleep(3.0))
+    assert throttle.lost_s == pytest.approx(0.5)
+    begin_s = clock.now_s
+    clock.run(1.0)
+    throttle.settle()
+    assert clock.now_s - begin_s == pytest.approx(4.0)
+    clock.sleep(10.0)  # what it waited for in other ways does not put the device ahead
+    throttle.settle()
+    begin_s = clock.now_s
+    clock.run(1.0)
+    throttle.settle()
+    assert clock.now_s - begin_s == pytest.approx(4.0)
+    assert throttle.worked_s == pytest.approx(5.5)
 
 
 def work(seconds: float) -> None:

@@ -9,7 +9,7 @@ part of the keys gives its part of the gradients of keys and values, and a term 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.ir import SSAValue
@@ -18,11 +18,17 @@ from shardweave.ir.aten import AtenOp
 from shardweave.ir.literals import to_python
 from shardweave.ir.placement import Placement, Sharding
 from shardweave.ir.positional_attention import ATTENTION_BACKWARD
-from shardweave.ir.proof.cuts import stands_for
-from shardweave.ir.proof.expressions import Expressions, OpForm
-from shardweave.ir.proof.forms import GLOBAL_NAMES
-from shardweave.ir.proof.held import SUB_BATCH, AttentionPart, Local, RankNumber, Relation, Value
-from shardweave.ir.proof.padding import first_of_range
+from shardweave.ir.proof.held import (
+    SUB_BATCH,
+    AttentionPart,
+    Local,
+    RankNumber,
+    Relation,
+    Value,
+    stands_for,
+)
+from shardweave.ir.proof.local_forms import GLOBAL_NAMES, OpForm
+from shardweave.ir.proof.masks import Makers, first_of_range
 from shardweave.ir.sharding.rules.attention import POSITIONS, first_of_attention
 from shardweave.ir.types import shape_of
 
@@ -35,6 +41,10 @@ SHARE: dict[str, dict[str, float]] = {
 """The ops that give the share of a part, the last first, with their arguments."""
 
 
+FormsOf = Callable[[str, tuple[int, ...]], Sequence[OpForm]]
+"""The ops of a name on expressions of some numbers."""
+
+
 @dataclass(frozen=True)
 class KeyCut:
     """An attention on one of several blocks of keys. parts: its operands as those of all keys."""
@@ -45,7 +55,9 @@ class KeyCut:
     coordinate: int
 
 
-def on_part_of_keys(op: AtenOp, operands: Sequence[Value], table: Expressions) -> Iterator[KeyCut]:
+def on_part_of_keys(
+    op: AtenOp, operands: Sequence[Value], forms: FormsOf, table: Makers
+) -> Iterator[KeyCut]:
     """The attentions of the global program that an op may compute for a block of keys."""
     first = first_of_attention(op)
     has_mask = isinstance(op.tensor("attn_mask"), SSAValue)
@@ -73,7 +85,7 @@ def on_part_of_keys(op: AtenOp, operands: Sequence[Value], table: Expressions) -
     if len(related) < count or any(cut.axis in part.held.sharding.axes for part in related):
         return
     numbers = tuple([part.held.number for part in related])
-    for form in table.forms.get((GLOBAL_NAMES[op.name], numbers), ()):
+    for form in forms(GLOBAL_NAMES[op.name], numbers):
         places = operands[count:]
         if form.op.value("scale") == op.value("scale") and _are_positions(
             form.op, places, related[first], coordinate * cut.stride, table
@@ -92,7 +104,7 @@ def _of_all(part: Relation, dim: int, cut: Placement, coordinate: int) -> Relati
 
 
 def _are_positions(
-    form: AtenOp, places: Sequence[Value], query: Relation, start: int, table: Expressions
+    form: AtenOp, places: Sequence[Value], query: Relation, start: int, table: Makers
 ) -> bool:
     """Whether the positions of queries are given, and of keys from a start, where they count."""
     if not form.value("is_causal"):

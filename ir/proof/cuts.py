@@ -8,23 +8,12 @@ from functools import lru_cache
 from math import prod
 
 from shardweave.ir.placement import DimSharding, Placement, Sharding, ordered, part_size
-from shardweave.ir.proof.held import FREE, Shape
+from shardweave.ir.proof.held import FREE, Cuts, Refusal, Shape, is_free, stands_for
 from shardweave.ir.sharding.rules import Rule
 from shardweave.ir.sharding.rules.base import Dims
 
-Cuts = tuple[DimSharding, ...]
-"""For each factor of a rule the placements that cut it."""
-
 SizedAxes = tuple[tuple[str, int], ...]
 """All axes in order, with their sizes."""
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why a rule gives nothing. operand: the one at fault, if it is one."""
-
-    problem: str
-    operand: int | None = None
 
 
 @dataclass(frozen=True)
@@ -109,30 +98,6 @@ def _extent(cut: DimSharding) -> int:
     """Along how many indices a value with such a cut is constant: the op's result along the fewest
     of its operands'."""
     return max((int(p.axis.removeprefix(FREE)) for p in cut if is_free(p)), default=0)
-
-
-def is_free(placement: Placement) -> bool:
-    """Whether a placement stands for any that cut where the value is constant."""
-    return placement.axis.startswith(FREE)
-
-
-def _lowest(free: Placement) -> int:
-    """The stride from which on a value with such a cut is constant."""
-    return max(1, free.span // int(free.axis.removeprefix(FREE)))
-
-
-def stands_for(own: DimSharding, cut: DimSharding) -> bool:
-    """Whether a cut, that may be free in places, is another one."""
-    if own == cut:
-        return True
-    rest = [placement for placement in cut if placement not in own]
-    for free in filter(is_free, own):
-        within = [p for p in rest if _lowest(free) <= p.stride and p.span <= free.span]
-        if prod(p.size for p in within) != free.size:
-            return False
-        rest = [p for p in rest if p not in within]
-    kept = [p for p in own if not is_free(p)]
-    return not rest and all(p in cut for p in kept)
 
 
 def _carried(rule: Rule, operands: Sequence[Sharding]) -> tuple[str, ...] | Refusal:

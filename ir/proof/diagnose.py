@@ -12,8 +12,9 @@ from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Slot
-from shardweave.ir.proof.expressions import Expressions, named
+from shardweave.ir.proof.expressions import Expressions
 from shardweave.ir.proof.held import Local, RankNumber, Relation, Row, Value
+from shardweave.ir.proof.ops import named
 from shardweave.ir.proof.walk import Walk
 from shardweave.ir.types import dtype_of_value, shape_of
 
@@ -92,7 +93,7 @@ def explain_same(table: Expressions, values: dict[SSAValue, int], slot: Slot, wa
         return f"{goal}, but is that of {table.describe(values[slot.value])}."
     read = [f"%{value.name_hint} = {table.describe(values[value])}" for value in op.operands]
     return (
-        f"{describe(op)}: the other program computes no such {op.name} of "
+        f"{named(op)}: the other program computes no such {op.name} of "
         f"{', '.join(read) or 'nothing'}. So {goal}, and is not shown to be."
     )
 

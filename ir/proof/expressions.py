@@ -7,21 +7,21 @@ product with an addend is a sum.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from xdsl.dialects import func
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from shardweave.ir import dist
 from shardweave.ir.annotations import annotate, arguments_of, describe
 from shardweave.ir.aten import AtenOp, create
-from shardweave.ir.facts import Product, facts_of, is_random
+from shardweave.ir.facts import Product, facts_of
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.proof.key_heads import range_to, repeated_heads
+from shardweave.ir.proof.local_forms import OpForm
+from shardweave.ir.proof.ops import check_order, draws, is_cast, kind_of, signs_of
 from shardweave.ir.proof.pieces import Pieces
-from shardweave.ir.sharding.rules import Rule, rule_of
 from shardweave.ir.sharding.rules.attention import (
     FLASH,
     FLASH_BACKWARD,
@@ -29,99 +29,11 @@ from shardweave.ir.sharding.rules.attention import (
     first_of_attention,
     shares_key_heads,
 )
-from shardweave.ir.types import dtype_of_value, shape_of
+from shardweave.ir.types import shape_of
 
 Shape = tuple[int, ...]
 Terms = dict[int, float]
 """A sum: the coefficient of each expression."""
-
-SUMS = {"aten.add.Tensor": 1, "aten.sub.Tensor": -1}
-"""Sums of two tensors, and the sign of the second."""
-
-
-class ProofError(ValueError):
-    """A program that could not be shown to compute what another does."""
-
-
-@dataclass(frozen=True)
-class OpForm:
-    """One way in which results are computed: an op of global types, and its operands' numbers."""
-
-    op: AtenOp
-    operands: tuple[int, ...]
-    results: tuple[int, ...]
-
-    @cached_property
-    def rule(self) -> Rule:
-        return rule_of(self.op)
-
-    @cached_property
-    def arguments(self) -> frozenset[tuple[str, Attribute]]:
-        return arguments_of(self.op)
-
-
-def kind_of(value: SSAValue) -> str:
-    """What of a value's dtype counts: `float` for any of its kind, else the dtype."""
-    dtype = dtype_of_value(value)
-    return "float" if dtype.is_floating_point else str(dtype)
-
-
-def draws(op: AtenOp) -> bool:
-    """Whether an op draws numbers of its own; attention does where it drops weights."""
-    drops = op.signature.parameter("dropout_p")
-    return is_random(op) and (drops is None or op.value("dropout_p") != 0)
-
-
-def is_cast(op: Operation) -> bool:
-    """Whether an op gives the same real numbers in another floating-point type."""
-    return (
-        op.name == "aten._to_copy"
-        and kind_of(op.operands[0]) == "float"
-        and kind_of(op.results[0]) == "float"
-    )
-
-
-def signs_of(op: Operation) -> tuple[float, float] | None:
-    """The coefficients of an op's two terms, if it is a sum of two floating-point tensors."""
-    sign = SUMS.get(op.name)
-    if sign is None or kind_of(op.results[0]) != "float" or len(op.operands) != 2:
-        return None
-    assert isinstance(op, AtenOp)
-    return 1.0, float(sign * op.value("alpha"))
-
-
-def named(op: Operation) -> str:
-    """How messages name an op: with its function, in a program of stages."""
-    block = op.parent_op()
-    while block is not None and not isinstance(block, func.FuncOp):
-        block = block.parent_op()
-    name = "step" if block is None else block.sym_name.data
-    return describe(op) if name == "step" else f"{describe(op)} in @{name}"
-
-
-def check_order(op: Operation, made: Mapping[SSAValue, object], in_flight: set[SSAValue]) -> None:
-    """Raises ProofError for an op that reads what is not made, or has not arrived.
-
-    in_flight: what was started before; the op's own results join it.
-    """
-    missing = [value for value in op.operands if value not in made]
-    if missing:
-        raise ProofError(
-            f"{named(op)} reads %{missing[0].name_hint} before it is made; put it behind the op "
-            "that makes it."
-        )
-    if type(op) in dist.STARTED:
-        in_flight.update(op.results)
-    if isinstance(op, dist.WaitOp):
-        if not in_flight.issuperset(op.operands):
-            raise ProofError(f"{named(op)} waits for what was not started; start it.")
-        return
-    early = [value for value in op.operands if value in in_flight]
-    if early:
-        raise ProofError(
-            f"{named(op)} reads %{early[0].name_hint} while it is in flight; put a dist.wait "
-            "before it."
-        )
 
 
 def stand_in(name: str, operands: Sequence[SSAValue], like: SSAValue) -> AtenOp:
@@ -242,6 +154,10 @@ class Expressions:
             if form.rule.localize is not None:
                 self.localized.setdefault(op.name, []).append(form)
         return numbers
+
+    def known(self, name: str, operands: tuple[int, ...]) -> Sequence[OpForm]:
+        """The ops of a name on expressions of some numbers."""
+        return self.forms.get((name, operands), ())
 
     def _added_product(self, op: AtenOp, product: Product, operands: Sequence[int]) -> list[int]:
         """A product with an addend: the sum of both."""

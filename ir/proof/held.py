@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from typing import TypeAlias
 
 from xdsl.ir import Attribute
 
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import Placement, Sharding
+from shardweave.ir.placement import DimSharding, Placement, Sharding
 from shardweave.ir.proof.layout import (
-    Digits,
     Layout,
     cut_at,
     joined,
     length,
     standard,
-    taken,
-    viewed,
 )
 
 FREE = "*"
@@ -32,6 +30,42 @@ SUB_BATCH = "sub_batch."
 Shape = tuple[int, ...]
 Coordinates = tuple[tuple[str, frozenset[int]], ...]
 """For axes of sub-batches, by name: which coordinate a part is of, or of which it is the sum."""
+
+
+Cuts = tuple[DimSharding, ...]
+"""For each factor of a rule the placements that cut it."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a rule gives nothing. operand: the one at fault, if it is one."""
+
+    problem: str
+    operand: int | None = None
+
+
+def is_free(placement: Placement) -> bool:
+    """Whether a placement stands for any that cut where the value is constant."""
+    return placement.axis.startswith(FREE)
+
+
+def _lowest(free: Placement) -> int:
+    """The stride from which on a value with such a cut is constant."""
+    return max(1, free.span // int(free.axis.removeprefix(FREE)))
+
+
+def stands_for(own: DimSharding, cut: DimSharding) -> bool:
+    """Whether a cut, that may be free in places, is another one."""
+    if own == cut:
+        return True
+    rest = [placement for placement in cut if placement not in own]
+    for free in filter(is_free, own):
+        within = [p for p in rest if _lowest(free) <= p.stride and p.span <= free.span]
+        if prod(p.size for p in within) != free.size:
+            return False
+        rest = [p for p in rest if p not in within]
+    kept = [p for p in own if not is_free(p)]
+    return not rest and all(p in cut for p in kept)
 
 
 @dataclass(frozen=True)
@@ -230,6 +264,21 @@ class ProofAxes:
         return name
 
 
+def rank_position(
+    names: Sequence[str], axes: ProofAxes, at: dict[str, frozenset[int]]
+) -> RankNumber:
+    """A rank's position on axes, the first slowest; those of sub-batches have a coordinate."""
+    found, weight = RankNumber(()), 1
+    for name in reversed(names):
+        if name in at:
+            (coordinate,) = at[name]
+            found = found.plus(RankNumber((), coordinate * weight))
+        elif axes.size(name) > 1:
+            found = found.plus(RankNumber(((name, weight),)))
+        weight *= axes.size(name)
+    return found
+
+
 def gathered(held: Held, axes: Sequence[str], dim: int, block: int | None) -> Held | None:
     """The concatenation over axes along a local dim, in blocks (None: of the whole dim)."""
     layout = held.digits
@@ -249,32 +298,6 @@ def gathered(held: Held, axes: Sequence[str], dim: int, block: int | None) -> He
     return held.laid_out((*layout[:dim], digits, *layout[dim + 1 :]), after)
 
 
-def cut(held: Held, axes: Sequence[tuple[str, int]], dim: int, block: int) -> Held | None:
-    """The shard over axes (with their sizes) of a local dim, in blocks."""
-    layout = held.digits
-    if layout is None or not 0 <= dim < len(layout):
-        return None
-    if {axis for axis, _ in axes} & held.sharding.axes:
-        return None
-    size = 1
-    for _, ranks in axes:
-        size *= ranks
-    parts = taken(layout[dim], size, block)
-    if parts is None:
-        return None
-    above, own, within = parts
-    sharding = held.sharding
-    for axis, ranks in reversed(axes):
-        lower = cut_at(own, ranks)
-        if lower is None or len(digit := joined(lower[1])) != 1:
-            return None
-        own = lower[0]
-        place, stride, _ = digit[0]
-        sharding = sharding.with_dim(place, (*sharding.dims[place], Placement(axis, ranks, stride)))
-    digits: Digits = joined([*above, *within])
-    return held.laid_out((*layout[:dim], digits, *layout[dim + 1 :]), sharding)
-
-
 def reduced(held: Held, axes: Sequence[str]) -> Held | None:
     """The sum (or maximum) over axes, over all of which it is a term."""
     if not set(axes) <= set(held.sharding.unreduced):
@@ -283,23 +306,3 @@ def reduced(held: Held, axes: Sequence[str]) -> Held | None:
     left = any(axis.startswith(SUB_BATCH) for axis in after.unreduced)
     made = replace(held, sharding=after, terms=held.terms if left else 0)
     return made.filled(held.zeros())
-
-
-def seen_as(held: Held, shape: Sequence[int]) -> Held | None:
-    """The same elements, in their order, under another local shape."""
-    layout = held.digits
-    return None if layout is None else held.laid_out(viewed(layout, shape))
-
-
-def turned(held: Held, order: Sequence[int]) -> Held | None:
-    """With its local dims in another order."""
-    layout = held.digits
-    return None if layout is None else held.laid_out(tuple(layout[dim] for dim in order))
-
-
-def without_dim(held: Held, dim: int) -> Held | None:
-    """Without a local dim that has one index."""
-    layout = held.digits
-    if layout is None or layout[dim]:
-        return None
-    return held.laid_out((*layout[:dim], *layout[dim + 1 :]))

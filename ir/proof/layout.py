@@ -77,27 +77,3 @@ def cut_at(digits: Sequence[Digit], block: int) -> tuple[Digits, Digits] | None:
             major.append((dim, stride * block, size // block))
             block = 1
     return tuple(major), tuple(minor)
-
-
-def viewed(layout: Layout, shape: Sequence[int]) -> Layout | None:
-    """The layout under another shape of as many elements; None if a digit cannot be cut so."""
-    rest: Digits = tuple(digit for digits in layout for digit in digits)
-    if length(rest) != prod(shape):
-        return None
-    found: list[Digits] = []
-    for size in reversed(shape):
-        parts = cut_at(rest, size)
-        if parts is None:
-            return None
-        rest, own = parts
-        found.insert(0, joined(own))
-    return tuple(found)
-
-
-def taken(digits: Digits, size: int, block: int) -> tuple[Digits, Digits, Digits] | None:
-    """The digits of a local dim as (above, of that size, within blocks of that length)."""
-    parts = cut_at(digits, block)
-    if parts is None:
-        return None
-    upper = cut_at(parts[0], size)
-    return None if upper is None else (upper[0], upper[1], parts[1])

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from shardweave.ir import dist
 from shardweave.ir.aten import AtenOp
+from shardweave.ir.proof.digits import cut, seen_as, turned, without_dim
 from shardweave.ir.proof.held import (
     SUB_BATCH,
     AttentionPart,
@@ -17,12 +18,9 @@ from shardweave.ir.proof.held import (
     Relation,
     Row,
     Value,
-    cut,
     gathered,
+    rank_position,
     reduced,
-    seen_as,
-    turned,
-    without_dim,
 )
 from shardweave.ir.proof.padding import padded, without_padding
 from shardweave.ir.types import shape_of
@@ -66,21 +64,8 @@ def collective(op: dist.DistOp, operands: Sequence[Value], axes: ProofAxes) -> l
     if isinstance(op, dist.WaitOp):
         return list(operands)
     if isinstance(op, dist.ShardIndexOp):
-        return [position(op.axes, axes, {})]
+        return [rank_position(op.axes, axes, {})]
     return [_sent(op, value, axes) for value in operands]
-
-
-def position(names: Sequence[str], axes: ProofAxes, at: dict[str, frozenset[int]]) -> RankNumber:
-    """A rank's position on axes, the first slowest; those of sub-batches have a coordinate."""
-    found, weight = RankNumber(()), 1
-    for name in reversed(names):
-        if name in at:
-            (coordinate,) = at[name]
-            found = found.plus(RankNumber((), coordinate * weight))
-        elif axes.size(name) > 1:
-            found = found.plus(RankNumber(((name, weight),)))
-        weight *= axes.size(name)
-    return found
 
 
 def _sent(op: dist.DistOp, value: Value, axes: ProofAxes) -> Value | None:

@@ -11,22 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import cast
 
 import torch
-from xdsl.ir import Attribute
 
-from shardweave.ir.annotations import arguments_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import facts_of
-from shardweave.ir.literals import to_python
-from shardweave.ir.placement import DimSharding, is_contiguous, is_even
-from shardweave.ir.proof.cuts import Cuts, Refusal
-from shardweave.ir.proof.expressions import Expressions
-from shardweave.ir.proof.held import Fill, Held, Local, RankNumber, Relation, Value
+from shardweave.ir.placement import is_even
+from shardweave.ir.proof.held import Cuts, Fill, Held, Refusal, Relation
 from shardweave.ir.sharding.padding import INDEXED, MOVES, PRODUCTS, SUMS, ZERO_AT_ZERO
 from shardweave.ir.sharding.rules import Rule
-from shardweave.ir.types import dtype_of_value, shape_of
+from shardweave.ir.types import dtype_of_value
 
 FILL = "aten.masked_fill.Scalar"
 
@@ -115,10 +109,10 @@ def _is_zero(
     return op.name in _ZERO_OF_ZEROS and len(known) == len(parts) and all(known.values())
 
 
-# Ops that pad, mask and cut off
+# Ops that pad and cut off padding
 
 
-def _with(old: Fill | None, value: float, dim: int) -> Fill:
+def with_fill(old: Fill | None, value: float, dim: int) -> Fill:
     """What is known when a dim's padding has been filled."""
     dims = old.dims if old is not None and old.value == value else frozenset[int]()
     return Fill(value, dims | {dim})
@@ -138,7 +132,7 @@ def padded(held: Held, pad: Sequence[int], value: float | None) -> Held | None:
         return None
     longer = ((dim, 1, size + more),)
     made = held.laid_out((*layout[:at], longer, *layout[at + 1 :]))
-    return made and made.filled(_with(held.fill, float(value or 0), dim))
+    return made and made.filled(with_fill(held.fill, float(value or 0), dim))
 
 
 def without_padding(held: Held, at: int, size: int) -> Held | None:
@@ -153,58 +147,3 @@ def without_padding(held: Held, at: int, size: int) -> Held | None:
     shorter = ((dim, stride, size // inner), *rest)
     made = held.laid_out((*layout[:at], shorter, *layout[at + 1 :]))
     return made if made is not None and made.layout is None else None
-
-
-def masked(op: AtenOp, operands: Sequence[Value], table: Expressions) -> Value | None:
-    """A value whose padding in one dim has been filled: all that is behind the dim's end."""
-    part, mask = operands
-    column = shape_of(op.operands[1])
-    if not isinstance(part, Relation) or part.held.layout is not None or not column:
-        return None
-    held, dim = part.held, len(shape_of(op.operands[0])) - len(column)
-    if isinstance(mask, Local) and mask.name == "aten.view":
-        (mask,) = mask.operands
-    if not isinstance(mask, Local) or mask.name != "aten.ge.Scalar" or dim < 0:
-        return None
-    if any(size != 1 for size in column[1:]) or held.local_shape is None:
-        return None
-    cut, size = held.sharding.dims[dim], held.shape[dim]
-    is_end = to_python(dict(mask.arguments)["other"]) == size
-    is_whole = column[0] == held.local_shape[dim] and is_contiguous(cut, size)
-    if not is_end or not is_whole or first_of_range(mask.operands[0], table) != _offset(cut, part):
-        return None
-    return Relation(held.filled(_with(held.fill, float(op.value("value")), dim)), part.at)
-
-
-def _offset(cut: DimSharding, part: Relation) -> RankNumber:
-    """The index of the first element of a rank's part of a dim."""
-    found, at = RankNumber(()), dict(part.at)
-    for placement in cut:
-        if placement.axis in at:
-            (coordinate,) = at[placement.axis]
-            own = RankNumber((), coordinate * placement.stride)
-        else:
-            own = RankNumber(((placement.axis, placement.stride),))
-        found = found.plus(own)
-    return found
-
-
-def first_of_range(value: Value, table: Expressions) -> RankNumber | None:
-    """Where a range of whole numbers begins, step 1."""
-    name, given = "", frozenset[tuple[str, Attribute]]()
-    if isinstance(value, Local):
-        name, given = value.name, value.arguments
-    elif isinstance(value, Relation) and value.held.layout is None:
-        maker = table.makers[value.held.number]
-        if isinstance(maker, AtenOp) and value.held.sharding.is_replicated:
-            name, given = maker.name, arguments_of(maker)
-    arguments = {key: to_python(attribute) for key, attribute in given}
-    if name == "aten.arange.start_step":
-        start = cast("int", arguments.get("start", 0))
-        is_plain = type(start) is int and arguments.get("step", 1) == 1
-        return RankNumber((), start) if is_plain else None
-    if isinstance(value, Local) and name == "aten.add.Tensor" and arguments.get("alpha", 1) == 1:
-        base, number = value.operands
-        first = first_of_range(base, table)
-        return first.plus(number) if first and isinstance(number, RankNumber) else None
-    return None

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 from xdsl.ir import SSAValue
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program, Slot
-from shardweave.ir.proof.diagnose import explain, explain_collective, explain_same, relation_of
-from shardweave.ir.proof.expressions import Expressions, ProofError
+from shardweave.ir.proof.certificate import certificate_of
+from shardweave.ir.proof.claims import Json
+from shardweave.ir.proof.diagnose import (
+    explain,
+    explain_collective,
+    explain_given,
+    explain_same,
+    relation_of,
+)
+from shardweave.ir.proof.expressions import Expressions
 from shardweave.ir.proof.held import ProofAxes, Relation
+from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.signature import Key, argument_of, check_signature, is_declared
-from shardweave.ir.proof.stages import walk_stages
+from shardweave.ir.proof.stages import axes_of_stages, relate_stages
 from shardweave.ir.proof.walk import Walk
 from shardweave.ir.staged import is_staged, parts_of
 
@@ -27,6 +39,19 @@ class Proof:
     num_results: int
     num_expressions: int
     walk: Walk | None = None
+    certify: Callable[[], Json] | None = None
+
+    def certificate(self) -> Json:
+        """What each value is and why, for `check_certificate`: of a local program that was proved
+        against a global one, both of which are still as they were. Raises ProofError for others.
+        """
+        if self.certify is None:
+            raise ProofError("two programs of one kind have no certificate; compare them again.")
+        return self.certify()
+
+    def save(self, path: str | Path) -> None:
+        """Write the certificate as JSON."""
+        Path(path).write_text(json.dumps(self.certificate(), separators=(",", ":")) + "\n")
 
     def relations(self, program: Program) -> list[tuple[str, str]]:
         """For each value of the local program that was proved: its name, and what it is."""
@@ -60,18 +85,22 @@ def prove(local: Program, *, against: Program) -> Proof:
             "it with the global program."
         )
     table = Expressions()
-    values = table.read(against.function.body.block, _arguments(table, against))
+    values = table.read(against.function.body.block, arguments_of(table, against))
     table.num_read = len(table.shapes)
     check_signature(local, against)
     if local.is_local != against.is_local:
-        return _prove_local(
+        proof = _prove_local(
             local, table, {(s.kind, s.name): values[s.value] for s in against.results}
         )
+        walk = proof.walk
+        assert walk is not None
+        return replace(proof, certify=lambda: certificate_of(walk, values, local, against))
     wanted = {(slot.kind, slot.name): (values[slot.value], slot) for slot in against.results}
     return _same_level(local, table, wanted)
 
 
-def _arguments(table: Expressions, program: Program) -> dict[SSAValue, int]:
+def arguments_of(table: Expressions, program: Program) -> dict[SSAValue, int]:
+    """The numbers of what a program takes."""
     return {
         slot.value: table.argument(slot.kind, slot.name, slot.value) for slot in program.arguments
     }
@@ -81,7 +110,7 @@ def _same_level(
     program: Program, table: Expressions, wanted: Mapping[Key, tuple[int, Slot]]
 ) -> Proof:
     """Two global programs, or two local ones: the same expressions."""
-    values = table.read(program.function.body.block, _arguments(table, program))
+    values = table.read(program.function.body.block, arguments_of(table, program))
     for slot in program.results:
         number, other = wanted[slot.kind, slot.name]
         if values[slot.value] != number:
@@ -96,7 +125,7 @@ def _count(program: Program) -> int:
 
 
 def _prove_local(local: Program, table: Expressions, wanted: Mapping[Key, int]) -> Proof:
-    walk, results = walk_stages(local, table) if is_staged(local) else _walked(local, table)
+    walk, results = _walked_stages(local, table) if is_staged(local) else walked(local, table)
     for part in parts_of(local):
         problem = explain_collective(walk, part.ops)
         if problem is not None:
@@ -108,12 +137,20 @@ def _prove_local(local: Program, table: Expressions, wanted: Mapping[Key, int]) 
     return Proof(_count(local), len(local.results), table.num_read, walk)
 
 
-def _walked(local: Program, table: Expressions) -> tuple[Walk, Sequence[tuple[Program, Slot]]]:
+def walked(local: Program, table: Expressions) -> tuple[Walk, Sequence[tuple[Program, Slot]]]:
+    """The relations of all values of a program of one rank, and its results."""
     walk = Walk(table, ProofAxes(local.mesh or Mesh()))
     for slot in local.arguments:
         walk.values[slot.value] = argument_of(table, local, slot)
     walk.block(local.function.body.block.ops)
     return walk, [(local, slot) for slot in local.results]
+
+
+def _walked_stages(
+    local: Program, table: Expressions
+) -> tuple[Walk, Sequence[tuple[Program, Slot]]]:
+    walk = Walk(table, axes_of_stages(local))
+    return walk, relate_stages(local, table, walk, partial(explain_given, walk))
 
 
 def _problem(walk: Walk, part: Program, slot: Slot, wanted: int) -> str | None:

@@ -13,7 +13,7 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.dist import RecvOp, RunOp, SendOp
 from shardweave.ir.program import Program, Slot
-from shardweave.ir.proof.expressions import ProofError
+from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.staged import (
     HELD,
     ONCE,

@@ -8,32 +8,20 @@ from itertools import product
 from typing import cast
 
 from xdsl.dialects import func
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir import dist
-from shardweave.ir.annotations import arguments_of, describe, sharding_attrs_of
+from shardweave.ir.annotations import describe, sharding_attrs_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import Sharding
 from shardweave.ir.proof import attention, moves
-from shardweave.ir.proof.cuts import Applied, Refusal, apply_rule
-from shardweave.ir.proof.expressions import (
-    Expressions,
-    OpForm,
-    ProofError,
-    check_order,
-    draws,
-    is_cast,
-    kind_of,
-    signs_of,
-)
+from shardweave.ir.proof.cuts import Applied, apply_rule
+from shardweave.ir.proof.expressions import Expressions
 from shardweave.ir.proof.forms import (
-    GLOBAL_NAMES,
     candidates,
     other_arguments,
     plain_cuts,
-    rule_of_sum,
-    written,
 )
 from shardweave.ir.proof.held import (
     FREE,
@@ -42,37 +30,43 @@ from shardweave.ir.proof.held import (
     Held,
     Local,
     ProofAxes,
+    Refusal,
     Relation,
     Shape,
     Value,
+    rank_position,
+)
+from shardweave.ir.proof.local_forms import GLOBAL_NAMES, OpForm, written
+from shardweave.ir.proof.masks import masked
+from shardweave.ir.proof.ops import (
+    FULL,
+    MERGES,
+    ProofError,
+    check_order,
+    draws,
+    is_cast,
+    kind_of,
+    rule_of_sum,
+    signs_of,
 )
 from shardweave.ir.proof.padding import (
     FILL,
-    masked,
     problem_of_padding,
     uneven_factors,
     zeros_after,
 )
+from shardweave.ir.proof.reasons import Key, Reason, key_of
 from shardweave.ir.sharding.rules import Rule
 from shardweave.ir.types import shape_of
-
-Key = tuple[str, frozenset[tuple[str, Attribute]], tuple[Value, ...], tuple[tuple[Shape, str], ...]]
-"""A local computation: equal keys give equal values on every rank."""
-
-FULL = "aten.full"
-"""A constant: equal to a part of any of that value, whatever its shape."""
-
-MERGES = {"aten.add.Tensor": "sum", "aten.maximum": "max"}
-"""The ops that merge the terms of two sub-batches, and by which reduction."""
 
 
 @dataclass
 class Walk:
     """The relations of a local program's values.
 
-    known: what local computations relate to. refusals: why an op relates to nothing, by op. steps:
-    what stands within local forms of ops that are cut so. others: what else a constant relates to,
-    which may be a part of several.
+    known: what local computations relate to. reasons: why they do, by what they give. refusals: why
+    an op relates to nothing, by op. steps: what stands within local forms of ops that are cut so.
+    others: what else a constant relates to, which may be a part of several.
     """
 
     table: Expressions
@@ -80,6 +74,9 @@ class Walk:
     values: dict[SSAValue, Value] = field(default_factory=dict[SSAValue, Value])
     refusals: dict[Operation, Refusal] = field(default_factory=dict[Operation, Refusal])
     known: dict[Key, tuple[Value, ...]] = field(default_factory=dict[Key, tuple[Value, ...]])
+    reasons: dict[Key, dict[tuple[Value, ...], Reason]] = field(
+        default_factory=dict[Key, dict[tuple["Value", ...], Reason]]
+    )
     steps: set[Value] = field(default_factory=set["Value"])
     others: dict[Value, list[Value]] = field(default_factory=dict[Value, list[Value]])
     splits: dict[object, int] = field(default_factory=dict[object, int])
@@ -122,8 +119,11 @@ class Walk:
         found: Sequence[Value | None] | None = None
         if isinstance(op, AtenOp):
             for choice in self._readings(operands):
-                found = self._aten(op, choice, key_of(op, choice), is_template=is_template)
+                read = key if choice == operands else key_of(op, choice)
+                found = self._aten(op, choice, read, is_template=is_template)
                 if found is not None:
+                    if read is not key:
+                        self.reasons.setdefault(key, {}).update(self.reasons.get(read, {}))
                     break
         elif isinstance(op, dist.DistOp):
             found = moves.collective(op, operands, self.axes)
@@ -152,10 +152,10 @@ class Walk:
         if all(isinstance(v, Relation) and v.held.layout is None for v in operands):
             parts, signs = cast("tuple[Relation, ...]", operands), signs_of(op)
             if signs is not None:
-                made = self._sum(op, parts, signs)
+                made = self._sum(op, parts, signs, key)
             else:
                 made = self._computed(op, parts, key, is_template)
-        made = made or self._of_parts(op, operands)
+        made = made or self._of_parts(op, operands, key)
         if made is None and not is_template:
             self._write_local_forms(op, operands)
             made = self.known.get(key)
@@ -163,10 +163,12 @@ class Walk:
             self.refusals.pop(op, None)
         return made
 
-    def _of_parts(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
+    def _of_parts(
+        self, op: AtenOp, operands: tuple[Value, ...], key: Key
+    ) -> tuple[Value, ...] | None:
         """What an op makes of values that are no plain shards, or moves, or masks."""
         if op.name in GLOBAL_NAMES:
-            return self._on_part_of_keys(op, operands)
+            return self._on_part_of_keys(op, operands, key)
         whole = attention.merged(op, operands)
         if whole is None and op.name == FILL:
             whole = masked(op, operands, self.table)
@@ -186,7 +188,7 @@ class Walk:
     # Ops on related values
 
     def _sum(
-        self, op: AtenOp, parts: tuple[Relation, ...], signs: tuple[float, float]
+        self, op: AtenOp, parts: tuple[Relation, ...], signs: tuple[float, float], key: Key
     ) -> tuple[Value, ...] | None:
         """A sum of two values, or of two sub-batches' terms of one."""
         first, second = parts
@@ -206,7 +208,8 @@ class Walk:
             return None
         numbers = (first.held.number, second.held.number)
         number = self.table.sum_of(list(zip(numbers, signs, strict=True)), shape, op)
-        return self._held(op, rule, applied, parts, (number,), (shape,), ("sum", signs))
+        made = self._held(op, rule, applied, parts, (number,), (shape,), ("sum", signs))
+        return self._noted(key, made, Reason(None, parts, applied.cuts))
 
     def _computed(
         self, op: AtenOp, parts: tuple[Relation, ...], key: Key, is_template: bool
@@ -255,11 +258,22 @@ class Walk:
         if form.arguments != key[1] or kinds != [kind for _, kind in key[3]]:
             self.refusals.setdefault(op, Refusal(other_arguments(op, form)))
             return None
-        return self._held(op, form.rule, applied, parts, form.results, shapes, (form.results,))
+        made = self._held(op, form.rule, applied, parts, form.results, shapes, (form.results,))
+        return self._noted(key, made, Reason(form, parts, applied.cuts))
 
-    def _on_part_of_keys(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
+    def _noted(
+        self, key: Key, made: tuple[Value, ...] | None, reason: Reason
+    ) -> tuple[Value, ...] | None:
+        """What an op gives, whose reason is kept."""
+        if made is not None:
+            self.reasons.setdefault(key, {})[made] = reason
+        return made
+
+    def _on_part_of_keys(
+        self, op: AtenOp, operands: tuple[Value, ...], key: Key
+    ) -> tuple[Value, ...] | None:
         """An attention of the global program, on a block of its keys."""
-        for cut in attention.on_part_of_keys(op, operands, self.table):
+        for cut in attention.on_part_of_keys(op, operands, self.table.known, self.table):
             form, rule = cut.form, cut.form.rule
             shapes = tuple([shape_of(result) for result in form.op.results])
             shardings = tuple([part.held.sharding for part in cut.parts])
@@ -271,10 +285,11 @@ class Walk:
             wholes = self._held(form.op, rule, applied, cut.parts, results, shapes, (results,))
             if wholes is None:
                 continue
-            key = (results, cut.placement), tuple([_family(p.held) for p in cut.parts])
-            made = attention.of_part(cut, wholes, op, self._split(key))
+            split = (results, cut.placement), tuple([_family(p.held) for p in cut.parts])
+            made = attention.of_part(cut, wholes, op, self._split(split))
             if made is not None:
-                return made
+                reason = Reason(form, cut.parts, applied.cuts, wholes=wholes)
+                return self._noted(key, made, reason)
         return None
 
     def _applied(
@@ -381,28 +396,26 @@ class Walk:
         coordinates = dict(moves.united(parts) or at)
         for op in ops:
             if isinstance(op, dist.ShardIndexOp):
-                found = (moves.position(op.axes, self.axes, coordinates),)
+                found = (rank_position(op.axes, self.axes, coordinates),)
             else:
                 operands = tuple([values[value] for value in op.operands])
                 found = self.results(op, operands, is_template=True)
             values.update(zip(op.results, found, strict=True))
             self.steps.update(found)
         goals = dict(zip(results, made, strict=True))
+        places = {result: index for index, result in enumerate(results)}
         for op in dict.fromkeys(result.owner for result in results):
             assert isinstance(op, Operation)
             key = key_of(op, tuple([values[value] for value in op.operands]))
             self.known[key] = tuple([goals.get(result, values[result]) for result in op.results])
+            own = tuple([places.get(result) for result in op.results])
+            reason = Reason(form, parts, applied.cuts, at, own)
+            self._noted(key, self.known[key], reason)
 
 
 def _has_shape(value: Value, result: SSAValue) -> bool:
     """Whether a relation fits the type of the value that has it."""
     return not isinstance(value, Relation) or value.held.local_shape == shape_of(result)
-
-
-def key_of(op: Operation, operands: tuple[Value, ...]) -> Key:
-    """What an op computes of its operands' relations."""
-    types = tuple([(shape_of(result), kind_of(result)) for result in op.results])
-    return op.name, arguments_of(op), operands, types
 
 
 def _family(held: Held) -> tuple[object, ...]:

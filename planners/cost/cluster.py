@@ -133,7 +133,7 @@ class Cluster:
     stays within a node, which takes more of a device (0: as beside all else); link_slowdown: the
     same for communication while the device computes. start_overhead_s, start_bandwidth_bytes_s:
     what the device spends on starting a collective (a constant, and copying its operands; 0: no
-    copy).
+    copy). It spends the constant on sending a message to another stage, too, and on taking one.
     collectives: measured times, which win over the model of rings.
     """
 

@@ -22,6 +22,8 @@ from shardweave.ir.dist import (
     COLLECTIVES,
     STARTED,
     DistOp,
+    RecvOp,
+    SendOp,
     WaitOp,
     sent_bytes,
 )
@@ -55,7 +57,7 @@ _CURVES = {ATTENTION: FLASH, ATTENTION_BACKWARD: f"{FLASH}_backward"}
 """Ops that run kernels of others, whose curves theirs are: pieces of attention."""
 
 
-Kind = Literal["compute", "view", "collective", "start", "wait"]
+Kind = Literal["compute", "view", "collective", "start", "wait", "message"]
 
 
 def kind_of(op: Operation) -> Kind:
@@ -63,6 +65,7 @@ def kind_of(op: Operation) -> Kind:
 
     compute: on the device. view: not at all, its results share their operand's memory.
     collective: the device waits for it. start: it runs beside the device until the `wait` for it.
+    message: between stages; what it takes depends on where these are (`pipeline/runs.py`).
     """
     kind = _kind_of_class(type(op))
     return "view" if kind == "compute" and is_view(op) else kind
@@ -72,6 +75,8 @@ def kind_of(op: Operation) -> Kind:
 def _kind_of_class(op: type[Operation]) -> Kind:
     if issubclass(op, WaitOp):
         return "wait"
+    if issubclass(op, (SendOp, RecvOp)):
+        return "message"
     if issubclass(op, STARTED):
         return "start"
     return "collective" if issubclass(op, COLLECTIVES) else "compute"
@@ -113,7 +118,7 @@ class CostModel:
     def op_time_s(self, op: Operation) -> float:
         """Seconds of the device's time; of a collective, what starting it takes."""
         kind = kind_of(op)
-        if kind in ("view", "wait"):
+        if kind in ("view", "wait", "message"):
             return 0.0
         if kind != "compute":
             return self.start_time_s(cast(DistOp, op))

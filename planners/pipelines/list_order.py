@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice, product
 
-from shardweave.planners.pipelines.table import Action, Kind, Table, in_order
+from shardweave.planners.pipelines.table import Action, Kind, Table, in_order, needs_of
 
 GAPS = (0.0, 0.5, 1.0)
 """A weight gradient waits if what comes before it is known to be there after less than this share
@@ -25,22 +25,25 @@ MOST_PASSES = 60_000
 """So many passes are put in order in all attempts together, which takes about a second."""
 
 
+StageAt = tuple[int, int]
+"""A stage, and a rank that has it."""
+
+
 @dataclass(frozen=True)
 class PassCosts:
-    """Seconds of each pass of a micro-batch, by stage and kind `F`, `I` or `W`, and of messages by
-    the stages that they go from and to. What is not said takes no time."""
+    """pass_s: seconds of a pass of kind `F`, `I` or `W` of a micro-batch, by stage and rank.
+    message_s: from the end of a pass until what it sends is there."""
 
-    seconds: Mapping[tuple[int, Kind], float]
-    message_s: Mapping[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
-
-    def arrives_s(self, source: int, goal: int, end_s: float) -> float:
-        return end_s + self.message_s.get((source, goal), 0.0)
+    pass_s: Callable[[StageAt, Kind], float]
+    message_s: Callable[[StageAt, StageAt], float] = lambda source, goal: 0.0
 
 
-def unit_costs(num_stages: int) -> PassCosts:
-    """A second for each pass, and none for messages."""
-    kinds: tuple[Kind, ...] = ("F", "I", "W")
-    return PassCosts({(stage, kind): 1.0 for stage in range(num_stages) for kind in kinds})
+UNIT_COSTS = PassCosts(lambda stage_at, kind: 1.0)
+"""A second for each pass, and none for messages."""
+
+
+Placement = Sequence[Sequence[int]]
+"""By stage and micro-batch, the rank that runs it."""
 
 
 Fits = Callable[[Table], bool]
@@ -54,22 +57,26 @@ def list_table(
     costs: PassCosts | None = None,
     others: Sequence[Table] = (),
     fits: Fits | None = None,
+    placement: Placement | None = None,
 ) -> Table:
     """The fastest order found that fits; it has no whole backward passes.
 
     others: orders to beat. fits: by default, fewer than twice as many micro-batches in flight as
-    the first rank has in 1F1B, as in ZB-H2. Raises ValueError if none fits.
+    the first rank has in 1F1B, as in ZB-H2. placement: of stages that are at several ranks; else
+    each is at one, of which several ways are tried. Raises ValueError if no order fits.
     """
-    found = costs or unit_costs(ranks * chunks)
+    found = costs or UNIT_COSTS
     candidates = [_split(table) for table in others]
-    most = max(1, MOST_PASSES // (3 * ranks * chunks * micro_batches))
-    attempts = product(_policies(ranks, micro_batches, chunks), _placements(ranks, chunks))
+    placements = [placement] if placement else [*_placements(ranks, micro_batches, chunks)]
+    num_stages = len(placements[0])
+    most = max(1, MOST_PASSES // (3 * num_stages * micro_batches))
+    attempts = product(_policies(ranks, micro_batches, chunks), placements)
     for policy, places in islice(attempts, most):
-        table = _Greedy(places, ranks, micro_batches, found, policy).table()
+        table = _Greedy(places, ranks, found, policy).table()
         if table is not None:
             candidates.append(table)
     ranked = {
-        table: (_rounded(time_of(table, ranks * chunks, found)), most_in_flight(table))
+        table: (_rounded(time_of(table, num_stages, found)), most_in_flight(table))
         for table in dict.fromkeys(candidates)
     }
     limit = 2 * ranks * chunks
@@ -108,17 +115,18 @@ def most_in_flight(table: Table) -> int:
 
 def time_of(table: Table, num_stages: int, costs: PassCosts) -> float:
     """Seconds until the last rank is done, if each starts what comes next as soon as it can."""
-    done: dict[tuple[int, str, int], float] = {}
+    done: dict[tuple[int, str, int], tuple[int, float]] = {}
     free = [0.0] * len(table)
-    for rank, (stage, kind, number) in in_order(table, num_stages):
+    for rank, action in in_order(table, num_stages):
+        stage, kind, number = action
         start_s = free[rank]
-        if kind == "F" and stage:
-            start_s = max(start_s, costs.arrives_s(stage - 1, stage, done[stage - 1, "F", number]))
-        if kind in "IB" and stage + 1 < num_stages:
-            start_s = max(start_s, costs.arrives_s(stage + 1, stage, done[stage + 1, "I", number]))
+        for source, what, _ in needs_of(action, num_stages):
+            at, end_s = done[source, what, number]
+            message_s = costs.message_s((source, at), (stage, rank)) if source != stage else 0.0
+            start_s = max(start_s, end_s + message_s)
         parts: Sequence[Kind] = ("I", "W") if kind == "B" else (kind,)
-        end_s = start_s + sum(costs.seconds.get((stage, part), 0.0) for part in parts)
-        done |= {(stage, part, number): end_s for part in parts}
+        end_s = start_s + sum(costs.pass_s((stage, rank), part) for part in parts)
+        done |= {(stage, part, number): (rank, end_s) for part in parts}
         free[rank] = end_s
     return max(free)
 
@@ -135,11 +143,11 @@ def _split(table: Table) -> Table:
     )
 
 
-def _placements(ranks: int, chunks: int) -> Iterator[Sequence[int]]:
-    """The rank of each stage: round and round, and of two chunks also back and forth."""
-    yield [stage % ranks for stage in range(ranks * chunks)]
+def _placements(ranks: int, micro_batches: int, chunks: int) -> Iterator[Placement]:
+    """Each stage at one rank: round and round, and of two chunks also back and forth."""
+    yield [[stage % ranks] * micro_batches for stage in range(ranks * chunks)]
     if chunks == 2 and ranks > 1:
-        yield [*range(ranks), *reversed(range(ranks))]
+        yield [[rank] * micro_batches for rank in (*range(ranks), *reversed(range(ranks)))]
 
 
 @dataclass(frozen=True)
@@ -171,24 +179,24 @@ def _policies(ranks: int, micro_batches: int, chunks: int) -> Iterator[_Policy]:
 class _Greedy:
     """Runs all ranks side by side; each takes, when it is free, the best of what it can begin.
 
-    next: by stage and kind the micro-batch that comes next. arrived: when what a pass reads is
-    there, by stage, kind and micro-batch. free: when each rank is done with what it runs.
+    left: by stage, rank and kind the micro-batches to come, the next one last. arrived: when what
+    a pass reads is there, by stage, kind and micro-batch. free: when each rank is done with what it
+    runs.
     """
 
-    def __init__(
-        self,
-        places: Sequence[int],
-        ranks: int,
-        micro_batches: int,
-        costs: PassCosts,
-        policy: _Policy,
-    ) -> None:
+    def __init__(self, places: Placement, ranks: int, costs: PassCosts, policy: _Policy) -> None:
         self.places = places
-        self.micro_batches = micro_batches
+        self.micro_batches = micro_batches = len(places[0])
         self.costs = costs
         self.policy = policy
-        self.stages = [[s for s, at in enumerate(places) if at == rank] for rank in range(ranks)]
-        self.next: dict[tuple[int, Kind], int] = {}
+        self.stages = [[s for s, at in enumerate(places) if rank in at] for rank in range(ranks)]
+        kinds: tuple[Kind, ...] = ("F", "I", "W")
+        self.left: dict[tuple[int, int, Kind], list[int]] = {
+            (stage, rank, kind): [n for n in reversed(range(micro_batches)) if at[n] == rank]
+            for stage, at in enumerate(places)
+            for rank in set(at)
+            for kind in kinds
+        }
         self.arrived: dict[tuple[int, Kind, int], float] = {}
         self.free = [0.0] * ranks
         self.in_flight = [0] * ranks
@@ -226,15 +234,15 @@ class _Greedy:
         if not weights:
             return None
         action = min(weights, key=lambda action: (action.micro_batch, -action.stage))
-        wait_s = self.policy.gap * self.costs.seconds.get((action.stage, "W"), 0.0)
+        wait_s = self.policy.gap * self.costs.pass_s((action.stage, rank), "W")
         return None if self._comes_before(rank, now_s, now_s + wait_s) else action
 
     def _ready(self, rank: int, kind: Kind, now_s: float) -> list[Action]:
         found: list[Action] = []
         for stage in self.stages[rank]:
-            number = self.next.get((stage, kind), 0)
-            if self.arrived.get((stage, kind, number), math.inf) <= now_s:
-                found.append(Action(stage, kind, number))
+            left = self.left[stage, rank, kind]
+            if left and self.arrived.get((stage, kind, left[-1]), math.inf) <= now_s:
+                found.append(Action(stage, kind, left[-1]))
         return found
 
     def _comes_before(self, rank: int, now_s: float, until_s: float) -> bool:
@@ -243,30 +251,33 @@ class _Greedy:
         if self.in_flight[rank] < self.policy.limits[rank]:
             kinds.append("F")
         return any(
-            now_s < self.arrived.get((stage, kind, self.next.get((stage, kind), 0)), 0.0) < until_s
+            now_s < self.arrived.get((stage, kind, self.left[stage, rank, kind][-1]), 0.0) < until_s
             for stage in self.stages[rank]
             for kind in kinds
+            if self.left[stage, rank, kind]
         )
 
     def _run(self, rank: int, action: Action, now_s: float) -> None:
         stage, kind, number = action
         self.rows[rank].append(action)
-        self.next[stage, kind] = number + 1
-        end_s = self.free[rank] = now_s + self.costs.seconds.get((stage, kind), 0.0)
+        self.left[stage, rank, kind].pop()
+        end_s = self.free[rank] = now_s + self.costs.pass_s((stage, rank), kind)
         self.in_flight[rank] += (kind == "F") - (kind == "W")
         heapq.heappush(self.waking, (end_s, rank))
         last = len(self.places) - 1
         if kind == "F" and stage < last:
-            self._arrive(stage + 1, "F", number, self.costs.arrives_s(stage, stage + 1, end_s))
+            self._arrive(rank, stage, Action(stage + 1, "F", number), end_s)
         elif kind == "F":
-            self._arrive(stage, "I", number, end_s)
+            self._arrive(rank, stage, Action(stage, "I", number), end_s)
         elif kind == "I":
-            self._arrive(stage, "W", number, end_s)
+            self._arrive(rank, stage, Action(stage, "W", number), end_s)
             if stage:
-                arrives_s = self.costs.arrives_s(stage, stage - 1, end_s)
-                self._arrive(stage - 1, "I", number, arrives_s)
+                self._arrive(rank, stage, Action(stage - 1, "I", number), end_s)
 
-    def _arrive(self, stage: int, kind: Kind, number: int, at_s: float) -> None:
-        self.arrived[stage, kind, number] = at_s
-        rank = self.places[stage]
-        heapq.heappush(self.waking, (max(at_s, self.free[rank]), rank))
+    def _arrive(self, source: int, stage: int, goal: Action, end_s: float) -> None:
+        """Note when a pass has what the rank `source` made for it in `stage` until `end_s`."""
+        rank = self.places[goal.stage][goal.micro_batch]
+        if goal.stage != stage:
+            end_s += self.costs.message_s((stage, source), (goal.stage, rank))
+        self.arrived[goal.stage, goal.kind, goal.micro_batch] = end_s
+        heapq.heappush(self.waking, (max(end_s, self.free[rank]), rank))

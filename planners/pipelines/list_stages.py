@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Hashable, Iterable, Sequence
+from functools import cache, partial
 
-from shardweave.ir.dist import SendOp
+from shardweave.ir.dist import RecvOp, SendOp
 from shardweave.ir.flops import flops_of
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.stages.reorder import reorder_runs
 from shardweave.ir.staged import StageFunction, StagePlaces, functions_of, micro_axis
 from shardweave.ir.traffic import bytes_moved
 from shardweave.ir.types import num_bytes, tensor_type_of
-from shardweave.planners.cost.cluster import Cluster, on_devices
+from shardweave.planners.cost.cluster import Cluster, likeness, on_devices
 from shardweave.planners.cost.links import transfer_of
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.pipeline.run_memory import (
@@ -23,7 +23,7 @@ from shardweave.planners.cost.pipeline.run_memory import (
 from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.cost.workload import parameter_dtype
 from shardweave.planners.pipelines.balance import FLOPS_PER_BYTE
-from shardweave.planners.pipelines.list_order import PassCosts, list_table
+from shardweave.planners.pipelines.list_order import PassCosts, StageAt, list_table
 from shardweave.planners.pipelines.table import Kind, Table
 from shardweave.planners.pipelines.tasks import KINDS, tasks_of
 
@@ -33,16 +33,23 @@ def order_stages(program: Program, cluster: Cluster | None, others: Sequence[Tab
 
     cluster: whose devices bound the memory, and give the times. Without one, passes count by their
     FLOPs and the bytes that they move, messages are free, and fewer than twice as many
-    micro-batches are in flight as in 1F1B. others: orders to beat. Raises ValueError if none fits.
+    micro-batches are in flight as in 1F1B. others: orders to beat. Stages that are at several
+    coordinates stay there; others may change places. Raises ValueError if none fits.
     """
     ranks, axis = program.needed_mesh().num_stages, micro_axis(program)
-    functions = functions_of(program)
-    places = {stage: at for stage, (at,) in StagePlaces.of(program).of_stage.items()}
-    num_stages = len(places)
-    costs = costs_of(functions.values(), places, cluster)
-    sizes = ranks, axis.size if axis else 1, num_stages // ranks
-    fits = None if cluster is None else partial(_fits, program, cluster)
-    return list_table(*sizes, costs=costs, others=others, fits=fits)
+    places, count = StagePlaces.of(program), axis.size if axis else 1
+    stages = range(len(places.of_stage))
+    placement = [[places.source(stage, number) for number in range(count)] for stage in stages]
+    is_even = all(len(at) == 1 for at in places.of_stage.values())
+    return list_table(
+        ranks,
+        count,
+        len(stages) // len(set(places.of_stage.values())),
+        costs=costs_of(program, cluster),
+        others=others,
+        fits=None if cluster is None else partial(_fits, program, cluster),
+        placement=None if is_even else placement,
+    )
 
 
 def apply(program: Program, table: Table) -> None:
@@ -51,31 +58,70 @@ def apply(program: Program, table: Table) -> None:
     reorder_runs(program, tasks_of(table, num_stages))
 
 
-def costs_of(
-    functions: Iterable[StageFunction], places: Mapping[int, int], cluster: Cluster | None
-) -> PassCosts:
-    """What the passes of a staged program take."""
-    seconds: dict[tuple[int, Kind], float] = {}
-    message_s: dict[tuple[int, int], float] = {}
+def costs_of(program: Program, cluster: Cluster | None) -> PassCosts:
+    """What the passes of a staged program take on the devices of each coordinate."""
+    functions = {
+        (one.stage, KINDS[one.direction]): one
+        for one in functions_of(program).values()
+        if one.direction in KINDS
+    }
+    if cluster is None:
+        work = {key: _work_of(one) for key, one in functions.items()}
+        return PassCosts(lambda stage_at, kind: work.get((stage_at[0], kind), 0.0))
+    devices = devices_of_places(program)
+    placed = [on_devices(cluster, here) for here in devices]
+    alike = [likeness(one) for one in placed]
+    messages = {key: _messages_of(one, program) for key, one in functions.items()}
+    known: dict[Hashable, float] = {}
+
+    def pass_s(stage_at: StageAt, kind: Kind) -> float:
+        (stage, rank), function = stage_at, functions.get((stage_at[0], kind))
+        if function is None:
+            return 0.0
+        key = stage, kind, alike[rank]
+        if key not in known:
+            known[key] = simulate(function.alone, placed[rank]).time_s
+        return known[key] + messages[stage, kind] * cluster.start_overhead_s
+
+    sizes = _bytes_sent(functions.values())
+
+    @cache
+    def message_s(source: StageAt, goal: StageAt) -> float:
+        size = sizes.get((source[0], goal[0]))
+        if size is None or source[1] == goal[1]:
+            return 0.0
+        pairs = list(zip(devices[source[1]], devices[goal[1]], strict=True))
+        way = transfer_of(cluster, pairs)
+        return way.latency_s + size / way.bandwidth_bytes_s
+
+    return PassCosts(pass_s, message_s)
+
+
+def _work_of(function: StageFunction) -> float:
+    """FLOPs, and the bytes that ops move as such."""
+    return float(sum(flops_of(op) + FLOPS_PER_BYTE * bytes_moved(op) for op in function.ops))
+
+
+def _messages_of(function: StageFunction, program: Program) -> int:
+    """How many messages a run takes and sends, between stages that stand apart."""
+    places, own = StagePlaces.of(program).of_stage, function.stage
+    others = [
+        op.to if isinstance(op, SendOp) else op.source
+        for op in function.ops
+        if isinstance(op, (SendOp, RecvOp))
+    ]
+    return sum(places[other] != places[own] for other in others)
+
+
+def _bytes_sent(functions: Iterable[StageFunction]) -> dict[tuple[int, int], int]:
+    """By the stages that they go from and to, what all messages of a micro-batch weigh."""
+    found: dict[tuple[int, int], int] = {}
     for function in functions:
-        kind = KINDS.get(function.direction)
-        if kind is None:
-            continue
-        if cluster is None:
-            work = (flops_of(op) + FLOPS_PER_BYTE * bytes_moved(op) for op in function.ops)
-            seconds[function.stage, kind] = float(sum(work))
-            continue
-        devices = devices_of_places(function)
-        here = devices[places[function.stage]]
-        seconds[function.stage, kind] = simulate(function.alone, on_devices(cluster, here)).time_s
         for op in function.ops:
-            if isinstance(op, SendOp) and places[op.to] != places[function.stage]:
-                way = transfer_of(cluster, list(zip(here, devices[places[op.to]], strict=True)))
-                size = num_bytes(tensor_type_of(op.operands[0]))
+            if isinstance(op, SendOp):
                 pair = function.stage, op.to
-                before_s = message_s.get(pair, way.latency_s)
-                message_s[pair] = before_s + size / way.bandwidth_bytes_s
-    return PassCosts(seconds, message_s)
+                found[pair] = found.get(pair, 0) + num_bytes(tensor_type_of(op.operands[0]))
+    return found
 
 
 def _fits(program: Program, cluster: Cluster, table: Table) -> bool:

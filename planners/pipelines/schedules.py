@@ -13,6 +13,7 @@ from shardweave.planners.pipelines.list_order import list_table
 from shardweave.planners.pipelines.one_forward_one_backward import one_forward_one_backward
 from shardweave.planners.pipelines.table import Table
 from shardweave.planners.pipelines.zero_bubble import zero_bubble
+from shardweave.planners.pipelines.zero_bubble_h2 import zero_bubble_h2
 from shardweave.planners.pipelines.zero_bubble_v import zero_bubble_v
 from shardweave.planners.plan_parts import PIPELINE_SCHEDULES
 
@@ -64,6 +65,7 @@ _SCHEDULES = {
         Schedule("gpipe", gpipe),
         Schedule("interleaved-1f1b", interleaved, chunks=2),
         Schedule("zero-bubble", zero_bubble),
+        Schedule("zero-bubble-h2", zero_bubble_h2, fixed=True),
         Schedule("zero-bubble-v", zero_bubble_v, chunks=2, fixed=True, is_v=True),
         Schedule("dualpipe-v", dualpipe_v, chunks=2, fixed=True, is_v=True),
         Schedule(LIST, _list_table),

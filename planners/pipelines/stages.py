@@ -23,6 +23,7 @@ from shardweave.planners.pipelines.uneven import (
     read_shares,
     shares_text,
     uneven_table,
+    uneven_tables,
 )
 from shardweave.planners.plan_names import Lookup
 from shardweave.planners.plan_parts import PIPELINE_SCHEDULES
@@ -87,7 +88,11 @@ def cut_stages(
     ranks, micro_batches = mesh.num_stages, axis.size if axis else 1
     stages = stored_stages(program)
     if shares:
-        table = _uneven_table(schedule, read_shares(shares), stages, ranks, micro_batches)
+        uneven = read_shares(shares)
+        table = _uneven_table(schedule, uneven, stages, ranks, micro_batches)
+        if schedule == LIST:
+            others = [table, *uneven_tables(uneven, len(stages) // len(uneven))]
+            table = _ordered(program, stages, table, zero, cluster, others)
         _cut(program, stages, table, zero)
         return
     stages = stages or balanced_stages(program, ranks * (chunks or chosen.chunks))
@@ -101,11 +106,23 @@ def cut_stages(
     sizes = ranks, micro_batches, count // ranks
     table = chosen.table(*sizes)
     if schedule == LIST:
-        draft = program.clone()
-        _cut(draft, stages, table, zero)
-        found = find_cluster(cluster) if cluster else None
-        table = order_stages(draft, found, [table, *fixed_tables(*sizes)])
+        others = [table, *fixed_tables(*sizes)]
+        table = _ordered(program, stages, table, zero, cluster, others)
     _cut(program, stages, table, zero)
+
+
+def _ordered(
+    program: Program,
+    stages: Sequence[Sequence[str]],
+    table: Table,
+    zero: int,
+    cluster: str,
+    others: Sequence[Table],
+) -> Table:
+    """The order of `list` for what a program's stages take. table: of a draft of it."""
+    draft = program.clone()
+    _cut(draft, stages, table, zero)
+    return order_stages(draft, find_cluster(cluster) if cluster else None, others)
 
 
 def _uneven_table(

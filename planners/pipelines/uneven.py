@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from shardweave.planners.pipelines.list_order import list_table
 from shardweave.planners.pipelines.schedules import LIST, find_schedule
 from shardweave.planners.pipelines.table import Action, Table
 from shardweave.planners.plan_parts import PIPELINE_SCHEDULES, PlanError
@@ -26,11 +27,7 @@ def uneven_table(schedule: str, shares: Shares, chunks: int = 1) -> Table:
     schedule places them. Raises PlanError for what the schedule cannot do.
     """
     if schedule == LIST:
-        known = ", ".join(name for name in PIPELINE_SCHEDULES if name != LIST)
-        raise PlanError(
-            f"schedule '{LIST}' has each stage on one rank, but the plan's 'shares' are "
-            f"{shares_text(shares)}; use one of {known}."
-        )
+        return _list_table(shares, chunks)
     if schedule == "1f1b" and chunks == 1:
         rows = _one_forward_one_backward(shares)
     else:
@@ -43,6 +40,29 @@ def uneven_table(schedule: str, shares: Shares, chunks: int = 1) -> Table:
             for rank in range(len(own))
         ]
     return tuple(table)
+
+
+def _list_table(shares: Shares, chunks: int) -> Table:
+    """The order of `list` for passes that all take as long."""
+    ends = [0, *accumulate(map(len, shares))]
+    first = [
+        [begin + taker for taker in dealt(own)]
+        for begin, own in zip(ends[:-1], shares, strict=True)
+    ]
+    others = uneven_tables(shares, chunks)
+    return list_table(ends[-1], sum(shares[0]), chunks, others=others, placement=first * chunks)
+
+
+def uneven_tables(shares: Shares, chunks: int) -> list[Table]:
+    """The tables of all schedules but `list` that can do with such stages."""
+    found: list[Table] = []
+    for name in PIPELINE_SCHEDULES:
+        if name != LIST:
+            try:
+                found.append(uneven_table(name, shares, chunks))
+            except ValueError:
+                continue
+    return found
 
 
 def _one_forward_one_backward(shares: Shares) -> list[list[Action]]:

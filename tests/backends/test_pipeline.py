@@ -113,6 +113,13 @@ def test_two_stages_train_as_eager_does_and_hold_their_own_layers() -> None:
     assert max(held) < 0.7 * whole
 
 
+@pytest.mark.parametrize(("mesh", "chunks"), [("data=1", 2), ("stage=1", 1)])
+def test_stages_of_one_device_train_as_eager_does(mesh: str, chunks: int) -> None:
+    losses, expected, error, _ = trained(GPT, plan_of(GPT, mesh, "zero-bubble", 4, chunks))
+    assert losses == pytest.approx(expected, abs=1e-9)
+    assert error < 1e-9
+
+
 def uneven_plan(
     spec: str, mesh: str, shares: tuple[tuple[int, ...], ...], schedule: str = "1f1b", **more: Any
 ) -> Plan:

@@ -194,6 +194,7 @@ def test_stages_at_several_coordinates_equal_eager(
     [
         ("zero-bubble", "stage=3", ((4,), (3, 1))),
         ("zero-bubble-v", "stage=3", ((3, 1), (4,))),
+        ("list", "stage=3", ((4,), (3, 1))),
         *(
             pytest.param(schedule, mesh, shares, marks=pytest.mark.slow)
             for schedule, mesh, shares in (
@@ -203,6 +204,7 @@ def test_stages_at_several_coordinates_equal_eager(
                 ("zero-bubble", "stage=2,data=2", ((3, 1),)),
                 ("zero-bubble-v", "stage=4,data=2", ((3, 1), (2, 2))),
                 ("dualpipe-v", "stage=3", ((5, 3), (8,))),
+                ("list", "stage=4,data=2", ((3, 1), (2, 2))),
             )
         ),
     ],

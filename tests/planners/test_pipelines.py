@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from unittest.mock import MagicMock
@@ -11,13 +12,14 @@ import pytest
 import torch.distributed.pipelining.schedules as pytorch
 
 from shardweave.planners.pipelines import Action, Table, find_schedule, in_order
+from shardweave.planners.pipelines.bounds import bubble_bound_s
 from shardweave.planners.pipelines.drawing import drawing_of
 from shardweave.planners.pipelines.list_order import (
+    UNIT_COSTS,
     PassCosts,
     list_table,
     most_in_flight,
     time_of,
-    unit_costs,
 )
 from shardweave.planners.pipelines.picture import moments_of
 from shardweave.planners.pipelines.schedules import LIST, fixed_tables
@@ -145,14 +147,78 @@ def test_what_a_schedule_cannot_do_is_said() -> None:
         find_schedule("1f1")
 
 
+# Bubbles
+
+
+def bubble_of(name: str, ranks: int, chunks: int, seconds: Mapping[str, float]) -> float:
+    """Simulated, of the rank that waits least, with enough micro-batches to fill the pipeline.
+
+    seconds: by kind, of a micro-batch through all stages of a rank.
+    """
+    table = find_schedule(name).table(ranks, 4 * ranks, chunks)
+    costs = PassCosts(lambda stage_at, kind: seconds[kind] / chunks)
+    return time_of(table, ranks * chunks, costs) - 4 * ranks * sum(seconds.values())
+
+
+FORMS = [
+    ("gpipe", 1), ("1f1b", 1), ("interleaved-1f1b", 2), ("interleaved-1f1b", 3), ("zero-bubble", 1),
+    ("zero-bubble", 2), ("zero-bubble-h2", 1),
+]  # fmt: skip
+"""Schedules whose bubbles have a closed form."""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bubbles_are_those_of_the_closed_forms_and_no_schedule_has_fewer(seed: int) -> None:
+    chance = Random(seed)
+    forward_s, inputs_s = chance.uniform(1, 2), chance.uniform(0.5, 2)
+    weights_s = chance.uniform(0, forward_s)
+    seconds = {"F": forward_s, "I": inputs_s, "W": weights_s}
+    for ranks in (2, 3, 4):
+        for name, chunks in FORMS:
+            bound_s = bubble_bound_s(name, ranks, chunks, *seconds.values())
+            assert bubble_of(name, ranks, chunks, seconds) == pytest.approx(bound_s)
+        for name in ("zero-bubble-v", "dualpipe-v"):
+            bound_s = bubble_bound_s(name, ranks, 2, *seconds.values())
+            assert bubble_of(name, ranks, 2, seconds) >= bound_s * (1 - 1e-9)
+
+
+def test_zero_bubbles_are_a_third_of_those_of_1f1b_or_less_where_passes_take_as_long() -> None:
+    found = {
+        name: time_of(one.table(4, 8, one.chunks), 4 * one.chunks, of_chunks(one.chunks)) - 24
+        for name in ("1f1b", "zero-bubble", "zero-bubble-h2", "zero-bubble-v", "dualpipe-v", "list")
+        for one in [find_schedule(name)]
+    }
+    assert found == {
+        "1f1b": 9, "zero-bubble": 3, "zero-bubble-h2": 3, "zero-bubble-v": 1.5, "dualpipe-v": 1.5,
+        "list": 3,
+    }  # fmt: skip
+
+
+def of_chunks(chunks: int) -> PassCosts:
+    """A second for each pass of a micro-batch through all stages of a rank."""
+    return PassCosts(lambda stage_at, kind: 1 / chunks)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_zero_bubble_h2_waits_less_than_h1_and_holds_fewer_than_twice_as_many(ranks: int) -> None:
+    tables = {name: find_schedule(name).table(ranks, 4 * ranks, 1) for name in ("1f1b", *H)}
+    assert most_in_flight(tables["1f1b"]) == most_in_flight(tables["zero-bubble"]) == ranks
+    assert most_in_flight(tables["zero-bubble-h2"]) == 2 * ranks - 1
+    seconds = {"F": 1.0, "I": 1.2, "W": 0.8}  # attention has no weights
+    first, second = (bubble_of(name, ranks, 1, seconds) / (ranks - 1) for name in H)
+    assert (first, second) == (pytest.approx(1.4), pytest.approx(1.0))
+
+
+H = ("zero-bubble", "zero-bubble-h2")
+
+
 # Schedule `list`
 
 
 def bubble(table: Table, ranks: int) -> float:
     """Of the rank that waits least, where each pass takes a second."""
-    costs = unit_costs(ranks)
     busy = max(sum(2 if a.kind == "B" else 1 for a in row) for row in table)
-    return time_of(table, ranks, costs) - busy
+    return time_of(table, ranks, UNIT_COSTS) - busy
 
 
 def test_list_has_a_third_of_the_bubbles_of_1f1b_and_no_more_micro_batches_in_flight() -> None:
@@ -169,9 +235,11 @@ def test_list_is_never_slower_than_another_schedule_and_keeps_to_its_memory(
         chance = Random(seed)
         kinds: tuple[Kind, ...] = ("F", "I", "W")
         stages = range(ranks * chunks)
+        pass_s = {(stage, kind): chance.uniform(1, 3) for stage in stages for kind in kinds}
+        message_s = {(s, s + way): chance.uniform(0, 0.5) for s in stages for way in (1, -1)}
         costs = PassCosts(
-            {(stage, kind): chance.uniform(1, 3) for stage in stages for kind in kinds},
-            {(s, s + way): chance.uniform(0, 0.5) for s in stages for way in (1, -1)},
+            lambda stage_at, kind, found=pass_s: found[stage_at[0], kind],
+            lambda source, goal, found=message_s: found[source[0], goal[0]],
         )
         others = fixed_tables(ranks, 4, chunks)
         times = [time_of(table, len(stages), costs) for table in others]

@@ -15,6 +15,7 @@ from shardweave.planners.lower import Lowerings
 from shardweave.planners.pipelines import find_schedule, in_order
 from shardweave.planners.pipelines.balance import balanced_stages
 from shardweave.planners.pipelines.choose import devices_of_plan, shortened, with_pipeline
+from shardweave.planners.pipelines.list_order import UNIT_COSTS, PassCosts, list_table, time_of
 from shardweave.planners.pipelines.schedules import Schedule
 from shardweave.planners.pipelines.table import Table, gives_of
 from shardweave.planners.pipelines.uneven import (
@@ -24,6 +25,7 @@ from shardweave.planners.pipelines.uneven import (
     read_shares,
     shares_text,
     uneven_table,
+    uneven_tables,
 )
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import PIPELINE_SCHEDULES, Pipeline, PlanError
@@ -149,10 +151,29 @@ def test_shares_that_do_not_fit_are_refused(shares: tuple[tuple[int, ...], ...],
 
 
 def test_orders_that_there_are_not_are_refused() -> None:
-    with pytest.raises(PlanError, match="schedule 'list' has each stage on one rank"):
-        uneven_table("list", ((2, 2),))
     with pytest.raises(PlanError, match="'interleaved-1f1b' runs 7 micro-batches in 7 groups of 1"):
         uneven_table("interleaved-1f1b", ((7,), (7,), (7,)), 2)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_list_orders_stages_at_several_ranks_no_slower_than_other_schedules(chunks: int) -> None:
+    shares, num_stages = ((5, 3), (8,)), 2 * chunks
+    others = uneven_tables(shares, chunks)
+    best_s = min(time_of(table, num_stages, UNIT_COSTS) for table in others)
+    found = uneven_table("list", shares, chunks)
+    assert len(in_order(found, num_stages)) == 3 * 8 * num_stages
+    by_rank = [{action.micro_batch for action in row} for row in found]
+    assert [len(numbers) for numbers in by_rank] == [5, 3, 8]
+    assert time_of(found, num_stages, UNIT_COSTS) <= best_s
+
+
+def test_list_goes_by_the_speed_of_each_rank_that_has_a_stage() -> None:
+    # The second rank of the one stage is half as fast, and has three of the five micro-batches.
+    costs = PassCosts(lambda stage_at, kind: 2.0 if stage_at[1] else 1.0)
+    placement = [[0, 1, 1, 0, 1]]
+    table = list_table(2, 5, 1, costs, placement=placement)
+    assert [sorted({action.micro_batch for action in row}) for row in table] == [[0, 3], [1, 2, 4]]
+    assert time_of(table, 1, costs) == 3 * 3 * 2.0
 
 
 def test_stages_of_one_coordinate_share_its_devices() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shardweave.backends.reference import Key, run_reference
 from shardweave.ir.program import Program
-from shardweave.ir.proof.expressions import ProofError
+from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import prove
 from shardweave.tests.ir.proof.mutants import distinct, mutant
 from shardweave.tests.ir.proof.slips import SLIPS

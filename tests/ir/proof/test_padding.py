@@ -14,7 +14,7 @@ import shardweave as sw
 from shardweave.backends.reference import run_reference
 from shardweave.ir.literals import to_attribute
 from shardweave.ir.program import Program
-from shardweave.ir.proof.expressions import ProofError
+from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import prove
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.tests.ir.proof.cases import Case as SlipCase

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardweave.ir.program import Program
-from shardweave.ir.proof.expressions import ProofError
+from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import prove
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.ir.proof.cases import num_refused_slips

@@ -14,7 +14,7 @@ from shardweave.driver.plans import partition
 from shardweave.ir.literals import to_attribute
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.proof.expressions import ProofError
+from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import prove
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import PassPipeline
@@ -94,6 +94,18 @@ def test_another_op_and_other_operands_are_refused() -> None:
     assert "aten.tanh" in refusal(LOCAL.replace("aten.relu(", "aten.tanh("))
     other = GLOBAL.replace("aten.mm(%relu, %down)", "aten.mm(%wide, %down)")
     assert refusal(LOCAL, other).startswith("aten.mm (%narrow) in layer 'down': the model computes")
+
+
+def test_op_that_is_called_as_another_is_named_by_its_place() -> None:
+    whole = GLOBAL.replace("aten.gelu(", "aten.relu(")
+    text = LOCAL.replace("aten.gelu(%total)", "aten.relu(%narrow)")
+    program = local(text)
+    for op in program.ops:
+        op.results[0].name_hint = "value"
+    with pytest.raises(
+        ProofError, match=r"^aten\.relu \(%value\) in layer 'act', which is op 5 of"
+    ):
+        prove(program, against=step(whole))
 
 
 def test_result_in_other_shards_than_declared_is_refused() -> None:

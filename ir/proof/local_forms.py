@@ -1,0 +1,64 @@
+"""The local form of an op: what its rule writes where clones on shards are not enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from shardweave.ir.annotations import arguments_of
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
+from shardweave.ir.proof.held import Cuts, Relation, Shape
+from shardweave.ir.sharding.localizer import Localizer
+from shardweave.ir.sharding.rules import Rule, rule_of
+from shardweave.ir.sharding.rules.attention import FLASH, FLASH_BACKWARD
+from shardweave.ir.types import dtype_of_value, tensor_type
+
+GLOBAL_NAMES = {ATTENTION: FLASH, ATTENTION_BACKWARD: FLASH_BACKWARD}
+"""Ops that stand in local forms of other ops alone, and these."""
+
+
+@dataclass(frozen=True)
+class OpForm:
+    """One way in which results are computed: an op of global types, and its operands' numbers."""
+
+    op: AtenOp
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+
+    @cached_property
+    def rule(self) -> Rule:
+        return rule_of(self.op)
+
+    @cached_property
+    def arguments(self) -> frozenset[tuple[str, Attribute]]:
+        return arguments_of(self.op)
+
+
+def written(
+    form: OpForm, parts: Sequence[Relation], cuts: Cuts, shapes: Sequence[Shape], mesh: Mesh
+) -> tuple[Sequence[SSAValue], list[Operation], Sequence[SSAValue]]:
+    """The local form of an op on such parts: its arguments, its ops, and its results.
+
+    shapes: local ones of the results. The ops stand in no program.
+    """
+    types: list[Attribute] = []
+    for part, operand in zip(parts, form.op.operands, strict=True):
+        shape = part.held.local_shape
+        assert shape is not None
+        types.append(tensor_type(shape, dtype_of_value(operand)))
+    arguments = Block(arg_types=types).args
+    made = [
+        tensor_type(shape, dtype_of_value(result))
+        for shape, result in zip(shapes, form.op.results, strict=True)
+    ]
+    ops: list[Operation] = []
+    sizes = [factor.size for factor in form.rule.factors]
+    localizer = Localizer(form.op, arguments, cuts, sizes, made, mesh, ops.append)
+    localize = form.rule.localize
+    assert localize is not None
+    return arguments, ops, localize(localizer)

@@ -1,0 +1,78 @@
+"""Masks that fill padding, and where the range begins that they compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from xdsl.ir import Attribute
+
+from shardweave.ir.annotations import arguments_of
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.literals import to_python
+from shardweave.ir.placement import DimSharding, is_contiguous
+from shardweave.ir.proof.held import Local, RankNumber, Relation, Value
+from shardweave.ir.proof.padding import with_fill
+from shardweave.ir.types import shape_of
+
+
+class Makers(Protocol):
+    """What knows expressions by number. makers: the op, if it is one, that gives each."""
+
+    @property
+    def makers(self) -> Sequence[object]: ...
+
+
+def masked(op: AtenOp, operands: Sequence[Value], table: Makers) -> Value | None:
+    """A value whose padding in one dim has been filled: all that is behind the dim's end."""
+    part, mask = operands
+    column = shape_of(op.operands[1])
+    if not isinstance(part, Relation) or part.held.layout is not None or not column:
+        return None
+    held, dim = part.held, len(shape_of(op.operands[0])) - len(column)
+    if isinstance(mask, Local) and mask.name == "aten.view":
+        (mask,) = mask.operands
+    if not isinstance(mask, Local) or mask.name != "aten.ge.Scalar" or dim < 0:
+        return None
+    if any(size != 1 for size in column[1:]) or held.local_shape is None:
+        return None
+    cut, size = held.sharding.dims[dim], held.shape[dim]
+    is_end = to_python(dict(mask.arguments)["other"]) == size
+    is_whole = column[0] == held.local_shape[dim] and is_contiguous(cut, size)
+    if not is_end or not is_whole or first_of_range(mask.operands[0], table) != _offset(cut, part):
+        return None
+    return Relation(held.filled(with_fill(held.fill, float(op.value("value")), dim)), part.at)
+
+
+def _offset(cut: DimSharding, part: Relation) -> RankNumber:
+    """The index of the first element of a rank's part of a dim."""
+    found, at = RankNumber(()), dict(part.at)
+    for placement in cut:
+        if placement.axis in at:
+            (coordinate,) = at[placement.axis]
+            own = RankNumber((), coordinate * placement.stride)
+        else:
+            own = RankNumber(((placement.axis, placement.stride),))
+        found = found.plus(own)
+    return found
+
+
+def first_of_range(value: Value, table: Makers) -> RankNumber | None:
+    """Where a range of whole numbers begins, step 1."""
+    name, given = "", frozenset[tuple[str, Attribute]]()
+    if isinstance(value, Local):
+        name, given = value.name, value.arguments
+    elif isinstance(value, Relation) and value.held.layout is None:
+        maker = table.makers[value.held.number]
+        if isinstance(maker, AtenOp) and value.held.sharding.is_replicated:
+            name, given = maker.name, arguments_of(maker)
+    arguments = {key: to_python(attribute) for key, attribute in given}
+    if name == "aten.arange.start_step":
+        start = cast("int", arguments.get("start", 0))
+        is_plain = type(start) is int and arguments.get("step", 1) == 1
+        return RankNumber((), start) if is_plain else None
+    if isinstance(value, Local) and name == "aten.add.Tensor" and arguments.get("alpha", 1) == 1:
+        base, number = value.operands
+        first = first_of_range(base, table)
+        return first.plus(number) if first and isinstance(number, RankNumber) else None
+    return None
