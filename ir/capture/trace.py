@@ -40,8 +40,8 @@ from shardweave.ir.capture.outputs import (
 )
 from shardweave.ir.capture.repeats import joint_graph, repeats_of
 from shardweave.ir.capture.settings import settings
-from shardweave.ir.capture.stand_ins import replace_calls
 from shardweave.ir.capture.site import CaptureError, Site, qualified, site_of_node
+from shardweave.ir.capture.stand_ins import replace_calls
 from shardweave.ir.capture.state import assigned_buffers, check_settles, python_state
 from shardweave.ir.program import INPUT_GRADIENT
 
