@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Set
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ LOSSES: dict[str, list[Loss]] = {
     ],
     "mse_loss": [
         lambda d, **k: F.mse_loss(d.h, d.x, **k),
-        lambda d, **k: F.mse_loss(d.h, d.x, weight=d.w.expand_as(d.h), **k),
+        lambda d, **k: F.mse_loss(d.h, d.x, weight=d.w.expand_as(d.h), **k),  # pyright: ignore[reportCallIssue]
     ],
     "l1_loss": [lambda d, **k: F.l1_loss(d.h, d.x, **k)],
     "smooth_l1_loss": [
@@ -77,7 +77,7 @@ LOSSES: dict[str, list[Loss]] = {
     ],
     "huber_loss": [
         lambda d, **k: F.huber_loss(d.h, d.x, delta=0.5, **k),
-        lambda d, **k: F.huber_loss(d.h, d.x, weight=d.w.expand_as(d.h), **k),
+        lambda d, **k: F.huber_loss(d.h, d.x, weight=d.w.expand_as(d.h), **k),  # pyright: ignore[reportCallIssue]
     ],
     "poisson_nll_loss": [
         lambda d, **k: F.poisson_nll_loss(d.h, d.p * 4, full=True, **k),
@@ -110,8 +110,22 @@ LOSSES: dict[str, list[Loss]] = {
 }
 
 
+OWN_FORMS = {
+    *("nll_loss", "mse_loss", "smooth_l1_loss", "soft_margin_loss", "multilabel_margin_loss"),
+    *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
+}
+"""Losses that are written out in a form of ours; others torch makes of other ops."""
+
+
+def tried(names: Set[str], *marks: pytest.MarkDecorator) -> list[Any]:
+    """Those of some losses that this torch has, in order, under marks."""
+    return [pytest.param(name, marks=marks) for name in sorted(names) if hasattr(F, name)]
+
+
 class WithLosses(nn.Module):
     """A linear map, whose features are the classes, and losses under each reduction."""
+
+    weights: Tensor
 
     def __init__(self, losses: list[Loss]) -> None:
         super().__init__()
@@ -133,7 +147,9 @@ def batch() -> tuple[Tensor, ...]:
 
 
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(
+    "name", [*tried(OWN_FORMS), *tried(LOSSES.keys() - OWN_FORMS, pytest.mark.slow)]
+)
 def test_loss_equals_eager_where_batch_and_classes_are_cut(name: str) -> None:
     model, inputs = WithLosses(LOSSES[name]), batch()
     rows = dict.fromkeys(("x", "p", "labels"), '[{"data"}, {}]')
@@ -168,4 +184,4 @@ def test_loss_that_looks_at_values_is_refused_with_what_to_write(name: str) -> N
 
 def test_every_loss_of_torch_is_tried() -> None:
     names = {name for name in dir(F) if name.endswith("_loss") or "entropy" in name}
-    assert names | {"kl_div"} == {*LOSSES, *REFUSED}
+    assert names | {"kl_div"} <= {*LOSSES, *REFUSED}
