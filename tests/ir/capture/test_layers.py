@@ -85,3 +85,25 @@ class Bags(nn.Module):
 def test_bags_of_one_length_equal_eager_and_gather_no_batch() -> None:
     words = torch.tensor([[0, 0, 0, 0], [4, 1, 0, 4], [2, 2, 2, 2], [1, 2, 3, 4]])
     assert_equal_without_gathers(Bags(), words, torch.randn(4, 4, dtype=F64))
+
+
+class BagOfLayer(nn.Module):
+    """A bag and a lookup, each in a layer that returns something else than its lookup."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(6, 4, dtype=F64)
+        self.linear = nn.Linear(4, 4, dtype=F64)
+
+    def forward(self, words: Tensor) -> Tensor:
+        looked_up = F.embedding(words, self.linear.weight).sum(1)
+        return (self.linear(self.bag(words)) * looked_up).square().mean()
+
+
+def test_lookup_that_its_layer_does_not_return_is_not_cut_along_the_sequence() -> None:
+    model, words = BagOfLayer(), torch.tensor([[0, 1, 2, 3], [3, 3, 1, 0]])
+    program = sw.capture(model, (words,))
+    plan = sw.plan(program, "tensor=2", "megatron", sequence_parallel=True)
+    assert [note for note in plan.notes if "from 'bag': it does not return its lookup" in note]
+    step = sw.compile(model, (words,), plan=plan, backend="reference")
+    torch.testing.assert_close(step(words), model(words), rtol=1e-12, atol=0)
