@@ -14,6 +14,7 @@ from shardweave.ir.capture.site import (
     TORCH,
     CaptureError,
     Site,
+    is_torchs_own,
     site_of_frames,
     site_of_node,
     users_line,
@@ -83,14 +84,15 @@ def explained(error: Exception, observation: Observation) -> CaptureError:
 
 def _number_remedy(error: Exception) -> str:
     """What to do about a number that is read; if torch's own Python reads it, which line does."""
-    frames = getattr(error, "real_stack", None)
-    own = _READER.search(str(error))
-    if own is not None:
-        file, line = os.path.join(TORCH, own[1]), int(own[2])
-    elif frames and frames[-1].filename.startswith(TORCH):
-        file, line = frames[-1].filename, frames[-1].lineno or 0
-    else:
+    frames = getattr(error, "real_stack", None) or ()
+    places = [(frame.filename, frame.lineno or 0) for frame in frames][-1:]
+    said = _READER.search(str(error))
+    if said is not None:
+        places.append((os.path.join(TORCH, said[1]), int(said[2])))
+    readers = [place for place in places if is_torchs_own(place[0])]
+    if not readers:
         return _KEPT
+    file, line = readers[-1]
     code = linecache.getline(file, line).strip()
     place = f"torch's {os.path.relpath(file, TORCH)}, line {line} (`{code}`)"
     return f"write out in the model what it computes, without that of {place}"

@@ -60,6 +60,11 @@ def site_of_frames(module: str, frames: Iterable[FrameSummary]) -> Site:
     return Site(module, *(_innermost(places) or _NOWHERE))
 
 
+def is_torchs_own(file: str) -> bool:
+    """Whether a file is of torch, and of what models call rather than of the tracing of it."""
+    return file.startswith(TORCH) and not file.startswith(_TRACING) and os.path.isfile(file)
+
+
 def users_line(stack_trace: str | None) -> tuple[str, int] | None:
     """File and line of the innermost frame of a trace, torch's own left out if others are there."""
     places = [(file, int(line)) for file, line in _FRAME.findall(stack_trace or "")]

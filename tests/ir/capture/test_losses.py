@@ -182,6 +182,12 @@ def test_loss_that_looks_at_values_is_refused_with_what_to_write(name: str) -> N
         sw.compile(WithLosses([loss]), batch(), mesh="data=2", backend="reference")
 
 
+def test_layer_of_torch_that_looks_at_values_is_refused_with_its_line() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None))
+    with pytest.raises(sw.CaptureError, match=r"write out .* torch's nn/\w+(/\w+)?\.py, line \d+"):
+        sw.compile(model, (torch.randn(4, 4),), mesh="data=2", backend="reference")
+
+
 def test_every_loss_of_torch_is_tried() -> None:
     names = {name for name in dir(F) if name.endswith("_loss") or "entropy" in name}
     assert names | {"kl_div"} <= {*LOSSES, *REFUSED}
