@@ -160,7 +160,7 @@ class Gradients:
                 f"no parameter of the step has changed in {UNUSED_CALLS} calls with gradients; an "
                 "optimizer is to be made of step.parameters(), after sw.compile, since those of "
                 "the model itself are no longer used",
-                stacklevel=6,
+                stacklevel=7,
             )
 
     def check_hooks(self) -> None:

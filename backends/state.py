@@ -51,6 +51,14 @@ class Mirrored(nn.Module):
     register_full_backward_pre_hook = _no_hooks
 
 
+_SAID_OTHERWISE = {
+    "module": "a step wraps no module: it has the model's own names, parameters and state_dict",
+    "set_requires_gradient_sync": "call the step under step.no_sync(), or with accumulate=",
+    "clip_grad_norm_": "call torch.nn.utils.clip_grad_norm_(step.parameters(), ..)",
+}
+"""What stands for attributes that DistributedDataParallel or FSDP give a model."""
+
+
 def require_unchanged(module: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
     """Raise TypeError if what `.to`, `.half` or `.cuda` do would change a tensor's dtype or device:
     programs have those that the model had."""
@@ -125,6 +133,28 @@ class ShardedState(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         require_unchanged(self, fn)
         return super()._apply(fn, recurse)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _SAID_OTHERWISE and name not in self._modules:
+            raise AttributeError(f"a step has no '{name}': {_SAID_OTHERWISE[name]}.")
+        return super().__getattr__(name)
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> NoReturn:
+        """Refused: `fn` would not find the layers that it looks for. Raises ValueError."""
+        raise ValueError(
+            "a step has the model's parameters, but none of its layers, for apply(); call it on "
+            "the model before that is compiled, or change step.named_parameters() in place."
+        )
+
+    def no_backward_hooks(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: backward runs in the step's own call. Raises ValueError."""
+        raise ValueError(
+            "a step runs backward in its call, so that such a hook would never be called; register "
+            "a hook on tensors in the model's forward before it is compiled (y.register_hook)."
+        )
+
+    register_full_backward_hook = no_backward_hooks
+    register_full_backward_pre_hook = no_backward_hooks
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -231,7 +261,8 @@ class ShardedState(nn.Module):
     ) -> Any:
         """Copy a state, of whole tensors or of DTensors, into the step's own. Collective.
 
-        A state of random numbers is taken over even if no program has drawn any yet.
+        A state of random numbers is taken over even if no program has drawn any yet; that of a
+        plain model has none, and leaves the step's own as they are.
 
         Raises ValueError for a tensor of another shape and, if `strict`, RuntimeError for
         missing and unknown names, as `nn.Module` does.
@@ -245,6 +276,8 @@ class ShardedState(nn.Module):
             name: self._fitted(name, value, own[name]) if name in own else value
             for name, value in state_dict.items()
         }
+        if ("buffer", STATE) in self._stored:
+            fitting.setdefault(STATE, own[STATE])
         return super().load_state_dict(fitting, strict=strict)
 
     def _fitted(self, name: str, value: Any, stored: Tensor) -> Any:

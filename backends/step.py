@@ -233,6 +233,7 @@ class Step(ShardedState):
 
     # Calls
 
+    @torch.compiler.disable  # torch.compile(step) would trace what runs compiled programs.
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for a batch; see the class. Collective."""
         options = {name: kwargs.pop(name) for name in self._programs.options & kwargs.keys()}

@@ -21,6 +21,7 @@ from shardweave.driver.trials import host_of
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.program import Program
 from shardweave.ir.verify.program import check
+from shardweave.planners.call import require_cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.quantity import gib
 from shardweave.planners.plan import Plan
@@ -37,8 +38,10 @@ def plan_program(options: argparse.Namespace) -> int:
     """Plan a program, or compare two plans of it."""
     check_output(options.output)
     check_output(options.plot)
+    # Before the work that a cluster is needed for.
     if options.cluster:
-        find_cluster(options.cluster)  # before the work that it is needed for
+        find_cluster(options.cluster)
+    require_cluster(options.planner, options.cluster, is_mesh_given=True)
     given = _options(options)
     program = _program(options)
     out = messages(options.output or "")

@@ -64,6 +64,18 @@ def chooses_mesh(name: str) -> bool:
     return types.NoneType in get_args(hint)
 
 
+def require_cluster(name: str, cluster: ClusterLike | None, *, is_mesh_given: bool) -> None:
+    """Raise ValueError if a planner needs a cluster and there is none."""
+    parameter = inspect.signature(planner_function(name)).parameters.get("cluster")
+    if cluster is not None or parameter is None:
+        return
+    if parameter.default is inspect.Parameter.empty or not is_mesh_given:
+        raise ValueError(
+            f"planner '{name}' needs a cluster; give `shardweave plan --cluster`, or cluster= "
+            "of sw.plan, a preset's name or a file, and run the plan that it makes."
+        )
+
+
 def call_planner(
     name: str,
     program: Program,
@@ -86,12 +98,7 @@ def call_planner(
         raise ValueError(f"planner '{name}' does not choose a mesh; give one, as data=2,tensor=2.")
     extra: dict[str, Any] = {}
     if "cluster" in known:
-        needs_it = known["cluster"].default is inspect.Parameter.empty or mesh is None
-        if cluster is None and needs_it:
-            raise ValueError(
-                f"planner '{name}' needs a cluster; give `shardweave plan --cluster`, or cluster= "
-                "of sw.plan, a preset's name or a file, and run the plan that it makes."
-            )
+        require_cluster(name, cluster, is_mesh_given=mesh is not None)
         if cluster is not None:
             extra["cluster"] = find_cluster(cluster)
             if "cluster_name" in known and not isinstance(cluster, Cluster):

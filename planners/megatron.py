@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from xdsl.ir import SSAValue
 
-from shardweave.ir.annotations import layer_of
+from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import (
@@ -23,6 +23,7 @@ from shardweave.ir.program import Program
 from shardweave.ir.sharding.projections import Place
 from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.types import shape_of
+from shardweave.planners.annotate import is_layer_output
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.degrees import divisors
 from shardweave.planners.expert_cut import expert_cut
@@ -220,8 +221,17 @@ def _sequence(
     refused: set[str] = set()  # a layer may be looked up twice, by an encoder and a decoder
     size = mesh.size(tensor)
     embeddings = list(input_embeddings(program))
+    returned = {
+        (layer_of(op), shape_of(op.results[0]))
+        for op in program.ops
+        if phase_of(op) == "forward" and is_layer_output(op)
+    }
     for op, _ in embeddings:
         layer, shape = layer_of(op), shape_of(op.results[0])
+        if (layer, shape) not in returned:
+            refused.add(layer)
+            notes.append(f"no sequence parallelism from '{layer}': it does not return its lookup")
+            continue
         dims = _cut_rows(shape[1], tensor, size, cut) if len(shape) == 3 else None
         if dims is None:
             refused.add(layer)

@@ -27,9 +27,14 @@ def program_line(program: Program) -> str:
 
 
 def read(path: str) -> Program:
-    """The program in a file, or on standard input."""
+    """The program in a file, or on standard input. Raises ValueError for a model's name."""
     if path == "-":
         return Program.parse(sys.stdin.read(), "<stdin>")
+    if ":" in path and not Path(path).exists():
+        raise ValueError(
+            f"there is no file '{path}'; this command reads a program: if that is a model, write "
+            f"its program first, by `shardweave capture {path} -o step.mlir`."
+        )
     return Program.load(path)
 
 

@@ -3,15 +3,26 @@
 
 from __future__ import annotations
 
+import linecache
+import os
 import re
 
 import torch
 
 from shardweave.ir.capture.observe import Observation
-from shardweave.ir.capture.site import CaptureError, Site, site_of_frames, site_of_node, users_line
+from shardweave.ir.capture.site import (
+    TORCH,
+    CaptureError,
+    Site,
+    is_torchs_own,
+    site_of_frames,
+    site_of_node,
+    users_line,
+)
 
 _RAISED = re.compile(r"raised exception (\w+)\((.*)\)$", re.MULTILINE)
 _EAGER = re.compile(r"\): got (\w+)\((.*)\)$", re.MULTILINE)
+_READER = re.compile(r"^Caused by: .*\((\S+\.py):(\d+) in \w+\)$", re.MULTILINE)
 _WRONG_TYPE = re.compile(
     r"^TypeError when making fake.*?context: TypeError <.*?>: (.*?)$", re.MULTILINE | re.DOTALL
 )
@@ -25,6 +36,7 @@ _REMEDIES = (
     ("tolist", "keep the value a tensor"),
     ("checkpoint_sequential", "call checkpoint on each part"),
     ("duplicate tensor input", "give it a view of one of them (x.view_as(x))"),
+    ("_ctc_loss", "write it out, as a loop over time of logsumexp"),
     ("dynamic shape operator", "use one whose shapes do not depend on the data"),
     ("data dependent operator", "use one whose result stays a tensor"),
     ("module-level backwards hooks", "write it as a torch.autograd.Function in forward"),
@@ -60,7 +72,7 @@ def explained(error: Exception, observation: Observation) -> CaptureError:
         said = wrong[1].replace("immutable_dict", "dict").replace("immutable_list", "list")
         return CaptureError(f"{site}: forward raises TypeError: {said}")
     if "data-dependent expression" in text:
-        return CaptureError(f"{site}: {_NUMBER}")
+        return CaptureError(f"{site}: {_NUMBER}; {_number_remedy(error)}.")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     first = (lines or [type(error).__name__])[0].rstrip(".")
     reason = next((line for line in lines if line.startswith("Explanation:")), "")
@@ -70,6 +82,22 @@ def explained(error: Exception, observation: Observation) -> CaptureError:
     return CaptureError(f"{site}: torch could not trace the model: {first}{why}; {remedy}.")
 
 
+def _number_remedy(error: Exception) -> str:
+    """What to do about a number that is read; if torch's own Python reads it, which line does."""
+    frames = getattr(error, "real_stack", None) or ()
+    places = [(frame.filename, frame.lineno or 0) for frame in frames][-1:]
+    said = _READER.search(str(error))
+    if said is not None:
+        places.append((os.path.join(TORCH, said[1]), int(said[2])))
+    readers = [place for place in places if is_torchs_own(place[0])]
+    if not readers:
+        return _KEPT
+    file, line = readers[-1]
+    code = linecache.getline(file, line).strip()
+    place = f"torch's {os.path.relpath(file, TORCH)}, line {line} (`{code}`)"
+    return f"write out in the model what it computes, without that of {place}"
+
+
 def check_data_dependence(graph: torch.fx.Graph) -> None:
     """Refuse a graph in which a shape or a Python number depends on the data, with its line."""
     for node in graph.nodes:
@@ -77,13 +105,12 @@ def check_data_dependence(graph: torch.fx.Graph) -> None:
             continue
         value = node.meta.get("example_value")
         is_number = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
-        raise CaptureError(f"{site_of_node(node)}: {_NUMBER if is_number else _SHAPE}")
+        reason = f"{_NUMBER}; {_KEPT}." if is_number else _SHAPE
+        raise CaptureError(f"{site_of_node(node)}: {reason}")
 
 
-_NUMBER = (
-    "a Python number is read out of a tensor, so that the program would depend on the data; "
-    "keep it a tensor (x.sum() in place of x.sum().item())."
-)
+_NUMBER = "a Python number is read out of a tensor, so that the program would depend on the data"
+_KEPT = "keep it a tensor (x.sum() in place of x.sum().item())"
 _SHAPE = (
     "the shape of this result depends on the data, and a program's shapes are fixed; keep all "
     "elements and mask them: torch.where(mask, x, 0) in place of x[mask], and sums over the mask "

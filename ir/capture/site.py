@@ -17,10 +17,10 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _CHILD = re.compile(r"(?:\.__dict__\['_modules'\]|\._modules)\[['\"]([^'\"]*)['\"]\]")
 _NOWHERE = ("", 0)
 _GLOBAL = re.compile(r"^G\['(?:__import_)?(\w+)'\]\.?")
-_TORCH = os.path.dirname(torch.__file__) + os.sep
+TORCH = os.path.dirname(torch.__file__) + os.sep
 _TRACING = (
-    os.path.join(_TORCH, "_dynamo", ""),
-    os.path.join(_TORCH, "fx", ""),
+    os.path.join(TORCH, "_dynamo", ""),
+    os.path.join(TORCH, "fx", ""),
     os.path.join(os.path.dirname(__file__), ""),
 )
 
@@ -60,6 +60,11 @@ def site_of_frames(module: str, frames: Iterable[FrameSummary]) -> Site:
     return Site(module, *(_innermost(places) or _NOWHERE))
 
 
+def is_torchs_own(file: str) -> bool:
+    """Whether a file is of torch, and of what models call rather than of the tracing of it."""
+    return file.startswith(TORCH) and not file.startswith(_TRACING) and os.path.isfile(file)
+
+
 def users_line(stack_trace: str | None) -> tuple[str, int] | None:
     """File and line of the innermost frame of a trace, torch's own left out if others are there."""
     places = [(file, int(line)) for file, line in _FRAME.findall(stack_trace or "")]
@@ -68,7 +73,7 @@ def users_line(stack_trace: str | None) -> tuple[str, int] | None:
 
 def _innermost(places: list[tuple[str, int]]) -> tuple[str, int] | None:
     of_models = [place for place in places if not place[0].startswith(_TRACING)]
-    own = [place for place in of_models if not place[0].startswith(_TORCH)]
+    own = [place for place in of_models if not place[0].startswith(TORCH)]
     return (own or of_models or [None])[-1]
 
 

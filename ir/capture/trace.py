@@ -40,8 +40,8 @@ from shardweave.ir.capture.outputs import (
 )
 from shardweave.ir.capture.repeats import joint_graph, repeats_of
 from shardweave.ir.capture.settings import settings
-from shardweave.ir.capture.signs import replace_signs
 from shardweave.ir.capture.site import CaptureError, Site, qualified, site_of_node
+from shardweave.ir.capture.stand_ins import replace_calls
 from shardweave.ir.capture.state import assigned_buffers, check_settles, python_state
 from shardweave.ir.program import INPUT_GRADIENT
 
@@ -224,7 +224,7 @@ def _exported(
     check_leaf_hooks(seen.leaf_hooks)
     check_data_dependence(exported.graph)
     replace_attention(exported)
-    replace_signs(exported)
+    replace_calls(exported)
     check_all_registered(wrapped.model, exported)
     _restore_state_dict(wrapped, exported)
     install_hooks(wrapped.model, exported, partial(_exported_hook, wrapped.model, seen))

@@ -44,6 +44,7 @@ INDEXED = """
     embedding embedding_dense_backward gather scatter_add scatter.src scatter.value
     index_select index_select_backward index.Tensor index_put
     max_pool2d_with_indices_backward max_pool3d_with_indices_backward
+    adaptive_max_pool2d_backward
 """.split()
 
 _ALL_BEAR = frozenset(f"aten.{name}" for name in (*MOVES, *ZERO_AT_ZERO, *SUMS))

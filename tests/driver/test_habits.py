@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import shardweave as sw
 from shardweave.backends.accumulate import UNUSED_CALLS
 from shardweave.backends.step import Step
+from shardweave.ir.philox import STATE
 
 
 class Scaled(nn.Module):
@@ -184,3 +185,51 @@ def test_full_tensor_takes_plain_tensors_and_trees() -> None:
     loss, out = sw.full_tensor(compiled(Scaled())(X))
     assert loss.shape == ()
     assert out.shape == (4, 4)
+
+
+def test_state_of_the_plain_model_is_loaded_into_a_step_that_draws() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), Scaled())
+    step = sw.compile(model, (X,), mesh="data=2", backend="reference")
+    before = step.state_dict()[STATE].clone()
+    with torch.no_grad():
+        model[0].weight.fill_(2.0)  # type: ignore[union-attr]
+    step.load_state_dict(model.state_dict())
+    assert set(step.full_state_dict()) - set(model.state_dict()) == {STATE}
+    torch.testing.assert_close(step.full_state_dict()["0.weight"], torch.full((4, 4), 2.0))
+    assert torch.equal(step.state_dict()[STATE], before)
+
+
+def test_attributes_of_other_wrappers_name_what_stands_for_them() -> None:
+    step = compiled(Scaled())
+    assert not hasattr(step, "module")
+    for name, words in (
+        ("module", "wraps no module"),
+        ("clip_grad_norm_", r"nn.utils.clip_grad_norm_\(step.parameters"),
+        ("set_requires_gradient_sync", "no_sync"),
+    ):
+        with pytest.raises(AttributeError, match=words):
+            getattr(step, name)
+
+
+def test_part_of_the_model_may_have_the_name_of_such_an_attribute() -> None:
+    model = nn.Sequential()
+    model.module = Scaled()
+    assert compiled(model).get_submodule("module").fc.weight.shape == (4, 4)  # type: ignore[union-attr]
+
+
+def test_what_would_never_run_on_a_step_is_refused() -> None:
+    step = compiled(Scaled())
+    with pytest.raises(ValueError, match="none of its layers, for apply"):
+        step.apply(lambda module: None)
+    with pytest.raises(ValueError, match="such a hook would never be called"):
+        step.register_full_backward_hook(lambda *_: None)
+
+
+def test_step_under_torch_compile_is_the_step() -> None:
+    model = Scaled()
+    step = compiled(model)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*torch.jit.*")
+        loss = torch.compile(step)(X)[0]
+    torch.testing.assert_close(loss, model(X)[0])
+    assert step.fc.weight.grad is not None

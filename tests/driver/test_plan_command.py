@@ -145,7 +145,7 @@ def test_rule_on_a_mesh_needs_no_cluster_and_others_say_that_they_do(
     options = ["--planner", "megatron", "--mesh", "tensor=2", "-o", str(file)]
     assert main(["plan", MODEL, *options]) == 0
     assert Plan.load(file).mesh == {"tensor": 2}
-    assert main(["plan", MODEL]) == 1
+    assert main(["plan", "no_such_file:model"]) == 1
     assert "planner 'auto' needs a cluster; give" in capsys.readouterr().err
 
 

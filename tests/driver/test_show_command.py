@@ -160,3 +160,13 @@ def test_notebook_shows_a_large_program_in_part() -> None:
     shown = html.count(" = aten.")
     assert shown == 10
     assert "more ops; str(program) has all of them" in html
+
+
+@pytest.mark.parametrize("command", ["show", "report", "simulate", "explore"])
+def test_model_in_place_of_a_program_is_answered_with_the_command_that_writes_one(
+    command: str, capsys: Captured, tmp_path: Path
+) -> None:
+    output = ["-o", str(tmp_path / "out")] if command in ("report", "explore") else []
+    cluster = ["--cluster", "h100-pod"] if command != "show" else []
+    assert main([command, "mine:example", *cluster, *output]) == 1
+    assert "`shardweave capture mine:example -o step.mlir`" in capsys.readouterr().err

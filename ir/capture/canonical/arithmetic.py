@@ -61,6 +61,16 @@ def sum_(call: Call) -> Result:
     return call.add("aten.sum.dim_IntList", [source], values)
 
 
+@form("aten.norm.Scalar", "aten.norm.ScalarOpt_dim")
+def norm(call: Call) -> Result:
+    """The norm of vectors, under its name of today."""
+    dims = call.arguments.get("dim") or None
+    values = {"dim": dims, "keepdim": call.arguments.get("keepdim", False)}
+    power = call.arguments.get("p")
+    values["ord"] = 2 if power is None else power
+    return call.add("aten.linalg_vector_norm", [call["self"]], values)
+
+
 @form("aten.var.correction", "aten.var_mean.correction")
 def variance(call: Call) -> Result:
     """The mean square distance from the global mean."""

@@ -77,7 +77,10 @@ def form(*names: str) -> Callable[[Form], Form]:
 
 @cache
 def _load() -> None:
-    families = "layout creation arithmetic losses batch_norm random refused strided"
+    families = """
+        layout creation arithmetic activations losses binary_losses batch_norm random refused
+        strided
+    """
     for module in families.split():
         import_module(f"shardweave.ir.capture.canonical.{module}")
 

@@ -95,9 +95,7 @@ def batch_norm(call: Call) -> list[SSAValue | None]:
     if not call.arguments.get("training", True):
         output = _normalize(call, channels, running_mean, _rstd(call, running_var))
         return [output, running_mean, running_var, running_mean, running_var]
-    mean = channels.mean(source)
-    centered = b.call("aten.sub.Tensor", source, channels.wide(mean))
-    variance = channels.mean(b.call("aten.mul.Tensor", centered, centered))
+    mean, variance = _statistics(call, channels)
     rstd = _rstd(call, variance)
     output = _normalize(call, channels, mean, rstd)
     momentum = call["momentum"]
@@ -113,6 +111,16 @@ def batch_norm(call: Call) -> list[SSAValue | None]:
     ]
 
 
+@form("aten._native_batch_norm_legit.no_stats")
+@_widely
+def batch_norm_without_buffers(call: Call) -> list[SSAValue | None]:
+    """Output, batch mean and 1 / standard deviation; instance norms are made of it."""
+    channels = _Channels(call, shape_of(call["input"]))
+    mean, variance = _statistics(call, channels)
+    rstd = _rstd(call, variance)
+    return [_normalize(call, channels, mean, rstd), mean, rstd]
+
+
 @form("aten._native_batch_norm_legit_no_training", "aten.native_batch_norm")
 @_widely
 def batch_norm_inference(call: Call) -> list[SSAValue | None]:
@@ -121,6 +129,14 @@ def batch_norm_inference(call: Call) -> list[SSAValue | None]:
     assert not call.arguments.get("training", False)
     mean, rstd = call["running_mean"], _rstd(call, call["running_var"])
     return [_normalize(call, channels, mean, rstd), mean, rstd]
+
+
+def _statistics(call: Call, channels: _Channels) -> tuple[SSAValue, SSAValue]:
+    """The mean and the variance of each channel."""
+    b = call.builder
+    mean = channels.mean(call["input"])
+    centered = b.call("aten.sub.Tensor", call["input"], channels.wide(mean))
+    return mean, channels.mean(b.call("aten.mul.Tensor", centered, centered))
 
 
 def _rstd(call: Call, variance: SSAValue) -> SSAValue:

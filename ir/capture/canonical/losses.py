@@ -141,7 +141,7 @@ def mse_loss(call: Call) -> Result:
     b = call.builder
     distance = b.call("aten.sub.Tensor", call["self"], call["target"])
     square = b.call("aten.mul.Tensor", distance, distance)
-    return _reduced(call, square)
+    return reduced(call, square)
 
 
 @form("aten.mse_loss_backward")
@@ -149,7 +149,7 @@ def mse_loss_backward(call: Call) -> Result:
     b = call.builder
     distance = b.call("aten.sub.Tensor", call["self"], call["target"])
     slope = b.call("aten.mul.Scalar", distance, other=2.0)
-    return b.call("aten.mul.Tensor", slope, _spread(call, shape_of(distance)))
+    return b.call("aten.mul.Tensor", slope, spread(call, shape_of(distance)))
 
 
 @form("aten.huber_loss", "aten.smooth_l1_loss")
@@ -160,7 +160,7 @@ def huber_loss(call: Call) -> Result:
     distance = b.call("aten.abs", b.call("aten.sub.Tensor", call["self"], call["target"]))
     near = b.call("aten.clamp", distance, max=limit)
     rest = b.call("aten.sub.Tensor", distance, b.call("aten.mul.Scalar", near, other=0.5))
-    return _reduced(call, b.call("aten.mul.Tensor", _scaled(call, near, scale), rest))
+    return reduced(call, b.call("aten.mul.Tensor", _scaled(call, near, scale), rest))
 
 
 @form("aten.huber_loss_backward", "aten.smooth_l1_loss_backward")
@@ -169,7 +169,7 @@ def huber_loss_backward(call: Call) -> Result:
     limit, scale = _limit_and_scale(call)
     distance = b.call("aten.sub.Tensor", call["self"], call["target"])
     slope = _scaled(call, b.call("aten.clamp", distance, min=-limit, max=limit), scale)
-    return b.call("aten.mul.Tensor", slope, _spread(call, shape_of(distance)))
+    return b.call("aten.mul.Tensor", slope, spread(call, shape_of(distance)))
 
 
 def _limit_and_scale(call: Call) -> tuple[float, float]:
@@ -183,7 +183,8 @@ def _scaled(call: Call, value: SSAValue, scale: float) -> SSAValue:
     return value if scale == 1.0 else call.builder.call("aten.div.Scalar", value, other=scale)
 
 
-def _reduced(call: Call, rows: SSAValue) -> SSAValue:
+def reduced(call: Call, rows: SSAValue) -> SSAValue:
+    """The losses of all elements, their sum or their mean, as the call says."""
     b = call.builder
     shape = shape_of(rows)
     if call["reduction"] == _NONE:
@@ -194,7 +195,7 @@ def _reduced(call: Call, rows: SSAValue) -> SSAValue:
     return total
 
 
-def _spread(call: Call, shape: tuple[int, ...]) -> SSAValue:
+def spread(call: Call, shape: tuple[int, ...]) -> SSAValue:
     """The gradient of each element's loss."""
     if call["reduction"] == _MEAN:
         return call.builder.call("aten.div.Scalar", call["grad_output"], other=math.prod(shape))

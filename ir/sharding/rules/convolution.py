@@ -15,13 +15,15 @@ from shardweave.ir.types import shape_of
 
 WINDOWS = {
     1: """
-        upsample_nearest1d reflection_pad1d replication_pad1d
+        upsample_nearest1d reflection_pad1d reflection_pad1d_backward replication_pad1d
+        replication_pad1d_backward
     """,
     2: """
         max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
         _adaptive_avg_pool2d _adaptive_avg_pool2d_backward upsample_nearest2d
         upsample_nearest2d_backward upsample_bilinear2d upsample_bicubic2d reflection_pad2d
         reflection_pad2d_backward replication_pad2d replication_pad2d_backward
+        adaptive_max_pool2d adaptive_max_pool2d_backward
     """,
     3: """
         max_pool3d_with_indices max_pool3d_with_indices_backward avg_pool3d avg_pool3d_backward
@@ -39,6 +41,15 @@ def window(op: AtenOp) -> Rule:
     dims = "..." + " ." * SPATIAL_DIMS[op.name]
     operands, results = (", ".join([dims] * len(v)) for v in (op.operands, op.results))
     return Notation(op, f"{operands} -> {results}").rule()
+
+
+@rule("aten.im2col", "aten.col2im")
+def patches(op: AtenOp) -> Rule:
+    """`n ... -> n ...`: the patches of an image, whose channels and positions are one dim."""
+    ranks = [len(shape_of(value)) for value in (*op.operands, *op.results)]
+    is_batch = min(ranks) > 2
+    given, made = (("n" if is_batch else ".") + " ." * (rank - 1) for rank in ranks)
+    return Notation(op, f"{given} -> {made}").rule()
 
 
 @rule("aten.convolution")

@@ -6,6 +6,7 @@ import logging
 from functools import cache
 from importlib import import_module
 
+from shardweave.ir.annotations import layer_of
 from shardweave.ir.aten import AtenOp, OpKey, key_of_op
 from shardweave.ir.sharding.rules.base import RULES, Rule, RuleFunction, replicated_rule
 from shardweave.ir.types import shape_of
@@ -50,7 +51,7 @@ def rule_of(op: AtenOp) -> Rule:
     _load_families()
     function = RULES.get(op.name)
     if function is None:
-        _warn(op.name)
+        _warn(op)
         function = replicated_rule
     key = function, key_of_op(op)
     found = _known.get(key)
@@ -64,11 +65,13 @@ def rule_of(op: AtenOp) -> Rule:
     return found
 
 
-def _warn(name: str) -> None:
-    if name not in _warned:
-        _warned.add(name)
+def _warn(op: AtenOp) -> None:
+    if op.name not in _warned:
+        _warned.add(op.name)
         logger.warning(
-            "%s has no factor rule: results are exact, but every device computes it whole, on "
-            "operands gathered for it. Write it with other ops, or add a rule (docs/rules.md).",
-            name,
+            "%s (in %s) has no factor rule: results are exact, but every device computes it "
+            "whole, on operands gathered for it. Write it with other ops, or add a rule "
+            "(docs/rules.md).",
+            op.name,
+            f"layer '{layer_of(op)}'" if layer_of(op) else "the model",
         )

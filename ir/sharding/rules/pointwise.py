@@ -12,11 +12,11 @@ from shardweave.ir.sharding.rules.dims import broadcast, passing
 from shardweave.ir.types import dtype_of_value, shape_of
 
 UNARY = """
-    abs acos acosh asin asinh atan atanh bitwise_not ceil cos cosh digamma elu erf erfc erfinv exp
-    exp2 expm1 floor frac gelu hardsigmoid hardswish hardtanh isinf isnan leaky_relu lgamma log
-    log10 log1p log2 logical_not logit mish nan_to_num neg reciprocal relu relu6 round
-    round.decimals rsqrt sgn sigmoid sign signbit silu sin sinh softplus sqrt square tan tanh trunc
-    clamp clamp_min clamp_max _to_copy fill.Scalar fill.Tensor
+    abs acos acosh asin asinh atan atanh bitwise_not ceil celu cos cosh digamma elu erf erfc
+    erfinv exp exp2 expm1 floor frac gelu hardsigmoid hardswish hardtanh isinf isnan leaky_relu
+    lgamma log log10 log1p log2 logical_not logit mish nan_to_num neg reciprocal relu relu6
+    round round.decimals rsqrt sgn sigmoid sign signbit silu sin sinh softplus sqrt square tan
+    tanh threshold trunc clamp clamp_min clamp_max _to_copy fill.Scalar fill.Tensor
 """.split()
 
 BINARY = """
@@ -41,7 +41,7 @@ TERNARY = """
 BACKWARD = """
     elu_backward gelu_backward hardsigmoid_backward hardswish_backward hardtanh_backward
     leaky_relu_backward logit_backward native_dropout_backward sigmoid_backward silu_backward
-    mish_backward softplus_backward tanh_backward threshold_backward
+    mish_backward softplus_backward tanh_backward threshold_backward _prelu_kernel_backward
 """.split()
 
 CHECKED = frozenset(

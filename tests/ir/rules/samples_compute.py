@@ -73,6 +73,12 @@ def max_pool_backward(shape: tuple[int, ...]) -> Sample:
     return sample(f"{name}_backward", y, x, *window, indices)
 
 
+def adaptive_max_pool_backward() -> Sample:
+    x = normal(*PLANES)
+    y, indices = torch.ops.aten.adaptive_max_pool2d(x, [3, 2])
+    return sample("adaptive_max_pool2d_backward", y, x, indices)
+
+
 POOLS = (
     sample("max_pool2d_with_indices", normal(*PLANES), [2, 2], [2, 2], [1, 1]),
     sample("max_pool2d_with_indices", normal(4, 6, 6), [3, 3], [1, 1]),
@@ -101,6 +107,13 @@ POOLS = (
     sample("upsample_bilinear2d", normal(*PLANES), [12, 9], False),
     sample("upsample_bicubic2d", normal(*PLANES), [12, 9], True),
     sample("reflection_pad1d", normal(2, 4, 6), [1, 2]),
+    sample("reflection_pad1d_backward", normal(2, 4, 9), normal(2, 4, 6), [1, 2]),
+    sample("replication_pad1d_backward", normal(2, 4, 9), normal(2, 4, 6), [1, 2]),
+    sample("adaptive_max_pool2d", normal(*PLANES), [3, 2]),
+    adaptive_max_pool_backward(),
+    sample("im2col", normal(*PLANES), [2, 3], [1, 1], [0, 1], [1, 2]),
+    sample("im2col", normal(4, 6, 6), [2, 3], [1, 1], [0, 1], [1, 2]),
+    sample("col2im", normal(2, 24, 16), [5, 6], [2, 3], [1, 1], [0, 0], [1, 1]),
     sample("reflection_pad2d", normal(*PLANES), [1, 2, 0, 1]),
     sample("reflection_pad2d_backward", normal(2, 4, 7, 9), normal(*PLANES), [1, 2, 0, 1]),
     sample("replication_pad1d", normal(2, 4, 6), [1, 2]),

@@ -37,6 +37,8 @@ UNARY = (
     sample("fill.Scalar", normal(4, 6), 2.0),
     sample("fill.Tensor", normal(4, 6), normal()),
     sample("gelu", normal(4, 6), approximate="tanh"),
+    sample("celu", normal(4, 6), 0.7),
+    sample("threshold", normal(4, 6), 0.1, 0.2),
 )
 
 WITH_NUMBER = """
@@ -115,6 +117,7 @@ BACKWARD = (
     sample("leaky_relu_backward", normal(4, 6), normal(4, 6), 0.1, False),
     sample("logit_backward", normal(4, 6), unit(4, 6)),
     sample("native_dropout_backward", normal(4, 6), booleans(4, 6), 1.25),
+    sample("_prelu_kernel_backward", normal(2, 4, 6), normal(2, 4, 6), normal(1, 4, 1)),
     sample("softplus_backward", normal(4, 6), normal(4, 6), 1.0, 20.0),
     sample("threshold_backward", normal(4, 6), normal(4, 6), 0),
 )

@@ -2,6 +2,8 @@
 
 from unittest.mock import patch
 
+import pytest
+
 from shardweave.ir.aten import OWN_OPS, AtenOp, aten_dialect
 from shardweave.ir.sharding.rules import has_rule, lookup, rule_of
 from shardweave.ir.sharding.rules.base import RULES, Notation, Rule, rule
@@ -16,6 +18,22 @@ def test_rules_are_of_ops_that_torch_has() -> None:
 
 def test_rules_give_their_einsum_as_a_docstring() -> None:
     assert [name for name, function in RULES.items() if not function.__doc__] == []
+
+
+def test_op_without_a_rule_is_named_once_with_its_layer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    program = step("""
+        input %x : tensor<4x4xf64>
+        %y = aten.matrix_exp(%x) {layer = "net.1"} : tensor<4x4xf64>
+        output %y
+    """)
+    with patch.object(lookup, "_warned", set[str]()):
+        for _ in range(2):
+            for op in program.ops:
+                rule_of(op)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("aten.matrix_exp (in layer 'net.1') has no factor rule")
 
 
 def test_rule_that_is_registered_after_an_op_was_replicated_is_used() -> None:

@@ -1,0 +1,93 @@
+# pyright: basic
+"""Calls of torch that are put as other calls before the graph is differentiated.
+
+- `sgn` of real numbers is `sign`, which is the same, and has a gradient to trace. That of sgn is a
+  kind of zero that torch makes outside of what it traces.
+- `multilabel_margin_loss` is written out. What torch traces in its place is wrong where a row of
+  targets ends early: it also compares class 0 with the others, once for each target behind the end.
+- `embedding_bag` of bags of one length is a lookup and a sum, which can be cut by samples, by rows
+  and by columns of the table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_SIGNS: dict[Any, Any] = {torch.sgn: torch.sign, "sgn": "sign"}
+
+
+def replace_calls(exported: torch.fx.GraphModule) -> None:
+    """Put in place of each call of a graph what stands for it."""
+    for node in exported.graph.nodes:
+        if node.op not in ("call_function", "call_method"):
+            continue
+        if node.target in _SIGNS and not node.meta["example_value"].is_complex():
+            node.target = _SIGNS[node.target]
+        elif node.target in _WRITTEN_OUT:
+            node.target = _WRITTEN_OUT[node.target]
+    exported.recompile()
+
+
+def multilabel_margin_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """As torch's: sum over targets y and other classes c of max(0, 1 - x[y] + x[c]), by C.
+
+    Shapes: input and target N x C, or C; the targets of a row end at its first -1.
+    """
+    counts = (target < 0).cumsum(-1) == 0
+    index = torch.where(counts, target, 0)
+    is_target = torch.zeros_like(input).scatter_add(-1, index, counts.to(input.dtype)) > 0
+    distance = 1 - input.gather(-1, index)[..., :, None] + input[..., None, :]
+    compared = counts[..., :, None] & ~is_target[..., None, :]
+    rows = torch.where(compared, distance.clamp_min(0), 0).sum((-1, -2)) / input.shape[-1]
+    if size_average is not None or reduce is not None:
+        is_mean = size_average is None or size_average
+        reduction = "none" if reduce is False else "mean" if is_mean else "sum"
+    return rows if reduction == "none" else rows.mean() if reduction == "mean" else rows.sum()
+
+
+def embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """As torch's; where all bags have one length, as a lookup and a sum over each bag.
+
+    Shapes: input B x L, weight V x E, per_sample_weights B x L  ->  B x E.
+    """
+    is_lookup = input.dim() == 2 and offsets is None and not input.is_floating_point()
+    if not is_lookup or mode == "max" or max_norm is not None or scale_grad_by_freq or sparse:
+        options = max_norm, norm_type, scale_grad_by_freq, mode, sparse
+        rest = per_sample_weights, include_last_offset, padding_idx
+        return F.embedding_bag(input, weight, offsets, *options, *rest)
+    rows = F.embedding(input, weight)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights[..., None]
+    if padding_idx is None:
+        return rows.mean(1) if mode == "mean" and input.shape[1] else rows.sum(1)
+    counts = input != padding_idx % weight.shape[0]
+    total = torch.where(counts[..., None], rows, 0).sum(1)
+    return total / counts.sum(1, keepdim=True).clamp_min(1) if mode == "mean" else total
+
+
+_WRITTEN_OUT: dict[Any, Any] = {
+    F.multilabel_margin_loss: multilabel_margin_loss,
+    F.embedding_bag: embedding_bag,
+}
