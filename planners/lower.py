@@ -25,7 +25,7 @@ from shardweave.ir.rewrite.unroll import unroll_time_axes
 from shardweave.ir.sharding.attention_parts import split_attention
 from shardweave.ir.sharding.partition import partition
 from shardweave.ir.sharding.pending_sums import add_pending_sums
-from shardweave.ir.sharding.propagate import propagate
+from shardweave.ir.sharding.propagate import ForwardPass, propagate
 from shardweave.ir.sharding.repeat_heads import repeat_key_heads
 from shardweave.ir.sharding.split_addmm import split_addmms
 from shardweave.ir.sharding.split_projections import split_projections
@@ -74,6 +74,9 @@ FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "overlap-communication": reschedule,
 }
 """What the passes that carry plans out do, with the passes' options."""
+
+WITH_FORWARD_PASS = frozenset({"repeat-key-heads", "add-pending-sums", "propagate-shardings"})
+"""Those that read a propagation's forward pass: where they follow each other they share it."""
 
 Lowering = list[tuple[str, dict[str, Any]]]
 """Names of passes with their options, in order."""
@@ -259,7 +262,12 @@ def _further(program: Program, steps: Lowering) -> Program:
 
 
 def _take_through(target: Program, steps: Lowering) -> None:
+    forward = ForwardPass(target)
     with without_gc():
         for name, options in steps:
+            if name in WITH_FORWARD_PASS:
+                FUNCTIONS[name](target, forward, **options)
+                continue
+            forward.forget()
             for part in parts_of(target):
                 FUNCTIONS[name](part, **options)

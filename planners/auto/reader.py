@@ -61,8 +61,8 @@ class Depths:
     @staticmethod
     def of(program: Program, deep: int = DEEP) -> Depths:
         names = blocks_of(program).names
-        few = with_fewer_blocks(program, FEW) if len(names) > deep else None
-        more = with_fewer_blocks(program, MORE) if few is not None else None
+        more = with_fewer_blocks(program, MORE) if len(names) > deep else None
+        few = with_fewer_blocks(more, FEW) if more is not None else None
         return Depths(program, few, more, names)
 
     @property
