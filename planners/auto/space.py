@@ -230,10 +230,10 @@ def _contexts(
 ) -> Iterator[int]:
     """Sizes of an axis of sequences over which something is cut."""
     for size in divisors(devices):
-        is_asked = mesh is None or asked_degrees(mesh, MESH_AXES, "auto", PlanError).get(CONTEXT)
-        if size == 1 or is_asked not in (True, size):
-            continue
-        if constraints.allows_value(CONTEXT, size):
+        asked = (
+            size if mesh is None else asked_degrees(mesh, MESH_AXES, "auto", PlanError).get(CONTEXT)
+        )
+        if size > 1 and size == asked and constraints.allows_value(CONTEXT, size):
             plan = reader.base(reader.depths.read, 1, Partition(context=size))
             if f'"{CONTEXT}"' in "".join((*plan.inputs.values(), *plan.parameters.values())):
                 yield size

@@ -203,9 +203,7 @@ def test_no_cuts_of_a_pipeline_beat_the_time_that_fills_and_drains_it() -> None:
         stages, micro_batches = random.randint(1, 6), random.randint(1, 8)
         times = [random.random() ** 4 + 1e-3 for _ in range(stages)]
         before = [sum(times[:number]) for number in range(stages)]
-        step_s = max(
-            micro_batches * own + first for own, first in zip(times, before, strict=True)
-        )
+        step_s = max(micro_batches * own + first for own, first in zip(times, before, strict=True))
         assert filled(sum(times), stages, micro_batches) <= step_s * (1 + 1e-12)
     assert filled(1.0, 1, 4) == 4.0
     assert filled(3.0, 2, 2) == pytest.approx(4.0)  # stages of 2 and 1: 2 x 2, and 2 x 1 + 2
