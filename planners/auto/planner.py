@@ -96,7 +96,12 @@ def plan_auto(
         tell=host.tell if host else None,
     )
     search.run()
-    rivals = list(_proposed(search, cluster, mesh, options, constraints))
+    rivals: list[Rival] = []
+    try:
+        for rival in _proposed(search, cluster, mesh, options, constraints):
+            rivals.append(rival)
+    except KeyboardInterrupt:
+        search.stopped = "it was interrupted"
     return _plan_of(search, rivals, options)
 
 

@@ -120,15 +120,17 @@ def test_bad_options_and_what_they_leave_nothing_of_are_told(
         planned(**options)
 
 
-def test_interrupted_search_gives_the_best_so_far() -> None:
+@pytest.mark.parametrize("at", ["simulated; best", "asking"])
+def test_interrupted_search_gives_the_best_so_far(at: str) -> None:
     calls: list[str] = []
 
     def tell(text: str) -> None:
         calls.append(text)
-        if "simulated; best" in text:
+        if at in text:
             raise KeyboardInterrupt
 
-    plan = plan_auto(program(), None, cluster=CLUSTER, host=Host(None, tell))
+    options = AutoOptions(simulate=2)
+    plan = plan_auto(program(), None, cluster=CLUSTER, host=Host(None, tell), options=options)
     assert plan.predicted is not None
     assert any("it was interrupted" in reason for reason in plan.reasons)
 
