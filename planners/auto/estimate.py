@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shardweave.ir.rewrite.buckets import BUCKET_BYTES
-from shardweave.planners.auto.point import JointPoint, Partition
+from shardweave.planners.auto.point import JointPoint, ReplicaCut
 from shardweave.planners.auto.reader import CostReader, PieceCost
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import state_bytes
@@ -51,14 +51,14 @@ class Estimator:
 
     reader: CostReader
     precision: str = ""
-    _rings: dict[tuple[int, Partition, tuple[str, ...]], tuple[float, float]] = field(
-        default_factory=dict[tuple[int, Partition, tuple[str, ...]], tuple[float, float]]
+    _rings: dict[tuple[int, ReplicaCut, tuple[str, ...]], tuple[float, float]] = field(
+        default_factory=dict[tuple[int, ReplicaCut, tuple[str, ...]], tuple[float, float]]
     )
     _joined: dict[tuple[int, int], tuple[int, float]] = field(
         default_factory=dict[tuple[int, int], tuple[int, float]]
     )
-    _stages: dict[tuple[Partition, int, str, int], float] = field(
-        default_factory=dict[tuple[Partition, int, str, int], float]
+    _stages: dict[tuple[ReplicaCut, int, str, int], float] = field(
+        default_factory=dict[tuple[ReplicaCut, int, str, int], float]
     )
 
     @property
@@ -66,7 +66,7 @@ class Estimator:
         return self.reader.cluster
 
     def cost_of(self, point: JointPoint) -> PieceCost:
-        return self.reader.cost(point.partition, self.reader.batch // point.pieces)
+        return self.reader.cost(point.cut, self.reader.batch // point.pieces)
 
     def estimate(self, point: JointPoint) -> PointEstimate:
         """Raises ValueError if the point's shardings cannot be."""
@@ -110,7 +110,7 @@ class Estimator:
     def _slowest(self, point: JointPoint, cost: PieceCost) -> float:
         """Seconds of the slowest of stages that are cut as evenly as blocks allow."""
         rows = self.reader.batch // point.pieces
-        key = point.partition, rows, point.recompute, point.stages
+        key = point.cut, rows, point.recompute, point.stages
         if key not in self._stages:
             self._stages[key] = bottleneck(cost.passes_s(point.recompute), point.stages)
         return self._stages[key]
@@ -156,9 +156,9 @@ class Estimator:
 
     def _ring(self, point: JointPoint, over: tuple[str, ...]) -> tuple[float, float]:
         """Seconds for each byte, and of a message without any, of a ring over some axes."""
-        key = point.data, point.partition, over
+        key = point.data, point.cut, over
         if key not in self._rings:
-            mesh = point.partition.mesh(data=point.data)
+            mesh = point.cut.mesh(data=point.data)
             axes = tuple(name for name in mesh.names if name in over)
             model = CostModel(self.cluster, mesh)
             begin_s = model.sync_time_s("reduce_scatter", axes, 0.0)

@@ -32,7 +32,7 @@ class PlanMaker:
 
         Stages are always those of the whole program. Raises PlanError if there are none.
         """
-        base = self.estimator.reader.base(program, point.data, point.partition)
+        base = self.estimator.reader.base(program, point.data, point.cut)
         mesh = {"pipeline": point.stages} if point.stages > 1 else {}
         return replace(
             base,

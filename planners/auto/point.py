@@ -17,7 +17,7 @@ of many ranks takes longer to begin than a copy of so much."""
 
 
 @dataclass(frozen=True)
-class Partition:
+class ReplicaCut:
     """How a replica is cut, but for its stages and its batch."""
 
     tensor: int = 1
@@ -61,8 +61,8 @@ class JointPoint:
         return self.data * self.micro_batches * self.sub_batches
 
     @property
-    def partition(self) -> Partition:
-        return Partition(self.tensor, self.sequence_parallel, self.context)
+    def cut(self) -> ReplicaCut:
+        return ReplicaCut(self.tensor, self.sequence_parallel, self.context)
 
     @property
     def is_staged(self) -> bool:

@@ -22,7 +22,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.fewer_blocks import with_fewer_blocks
 from shardweave.ir.types import num_bytes, tensor_type_of
-from shardweave.planners.auto.point import Partition
+from shardweave.planners.auto.point import ReplicaCut
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.workload import BlockWork, Workload, batch_of, workload_of
 from shardweave.planners.cost.zero import DATA_AXIS
@@ -188,11 +188,11 @@ class CostReader:
     cluster: Cluster
     lowerings: Lowerings = field(init=False)
     _num_read: int = 0
-    _known: dict[tuple[Partition, int], PieceCost] = field(
-        default_factory=dict[tuple[Partition, int], PieceCost]
+    _known: dict[tuple[ReplicaCut, int], PieceCost] = field(
+        default_factory=dict[tuple[ReplicaCut, int], PieceCost]
     )
-    _bases: dict[tuple[int, int, Partition], Plan] = field(
-        default_factory=dict[tuple[int, int, Partition], Plan]
+    _bases: dict[tuple[int, int, ReplicaCut], Plan] = field(
+        default_factory=dict[tuple[int, int, ReplicaCut], Plan]
     )
 
     def __post_init__(self) -> None:
@@ -211,7 +211,7 @@ class CostReader:
         """How many partitions were made to read costs off."""
         return self._num_read
 
-    def base(self, program: Program, data: int, cut: Partition) -> Plan:
+    def base(self, program: Program, data: int, cut: ReplicaCut) -> Plan:
         """The shardings of degrees by Megatron's rule, of the program or one with fewer blocks."""
         key = id(program), data, cut
         if key not in self._bases:
@@ -220,7 +220,7 @@ class CostReader:
             )
         return self._bases[key]
 
-    def cost(self, cut: Partition, rows: int) -> PieceCost:
+    def cost(self, cut: ReplicaCut, rows: int) -> PieceCost:
         """Raises ValueError if the program cannot be partitioned so."""
         key = cut, rows
         if key not in self._known:
@@ -239,13 +239,13 @@ class CostReader:
         few = [n for n in rows if n in ROWS_READ]
         return few if self.depths.is_deep and len(few) > 1 else rows
 
-    def _read(self, cut: Partition, rows: int) -> PieceCost:
+    def _read(self, cut: ReplicaCut, rows: int) -> PieceCost:
         self._num_read += 1
         plan = self.base(self.depths.read, self.batch // rows, cut)
         local = self.lowerings.blocking(plan)
         return self._priced(workload_of(local, self.cluster, self._mesh(cut)))
 
-    def _mesh(self, cut: Partition) -> Mesh:
+    def _mesh(self, cut: ReplicaCut) -> Mesh:
         """Where messages of a replica are priced: all groups at once if they share NICs."""
         inside = cut.mesh()
         if all(node.devices % inside.num_devices == 0 for node in self.cluster.nodes):

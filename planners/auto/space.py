@@ -11,7 +11,7 @@ from itertools import product
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.auto.constraints import Constraints
 from shardweave.planners.auto.estimate import BUCKETED
-from shardweave.planners.auto.point import BUCKETS, JointPoint, Partition
+from shardweave.planners.auto.point import BUCKETS, JointPoint, ReplicaCut
 from shardweave.planners.auto.reader import CostReader
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.pipeline.stages import OVERLAPPING
@@ -67,9 +67,9 @@ class JointSpace:
         Schedules and orders of micro-batches are `variants` of these.
         """
         for tensor in self.tensor:
-            yield from self._points(Partition(tensor))
+            yield from self._points(ReplicaCut(tensor))
             if tensor in self.cuts_sequence:
-                yield from self._points(Partition(tensor, sequence_parallel=True))
+                yield from self._points(ReplicaCut(tensor, sequence_parallel=True))
 
     def sequence_points(self, tensor: int) -> Iterator[JointPoint]:
         """Those of a tensor degree that cut sequences: by as few devices as the batch allows, and
@@ -79,9 +79,9 @@ class JointSpace:
         few = [n for n in sorted(self.contexts) if rest % n == 0 and self.batch % (rest // n) == 0]
         for context in sorted(asked or few[:MOST_CONTEXTS]):
             if rest % context == 0:
-                yield from self._points(Partition(tensor, context=context))
+                yield from self._points(ReplicaCut(tensor, context=context))
 
-    def _points(self, cut: Partition) -> Iterator[JointPoint]:
+    def _points(self, cut: ReplicaCut) -> Iterator[JointPoint]:
         for data, stages in self._degrees(cut):
             rows = self.batch // data
             for micro in divisors(rows):
@@ -159,7 +159,7 @@ class JointSpace:
             return False
         return True
 
-    def _degrees(self, cut: Partition) -> Iterator[tuple[int, int]]:
+    def _degrees(self, cut: ReplicaCut) -> Iterator[tuple[int, int]]:
         rest = self.devices // cut.tensor // cut.context
         for stages in divisors(rest):
             data = rest // stages
@@ -203,13 +203,13 @@ def joint_space(
     cuts: set[int] = set()
     for tensor in tensor_degrees(cluster):
         if tensor > 1:
-            plan = reader.base(program, 1, Partition(tensor, sequence_parallel=True))
+            plan = reader.base(program, 1, ReplicaCut(tensor, sequence_parallel=True))
             if not plan.parameters:
                 continue
             cuts |= {tensor} if plan.activations else set()
         degrees.append(tensor)
     repeated = len(reader.depths.names)
-    rest = len(reader.cost(Partition(), 1).blocks) - repeated if repeated else 0
+    rest = len(reader.cost(ReplicaCut(), 1).blocks) - repeated if repeated else 0
     return JointSpace(
         devices=devices,
         node=cluster.nodes[0].devices,
@@ -234,7 +234,7 @@ def _contexts(
             size if mesh is None else asked_degrees(mesh, MESH_AXES, "auto", PlanError).get(CONTEXT)
         )
         if size > 1 and size == asked and constraints.allows_value(CONTEXT, size):
-            plan = reader.base(reader.depths.read, 1, Partition(context=size))
+            plan = reader.base(reader.depths.read, 1, ReplicaCut(context=size))
             if f'"{CONTEXT}"' in "".join((*plan.inputs.values(), *plan.parameters.values())):
                 yield size
 
