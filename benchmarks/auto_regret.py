@@ -83,11 +83,12 @@ def all_points(program: Program, cluster: Cluster, forbid: str) -> Sweep:
     reader = CostReader(Depths.of(program), cluster)
     evaluator = Evaluator(PlanMaker(Estimator(reader)))
     space = joint_space(reader, None, Constraints.parse("", forbid), has_list=False)
-    points = {variant: None for point in space.points() for variant in space.variants(point)}
+    cut = (point for tensor in space.tensor for point in space.sequence_points(tensor))
+    points = {v: None for point in (*space.points(), *cut) for v in space.variants(point)}
 
     def partition(point: JointPoint) -> tuple[object, ...]:
         return (
-            point.tensor, point.data, point.sequence_parallel, point.sub_batches,
+            point.tensor, point.context, point.data, point.sequence_parallel, point.sub_batches,
             point.micro_batches, point.stages, point.zero, point.recompute, point.pipeline,
             point.schedule,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from shardweave.ir.dead_code import remove_dead_ops
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.bucket_collectives import bucket_collectives
-from shardweave.ir.rewrite.buckets import merge_all_reduces
+from shardweave.ir.rewrite.buckets import BUCKET_BYTES, merge_all_reduces
 from shardweave.ir.rewrite.cse import merge_equal_ops
 from shardweave.ir.rewrite.redundancy import delete_redundant_collectives
 from shardweave.ir.rewrite.rematerialize import rematerialize
@@ -25,7 +25,7 @@ from shardweave.ir.rewrite.unroll import unroll_time_axes
 from shardweave.ir.sharding.attention_parts import split_attention
 from shardweave.ir.sharding.partition import partition
 from shardweave.ir.sharding.pending_sums import add_pending_sums
-from shardweave.ir.sharding.propagate import propagate
+from shardweave.ir.sharding.propagate import ForwardPass, propagate
 from shardweave.ir.sharding.repeat_heads import repeat_key_heads
 from shardweave.ir.sharding.split_addmm import split_addmms
 from shardweave.ir.sharding.split_projections import split_projections
@@ -74,6 +74,9 @@ FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "overlap-communication": reschedule,
 }
 """What the passes that carry plans out do, with the passes' options."""
+
+WITH_FORWARD_PASS = frozenset({"repeat-key-heads", "add-pending-sums", "propagate-shardings"})
+"""Those that read a propagation's forward pass: where they follow each other they share it."""
 
 Lowering = list[tuple[str, dict[str, Any]]]
 """Names of passes with their options, in order."""
@@ -145,8 +148,17 @@ def finishing_of(plan: Plan) -> Lowering:
         options["cluster"] = plan.cluster
     # The papers' schedules are as they are there.
     names = FINISHING if options["schedule"] in (DEFAULT_SCHEDULE, "list") else FINISHING[1:]
-    steps: Lowering = [(name, dict[str, Any]()) for name in names]
+    steps: Lowering = [
+        (name, _buckets_of(plan) if name == "bucket-collectives" else {}) for name in names
+    ]
     return [*steps, ("overlap-communication", options)]
+
+
+def _buckets_of(plan: Plan) -> dict[str, Any]:
+    """Options of `bucket-collectives`: buckets hold what does not travel alone."""
+    if not plan.alone_bytes:
+        return {}
+    return {"bytes": max(BUCKET_BYTES, plan.alone_bytes), "alone_bytes": plan.alone_bytes}
 
 
 def local_program(program: Program, plan: Plan) -> Program:
@@ -216,7 +228,7 @@ class Lowerings:
         return self.made[key]
 
     def _lowered(self, plan: Plan, finishing: Lowering) -> Program:
-        plain = _bare(replace(plan, schedule=""))
+        plain = _bare(replace(plan, schedule="", alone_bytes=0))
         cut = self._remembered(f"cut {plain.to_json()}", lambda: self._cut(plain))
         return _further(cut, finishing)
 
@@ -259,7 +271,12 @@ def _further(program: Program, steps: Lowering) -> Program:
 
 
 def _take_through(target: Program, steps: Lowering) -> None:
+    forward = ForwardPass(target)
     with without_gc():
         for name, options in steps:
+            if name in WITH_FORWARD_PASS:
+                FUNCTIONS[name](target, forward, **options)
+                continue
+            forward.forget()
             for part in parts_of(target):
                 FUNCTIONS[name](part, **options)

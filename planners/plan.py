@@ -41,6 +41,8 @@ class Plan:
     projections: the weights of fused projections, such as that of queries, keys and values, each of
     whose parts is computed by a linear map of its own (`split-projections`), so that heads that do
     not divide can be cut.
+    alone_bytes: a weight or a gradient of so many bytes or more travels in a message of its own,
+    and smaller ones together (`bucket-collectives`); 0: from where copying takes longer on CPUs.
     recompute: policy of `rematerialize`. schedule: of `overlap-communication`; `cluster` (a preset
     or a file) is the one it orders for. pipeline: stages, None for one. zero: how much of
     parameters is also sharded over the data axis: 1 optimizer state, 2 gradients too, 3 parameters
@@ -61,6 +63,7 @@ class Plan:
     batch_split: int = 1
     attention_parts: int = 1
     projections: Mapping[str, SplitProjection] = field(default_factory=dict[str, SplitProjection])
+    alone_bytes: int = 0
     recompute: str = "none"
     schedule: str = ""
     cluster: str = ""
@@ -175,6 +178,7 @@ _READERS: dict[str, parts.Reader] = {
     "batch_split": parts.at_least(1),
     "attention_parts": parts.at_least(1),
     "projections": parts.table_of(parts.projection, "projections"),
+    "alone_bytes": parts.at_least(0),
     "recompute": parts.one_of(parts.RECOMPUTE),
     "schedule": parts.one_of(parts.SCHEDULES),
     "cluster": parts.text,

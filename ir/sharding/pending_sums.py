@@ -10,21 +10,25 @@ from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.flow import check_not_propagated
-from shardweave.ir.sharding.propagate import Propagation
+from shardweave.ir.sharding.propagate import ForwardPass
 
 
-def add_pending_sums(program: Program) -> bool:
+def add_pending_sums(program: Program, forward: ForwardPass | None = None) -> bool:
     """Rewrite (whole + pending) + pending' to whole + (pending + pending'), wherever both would be
-    pending over the same axes; whether anything changed. Linear in the ops.
+    pending over the same axes; whether anything changed. forward: of the program's propagation, if
+    it is known, which is forgotten if anything changed. Linear in the ops.
 
     Raises ValueError for a program without a mesh, or one that is propagated.
     """
     program.needed_mesh()
     check_not_propagated(program, "add-pending-sums")
-    propagation = Propagation(program)
-    propagation.forward()
+    forward = forward or ForwardPass(program)
+    propagation = forward.propagation()
     known = {value: versions[0] for value, versions in propagation.flow.versions.items()}
-    return any([_regroup(op, known) for op in propagation.ops if _is_plain_add(op)])
+    changed = any([_regroup(op, known) for op in propagation.ops if _is_plain_add(op)])
+    if changed:
+        forward.forget()
+    return changed
 
 
 def _is_plain_add(op: AtenOp) -> bool:

@@ -11,6 +11,7 @@ then written into the program (`place_reshards`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 from xdsl.ir import Attribute, SSAValue
@@ -30,13 +31,35 @@ MAX_SWEEPS = 100
 it ends; models need two or three."""
 
 
-def propagate(program: Program) -> None:
+@dataclass(eq=False)
+class ForwardPass:
+    """The forward pass of a program's propagation, which passes that change nothing hand on.
+
+    It is made when it is first asked for. Whoever changes the program says so by `forget`.
+    """
+
+    program: Program
+    _made: Propagation | None = None
+
+    def propagation(self) -> Propagation:
+        """Raises ValueError for a program without a mesh, or for wishes that do not fit."""
+        if self._made is None:
+            made = Propagation(self.program)
+            made.forward()
+            self._made = made
+        return self._made
+
+    def forget(self) -> None:
+        self._made = None
+
+
+def propagate(program: Program, forward: ForwardPass | None = None) -> None:
     """Give every op of a global program its sharding, and a reshard wherever a value changes it.
 
     Afterwards each op's operands fit its rule by construction, arguments and results carry
-    `dist.sharding`, and no wish is left. A propagated program stays as it is. Raises ValueError
-    without a mesh, for a program with ops that are not of the aten dialect, and for wishes that do
-    not fit. Linear in the ops.
+    `dist.sharding`, and no wish is left. A propagated program stays as it is. forward: of the
+    program as it is, if it is known. Raises ValueError without a mesh, for a program with ops that
+    are not of the aten dialect, and for wishes that do not fit. Linear in the ops.
     """
     program.needed_mesh()
     if program.is_local:
@@ -44,8 +67,7 @@ def propagate(program: Program) -> None:
             "the program is local already; propagate shardings once, on the global program."
         )
     if not is_propagated(program):
-        propagation = Propagation(program)
-        propagation.forward()
+        propagation = (forward or ForwardPass(program)).propagation()
         propagation.backward()
         propagation.write()
 

@@ -14,7 +14,7 @@ from shardweave.ir.annotations import annotate
 from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.flow import Flow, aten_ops, check_not_propagated
-from shardweave.ir.sharding.propagate import Propagation
+from shardweave.ir.sharding.propagate import ForwardPass
 from shardweave.ir.sharding.rules.attention import first_of_attention, shares_key_heads
 from shardweave.ir.syntax import Operands
 from shardweave.ir.types import dtype_of_value, shape_of, tensor_type
@@ -23,9 +23,10 @@ HEADS = 1
 """The dim of heads."""
 
 
-def repeat_key_heads(program: Program) -> bool:
+def repeat_key_heads(program: Program, forward: ForwardPass | None = None) -> bool:
     """Give each query a head of keys and values of its own where queries come in other shards
-    than keys can; whether anything changed. Linear in the ops.
+    than keys can; whether anything changed. forward: of the program's propagation, if it is known,
+    which is forgotten if anything changed. Linear in the ops.
 
     Raises ValueError for a program without a mesh, or one that is propagated.
     """
@@ -34,11 +35,13 @@ def repeat_key_heads(program: Program) -> bool:
     grouped = [op for op in aten_ops(program) if shares_key_heads(op)]
     if not grouped:
         return False
-    propagation = Propagation(program)
-    propagation.forward()
-    ops = [op for op in grouped if _is_cut_across(op, propagation.flow)]
+    forward = forward or ForwardPass(program)
+    flow = forward.propagation().flow
+    ops = [op for op in grouped if _is_cut_across(op, flow)]
     for op in ops:
         _Repeat(op).run()
+    if ops:
+        forward.forget()
     return bool(ops)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from shardweave.ir.suggest import did_you_mean
-from shardweave.planners.auto.point import DIMENSIONS, JointPoint
+from shardweave.planners.auto.point import BUCKETS, DIMENSIONS, JointPoint
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.quantity import gib, quantity
 from shardweave.planners.plan import Plan
@@ -118,6 +118,7 @@ def point_of(plan: Plan) -> JointPoint:
     return JointPoint(
         data=data,
         tensor=tensor,
+        context=plan.mesh.get("context", 1),
         stages=plan.num_stages,
         sequence_parallel=plan.planner == "auto" and bool(plan.activations),
         zero=plan.zero,
@@ -126,4 +127,5 @@ def point_of(plan: Plan) -> JointPoint:
         sub_batches=plan.batch_split,
         schedule=plan.schedule or "in-order",
         pipeline=pipeline.schedule if pipeline else PIPELINE_SCHEDULES[0],
+        buckets=plan.alone_bytes // 2**20 or BUCKETS[0],
     )

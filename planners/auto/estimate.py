@@ -7,19 +7,26 @@ no simulation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shardweave.ir.mesh import Mesh
-from shardweave.planners.auto.point import JointPoint
+from shardweave.ir.rewrite.buckets import BUCKET_BYTES
+from shardweave.planners.auto.point import JointPoint, ReplicaCut
 from shardweave.planners.auto.reader import CostReader, PieceCost
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
+from shardweave.planners.cost.pipeline.stages import OVERLAPPING
 from shardweave.planners.cost.zero import DATA_AXIS, divided, passes, whole_for_a_while
+from shardweave.planners.megatron import CONTEXT
+from shardweave.planners.predict import BY_BLOCK
 
 WEIGHTS_SHARE = 0.5
 """Of a backward pass, what computes gradients of weights, behind which other messages hide."""
+
+BUCKETED = ("in-order", "list")
+"""Schedules that join messages, and start those of weights before they are needed."""
 
 FITS_SURELY = 0.8
 """Share of the memory up to which an estimate is trusted to fit."""
@@ -27,11 +34,13 @@ FITS_SURELY = 0.8
 
 @dataclass(frozen=True)
 class PointEstimate:
-    """time_s: to rank by. bound_s: no schedule of the point is faster. memory_bytes: at the peak,
+    """time_s: to rank by. bound_s: no schedule of the point is faster. filling_s: nor is one that
+    fills and drains its stages with whole passes, as 1f1b does. memory_bytes: at the peak,
     of the fullest stage. state_bytes: of it what no schedule changes."""
 
     time_s: float
     bound_s: float
+    filling_s: float
     memory_bytes: float
     state_bytes: float
 
@@ -42,11 +51,14 @@ class Estimator:
 
     reader: CostReader
     precision: str = ""
-    _syncs: dict[tuple[int, int, str], float] = field(
-        default_factory=dict[tuple[int, int, str], float]
+    _rings: dict[tuple[int, ReplicaCut, tuple[str, ...]], tuple[float, float]] = field(
+        default_factory=dict[tuple[int, ReplicaCut, tuple[str, ...]], tuple[float, float]]
     )
-    _stages: dict[tuple[int, bool, int, str, int], float] = field(
-        default_factory=dict[tuple[int, bool, int, str, int], float]
+    _joined: dict[tuple[int, int], tuple[int, float]] = field(
+        default_factory=dict[tuple[int, int], tuple[int, float]]
+    )
+    _stages: dict[tuple[ReplicaCut, int, str, int], float] = field(
+        default_factory=dict[tuple[ReplicaCut, int, str, int], float]
     )
 
     @property
@@ -54,8 +66,7 @@ class Estimator:
         return self.reader.cluster
 
     def cost_of(self, point: JointPoint) -> PieceCost:
-        rows = self.reader.batch // point.pieces
-        return self.reader.cost(point.tensor, point.sequence_parallel, rows)
+        return self.reader.cost(point.cut, self.reader.batch // point.pieces)
 
     def estimate(self, point: JointPoint) -> PointEstimate:
         """Raises ValueError if the point's shardings cannot be."""
@@ -82,12 +93,13 @@ class Estimator:
             time_s = (micro - 1) * subs * slowest + (compute + exposed)
             time_s += self._between(point, cost)
         bound_s = max(micro * least / point.stages, micro * inside / point.stages, sync_bound)
+        filling_s = max(bound_s, filled(least, point.stages, micro))
         memory, state = self._memory(point, cost)
-        return PointEstimate(time_s + sync, bound_s, memory, state)
+        return PointEstimate(time_s + sync, bound_s, filling_s, memory, state)
 
     def _exposed(self, point: JointPoint, compute: float, inside: float) -> float:
         """Messages within a replica that compute does not hide."""
-        if point.schedule == "blocking" or not inside:
+        if not inside or _is_waited_for(point):
             return inside
         if point.sub_batches > 1:
             later = 1 - 1 / point.sub_batches
@@ -98,43 +110,83 @@ class Estimator:
     def _slowest(self, point: JointPoint, cost: PieceCost) -> float:
         """Seconds of the slowest of stages that are cut as evenly as blocks allow."""
         rows = self.reader.batch // point.pieces
-        key = point.tensor, point.sequence_parallel, rows, point.recompute, point.stages
+        key = point.cut, rows, point.recompute, point.stages
         if key not in self._stages:
             self._stages[key] = bottleneck(cost.passes_s(point.recompute), point.stages)
         return self._stages[key]
 
     def _sync(self, point: JointPoint, size: float, compute: float) -> tuple[float, float]:
         """What replicas send that nothing hides, and what they send at least."""
-        if point.data == 1:
+        if point.data * point.context == 1:
             return 0.0, 0.0
-        once = self.sync_s(point, "reduce_scatter", size)
-        sent = passes(point.zero, point.micro_batches) * once
-        if point.schedule == "blocking":
-            return sent, min(sent, 2 * once)
+        by_bytes, begin_s = self._once(point, size)
+        count, copied = self._messages(point)
+        once = by_bytes + count * begin_s
+        times = passes(point.zero, point.micro_batches)
+        sent = times * once
+        # Gathers may be spared; what an all-reduce sends may not.
+        least = min(times, 2) * by_bytes
+        if _is_waited_for(point):
+            return sent, least
+        waited = 0.0
+        if not (point.is_staged or point.schedule in BUCKETED):
+            # The papers' schedules start messages where they stand: weights are waited for.
+            waited = (0, 1, 1, 2)[point.zero] * once
         # The backward pass of the last micro-batch hides it, or for stages 2 and 3 all do.
         count = point.micro_batches if point.zero > 1 else 1
         hides = compute * count * (2 / 3 if point.zero < 3 else 1.0) / point.stages
-        # Gathers may be spared; what an all-reduce sends may not.
-        least = min(sent, 2 * once)
         tail = sent / count / max(1, len(self.reader.depths.names) // point.stages)
-        return max(sent - hides, min(sent, tail)), least
+        exposed = max(sent - waited - hides, min(sent - waited, tail))
+        return waited + exposed + times * self._copy_s(copied), least
 
-    def sync_s(self, point: JointPoint, kind: str, size: float) -> float:
-        """Seconds of a collective over the replicas of one stage, of whole parameters' bytes."""
-        key = point.data, point.tensor, kind
-        if key not in self._syncs:
-            mesh = Mesh(data=point.data, tensor=point.tensor)
+    def _copy_s(self, size: float) -> float:
+        """Seconds to read and write so many bytes into a message, or out of it."""
+        devices = self.cluster.device_types(self.cluster.num_devices)
+        return 2 * size / min(device.memory_bandwidth_bytes_s for device in devices)
+
+    def _once(self, point: JointPoint, size: float) -> tuple[float, float]:
+        """Seconds of half an all-reduce of whole parameters' bytes over the replicas of a stage,
+        and what of each message is no matter of bytes."""
+        if point.zero == 0 or point.context == 1:
+            rate, begin_s = self._ring(point, (CONTEXT, DATA_AXIS))
+            return rate * size, begin_s
+        rate, begin_s = self._ring(point, (DATA_AXIS,))
+        again, _ = self._ring(point, (CONTEXT,))  # of what the replicas' shares add up to
+        return rate * size + again * size / point.data, begin_s
+
+    def _ring(self, point: JointPoint, over: tuple[str, ...]) -> tuple[float, float]:
+        """Seconds for each byte, and of a message without any, of a ring over some axes."""
+        key = point.data, point.cut, over
+        if key not in self._rings:
+            mesh = point.cut.mesh(data=point.data)
+            axes = tuple(name for name in mesh.names if name in over)
             model = CostModel(self.cluster, mesh)
-            self._syncs[key] = model.sync_time_s(kind, (DATA_AXIS,), 1e9) / 1e9
-        return self._syncs[key] * size
+            begin_s = model.sync_time_s("reduce_scatter", axes, 0.0)
+            large_s = model.sync_time_s("reduce_scatter", axes, 1e9)
+            self._rings[key] = (large_s - begin_s) / 1e9, begin_s
+        return self._rings[key]
+
+    def _messages(self, point: JointPoint) -> tuple[int, float]:
+        """Of gradients in a step that is simulated op by op: how many there are, and bytes that
+        are copied to join them. Other steps send those of a stage at once."""
+        if point.is_staged:
+            return 1, 0.0
+        key = point.tensor, point.buckets if point.schedule in BUCKETED else 0
+        if key not in self._joined:
+            limit = key[1] * 2**20
+            sizes = [size / point.tensor for size in self.reader.parameter_bytes]
+            small = [size for size in sizes if size < limit]
+            joined = math.ceil(sum(small) / max(BUCKET_BYTES, limit))
+            self._joined[key] = len(sizes) - len(small) + joined, sum(small)
+        return self._joined[key]
 
     def _between(self, point: JointPoint, cost: PieceCost) -> float:
         """Messages between stages of the first and the last micro-batch, both ways."""
         middle = cost.blocks[len(cost.blocks) // 2].crossing_bytes * point.sub_batches
         node = self.cluster.nodes[0]
-        is_inside = point.data * point.tensor * 2 <= node.devices
+        is_inside = point.data * point.tensor * point.context * 2 <= node.devices
         bandwidth = node.bandwidth_bytes_s if is_inside else node.network_bandwidth_bytes_s
-        flows = 1 if is_inside else min(node.devices, point.data * point.tensor)
+        flows = 1 if is_inside else min(node.devices, point.data * point.context * point.tensor)
         each = middle / point.tensor * flows / bandwidth if bandwidth else 0.0
         return 2 * (point.stages - 1) * (each + self.cluster.network_latency_s)
 
@@ -158,6 +210,24 @@ class Estimator:
         kept += sums["largest kept"] if point.recompute != "none" else 0.0
         whole = whole_for_a_while(point.zero) * sums["largest parameters"]
         return state + kept + sums["workspace"] + whole, state
+
+
+def _is_waited_for(point: JointPoint) -> bool:
+    """Whether compute waits for each message: where steps are simulated by block, in all orders
+    but those that overlap."""
+    return point.schedule == "blocking" or (
+        point.is_staged and point.pipeline in BY_BLOCK and point.schedule not in OVERLAPPING
+    )
+
+
+def filled(each_s: float, stages: int, micro_batches: int) -> float:
+    """The least that a pipeline of 1f1b or gpipe takes, by any cuts, for so long a pass of a
+    micro-batch through all stages.
+
+    A stage runs all micro-batches, beside the passes of the first through the stages before it.
+    The cuts that make these sums equal give T (1 - (1 - 1/m)^S) = each_s.
+    """
+    return each_s / (1 - (1 - 1 / micro_batches) ** stages)
 
 
 def bottleneck(times: Sequence[float], stages: int) -> float:

@@ -12,8 +12,8 @@ from shardweave.planners.auto.constraints import Constraints, point_of, with_mem
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.plans import PlanMaker
-from shardweave.planners.auto.point import JointPoint
-from shardweave.planners.auto.proposals import Make, proposals
+from shardweave.planners.auto.point import BUCKETS, JointPoint
+from shardweave.planners.auto.proposals import proposals
 from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.auto.search import JointSearch
 from shardweave.planners.auto.space import joint_space
@@ -30,7 +30,7 @@ from shardweave.planners.predict import check_some_fit, with_candidates
 
 @dataclass(frozen=True)
 class AutoOptions:
-    """simulate: at most so many points are simulated; 0: 64, of a deep model 24. time_limit_s: the
+    """simulate: at most so many points are simulated; 0: 64, of a deep model 16. time_limit_s: the
     search ends after so many seconds with the best so far, or, if nothing was simulated yet, with
     the best estimate, which it then simulates; 0: it ends by itself. fix, forbid:
     dimensions with values, as `tensor=8,zero=1`. memory: of each device, as 70GiB, where not all
@@ -48,7 +48,7 @@ class AutoOptions:
     top: int = 5
 
 
-SIMULATED, SIMULATED_DEEP = 64, 24
+SIMULATED, SIMULATED_DEEP = 64, 16
 """Points that are simulated unless asked otherwise: a simulation takes some 0.1 s of a small model,
 and a second of a few layers of a large one."""
 
@@ -87,7 +87,7 @@ def plan_auto(
     evaluator = Evaluator(PlanMaker(estimator, name, options.precision))
     limit_s = options.time_limit_s
     search = JointSearch(
-        space=joint_space(reader, mesh, constraints, has_list=bool(name)),
+        space=joint_space(reader, mesh, constraints, has_list=bool(name) and not depths.is_deep),
         estimator=estimator,
         evaluator=evaluator,
         capacity=float(min(one.memory_bytes for one in cluster.device_types(cluster.num_devices))),
@@ -96,7 +96,12 @@ def plan_auto(
         tell=host.tell if host else None,
     )
     search.run()
-    rivals = list(_proposed(search, cluster, mesh, options, constraints))
+    rivals: list[Rival] = []
+    try:
+        for rival in _proposed(search, cluster, mesh, options, constraints):
+            rivals.append(rival)
+    except KeyboardInterrupt:
+        search.stopped = "it was interrupted"
     return _plan_of(search, rivals, options)
 
 
@@ -134,7 +139,7 @@ def _proposed(
         list(dict.fromkeys(meshes)),
         search.best[0] if search.best else JointPoint(),
     )
-    depths = search.evaluator.depths
+    depths, joined = search.evaluator.depths, _joined_bytes(search)
     for name, make in found:
         if time.monotonic() > search.deadline_s:
             return
@@ -144,23 +149,38 @@ def _proposed(
         except ValueError:
             continue
         first = plans[0]
-        for schedule in dict.fromkeys((first.schedule, "", "cross-pass")):
-            if not constraints.allows(point_of(_bare(first, schedule))):
+        for schedule, size in dict.fromkeys(((first.schedule, 0), ("", joined), ("cross-pass", 0))):
+
+            def whole(plan: Plan, schedule: str = schedule, size: int = size) -> Plan:
+                return _bare(plan, schedule, size)
+
+            if not constraints.allows(point_of(whole(first))):
                 continue
             try:
-                predicted = search.evaluator.predict_plans([_bare(p, schedule) for p in plans])
+                predicted = search.evaluator.predict_plans([whole(plan) for plan in plans])
             except ValueError:
                 continue
-
-            def whole(make: Make = make, schedule: str = schedule) -> Plan:
-                return _bare(make(depths.program), schedule)
-
-            yield f"{name}, {schedule or 'in-order'}", whole, predicted
+            words = f"{name}, {schedule or 'in-order'}"
+            words += f", buckets of {size // 2**20} MiB" if size else ""
+            yield words, lambda make=make, whole=whole: whole(make(depths.program)), predicted
 
 
-def _bare(plan: Plan, schedule: str) -> Plan:
+def _joined_bytes(search: JointSearch) -> int:
+    """From which bytes on tensors travel alone in the fastest point that joins more than usual."""
+    sizes = (point.buckets for point, found in search.seen if found.fits)
+    return next((size * 2**20 for size in sizes if size != BUCKETS[0]), 0)
+
+
+def _bare(plan: Plan, schedule: str, alone_bytes: int) -> Plan:
     """A plan under a schedule, without what its planner says of it."""
-    return replace(plan, schedule=schedule, predicted=None, candidates=(), reasons=())
+    return replace(
+        plan,
+        schedule=schedule,
+        alone_bytes=alone_bytes,
+        predicted=None,
+        candidates=(),
+        reasons=(),
+    )
 
 
 def _plan_of(search: JointSearch, rivals: list[Rival], options: AutoOptions) -> Plan:

@@ -10,7 +10,7 @@ import numpy as np
 from shardweave.ir.program import Program
 from shardweave.planners.amp.partition import Problem, partition
 from shardweave.planners.auto.estimate import Estimator
-from shardweave.planners.auto.point import JointPoint
+from shardweave.planners.auto.point import BUCKETS, JointPoint
 from shardweave.planners.auto.reader import PieceCost
 from shardweave.planners.pipelines.schedules import find_schedule
 from shardweave.planners.plan import Plan
@@ -32,9 +32,7 @@ class PlanMaker:
 
         Stages are always those of the whole program. Raises PlanError if there are none.
         """
-        base = self.estimator.reader.base(
-            program, point.data, point.tensor, point.sequence_parallel
-        )
+        base = self.estimator.reader.base(program, point.data, point.cut)
         mesh = {"pipeline": point.stages} if point.stages > 1 else {}
         return replace(
             base,
@@ -45,6 +43,7 @@ class PlanMaker:
             schedule="" if point.schedule == "in-order" else point.schedule,
             cluster=self.cluster if "list" in (point.schedule, point.pipeline) else "",
             zero=point.zero,
+            alone_bytes=0 if point.buckets == BUCKETS[0] else point.buckets * 2**20,
             precision=self.precision,
             pipeline=self._pipeline(point) if point.is_staged else None,
         )

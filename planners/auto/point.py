@@ -4,23 +4,47 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-MESH = ("data", "tensor", "stages")
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.rewrite.bucket_collectives import ALONE_BYTES
+
+MESH = ("data", "tensor", "context", "stages")
 """Dimensions whose product is the number of devices; a change of one changes another."""
+
+
+BUCKETS = (ALONE_BYTES // 2**20, 32, 256)
+"""MiB from which on a tensor travels alone: as `bucket-collectives` has it, and where a message
+of many ranks takes longer to begin than a copy of so much."""
+
+
+@dataclass(frozen=True)
+class ReplicaCut:
+    """How a replica is cut, but for its stages and its batch."""
+
+    tensor: int = 1
+    sequence_parallel: bool = False
+    context: int = 1
+
+    def mesh(self, **data: int) -> Mesh:
+        """Its axes, behind that of replicas if it is given."""
+        context = {"context": self.context} if self.context > 1 else {}
+        return Mesh(**data, **context, tensor=self.tensor)
 
 
 @dataclass(frozen=True)
 class JointPoint:
     """How a step is trained. A further dimension is a field here and its values in `space`.
 
-    data, tensor, stages: degrees, of which the product is the number of devices. zero: ZeRO stage.
+    data, tensor, context, stages: degrees, of which the product is the number of devices; context
+    cuts sequences. zero: ZeRO stage.
     micro_batches: of a replica's share of the batch, one after another. sub_batches: of a
     micro-batch, interleaved. recompute, schedule: policies of `rematerialize` and
     `overlap-communication`. pipeline: the order of micro-batches, where there are stages or
-    several micro-batches.
+    several micro-batches. buckets: MiB from which on a weight or a gradient travels alone.
     """
 
     data: int = 1
     tensor: int = 1
+    context: int = 1
     stages: int = 1
     sequence_parallel: bool = False
     zero: int = 0
@@ -29,11 +53,16 @@ class JointPoint:
     sub_batches: int = 1
     schedule: str = "in-order"
     pipeline: str = "1f1b"
+    buckets: int = BUCKETS[0]
 
     @property
     def pieces(self) -> int:
         """Into how many pieces the batch is cut, over devices and in time."""
         return self.data * self.micro_batches * self.sub_batches
+
+    @property
+    def cut(self) -> ReplicaCut:
+        return ReplicaCut(self.tensor, self.sequence_parallel, self.context)
 
     @property
     def is_staged(self) -> bool:
@@ -58,10 +87,11 @@ class JointPoint:
         words += [f"{self.sub_batches} sub-batches"] if self.sub_batches > 1 else []
         words += [self.schedule]
         words += [self.pipeline] if self.stages > 1 else []
+        words += [f"buckets of {self.buckets} MiB"] if self.buckets != BUCKETS[0] else []
         return ", ".join(words)
 
     def _is_told(self, axis: str) -> bool:
-        return axis != "stages" or self.stages > 1
+        return axis in ("data", "tensor") or getattr(self, axis) > 1
 
 
 DIMENSIONS = tuple(one.name for one in fields(JointPoint))

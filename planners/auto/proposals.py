@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
-from itertools import product
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
@@ -18,7 +17,7 @@ from shardweave.planners.axonn.planner import best_grid
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.workload import workload_of
 from shardweave.planners.degrees import divisors
-from shardweave.planners.megatron import CONTEXT, EXPERT, plan_megatron
+from shardweave.planners.megatron import EXPERT, plan_megatron
 from shardweave.planners.oases import plan_oases
 from shardweave.planners.plan import Plan
 
@@ -27,7 +26,7 @@ MOST_OASES = 2
 
 
 MOST_FURTHER = 2
-"""How many sizes of an axis of sequences, and of one of experts, are priced for a tensor degree."""
+"""How many sizes of an axis of experts are priced for a tensor degree."""
 
 
 Make = Callable[[Program], Plan]
@@ -43,8 +42,7 @@ def proposals(
     like: JointPoint,
 ) -> Iterator[tuple[str, Make]]:
     """Planners by name, each as a function that plans. meshes: with a tensor axis, for Oases. like:
-    the fastest point, after which Megatron's rule cuts sequences and experts over axes that the
-    space lacks.
+    the fastest point, after which Megatron's rule cuts experts over an axis that the space lacks.
 
     Of a deep model these and AxoNN's alone: Megatron's rule and AMP's cuts are in the space, and
     the degrees of Oases' blocks, which may differ, do not follow from a few.
@@ -87,15 +85,15 @@ def _axonn(depths: Depths, cluster: Cluster, mesh: Mesh | None, precision: str) 
 def _further(
     evaluator: Evaluator, cluster: Cluster, precision: str, like: JointPoint
 ) -> Iterator[tuple[str, Make]]:
-    """Megatron's rule with an axis of sequences or of experts, where that cuts anything."""
+    """Megatron's rule with an axis of experts, where that cuts anything."""
     batch = evaluator.maker.estimator.reader.batch
-    for axis, tensor in product((CONTEXT, EXPERT), dict.fromkeys((1, like.tensor))):
+    for tensor in dict.fromkeys((1, like.tensor)):
         rest = cluster.num_devices // tensor
         sizes = [n for n in divisors(rest) if n > 1 and batch % (rest // n) == 0]
         for size in sizes[:MOST_FURTHER]:
-            degrees = {"data": rest // size, axis: size, "tensor": tensor}
+            degrees = {"data": rest // size, EXPERT: size, "tensor": tensor}
             mesh = Mesh(**{name: n for name, n in degrees.items() if n > 1})
-            if _is_cut(plan_megatron(evaluator.depths.read, mesh), axis):
+            if _is_cut(plan_megatron(evaluator.depths.read, mesh), EXPERT):
 
                 def make(program: Program, mesh: Mesh = mesh) -> Plan:
                     plan = plan_megatron(program, mesh)

@@ -1,9 +1,10 @@
 """Block costs of a program under each partition that the joint space has, each read once.
 
 A partition is what a rank runs of one piece of the batch: a tensor degree, with or without
-sequence parallelism, and the rows of the piece. Data parallelism, micro-batches and sub-batches all
-cut the batch, so that points with as many pieces share it. What is recomputed, and where stages are
-cut, changes no block's cost alone and needs no partition of its own.
+sequence parallelism, over how many devices sequences are cut, and the rows of the piece. Data
+parallelism, micro-batches and sub-batches all cut the batch, so that points with as many pieces
+share it. What is recomputed, and where stages are cut, changes no block's cost alone and needs no
+partition of its own.
 
 Of a model of many equal blocks a program with a few of them is read (`ir/rewrite/fewer_blocks`),
 and the one in the middle stands for those that were taken out: exact where blocks are equal.
@@ -20,6 +21,8 @@ from shardweave.ir.blocks import blocks_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.fewer_blocks import with_fewer_blocks
+from shardweave.ir.types import num_bytes, tensor_type_of
+from shardweave.planners.auto.point import ReplicaCut
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.workload import BlockWork, Workload, batch_of, workload_of
 from shardweave.planners.cost.zero import DATA_AXIS
@@ -61,8 +64,8 @@ class Depths:
     @staticmethod
     def of(program: Program, deep: int = DEEP) -> Depths:
         names = blocks_of(program).names
-        few = with_fewer_blocks(program, FEW) if len(names) > deep else None
-        more = with_fewer_blocks(program, MORE) if few is not None else None
+        more = with_fewer_blocks(program, MORE) if len(names) > deep else None
+        few = with_fewer_blocks(more, FEW) if more is not None else None
         return Depths(program, few, more, names)
 
     @property
@@ -185,11 +188,11 @@ class CostReader:
     cluster: Cluster
     lowerings: Lowerings = field(init=False)
     _num_read: int = 0
-    _known: dict[tuple[int, bool, int], PieceCost] = field(
-        default_factory=dict[tuple[int, bool, int], PieceCost]
+    _known: dict[tuple[ReplicaCut, int], PieceCost] = field(
+        default_factory=dict[tuple[ReplicaCut, int], PieceCost]
     )
-    _bases: dict[tuple[int, int, int, bool], Plan] = field(
-        default_factory=dict[tuple[int, int, int, bool], Plan]
+    _bases: dict[tuple[int, int, ReplicaCut], Plan] = field(
+        default_factory=dict[tuple[int, int, ReplicaCut], Plan]
     )
 
     def __post_init__(self) -> None:
@@ -197,30 +200,36 @@ class CostReader:
         self.lowerings = Lowerings(self.depths.read, most=most)
         self.batch = batch_of(self.depths.program)
 
+    @cached_property
+    def parameter_bytes(self) -> tuple[int, ...]:
+        """Of each parameter of the program."""
+        slots = self.depths.program.arguments
+        return tuple(num_bytes(tensor_type_of(s.value)) for s in slots if s.kind == "param")
+
     @property
     def num_partitions(self) -> int:
         """How many partitions were made to read costs off."""
         return self._num_read
 
-    def base(self, program: Program, data: int, tensor: int, sequence_parallel: bool) -> Plan:
+    def base(self, program: Program, data: int, cut: ReplicaCut) -> Plan:
         """The shardings of degrees by Megatron's rule, of the program or one with fewer blocks."""
-        key = id(program), data, tensor, sequence_parallel
+        key = id(program), data, cut
         if key not in self._bases:
-            mesh = Mesh(data=data, tensor=tensor)
-            self._bases[key] = plan_megatron(program, mesh, sequence_parallel=sequence_parallel)
+            self._bases[key] = plan_megatron(
+                program, cut.mesh(data=data), sequence_parallel=cut.sequence_parallel
+            )
         return self._bases[key]
 
-    def cost(self, tensor: int, sequence_parallel: bool, rows: int) -> PieceCost:
+    def cost(self, cut: ReplicaCut, rows: int) -> PieceCost:
         """Raises ValueError if the program cannot be partitioned so."""
-        key = tensor, sequence_parallel, rows
+        key = cut, rows
         if key not in self._known:
             read = self._rows_read()
             if rows in read:
-                self._known[key] = self._read(*key)
+                self._known[key] = self._read(cut, rows)
             else:
                 low, high = _around(rows, read)
-                before = self.cost(tensor, sequence_parallel, low)
-                after = self.cost(tensor, sequence_parallel, high)
+                before, after = self.cost(cut, low), self.cost(cut, high)
                 self._known[key] = _between(before, after, (rows - low) / (high - low))
         return self._known[key]
 
@@ -230,18 +239,18 @@ class CostReader:
         few = [n for n in rows if n in ROWS_READ]
         return few if self.depths.is_deep and len(few) > 1 else rows
 
-    def _read(self, tensor: int, sequence_parallel: bool, rows: int) -> PieceCost:
+    def _read(self, cut: ReplicaCut, rows: int) -> PieceCost:
         self._num_read += 1
-        plan = self.base(self.depths.read, self.batch // rows, tensor, sequence_parallel)
+        plan = self.base(self.depths.read, self.batch // rows, cut)
         local = self.lowerings.blocking(plan)
-        return self._priced(workload_of(local, self.cluster, self._mesh(tensor)))
+        return self._priced(workload_of(local, self.cluster, self._mesh(cut)))
 
-    def _mesh(self, tensor: int) -> Mesh:
-        """Where messages of the tensor axis are priced: all groups at once if they share NICs."""
-        is_inside = all(node.devices % tensor == 0 for node in self.cluster.nodes)
-        if is_inside:
-            return Mesh(tensor=tensor)
-        return Mesh(data=self.cluster.num_devices // tensor, tensor=tensor)
+    def _mesh(self, cut: ReplicaCut) -> Mesh:
+        """Where messages of a replica are priced: all groups at once if they share NICs."""
+        inside = cut.mesh()
+        if all(node.devices % inside.num_devices == 0 for node in self.cluster.nodes):
+            return inside
+        return cut.mesh(data=self.cluster.num_devices // inside.num_devices)
 
     def _priced(self, work: Workload) -> PieceCost:
         work = self.depths.deepened(work)

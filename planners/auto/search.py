@@ -1,12 +1,15 @@
 """The search: bound every point, simulate the most promising, and say what each choice is worth.
 
-1. Every point is estimated from its blocks (`estimate`), and bounded from below.
+1. Every point that cuts no sequence over devices of its own is estimated from its blocks
+   (`estimate`), and bounded from below.
 2. The best estimate of each value of each dimension is simulated: every choice at its best.
 3. From the fastest so far, all points that differ in one dimension are simulated, and under other
    schedules, until none is faster; then the same from the next fastest.
-4. Other points are simulated in order of their estimates, until their bounds exceed the fastest.
+4. With the tensor degree of the fastest, and without a tensor axis, points that cut sequences are
+   estimated, of each size of that axis the best is simulated, and 3 is done again.
+5. Other points are simulated in order of their estimates, until their bounds exceed the fastest.
 
-It can stop at any time with the best so far. If step 4 ends by itself, what was found is the
+It can stop at any time with the best so far. If step 5 ends by itself, what was found is the
 fastest of the whole space, as far as the bounds hold.
 """
 
@@ -24,6 +27,7 @@ from shardweave.planners.auto.point import DIMENSIONS, MESH, JointPoint
 from shardweave.planners.auto.space import JointSpace
 from shardweave.planners.cost.quantity import seconds_text
 from shardweave.planners.plan_parts import Predicted
+from shardweave.planners.predict import BY_BLOCK
 
 STARTS = 3
 """From how many of the fastest points neighbours are looked at: more find what one start misses,
@@ -42,6 +46,11 @@ schedules too: of a small GPT under a tight memory the best was an order that an
 FAR = 1.2
 """A value of a dimension whose best estimate is so many times the best of all is not simulated to
 begin with, which leaves more of the points that may be simulated to the neighbours of the best."""
+
+
+TRUSTED = 1.1
+"""A deep model's ops are large, so that estimates of its points are at most some 10% above their
+steps: neighbours of the fastest whose estimates are further off wait until all others were seen."""
 
 
 COLLECT_EACH = 16
@@ -80,8 +89,10 @@ class JointSearch:
         """Look until nothing is left, time is up, or the user interrupts."""
         try:
             with without_gc():
-                self._estimate_all()
-                self._see_each_value()
+                self._estimate_all(self.space.points())
+                self._see_each_value(self.estimates)
+                self._refine()
+                self._cut_sequences()
                 self._refine()
                 self._see_rest()
         except OutOfTime as reason:
@@ -111,8 +122,8 @@ class JointSearch:
         """Whether no point that was left out can be faster, by its bound."""
         return not self.stopped and not any(True for _ in self._left())
 
-    def _estimate_all(self) -> None:
-        for number, point in enumerate(self.space.points()):
+    def _estimate_all(self, points: Iterable[JointPoint]) -> None:
+        for number, point in enumerate(points):
             if self.estimates:  # of something there has to be the best so far
                 self._check_time()
             if number % 256 == 0:
@@ -128,9 +139,18 @@ class JointSearch:
                 continue
             self.estimates[point] = found
 
-    def _see_each_value(self) -> None:
-        """Simulate the best estimate overall, then that of each value of each dimension."""
-        order = self._by_estimate(self.estimates)
+    def _cut_sequences(self) -> None:
+        """Estimate points with an axis of sequences, and simulate the best of each size of it."""
+        degrees = (1, self.best[0].tensor) if self.best else self.space.tensor
+        known = set(self.estimates)
+        for tensor in dict.fromkeys(degrees):
+            self._estimate_all(self.space.sequence_points(tensor))
+        self._see_each_value([point for point in self.estimates if point not in known])
+
+    def _see_each_value(self, points: Iterable[JointPoint]) -> None:
+        """Simulate the best estimate overall, then that of each value of each dimension, with half
+        of the simulations at most: the other half is for the neighbours of the fastest."""
+        order = self._by_estimate(points)
         firsts: dict[JointPoint, None] = dict.fromkeys(order[:1])
         for dimension in DIMENSIONS:
             values: dict[str, JointPoint] = {}
@@ -138,13 +158,13 @@ class JointSearch:
                 values.setdefault(point.value(dimension), point)
             firsts.update(dict.fromkeys(values.values()))
         least_s = min((self.estimates[point].time_s for point in order[:1]), default=0.0)
-        for point in self._by_estimate(firsts):
+        for point in self._by_estimate(firsts)[: max(1, self.simulate // 2)]:
             is_near = self.estimates[point].time_s <= FAR * least_s
             if is_near and self._may_win(point):
                 self._simulate(point)
         if self.best is None:
             # Memory decides: what needs least comes first.
-            rest = sorted(self.estimates, key=lambda p: self.estimates[p].memory_bytes)
+            rest = sorted(order, key=lambda p: self.estimates[p].memory_bytes)
             for point in rest:
                 self._simulate(point)
                 if self.best is not None:
@@ -167,7 +187,7 @@ class JointSearch:
             point = starts[0]
             done.add(point)
             for other in self._neighbours(point):
-                if self._may_win(other):
+                if self._may_win(other) and self._is_promising(other):
                     self._simulate(other)
 
     def _neighbours(self, point: JointPoint) -> Iterator[JointPoint]:
@@ -231,7 +251,19 @@ class JointSearch:
         if found.memory_bytes > MAY_FIT * self.capacity:
             return False
         best = self.best
-        return best is None or found.bound_s < best[1].time_s
+        if best is None:
+            return True
+        # Orders of micro-batches that fill stages sooner are tried on what is near with 1f1b.
+        near = 1.0 if self.evaluator.depths.is_deep else NEAR
+        filling_s = found.filling_s / near if point.pipeline in BY_BLOCK else 0.0
+        return max(found.bound_s, filling_s) < best[1].time_s
+
+    def _is_promising(self, point: JointPoint) -> bool:
+        """Whether a deep model's point is worth a simulation before others, by its estimate."""
+        best = self.best
+        if best is None or not self.evaluator.depths.is_deep:
+            return True
+        return self.estimates[point].time_s <= TRUSTED * best[1].time_s
 
     def _by_estimate(self, points: Iterable[JointPoint]) -> list[JointPoint]:
         def key(point: JointPoint) -> tuple[object, ...]:

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.auto.constraints import Constraints
-from shardweave.planners.auto.point import JointPoint
+from shardweave.planners.auto.estimate import BUCKETED
+from shardweave.planners.auto.point import BUCKETS, JointPoint, ReplicaCut
 from shardweave.planners.auto.reader import CostReader
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.pipeline.stages import OVERLAPPING
 from shardweave.planners.degrees import asked_degrees, divisors
+from shardweave.planners.megatron import CONTEXT
 from shardweave.planners.pipelines.schedules import find_schedule
 from shardweave.planners.plan_parts import PIPELINE_SCHEDULES, RECOMPUTE, PlanError
 from shardweave.planners.predict import BY_BLOCK
 
 SUB_BATCHES = (1, 2, 4)
+MESH_AXES = ("data", "tensor", CONTEXT, "pipeline", "stage")
+"""The axes of a mesh that a user may ask for."""
+
+MOST_CONTEXTS = 2
+"""How many sizes of an axis of sequences are looked at for a tensor degree: each is two partitions
+to read, and a larger one sends more for less."""
+
 MANY_DEVICES = 64
 """From here on tensor parallelism stays within nodes: its messages, two for each block and pass,
 are too many for a network, and each degree is another partition to read."""
@@ -34,8 +43,9 @@ class JointSpace:
 
     devices, node: how many there are, and in a node. batch: samples. parts: where stages may be
     cut, and one more. tensor: degrees that divide anything; cuts_sequence: those of them that can
-    cut a sequence. mesh: what a user's mesh asks for, by axis. has_list: whether schedules `list`
-    can be named.
+    cut a sequence. contexts: over how many devices sequences may be cut. buckets: MiB from which on
+    tensors may travel alone. mesh: what a user's mesh asks for, by axis. has_list: whether
+    schedules `list` can be named, and the model is not so deep that they take long to find.
     """
 
     devices: int
@@ -45,38 +55,67 @@ class JointSpace:
     tensor: tuple[int, ...]
     cuts_sequence: frozenset[int]
     constraints: Constraints
+    contexts: frozenset[int] = frozenset()
+    buckets: tuple[int, ...] = BUCKETS[:1]
     mesh: Mesh | None = None
     has_list: bool = True
 
     def points(self) -> Iterator[JointPoint]:
-        """All points, with the schedule that suits their sub-batches and pipeline 1f1b.
+        """All points that cut no sequence over devices of their own, with the schedule that suits
+        their sub-batches and pipeline 1f1b.
 
         Schedules and orders of micro-batches are `variants` of these.
         """
-        for data, tensor, stages in self._degrees():
+        for tensor in self.tensor:
+            yield from self._points(ReplicaCut(tensor))
+            if tensor in self.cuts_sequence:
+                yield from self._points(ReplicaCut(tensor, sequence_parallel=True))
+
+    def sequence_points(self, tensor: int) -> Iterator[JointPoint]:
+        """Those of a tensor degree that cut sequences: by as few devices as the batch allows, and
+        by twice as many, or by as many as the user says."""
+        rest = self.devices // tensor
+        asked = {n for n in self.contexts if self.mesh or "context" in self.constraints.fixed}
+        few = [n for n in sorted(self.contexts) if rest % n == 0 and self.batch % (rest // n) == 0]
+        for context in sorted(asked or few[:MOST_CONTEXTS]):
+            if rest % context == 0:
+                yield from self._points(ReplicaCut(tensor, context=context))
+
+    def _points(self, cut: ReplicaCut) -> Iterator[JointPoint]:
+        for data, stages in self._degrees(cut):
             rows = self.batch // data
-            sequences = (False, True) if tensor in self.cuts_sequence else (False,)
             for micro in divisors(rows):
                 if not self._may("micro_batches", micro):
                     continue
                 zeros = _zeros(data, micro)
                 subs = [n for n in SUB_BATCHES if rows // micro % n == 0]
-                for sequence, zero, recompute, sub in product(sequences, zeros, RECOMPUTE, subs):
-                    point = JointPoint(data, tensor, stages, sequence, zero, recompute, micro, sub)
+                for zero, recompute, sub in product(zeros, RECOMPUTE, subs):
+                    point = JointPoint(
+                        data, cut.tensor, cut.context, stages, cut.sequence_parallel, zero,
+                        recompute, micro, sub,
+                    )  # fmt: skip
                     found = self._usual(point)
                     if found is not None:
-                        yield found
+                        yield from self._with_buckets(found)
+
+    def _with_buckets(self, point: JointPoint) -> Iterator[JointPoint]:
+        """The point with messages joined in buckets of each size, where it joins any."""
+        replicas = point.data * point.context
+        joins = point.schedule in BUCKETED and replicas > 1 and not point.is_staged
+        for size in self.buckets if joins else self.buckets[:1]:
+            found = point.with_value(buckets=size)
+            if self.constraints.allows(found):
+                yield found
 
     def _usual(self, point: JointPoint) -> JointPoint | None:
         """The point with the first schedules that the user allows; None if it is not allowed."""
-        first = "cross-pass" if point.sub_batches > 1 else "in-order"
+        first = "cross-pass" if point.sub_batches > 1 or point.is_staged else "in-order"
         schedule = next(filter(partial(self._may, "schedule"), (first, *self._schedules)), None)
         names = PIPELINE_SCHEDULES if point.stages > 1 else PIPELINE_SCHEDULES[:1]
         pipeline = next(filter(partial(self._may, "pipeline"), names), None)
         if schedule is None or pipeline is None:
             return None
-        found = point.with_value(schedule=schedule, pipeline=pipeline)
-        return found if self.constraints.allows(found) else None
+        return point.with_value(schedule=schedule, pipeline=pipeline)
 
     @property
     def _schedules(self) -> tuple[str, ...]:
@@ -105,6 +144,8 @@ class JointSpace:
         """Whether there is a table for the micro-batches, and sub-batches for the schedule."""
         if point.schedule == "sub-batch" and point.sub_batches == 1:
             return False
+        if point.buckets != self.buckets[0] and point.schedule not in BUCKETED:
+            return False
         if point.pipeline == "list" and not self.has_list:
             return False
         if point.stages == 1:
@@ -118,26 +159,23 @@ class JointSpace:
             return False
         return True
 
-    def _degrees(self) -> Iterator[tuple[int, int, int]]:
-        for tensor in self.tensor:
-            for stages in divisors(self.devices // tensor):
-                data = self.devices // tensor // stages
-                if (
-                    stages > self.parts
-                    or self.batch % data
-                    or not self._has_mesh(data, tensor, stages)
-                ):
-                    continue
-                sizes = {"data": data, "tensor": tensor, "stages": stages}
-                if all(self._may(name, size) for name, size in sizes.items()):
-                    yield data, tensor, stages
+    def _degrees(self, cut: ReplicaCut) -> Iterator[tuple[int, int]]:
+        rest = self.devices // cut.tensor // cut.context
+        for stages in divisors(rest):
+            data = rest // stages
+            if stages > self.parts or self.batch % data:
+                continue
+            sizes = {"data": data, "tensor": cut.tensor, "context": cut.context, "stages": stages}
+            if self._has_mesh(sizes) and all(self._may(n, size) for n, size in sizes.items()):
+                yield data, stages
 
-    def _has_mesh(self, data: int, tensor: int, stages: int) -> bool:
+    def _has_mesh(self, sizes: Mapping[str, int]) -> bool:
         if self.mesh is None:
             return True
-        asked = asked_degrees(self.mesh, ("data", "tensor", "pipeline", "stage"), "auto", PlanError)
+        asked = asked_degrees(self.mesh, MESH_AXES, "auto", PlanError)
         depth = asked.get("pipeline", asked.get("stage", 1))
-        return (asked.get("data", 1), asked.get("tensor", 1), depth) == (data, tensor, stages)
+        found = {name: asked.get(name, 1) for name in ("data", "tensor", "context")}
+        return {**found, "stages": depth} == sizes
 
     def _may(self, name: str, value: object) -> bool:
         return self.constraints.allows_value(name, value)
@@ -165,13 +203,13 @@ def joint_space(
     cuts: set[int] = set()
     for tensor in tensor_degrees(cluster):
         if tensor > 1:
-            plan = reader.base(program, 1, tensor, True)
+            plan = reader.base(program, 1, ReplicaCut(tensor, sequence_parallel=True))
             if not plan.parameters:
                 continue
             cuts |= {tensor} if plan.activations else set()
         degrees.append(tensor)
     repeated = len(reader.depths.names)
-    rest = len(reader.cost(1, False, 1).blocks) - repeated if repeated else 0
+    rest = len(reader.cost(ReplicaCut(), 1).blocks) - repeated if repeated else 0
     return JointSpace(
         devices=devices,
         node=cluster.nodes[0].devices,
@@ -179,10 +217,35 @@ def joint_space(
         parts=repeated + rest,
         tensor=tuple(degrees),
         cuts_sequence=frozenset(cuts),
+        contexts=frozenset(_contexts(reader, devices, mesh, constraints)),
+        buckets=_buckets(reader, constraints),
         constraints=constraints,
         mesh=mesh,
         has_list=has_list,
     )
+
+
+def _contexts(
+    reader: CostReader, devices: int, mesh: Mesh | None, constraints: Constraints
+) -> Iterator[int]:
+    """Sizes of an axis of sequences over which something is cut."""
+    for size in divisors(devices):
+        asked = (
+            size if mesh is None else asked_degrees(mesh, MESH_AXES, "auto", PlanError).get(CONTEXT)
+        )
+        if size > 1 and size == asked and constraints.allows_value(CONTEXT, size):
+            plan = reader.base(reader.depths.read, 1, ReplicaCut(context=size))
+            if f'"{CONTEXT}"' in "".join((*plan.inputs.values(), *plan.parameters.values())):
+                yield size
+
+
+def _buckets(reader: CostReader, constraints: Constraints) -> tuple[int, ...]:
+    """Sizes that join different messages: none is larger than all parameters together."""
+    asked = constraints.fixed.get("buckets")
+    if asked is not None:
+        return (int(asked),)
+    total = sum(reader.parameter_bytes)
+    return tuple(n for n in BUCKETS if n == BUCKETS[0] or n * 2**20 < total)
 
 
 def tensor_degrees(cluster: Cluster) -> list[int]:

@@ -99,11 +99,13 @@ class CostModel:
     """Costs of the ops of a local program, of one rank of `mesh`, on a cluster.
 
     Every question is answered once per distinct op (name and types) and then looked up.
-    Raises ClusterError if the mesh is larger than the cluster.
+    cut_by: the mesh that cuts the program, where its ops are priced on fewer devices. Raises
+    ClusterError if the mesh is larger than the cluster.
     """
 
     cluster: Cluster
     mesh: Mesh = field(default_factory=Mesh)
+    cut_by: Mesh | None = None
 
     def __post_init__(self) -> None:
         self.cluster.check_fits(self.mesh.num_devices, f"the mesh {self.mesh}")
@@ -164,7 +166,7 @@ class CostModel:
         """How much more than half of its products a causal attention computes on some device,
         which all wait for: 1 where pieces of the sequence are balanced. 1 of all other ops."""
         if isinstance(op, AtenOp) and is_attention(op) and is_causal(op):
-            return 2 * seen_share(op, self.mesh)
+            return 2 * seen_share(op, self.cut_by or self.mesh)
         return 1.0
 
     def _signature(self, op: Operation) -> Hashable:
@@ -174,7 +176,7 @@ class CostModel:
         if op.regions:
             return op.name, _flops(op), tuple(numbers)
         if isinstance(op, AtenOp) and is_attention(op):
-            return op.name, seen_share(op, self.mesh), tuple(numbers)
+            return op.name, seen_share(op, self.cut_by or self.mesh), tuple(numbers)
         return op.name, tuple(numbers)
 
     # Communication

@@ -97,7 +97,7 @@ def workload_of(program: Program, cluster: Cluster, mesh: Mesh | None = None) ->
     """
     blocks = blocks_of(program)
     layers, places = _blocks(program, blocks)
-    costs = {name: CostModel(alone(cluster, name)) for name in cluster.devices}
+    costs = {name: CostModel(alone(cluster, name), cut_by=program.mesh) for name in cluster.devices}
     links = CostModel(cluster, mesh or program.mesh or Mesh())
     tallies = [_Tally() for _ in layers]
     for op, index in places.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from random import Random
 
 import pytest
 
@@ -12,6 +13,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.auto import plan_auto
 from shardweave.planners.auto.constraints import Constraints
+from shardweave.planners.auto.estimate import filled
 from shardweave.planners.auto.planner import AutoOptions
 from shardweave.planners.call import call_planner
 from shardweave.planners.cost.presets import find_cluster
@@ -118,15 +120,17 @@ def test_bad_options_and_what_they_leave_nothing_of_are_told(
         planned(**options)
 
 
-def test_interrupted_search_gives_the_best_so_far() -> None:
+@pytest.mark.parametrize("at", ["simulated; best", "asking"])
+def test_interrupted_search_gives_the_best_so_far(at: str) -> None:
     calls: list[str] = []
 
     def tell(text: str) -> None:
         calls.append(text)
-        if "simulated; best" in text:
+        if at in text:
             raise KeyboardInterrupt
 
-    plan = plan_auto(program(), None, cluster=CLUSTER, host=Host(None, tell))
+    options = AutoOptions(simulate=2)
+    plan = plan_auto(program(), None, cluster=CLUSTER, host=Host(None, tell), options=options)
     assert plan.predicted is not None
     assert any("it was interrupted" in reason for reason in plan.reasons)
 
@@ -159,22 +163,49 @@ def test_constraints_read_several_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "axis"),
+    ("fix", "mesh"),
     [
-        ("gpt:layers=1,hidden=32,heads=4,vocab=32,seq=64,batch=1", "context"),
-        pytest.param(
-            "gpt:layers=1,hidden=16,heads=4,vocab=32,seq=8,batch=4,experts=4,capacity=1",
-            "expert",
-            marks=pytest.mark.slow,
-        ),
+        ("tensor=1", {"data": 1, "context": 4, "tensor": 1}),  # nothing else cuts one sample
+        ("context=2,tensor=2,stages=1", {"data": 1, "context": 2, "tensor": 2}),
     ],
 )
-def test_sequences_and_experts_are_cut_where_that_is_proposed(spec: str, axis: str) -> None:
-    case = captured(spec)
-    options = AutoOptions(simulate=2, top=30, fix="tensor=1")
+def test_sequences_are_cut_where_that_is_all_or_asked_for(fix: str, mesh: dict[str, int]) -> None:
+    case = captured("gpt:layers=1,hidden=32,heads=4,vocab=32,seq=64,batch=1")
+    options = AutoOptions(simulate=2, fix=fix, propose=False)
     plan = plan_auto(case.program, None, cluster=CLUSTER, options=options)
+    assert plan.mesh == mesh
+    assert_equals_eager(local_program(case.program, plan), case)
+
+
+@pytest.mark.slow
+def test_experts_are_cut_where_that_is_proposed() -> None:
+    spec = "gpt:layers=1,hidden=16,heads=4,vocab=32,seq=8,batch=4,experts=4,capacity=1"
+    options = AutoOptions(simulate=2, top=30, fix="tensor=1")
+    plan = plan_auto(captured(spec).program, None, cluster=CLUSTER, options=options)
     names = [one.name for one in plan.candidates]
-    assert any(name.startswith("megatron on") and f"{axis}=" in name for name in names)
-    if axis == "context":  # nothing else cuts one sample without a tensor axis
-        assert (plan.mesh, plan.planner) == ({"context": 4}, "auto")
-        assert_equals_eager(local_program(case.program, plan), case)
+    assert any(name.startswith("megatron on") and "expert=" in name for name in names)
+
+
+def test_buckets_that_are_asked_for_join_what_is_smaller() -> None:
+    found = planned(fix="buckets=64,data=4,zero=1,micro_batches=1")
+    assert found.alone_bytes == 64 * 2**20
+    assert "buckets of 64 MiB" in found.candidates[0].name
+
+    def num_messages(alone_bytes: int) -> int:
+        local = local_program(program(), replace(found, schedule="", alone_bytes=alone_bytes))
+        return sum(one.count for one in local.stats().collectives)
+
+    assert num_messages(found.alone_bytes) < num_messages(256)
+    assert_equals_eager(local_program(program(), found), captured(SPEC))
+
+
+def test_no_cuts_of_a_pipeline_beat_the_time_that_fills_and_drains_it() -> None:
+    random = Random(0)
+    for _ in range(200):
+        stages, micro_batches = random.randint(1, 6), random.randint(1, 8)
+        times = [random.random() ** 4 + 1e-3 for _ in range(stages)]
+        before = [sum(times[:number]) for number in range(stages)]
+        step_s = max(micro_batches * own + first for own, first in zip(times, before, strict=True))
+        assert filled(sum(times), stages, micro_batches) <= step_s * (1 + 1e-12)
+    assert filled(1.0, 1, 4) == 4.0
+    assert filled(3.0, 2, 2) == pytest.approx(4.0)  # stages of 2 and 1: 2 x 2, and 2 x 1 + 2

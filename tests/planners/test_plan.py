@@ -158,9 +158,10 @@ def test_plan_moves_to_another_mesh_with_axes_of_the_same_names() -> None:
         ("[]", "p.json: found list, expected a JSON object."),
         (
             '{"parameter": {}}',
-            "p.json: unknown keys ['parameter']; a plan has activations, attention_parts, "
-            "batch_split, candidates, cluster, inputs, mesh, notes, parameters, pipeline, "
-            "planner, precision, predicted, projections, reasons, recompute, schedule, used, zero.",
+            "p.json: unknown keys ['parameter']; a plan has activations, alone_bytes, "
+            "attention_parts, batch_split, candidates, cluster, inputs, mesh, notes, parameters, "
+            "pipeline, planner, precision, predicted, projections, reasons, recompute, schedule, "
+            "used, zero.",
         ),
         ('{"format": "x/2"}', "p.json: format is 'x/2', expected 'shardweave.plan/1'."),
         ('{"mesh": 4}', "p.json: 'mesh' must be an object of axis sizes."),

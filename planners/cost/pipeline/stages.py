@@ -111,6 +111,12 @@ class Stage:
         both_s, lost_s = beside_s(later * compute_s, later * inside_s, *factors)
         return first * inside_s + both_s - later * compute_s - lost_s, lost_s
 
+    @cached_property
+    def _reduced_over(self) -> tuple[str, ...]:
+        """The axes that gradients are summed over: of sequences that are cut, not of data alone."""
+        found = (axes for block in self.blocks for axes, _ in block.communication_s)
+        return max((axes for axes in found if DATA_AXIS in axes), key=len, default=(DATA_AXIS,))
+
     @property
     def times(self) -> StageTimes:
         """What the stage does, for `events.play`."""
@@ -173,11 +179,13 @@ class Stage:
 
     def _sync(self, kind: str, size: float) -> Message | None:
         """A collective over the replicas of parameters or gradients of `size` bytes each."""
-        if not kind or not size or self._replicas == 1:
+        over = (DATA_AXIS,) if kind == "all_gather" else self._reduced_over
+        axes = tuple(axis for axis in over if axis in self.mesh.names)
+        if not kind or not size or self.mesh.sizes(axes) == 1:
             return None
-        seconds = self._links.sync_time_s(kind, (DATA_AXIS,), size)
+        seconds = self._links.sync_time_s(kind, axes, size)
         ranks = range(self.cluster.num_devices)
-        crosses = self._links.ring_over((DATA_AXIS,)).nodes > 1
+        crosses = self._links.ring_over(axes).nodes > 1
         return Message(seconds, nics_of(self.cluster, ranks) if crosses else ())
 
 
