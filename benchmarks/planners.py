@@ -1,6 +1,7 @@
 """The planners against published and measured data, one subcommand each.
 
 `python benchmarks/planners.py amp --setup homogeneous [--measured FILE] [--json OUT] [--quick]`,
+`python benchmarks/planners.py amp-baselines [--json OUT] [--quick]`,
 `python benchmarks/planners.py axonn [--json OUT] [--quick]`,
 `python benchmarks/planners.py oases [--json OUT] [--quick]`,
 `python benchmarks/planners.py oppa [--json OUT] [--plot PNG] [--quick]`.
@@ -17,10 +18,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from shardweave.benchmarks import amp_planner, axonn_planner, oases_planner, oppa_planner
+from shardweave.benchmarks import (
+    amp_baselines,
+    amp_planner,
+    axonn_planner,
+    oases_planner,
+    oppa_planner,
+)
 
 SUBCOMMANDS: dict[str, ModuleType] = {
     "amp": amp_planner,
+    "amp-baselines": amp_baselines,
     "axonn": axonn_planner,
     "oases": oases_planner,
     "oppa": oppa_planner,
