@@ -40,7 +40,6 @@ from shardweave.planners.amp.model import Strategy, strategies
 from shardweave.planners.amp.network import ClusterArrays, megatron_grid
 from shardweave.planners.amp.partition import Problem
 from shardweave.planners.amp.search import search
-from shardweave.planners.cost.cluster import Cluster
 
 TOP = 10
 EVALUATIONS = 1000

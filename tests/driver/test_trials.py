@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardweave.driver.trials import LocalTrials
+from shardweave.planners.oppa.trials import Limits
 from shardweave.planners.plan import Plan
 
 REPORT = "import json, sys; path = sys.argv[sys.argv.index('--json') + 1]; "
@@ -18,13 +19,18 @@ REPORT = "import json, sys; path = sys.argv[sys.argv.index('--json') + 1]; "
 
 def outcome_of(code: str, limit_s: float = 20.0) -> tuple[str, str]:
     trials = LocalTrials("gpt:layers=1", command=(sys.executable, "-c", code))
-    found = trials(Plan(), 3, limit_s)
+    found = trials(Plan(), Limits(3, limit_s))
     return found.status, found.message
 
 
 def test_times_and_peak_are_those_of_the_report() -> None:
-    code = REPORT + "json.dump({'step_times_s': [0.5, 0.25], 'peak_bytes': 7}, open(path, 'w'))"
-    found = LocalTrials("gpt:layers=1", command=(sys.executable, "-c", code))(Plan(), 3, 20.0)
+    code = REPORT + (
+        "json.dump({'step_times_s': [0.5, 0.25], 'losses': [3, 2, 1], 'peak_bytes': 7}, "
+        "open(path, 'w'))"
+    )
+    found = LocalTrials("gpt:layers=1", command=(sys.executable, "-c", code))(
+        Plan(), Limits(3, 20.0)
+    )
     assert (found.status, found.times_s, found.peak_bytes) == ("ok", (0.5, 0.25), 7.0)
 
 
@@ -78,12 +84,12 @@ from shardweave.ir.capture.capture import capture
 class Crashing(trials.LocalTrials):
     count = 0
 
-    def __call__(self, given, steps, limit_s):
+    def __call__(self, given, limits):
         Crashing.count += 1
         if Crashing.count == 2:  # a rank that dies, as of a bad kernel
             broken = trials.LocalTrials(self.model, command=(sys.executable, "-c", "import os; os.abort()"))
-            return broken(given, steps, limit_s)
-        return super().__call__(given, steps, limit_s)
+            return broken(given, limits)
+        return super().__call__(given, limits)
 
 model = "gpt:layers=1,hidden=32,heads=4,vocab=64,seq=16,batch=8"
 example = build_example(model)
