@@ -3,6 +3,7 @@
 `python benchmarks/planners.py amp --setup homogeneous [--measured FILE] [--json OUT] [--quick]`,
 `python benchmarks/planners.py amp-baselines [--json OUT] [--quick]`,
 `python benchmarks/planners.py axonn [--json OUT] [--quick]`,
+`python benchmarks/planners.py axonn-overlap [--json OUT] [--quick]`,
 `python benchmarks/planners.py oases [--json OUT] [--quick]`,
 `python benchmarks/planners.py oppa [--json OUT] [--plot PNG] [--quick]`.
 A subcommand is a module beside this one with `add_arguments(parser)` and `run(options)`, which
@@ -21,6 +22,7 @@ from types import ModuleType
 from shardweave.benchmarks import (
     amp_baselines,
     amp_planner,
+    axonn_overlap,
     axonn_planner,
     oases_planner,
     oppa_planner,
@@ -30,6 +32,7 @@ SUBCOMMANDS: dict[str, ModuleType] = {
     "amp": amp_planner,
     "amp-baselines": amp_baselines,
     "axonn": axonn_planner,
+    "axonn-overlap": axonn_overlap,
     "oases": oases_planner,
     "oppa": oppa_planner,
 }
