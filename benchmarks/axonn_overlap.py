@@ -211,7 +211,7 @@ def unet_row(row: Mapping[str, Any], tries: int) -> dict[str, Any]:
     (device,) = cluster.devices.values()
     found: list[tuple[float, dict[str, Any]]] = []
     for candidate in plan.candidates:
-        grid = dict(Mesh.parse(candidate.name).axes)
+        grid = {axis.name: axis.size for axis in Mesh.parse(candidate.name).axes}
         local = local_program(program, grid, NO_DELETION)
         step = step_of(local, FULL, cluster_text)
         share = sum(local.stats().flops.values()) / step.time_s / device.flops["bfloat16"]
