@@ -5,6 +5,7 @@
 `python benchmarks/planners.py axonn [--json OUT] [--quick]`,
 `python benchmarks/planners.py axonn-overlap [--json OUT] [--quick]`,
 `python benchmarks/planners.py oases [--json OUT] [--quick]`,
+`python benchmarks/planners.py oases-baselines [--json OUT] [--quick]`,
 `python benchmarks/planners.py oppa [--json OUT] [--plot PNG] [--quick]`.
 A subcommand is a module beside this one with `add_arguments(parser)` and `run(options)`, which
 prints its tables and returns what `--json` writes.
@@ -24,6 +25,7 @@ from shardweave.benchmarks import (
     amp_planner,
     axonn_overlap,
     axonn_planner,
+    oases_baselines,
     oases_planner,
     oppa_planner,
 )
@@ -34,6 +36,7 @@ SUBCOMMANDS: dict[str, ModuleType] = {
     "axonn": axonn_planner,
     "axonn-overlap": axonn_overlap,
     "oases": oases_planner,
+    "oases-baselines": oases_baselines,
     "oppa": oppa_planner,
 }
 

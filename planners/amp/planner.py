@@ -107,7 +107,7 @@ def plan_amp(
     ]
     if trials:
         real = RealTrials(launch_of(host, "amp"), steps, time_limit_s, slow)
-        return fastest_tried(real, plans, [row.name for row in rows], top)
+        return fastest_tried(real, plans, rows, top)
     if simulate < 1:
         plan = with_candidates(plans[0], rows[: max(1, top)])
         why = "the estimate of this one is the least"

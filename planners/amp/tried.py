@@ -12,12 +12,13 @@ from shardweave.planners.predict import with_candidates
 
 
 def fastest_tried(
-    trials: RealTrials, plans: Sequence[Plan], names: Sequence[str], top: int
+    trials: RealTrials, plans: Sequence[Plan], estimated: Sequence[Candidate], top: int
 ) -> Plan:
     """The fastest plan as measured, with what the others took, and why some did not run.
 
-    plans, names: in the order of their estimates. Raises PlanError if none of them runs.
+    plans, estimated: in the order of their estimates. Raises PlanError if none of them runs.
     """
+    names = [one.name for one in estimated]
     outcomes = [trials.run(plan) for plan in plans]
     ran = [index for index, one in enumerate(outcomes) if one.status == "ok"]
     failed = [
@@ -30,8 +31,10 @@ def fastest_tried(
             f"none of the {len(plans)} best estimates ran; try more, or give a longer time limit. "
             f"{failed[0]}"
         )
-    ran.sort(key=lambda index: -outcomes[index].throughput)
-    rows = [Candidate(names[index], measured(outcomes[index])) for index in ran]
+    capacity = estimated[0].predicted.capacity_bytes
+    tried = {i: replace(measured(outcomes[i]), capacity_bytes=capacity) for i in ran}
+    ran.sort(key=lambda index: tried[index].time_s)
+    rows = [Candidate(names[index], tried[index]) for index in ran]
     reason = (
         f"the {len(plans)} best estimates were tried, {len(ran)} ran, and of those this one is "
         f"the fastest (number {ran[0] + 1} by estimate)"
