@@ -6,7 +6,8 @@
 `python benchmarks/planners.py axonn-overlap [--json OUT] [--quick]`,
 `python benchmarks/planners.py oases [--json OUT] [--quick]`,
 `python benchmarks/planners.py oases-baselines [--json OUT] [--quick]`,
-`python benchmarks/planners.py oppa [--json OUT] [--plot PNG] [--quick]`.
+`python benchmarks/planners.py oppa [--json OUT] [--plot PNG] [--quick]`,
+`python benchmarks/planners.py oppa-early-stop [--json OUT] [--quick]`.
 A subcommand is a module beside this one with `add_arguments(parser)` and `run(options)`, which
 prints its tables and returns what `--json` writes.
 """
@@ -27,6 +28,7 @@ from shardweave.benchmarks import (
     axonn_planner,
     oases_baselines,
     oases_planner,
+    oppa_early_stop,
     oppa_planner,
 )
 
@@ -38,6 +40,7 @@ SUBCOMMANDS: dict[str, ModuleType] = {
     "oases": oases_planner,
     "oases-baselines": oases_baselines,
     "oppa": oppa_planner,
+    "oppa-early-stop": oppa_early_stop,
 }
 
 
