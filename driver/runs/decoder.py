@@ -38,12 +38,25 @@ class DecoderSpec:
 
 
 class StoredAttention(Attention):
-    """Attention whose scores, probabilities and dropped probabilities are tensors."""
+    """Attention whose scores, probabilities and dropped probabilities are tensors.
+
+    Megatron-LM's kernel of softmax scales and masks too, but is made for 16 bits alone
+    (`FusedScaleMaskSoftmax.is_kernel_available`): scores of 32 bits are masked by an op of their own.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__(config)
+        later = None
+        if torch.get_default_dtype() == torch.float32:
+            later = torch.ones(config.seq, config.seq, dtype=torch.bool).triu(1)
+        self.register_buffer("later", later, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (self.split_heads(project(x)) for project in (self.q, self.k, self.v))
-        # Scaling and masking are part of the softmax's kernel.
-        dropped = torch.matmul(q, k.transpose(2, 3)).softmax(-1) * KEPT
+        scores = torch.matmul(q, k.transpose(2, 3))
+        if self.later is not None:
+            scores = scores.masked_fill(self.get_buffer("later"), -1e4)
+        dropped = scores.softmax(-1) * KEPT
         return self.proj(torch.matmul(dropped, v).transpose(1, 2).flatten(2))
 
 
