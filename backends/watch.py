@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from shardweave.backends.agreement import AgreementError, ranks_text, who_has_what
 from shardweave.backends.position import main_position, position_of
+from shardweave.backends.store_guard import StoreGuard, keeper
 
 SILENCE_S = 10.0
 """After so many seconds without a record a process is taken to be dead, or stopped."""
@@ -114,6 +115,7 @@ class Watch:
         self._ended = threading.Event()
         self._lock = threading.RLock()
         self._write()
+        self._guard = StoreGuard(self._ended, lambda: self.beat_s, self._unanswered)
         self._thread = threading.Thread(target=self._run, name="shardweave-watch", daemon=True)
         self._thread.start()
 
@@ -191,10 +193,11 @@ class Watch:
                     seen.since_s += late_s
             last_s = time.monotonic()
             try:
-                with self._lock:
-                    self._write()
-                    self._look_at(self._watched())
-                self._judge()
+                with self._guard:
+                    with self._lock:
+                        self._write()
+                        self._look_at(self._watched())
+                    self._judge()
             except RuntimeError as error:  # of the store
                 if not dist.is_initialized():
                     return
@@ -267,18 +270,26 @@ class Watch:
     def _without_store(self, error: RuntimeError) -> None:
         waited_s = self._waited_s()
         if waited_s is not None and waited_s > self.silence_s:
-            self._end(
-                "the process that keeps torch.distributed's store (torchrun, or rank 0) does not "
-                f"answer: {first_line(error)}",
-                waited_s,
-            )
+            self._end(f"{keeper()} does not answer: {first_line(error)}", waited_s)
 
-    def _end(self, cause: str, waited_s: float) -> None:
-        """Say why, and end this process: its main thread waits in C++, and would for ever."""
+    def _unanswered(self, silent_s: float) -> None:
+        """The store has not answered for so long. Called on a thread of its own."""
+        waited_s = silent_s if self._is_meeting else self._waited_s()
+        if silent_s > self.silence_s and waited_s is not None and waited_s > 3 * self.beat_s:
+            gone = "it was stopped, or its machine is gone"
+            cause = f"{keeper()} has not answered for {silent_s:.0f} s: {gone}"
+            self._end(cause, waited_s, tell=False)
+
+    def _end(self, cause: str, waited_s: float, tell: bool = True) -> None:
+        """Say why, and end this process: its main thread waits in C++, and would for ever.
+
+        tell: the others too, by the store.
+        """
         text = f"{cause}. Rank {self.rank} waited for {waited_s:.0f} s at {main_position().text}"
         print(f"shardweave: rank {self.rank} stops: {text}.", file=sys.stderr, flush=True)
         self._last_words(f"{text}.")
-        self._tell_end(cause)
+        if tell:
+            self._tell_end(cause)
         os._exit(EXIT_CODE)
 
     def _tell_end(self, cause: str) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,33 @@ def test_processes_that_share_a_core_are_devices_of_their_own_speed(
     assert titles == [
         "4 processes, 8 micro-batches, 500mbit link",
         "4 processes, each held to 1/2.5 of a core, 8 micro-batches, 500mbit link",
+    ]
+
+
+def test_page_shows_the_measured_schedules() -> None:
+    page = (BENCHMARKS.parent / "docs" / "measured.md").read_text()
+    for name, columns in (("pipelines", 5), ("pipelines_4", 8)):
+        result = json.loads((BENCHMARKS / "results" / f"{name}.json").read_text())["results"][-1]
+        ours = [row for row in result["rows"] if row["name"].startswith("shardweave")]
+        theirs = [row for row in result["rows"] if row["name"].startswith("torch")]
+        for row, peer in zip_longest(ours, theirs):
+            line = "".join(
+                f"| {cell} " if cell else "| " for cell in page_cells(row, peer)[:columns]
+            )
+            assert f"{line}|\n" in page, line
+
+
+def page_cells(row: dict[str, Any], peer: dict[str, Any] | None) -> list[str]:
+    time_s, peak_bytes = statistics.median(row["times_s"]), row["peak_bytes"]
+    return [
+        row["name"].split()[1],
+        f"{time_s * 1e3:.0f} ms",
+        f"{time_s / statistics.median(peer['times_s']):.2f}" if peer else "",
+        f"{peak_bytes / 2**20:.0f} MiB",
+        f"{peak_bytes / peer['peak_bytes']:.2f}" if peer else "",
+        f"{row['simulated_s'] * 1e3:.0f} ms",
+        f"{statistics.median(row['waited_s']) / time_s:.0%}",
+        f"{row['simulated_wait_s'] / row['simulated_s']:.0%}",
     ]
 
 

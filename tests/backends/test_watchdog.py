@@ -54,6 +54,11 @@ def train(rank: int, folder: Path, num_steps: int = 10**6) -> Any:
     return step
 
 
+def train_by_the_store_of_rank_0(rank: int, folder: Path) -> None:
+    """As `mp.spawn` and a script without torchrun do; see `store_for`."""
+    train(rank, folder)
+
+
 def fail(rank: int, folder: Path) -> None:
     step = train(rank, folder, 5)
     if rank == 1:
@@ -155,6 +160,21 @@ def die_in_a_pipeline(rank: int, folder: Path) -> None:
     step(x)
 
 
+def store_for(rank: int, folder: Path, name: str) -> dist.Store:
+    """The store by which the ranks of a role join: a file, or a server that rank 0 has."""
+    if name != train_by_the_store_of_rank_0.__name__:
+        return dist.FileStore(str(folder / "store"), NUM_RANKS)
+    port = folder / "port"
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, NUM_RANKS, is_master=True, wait_for_workers=False)
+        (folder / "port.new").write_text(str(store.port))
+        (folder / "port.new").rename(port)
+        return store
+    while not port.exists():
+        time.sleep(0.01)
+    return dist.TCPStore("127.0.0.1", int(port.read_text()), NUM_RANKS)
+
+
 def live(rank: int, folder: str, name: str) -> None:
     """The life of a rank, as the interpreter would end it."""
     os.environ |= {
@@ -168,7 +188,8 @@ def live(rank: int, folder: str, name: str) -> None:
     sys.stderr = open(2, "w", buffering=1, closefd=False)
     torch.set_num_threads(1)
     share_traces()
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=NUM_RANKS)
+    store = store_for(rank, Path(folder), name)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS)
     code = 0
     try:
         ROLES[name](rank, Path(folder))
@@ -183,6 +204,7 @@ ROLES: dict[str, Callable[[int, Path], Any]] = {
     role.__name__: role
     for role in (
         train,
+        train_by_the_store_of_rank_0,
         fail,
         be_late,
         leave,
@@ -208,6 +230,10 @@ def stop_rank_2(pids: list[int]) -> None:
     os.kill(pids[2], signal.SIGSTOP)
 
 
+def stop_rank_0(pids: list[int]) -> None:
+    os.kill(pids[0], signal.SIGSTOP)
+
+
 @dataclass(frozen=True)
 class Scenario:
     """role: what the ranks do. hit: what befalls them once all are ready."""
@@ -224,7 +250,8 @@ class Ranks:
 
     def __init__(self, folder: Path, scenario: Scenario) -> None:
         self.folder, self.hit = folder, scenario.hit
-        self.stopped = 2 if scenario.hit is stop_rank_2 else None
+        stopped = [rank for rank, hit in ((0, stop_rank_0), (2, stop_rank_2)) if hit is self.hit]
+        self.stopped = stopped[0] if stopped else None
         self.processes = [
             warm_context().Process(
                 target=importable(live), args=(rank, str(folder), scenario.role.__name__)
@@ -338,6 +365,15 @@ def test_ranks_end_and_name_one_that_was_stopped(ended: Ranks) -> None:
     assert ended.took_s < 3 * TIMEOUT_S
     for rank in (0, 1):
         assert "rank 2 (process " in ended.said[rank]
+        assert POSITION in ended.said[rank]
+
+
+@ranks_that(train_by_the_store_of_rank_0, stop_rank_0)
+def test_ranks_end_if_rank_0_is_stopped_with_the_store_that_it_keeps(ended: Ranks) -> None:
+    assert ended.codes == [None, 1, 1]
+    assert ended.took_s < 4 * TIMEOUT_S
+    for rank in (1, 2):
+        assert "rank 0, which keeps torch.distributed's store, has not answered" in ended.said[rank]
         assert POSITION in ended.said[rank]
 
 
