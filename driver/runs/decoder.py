@@ -40,8 +40,8 @@ class DecoderSpec:
 class StoredAttention(Attention):
     """Attention whose scores, probabilities and dropped probabilities are tensors.
 
-    Megatron-LM's kernel of softmax scales and masks too, but is made for 16 bits alone
-    (`FusedScaleMaskSoftmax.is_kernel_available`): scores of 32 bits are masked by an op of their own.
+    Megatron-LM's kernel of softmax scales and masks too, but is made for 16 bits alone (its
+    `FusedScaleMaskSoftmax.is_kernel_available`): scores of 32 bits are masked by their own op.
     """
 
     def __init__(self, config: GPTConfig) -> None:
