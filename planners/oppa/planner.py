@@ -24,7 +24,7 @@ from shardweave.planners.oppa.prior import Form
 from shardweave.planners.oppa.real_trials import RealTrials, launch_of, measured
 from shardweave.planners.oppa.search import Found, search
 from shardweave.planners.oppa.space import Configuration
-from shardweave.planners.oppa.trials import Host, Outcome, Record, TrialFile
+from shardweave.planners.oppa.trials import Host, Outcome, Record, Trial, TrialFile
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
 from shardweave.planners.predict import simulate_plan, with_candidates
@@ -129,12 +129,8 @@ def plan_by_trials(
     opened = TrialFile.open(options.file, problem) if options.file else nullcontext()
     with opened as file:
         notes = tuple(file.notes) if file else ()
-        trial = simulated.run
-        if options.real:
-            launch = launch_of(host, name)
-            real = RealTrials(launch, options.steps, options.time_limit_s, options.slow)
-            real.learn([one.outcome for one in file.records] if file else [])
-            trial = lambda one: real.run(plans.plan(one))  # noqa: E731
+        earlier = [one.outcome for one in file.records] if file else []
+        trial = _real_trial(plans, options, host, earlier) if options.real else simulated.run
         found = search(
             configurations,
             trial,
@@ -216,6 +212,16 @@ class PlanTrial:
             plan = self.plans.plan(configuration)
             self._predicted[configuration] = simulate_plan(self.lowerings, plan, self.cluster)
         return self._predicted[configuration]
+
+
+def _real_trial(
+    plans: Plans, options: TrialOptions, host: Host | None, earlier: Sequence[Outcome]
+) -> Trial:
+    """A trial on real processes, which knows what earlier ones took."""
+    launch = launch_of(host, plans.planner)
+    real = RealTrials(launch, options.steps, options.time_limit_s, options.slow)
+    real.learn(earlier)
+    return lambda one: real.run(plans.plan(one))
 
 
 def _space(program: Program, devices: int) -> list[Configuration]:
