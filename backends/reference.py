@@ -42,9 +42,9 @@ def run_reference(program: Program, values: Mapping[Key, Tensor]) -> dict[Key, T
     ReplicaMismatchError (a ValueError) if ranks that should hold the same part of a result
     differ, which means that the program was partitioned wrongly.
     """
+    program = without_regions(program)
     if is_staged(program):
         return run_staged(program, values)
-    program = without_regions(program)
     mesh = virtual_mesh(program)
     environment = {
         slot.value: spread(argument_of(program, slot, values), sharding_held(program, slot), mesh)

@@ -27,7 +27,6 @@ from shardweave.ir.program import Program, Slot
 from shardweave.ir.sharding.shards import merge_blocks
 from shardweave.ir.staged import Run, functions_of, micro_axis, runs_of
 from shardweave.ir.types import dtype_of_value
-from shardweave.ir.unfuse import without_regions
 
 _RETURNED = ("output", "grad", "buffer")
 _STATE = ("param", "buffer", "input", "tangent")
@@ -37,8 +36,8 @@ _STATE = ("param", "buffer", "input", "tangent")
 def run_staged(program: Program, values: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
     """Run a staged program on all ranks of its mesh; returns the global results by kind and name.
 
-    `values` is as for `run_reference`, which says what is raised. A result that several stages
-    return must be the same on all of them.
+    The program has no fused regions. `values` is as for `run_reference`, which says what is raised.
+    A result that several stages return must be the same on all of them.
     """
     return _StagedRun(program, values).run()
 
@@ -54,10 +53,8 @@ class _StagedRun:
         self.program = program
         self.mesh = program.needed_mesh().within_stage
         self.axis = micro_axis(program)
-        self.functions = {
-            name: without_regions(function) for name, function in functions_of(program).items()
-        }
-        self.stages = {name: one.stage for name, one in functions_of(program).items()}
+        self.functions = functions_of(program)
+        self.stages = {name: one.stage for name, one in self.functions.items()}
         self.values = {
             (slot.kind, slot.name): argument_of(program, slot, values) for slot in program.arguments
         }

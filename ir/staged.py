@@ -59,6 +59,13 @@ class StageFunction(Program):
         super().__init__(module)
         self._function = function
 
+    def clone(self) -> StageFunction:
+        """The function of the same name in a copy of the whole program."""
+        module = self.module.clone()
+        functions = (op for op in module.body.block.ops if isinstance(op, func.FuncOp))
+        (function,) = (one for one in functions if one.sym_name.data == self.name)
+        return type(self)(module, function)
+
     @property
     def function(self) -> func.FuncOp:
         return self._function
@@ -107,9 +114,10 @@ class Run:
 
 
 def is_staged(program: Program) -> bool:
-    """Whether a program is one of stages."""
+    """Whether a program is one of stages; one of its functions, seen by itself, is not."""
     first = program.module.body.block.first_op
-    return first is not None and first.next_op is not None
+    is_whole = not isinstance(program, StageFunction)
+    return is_whole and first is not None and first.next_op is not None
 
 
 def name_of(direction: Direction, stage: int) -> str:

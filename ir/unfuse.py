@@ -8,6 +8,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.kernel import FusedOp, inline
 from shardweave.ir.program import Program
+from shardweave.ir.staged import parts_of
 
 
 def unfuse(program: Program) -> int:
@@ -51,9 +52,13 @@ def _is_in_order(ops: list[Operation], program: Program) -> bool:
 
 
 def without_regions(program: Program) -> Program:
-    """The program itself, or if it has fused ops a copy in which they are inlined."""
-    if not any(isinstance(op, FusedOp) for op in program.ops):
+    """The program itself, or if it has fused ops a copy in which they are inlined.
+
+    All functions of a program of stages are meant.
+    """
+    if not any(isinstance(op, FusedOp) for part in parts_of(program) for op in part.ops):
         return program
     copy = program.clone()
-    unfuse(copy)
+    for part in parts_of(copy):
+        unfuse(part)
     return copy

@@ -235,6 +235,10 @@ class _Recomputation:
             changed = True
         if changed:
             op.operands = operands
+        makers = (value.owner for value in operands if isinstance(value.owner, Operation))
+        if phase_of(op) == "forward" and any(phase_of(maker) != "forward" for maker in makers):
+            # The backward pass computes it of forward values alone, of which it now reads clones.
+            set_phase(op, "backward")
 
     def _insert(self, segment: Segment, before: Operation) -> None:
         """Clone a segment's ops before an op; segments that it reads come first."""

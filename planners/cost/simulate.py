@@ -17,7 +17,7 @@ from shardweave.ir.annotations import copy_of, layer_of, phase_of
 from shardweave.ir.dist import DistOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.staged import StageFunction, is_staged
+from shardweave.ir.staged import is_staged
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.cost.model import CostModel, kind_of
@@ -85,7 +85,7 @@ def simulate_by(
 
 
 def _mesh_of(program: Program, mesh: Mesh | None) -> Mesh:
-    if is_staged(program) and not isinstance(program, StageFunction):
+    if is_staged(program):
         raise ValueError(
             "the program is cut into stages, which are simulated run by run (sw.simulate, or "
             "`shardweave simulate`)."

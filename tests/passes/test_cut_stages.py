@@ -14,19 +14,20 @@ import torch
 from shardweave.backends.reference import ReplicaMismatchError, run_reference
 from shardweave.driver.compile import compile
 from shardweave.driver.plans import partition
+from shardweave.ir.annotations import layer_of, set_phase
 from shardweave.ir.dist import RecvOp, RunOp, SendOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.staged import StagePlaces, functions_of
 from shardweave.ir.verify.program import verify
-from shardweave.passes.pipeline import PassError
+from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.planners.lower import local_program
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.pipelines.balance import balanced_stages
 from shardweave.planners.pipelines.schedules import find_schedule
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import PIPELINE_SCHEDULES, Pipeline
-from shardweave.tests.zoo import SPECS, assert_equals_eager, captured
+from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron, partitioned
 
 GPT = "gpt:layers=4,hidden=16,heads=4,vocab=32,seq=8,batch=8"
 UNTIED = f"{GPT},tie=false"
@@ -314,6 +315,14 @@ def test_batch_norm_in_training_is_refused_with_its_layer() -> None:
     plan = plan_of(SPECS["cnn"], "stage=2", "1f1b", 4)
     with pytest.raises(PassError, match=r"a sum over all micro-batches that depends on param"):
         cut(SPECS["cnn"], plan)
+
+
+def test_forward_pass_that_reads_the_backward_pass_is_refused() -> None:
+    local = partitioned(GPT, "data=2", megatron(GPT, "data=2"))
+    maker = next(op for op in local.ops if op.name == "aten.mm" and layer_of(op))
+    set_phase(maker, "backward")
+    with pytest.raises(PassError, match=r"aten.mm \(%\w+\) in layer '.+' is of the backward pass"):
+        run_passes(local, "cut-stages")
 
 
 def test_stages_that_do_not_fit_the_mesh_are_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from xdsl.ir import Operation
 
 from shardweave.backends.reference import run_reference
 from shardweave.ir.annotations import phase_of
@@ -14,6 +15,7 @@ from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.tests.ir_text import assert_lines, lines, random_values, step
 from shardweave.tests.passes.steps import blocks, order
+from shardweave.tests.zoo import SPECS, megatron, partitioned
 
 VALUE_BYTES = 4 * 4 * 8
 """Of any value of `blocks`."""
@@ -49,6 +51,16 @@ def test_blocks_are_run_again_one_after_another_so_that_memory_falls() -> None:
     assert kept_bytes(program) == 6 * 2 * 2 * VALUE_BYTES - 2 * VALUE_BYTES
     assert kept_bytes(after) == 5 * 2 * VALUE_BYTES
     assert plain - peak_memory(after).peak_bytes > 3 * 2 * VALUE_BYTES
+
+
+def test_what_the_backward_pass_makes_of_clones_is_a_part_of_it() -> None:
+    """As a scale of batch norm, which is made of forward values alone."""
+    spec, mesh = SPECS["cnn"], "data=2"
+    after = run_passes(partitioned(spec, mesh, megatron(spec, mesh)), "rematerialize{policy=layer}")
+    for op in after.ops:
+        makers = [value.owner for value in op.operands if isinstance(value.owner, Operation)]
+        if phase_of(op) == "forward":
+            assert {phase_of(maker) for maker in makers} <= {"forward"}, op
 
 
 def test_sub_batches_of_a_block_are_run_again_together() -> None:

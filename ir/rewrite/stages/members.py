@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
-from shardweave.ir.annotations import phase_of
+from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.facts import facts_of
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.stages.batches import MicroBatches
@@ -164,7 +165,13 @@ class Membership:
         return None
 
     def _receive(self, value: SSAValue, sender: Members, members: Members) -> None:
-        assert sender.stage != members.stage, "a function reads what a later one makes"
+        if sender.stage == members.stage:
+            maker = cast(Operation, value.owner)
+            raise ValueError(
+                f"{maker.name} (%{value.name_hint}) in layer '{layer_of(maker)}' is of the "
+                f"{sender.direction} pass, and the {members.direction} pass reads it, so that they "
+                "cannot be functions one after the other; run cut-stages before what moved it."
+            )
         sender.send(value, members.stage)
         members.received[value] = sender.stage
 
