@@ -100,9 +100,7 @@ class RunPredictor:
         return PredictedRun(found.time_s + optimizer_s, found.peak_bytes, float(found.memory_bytes))
 
     def _work(self, run: MeasuredRun, cluster: Cluster, micro: int) -> Workload:
-        spec = DecoderSpec(
-            run.hidden, run.heads, run.ffn, run.vocab, run.seq, run.is_fused, _dtype_of(run)
-        )
+        spec = _spec_of(run)
         policy = policy_of(run)
         key = cluster.name, run.precision, spec, micro, run.tensor, run.sequence_parallel, policy
         if key not in self.works:
@@ -112,6 +110,16 @@ class RunPredictor:
             local = lowerings.blocking(replace(base, recompute=policy))
             self.works[key] = workload_of(local, cluster, mesh)
         return stacked(self.works[key], run.layers)
+
+
+def _spec_of(run: MeasuredRun) -> DecoderSpec:
+    """Megatron-LM's kernel of softmax takes 16 bits alone (its
+    `FusedScaleMaskSoftmax.is_kernel_available`)."""
+    dtype = _dtype_of(run)
+    fuses_mask = dtype != "float32" or "Megatron" not in run.framework
+    return DecoderSpec(
+        run.hidden, run.heads, run.ffn, run.vocab, run.seq, run.is_fused, fuses_mask, dtype
+    )
 
 
 @lru_cache(maxsize=2)
