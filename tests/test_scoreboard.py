@@ -92,13 +92,17 @@ def test_one_run_is_predicted_on_the_preset_of_its_device_and_on_a_file(tmp_path
     assert source_of(out)["runs"] == 1
 
 
-@pytest.mark.parametrize(("precision", "has_kernel"), [("fp16", True), ("fp32", False)])
+@pytest.mark.parametrize(
+    ("micro_batch", "precision", "has_kernel"),
+    [(1, "fp16", False), (2, "fp16", True), (2, "fp32", False)],
+)
 def test_scores_are_masked_by_ops_of_their_own_where_megatron_has_no_kernel(
-    precision: str, has_kernel: bool
+    micro_batch: int, precision: str, has_kernel: bool
 ) -> None:
+    """Two heads on a device: a micro-batch of two has the four matrices that the kernel takes."""
     run = replace(
-        runs()[0], gpus=2, data=1, tensor=2, pipeline=1, heads=2, hidden=32, ffn=64,
-        vocab=64, seq=16, batch=2, micro_batch=2, precision=precision,
+        runs()[0], gpus=2, data=1, tensor=2, pipeline=1, heads=4, hidden=32, ffn=64,
+        vocab=64, seq=16, batch=2, micro_batch=micro_batch, precision=precision,
     )  # fmt: skip
     cluster = placed(run, find_cluster("dgx-a100"))
     times = {
