@@ -28,7 +28,7 @@ from rich.table import Table
 
 from shardweave.benchmarks.oppa_space import SearchSpace
 from shardweave.benchmarks.oppa_step_model import StepModel, Transformer
-from shardweave.benchmarks.oppa_trials import CostModelChooser, SimulatedTrial
+from shardweave.benchmarks.oppa_trials import CostModelChooser, SimulatedTrial, StoppedTrial
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.oppa.choosers import (
     BayesianChooser,
@@ -143,10 +143,14 @@ def one_search(
     trials: int,
     machine: StepModel,
     shares: Mapping[Configuration, float],
+    slow: float = 0.0,
 ) -> Run:
-    """Search until a trial is near the best, or the trials are spent."""
+    """Search until a trial is near the best, or the trials are spent.
+
+    slow: ends slow trials early (`StoppedTrial`)."""
     torch.set_num_threads(1)  # the matrices are small
-    trial = SimulatedTrial(machine, seed)
+    simulated = SimulatedTrial(machine, seed)
+    trial = StoppedTrial(simulated, slow)
     found: list[Record] = []
 
     def note(records: Sequence[Record]) -> None:
@@ -156,7 +160,7 @@ def one_search(
 
     start_s = time.monotonic()
     try:
-        limit = trial.memory_bytes
+        limit = simulated.memory_bytes
         search(
             list(shares),
             trial.run,
@@ -170,10 +174,15 @@ def one_search(
         pass
     best = accumulate((shares[one.configuration] for one in found), max)
     hours = accumulate(
-        (SETUP_S + sum(one.outcome.times_s[:1]) * STEPS_TRIED) / 3600 for one in found
+        (SETUP_S + sum(one.outcome.times_s[:1]) * _steps(one, simulated)) / 3600 for one in found
     )
     failed = sum(one.outcome.status != "ok" for one in found)
     return Run(seed, tuple(best), tuple(hours), failed, time.monotonic() - start_s)
+
+
+def _steps(record: Record, trial: SimulatedTrial) -> float:
+    """Steps that a trial took, of those that it has at most."""
+    return STEPS_TRIED * len(record.outcome.times_s) / trial.steps
 
 
 def median_trials(runs: Sequence[Run]) -> float | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 import numpy as np
 
 from shardweave.benchmarks.oppa_step_model import StepModel
+from shardweave.driver.training import ENOUGH_SLOW
 from shardweave.planners.oppa.choosers import History, Suggestion, first_choice, random_instead
 from shardweave.planners.oppa.formula import fit_formula, predict
 from shardweave.planners.oppa.prior import Form, MemoryPrior, ThroughputPrior
@@ -46,6 +49,29 @@ class SimulatedTrial:
         steps = self.step_noise * rng.standard_normal(self.steps)
         times: list[float] = (cost.seconds * np.exp(run + steps)).tolist()
         return Outcome("ok", tuple(times), peak)
+
+
+@dataclass(eq=False)
+class StoppedTrial:
+    """Simulated trials of which slow ones end early, as real ones do (`RealTrials`).
+
+    slow: as there; 0: none ends. fastest_s: a step of the fastest so far.
+    """
+
+    trial: SimulatedTrial
+    slow: float = 0.0
+    fastest_s: float = math.inf
+
+    def run(self, configuration: Configuration) -> Outcome:
+        """A trial, with fewer times if its first ones are slow."""
+        outcome = self.trial.run(configuration)
+        if outcome.status != "ok":
+            return outcome
+        first = outcome.times_s[:ENOUGH_SLOW]
+        if self.slow and min(first) > self.slow * self.fastest_s:
+            return replace(outcome, times_s=first)
+        self.fastest_s = min(self.fastest_s, fmean(outcome.times_s))
+        return outcome
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,13 @@
 """The planners against published and measured data, one subcommand each.
 
 `python benchmarks/planners.py amp --setup homogeneous [--measured FILE] [--json OUT] [--quick]`,
+`python benchmarks/planners.py amp-baselines [--json OUT] [--quick]`,
 `python benchmarks/planners.py axonn [--json OUT] [--quick]`,
+`python benchmarks/planners.py axonn-overlap [--json OUT] [--quick]`,
 `python benchmarks/planners.py oases [--json OUT] [--quick]`,
-`python benchmarks/planners.py oppa [--json OUT] [--plot PNG] [--quick]`.
+`python benchmarks/planners.py oases-baselines [--json OUT] [--quick]`,
+`python benchmarks/planners.py oppa [--json OUT] [--plot PNG] [--quick]`,
+`python benchmarks/planners.py oppa-early-stop [--json OUT] [--quick]`.
 A subcommand is a module beside this one with `add_arguments(parser)` and `run(options)`, which
 prints its tables and returns what `--json` writes.
 """
@@ -17,13 +21,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from shardweave.benchmarks import amp_planner, axonn_planner, oases_planner, oppa_planner
+from shardweave.benchmarks import (
+    amp_baselines,
+    amp_planner,
+    axonn_overlap,
+    axonn_planner,
+    oases_baselines,
+    oases_planner,
+    oppa_early_stop,
+    oppa_planner,
+)
 
 SUBCOMMANDS: dict[str, ModuleType] = {
     "amp": amp_planner,
+    "amp-baselines": amp_baselines,
     "axonn": axonn_planner,
+    "axonn-overlap": axonn_overlap,
     "oases": oases_planner,
+    "oases-baselines": oases_baselines,
     "oppa": oppa_planner,
+    "oppa-early-stop": oppa_early_stop,
 }
 
 

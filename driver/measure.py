@@ -135,7 +135,12 @@ def _measure(
             found.append(results_of(step, loss))
     training = None
     if options.steps:
-        training = train(lambda: step(**batch), step.parameters(), options.steps)
+        training = train(
+            lambda: step(**batch),
+            step.parameters(),
+            options.steps,
+            stop_above_s=options.stop_above,
+        )
     check = eager_training = None
     with _alone_on_rank_0() as is_mine:
         if is_mine:

@@ -4,6 +4,7 @@ processes, which wait for it."""
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -33,12 +34,18 @@ class RunOptions:
     validate: bool
     prove: bool
     validate_limit: float | None
+    stop_above: float = math.inf
     program: str | None = None
 
     @staticmethod
     def of(options: argparse.Namespace) -> RunOptions:
         """Check the options that can be checked before any process is started."""
         check_output(options.json)
+        if options.stop_above < math.inf and not options.no_eager:
+            raise ValueError(
+                "--stop-above may end the step's training before the eager model's, with which it "
+                "is compared; give --no-eager too."
+            )
         if options.plan not in PLANNERS and not Path(options.plan).is_file():
             raise ValueError(no_such_plan(options.plan))
         mesh = Mesh.parse(options.mesh)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shardweave.driver import world
+
 LEARNING_RATE = 1e-3
+ENOUGH_SLOW = 2
+"""Timed steps that must all be slow for a training to end early: one may be slow by chance."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +51,17 @@ def work_of(batch: Mapping[str, Tensor]) -> Work:
 
 
 def train(
-    forward_backward: Callable[[], Tensor], parameters: Iterable[Tensor], num_steps: int
+    forward_backward: Callable[[], Tensor],
+    parameters: Iterable[Tensor],
+    num_steps: int,
+    *,
+    stop_above_s: float = math.inf,
 ) -> Training:
-    """Take `num_steps` >= 1 steps of AdamW; `forward_backward` fills `.grad`, returns the loss."""
+    """Take `num_steps` >= 1 steps of AdamW; `forward_backward` fills `.grad`, returns the loss.
+
+    stop_above_s: ends after the first `ENOUGH_SLOW` timed steps if all of them took more seconds on
+    rank 0, which tells the others outside of what is timed.
+    """
     optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE)
     losses: list[float] = []
     times_s: list[float] = []
@@ -62,4 +75,8 @@ def train(
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         times_s.append(time.perf_counter() - start_s)
+        if stop_above_s < math.inf and len(times_s) == 1 + ENOUGH_SLOW:
+            least_s = min(times_s[1:])
+            if world.from_rank_0(lambda least_s=least_s: least_s > stop_above_s):
+                break
     return Training(tuple(losses), tuple(times_s[1:] or times_s))

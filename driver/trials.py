@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardweave.driver.launch import stop, terminated_as_exit
-from shardweave.planners.oppa.trials import Host, Outcome
+from shardweave.planners.oppa.trials import Host, Limits, Outcome
 from shardweave.planners.plan import Plan
 
 STOP_GRACE_S = 5.0
@@ -34,10 +34,10 @@ class LocalTrials:
     seed: int = 0
     command: Sequence[str] = (sys.executable, "-m", "shardweave")
 
-    def __call__(self, plan: Plan, steps: int, time_limit_s: float) -> Outcome:
-        """Train for `steps` steps. What goes wrong is an outcome.
+    def __call__(self, plan: Plan, limits: Limits) -> Outcome:
+        """Train within limits. What goes wrong is an outcome.
 
-        The processes have a group of their own, of which after `time_limit_s` seconds, or if this
+        The processes have a group of their own, of which after the time limit, or if this
         process is told to end, none is left. If it is killed, they end soon after that time.
         """
         with tempfile.TemporaryDirectory(prefix="shardweave-trial-") as folder:
@@ -46,19 +46,22 @@ class LocalTrials:
             command = [
                 *self.command, "run", self.model, "--plan", str(Path(folder, "plan.json")),
                 "--dtype", self.dtype, "--seed", str(self.seed),
-                "--steps", str(max(2, steps)), "--no-eager", "--json", str(report),
-                "--time-limit", str(time_limit_s + STOP_GRACE_S),
+                "--steps", str(max(2, limits.steps)), "--no-eager", "--json", str(report),
+                "--time-limit", str(limits.time_limit_s + STOP_GRACE_S),
+                "--stop-above", str(limits.stop_above_s),
             ]  # fmt: skip
             with terminated_as_exit():
-                code = _run(command, log, time_limit_s)
+                code = _run(command, log, limits.time_limit_s)
             said = log.read_text(errors="replace")
             if code is None:
-                return Outcome("timed_out", message=f"stopped after {time_limit_s:g} s")
+                return Outcome("timed_out", message=f"stopped after {limits.time_limit_s:g} s")
             if code != 0:
                 return _failure(said, code)
             made = json.loads(report.read_text())
             times = tuple(float(t) for t in made["step_times_s"])
-            return Outcome("ok", times, float(made["peak_bytes"]))
+            ended = len(made["losses"]) < max(2, limits.steps)
+            message = f"ended early: slower than {limits.stop_above_s:g} s" if ended else ""
+            return Outcome("ok", times, float(made["peak_bytes"]), message)
 
 
 def host_of(

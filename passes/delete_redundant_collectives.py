@@ -16,7 +16,8 @@ class DeleteRedundantCollectivesPass(PassOnProgram):
     kept for the backward pass instead; what only fed the recomputed collective dies with it
     (Oases: the recomputed all-reduce and the row-parallel product before it; AxoNN: the second
     all-gather of a weight). With `budget` (bytes on one device, beyond what is kept already)
-    the collectives that save most traffic per byte kept go first. What was kept and saved is
+    the collectives that save most traffic per byte kept go first. `kind`, such as `all_gather`,
+    leaves all others as they are (AxoNN keeps gathered weights alone). What was kept and saved is
     logged, and stands in `Program.stats()`.
 
     Requires: a local program before `start-collectives`. Ensures: numerics unchanged, bit
@@ -25,9 +26,10 @@ class DeleteRedundantCollectivesPass(PassOnProgram):
 
     name = "delete-redundant-collectives"
     budget: int | None = None
+    kind: str = ""
 
     def run(self, program: Program) -> None:
-        deleted, redundant = delete_redundant_collectives(program, self.budget)
+        deleted, redundant = delete_redundant_collectives(program, self.budget, self.kind)
         if not redundant:
             note(
                 "no recomputed collective repeats an earlier one; run rematerialize before it, "

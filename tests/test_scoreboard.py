@@ -10,8 +10,9 @@ import pytest
 
 from shardweave.benchmarks.scoreboard import FOLDER, main
 from shardweave.benchmarks.scoreboard_score import formula, score_of
-from shardweave.driver.runs.predict import PredictedRun
+from shardweave.driver.runs.predict import PredictedRun, RunPredictor, placed
 from shardweave.driver.runs.rows import MeasuredRun, read_runs
+from shardweave.planners.cost.presets import find_cluster
 
 ROWS = FOLDER / "vtrain_single.csv"
 
@@ -89,3 +90,24 @@ def test_one_run_is_predicted_on_the_preset_of_its_device_and_on_a_file(tmp_path
     unknown.write_text(file.read_text().replace(",A100,", ",B9,"))
     assert main(["--runs", str(unknown), "--cluster", "dgx-a100", "--json", str(out)]) == 0
     assert source_of(out)["runs"] == 1
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "precision", "has_kernel"),
+    [(1, "fp16", False), (2, "fp16", True), (2, "fp32", False)],
+)
+def test_scores_are_masked_by_ops_of_their_own_where_megatron_has_no_kernel(
+    micro_batch: int, precision: str, has_kernel: bool
+) -> None:
+    """Two heads on a device: a micro-batch of two has the four matrices that the kernel takes."""
+    run = replace(
+        runs()[0], gpus=2, data=1, tensor=2, pipeline=1, heads=4, hidden=32, ffn=64,
+        vocab=64, seq=16, batch=2, micro_batch=micro_batch, precision=precision,
+    )  # fmt: skip
+    cluster = placed(run, find_cluster("dgx-a100"))
+    times = {
+        name: RunPredictor().predict(replace(run, framework=name), cluster).step_s
+        for name in ("Megatron-DeepSpeed", "OneFlow")
+    }
+    assert (times["Megatron-DeepSpeed"] == times["OneFlow"]) == has_kernel
+    assert times["Megatron-DeepSpeed"] >= times["OneFlow"]

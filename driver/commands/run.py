@@ -6,6 +6,7 @@ Nothing heavy is imported before the processes are started: they wait for it.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 
 from shardweave.driver.commands.arguments import (
@@ -69,6 +70,13 @@ def add_parser(commands: Commands) -> None:
         help="train for N steps with AdamW, and the eager model too, and time both",
     )
     command.add_argument("--no-eager", action="store_true", help="do not train the eager model")
+    command.add_argument(
+        "--stop-above",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="end the training early if its first timed steps take more than this",
+    )
     command.add_argument("--json", metavar="FILE", help="write the results there as well")
     add_validate_options(command)
     add_prove_option(command, "what each rank runs")

@@ -26,7 +26,8 @@ KEPT = 0.9
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """Sizes. is_fused: attention is one kernel that stores no scores. dtype: of everything."""
+    """Sizes. is_fused: attention is one kernel that stores no scores. fuses_mask: where scores are
+    stored, one kernel scales, masks and normalises them. dtype: of everything."""
 
     hidden: int
     heads: int
@@ -34,6 +35,7 @@ class DecoderSpec:
     vocab: int
     seq: int
     is_fused: bool
+    fuses_mask: bool
     dtype: str
 
 
@@ -42,16 +44,41 @@ class StoredAttention(Attention):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (self.split_heads(project(x)) for project in (self.q, self.k, self.v))
-        # Scaling and masking are part of the softmax's kernel.
-        dropped = torch.matmul(q, k.transpose(2, 3)).softmax(-1) * KEPT
+        dropped = self.probabilities(torch.matmul(q, k.transpose(2, 3))) * KEPT
         return self.proj(torch.matmul(dropped, v).transpose(1, 2).flatten(2))
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """Scaling and masking are part of the softmax's kernel."""
+        return scores.softmax(-1)
+
+
+class MaskedAttention(StoredAttention):
+    """The same without that kernel, as Megatron-LM's `forward_torch_softmax`: scores are scaled by
+    the number of the layer and masked by ops of their own, in 32 bits."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__(config)
+        later = torch.ones(config.seq, config.seq, dtype=torch.bool).triu(1)
+        self.register_buffer("later", later, persistent=False)
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """The layer's number stands for any scale."""
+        masked = (scores.float() * LAYERS).masked_fill(self.get_buffer("later"), -1e4)
+        return masked.softmax(-1).to(scores.dtype)
+
+
+def attention_of(spec: DecoderSpec) -> type[Attention]:
+    """The attention that a decoder has."""
+    if spec.is_fused:
+        return Attention
+    return StoredAttention if spec.fuses_mask else MaskedAttention
 
 
 class DecoderBlock(nn.Module):
-    def __init__(self, config: GPTConfig, is_fused: bool) -> None:
+    def __init__(self, config: GPTConfig, attention: type[Attention]) -> None:
         super().__init__()
         self.ln_1, self.ln_2 = nn.LayerNorm(config.hidden), nn.LayerNorm(config.hidden)
-        self.attn = Attention(config) if is_fused else StoredAttention(config)
+        self.attn = attention(config)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,11 +89,11 @@ class DecoderBlock(nn.Module):
 class Decoder(nn.Module):
     """Embeddings, blocks and the loss. Shapes: input_ids and labels are batch x seq."""
 
-    def __init__(self, config: GPTConfig, is_fused: bool) -> None:
+    def __init__(self, config: GPTConfig, attention: type[Attention]) -> None:
         super().__init__()
         self.wte = nn.Embedding(config.vocab, config.hidden)
         self.wpe = nn.Embedding(config.seq, config.hidden)
-        self.h = nn.ModuleList(DecoderBlock(config, is_fused) for _ in range(config.layers))
+        self.h = nn.ModuleList(DecoderBlock(config, attention) for _ in range(config.layers))
         self.ln_f = nn.LayerNorm(config.hidden)
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
@@ -89,7 +116,7 @@ def captured_decoder(spec: DecoderSpec, batch: int) -> Program:
     torch.set_default_dtype(getattr(torch, spec.dtype))
     try:
         with FakeTensorMode():
-            module = Decoder(config, spec.is_fused)
+            module = Decoder(config, attention_of(spec))
             ids = torch.empty(batch, spec.seq, dtype=torch.int64)
             labels = torch.empty(batch, spec.seq, dtype=torch.int64)
         return capture(module, kwargs={"input_ids": ids, "labels": labels})

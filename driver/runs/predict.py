@@ -100,9 +100,7 @@ class RunPredictor:
         return PredictedRun(found.time_s + optimizer_s, found.peak_bytes, float(found.memory_bytes))
 
     def _work(self, run: MeasuredRun, cluster: Cluster, micro: int) -> Workload:
-        spec = DecoderSpec(
-            run.hidden, run.heads, run.ffn, run.vocab, run.seq, run.is_fused, _dtype_of(run)
-        )
+        spec = _spec_of(run, micro)
         policy = policy_of(run)
         key = cluster.name, run.precision, spec, micro, run.tensor, run.sequence_parallel, policy
         if key not in self.works:
@@ -112,6 +110,18 @@ class RunPredictor:
             local = lowerings.blocking(replace(base, recompute=policy))
             self.works[key] = workload_of(local, cluster, mesh)
         return stacked(self.works[key], run.layers)
+
+
+def _spec_of(run: MeasuredRun, micro: int) -> DecoderSpec:
+    """Megatron-LM's kernel of softmax takes 16 bits, and scores of four matrices at a time
+    (`FusedScaleMaskSoftmax.is_kernel_available`)."""
+    dtype = _dtype_of(run)
+    matrices = micro * run.heads // run.tensor
+    has_kernel = dtype != "float32" and matrices % 4 == 0
+    fuses_mask = has_kernel or "Megatron" not in run.framework
+    return DecoderSpec(
+        run.hidden, run.heads, run.ffn, run.vocab, run.seq, run.is_fused, fuses_mask, dtype
+    )
 
 
 @lru_cache(maxsize=2)

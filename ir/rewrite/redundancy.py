@@ -32,22 +32,28 @@ class _Redundant:
     is_read: bool
 
 
-def delete_redundant_collectives(program: Program, budget: int | None = None) -> tuple[int, int]:
+def delete_redundant_collectives(
+    program: Program, budget: int | None = None, kind: str = ""
+) -> tuple[int, int]:
     """Replace each recomputed collective of a local program by the kept result of its twin.
 
     Returns how many were replaced, and how many there are.
 
     budget: bytes on one device that may be kept beyond what is kept already; those that save most
-    traffic per byte go first. Raises ValueError for a negative one, and if
-    collectives are started. Linear in the ops.
+    traffic per byte go first. kind: as `all_gather`, of those alone. Raises ValueError for a
+    negative budget, a kind that there is not, and if collectives are started. Linear in the ops.
     """
+    names = {one.name for one in COLLECTIVES}
+    if kind and f"dist.{kind}" not in names:
+        known = ", ".join(sorted(name.removeprefix("dist.") for name in names))
+        raise ValueError(f"kind '{kind}' is no collective; use one of {known}.")
     if budget is not None and budget < 0:
         raise ValueError(f"budget={budget} bytes; use a budget >= 0.")
     if any(isinstance(op, STARTED) for op in program.ops):
         raise ValueError(
             "collectives are started already; delete redundant ones before start-collectives."
         )
-    found = _find(program)
+    found = [one for one in _find(program) if not kind or one.op.name == f"dist.{kind}"]
     kept = set(kept_values(program))
     found.sort(key=lambda r: -r.sent_bytes / max(_new_bytes(r, kept), 1))
     total, saved, deleted = 0, 0.0, 0

@@ -19,6 +19,7 @@ from shardweave.planners.amp.network import ClusterArrays, Grid
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
 from shardweave.planners.amp.search import Annealing, Placed, search
 from shardweave.planners.amp.shares import with_shares
+from shardweave.planners.amp.tried import fastest_tried
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
 from shardweave.planners.cost.quantity import seconds_text
@@ -26,6 +27,8 @@ from shardweave.planners.cost.zero import DIVIDED
 from shardweave.planners.degrees import asked_degrees, divisors
 from shardweave.planners.lower import Lowerings
 from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.oppa.real_trials import RealTrials, launch_of
+from shardweave.planners.oppa.trials import Host
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, Pipeline, Predicted
 from shardweave.planners.predict import simulate_plan, why_slower, with_candidates
@@ -38,6 +41,7 @@ def plan_amp(
     mesh: Mesh | None,
     *,
     cluster: Cluster,
+    host: Host | None = None,
     max_stages: int | None = None,
     max_tensor: int | None = None,
     anneal: int = 0,
@@ -45,6 +49,10 @@ def plan_amp(
     zero: int = 0,
     precision: str = "",
     simulate: int = 3,
+    trials: int = 0,
+    steps: int = 5,
+    time_limit_s: float = 120.0,
+    slow: float = 2.0,
     top: int = 5,
 ) -> Plan:
     """Degrees of pipeline, data and tensor parallelism, micro-batches, stages and placement.
@@ -60,10 +68,12 @@ def plan_amp(
     precision: as of a plan, for the memory of the optimizer. simulate:
     how many of the best estimates are simulated, where replicas differ in speed also with
     micro-batches in proportion (`amp.shares`); the fastest of those is the plan, and what it is
-    predicted to take; 0, and `literal`, leave it at the estimate. top: candidates that the plan
-    lists.
+    predicted to take; 0, and `literal`, leave it at the estimate. trials: how many of the best
+    estimates train on local processes instead, each for `steps` steps within `time_limit_s` seconds
+    and ended early by `slow` (`oppa.planner.TrialOptions`). top: candidates that the plan lists.
 
-    Raises AmpError if no strategy fits, with the smallest shortfall of memory in GiB by part.
+    Raises AmpError if no strategy fits, with the smallest shortfall of memory in GiB by part, and
+    PlanError if there is nothing to train, or no trial runs.
     """
     _check_zero(zero, literal)
     sizes = asked_degrees(mesh, AXES, "amp", AmpError)
@@ -82,9 +92,10 @@ def plan_amp(
     )
     links = ClusterArrays.of(cluster)
     simulate = 0 if literal else simulate
+    shown = max(1, top, simulate, trials)
     rows = [
         Candidate(_name(one.estimate.strategy, profile), _predicted(one, profile, links))
-        for one in found[: max(1, top, simulate)]
+        for one in found[:shown]
     ]
     reason = (
         f"{len(found)} strategies fit into memory, of {cluster.name}'s {cluster.num_devices} "
@@ -92,8 +103,11 @@ def plan_amp(
     )
     plans = [
         replace(_plan(program, one, profile, links), precision=precision)
-        for one in found[: max(1, simulate)]
+        for one in found[: trials or max(1, simulate)]
     ]
+    if trials:
+        real = RealTrials(launch_of(host, "amp"), steps, time_limit_s, slow)
+        return fastest_tried(real, plans, rows, top)
     if simulate < 1:
         plan = with_candidates(plans[0], rows[: max(1, top)])
         why = "the estimate of this one is the least"

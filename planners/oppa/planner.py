@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import product
-from statistics import fmean
 from typing import cast, get_args
 
 from shardweave.ir.mesh import Mesh
@@ -22,6 +21,7 @@ from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.oppa.choosers import BayesianChooser, Chooser
 from shardweave.planners.oppa.gp import Kernel
 from shardweave.planners.oppa.prior import Form
+from shardweave.planners.oppa.real_trials import RealTrials, launch_of, measured
 from shardweave.planners.oppa.search import Found, search
 from shardweave.planners.oppa.space import Configuration
 from shardweave.planners.oppa.trials import Host, Outcome, Record, Trial, TrialFile
@@ -40,7 +40,8 @@ class TrialOptions:
 
     trials: how many, those in `file` included; `file` keeps them, and a search goes on from it.
     real: train for `steps` steps on local processes, each trial within `time_limit_s` seconds,
-    instead of simulating. top: candidates that the plan lists.
+    instead of simulating. slow: a real trial ends after the first steps that take more than so many
+    times a step of the fastest; 0: none does. top: candidates that the plan lists.
     """
 
     trials: int = 20
@@ -48,6 +49,7 @@ class TrialOptions:
     real: bool = False
     steps: int = 5
     time_limit_s: float = 120.0
+    slow: float = 2.0
     seed: int = 0
     top: int = 5
 
@@ -123,11 +125,12 @@ def plan_by_trials(
         "trials": f"real, {options.steps} steps" if options.real else "simulated",
     }
     simulated = PlanTrial(plans, cluster)
-    trial = _real_trial(plans, options, host) if options.real else simulated.run
     memory_bytes = min(one.memory_bytes for one in cluster.device_types(devices))
     opened = TrialFile.open(options.file, problem) if options.file else nullcontext()
     with opened as file:
         notes = tuple(file.notes) if file else ()
+        earlier = [one.outcome for one in file.records] if file else []
+        trial = _real_trial(plans, options, host, earlier) if options.real else simulated.run
         found = search(
             configurations,
             trial,
@@ -140,7 +143,7 @@ def plan_by_trials(
         )
 
     def predict(one: Record) -> Predicted:
-        return _measured(one.outcome) if options.real else simulated.predict(one.configuration)
+        return measured(one.outcome) if options.real else simulated.predict(one.configuration)
 
     plan = _plan_of(found, plans, memory_bytes, options, len(configurations), predict)
     return replace(plan, notes=(*plan.notes, *notes))
@@ -211,15 +214,14 @@ class PlanTrial:
         return self._predicted[configuration]
 
 
-def _real_trial(plans: Plans, options: TrialOptions, host: Host | None) -> Trial:
-    """A trial on real processes."""
-    if host is None or host.launch is None:
-        raise PlanError(
-            "real trials train a model, and here is only a program; name a model, as in "
-            "`shardweave plan gpt:layers=2,hidden=64 --planner oppa -O real=true`."
-        )
-    launch = host.launch
-    return lambda one: launch(plans.plan(one), options.steps, options.time_limit_s)
+def _real_trial(
+    plans: Plans, options: TrialOptions, host: Host | None, earlier: Sequence[Outcome]
+) -> Trial:
+    """A trial on real processes, which knows what earlier ones took."""
+    launch = launch_of(host, plans.planner)
+    real = RealTrials(launch, options.steps, options.time_limit_s, options.slow)
+    real.learn(earlier)
+    return lambda one: real.run(plans.plan(one))
 
 
 def _space(program: Program, devices: int) -> list[Configuration]:
@@ -301,9 +303,3 @@ def _plan_of(
     reason = f"the fastest of {len(found.records)} trials ({told}) of {size} configurations"
     plan = replace(plans.plan(found.best.configuration), reasons=(reason,))
     return with_candidates(plan, rows)
-
-
-def _measured(outcome: Outcome) -> Predicted:
-    """What a real trial took; how long of it was compute is not measured."""
-    memory = {} if outcome.peak_bytes is None else {"peak": outcome.peak_bytes}
-    return Predicted(fmean(outcome.times_s), memory_bytes=memory, source="measured")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import statistics
 from collections.abc import Callable, Generator, Mapping
@@ -206,8 +207,17 @@ class TrialFile:
         os.fsync(self._descriptor)
 
 
-Launch = Callable[[Plan, int, float], Outcome]
-"""Trains by a plan on real processes, for a number of steps, within a number of seconds."""
+@dataclass(frozen=True)
+class Limits:
+    """Of a real trial: steps, seconds in all, and seconds of a step above which it ends early."""
+
+    steps: int
+    time_limit_s: float
+    stop_above_s: float = math.inf
+
+
+Launch = Callable[[Plan, Limits], Outcome]
+"""Trains by a plan on real processes."""
 
 
 @dataclass(frozen=True)

@@ -75,14 +75,14 @@ class _InOrder:
         self.is_ahead = is_ahead
         self.order: dict[Operation, None] = {}
         self.blocks = blocks_of(program)
-        weights = _Weights(program, ops)
+        weights = Weights(program, ops)
         self.bringers = weights.bringers
         self.gathers = _runs(weights.starts, self.blocks)
         self.gather_run = {op: i for i, run in enumerate(self.gathers) for op in run.starts}
         self.parts = weights.parts
         self.again = {op: i for i, op in enumerate(self._read_again(weights)) if op is not None}
         scatters = [op for op in ops if isinstance(op, STARTS[ReduceScatterOp])]
-        self.scatters = _runs([op for op in scatters if _is_last(op)], self.blocks)
+        self.scatters = _runs([op for op in scatters if is_last(op)], self.blocks)
         self.scatter_run = {op: i for i, run in enumerate(self.scatters) for op in run.starts}
         # What joins gradients into a message makes a second copy of them.
         for op, i in list(self.scatter_run.items()):
@@ -92,7 +92,7 @@ class _InOrder:
         self.joints = {
             op
             for op in ops
-            if isinstance(op, STARTED) and op not in self.gather_run and not _is_last(op)
+            if isinstance(op, STARTED) and op not in self.gather_run and not is_last(op)
         }
         self.next_part = self._next_part() if is_ahead else {}
         self.leading = self._leading()
@@ -155,7 +155,7 @@ class _InOrder:
             for op in run.starts:
                 self._add(op)
 
-    def _read_again(self, weights: _Weights) -> Iterator[Operation | None]:
+    def _read_again(self, weights: Weights) -> Iterator[Operation | None]:
         """Of each run that is the last of the forward pass, its first reader in the backward one.
 
         Only there is the next run on its way: between the passes a step holds most.
@@ -219,7 +219,7 @@ class _InOrder:
             self._add(op)
 
 
-class _Weights:
+class Weights:
     """The messages that bring weights.
 
     starts: of gathers that read parameters alone. bringers: what makes their operands. made_of: of
@@ -268,7 +268,7 @@ def _is_joining(op: Operation) -> bool:
     return isinstance(op, AtenOp) and op.name == "aten.cat"
 
 
-def _is_last(start: Operation) -> bool:
+def is_last(start: Operation) -> bool:
     """Whether nothing is computed with what a message brings."""
     return all(map(_is_returned, wait_of(start).results))
 

@@ -17,6 +17,7 @@ from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.presets import find_cluster, preset_names
 from shardweave.planners.cost.simulate import simulate_by
+from shardweave.planners.schedule.axonn_orders import AXONN_ORDERS, axonn_order
 from shardweave.planners.schedule.graph import Graph, build_graph, wait_of
 from shardweave.planners.schedule.in_order import in_order
 from shardweave.planners.schedule.interleave import interleave, pass_regions, whole_regions
@@ -29,13 +30,14 @@ SCHEDULES = ("blocking", "sub-batch", "cross-pass", "in-order", "list")
 def reschedule(
     program: Program, schedule: str, cluster: str = "testbed", memory_cap: int | None = None
 ) -> None:
-    """Reorder a started local program by one of `SCHEDULES`. O(n log n).
+    """Reorder a started local program by one of `SCHEDULES` or `AXONN_ORDERS`. O(n log n).
 
     cluster: for `list`, a preset's name or a file. memory_cap: bytes on one device. Raises
     ValueError for an unknown schedule, a program that is not started, and a step that needs more.
     """
-    if schedule not in SCHEDULES:
-        raise ValueError(f"schedule '{schedule}' is unknown; use one of {', '.join(SCHEDULES)}.")
+    known = (*SCHEDULES, *AXONN_ORDERS)
+    if schedule not in known:
+        raise ValueError(f"schedule '{schedule}' is unknown; use one of {', '.join(known)}.")
     ops = list(program.ops)
     if not any(isinstance(one, STARTED) for one in ops):
         blocking = next((one for one in ops if type(one) in STARTS), None)
@@ -46,6 +48,8 @@ def reschedule(
             )
     elif schedule == "in-order":
         _in_order(program, ops, memory_cap)
+    elif schedule in AXONN_ORDERS:
+        program.reorder(axonn_order(program, ops, AXONN_ORDERS[schedule]))
     elif schedule == "list":
         program.reorder(_best_order(program, ops, _find_cluster(cluster), memory_cap))
     else:
@@ -95,6 +99,7 @@ def _best_order(
     enough = trials.largest_peak
     cap = enough if memory_cap is None else memory_cap
     trials.add([in_order(program, ops, is_ahead=False)])
+    trials.add(axonn_order(program, ops, overlaps) for overlaps in AXONN_ORDERS.values())
     trials.add(_list_orders(program, graph, cap))
     if trials.least_peak > cap:  # for the error, what is really needed
         trials.add(_list_orders(program, graph, enough))

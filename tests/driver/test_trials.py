@@ -1,6 +1,7 @@
 """Real trials: what goes wrong is an outcome, nothing is left running, and a search goes on."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -9,8 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from shardweave.driver.cli import main
+from shardweave.driver.training import ENOUGH_SLOW, train
 from shardweave.driver.trials import LocalTrials
+from shardweave.planners.oppa.trials import Limits
 from shardweave.planners.plan import Plan
 
 REPORT = "import json, sys; path = sys.argv[sys.argv.index('--json') + 1]; "
@@ -18,14 +23,50 @@ REPORT = "import json, sys; path = sys.argv[sys.argv.index('--json') + 1]; "
 
 def outcome_of(code: str, limit_s: float = 20.0) -> tuple[str, str]:
     trials = LocalTrials("gpt:layers=1", command=(sys.executable, "-c", code))
-    found = trials(Plan(), 3, limit_s)
+    found = trials(Plan(), Limits(3, limit_s))
     return found.status, found.message
 
 
 def test_times_and_peak_are_those_of_the_report() -> None:
-    code = REPORT + "json.dump({'step_times_s': [0.5, 0.25], 'peak_bytes': 7}, open(path, 'w'))"
-    found = LocalTrials("gpt:layers=1", command=(sys.executable, "-c", code))(Plan(), 3, 20.0)
+    code = REPORT + (
+        "json.dump({'step_times_s': [0.5, 0.25], 'losses': [3, 2, 1], 'peak_bytes': 7}, "
+        "open(path, 'w'))"
+    )
+    found = LocalTrials("gpt:layers=1", command=(sys.executable, "-c", code))(
+        Plan(), Limits(3, 20.0)
+    )
     assert (found.status, found.times_s, found.peak_bytes) == ("ok", (0.5, 0.25), 7.0)
+
+
+def test_trial_that_ended_early_keeps_its_times_and_says_so() -> None:
+    code = REPORT + (
+        "steps = sys.argv[sys.argv.index('--steps') + 1], sys.argv[sys.argv.index('--stop-above') + 1]; "
+        "assert steps == ('9', '0.125'); "
+        "json.dump({'step_times_s': [0.5, 0.25], 'losses': [3, 2, 1], 'peak_bytes': 7}, "
+        "open(path, 'w'))"
+    )
+    trials = LocalTrials("gpt:layers=1", command=(sys.executable, "-c", code))
+    found = trials(Plan(), Limits(9, 20.0, 0.125))
+    assert (found.status, found.times_s) == ("ok", (0.5, 0.25))
+    assert found.message == "ended early: slower than 0.125 s"
+
+
+@pytest.mark.parametrize(("limit_s", "steps"), [(1e-9, 1 + ENOUGH_SLOW), (60.0, 6), (math.inf, 6)])
+def test_training_ends_behind_its_first_slow_steps(limit_s: float, steps: int) -> None:
+    weight = torch.zeros(2, requires_grad=True)
+
+    def forward_backward() -> torch.Tensor:
+        loss = (weight - 1).square().sum()
+        loss.backward()
+        return loss
+
+    found = train(forward_backward, [weight], 6, stop_above_s=limit_s)
+    assert (len(found.losses), len(found.times_s)) == (steps, steps - 1)
+
+
+def test_run_that_may_end_early_trains_no_eager_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "gpt:layers=1", "--steps", "3", "--stop-above", "1"]) != 0
+    assert "give --no-eager too" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -78,12 +119,12 @@ from shardweave.ir.capture.capture import capture
 class Crashing(trials.LocalTrials):
     count = 0
 
-    def __call__(self, given, steps, limit_s):
+    def __call__(self, given, limits):
         Crashing.count += 1
         if Crashing.count == 2:  # a rank that dies, as of a bad kernel
             broken = trials.LocalTrials(self.model, command=(sys.executable, "-c", "import os; os.abort()"))
-            return broken(given, steps, limit_s)
-        return super().__call__(given, steps, limit_s)
+            return broken(given, limits)
+        return super().__call__(given, limits)
 
 model = "gpt:layers=1,hidden=32,heads=4,vocab=64,seq=16,batch=8"
 example = build_example(model)

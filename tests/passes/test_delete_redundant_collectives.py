@@ -91,6 +91,14 @@ def test_gathered_weight_is_kept_for_the_recomputation_and_the_backward_pass() -
     assert after.stats().kept_bytes == 4 * 4 * 8
 
 
+def test_kind_leaves_other_collectives_as_they_are() -> None:
+    program = run_passes(step(GATHERED, "data=2", local=True), "rematerialize")
+    assert recomputed_messages(deleted(program, "{kind=all_gather}")) == 0
+    assert recomputed_messages(deleted(program, "{kind=all_reduce}")) == 1
+    with pytest.raises(PassError, match=r"kind 'gather' is no collective; use one of all_gather, "):
+        run_passes(program, DELETE + "{kind=gather}")
+
+
 def test_chain_of_recomputed_messages_dies_as_a_whole() -> None:
     text = """
         input %x : tensor<4xf64>

@@ -175,7 +175,8 @@ WITHOUT_MEMORY = (FOLDER / "testbed.yaml").read_text().replace("    memory_bytes
     [
         (
             "schedule=some",
-            "schedule 'some' is unknown; use one of blocking, sub-batch, cross-pass, in-order, list.",
+            "schedule 'some' is unknown; use one of blocking, sub-batch, cross-pass, in-order, list, "
+            "axonn-a, axonn-ab, axonn-abc.",
         ),
         ('cluster="none.yaml"', "cluster 'none.yaml' cannot be read: No such file or directory; "),
         (

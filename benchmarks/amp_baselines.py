@@ -1,0 +1,276 @@
+"""AMP's planner against its paper's baselines, and how its search grows with the cluster.
+
+`python benchmarks/planners.py amp-baselines [--quick] [--json FILE]`. All methods minimise the
+corrected estimate of a step, in the same space and memory, so that they differ in the search alone:
+
+- `amp`: every strategy with its exact cuts,
+- `uniform`: every strategy with equal numbers of layers in all stages (Megatron-LM's rule),
+- `random`: strategies and cuts drawn at random,
+- `annealing`: from a random strategy on; a cut moves by a layer, or another strategy is drawn.
+
+The paper's Tables 3 to 5 have the least, mean and standard deviation of ten strategies that were
+run: the ten best by the planner's estimate. Table 3 is given, and follows from the published runs
+(`measured_top`); of Tables 4 and 5 the abstract's gains over Megatron-LM alone. Table 2 has seconds
+to optimise on grids of nodes x devices; it says neither batch nor tensor degrees above 4, so that
+the batch grows here with the devices, and degrees are those of the published profile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from shardweave.benchmarks.amp_data import DATA, Setup, read_measured, setup_of, setups
+from shardweave.benchmarks.amp_planner import Row, estimate_runs
+from shardweave.planners.amp.costs import corrected_costs
+from shardweave.planners.amp.estimate import StageCosts, estimate
+from shardweave.planners.amp.model import Strategy, strategies
+from shardweave.planners.amp.network import ClusterArrays, megatron_grid
+from shardweave.planners.amp.partition import Problem
+from shardweave.planners.amp.search import search
+
+TOP = 10
+EVALUATIONS = 1000
+"""Estimates that `random` and `annealing` may make, some twenty for each strategy."""
+
+SEEDS = range(5)
+HEAT, COOLED = 0.1, 0.01
+"""The temperature of annealing at its start, as a share of the first estimate, and at its end, as a
+share of that at its start."""
+
+GAINS = {"het_cluster": 1.54, "het_model": 1.77}
+"""Of throughput over Megatron-LM, by the paper's abstract."""
+
+Best = dict[Strategy, float]
+"""The least estimate in seconds that a method found of each strategy."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of ten strategies: seconds of the best, mean, standard deviation."""
+
+    least_s: float
+    mean_s: float
+    deviation_s: float
+
+    @staticmethod
+    def of(seconds: Sequence[float]) -> Spread:
+        return Spread(min(seconds), statistics.fmean(seconds), statistics.pstdev(seconds))
+
+
+class Space:
+    """All strategies of a setup, and the estimate of any of their cuts."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.strategies = list(strategies(setup.model, setup.cluster))
+        links = ClusterArrays.of(setup.cluster)
+        self.costs: dict[Strategy, StageCosts] = {
+            one: corrected_costs(setup.model, links, one, megatron_grid(one))
+            for one in self.strategies
+        }
+
+    def seconds(self, strategy: Strategy, cuts: Sequence[int]) -> float:
+        """The estimate; infinite if a stage does not fit into memory."""
+        costs = self.costs[strategy]
+        if not fits(costs.problem, cuts):
+            return math.inf
+        return estimate(self.setup.model, strategy, costs, cuts).seconds
+
+    def random_cuts(self, strategy: Strategy, dice: random.Random) -> list[int]:
+        layers = self.setup.model.num_layers
+        return [0, *sorted(dice.sample(range(1, layers), strategy.pipeline - 1)), layers]
+
+
+def fits(problem: Problem, cuts: Sequence[int]) -> bool:
+    """Whether every stage begins where memory allows it to."""
+    if problem.first is None:
+        return True
+    return all(
+        begin >= problem.first[stage, end] for stage, (begin, end) in enumerate(pairwise(cuts))
+    )
+
+
+def by_amp(space: Space, seed: int) -> Best:
+    """The planner: exact, so that the seed is not used."""
+    found = search(space.setup.model, space.setup.cluster)
+    return {one.estimate.strategy: one.seconds for one in found}
+
+
+def by_uniform_stages(space: Space, seed: int) -> Best:
+    """Every strategy, the layers dealt evenly."""
+    cuts_of = space.setup.model.uniform_cuts
+    return {one: space.seconds(one, cuts_of(one.pipeline)) for one in space.strategies}
+
+
+def by_random_search(space: Space, seed: int) -> Best:
+    """Strategies and cuts, each drawn at random."""
+    dice, found = random.Random(seed), Best()
+    for _ in range(EVALUATIONS):
+        strategy = dice.choice(space.strategies)
+        _keep(found, strategy, space.seconds(strategy, space.random_cuts(strategy, dice)))
+    return found
+
+
+def by_annealing(space: Space, seed: int) -> Best:
+    """Simulated annealing over strategies and cuts."""
+    dice, found = random.Random(seed), Best()
+    strategy, cuts, seconds = _first_that_fits(space, dice)
+    heat = HEAT * seconds
+    for _ in range(EVALUATIONS):
+        heat *= COOLED ** (1 / EVALUATIONS)
+        tried, moved = _neighbour(space, strategy, cuts, dice)
+        new = space.seconds(tried, moved)
+        _keep(found, tried, new)
+        if new <= seconds or dice.random() < math.exp((seconds - new) / heat):
+            strategy, cuts, seconds = tried, moved, new
+    return found
+
+
+def _first_that_fits(space: Space, dice: random.Random) -> tuple[Strategy, list[int], float]:
+    while True:
+        strategy = dice.choice(space.strategies)
+        cuts = space.random_cuts(strategy, dice)
+        if (seconds := space.seconds(strategy, cuts)) < math.inf:
+            return strategy, cuts, seconds
+
+
+def _neighbour(
+    space: Space, strategy: Strategy, cuts: list[int], dice: random.Random
+) -> tuple[Strategy, list[int]]:
+    """Another strategy one time in two; else, if there are stages, a cut moved by a layer."""
+    if strategy.pipeline == 1 or dice.random() < 0.5:
+        other = dice.choice(space.strategies)
+        return other, space.random_cuts(other, dice)
+    moved = cuts.copy()
+    stage = dice.randrange(1, strategy.pipeline)
+    moved[stage] += dice.choice((-1, 1))
+    is_cut = moved[stage - 1] < moved[stage] < moved[stage + 1]
+    return strategy, moved if is_cut else cuts
+
+
+def _keep(found: Best, strategy: Strategy, seconds: float) -> None:
+    found[strategy] = min(seconds, found.get(strategy, math.inf))
+
+
+METHODS: Mapping[str, Callable[[Space, int], Best]] = {
+    "amp": by_amp,
+    "uniform": by_uniform_stages,
+    "random": by_random_search,
+    "annealing": by_annealing,
+}
+DRAWN = ("random", "annealing")
+
+
+def spreads(setup: Setup) -> dict[str, Spread]:
+    """The ten best strategies of every method by estimate, the mean over seeds where it draws."""
+    space, found = Space(setup), dict[str, Spread]()
+    for name, method in METHODS.items():
+        of_seeds = [
+            Spread.of(sorted(method(space, seed).values())[:TOP])
+            for seed in (SEEDS if name in DRAWN else (0,))
+        ]
+        columns = zip(*(asdict(one).values() for one in of_seeds), strict=True)
+        found[name] = Spread(*map(statistics.fmean, columns))
+    return found
+
+
+def measured_top(rows: Sequence[Row], seconds: Callable[[Row], float]) -> Spread:
+    """As measured: the ten best by an estimate, of the runs that succeeded, as in Table 3."""
+    done = sorted((row for row in rows if row.succeeded), key=seconds)[:TOP]
+    return Spread.of([row.run.measured_s or math.inf for row in done])
+
+
+def grown(setup: Setup, nodes: int, devices: int) -> Setup:
+    """The homogeneous setup on a grid of nodes x devices, its batch in proportion."""
+    (node,) = setup.cluster.nodes
+    cluster = replace(setup.cluster, nodes=(replace(node, count=nodes, devices=devices),))
+    samples = setup.model.batch // setup.cluster.num_devices
+    return replace(
+        setup,
+        cluster=cluster,
+        model=replace(setup.model, batch=samples * nodes * devices),
+    )
+
+
+def optimise_s(setup: Setup, rounds: int) -> tuple[int, float]:
+    """Strategies of a setup, and processor seconds to optimise all, the fastest of some rounds."""
+    times: list[float] = []
+    for _ in range(rounds):
+        begin_s = time.process_time()
+        search(setup.model, setup.cluster)
+        times.append(time.process_time() - begin_s)
+    return sum(1 for _ in strategies(setup.model, setup.cluster)), min(times)
+
+
+def tables() -> dict[str, Any]:
+    """The paper's tables."""
+    return json.loads((DATA / "amp_tables.json").read_text())
+
+
+def table_of(found: Mapping[str, Mapping[str, Spread]]) -> Table:
+    """Least, and mean with deviation, of every setup and method."""
+    table = Table(title=f"The {TOP} best strategies by estimate, seconds of a step")
+    for title in ("setup", *METHODS):
+        table.add_column(title)
+    for setup, by_method in found.items():
+        cells = (f"{s.least_s:.3f}, {s.mean_s:.2f} ± {s.deviation_s:.2f}"
+                 for s in by_method.values())  # fmt: skip
+        table.add_row(setup, *cells)
+    return table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """There are none but those of every subcommand."""
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Compare the methods, time the search, print both; what `--json` writes."""
+    found = {name: spreads(setup_of(name)) for name in setups()}
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(table_of(found))
+    homogeneous = setup_of("homogeneous")
+    rows = estimate_runs(homogeneous, read_measured(DATA / "amp_results.csv", "homogeneous"))
+    measured = {
+        "literal": measured_top(rows, lambda row: row.literal.seconds),
+        "corrected": measured_top(rows, lambda row: row.corrected.seconds),
+    }
+    for mode, one in measured.items():
+        console.print(
+            f"measured, the {TOP} best by {mode} estimate: {one.least_s:.2f}, "
+            f"{one.mean_s:.2f} ± {one.deviation_s:.2f} s",
+            highlight=False,
+        )
+    scaling: list[dict[str, Any]] = []
+    for grid, published_s in tables()["table2_opt_time_s"].items():
+        nodes, devices = map(int, grid.split("x"))
+        count, seconds = optimise_s(grown(homogeneous, nodes, devices), 1 if options.quick else 3)
+        scaling.append(
+            {"grid": grid, "strategies": count, "search_s": seconds, "published_s": published_s}
+        )
+        console.print(
+            f"{grid}: {count} strategies in {seconds:.3f} s (published {published_s:g} s)",
+            highlight=False,
+        )
+    return {
+        "spreads": {
+            name: {method: asdict(one) for method, one in by_method.items()}
+            for name, by_method in found.items()
+        },
+        "measured_top": {mode: asdict(one) for mode, one in measured.items()},
+        "published_table3": tables()["table3_homogeneous"],
+        "published_gains": GAINS,
+        "scaling": scaling,
+    }

@@ -1,0 +1,44 @@
+"""AMP's best estimates tried on real processes, as its paper tries ten of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shardweave.planners.oppa.real_trials import RealTrials, measured
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import Candidate, PlanError
+from shardweave.planners.predict import with_candidates
+
+
+def fastest_tried(
+    trials: RealTrials, plans: Sequence[Plan], estimated: Sequence[Candidate], top: int
+) -> Plan:
+    """The fastest plan as measured, with what the others took, and why some did not run.
+
+    plans, estimated: in the order of their estimates. Raises PlanError if none of them runs.
+    """
+    names = [one.name for one in estimated]
+    outcomes = [trials.run(plan) for plan in plans]
+    ran = [index for index, one in enumerate(outcomes) if one.status == "ok"]
+    failed = [
+        f"{names[index]}: {one.status.replace('_', ' ')}: {one.message}"
+        for index, one in enumerate(outcomes)
+        if one.status != "ok"
+    ]
+    if not ran:
+        raise PlanError(
+            f"none of the {len(plans)} best estimates ran; try more, or give a longer time limit. "
+            f"{failed[0]}"
+        )
+    capacity = estimated[0].predicted.capacity_bytes
+    tried = {i: replace(measured(outcomes[i]), capacity_bytes=capacity) for i in ran}
+    ran.sort(key=lambda index: tried[index].time_s)
+    rows = [Candidate(names[index], tried[index]) for index in ran]
+    reason = (
+        f"the {len(plans)} best estimates were tried, {len(ran)} ran, and of those this one is "
+        f"the fastest (number {ran[0] + 1} by estimate)"
+    )
+    plan = replace(plans[ran[0]], reasons=(reason, *plans[ran[0]].reasons))
+    found = with_candidates(plan, rows[: max(1, top)])
+    return replace(found, notes=(*found.notes, *failed))
