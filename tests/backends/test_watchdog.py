@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from shardweave.backends import watchdog
 from shardweave.backends.watch import SILENCE_S
@@ -160,19 +161,19 @@ def die_in_a_pipeline(rank: int, folder: Path) -> None:
     step(x)
 
 
-def store_for(rank: int, folder: Path, name: str) -> dist.Store:
+def store_for(rank: int, folder: Path, name: str) -> Store:
     """The store by which the ranks of a role join: a file, or a server that rank 0 has."""
     if name != train_by_the_store_of_rank_0.__name__:
-        return dist.FileStore(str(folder / "store"), NUM_RANKS)
+        return FileStore(str(folder / "store"), NUM_RANKS)
     port = folder / "port"
     if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, NUM_RANKS, is_master=True, wait_for_workers=False)
+        store = TCPStore("127.0.0.1", 0, NUM_RANKS, is_master=True, wait_for_workers=False)
         (folder / "port.new").write_text(str(store.port))
         (folder / "port.new").rename(port)
         return store
     while not port.exists():
         time.sleep(0.01)
-    return dist.TCPStore("127.0.0.1", int(port.read_text()), NUM_RANKS)
+    return TCPStore("127.0.0.1", int(port.read_text()), NUM_RANKS)
 
 
 def live(rank: int, folder: str, name: str) -> None:
