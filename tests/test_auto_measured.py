@@ -41,6 +41,7 @@ def test_neighbours_differ_in_one_dimension_and_all_of_them_are_there() -> None:
         "data=1,tensor=1,stages=2, in-order, 1f1b",
         "data=1,tensor=1,stages=2, in-order, gpipe",
         "data=1,tensor=1,stages=2, in-order, zero-bubble",
+        "data=1,tensor=1,stages=2, in-order, zero-bubble-h2",
     }
 
 
