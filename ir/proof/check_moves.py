@@ -25,6 +25,7 @@ from shardweave.ir.proof.held import (
     reduced,
 )
 from shardweave.ir.proof.layout import Layout, joined, length
+from shardweave.ir.proof.ops import from_start
 from shardweave.ir.proof.padding import padded, without_padding
 from shardweave.ir.types import shape_of
 
@@ -113,7 +114,7 @@ def check_move(op: AtenOp, operands: Sequence[Value], claim: Value, axes: ProofA
     elif op.name == "aten.cat":
         require(_is_joined(op, operands, claim, axes), WRONG)
     elif isinstance(operands[0], Row):
-        require(op.name == "aten.slice.Tensor" and _is_piece(op, operands[0], claim), WRONG)
+        require(op.name == "aten.slice.Tensor" and operands[0].taken(op) == claim, WRONG)
     else:
         (value, *_) = operands
         require(isinstance(value, Relation) and isinstance(claim, Relation), WRONG)
@@ -171,10 +172,10 @@ def _in_a_row(layout: Layout) -> object:
 def _is_slice_of(op: AtenOp, value: Relation, claim: Relation, axes: ProofAxes) -> bool:
     """Whether a slice takes a sub-batch of a value, cuts off padding, or nothing."""
     shape = shape_of(op.operands[0])
-    dim = _place(int(op.value("dim")), len(shape))
+    dim = from_start(int(op.value("dim")), len(shape))
     is_one = op.name == "aten.select.int"
     given = int(op.value("index" if is_one else "start") or 0)
-    start = None if dim is None else _place(given, shape[dim])
+    start = None if dim is None else from_start(given, shape[dim])
     if dim is None or start is None or (not is_one and op.value("step") != 1):
         return False
     size = 1 if is_one else shape_of(op.results[0])[dim]
@@ -205,15 +206,10 @@ def _with_dim(held: Held, dim: int) -> Held | None:
     return None if layout is None else held.laid_out((*layout[:dim], (), *layout[dim:]))
 
 
-def _place(index: int, size: int) -> int | None:
-    """An index of so many, counted from the end if it is negative; None if it is out of range."""
-    return index % size if -size <= index < size else None
-
-
 def _is_joined(op: AtenOp, operands: Sequence[Value], claim: Value, axes: ProofAxes) -> bool:
     """Whether all sub-batches of a value are joined, or values stand side by side."""
     shape = shape_of(op.results[0])
-    dim = _place(int(op.value("dim")), len(shape))
+    dim = from_start(int(op.value("dim")), len(shape))
     if dim is None or any(len(shape_of(value)) != len(shape) for value in op.operands):
         return False
     if isinstance(claim, Row):
@@ -231,21 +227,6 @@ def _is_joined(op: AtenOp, operands: Sequence[Value], claim: Value, axes: ProofA
         if part.held != parts[0].held or part.at != own:
             return False
     return gathered(parts[0].held, gone, dim, None) == claim.held
-
-
-def _is_piece(op: AtenOp, row: Row, claim: Value) -> bool:
-    """Whether a slice takes one piece of a row, or some that stand side by side."""
-    if int(op.value("dim")) != row.dim or op.value("step") != 1:
-        return False
-    start, size = int(op.value("start") or 0), shape_of(op.results[0])[row.dim]
-    at, found = 0, list[tuple[Value, int]]()
-    for piece, width in row.pieces:
-        if start <= at and at + width <= start + size:
-            found.append((piece, width))
-        at += width
-    if sum(width for _, width in found) != size:
-        return False
-    return claim == (found[0][0] if len(found) == 1 else Row(row.dim, tuple(found)))
 
 
 def is_merged(

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from xdsl.ir import Attribute
 
+from shardweave.ir.aten import AtenOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, Placement, Sharding
 from shardweave.ir.proof.layout import (
@@ -19,6 +20,7 @@ from shardweave.ir.proof.layout import (
     length,
     standard,
 )
+from shardweave.ir.types import shape_of
 
 FREE = "*"
 """How the axis begins of a cut along which the value is constant: it stands for any axes. How many
@@ -180,6 +182,20 @@ class Row:
 
     dim: int
     pieces: tuple[tuple[Value, int], ...]
+
+    def taken(self, op: AtenOp) -> Value | None:
+        """What a slice takes: one piece, or some that stand side by side; None if parts of any."""
+        if int(op.value("dim")) != self.dim or op.value("step") != 1:
+            return None
+        start, size = int(op.value("start") or 0), shape_of(op.results[0])[self.dim]
+        at, found = 0, list[tuple[Value, int]]()
+        for piece, width in self.pieces:
+            if start <= at and at + width <= start + size:
+                found.append((piece, width))
+            at += width
+        if sum(width for _, width in found) != size:
+            return None
+        return found[0][0] if len(found) == 1 else Row(self.dim, tuple(found))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from shardweave.ir.proof.held import (
     rank_position,
     reduced,
 )
+from shardweave.ir.proof.ops import from_start
 from shardweave.ir.proof.padding import padded, without_padding
 from shardweave.ir.types import shape_of
 
@@ -123,7 +124,7 @@ def moved(op: AtenOp, operands: Sequence[Value], axes: ProofAxes) -> tuple[Value
     elif isinstance(operands[0], Relation):
         made = _moved_part(op, operands[0], axes)
     elif isinstance(operands[0], Row) and op.name == "aten.slice.Tensor":
-        made = _piece(op, operands[0])
+        made = operands[0].taken(op)
     return None if made is None else (made,)
 
 
@@ -158,15 +159,15 @@ def _moved_part(op: AtenOp, part: Relation, axes: ProofAxes) -> Relation | None:
 def _part_of(op: AtenOp, part: Relation, axes: ProofAxes) -> Relation | None:
     """A slice of a value, or one index of it."""
     shape = shape_of(op.operands[0])
-    dim = _place_of(int(op.value("dim")), len(shape))
+    dim = from_start(int(op.value("dim")), len(shape))
     if dim is None:
         return None
     whole = shape[dim]
     if op.name == "aten.select.int":
-        index = _place_of(int(op.value("index")), whole)
+        index = from_start(int(op.value("index")), whole)
         taken = None if index is None else _sub_batch(part, dim, whole, 1, index, axes)
         return taken and taken.with_held(without_dim(taken.held, dim))
-    size, start = shape_of(op.results[0])[dim], _place_of(int(op.value("start") or 0), whole)
+    size, start = shape_of(op.results[0])[dim], from_start(int(op.value("start") or 0), whole)
     if op.value("step") != 1 or not size or start is None or start + size > whole:
         return None
     if size == whole:
@@ -177,11 +178,6 @@ def _part_of(op: AtenOp, part: Relation, axes: ProofAxes) -> Relation | None:
     if whole % size or start % size:
         return None
     return _sub_batch(part, dim, whole // size, size, start // size, axes)
-
-
-def _place_of(index: int, size: int) -> int | None:
-    """An index of so many, counted from the end if it is negative; None if it is out of range."""
-    return index % size if -size <= index < size else None
 
 
 def _sub_batch(
@@ -199,7 +195,7 @@ def _joined(op: AtenOp, operands: Sequence[Value], axes: ProofAxes) -> Value | N
     shape = shape_of(op.results[0])
     if any(len(shape_of(value)) != len(shape) for value in op.operands):
         return None
-    dim = _place_of(int(op.value("dim")), len(shape))
+    dim = from_start(int(op.value("dim")), len(shape))
     if dim is None:
         return None
     parts = [value for value in operands if isinstance(value, Relation)]
@@ -215,18 +211,3 @@ def _joined(op: AtenOp, operands: Sequence[Value], axes: ProofAxes) -> Value | N
                 return None if held is None else Relation(held, rest.pop())
     sizes = [shape_of(value)[dim] for value in op.operands]
     return Row(dim, tuple(zip(operands, sizes, strict=True)))
-
-
-def _piece(op: AtenOp, row: Row) -> Value | None:
-    """What a slice takes out of a row: one piece, or some that stand side by side."""
-    if int(op.value("dim")) != row.dim or op.value("step") != 1:
-        return None
-    start, size = int(op.value("start") or 0), shape_of(op.results[0])[row.dim]
-    at, found = 0, list[tuple[Value, int]]()
-    for piece, width in row.pieces:
-        if start <= at and at + width <= start + size:
-            found.append((piece, width))
-        at += width
-    if sum(width for _, width in found) != size:
-        return None
-    return found[0][0] if len(found) == 1 else Row(row.dim, tuple(found))

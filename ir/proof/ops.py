@@ -109,3 +109,8 @@ def rule_of_sum(
     block = Block(arg_types=types)
     op = create(name, block.args, [tensor_type(shape, torch.float64)])
     return rule_of(op), shape
+
+
+def from_start(index: int, size: int) -> int | None:
+    """An index of so many, counted from the end if it is negative; None if it is out of range."""
+    return index % size if -size <= index < size else None

@@ -17,7 +17,7 @@ from shardweave.ir.annotations import phase_of
 from shardweave.ir.blocks import blocks_of
 from shardweave.ir.dist import STARTED, STARTS, AllReduceOp, WaitOp
 from shardweave.ir.program import Program
-from shardweave.planners.schedule.graph import wait_of
+from shardweave.planners.schedule.graph import leading_to, wait_of
 from shardweave.planners.schedule.in_order import Weights, is_last
 
 AXONN_ORDERS: Mapping[str, frozenset[str]] = {
@@ -57,7 +57,7 @@ class _AxonnOrder:
             for op in (ops if "b" in overlaps else ())
             if isinstance(op, STARTED) and phase_of(op) == "backward" and is_last(op)
         }
-        self.leading = self._leading()
+        self.leading = leading_to(self.ops, self.input_gradients)
         self.order: dict[Operation, None] = {}
         self.put_off: list[Operation] = []
 
@@ -78,15 +78,6 @@ class _AxonnOrder:
         for op in self.ops:
             self._add(op)
         return list(self.order)
-
-    def _leading(self) -> set[Operation]:
-        """The ops on the way to the gradient of a layer's input."""
-        found: set[Operation] = set()
-        for op in reversed(self.ops):
-            users = (use.operation for result in op.results for use in result.uses)
-            if op in self.input_gradients or any(user in found for user in users):
-                found.add(op)
-        return found
 
     def _may_wait(self, op: Operation) -> bool:
         """Whether an op is to be done while an input gradient of its block is reduced."""

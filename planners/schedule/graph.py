@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
@@ -53,6 +53,16 @@ def build_graph(ops: Sequence[Operation], cost: CostModel) -> Graph:
         longest = max((graph.tail_s[s] for s in graph.successors[i]), default=0.0)
         graph.tail_s[i] = graph.compute_s[i] + graph.travel_s[i] + longest
     return graph
+
+
+def leading_to(ops: Sequence[Operation], goals: Collection[Operation]) -> set[Operation]:
+    """Some of these ops, which are in order, and all that they are computed of. Linear in uses."""
+    found: set[Operation] = set()
+    for op in reversed(ops):
+        users = (use.operation for result in op.results for use in result.uses)
+        if op in goals or any(user in found for user in users):
+            found.add(op)
+    return found
 
 
 def wait_of(start: Operation) -> Operation:

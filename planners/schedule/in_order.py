@@ -31,7 +31,7 @@ from shardweave.ir.program import Program
 from shardweave.ir.rewrite.buckets import BUCKET_BYTES
 from shardweave.ir.storage import is_view
 from shardweave.ir.types import num_bytes, tensor_type_of
-from shardweave.planners.schedule.graph import wait_of
+from shardweave.planners.schedule.graph import leading_to, wait_of
 
 Place = tuple[str | None, str, Copy | None]
 """Block, phase and sub-batch."""
@@ -95,7 +95,7 @@ class _InOrder:
             if isinstance(op, STARTED) and op not in self.gather_run and not is_last(op)
         }
         self.next_part = self._next_part() if is_ahead else {}
-        self.leading = self._leading()
+        self.leading = leading_to(self.ops, self.joints)
         self.deferred: list[Operation] = []
         self.joints_left = len(self.joints)
 
@@ -194,15 +194,6 @@ class _InOrder:
         for run in self.scatters[max(0, number - 1) : number]:
             for op in run.starts:
                 self._add(wait_of(op))
-
-    def _leading(self) -> set[Operation]:
-        """The ops on the way to a message that the backward pass waits for."""
-        found: set[Operation] = set()
-        for op in reversed(self.ops):
-            users = (use.operation for result in op.results for use in result.uses)
-            if op in self.joints or any(user in found for user in users):
-                found.add(op)
-        return found
 
     def _can_wait(self, op: Operation) -> bool:
         """Whether an op is to be done while a message of its block travels."""
