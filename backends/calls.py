@@ -48,12 +48,15 @@ NEED_CONTIGUOUS = frozenset(
         "aten.native_group_norm",
         "aten.native_group_norm_backward",
         "aten.native_layer_norm_backward",
+        "aten.view.dtype",
+        "aten.view_as_complex",
     }
 )
-"""Ops whose CPU kernel reads a strided operand as if it were contiguous, without an error.
+"""Ops that need dense operands: a CPU kernel reads a strided one as if it were contiguous, without
+an error, or a view of pairs does not exist.
 
-Eager's autograd makes the operands contiguous before it calls these; a program does not say
-so, and which operands are strided changes with the sharding.
+Eager's autograd, or the model, makes the operands contiguous before it calls these; a program does
+not say so, and which operands are strided changes with the sharding.
 """
 
 

@@ -112,11 +112,8 @@ def compile(
     options; ValueError if the processes are not as many as the mesh's devices, CaptureError,
     PlanError or PassError (all ValueErrors) for what cannot be captured or sharded.
     """
-    if isinstance(model, DistributedDataParallel):
-        raise ValueError(
-            "the model is wrapped in DistributedDataParallel, whose work a step does itself; pass "
-            "model.module."
-        )
+    _check_model(model)
+    _check_limit(max_programs)
     check_batch(args)
     check_loss(loss)
     if backend not in BACKENDS:
@@ -172,6 +169,21 @@ def compile(
     programs.backend.reduce_dtype = reduce_dtype
     step = Step(request.model, programs.backend, programs, sync=sync)
     return step if train is None else step.train(train)
+
+
+def _check_model(model: nn.Module) -> None:
+    if isinstance(model, DistributedDataParallel):
+        raise ValueError(
+            "the model is wrapped in DistributedDataParallel, whose work a step does itself; pass "
+            "model.module."
+        )
+    if isinstance(model, Step):
+        raise ValueError("the model is a step of sw.compile already; pass the model that it is of.")
+
+
+def _check_limit(max_programs: int) -> None:
+    if max_programs < 1:
+        raise ValueError(f"max_programs={max_programs} keeps no program; give 1 or more.")
 
 
 def bind(program: Program, request: Request, device: torch.device) -> Step:

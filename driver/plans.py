@@ -25,7 +25,7 @@ from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.simulation import Simulation
 from shardweave.planners.cost.zero import DATA_AXIS
 from shardweave.planners.oppa.trials import Host
-from shardweave.planners.plan import Plan
+from shardweave.planners.plan import Plan, PlanError
 from shardweave.planners.plan_check import check_plan
 from shardweave.planners.plan_names import Lookup
 from shardweave.planners.predict import predicted_of, simulation_of
@@ -122,6 +122,13 @@ def resolve_plan(
     if isinstance(given, Plan):
         return given
     if isinstance(given, Mapping):
+        not_texts = [key for key, value in given.items() if not isinstance(value, str)]
+        if not_texts:
+            raise PlanError(
+                "the plan is a dict, that is shardings by parameter, such as '[{\"tensor\"}, {}]'; "
+                f"'{not_texts[0]}' has none. Give a whole plan as sw.Plan(..), "
+                "sw.Plan.from_dict(..) or a file."
+            )
         return _plan_by_name(given, program, mesh)
     if not Path(given).is_file():
         raise ValueError(no_such_plan(str(given)))

@@ -95,8 +95,13 @@ DERIVED: dict[str, dict[str, Derivation]] = {
 }
 """Per op, how each argument that restates a shape follows from the op's types."""
 
-CALLEE = {"aten.view": "aten.reshape"}
-"""Ops that run as another: a view may not exist under the strides of a shard."""
+CALLEE = {
+    "aten.view": "aten.reshape",
+    "aten._conj": "aten._conj_physical",
+    "aten._neg_view": "aten.neg",
+}
+"""Ops that run as another: a view may not exist under the strides of a shard, and messages carry
+what is in memory, which is not what a tensor holds that is to be read as conjugated or negated."""
 
 
 def arguments(op: AtenOp, operand: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -79,8 +79,10 @@ class Mesh:
         for part in filter(None, (piece.strip() for piece in text.split(","))):
             name, equals, size = (piece.strip() for piece in part.partition("="))
             if not equals or not (size.isdigit() or (size == "-1" and num_devices is not None)):
+                why = "; -1 stands for the processes that are left" if size == "-1" else ""
                 raise ValueError(
-                    f"mesh '{text}': found '{part}', expected NAME=SIZE, as in data=2,tensor=4."
+                    f"mesh '{text}': found '{part}', expected NAME=SIZE, as in data=2,tensor=4"
+                    f"{why}."
                 )
             sizes.append((name, int(size)))
         rest = 1 if num_devices is None else _rest(text, [s for _, s in sizes], num_devices)

@@ -39,10 +39,13 @@ other stages, and then what it makes of these sums."""
 ONCE = ("before", "share", "after")
 """The directions that run once in a step; the others do for each micro-batch."""
 
-STAGE_KINDS = ("whole", "kept", "micro_batch", "sum", "part", "same")
+TOTALS = ("sum", "part", "same")
+"""Kinds of slots of what all micro-batches give together."""
+
+STAGE_KINDS = ("whole", "kept", "micro_batch", *TOTALS)
 """Kinds of slots that only functions of stages have."""
 
-HELD = ("whole", "kept", "sum", "part", "same")
+HELD = ("whole", "kept", *TOTALS)
 """Those of them that functions leave for later ones of the same stage."""
 
 RECEIVES_AHEAD = 4

@@ -149,8 +149,28 @@ class Wrapped(nn.Module):
         if self.choice is None:
             return loss_of(output)
         if isinstance(self.choice, str) and not isinstance(output, dict):
-            return getattr(output, self.choice)
-        return output[self.choice]
+            loss = getattr(output, self.choice) if hasattr(output, self.choice) else None
+        else:
+            try:
+                loss = output[self.choice]
+            except (IndexError, KeyError, TypeError):
+                loss = None
+        if not isinstance(loss, Tensor):
+            raise ValueError(
+                f"loss={self.choice!r} names no tensor of what forward returns, which is "
+                f"{_described(output)}; give the index or name of its loss, or a function of it."
+            )
+        return loss
+
+
+def _described(output: Any) -> str:
+    """What a model returns, as far as `loss=` may choose of it."""
+    if isinstance(output, Tensor):
+        return "a tensor"
+    if isinstance(output, (tuple, list)):
+        return f"{type(output).__name__} of {len(output)}"
+    names = list(output) if isinstance(output, dict) else list(vars(output))
+    return f"{type(output).__name__} with {', '.join(map(str, names))}"
 
 
 def loss_of(output: Any) -> Tensor | None:

@@ -63,6 +63,20 @@ def _plain_encoders() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _plain_recurrence() -> Iterator[None]:
+    """A float32 nn.LSTM as the ops of a float64 one.
+
+    Its kernel on the CPU is one op that nothing could cut, and keeps a workspace of no known size.
+    """
+    was_enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags warns of GPUs
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(was_enabled)
+
+
+@contextlib.contextmanager
 def _compiling() -> Iterator[None]:
     """Code that asks is told that it is compiled, but not exported.
 
@@ -178,6 +192,7 @@ def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
         stack.enter_context(_without_effects())
         stack.enter_context(traced_anywhere())
         stack.enter_context(_plain_encoders())
+        stack.enter_context(_plain_recurrence())
         mode = _fake_mode_of(model)
         if mode is not None:
             stack.enter_context(mode)

@@ -27,9 +27,6 @@ from shardweave.ir.staged import (
 EACH = ("forward", "backward", "inputs", "weights")
 """The directions that run for each micro-batch."""
 
-TOTALS = ("sum", "part", "same")
-"""Kinds of slots that are made of what all micro-batches gave."""
-
 
 @dataclass
 class RunOrder:

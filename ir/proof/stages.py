@@ -22,9 +22,9 @@ from shardweave.ir.placement import block_of
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.proof.held import ProofAxes, RankNumber, Relation, Value, gathered, reduced
 from shardweave.ir.proof.ops import ProofError
-from shardweave.ir.proof.runs import TOTALS, RunOrder
+from shardweave.ir.proof.runs import RunOrder
 from shardweave.ir.proof.signature import Arguments, argument_of, is_declared
-from shardweave.ir.staged import HELD, StageFunction, StagePlaces, micro_axis
+from shardweave.ir.staged import HELD, TOTALS, StageFunction, StagePlaces, micro_axis
 from shardweave.ir.types import dtype_of_value, shape_of
 
 STATE = ("param", "buffer", "input", "tangent")

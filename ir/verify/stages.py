@@ -21,6 +21,7 @@ from shardweave.ir.dist import RecvOp, SendOp
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.staged import (
     HELD,
+    TOTALS,
     StageFunction,
     StagePlaces,
     functions_of,
@@ -209,7 +210,7 @@ def _order(program: Program, reads: Mapping[str, _Read]) -> Iterator[tuple[str, 
             where = number if slot.kind == "kept" else None
             giver = made.get((stage, name, where))
             is_there = giver is not None and giver.value.type == slot.value.type
-            if slot.kind in ("sum", "part", "same"):
+            if slot.kind in TOTALS:
                 is_there = counts[stage, name] == (axis.size if axis else 1)
             if not is_there:
                 yield f"{what} reads {slot.kind} '{name}', which no earlier run gives so.", op

@@ -238,6 +238,10 @@ def test_processes_without_a_mesh_are_an_error(
         ({"backend": "magic"}, "backend 'magic' is unknown"),
         ({"passes": "no-such-pass"}, "there is no pass 'no-such-pass'"),
         ({"mesh": "data:2"}, "expected NAME=SIZE"),
+        ({"mesh": "data=-1"}, "-1 stands for the processes that are left"),
+        ({"max_programs": 0}, "max_programs=0 keeps no program; give 1 or more"),
+        ({"plan": {"pipeline": {"micro_batches": 1}}}, "'pipeline' has none. Give a whole plan"),
+        ({"loss": "foo"}, "loss='foo' names no tensor of what forward returns"),
     ],
 )
 def test_bad_argument_is_an_error_that_says_what_is_expected(
@@ -245,6 +249,12 @@ def test_bad_argument_is_an_error_that_says_what_is_expected(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         sw.compile(mlp, kwargs=batch, **{"mesh": "tensor=2", "backend": "reference", **options})
+
+
+def test_step_is_no_model(mlp: MLP, batch: dict[str, Tensor]) -> None:
+    step = sw.compile(mlp, kwargs=batch, mesh="data=2", backend="reference")
+    with pytest.raises(ValueError, match="the model is a step of"):
+        sw.compile(step, kwargs=batch, mesh="data=2", backend="reference")
 
 
 def test_unknown_planner_is_an_error_that_lists_those_there_are() -> None:

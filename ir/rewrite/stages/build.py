@@ -24,12 +24,12 @@ from shardweave.ir.literals import to_attribute
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program, Slot, sharding_of
 from shardweave.ir.rewrite.stages.members import Members
-from shardweave.ir.staged import name_of
+from shardweave.ir.staged import TOTALS, name_of
 from shardweave.ir.types import AnyTensor, shape_of, tensor_type, tensor_type_of, with_shape
 
 Attributes = dict[str, Attribute]
 
-_ORDER = ("param", "buffer", "input", "tangent", "whole", "kept", "sum", "part", "same")
+_ORDER = ("param", "buffer", "input", "tangent", "whole", "kept", *TOTALS)
 """The order of the kinds of arguments."""
 
 
@@ -42,20 +42,21 @@ class ValueSlots:
         self.slots = {slot.value: slot for slot in program.arguments}
         self.results = {(slot.kind, slot.name): slot for slot in program.results}
         self.position = {op: index for index, op in enumerate(program.ops)}
-        self._names: dict[SSAValue, str] = {}
+        self._names: dict[tuple[SSAValue, bool], str] = {}
         self._taken: dict[str, int] = {}
 
-    def name(self, value: SSAValue) -> str:
-        """A name that no other value has."""
-        if value not in self._names:
+    def name(self, value: SSAValue, kind: str = "") -> str:
+        """A name that no other value has; what all micro-batches give of one has its own."""
+        key = value, kind in TOTALS
+        if key not in self._names:
             word = name = value.name_hint or "value"
             count = self._taken.get(word, 0)
             while name in self._taken:
                 count += 1
                 name = f"{word}_{count}"
             self._taken[word], self._taken[name] = count, 0
-            self._names[value] = name
-        return self._names[value]
+            self._names[key] = name
+        return self._names[key]
 
     def sharding(self, value: SSAValue) -> Sharding:
         """In which shards a value is; whole, where nothing says so."""
@@ -71,7 +72,7 @@ class ValueSlots:
         type_ = tensor_type_of(value)
         if kind == "part":
             type_ = self.joined(value, sharding)
-        return type_, self._slot(kind, self.name(value), self.without_axis(sharding), type_)
+        return type_, self._slot(kind, self.name(value, kind), self.without_axis(sharding), type_)
 
     def joined(self, value: SSAValue, sharding: Sharding) -> AnyTensor:
         """The type of what all micro-batches have of a value, on one device."""
@@ -84,7 +85,7 @@ class ValueSlots:
 
     def entry(self, kind: str, value: SSAValue) -> Attributes:
         """The slot of a value of one micro-batch."""
-        return self._slot(kind, self.name(value), self.sharding(value), tensor_type_of(value))
+        return self._slot(kind, self.name(value, kind), self.sharding(value), tensor_type_of(value))
 
     def _slot(self, kind: str, name: str, sharding: Sharding, type_: AnyTensor) -> Attributes:
         shape = sharding.global_shape(type_.get_shape())
@@ -161,7 +162,7 @@ class FunctionBuilder:
         given = self.members.given
         for value in sorted(given, key=lambda value: _ORDER.index(given[value])):
             kind = given[value]
-            if kind in ("sum", "part", "same"):
+            if kind in TOTALS:
                 type_, entry = self.values.summed(value, kind)
             elif value in self.values.slots:
                 slot = self.values.slots[value]
@@ -178,9 +179,10 @@ class FunctionBuilder:
 
     def _results(self) -> tuple[list[SSAValue], list[Attributes]]:
         members, values = self.members, self.values
-        self._receive([*members.left, *members.returned.values()], None)
-        found = [self.local[value] for value in (*members.left, *members.returned.values())]
-        entries = [values.entry(kind, value) for value, kind in members.left.items()]
+        needed = [*(value for value, _ in members.left), *members.returned.values()]
+        self._receive(needed, None)
+        found = [self.local[value] for value in needed]
+        entries = [values.entry(kind, value) for value, kind in members.left]
         entries += [values.whole_entry(values.results[key])[1] for key in members.returned]
         return found, entries
 

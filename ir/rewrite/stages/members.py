@@ -22,8 +22,9 @@ class Members:
     """What is in one function.
 
     given: values that are arguments, by kind; a `kept` one comes from an earlier function of the
-    stage. received: by the stage that sends them. left: what later functions of the stage read, by
-    kind. sent: to which stages. returned: by kind and name, what the step returns.
+    stage. received: by the stage that sends them. left: what later functions of the stage read, and
+    as which kind: an output that the backward pass reads is left as two. sent: to which stages.
+    returned: by kind and name, what the step returns.
     """
 
     stage: int
@@ -31,7 +32,7 @@ class Members:
     ops: dict[Operation, None] = field(default_factory=dict[Operation, None])
     given: dict[SSAValue, str] = field(default_factory=dict[SSAValue, str])
     received: dict[SSAValue, int] = field(default_factory=dict[SSAValue, int])
-    left: dict[SSAValue, str] = field(default_factory=dict[SSAValue, str])
+    left: dict[tuple[SSAValue, str], None] = field(default_factory=dict[tuple[SSAValue, str], None])
     sent: dict[SSAValue, list[int]] = field(default_factory=dict[SSAValue, list[int]])
     returned: dict[tuple[str, str], SSAValue] = field(
         default_factory=dict[tuple[str, str], SSAValue]
@@ -156,7 +157,7 @@ class Membership:
         earlier = (self.functions[members.stage, one] for one in self.directions[:index])
         holder = next((one for one in earlier if one.has(value)), None)
         if holder is not None:
-            holder.left.setdefault(value, "kept")
+            holder.left[value, "kept"] = None
             members.given[value] = "kept"
         elif op in self.places.freedom:
             return op
@@ -186,7 +187,8 @@ class Membership:
             self._demand(maker, [value])
         else:
             maker = self.functions[self.of_op[op]]
-        kind = maker.left[value] = self._kind_of_total(value)
+        kind = self._kind_of_total(value)
+        maker.left[value, kind] = None
         if maker.stage == members.stage:
             members.given[value] = kind
         else:

@@ -17,6 +17,7 @@ UNARY = """
     lgamma log log10 log1p log2 logical_not logit mish nan_to_num neg reciprocal relu relu6
     round round.decimals rsqrt sgn sigmoid sign signbit silu sin sinh softplus sqrt square tan
     tanh threshold trunc clamp clamp_min clamp_max _to_copy fill.Scalar fill.Tensor
+    angle conj_physical _conj _conj_physical _neg_view
 """.split()
 
 BINARY = """
@@ -27,6 +28,7 @@ BINARY = """
     eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor
     gt.Scalar gt.Tensor ge.Scalar ge.Tensor minimum maximum fmin fmax
     logical_and logical_or logical_xor logaddexp xlogy.Tensor heaviside copy _prelu_kernel
+    complex polar
     bitwise_and.Scalar bitwise_and.Tensor bitwise_or.Scalar bitwise_or.Tensor
     bitwise_xor.Scalar bitwise_xor.Tensor
     bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar

@@ -27,7 +27,7 @@ WHOLE = """
     all all.dim all.dims any any.dim any.dims amin min max.dim min.dim prod prod.dim_int
     argmax argmin argsort kthvalue median.dim mode sort sort.stable topk
     mean mean.dim var.correction var_mean.correction std.correction std_mean.correction
-    linalg_vector_norm
+    linalg_vector_norm _fft_c2c _fft_c2r _fft_r2c
 """.split()
 """Ops that need their dims whole on every device."""
 

@@ -38,6 +38,17 @@ def view(op: AtenOp) -> Rule:
     return named_rule(factors, [operand], [result], linear=[0])
 
 
+@rule("aten.view_as_complex", "aten.view_as_real")
+def complex_view(op: AtenOp) -> Rule:
+    """`i . -> i` and `i -> i .`: a complex number and its two parts stay together."""
+    operand, result = shape_of(op.operands[0]), shape_of(op.results[0])
+    names, factors = passing(min(operand, result, key=len))
+    dims: list[Names] = [
+        names if len(shape) == len(names) else [*names, ()] for shape in (operand, result)
+    ]
+    return named_rule(factors, [dims[0]], [dims[1]], linear=[0])
+
+
 def _refine(
     dims: Names, shape: Sequence[int], members: Sequence[int], names: dict[int, str]
 ) -> None:

@@ -255,6 +255,13 @@ NORMALIZATIONS = (
     ),
 )
 
+
+TRANSFORMS = (
+    sample("_fft_r2c", normal(4, 6, 8), [2], 0, True),
+    sample("_fft_c2c", torch.complex(normal(4, 6), normal(4, 6)), [0], 1, False),
+    sample("_fft_c2r", torch.complex(normal(4, 5), normal(4, 5)), [1], 2, 8),
+)
+
 COMPUTE = (
     *PRODUCTS,
     *CONVOLUTIONS,
@@ -263,4 +270,5 @@ COMPUTE = (
     *BY_POSITIONS,
     *REDUCTIONS,
     *NORMALIZATIONS,
+    *TRANSFORMS,
 )

@@ -27,6 +27,9 @@ VIEWS = (
     sample("roll", normal(4, 6), [2]),
     sample("tril", normal(2, 4, 6)),
     sample("triu", normal(2, 4, 6), 1),
+    sample("view_as_complex", normal(4, 6, 2)),
+    sample("view_as_complex", normal(2)),
+    sample("view_as_real", torch.view_as_complex(normal(4, 6, 2))),
 )
 
 SLICES = (

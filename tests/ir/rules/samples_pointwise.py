@@ -20,10 +20,14 @@ ANYWHERE = """
 WITHIN_ONE = "acos asin atanh erfinv logit".split()
 ABOVE_ONE = "acosh digamma lgamma log log10 log1p log2 rsqrt sqrt".split()
 
+COMPLEX = torch.complex(normal(4, 6), normal(4, 6))
+
 UNARY = (
+    *(sample(name, COMPLEX) for name in "_conj _conj_physical angle conj_physical exp neg".split()),
     *(sample(name, normal(4, 6)) for name in ANYWHERE),
     *(sample(name, unit(4, 6)) for name in WITHIN_ONE),
     *(sample(name, above_one(4, 6)) for name in ABOVE_ONE),
+    sample("_neg_view", normal(4, 6)),
     sample("abs", normal(2, 1, 6)),
     sample("exp", normal()),
     sample("bitwise_not", integers(4, 6)),
@@ -73,6 +77,7 @@ def _broadcast(name: str, left: Any, right: Any) -> Iterator[Sample]:
 BINARY = (
     *(sample(name, normal(4, 6), 2.0) for name in WITH_NUMBER),
     *(one for name in OF_TWO for one in _broadcast(name, normal, above_one)),
+    *(one for name in ("complex", "polar") for one in _broadcast(name, normal, normal)),
     *(one for name in OF_TWO_INTEGERS for one in _broadcast(name, integers, integers)),
     *(sample(name, integers(4, 6), 3) for name in WITH_INTEGER),
     sample("add.Tensor", normal(4, 6), normal(6), alpha=3),

@@ -251,7 +251,7 @@ def _argument(
 
 def terms_of(tensor: Tensor, count: int) -> Tensor:
     """Random tensors, stacked in dim 0, that add up to a tensor."""
-    if tensor.dtype.is_floating_point:
+    if tensor.dtype.is_floating_point or tensor.is_complex():
         rest = torch.randn(count - 1, *tensor.shape, dtype=tensor.dtype)
     else:
         rest = torch.randint(-9, 9, (count - 1, *tensor.shape), dtype=tensor.dtype)

@@ -1,0 +1,97 @@
+"""Models as people write them, each on meshes that cut what they do: equal to eager."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import shardweave as sw
+from shardweave.planners.plan_parts import Pipeline
+
+F64 = torch.float64
+
+
+class HiddenToo(nn.Module):
+    """Returns what its middle gives, which the backward pass reads as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8, dtype=F64), nn.Linear(8, 1, dtype=F64)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = self.first(x).tanh()
+        return {"loss": self.last(hidden).square().mean(), "hidden": hidden}
+
+
+class Rotary(nn.Module):
+    """Turns keys of a fused projection as pairs of complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv = nn.Linear(8, 8, dtype=F64), nn.Linear(8, 16, dtype=F64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.q(x), *self.kv(x).chunk(2, -1)
+        q, k, v = (part.view(*x.shape[:2], 2, 4).transpose(1, 2) for part in (q, k, v))
+        scores = self.turned(q) @ self.turned(k).transpose(-1, -2)
+        return (scores.softmax(-1) @ v).square().mean()
+
+    def turned(self, x: Tensor) -> Tensor:
+        angles = torch.arange(x.shape[2], dtype=F64)[:, None] * torch.ones(2, dtype=F64)
+        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2).contiguous())
+        turned = pairs * torch.polar(torch.ones_like(angles), angles).conj()
+        return torch.view_as_real(turned).flatten(-2)
+
+
+class Recurrent(nn.Module):
+    """In float32, which the CPU has a kernel of its own for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cell(x)[0]).square().mean()
+
+
+SPLIT = sw.Plan(
+    {"data": 2, "stage": 2},
+    inputs={"x": '[{"data"}, {}]'},
+    pipeline=Pipeline((("first",), ("last",)), 2, schedule="zero-bubble"),
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "mesh", "plan"),
+    [
+        (HiddenToo, (8, 4), "stage=2", None),
+        (HiddenToo, (8, 4), "data=2,stage=2", SPLIT),
+        (Rotary, (4, 3, 8), "tensor=2", None),
+        (Rotary, (4, 3, 8), "data=2,stage=2", None),
+        (Recurrent, (4, 3, 4), "data=2", None),
+        (Recurrent, (4, 3, 4), "data=2,stage=2", None),
+    ],
+)
+def test_step_equals_eager(
+    model: type[nn.Module], shape: tuple[int, ...], mesh: str, plan: sw.Plan | None
+) -> None:
+    torch.manual_seed(0)
+    eager = model()
+    dtype = next(eager.parameters()).dtype
+    x = torch.randn(shape, dtype=dtype)
+    step = sw.compile(copy.deepcopy(eager), (x,), mesh=mesh, plan=plan, backend="reference")
+    found, expected = step(x), eager(x)
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-9
+    if isinstance(expected, dict):
+        assert torch.allclose(sw.full_tensor(found["hidden"]), expected["hidden"], atol=tolerance)
+        found, expected = found["loss"], expected["loss"]
+    assert abs(found.item() - expected.item()) < tolerance
+    expected.backward()
+    gradients = {name: parameter.grad for name, parameter in step.named_parameters()}
+    for name, parameter in eager.named_parameters():
+        assert parameter.grad is not None
+        whole = sw.full_tensor(gradients[name])
+        assert torch.allclose(whole, parameter.grad, rtol=tolerance, atol=tolerance), name
