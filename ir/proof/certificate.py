@@ -118,6 +118,8 @@ class CertificateWriter:
         reason = self.walk.reasons.get(key_of(op, operands), {}).get(results)
         if reason is None:
             return {"by": _way(op, operands), "gives": gives}
+        if reason.ops:
+            return {"by": "in one", "gives": gives, "steps": list(self.steps(reason.ops))}
         made = {"by": "rule", "gives": gives, "cuts": self.cut(reason.cuts)}
         if reason.form is None:
             made["by"] = "sum"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from xdsl.dialects import func
 from xdsl.ir import Operation, SSAValue
@@ -37,6 +37,7 @@ from shardweave.ir.proof.held import (
     rank_position,
 )
 from shardweave.ir.proof.local_forms import GLOBAL_NAMES, OpForm
+from shardweave.ir.proof.local_maxima import sum_in_one
 from shardweave.ir.proof.masks import masked
 from shardweave.ir.proof.model import ModelExpressions
 from shardweave.ir.proof.ops import (
@@ -386,6 +387,17 @@ class Check:
         """Two parts of an attention, put together by their log-sum-exp."""
         require([merged(op, self._operands(op, step))] == claims, "these parts do not merge so")
 
+    def in_one(self, op: AtenOp, step: Json, claims: Sequence[Value]) -> None:
+        """A sum of exponentials by the maximum of a shard, as the one that it is in one piece."""
+        found = sum_in_one(op, self._operands(op, step))
+        require(found is not None, "it is no sum by the maximum of a shard")
+        assert found is not None
+        within = replace(self, values=dict(found.read), steps=iter(step["steps"]))
+        within.block(found.ops)
+        given = [within.values[value] for value in found.results]
+        require(given == [found.own, *claims], "it is another sum")
+        require(next(within.steps, None) is None, "it has more steps than ops")
+
     def mask(self, op: AtenOp, step: Json, claims: Sequence[Value]) -> None:
         """Padding that is filled."""
         require([masked(op, self._operands(op, step), self.model)] == claims, "it fills no padding")
@@ -398,6 +410,6 @@ def _relations(claims: Sequence[Value | None]) -> list[Relation | None]:
 
 
 CHECKS = {"rule": Check.rule, "form": Check.form, "sum": Check.sum, "merge": Check.merge,
-          "move": Check.move,
-          "keys": Check.keys, "merged": Check.merged, "mask": Check.mask}  # fmt: skip
+          "move": Check.move, "keys": Check.keys, "merged": Check.merged, "mask": Check.mask,
+          "in one": Check.in_one}  # fmt: skip
 """How a step is checked, by what it follows from."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.proof.held import (
-    SUB_BATCH,
     Coordinates,
     Cuts,
     Held,
     ProofAxes,
     Relation,
     Shape,
+    has_terms,
     is_free,
     stands_for,
 )
@@ -97,7 +97,7 @@ def check_rule(
             claim == Relation(made.filled(fills[index]), own),
             "the result is not what the factor rule gives",
         )
-        if any(axis.startswith(SUB_BATCH) for axis in sharding.unreduced):
+        if has_terms(sharding):
             splits.check(key, claim.held.terms)
         else:
             require(not claim.held.terms, "a value that is no term is numbered as one")

@@ -85,7 +85,8 @@ class Held:
 
     number: of the expression. shape: its global shape. sharding: the axes that cut it, and those
     over which it is a term of a sum; axes of sub-batches among them. terms: which split into terms
-    over sub-batches it is, so that terms of different splits are not added up; 0 without. layout:
+    over sub-batches, or into maxima of shards, it is, so that those of different splits are told
+    from each other; 0 without. layout:
     where its digits stand, if not as the sharding has them. Digits may count further than a dim is
     long: what is there is padding, of which `fill` is known.
     """
@@ -314,11 +315,17 @@ def gathered(held: Held, axes: Sequence[str], dim: int, block: int | None) -> He
     return held.laid_out((*layout[:dim], digits, *layout[dim + 1 :]), after)
 
 
+def has_terms(sharding: Sharding) -> bool:
+    """Whether which split into terms a value is of has a number: it is over sub-batches, or its
+    terms are maxima, which may be read by themselves."""
+    is_maximum = sharding.reduction == "max" and bool(sharding.unreduced)
+    return is_maximum or any(axis.startswith(SUB_BATCH) for axis in sharding.unreduced)
+
+
 def reduced(held: Held, axes: Sequence[str]) -> Held | None:
     """The sum (or maximum) over axes, over all of which it is a term."""
     if not set(axes) <= set(held.sharding.unreduced):
         return None
     after = held.sharding.reduced(axes)
-    left = any(axis.startswith(SUB_BATCH) for axis in after.unreduced)
-    made = replace(held, sharding=after, terms=held.terms if left else 0)
+    made = replace(held, sharding=after, terms=held.terms if has_terms(after) else 0)
     return made.filled(held.zeros())

@@ -34,9 +34,11 @@ from shardweave.ir.proof.held import (
     Relation,
     Shape,
     Value,
+    has_terms,
     rank_position,
 )
 from shardweave.ir.proof.local_forms import GLOBAL_NAMES, OpForm, written
+from shardweave.ir.proof.local_maxima import SCALED, sum_in_one
 from shardweave.ir.proof.masks import masked
 from shardweave.ir.proof.ops import (
     FULL,
@@ -169,6 +171,8 @@ class Walk:
         """What an op makes of values that are no plain shards, or moves, or masks."""
         if op.name in GLOBAL_NAMES:
             return self._on_part_of_keys(op, operands, key)
+        if op.name == SCALED:
+            return self._sum_in_one(op, operands, key)
         whole = attention.merged(op, operands)
         if whole is None and op.name == FILL:
             whole = masked(op, operands, self.table)
@@ -177,6 +181,22 @@ class Walk:
         for operand in operands:
             self._note_steps(operand)
         return (whole,)
+
+    def _sum_in_one(
+        self, op: AtenOp, operands: tuple[Value, ...], key: Key
+    ) -> tuple[Value, ...] | None:
+        """A sum of exponentials that is scaled from the maximum of a shard to that of all."""
+        found = sum_in_one(op, operands)
+        if found is None:
+            return None
+        self.values.update(found.read)
+        self.block(found.ops)
+        own, made = [self.values[value] for value in found.results]
+        if own != found.own or not isinstance(made, Relation):
+            return None
+        for operand in operands:
+            self._note_steps(operand)
+        return self._noted(key, (made,), Reason(None, (), (), ops=found.ops))
 
     def _note_steps(self, value: Value) -> None:
         """Note that a value, and what it is computed of, stands where it should."""
@@ -337,7 +357,7 @@ class Walk:
             numbers, shapes, applied.results, fills, strict=True
         ):
             terms = 0
-            if any(axis.startswith(SUB_BATCH) for axis in sharding.unreduced):
+            if has_terms(sharding):
                 terms = self._split((what, tuple([_family(p.held) for p in parts])))
             own = tuple([item for item in united if item[0] in sharding.axes])
             times = {axis for axis in sharding.axes if axis.startswith(SUB_BATCH)}
