@@ -9,7 +9,7 @@ part of the keys gives its part of the gradients of keys and values, and a term 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.ir import SSAValue
@@ -27,7 +27,7 @@ from shardweave.ir.proof.held import (
     Value,
     stands_for,
 )
-from shardweave.ir.proof.local_forms import GLOBAL_NAMES, OpForm
+from shardweave.ir.proof.local_forms import GLOBAL_NAMES, FormsOf, OpForm
 from shardweave.ir.proof.masks import Makers, first_of_range
 from shardweave.ir.sharding.rules.attention import POSITIONS, first_of_attention
 from shardweave.ir.types import shape_of
@@ -39,10 +39,6 @@ SHARE: dict[str, dict[str, float]] = {
     "aten.sub.Tensor": {"alpha": 1},
 }
 """The ops that give the share of a part, the last first, with their arguments."""
-
-
-FormsOf = Callable[[str, tuple[int, ...]], Sequence[OpForm]]
-"""The ops of a name on expressions of some numbers."""
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.proof.attention import merged, of_part, on_part_of_keys
 from shardweave.ir.proof.check_forms import check_form
-from shardweave.ir.proof.check_moves import check_collective, check_move, is_merged
-from shardweave.ir.proof.check_rules import Reading, Splits, check_rule, family, require
+from shardweave.ir.proof.check_moves import check_collective, check_move
+from shardweave.ir.proof.check_rules import Reading, Splits, check_rule, require
 from shardweave.ir.proof.claims import Json, read_at, read_claim, read_cuts
 from shardweave.ir.proof.held import (
     SUB_BATCH,
@@ -34,7 +34,6 @@ from shardweave.ir.proof.held import (
     ProofAxes,
     Relation,
     Value,
-    rank_position,
 )
 from shardweave.ir.proof.local_forms import GLOBAL_NAMES, OpForm
 from shardweave.ir.proof.local_maxima import sum_in_one
@@ -52,8 +51,10 @@ from shardweave.ir.proof.ops import (
     signs_of,
 )
 from shardweave.ir.proof.padding import uneven_factors
+from shardweave.ir.proof.positions import rank_position
 from shardweave.ir.proof.signature import argument_of, check_signature, is_declared
 from shardweave.ir.proof.stages import axes_of_stages, relate_stages
+from shardweave.ir.proof.sub_batches import added_terms, family
 from shardweave.ir.staged import is_staged
 from shardweave.ir.types import shape_of
 
@@ -364,8 +365,8 @@ class Check:
         assert reduction is not None
         assert claim is not None
         first, second = parts
-        is_sum = is_merged(first, second, claim, reduction, self.axes)
-        require(is_sum, "these are no terms of one value")
+        merged = added_terms(first, second, self.axes, reduction)
+        require(merged == claim, "these are no terms of one value")
 
     def keys(self, op: AtenOp, step: Json, claims: Sequence[Value]) -> None:
         """Attention on a block of its keys, as a part of that on all."""

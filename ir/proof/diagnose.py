@@ -14,6 +14,7 @@ from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Slot
 from shardweave.ir.proof.expressions import Expressions
 from shardweave.ir.proof.held import Local, RankNumber, Relation, Row, Value
+from shardweave.ir.proof.local_maxima import is_begun
 from shardweave.ir.proof.ops import named
 from shardweave.ir.proof.walk import Walk
 from shardweave.ir.types import dtype_of_value, shape_of
@@ -165,9 +166,9 @@ def _of_another_sub_batch(walk: Walk, op: Operation) -> Operation | None:
 def _contains_local(value: Value, walk: Walk) -> bool:
     if isinstance(value, Row):
         return any(_contains_local(piece, walk) for piece, _ in value.pieces)
-    return (isinstance(value, Local) and value not in walk.steps) or (
-        isinstance(value, Relation) and value.held.number >= walk.table.num_read
-    )
+    if isinstance(value, Local):
+        return value not in walk.steps and not is_begun(value, walk.table.known)
+    return isinstance(value, Relation) and value.held.number >= walk.table.num_read
 
 
 def _problem_of(walk: Walk, op: Operation) -> str:

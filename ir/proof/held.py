@@ -281,21 +281,6 @@ class ProofAxes:
         return name
 
 
-def rank_position(
-    names: Sequence[str], axes: ProofAxes, at: dict[str, frozenset[int]]
-) -> RankNumber:
-    """A rank's position on axes, the first slowest; those of sub-batches have a coordinate."""
-    found, weight = RankNumber(()), 1
-    for name in reversed(names):
-        if name in at:
-            (coordinate,) = at[name]
-            found = found.plus(RankNumber((), coordinate * weight))
-        elif axes.size(name) > 1:
-            found = found.plus(RankNumber(((name, weight),)))
-        weight *= axes.size(name)
-    return found
-
-
 def gathered(held: Held, axes: Sequence[str], dim: int, block: int | None) -> Held | None:
     """The concatenation over axes along a local dim, in blocks (None: of the whole dim)."""
     layout = held.digits

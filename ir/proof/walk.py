@@ -35,7 +35,6 @@ from shardweave.ir.proof.held import (
     Shape,
     Value,
     has_terms,
-    rank_position,
 )
 from shardweave.ir.proof.local_forms import GLOBAL_NAMES, OpForm, written
 from shardweave.ir.proof.local_maxima import SCALED, sum_in_one
@@ -57,7 +56,9 @@ from shardweave.ir.proof.padding import (
     uneven_factors,
     zeros_after,
 )
+from shardweave.ir.proof.positions import rank_position
 from shardweave.ir.proof.reasons import Key, Reason, key_of
+from shardweave.ir.proof.sub_batches import added_terms, family, united
 from shardweave.ir.sharding.rules import Rule
 from shardweave.ir.types import shape_of
 
@@ -213,7 +214,7 @@ class Walk:
         """A sum of two values, or of two sub-batches' terms of one."""
         first, second = parts
         if first.held == second.held and signs == (1.0, 1.0) and first.held.terms:
-            merged = moves.added_terms(first, second, self.axes, "sum")
+            merged = added_terms(first, second, self.axes, "sum")
             if merged is not None:
                 return (merged,)
         try:
@@ -251,7 +252,7 @@ class Walk:
         reduction = MERGES.get(op.name)
         if reduction is None or (reduction == "sum" and op.value("alpha") != 1):
             return None
-        merged = moves.added_terms(parts[0], parts[1], self.axes, reduction)
+        merged = added_terms(parts[0], parts[1], self.axes, reduction)
         return None if merged is None else (merged,)
 
     def _as_form(
@@ -305,7 +306,7 @@ class Walk:
             wholes = self._held(form.op, rule, applied, cut.parts, results, shapes, (results,))
             if wholes is None:
                 continue
-            split = (results, cut.placement), tuple([_family(p.held) for p in cut.parts])
+            split = (results, cut.placement), tuple([family(p.held) for p in cut.parts])
             made = attention.of_part(cut, wholes, op, self._split(split))
             if made is not None:
                 reason = Reason(form, cut.parts, applied.cuts, wholes=wholes)
@@ -347,8 +348,8 @@ class Walk:
         at: Coordinates = (),
     ) -> tuple[Value, ...] | None:
         """The results of an op that is cut so. at: the sub-batches of one without operands."""
-        united = moves.united(parts) if parts else at
-        if united is None:
+        together = united(parts) if parts else at
+        if together is None:
             self.refusals[op] = Refusal("reads values of different sub-batches")
             return None
         found: list[Value] = []
@@ -358,8 +359,8 @@ class Walk:
         ):
             terms = 0
             if has_terms(sharding):
-                terms = self._split((what, tuple([_family(p.held) for p in parts])))
-            own = tuple([item for item in united if item[0] in sharding.axes])
+                terms = self._split((what, tuple([family(p.held) for p in parts])))
+            own = tuple([item for item in together if item[0] in sharding.axes])
             times = {axis for axis in sharding.axes if axis.startswith(SUB_BATCH)}
             assert times == {axis for axis, _ in own}, f"sub-batches of {describe(op)}"
             found.append(Relation(Held(number, shape, sharding, terms).filled(fill), own))
@@ -413,7 +414,7 @@ class Walk:
         if any(axis.startswith(FREE) for axis in axes):
             return
         values: dict[SSAValue, Value] = dict(zip(arguments, parts, strict=True))
-        coordinates = dict(moves.united(parts) or at)
+        coordinates = dict(united(parts) or at)
         for op in ops:
             if isinstance(op, dist.ShardIndexOp):
                 found = (rank_position(op.axes, self.axes, coordinates),)
@@ -436,8 +437,3 @@ class Walk:
 def _has_shape(value: Value, result: SSAValue) -> bool:
     """Whether a relation fits the type of the value that has it."""
     return not isinstance(value, Relation) or value.held.local_shape == shape_of(result)
-
-
-def _family(held: Held) -> tuple[object, ...]:
-    """What is the same of all sub-batches' terms of a value."""
-    return (held.terms,) if held.terms else (held.number, held.sharding)
