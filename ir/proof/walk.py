@@ -69,7 +69,8 @@ class Walk:
 
     known: what local computations relate to. reasons: why they do, by what they give. refusals: why
     an op relates to nothing, by op. steps: what stands within local forms of ops that are cut so.
-    others: what else a constant relates to, which may be a part of several.
+    others: what else a constant relates to, which may be a part of several. readings: as which of
+    these a local computation reads its operands, where not as their first.
     """
 
     table: Expressions
@@ -82,6 +83,7 @@ class Walk:
     )
     steps: set[Value] = field(default_factory=set["Value"])
     others: dict[Value, list[Value]] = field(default_factory=dict[Value, list[Value]])
+    readings: dict[Key, tuple[Value, ...]] = field(default_factory=dict[Key, tuple[Value, ...]])
     splits: dict[object, int] = field(default_factory=dict[object, int])
     in_flight: set[SSAValue] = field(default_factory=set[SSAValue])
     links: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
@@ -127,6 +129,7 @@ class Walk:
                 if found is not None:
                     if read is not key:
                         self.reasons.setdefault(key, {}).update(self.reasons.get(read, {}))
+                        self.readings[key] = choice
                     break
         elif isinstance(op, dist.DistOp):
             found = moves.collective(op, operands, self.axes)

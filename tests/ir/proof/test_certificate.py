@@ -71,6 +71,7 @@ def sub_batches() -> tuple[Program, Program]:
 def test_certificates_of_each_kind_of_program_check() -> None:
     checked(*sub_batches())
     checked(*local(ODD, "preset:default,preset:kernels"))
+    checked(*local(f"{TINY},dropout=0.1", "preset:sub-batches", "tensor=2"))
     checked(*planned(TINY, "stage=2,data=2", "1f1b"))
     checked(*planned(TINY, "context=2", parts=2))
 
