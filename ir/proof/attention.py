@@ -167,7 +167,7 @@ def merged(op: AtenOp, operands: Sequence[Value]) -> Value | None:
 
 def _is_share(value: Value, old: AttentionPart, new: AttentionPart, shape: tuple[int, ...]) -> bool:
     """Whether a value, of some shape, is the sigmoid of how far one part's log-sum-exp is ahead."""
-    rows, length = _compared(value, list(SHARE))
+    rows, length = compared(value, list(SHARE))
     wanted = [replace(part, index=1, whole=old.whole) for part in (new, old)]
     found = [replace(p, whole=old.whole) for p in rows if isinstance(p, AttentionPart)]
     # The same rows of each sub-batch: a log-sum-exp has the output's dims but the last.
@@ -182,7 +182,7 @@ def _is_share(value: Value, old: AttentionPart, new: AttentionPart, shape: tuple
     return is_of_rows and found == wanted and shape == (*length, 1)
 
 
-def _compared(value: Value, names: Sequence[str]) -> tuple[tuple[Value, ...], tuple[int, ...]]:
+def compared(value: Value, names: Sequence[str]) -> tuple[tuple[Value, ...], tuple[int, ...]]:
     """The values that a share, or a step of one, compares, and their shape. names: of the ops that
     gave it, the last first. Nothing if other ops did."""
     rows, length = (value,), ()
@@ -196,17 +196,3 @@ def _compared(value: Value, names: Sequence[str]) -> tuple[tuple[Value, ...], tu
             return (), ()
         rows, length = value.operands, value.types[0][0]
     return rows, length
-
-
-def compared_parts(value: Value) -> tuple[AttentionPart, AttentionPart] | None:
-    """The log-sum-exps of which a value is a step towards the share of the first, if they may have
-    one: of blocks behind those of the other."""
-    if not isinstance(value, Local) or value.name not in SHARE:
-        return None
-    names = list(SHARE)
-    rows, _ = _compared(value, names[names.index(value.name) :])
-    new, old = rows if len(rows) == 2 else (None, None)
-    if not isinstance(new, AttentionPart) or not isinstance(old, AttentionPart):
-        return None
-    is_fitting = new.index == 1 and replace(new, of=old.of) == old
-    return (new, old) if is_fitting and max(old.of) < min(new.of) else None

@@ -12,10 +12,9 @@ from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Slot
-from shardweave.ir.proof.attention import compared_parts
+from shardweave.ir.proof.begun import compared_parts, is_begun
 from shardweave.ir.proof.expressions import Expressions
 from shardweave.ir.proof.held import Local, RankNumber, Relation, Row, Value
-from shardweave.ir.proof.local_maxima import is_begun
 from shardweave.ir.proof.ops import named
 from shardweave.ir.proof.walk import Walk
 from shardweave.ir.types import dtype_of_value, shape_of
@@ -168,8 +167,7 @@ def _contains_local(value: Value, walk: Walk) -> bool:
     if isinstance(value, Row):
         return any(_contains_local(piece, walk) for piece, _ in value.pieces)
     if isinstance(value, Local):
-        is_step = is_begun(value, walk.table.known) or compared_parts(value) is not None
-        return value not in walk.steps and not is_step
+        return value not in walk.steps and not is_begun(value, walk.table.known)
     return isinstance(value, Relation) and value.held.number >= walk.table.num_read
 
 

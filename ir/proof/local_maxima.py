@@ -21,13 +21,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from shardweave.ir.annotations import annotate, set_sharding_attrs, sharding_attrs_of
 from shardweave.ir.aten import AtenOp, create
 from shardweave.ir.literals import Literal, to_attribute, to_python
 from shardweave.ir.proof.held import Local, Relation, Shape, Value
-from shardweave.ir.proof.local_forms import FormsOf
 from shardweave.ir.types import dtype_of_value, shape_of, tensor_type
 
 SCALED = "aten.mul.Tensor"
@@ -121,33 +120,3 @@ def _in_one(
         annotate(one, op)
     set_sharding_attrs(total, sharding_attrs_of(op))
     return SumInOne({first: x, second: highest}, (peak, away, power, total), own)
-
-
-def is_begun(value: Value, forms: FormsOf) -> bool:
-    """Whether a value may be a step of such a sum, as far as it has been computed: what is wrong
-    then stands behind it."""
-    match value:
-        case Local("aten.sub.Tensor", given, (Relation() as first, Relation() as second)):
-            is_near = second.held.number in _maxima(first, forms)
-            own = second if is_near else first
-            is_away = first.held.number == second.held.number and not second.held.sharding.unreduced
-            return not given and (is_near or is_away) and own.held.sharding.reduction == "max"
-        case Local("aten.exp", _, (Local("aten.sub.Tensor") as distance,)):
-            return is_begun(distance, forms)
-        case Local("aten.sum.dim_IntList", along, (Local("aten.exp") as power,)):
-            alike = [x for x in power.leaves if along in _maxima(x, forms).values()]
-            return bool(alike) and is_begun(power, forms)
-        case Local("aten.eq.Scalar", given, (Relation() as own,)):
-            is_lowest = to_python(dict(given)["other"]) == -math.inf
-            return is_lowest and own.held.sharding.reduction == "max"
-        case Local("aten.masked_fill.Scalar", given, (Local() as total, Local() as mask)):
-            is_one = to_python(dict(given)["value"]) == 1
-            return is_one and is_begun(total, forms) and is_begun(mask, forms)
-        case _:
-            return False
-
-
-def _maxima(x: Relation, forms: FormsOf) -> dict[int, frozenset[tuple[str, Attribute]]]:
-    """The maxima of a value in the global program, and along which dims each is."""
-    found = forms("aten.amax", (x.held.number,))
-    return {form.results[0]: form.arguments for form in found}
