@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -201,3 +203,26 @@ def test_maximum_of_another_shard_of_the_same_value_is_refused() -> None:
     # The maxima of these shards are as good as those of others, if they are read by themselves.
     other = SHARDS.replace("(%m, axes", "(%p, axes")
     check(whole, step(other, "data=2,tensor=2", local=True))
+
+
+def test_changed_steps_of_a_sum_in_one_are_refused() -> None:
+    whole, local = sums()
+    right = json.dumps(prove(local, against=whole).certificate())
+
+    def changed(change: Callable[[list[Any]], object]) -> None:
+        certificate = json.loads(right)
+        (step,) = [one for one in certificate["steps"] if one["by"] == "in one"]
+        change(step["steps"])
+        with pytest.raises(
+            ProofError, match=r"aten\.mul\.Tensor \(%t\): its relation does not follow"
+        ):
+            check_certificate(certificate, local, against=whole)
+
+    peak, away, _, total = range(4)
+    changed(lambda steps: steps.pop())
+    changed(lambda steps: steps.append(steps[total]))
+    changed(lambda steps: steps[peak].update(by="itself"))
+    changed(lambda steps: steps[total].update(by="itself"))
+    changed(lambda steps: steps[away].update(gives=steps[total]["gives"]))
+    changed(lambda steps: steps[total].update(op=steps[peak]["op"]))
+    changed(lambda steps: steps[peak].update(gives=steps[total]["gives"]))
