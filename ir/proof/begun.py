@@ -50,10 +50,10 @@ def is_of_sum(value: Value, forms: FormsOf) -> bool:
             alike = [x for x in power.leaves if along in _maxima(x, forms).values()]
             return bool(alike) and is_of_sum(power, forms)
         case Local("aten.eq.Scalar", given, (Relation() as own,)):
-            is_lowest = given == {("other", to_attribute(-math.inf))}
+            is_lowest = dict(given) == {"other": to_attribute(-math.inf)}
             return is_lowest and own.held.sharding.reduction == "max"
         case Local("aten.masked_fill.Scalar", given, (Local() as total, Local() as mask)):
-            is_one = given == {("value", to_attribute(1.0))}
+            is_one = dict(given) == {"value": to_attribute(1.0)}
             return is_one and is_of_sum(total, forms) and is_of_sum(mask, forms)
         case _:
             return False

@@ -58,7 +58,7 @@ from shardweave.ir.proof.sub_batches import added_terms, family
 from shardweave.ir.staged import is_staged
 from shardweave.ir.types import shape_of
 
-VERSION = 1
+VERSION = 2
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 
 
