@@ -89,7 +89,8 @@ def test_certificates_of_all_models_and_presets_check(name: str) -> None:
     presets = ("default", "merak", "oases", "sub-batches,preset:kernels")
     for mesh, preset in product((MESH, "tensor=4"), presets):
         checked(*local(SPECS[name], f"preset:{preset}", mesh))
-    for schedule in ("gpipe", "zero-bubble"):
+    # Batch norm in training adds up over all micro-batches: it has no program of stages.
+    for schedule in () if name == "cnn" else ("gpipe", "zero-bubble"):
         checked(*planned(SPECS[name], "stage=2,data=2", schedule))
 
 
