@@ -93,8 +93,8 @@ STARTED = "start-collectives,overlap-communication{{schedule={schedule} cluster=
 
 @dataclass(frozen=True)
 class Way:
-    """What is done to a model. first, passes: presets that rows share, and what follows them; else
-    the plan's own passes. schedule: of stages. sequence: whether tensor parallelism cuts sequences.
+    """What is done to a model. first, passes: presets that rows share (else the plan's own passes),
+    and what follows them. schedule: of stages. sequence: whether tensor parallelism cuts sequences.
     """
 
     name: str
@@ -130,6 +130,7 @@ def ways() -> Iterator[Way]:
             yield Way(f"stages {schedule}", mesh, schedule=schedule)
         for zero in (1, 2, 3) if "data" in mesh else ():
             yield Way(f"stages zero {zero}", mesh, schedule="1f1b", zero=zero)
+        yield Way("stages kernels", mesh, passes="preset:kernels", schedule="1f1b")
     for mesh in PLANNED_MESHES:
         yield Way("planned", mesh)
     yield Way("attention in 2 parts", "context=4", attention_parts=2)
@@ -187,7 +188,8 @@ def made(model: str, way: Way) -> Program:
         stages, micro_batches = balanced_stages(program, count), max(MICRO_BATCHES, count)
         pipeline = Pipeline(stages, micro_batches, schedule=way.schedule)
         plan = replace(plan, pipeline=pipeline)
-    return partition(program, mesh, plan)
+    local = partition(program, mesh, plan)
+    return run_passes(local, way.passes) if way.passes else local
 
 
 def budget_of(local: Program) -> int:

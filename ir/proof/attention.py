@@ -9,7 +9,7 @@ part of the keys gives its part of the gradients of keys and values, and a term 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.ir import SSAValue
@@ -27,7 +27,7 @@ from shardweave.ir.proof.held import (
     Value,
     stands_for,
 )
-from shardweave.ir.proof.local_forms import GLOBAL_NAMES, OpForm
+from shardweave.ir.proof.local_forms import GLOBAL_NAMES, FormsOf, OpForm
 from shardweave.ir.proof.masks import Makers, first_of_range
 from shardweave.ir.sharding.rules.attention import POSITIONS, first_of_attention
 from shardweave.ir.types import shape_of
@@ -39,10 +39,6 @@ SHARE: dict[str, dict[str, float]] = {
     "aten.sub.Tensor": {"alpha": 1},
 }
 """The ops that give the share of a part, the last first, with their arguments."""
-
-
-FormsOf = Callable[[str, tuple[int, ...]], Sequence[OpForm]]
-"""The ops of a name on expressions of some numbers."""
 
 
 @dataclass(frozen=True)
@@ -171,19 +167,7 @@ def merged(op: AtenOp, operands: Sequence[Value]) -> Value | None:
 
 def _is_share(value: Value, old: AttentionPart, new: AttentionPart, shape: tuple[int, ...]) -> bool:
     """Whether a value, of some shape, is the sigmoid of how far one part's log-sum-exp is ahead."""
-    rows: tuple[Value, ...] = (value,)
-    length: tuple[int, ...] = shape
-    for name, arguments in SHARE.items():
-        (value, *_) = rows
-        if not isinstance(value, Local) or value.name != name:
-            return False
-        given = {key: to_python(attribute) for key, attribute in value.arguments}
-        if (
-            arguments | {key: value for key, value in given.items() if value is not None}
-            != arguments
-        ):
-            return False
-        rows, length = value.operands, value.types[0][0]
+    rows, length = compared(value, list(SHARE))
     wanted = [replace(part, index=1, whole=old.whole) for part in (new, old)]
     found = [replace(p, whole=old.whole) for p in rows if isinstance(p, AttentionPart)]
     # The same rows of each sub-batch: a log-sum-exp has the output's dims but the last.
@@ -196,3 +180,19 @@ def _is_share(value: Value, old: AttentionPart, new: AttentionPart, shape: tuple
         if isinstance(p, AttentionPart)
     )
     return is_of_rows and found == wanted and shape == (*length, 1)
+
+
+def compared(value: Value, names: Sequence[str]) -> tuple[tuple[Value, ...], tuple[int, ...]]:
+    """The values that a share, or a step of one, compares, and their shape. names: of the ops that
+    gave it, the last first. Nothing if other ops did."""
+    rows, length = (value,), ()
+    for name in names:
+        (value, *_) = rows
+        if not isinstance(value, Local) or value.name != name:
+            return (), ()
+        given = {key: to_python(attribute) for key, attribute in value.arguments}
+        own = {key: argument for key, argument in given.items() if argument is not None}
+        if SHARE[name] | own != SHARE[name]:
+            return (), ()
+        rows, length = value.operands, value.types[0][0]
+    return rows, length

@@ -20,7 +20,7 @@ from shardweave.ir.proof.local_forms import OpForm
 from shardweave.ir.proof.model import ModelExpressions
 from shardweave.ir.proof.ops import MERGES, ProofError, is_cast, named
 from shardweave.ir.proof.padding import FILL
-from shardweave.ir.proof.reasons import key_of
+from shardweave.ir.proof.reasons import Reason, key_of
 from shardweave.ir.proof.runs import RunOrder
 from shardweave.ir.proof.walk import Walk
 from shardweave.ir.staged import is_staged
@@ -115,30 +115,34 @@ class CertificateWriter:
         if all(isinstance(value, Local) for value in results):
             return {"by": "itself"}
         gives = [None if isinstance(value, Local) else self.claim(value) for value in results]
-        reason = self.walk.reasons.get(key_of(op, operands), {}).get(results)
-        if reason is None:
-            return {"by": _way(op, operands), "gives": gives}
-        made = {"by": "rule", "gives": gives, "cuts": self.cut(reason.cuts)}
-        if reason.form is None:
-            made["by"] = "sum"
-        else:
-            made["op"] = self.form(reason.form)
+        key = key_of(op, operands)
+        read = self.walk.readings.get(key, operands)
+        made: dict[str, Json] = {"by": _way(op, read), "gives": gives}
+        if read != operands:
+            pairs = zip(operands, read, strict=True)
+            made["reads"] = [self._alternative(value, one) for value, one in pairs]
+        reason = self.walk.reasons.get(key, {}).get(results)
+        return made if reason is None else made | self._by(reason)
+
+    def _by(self, reason: Reason) -> dict[str, Json]:
+        """What a step says of its reason."""
+        if reason.ops:
+            return {"by": "in one", "steps": list(self.steps(reason.ops))}
+        made: dict[str, Json] = {"by": "sum", "cuts": self.cut(reason.cuts)}
+        if reason.form is not None:
+            made |= {"by": "rule", "op": self.form(reason.form)}
         if reason.wholes is not None:
-            made["by"], made["wholes"] = "keys", [self.claim(whole) for whole in reason.wholes]
+            made |= {"by": "keys", "wholes": [self.claim(whole) for whole in reason.wholes]}
         elif reason.written is not None:
-            made["by"] = "form"
-            made["places"] = list(reason.written)
-            made["parts"] = [self.claim(part) for part in reason.parts]
-        elif reason.parts != operands:
-            pairs = zip(operands, reason.parts, strict=True)
-            made["reads"] = [self._alternative(value, part) for value, part in pairs]
+            parts = [self.claim(part) for part in reason.parts]
+            made |= {"by": "form", "places": list(reason.written), "parts": parts}
         if reason.at:
             made["at"] = written_at(reason.at)
         return made
 
-    def _alternative(self, value: Value, part: Value) -> int:
+    def _alternative(self, value: Value, read: Value) -> int:
         """Which of the relations of a constant is read."""
-        return [value, *self.walk.others.get(value, [])].index(part)
+        return [value, *self.walk.others.get(value, [])].index(read)
 
     # What is written once
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from xdsl.dialects import func
 from xdsl.ir import Operation, SSAValue
@@ -23,8 +23,8 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.proof.attention import merged, of_part, on_part_of_keys
 from shardweave.ir.proof.check_forms import check_form
-from shardweave.ir.proof.check_moves import check_collective, check_move, is_merged
-from shardweave.ir.proof.check_rules import Reading, Splits, check_rule, family, require
+from shardweave.ir.proof.check_moves import check_collective, check_move
+from shardweave.ir.proof.check_rules import Reading, Splits, check_rule, require
 from shardweave.ir.proof.claims import Json, read_at, read_claim, read_cuts
 from shardweave.ir.proof.held import (
     SUB_BATCH,
@@ -34,9 +34,9 @@ from shardweave.ir.proof.held import (
     ProofAxes,
     Relation,
     Value,
-    rank_position,
 )
 from shardweave.ir.proof.local_forms import GLOBAL_NAMES, OpForm
+from shardweave.ir.proof.local_maxima import sum_in_one
 from shardweave.ir.proof.masks import masked
 from shardweave.ir.proof.model import ModelExpressions
 from shardweave.ir.proof.ops import (
@@ -51,12 +51,14 @@ from shardweave.ir.proof.ops import (
     signs_of,
 )
 from shardweave.ir.proof.padding import uneven_factors
+from shardweave.ir.proof.positions import rank_position
 from shardweave.ir.proof.signature import argument_of, check_signature, is_declared
 from shardweave.ir.proof.stages import axes_of_stages, relate_stages
+from shardweave.ir.proof.sub_batches import added_terms, family
 from shardweave.ir.staged import is_staged
 from shardweave.ir.types import shape_of
 
-VERSION = 1
+VERSION = 2
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 
 
@@ -363,8 +365,8 @@ class Check:
         assert reduction is not None
         assert claim is not None
         first, second = parts
-        is_sum = is_merged(first, second, claim, reduction, self.axes)
-        require(is_sum, "these are no terms of one value")
+        merged = added_terms(first, second, self.axes, reduction)
+        require(merged == claim, "these are no terms of one value")
 
     def keys(self, op: AtenOp, step: Json, claims: Sequence[Value]) -> None:
         """Attention on a block of its keys, as a part of that on all."""
@@ -386,6 +388,17 @@ class Check:
         """Two parts of an attention, put together by their log-sum-exp."""
         require([merged(op, self._operands(op, step))] == claims, "these parts do not merge so")
 
+    def in_one(self, op: AtenOp, step: Json, claims: Sequence[Value]) -> None:
+        """A sum of exponentials by the maximum of a shard, as the one that it is in one piece."""
+        found = sum_in_one(op, self._operands(op, step))
+        require(found is not None, "it is no sum by the maximum of a shard")
+        assert found is not None
+        within = replace(self, values=dict(found.read), steps=iter(step["steps"]))
+        within.block(found.ops)
+        given = [within.values[value] for value in found.results]
+        require(given == [found.own, *claims], "it is another sum")
+        require(next(within.steps, None) is None, "it has more steps than ops")
+
     def mask(self, op: AtenOp, step: Json, claims: Sequence[Value]) -> None:
         """Padding that is filled."""
         require([masked(op, self._operands(op, step), self.model)] == claims, "it fills no padding")
@@ -398,6 +411,6 @@ def _relations(claims: Sequence[Value | None]) -> list[Relation | None]:
 
 
 CHECKS = {"rule": Check.rule, "form": Check.form, "sum": Check.sum, "merge": Check.merge,
-          "move": Check.move,
-          "keys": Check.keys, "merged": Check.merged, "mask": Check.mask}  # fmt: skip
+          "move": Check.move, "keys": Check.keys, "merged": Check.merged, "mask": Check.mask,
+          "in one": Check.in_one}  # fmt: skip
 """How a step is checked, by what it follows from."""

@@ -10,8 +10,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from shardweave.ir import dist
 from shardweave.ir.annotations import arguments_of
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.proof.check_moves import index_of
-from shardweave.ir.proof.check_rules import pending_over, require, together
+from shardweave.ir.proof.check_rules import pending_over, require
 from shardweave.ir.proof.held import (
     FREE,
     Coordinates,
@@ -21,10 +20,11 @@ from shardweave.ir.proof.held import (
     Relation,
     Shape,
     Value,
-    rank_position,
 )
 from shardweave.ir.proof.local_forms import OpForm, written
 from shardweave.ir.proof.ops import draws, is_cast, kind_of
+from shardweave.ir.proof.positions import index_of, rank_position
+from shardweave.ir.proof.sub_batches import united
 from shardweave.ir.types import shape_of
 
 
@@ -113,7 +113,7 @@ def check_form(
         assert sharding is not None
         shapes.append(sharding.local_shape(shape_of(result)))
     arguments, ops, results = written(form, parts, cuts, shapes, axes.mesh)
-    coordinates = dict(together(parts) if parts else at)
+    coordinates = dict((united(parts) if parts else at) or ())
     numbers: dict[SSAValue, RankNumber] = {}
     for one in ops:
         if isinstance(one, dist.ShardIndexOp):

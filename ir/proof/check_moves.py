@@ -27,6 +27,7 @@ from shardweave.ir.proof.held import (
 from shardweave.ir.proof.layout import Layout, joined, length
 from shardweave.ir.proof.ops import from_start
 from shardweave.ir.proof.padding import padded, without_padding
+from shardweave.ir.proof.positions import index_of
 from shardweave.ir.types import shape_of
 
 WRONG = "is not what moving its operand gives"
@@ -123,26 +124,6 @@ def check_move(op: AtenOp, operands: Sequence[Value], claim: Value, axes: ProofA
         require(_is_part(op, value, claim, axes), WRONG)
 
 
-def index_of(op: AtenOp, operands: Sequence[Value | None]) -> RankNumber | None:
-    """What an op computes of whole numbers that a rank knows of itself."""
-    if op.name == "aten.full" and shape_of(op.results[0]) == ():
-        constant = op.value("fill_value")
-        return RankNumber((), constant) if type(constant) is int else None
-    numbers = [value for value in operands if isinstance(value, RankNumber)]
-    if len(numbers) != len(operands) or not numbers:
-        return None
-    if op.name == "aten.add.Tensor":
-        return numbers[0].plus(numbers[1]) if op.value("alpha") == 1 else None
-    if op.name not in ("aten.mul.Scalar", "aten.add.Scalar"):
-        return None
-    other = op.value("other")
-    if type(other) is not int:
-        return None
-    if op.name == "aten.mul.Scalar":
-        return numbers[0].times(other)
-    return numbers[0].plus(RankNumber((), other)) if op.value("alpha") == 1 else None
-
-
 def _is_part(op: AtenOp, value: Relation, claim: Relation, axes: ProofAxes) -> bool:
     before, after = value.held, claim.held
     if op.name in ("aten.slice.Tensor", "aten.select.int"):
@@ -227,21 +208,3 @@ def _is_joined(op: AtenOp, operands: Sequence[Value], claim: Value, axes: ProofA
         if part.held != parts[0].held or part.at != own:
             return False
     return gathered(parts[0].held, gone, dim, None) == claim.held
-
-
-def is_merged(
-    first: Relation, second: Relation, claim: Relation, reduction: str, axes: ProofAxes
-) -> bool:
-    """Whether a value is what the terms of two groups of sub-batches of one value come to."""
-    held, left, right = first.held, dict(first.at), dict(second.at)
-    differing = [axis for axis in left if left[axis] != right.get(axis)]
-    if held != second.held or len(differing) != 1 or held.sharding.reduction != reduction:
-        return False
-    (axis,) = differing
-    if axis not in held.sharding.unreduced or axis not in right or left[axis] & right[axis]:
-        return False
-    both, rest = left[axis] | right[axis], tuple([i for i in first.at if i[0] != axis])
-    if len(both) == axes.size(axis):
-        return claim.held == reduced(held.filled(held.zeros()), [axis]) and claim.at == rest
-    at = tuple(sorted((*rest, (axis, both))))
-    return claim == Relation(held.filled(held.zeros()), at)

@@ -7,18 +7,19 @@ from dataclasses import dataclass, field
 
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.proof.held import (
-    SUB_BATCH,
     Coordinates,
     Cuts,
     Held,
     ProofAxes,
     Relation,
     Shape,
+    has_terms,
     is_free,
     stands_for,
 )
 from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.padding import problem_of_padding, zeros_after
+from shardweave.ir.proof.sub_batches import family, united
 from shardweave.ir.sharding.rules import Rule
 
 
@@ -83,7 +84,8 @@ def check_rule(
     problem = problem_of_padding(reading.op, rule, cuts, parts)
     require(problem is None, f"an operand {problem and problem.problem}")
     fills = zeros_after(reading.op, rule, cuts, parts)
-    united = together(parts) if parts else at
+    together = united(parts) if parts else at
+    require(together is not None, "operands are of different sub-batches")
     key = reading.what, tuple([family(part.held) for part in parts])
     for index, claim in enumerate(claims):
         if claim is None:
@@ -92,12 +94,12 @@ def check_rule(
         require(sharding is not None, "a result cannot be computed on shards")
         assert sharding is not None
         made = Held(reading.numbers[index], reading.shapes[index], sharding, claim.held.terms)
-        own = tuple([item for item in united if item[0] in sharding.axes])
+        own = tuple([item for item in together or () if item[0] in sharding.axes])
         require(
             claim == Relation(made.filled(fills[index]), own),
             "the result is not what the factor rule gives",
         )
-        if any(axis.startswith(SUB_BATCH) for axis in sharding.unreduced):
+        if has_terms(sharding):
             splits.check(key, claim.held.terms)
         else:
             require(not claim.held.terms, "a value that is no term is numbered as one")
@@ -125,18 +127,3 @@ def _check_cuts(rule: Rule, cuts: Cuts, carried: Sequence[str], axes: ProofAxes)
     for index, cut in enumerate(cuts):
         require(rule.can_cut(index, cut), "a factor cannot be cut so")
         require(kept[index] or not any(map(is_free, cut)), "a sum is over axes that nothing names")
-
-
-def together(parts: Sequence[Relation]) -> Coordinates:
-    """The sub-batches that values are of. Raises Unfounded if they are of different ones."""
-    found: dict[str, frozenset[int]] = {}
-    for part in parts:
-        for axis, coordinates in part.at:
-            same = found.setdefault(axis, coordinates) == coordinates
-            require(same, "operands are of different sub-batches")
-    return tuple(sorted(found.items()))
-
-
-def family(held: Held) -> Hashable:
-    """What is the same of all sub-batches' terms of a value."""
-    return (held.terms,) if held.terms else (held.number, held.sharding)

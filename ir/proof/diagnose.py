@@ -12,6 +12,7 @@ from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Slot
+from shardweave.ir.proof.begun import compared_parts, is_begun
 from shardweave.ir.proof.expressions import Expressions
 from shardweave.ir.proof.held import Local, RankNumber, Relation, Row, Value
 from shardweave.ir.proof.ops import named
@@ -165,9 +166,9 @@ def _of_another_sub_batch(walk: Walk, op: Operation) -> Operation | None:
 def _contains_local(value: Value, walk: Walk) -> bool:
     if isinstance(value, Row):
         return any(_contains_local(piece, walk) for piece, _ in value.pieces)
-    return (isinstance(value, Local) and value not in walk.steps) or (
-        isinstance(value, Relation) and value.held.number >= walk.table.num_read
-    )
+    if isinstance(value, Local):
+        return value not in walk.steps and not is_begun(value, walk.table.known)
+    return isinstance(value, Relation) and value.held.number >= walk.table.num_read
 
 
 def _problem_of(walk: Walk, op: Operation) -> str:
@@ -188,11 +189,21 @@ def _likely_problem(walk: Walk, op: Operation) -> str:
         return f"operand {refusal.operand} (%{name}) {refusal.problem}{tail}"
     if isinstance(op, dist.DistOp):
         return _problem_of_collective(op, values)
+    if op.name == "aten.lerp.Tensor" and compared_parts(values[2]) is not None:
+        return f"merges other parts than those whose share {_comparing(op.operands[2])} gives"
     read = [
         f"%{operand.name_hint} = {_said(walk, operand, value)}"
         for operand, value in zip(op.operands, values, strict=True)
     ]
     return f"the model computes no such {op.name} of {', '.join(read) or 'nothing'}"
+
+
+def _comparing(share: SSAValue) -> str:
+    """How messages name the op that compares two parts of an attention, for the share of one."""
+    owner = share.owner
+    while isinstance(owner, Operation) and owner.name != "aten.sub.Tensor":
+        owner = owner.operands[0].owner
+    return named(owner) if isinstance(owner, Operation) else "an op outside of the region"
 
 
 def _problem_of_collective(op: dist.DistOp, values: list[Value]) -> str:

@@ -85,7 +85,8 @@ class Held:
 
     number: of the expression. shape: its global shape. sharding: the axes that cut it, and those
     over which it is a term of a sum; axes of sub-batches among them. terms: which split into terms
-    over sub-batches it is, so that terms of different splits are not added up; 0 without. layout:
+    over sub-batches, or into maxima of shards, it is, so that those of different splits are told
+    from each other; 0 without. layout:
     where its digits stand, if not as the sharding has them. Digits may count further than a dim is
     long: what is there is padding, of which `fill` is known.
     """
@@ -280,21 +281,6 @@ class ProofAxes:
         return name
 
 
-def rank_position(
-    names: Sequence[str], axes: ProofAxes, at: dict[str, frozenset[int]]
-) -> RankNumber:
-    """A rank's position on axes, the first slowest; those of sub-batches have a coordinate."""
-    found, weight = RankNumber(()), 1
-    for name in reversed(names):
-        if name in at:
-            (coordinate,) = at[name]
-            found = found.plus(RankNumber((), coordinate * weight))
-        elif axes.size(name) > 1:
-            found = found.plus(RankNumber(((name, weight),)))
-        weight *= axes.size(name)
-    return found
-
-
 def gathered(held: Held, axes: Sequence[str], dim: int, block: int | None) -> Held | None:
     """The concatenation over axes along a local dim, in blocks (None: of the whole dim)."""
     layout = held.digits
@@ -314,11 +300,17 @@ def gathered(held: Held, axes: Sequence[str], dim: int, block: int | None) -> He
     return held.laid_out((*layout[:dim], digits, *layout[dim + 1 :]), after)
 
 
+def has_terms(sharding: Sharding) -> bool:
+    """Whether which split into terms a value is of has a number: it is over sub-batches, or its
+    terms are maxima, which may be read by themselves."""
+    is_maximum = sharding.reduction == "max" and bool(sharding.unreduced)
+    return is_maximum or any(axis.startswith(SUB_BATCH) for axis in sharding.unreduced)
+
+
 def reduced(held: Held, axes: Sequence[str]) -> Held | None:
     """The sum (or maximum) over axes, over all of which it is a term."""
     if not set(axes) <= set(held.sharding.unreduced):
         return None
     after = held.sharding.reduced(axes)
-    left = any(axis.startswith(SUB_BATCH) for axis in after.unreduced)
-    made = replace(held, sharding=after, terms=held.terms if left else 0)
+    made = replace(held, sharding=after, terms=held.terms if has_terms(after) else 0)
     return made.filled(held.zeros())

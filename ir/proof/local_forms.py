@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,6 +37,10 @@ class OpForm:
     @cached_property
     def arguments(self) -> frozenset[tuple[str, Attribute]]:
         return arguments_of(self.op)
+
+
+FormsOf = Callable[[str, tuple[int, ...]], Sequence[OpForm]]
+"""The ops of the global program of a name, on expressions of some numbers."""
 
 
 def written(

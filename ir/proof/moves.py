@@ -11,7 +11,6 @@ from shardweave.ir.proof.digits import cut, seen_as, turned, without_dim
 from shardweave.ir.proof.held import (
     SUB_BATCH,
     AttentionPart,
-    Coordinates,
     Held,
     ProofAxes,
     RankNumber,
@@ -19,43 +18,12 @@ from shardweave.ir.proof.held import (
     Row,
     Value,
     gathered,
-    rank_position,
     reduced,
 )
 from shardweave.ir.proof.ops import from_start
 from shardweave.ir.proof.padding import padded, without_padding
+from shardweave.ir.proof.positions import index_of, rank_position
 from shardweave.ir.types import shape_of
-
-
-def united(parts: Sequence[Relation]) -> Coordinates | None:
-    """The sub-batches that values are of together; None if they are of different ones."""
-    found: dict[str, frozenset[int]] = {}
-    for part in parts:
-        for axis, coordinates in part.at:
-            if found.setdefault(axis, coordinates) != coordinates:
-                return None
-    return tuple(sorted(found.items()))
-
-
-def added_terms(
-    first: Relation, second: Relation, axes: ProofAxes, reduction: str
-) -> Relation | None:
-    """The sum (or maximum) of two sub-batches' terms of one value: whole once it has them all."""
-    held, left, right = first.held, dict(first.at), dict(second.at)
-    differing = [axis for axis in left if left[axis] != right.get(axis)]
-    if first.held != second.held or len(differing) != 1 or held.sharding.reduction != reduction:
-        return None
-    (axis,) = differing
-    held = held.filled(held.zeros())
-    if axis not in held.sharding.unreduced or axis not in right or left[axis] & right[axis]:
-        return None
-    both = left[axis] | right[axis]
-    rest = tuple([item for item in first.at if item[0] != axis])
-    if len(both) == axes.size(axis):
-        whole = reduced(held, [axis])
-        return None if whole is None else Relation(whole, rest)
-    return Relation(held, tuple(sorted((*rest, (axis, both)))))
-
 
 # Collectives
 
@@ -115,33 +83,13 @@ def moved(op: AtenOp, operands: Sequence[Value], axes: ProofAxes) -> tuple[Value
     made: Value | None = None
     if op.name == "aten.cat":
         made = _joined(op, operands, axes)
-    elif not operands:
-        if op.name == "aten.full" and shape_of(op.results[0]) == ():
-            constant = op.value("fill_value")
-            made = RankNumber((), constant) if type(constant) is int else None
-    elif isinstance(operands[0], RankNumber):
-        made = _index(op, operands)
+    elif not operands or isinstance(operands[0], RankNumber):
+        made = index_of(op, operands)
     elif isinstance(operands[0], Relation):
         made = _moved_part(op, operands[0], axes)
     elif isinstance(operands[0], Row) and op.name == "aten.slice.Tensor":
         made = operands[0].taken(op)
     return None if made is None else (made,)
-
-
-def _index(op: AtenOp, operands: Sequence[Value]) -> RankNumber | None:
-    first, *rest = operands
-    assert isinstance(first, RankNumber)
-    if op.name == "aten.add.Tensor" and isinstance(rest[0], RankNumber):
-        return first.plus(rest[0]) if op.value("alpha") == 1 else None
-    if rest or not isinstance(other := op.value("other") if _has_other(op) else None, int):
-        return None
-    if op.name == "aten.mul.Scalar":
-        return first.times(other)
-    return first.plus(RankNumber((), other)) if op.value("alpha") == 1 else None
-
-
-def _has_other(op: AtenOp) -> bool:
-    return op.name in ("aten.mul.Scalar", "aten.add.Scalar")
 
 
 def _moved_part(op: AtenOp, part: Relation, axes: ProofAxes) -> Relation | None:

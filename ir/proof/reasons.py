@@ -20,7 +20,8 @@ Key = tuple[str, frozenset[tuple[str, Attribute]], tuple[Value, ...], tuple[tupl
 class Reason:
     """Why a local computation gives what it does, for a certificate: an op of the global program
     (None: a sum) on parts, cut so; or a local form of it, of whose results the op's own are these
-    (None: a step of the form). wholes: of attention on a part of its keys, what it is on all."""
+    (None: a step of the form). wholes: of attention on a part of its keys, what it is on all. ops:
+    what it is computed by as well, which stand in no program."""
 
     form: OpForm | None
     parts: tuple[Relation, ...]
@@ -28,6 +29,7 @@ class Reason:
     at: Coordinates = ()
     written: tuple[int | None, ...] | None = None
     wholes: tuple[Value, ...] | None = None
+    ops: tuple[Operation, ...] = ()
 
 
 def key_of(op: Operation, operands: tuple[Value, ...]) -> Key:

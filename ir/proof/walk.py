@@ -34,9 +34,10 @@ from shardweave.ir.proof.held import (
     Relation,
     Shape,
     Value,
-    rank_position,
+    has_terms,
 )
 from shardweave.ir.proof.local_forms import GLOBAL_NAMES, OpForm, written
+from shardweave.ir.proof.local_maxima import SCALED, sum_in_one
 from shardweave.ir.proof.masks import masked
 from shardweave.ir.proof.ops import (
     FULL,
@@ -55,7 +56,9 @@ from shardweave.ir.proof.padding import (
     uneven_factors,
     zeros_after,
 )
+from shardweave.ir.proof.positions import rank_position
 from shardweave.ir.proof.reasons import Key, Reason, key_of
+from shardweave.ir.proof.sub_batches import added_terms, family, united
 from shardweave.ir.sharding.rules import Rule
 from shardweave.ir.types import shape_of
 
@@ -66,7 +69,8 @@ class Walk:
 
     known: what local computations relate to. reasons: why they do, by what they give. refusals: why
     an op relates to nothing, by op. steps: what stands within local forms of ops that are cut so.
-    others: what else a constant relates to, which may be a part of several.
+    others: what else a constant relates to, which may be a part of several. readings: as which of
+    these a local computation reads its operands, where not as their first.
     """
 
     table: Expressions
@@ -79,6 +83,7 @@ class Walk:
     )
     steps: set[Value] = field(default_factory=set["Value"])
     others: dict[Value, list[Value]] = field(default_factory=dict[Value, list[Value]])
+    readings: dict[Key, tuple[Value, ...]] = field(default_factory=dict[Key, tuple[Value, ...]])
     splits: dict[object, int] = field(default_factory=dict[object, int])
     in_flight: set[SSAValue] = field(default_factory=set[SSAValue])
     links: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
@@ -124,6 +129,7 @@ class Walk:
                 if found is not None:
                     if read is not key:
                         self.reasons.setdefault(key, {}).update(self.reasons.get(read, {}))
+                        self.readings[key] = choice
                     break
         elif isinstance(op, dist.DistOp):
             found = moves.collective(op, operands, self.axes)
@@ -169,6 +175,8 @@ class Walk:
         """What an op makes of values that are no plain shards, or moves, or masks."""
         if op.name in GLOBAL_NAMES:
             return self._on_part_of_keys(op, operands, key)
+        if op.name == SCALED:
+            return self._sum_in_one(op, operands, key)
         whole = attention.merged(op, operands)
         if whole is None and op.name == FILL:
             whole = masked(op, operands, self.table)
@@ -177,6 +185,22 @@ class Walk:
         for operand in operands:
             self._note_steps(operand)
         return (whole,)
+
+    def _sum_in_one(
+        self, op: AtenOp, operands: tuple[Value, ...], key: Key
+    ) -> tuple[Value, ...] | None:
+        """A sum of exponentials that is scaled from the maximum of a shard to that of all."""
+        found = sum_in_one(op, operands)
+        if found is None:
+            return None
+        self.values.update(found.read)
+        self.block(found.ops)
+        own, made = [self.values[value] for value in found.results]
+        if own != found.own or not isinstance(made, Relation):
+            return None
+        for operand in operands:
+            self._note_steps(operand)
+        return self._noted(key, (made,), Reason(None, (), (), ops=found.ops))
 
     def _note_steps(self, value: Value) -> None:
         """Note that a value, and what it is computed of, stands where it should."""
@@ -193,7 +217,7 @@ class Walk:
         """A sum of two values, or of two sub-batches' terms of one."""
         first, second = parts
         if first.held == second.held and signs == (1.0, 1.0) and first.held.terms:
-            merged = moves.added_terms(first, second, self.axes, "sum")
+            merged = added_terms(first, second, self.axes, "sum")
             if merged is not None:
                 return (merged,)
         try:
@@ -231,7 +255,7 @@ class Walk:
         reduction = MERGES.get(op.name)
         if reduction is None or (reduction == "sum" and op.value("alpha") != 1):
             return None
-        merged = moves.added_terms(parts[0], parts[1], self.axes, reduction)
+        merged = added_terms(parts[0], parts[1], self.axes, reduction)
         return None if merged is None else (merged,)
 
     def _as_form(
@@ -285,7 +309,7 @@ class Walk:
             wholes = self._held(form.op, rule, applied, cut.parts, results, shapes, (results,))
             if wholes is None:
                 continue
-            split = (results, cut.placement), tuple([_family(p.held) for p in cut.parts])
+            split = (results, cut.placement), tuple([family(p.held) for p in cut.parts])
             made = attention.of_part(cut, wholes, op, self._split(split))
             if made is not None:
                 reason = Reason(form, cut.parts, applied.cuts, wholes=wholes)
@@ -327,8 +351,8 @@ class Walk:
         at: Coordinates = (),
     ) -> tuple[Value, ...] | None:
         """The results of an op that is cut so. at: the sub-batches of one without operands."""
-        united = moves.united(parts) if parts else at
-        if united is None:
+        together = united(parts) if parts else at
+        if together is None:
             self.refusals[op] = Refusal("reads values of different sub-batches")
             return None
         found: list[Value] = []
@@ -337,9 +361,9 @@ class Walk:
             numbers, shapes, applied.results, fills, strict=True
         ):
             terms = 0
-            if any(axis.startswith(SUB_BATCH) for axis in sharding.unreduced):
-                terms = self._split((what, tuple([_family(p.held) for p in parts])))
-            own = tuple([item for item in united if item[0] in sharding.axes])
+            if has_terms(sharding):
+                terms = self._split((what, tuple([family(p.held) for p in parts])))
+            own = tuple([item for item in together if item[0] in sharding.axes])
             times = {axis for axis in sharding.axes if axis.startswith(SUB_BATCH)}
             assert times == {axis for axis, _ in own}, f"sub-batches of {describe(op)}"
             found.append(Relation(Held(number, shape, sharding, terms).filled(fill), own))
@@ -393,7 +417,7 @@ class Walk:
         if any(axis.startswith(FREE) for axis in axes):
             return
         values: dict[SSAValue, Value] = dict(zip(arguments, parts, strict=True))
-        coordinates = dict(moves.united(parts) or at)
+        coordinates = dict(united(parts) or at)
         for op in ops:
             if isinstance(op, dist.ShardIndexOp):
                 found = (rank_position(op.axes, self.axes, coordinates),)
@@ -416,8 +440,3 @@ class Walk:
 def _has_shape(value: Value, result: SSAValue) -> bool:
     """Whether a relation fits the type of the value that has it."""
     return not isinstance(value, Relation) or value.held.local_shape == shape_of(result)
-
-
-def _family(held: Held) -> tuple[object, ...]:
-    """What is the same of all sub-batches' terms of a value."""
-    return (held.terms,) if held.terms else (held.number, held.sharding)

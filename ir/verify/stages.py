@@ -18,6 +18,7 @@ from xdsl.ir import Operation, OpResult, SSAValue
 from shardweave.ir.annotations import sharding_attrs_of
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.dist import RecvOp, SendOp
+from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.staged import (
     HELD,
@@ -100,7 +101,9 @@ def _messages(reads: Mapping[str, _Read]) -> Iterator[tuple[str, Place]]:
 
 
 def _form(value: SSAValue, read: _Read) -> tuple[object, ShardingAttr | None]:
-    """Type and sharding of a value."""
+    """Type and sharding of a value: of what a kernel gives, that of the op in its region."""
+    while isinstance(value, OpResult) and isinstance(value.op, FusedOp):
+        value = value.op.yielded[value.index]
     if isinstance(value, OpResult):
         attributes = sharding_attrs_of(value.op)
         return value.type, attributes[value.index] if attributes else None

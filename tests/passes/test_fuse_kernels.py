@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -12,12 +13,19 @@ from torch import Tensor
 from shardweave.backends.reference import Key, run_reference, values_of
 from shardweave.backends.triton.generate import generate
 from shardweave.driver.models import build_example
+from shardweave.driver.plans import partition
 from shardweave.ir.annotations import phase_of
 from shardweave.ir.capture.capture import capture
+from shardweave.ir.dist import SendOp
 from shardweave.ir.kernel import FusedOp
+from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
+from shardweave.ir.staged import parts_of
 from shardweave.ir.verify.program import verify
 from shardweave.passes.pipeline import PassError, run_passes
+from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.pipelines.balance import balanced_stages
+from shardweave.planners.plan_parts import Pipeline
 from shardweave.tests.ir_text import step
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron, partitioned
 
@@ -78,6 +86,22 @@ def test_fused_local_program_equals_eager(kind: str) -> None:
     fused = run_passes(program, "fuse-kernels")
     assert_equals_eager(fused, captured(SPECS[kind]))
     assert run_passes(fused, "unfuse-kernels") == program
+
+
+def test_stages_send_what_kernels_give() -> None:
+    spec, mesh = (
+        "gpt:layers=2,hidden=8,heads=2,vocab=8,seq=4,batch=4",
+        Mesh.parse("stage=2,tensor=2"),
+    )
+    program = captured(spec).program
+    pipeline = Pipeline(balanced_stages(program, 2), 2, schedule="1f1b")
+    plan = replace(plan_megatron(program, mesh), pipeline=pipeline)
+    staged = run_passes(partition(program, mesh, plan), "preset:kernels")
+    sent = [op.operands[0].owner for part in parts_of(staged) for op in part.ops
+            if isinstance(op, SendOp)]  # fmt: skip
+    assert any(isinstance(owner, FusedOp) for owner in sent)
+    assert verify(staged) == []
+    assert_equals_eager(staged, captured(spec))
 
 
 def test_started_collectives_keep_what_is_before_and_after_them() -> None:

@@ -38,24 +38,41 @@ def test_attention_in_parts_is_proved_and_what_is_wrong_in_it_is_not(text: str, 
     assert num_refused_slips(local, whole) > 8
 
 
+SUB, LERP = (
+    "aten.sub.Tensor(%attention_3, %attention_1)",
+    "aten.lerp.Tensor(%attention, %attention_2",
+)
+
 MERGE_SLIPS = [
-    ("aten.sub.Tensor(%attention_3, %attention_1)", "aten.sub.Tensor(%attention_1, %attention_3)"),
-    ("aten.lerp.Tensor(%attention, %attention_2", "aten.lerp.Tensor(%attention_2, %attention"),
-    ("aten.logaddexp(%attention_1, %attention_3)", "aten.logaddexp(%attention_1, %attention_1)"),
-    ("nan = 0.0", "nan = 1.0"),
-    ("aten.sigmoid(", "aten.tanh("),
-    ("start_step(start = 4)", "start_step(start = 3)"),
-    ("start_step(start = 4)", "start_step(start = 0)"),
-]
+    (SUB, "aten.sub.Tensor(%attention_1, %attention_3)", "sub"),
+    (LERP, "aten.lerp.Tensor(%attention_2, %attention", "lerp"),
+    ("aten.logaddexp(%attention_1, %attention_3)", "aten.logaddexp(%attention_1, %attention_1)",
+     "logaddexp"),
+    ("nan = 0.0", "nan = 1.0", "nan_to_num"),
+    ("aten.sigmoid(", "aten.tanh(", "tanh"),
+    ("aten.view(%sigmoid)", "aten.view(%nan_to_num)", "view"),
+    ("start_step(start = 4)", "start_step(start = 3)", "arange"),
+    ("start_step(start = 4)", "start_step(start = 0)", "attention"),
+]  # fmt: skip
+"""What is replaced, and the op that the message names."""
 
 
-@pytest.mark.parametrize(("right", "wrong"), MERGE_SLIPS)
-def test_slip_in_a_merge_is_refused(right: str, wrong: str) -> None:
+@pytest.mark.parametrize(("right", "wrong", "name"), MERGE_SLIPS)
+def test_slip_in_a_merge_is_refused_by_name(right: str, wrong: str, name: str) -> None:
     whole, local = split(TEXT, 2)
     text = str(local)
     assert right in text
-    with pytest.raises(ProofError):
+    with pytest.raises(ProofError, match=rf"^(aten|dist)\.{name}"):
         prove(Program.parse(text.replace(right, wrong)), against=whole)
+
+
+def test_share_of_other_parts_names_both_the_merge_and_the_op_that_compares() -> None:
+    whole, local = split(TEXT, 4)
+    first, second, _ = [op for op in local.ops if op.name == "aten.sub.Tensor"]
+    second.operands[1] = first.operands[1]
+    second.results[0].name_hint = "slip"
+    with pytest.raises(ProofError, match=r"aten\.lerp.* than those whose share .*%slip"):
+        prove(local, against=whole)
 
 
 IN_SUB_BATCHES = (
