@@ -7,16 +7,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch.distributed.pipelining import schedules as pytorch
 
 from shardweave.backends.mail import Mail
+from shardweave.backends.pipeline import StagedStep
 from shardweave.benchmarks import mixed_speeds
 from shardweave.benchmarks import throttle as throttle_of_ranks
 from shardweave.benchmarks.throttle import Throttle, throttled
+from shardweave.ir.staged import Run
 from shardweave.planners.cost.presets import find_cluster
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
@@ -105,6 +107,19 @@ def test_messages_leave_when_the_slower_device_would_be_that_far(whose: str) -> 
             pytorch._batch_p2p([])
         assert time.perf_counter() - begin_s >= 4 * 0.02
     assert (Mail.send, pytorch._batch_p2p) == before
+
+
+def test_ranks_sleep_before_what_runs_once_and_not_behind_each_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    throttle = Throttle(4.0)
+    monkeypatch.setattr(throttle, "settle", lambda: done.append("sleep"))
+    monkeypatch.setattr(StagedStep, "run", lambda step, one, last_reads: done.append(one.function))
+    with throttled(throttle):
+        for run in (Run("forward_0", 0, 1), Run("weights_0", 0, 1), Run("after_0", 0, None)):
+            StagedStep.run(cast("StagedStep", None), run, frozenset())
+    assert done == ["forward_0", "weights_0", "sleep", "after_0"]
 
 
 def test_cluster_has_two_devices_of_each_speed() -> None:

@@ -125,4 +125,5 @@ def test_profile_of_this_machine_can_be_simulated_on(
     found = load_cluster(path)
     assert (found.num_nodes, found.num_devices) == (2, 2)
     assert {table.kind for table in found.collectives} >= {"all_reduce", "all_gather"}
+    assert 0 < found.message_work_s(2**10) < found.message_work_s(2**20)
     assert simulate(local(TEXT), found).time_s > 0
