@@ -14,7 +14,7 @@ from timed_rows import TimedRow
 from torch.distributed.pipelining import schedules as pytorch
 
 from shardweave.backends.mail import Mail
-from shardweave.backends.pipeline import StagedStep
+from shardweave.backends.pipeline import Place, StagedStep
 from shardweave.ir.staged import Run
 from shardweave.planners.cost.cluster import DeviceType
 
@@ -132,12 +132,12 @@ def throttled(throttle: Throttle) -> Iterator[None]:
 
         return call
 
-    def settled_once(step: StagedStep, one: Run, last_reads: Any) -> None:
-        if one.micro_batch is None:
+    def settled_once(self: StagedStep, run: Run, last_reads: frozenset[Place]) -> None:
+        if run.micro_batch is None:
             throttle.settle()
-        run(step, one, last_reads)
+        run_of_step(self, run, last_reads)
 
-    run, send, receive = StagedStep.run, Mail.send, Mail.receive
+    run_of_step, send, receive = StagedStep.run, Mail.send, Mail.receive
     post, wait = pytorch._batch_p2p, pytorch._wait_batch_p2p
     StagedStep.run = settled_once
     Mail.send, Mail.receive = settled(send), waited(receive)
@@ -145,5 +145,5 @@ def throttled(throttle: Throttle) -> Iterator[None]:
     try:
         yield
     finally:
-        StagedStep.run, Mail.send, Mail.receive = run, send, receive
+        StagedStep.run, Mail.send, Mail.receive = run_of_step, send, receive
         pytorch._batch_p2p, pytorch._wait_batch_p2p = post, wait

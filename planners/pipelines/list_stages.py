@@ -107,11 +107,14 @@ def _messages_s(function: StageFunction, program: Program, cluster: Cluster) -> 
     places, own = StagePlaces.of(program).of_stage, function.stage
     seconds = 0.0
     for op in function.ops:
-        if isinstance(op, (SendOp, RecvOp)):
-            is_sent = isinstance(op, SendOp)
-            other, value = (op.to, op.operands[0]) if is_sent else (op.source, op.results[0])
-            if places[other] != places[own]:
-                seconds += cluster.message_work_s(num_bytes(tensor_type_of(value)))
+        if isinstance(op, SendOp):
+            other, value = op.to, op.operands[0]
+        elif isinstance(op, RecvOp):
+            other, value = op.source, op.results[0]
+        else:
+            continue
+        if places[other] != places[own]:
+            seconds += cluster.message_work_s(num_bytes(tensor_type_of(value)))
     return seconds
 
 
