@@ -329,7 +329,10 @@ class Watch:
         why = f"a connection broke ({first_line(error)})" if cause is None else cause[1]
         if cause is None and self._left():
             why = f"{ranks_text(self._left())} ended the program"
-        text = f"{why}. Rank {self.rank} waited for it at {position}."
+        return self._lost(f"{why}. Rank {self.rank} waited for it at {position}.")
+
+    def _lost(self, text: str) -> LostRankError:
+        """What the main thread raises, and this rank ends with."""
         self._last_words(text)
         return LostRankError(text)
 
@@ -372,9 +375,9 @@ class Watch:
                 raise AgreementError(f"{message}; let every rank do the same.")
             cause = self._cause(self.silence_s)
             if cause is not None:
-                raise LostRankError(f"{cause[1]}. Rank {self.rank} waited to agree on {what}.")
+                raise self._lost(f"{cause[1]}. Rank {self.rank} waited to agree on {what}.")
             if time.monotonic() - begin_s > self.timeout_s:
-                raise LostRankError(f"{self._who_is_late()}. Rank {self.rank} waited on {what}.")
+                raise self._lost(f"{self._who_is_late()}. Rank {self.rank} waited on {what}.")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, MEETING_S)
         return found

@@ -159,6 +159,8 @@ def slowed(cluster: Cluster, factor: float) -> Cluster:
         devices={name: slowed_device(one, factor) for name, one in cluster.devices.items()},
         start_overhead_s=cluster.start_overhead_s * factor,
         start_bandwidth_bytes_s=cluster.start_bandwidth_bytes_s / factor,
+        message_overhead_s=cluster.message_overhead_s * factor,
+        message_bandwidth_bytes_s=cluster.message_bandwidth_bytes_s / factor,
     )
 
 

@@ -14,7 +14,8 @@ from timed_rows import TimedRow
 from torch.distributed.pipelining import schedules as pytorch
 
 from shardweave.backends.mail import Mail
-from shardweave.backends.pipeline import StagedStep
+from shardweave.backends.pipeline import Place, StagedStep
+from shardweave.ir.staged import Run
 from shardweave.planners.cost.cluster import DeviceType
 
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
@@ -26,8 +27,9 @@ THERE_S = 2e-4
 class Throttle:
     """Lets what this thread computes take `factor` times its processor time.
 
-    It sleeps before each message leaves, before each is waited for, and at the end of each run of a
-    function, for as long as the device would still compute. What other processes on the core take
+    It sleeps before each message leaves, before each is waited for, and before what runs once in a
+    step, for as long as the device would still compute; no more often, since it finds the core's
+    caches cold when it wakes. What other processes on the core take
     meanwhile counts as sleep, so that `factor` of them and more can share a core and keep their
     speeds. If for once they take longer, the device is ahead by as much, and what comes next
     catches up, until the device would wait itself.
@@ -115,7 +117,7 @@ def slowed_device(device: DeviceType, factor: float, name: str = "") -> DeviceTy
 @contextmanager
 def throttled(throttle: Throttle) -> Iterator[None]:
     """Meanwhile messages of stages, ours and those of PyTorch's schedules, leave and are waited for
-    when the throttle's device would be that far."""
+    when the throttle's device would be that far; and so do the collectives of what runs once."""
 
     def settled(function: Callable[..., Any]) -> Any:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -130,20 +132,18 @@ def throttled(throttle: Throttle) -> Iterator[None]:
 
         return call
 
-    def then_settled(function: Callable[..., Any]) -> Any:
-        def call(*arguments: Any) -> None:
-            function(*arguments)
+    def settled_once(self: StagedStep, run: Run, last_reads: frozenset[Place]) -> None:
+        if run.micro_batch is None:
             throttle.settle()
+        run_of_step(self, run, last_reads)
 
-        return call
-
-    run, send, receive = StagedStep.run, Mail.send, Mail.receive
+    run_of_step, send, receive = StagedStep.run, Mail.send, Mail.receive
     post, wait = pytorch._batch_p2p, pytorch._wait_batch_p2p
-    StagedStep.run = then_settled(run)
+    StagedStep.run = settled_once
     Mail.send, Mail.receive = settled(send), waited(receive)
     pytorch._batch_p2p, pytorch._wait_batch_p2p = settled(post), waited(wait)
     try:
         yield
     finally:
-        StagedStep.run, Mail.send, Mail.receive = run, send, receive
+        StagedStep.run, Mail.send, Mail.receive = run_of_step, send, receive
         pytorch._batch_p2p, pytorch._wait_batch_p2p = post, wait

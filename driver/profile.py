@@ -86,6 +86,7 @@ def cluster_of(measured: dict[str, Any], name: str, num_processes: int, per_node
     ]
     bandwidth, latency_s = _link_of(collectives, num_processes)
     start_s, start_bandwidth = measured.get("start", (0.0, 0.0))
+    message_s, message_bandwidth = measured.get("message", (0.0, 0.0))
     slowdown, link_slowdown = measured.get("overlap", (1.0, 1.0))
     node = NodeType(
         device=device.name,
@@ -104,6 +105,8 @@ def cluster_of(measured: dict[str, Any], name: str, num_processes: int, per_node
         link_slowdown=link_slowdown,
         start_overhead_s=start_s,
         start_bandwidth_bytes_s=start_bandwidth,
+        message_overhead_s=message_s,
+        message_bandwidth_bytes_s=message_bandwidth,
         collectives=tuple(collectives),
     )
 

@@ -27,6 +27,9 @@ LONGEST_S = 0.5
 OVERLAP_S = 0.15
 """About how long the collective is whose overlap with compute is measured."""
 
+MESSAGES = 50
+"""How many messages of one size are timed."""
+
 Start = Callable[[], Any]
 
 
@@ -95,6 +98,37 @@ def measure_start(group: dist.ProcessGroup) -> tuple[float, float]:
         found.append(statistics.median(each))
     per_byte = max(0.0, found[1] - found[0]) / (sizes[1] - sizes[0])
     return found[0], 1 / per_byte if per_byte else 0.0
+
+
+def measure_message() -> tuple[float, float]:
+    """What each end of a message between two ranks spends on it: seconds, and bytes per second.
+
+    It is processor time of the thread that computes: what it waits is no part of it. Collective.
+    """
+    sizes = (2**10, 2**17)
+    found = [_end_s(torch.ones(size // 4)) for size in sizes]
+    per_byte = max(0.0, found[1] - found[0]) / (sizes[1] - sizes[0])
+    return found[0], 1 / per_byte if per_byte else 0.0
+
+
+def _end_s(x: Tensor) -> float:
+    """Median processor time of sending a tensor to the next rank and of taking one from the last,
+    the mean of both. Collective."""
+    rank, count = dist.get_rank(), dist.get_world_size()
+    goal, source = (rank + 1) % count, (rank - 1) % count
+    each: list[float] = []
+    for _ in range(MESSAGES):
+        dist.barrier()
+        start_s = time.thread_time()
+        sent, come = dist.isend(x, goal), dist.irecv(torch.empty_like(x), source)
+        assert sent is not None
+        assert come is not None
+        come.wait()
+        each.append((time.thread_time() - start_s) / 2)
+        sent.wait()
+    middle_s = torch.tensor(statistics.median(each), dtype=torch.float64)
+    dist.all_reduce(middle_s)
+    return float(middle_s) / count
 
 
 def measure_overlap(group: dist.ProcessGroup, all_reduce: Points) -> tuple[float, float]:

@@ -17,7 +17,12 @@ import torch
 import torch.distributed as dist
 
 from shardweave.driver import launch, steady, world
-from shardweave.driver.profile_links import measure_collectives, measure_overlap, measure_start
+from shardweave.driver.profile_links import (
+    measure_collectives,
+    measure_message,
+    measure_overlap,
+    measure_start,
+)
 from shardweave.driver.profile_ops import Points, measure_ops, measure_peaks, measure_program
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
@@ -92,7 +97,9 @@ def _measure_links(clock: _Clock) -> dict[str, Any]:
     ]
     overlap = measure_overlap(everyone, points)
     clock.say("compute beside communication")
-    return {"collectives": collectives, "start": start, "overlap": overlap}
+    message = measure_message()
+    clock.say("messages")
+    return {"collectives": collectives, "start": start, "overlap": overlap, "message": message}
 
 
 class _Clock:

@@ -7,16 +7,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch.distributed.pipelining import schedules as pytorch
 
 from shardweave.backends.mail import Mail
+from shardweave.backends.pipeline import StagedStep
 from shardweave.benchmarks import mixed_speeds
 from shardweave.benchmarks import throttle as throttle_of_ranks
 from shardweave.benchmarks.throttle import Throttle, throttled
+from shardweave.ir.staged import Run
 from shardweave.planners.cost.presets import find_cluster
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
@@ -107,6 +109,19 @@ def test_messages_leave_when_the_slower_device_would_be_that_far(whose: str) -> 
     assert (Mail.send, pytorch._batch_p2p) == before
 
 
+def test_ranks_sleep_before_what_runs_once_and_not_behind_each_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    throttle = Throttle(4.0)
+    monkeypatch.setattr(throttle, "settle", lambda: done.append("sleep"))
+    monkeypatch.setattr(StagedStep, "run", lambda step, one, last_reads: done.append(one.function))
+    with throttled(throttle):
+        for run in (Run("forward_0", 0, 1), Run("weights_0", 0, 1), Run("after_0", 0, None)):
+            StagedStep.run(cast("StagedStep", None), run, frozenset())
+    assert done == ["forward_0", "weights_0", "sleep", "after_0"]
+
+
 def test_cluster_has_two_devices_of_each_speed() -> None:
     cluster = mixed_speeds.slowed(find_cluster("testbed"))
     fast, slow = (cluster.devices[name] for name in ("fast", "slow"))
@@ -123,6 +138,19 @@ def test_gain_is_the_ratio_of_medians_beside_the_simulated_one() -> None:
     ]
     found = mixed_speeds.gain(rows, "a", "b")
     assert (found["measured"], found["simulated"]) == pytest.approx((2.0, 4.0))
+
+
+def test_page_shows_gains_that_are_near_the_simulated_ones() -> None:
+    page = " ".join((BENCHMARKS.parent / "docs" / "pipelines.md").read_text().split())
+    rows = json.loads((BENCHMARKS / "results" / "mixed_speeds.json").read_text())["rows"]
+    stages, shares = (mixed_speeds.gain(rows, *pair) for pair in mixed_speeds.PAIRS)
+    for one in (stages, shares):
+        assert one["measured"] == pytest.approx(one["simulated"], rel=0.15)
+    assert (
+        f"AMP's stages are {stages['measured']:.2f} times as fast as equal ones (simulated: "
+        f"{stages['simulated']:.2f}), and micro-batches in proportion {shares['measured']:.2f} "
+        f"times as fast as equal shares (simulated: {shares['simulated']:.2f};"
+    ) in page
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 from dataclasses import replace
@@ -81,6 +82,25 @@ def test_line_of_the_table_compares_with_ours() -> None:
         "shardweave ZeRO 1", "200.0 ms", "", "1.00 MiB", "0.50 MiB", "1.000", "", "", "0.999",
     ]  # fmt: skip
     assert zero.cells(ours, peer)[:3] == ["FSDP2 as ZeRO 1", "400.0 ms", "0.50"]
+
+
+def test_page_shows_that_every_stage_takes_less_than_fsdp2_in_the_memory_of_the_textbook() -> None:
+    page = (BENCHMARKS.parent / "docs" / "measured.md").read_text()
+    results = json.loads((BENCHMARKS / "results" / "zero.json").read_text())["results"]
+    assert [result["ranks"] for result in results] == [2, 4]
+    for stage in (1, 2, 3):
+        pairs = [[row for row in r["rows"] if f"ZeRO {stage}" in row["name"]] for r in results]
+        times = [ours_of_theirs([statistics.median(row["times_s"]) for row in p]) for p in pairs]
+        assert max(times) <= 1.0
+        sent = ours_of_theirs([row["sent_bytes"] for row in pairs[-1]])
+        assert f"| ZeRO {stage} | {times[0]:.2f} | {times[1]:.2f} | {sent:.2f} |" in page
+        for row in (row for pair in pairs for row in pair):
+            assert all(abs(share - 1) < WITHIN for share in row["shares"].values())
+
+
+def ours_of_theirs(pair: list[float]) -> float:
+    ours, theirs = pair
+    return ours / theirs
 
 
 @pytest.mark.slow

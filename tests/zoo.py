@@ -105,7 +105,13 @@ def assert_equals_eager(
     program: Program, case: Captured, gradient_bound: float = GRADIENT_BOUND
 ) -> None:
     """Run a program on all ranks of its mesh and compare loss, gradients and buffers with eager."""
-    results = run_reference(program, case.values)
+    check_against_eager(run_reference(program, case.values), case, gradient_bound)
+
+
+def check_against_eager(
+    results: Mapping[Key, Tensor], case: Captured, gradient_bound: float = GRADIENT_BOUND
+) -> None:
+    """Compare the results of a program, by kind and name, with eager."""
     found = {kind: {n: v for (k, n), v in results.items() if k == kind} for kind, _ in results}
     loss = found["output"]["0"].item()
     assert abs(loss - case.loss) <= LOSS_BOUND * abs(case.loss)

@@ -29,7 +29,7 @@ KNOBS: Mapping[str, str] = {
     "host": "issue_s and overhead_s",
     "links": "bandwidth within a node, of islands and rings too",
     "network": "nic_bandwidth_bytes_s",
-    "starting": "start_overhead_s",
+    "starting": "start_overhead_s and message_overhead_s",
 }
 """What is scaled, by the name of its factor."""
 
@@ -187,4 +187,5 @@ def scaled(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
         devices={name: device(one) for name, one in cluster.devices.items()},
         nodes=tuple(node(one) for one in cluster.nodes),
         start_overhead_s=cluster.start_overhead_s * of("starting"),
+        message_overhead_s=cluster.message_overhead_s * of("starting"),
     )

@@ -133,8 +133,9 @@ class Cluster:
     stays within a node, which takes more of a device (0: as beside all else); link_slowdown: the
     same for communication while the device computes. start_overhead_s, start_bandwidth_bytes_s:
     what the device spends on starting a collective (a constant, and copying its operands; 0: no
-    copy). It spends the constant on sending a message to another stage, too, and on taking one.
-    collectives: measured times, which win over the model of rings.
+    copy). message_overhead_s, message_bandwidth_bytes_s: what it spends on sending a message to
+    another stage, and on taking one (both 0: the constant of a collective). collectives: measured
+    times, which win over the model of rings.
     """
 
     name: str
@@ -146,11 +147,20 @@ class Cluster:
     link_slowdown: float = 1.0
     start_overhead_s: float = 0.0
     start_bandwidth_bytes_s: float = 0.0
+    message_overhead_s: float = 0.0
+    message_bandwidth_bytes_s: float = 0.0
     collectives: tuple[CollectiveTimes, ...] = ()
 
     def slowdown_beside(self, *, is_inside: bool) -> float:
         """Of compute beside a message, which stays inside a node or leaves it."""
         return (is_inside and self.node_overlap_slowdown) or self.overlap_slowdown
+
+    def message_work_s(self, size_bytes: float) -> float:
+        """What a device spends on sending a message to another stage, or on taking one."""
+        if not self.message_overhead_s and not self.message_bandwidth_bytes_s:
+            return self.start_overhead_s
+        bandwidth = self.message_bandwidth_bytes_s
+        return self.message_overhead_s + (size_bytes / bandwidth if bandwidth else 0.0)
 
     @cached_property
     def num_nodes(self) -> int:

@@ -48,6 +48,8 @@ WHAT_TO_WRITE = {
     "link_slowdown": "how many times longer communication takes beside compute, such as 1.1",
     "start_overhead_s": "the seconds that starting a collective takes, such as 20us",
     "start_bandwidth_bytes_s": "how fast its operands are copied, such as 5GB/s",
+    "message_overhead_s": "the seconds that either end spends on a message, such as 50us",
+    "message_bandwidth_bytes_s": "how fast either end copies a message, such as 1GB/s",
     "collectives": "a list of {kind, ranks, nodes, points}",
     "kind": "all_reduce, all_gather, reduce_scatter, all_to_all or broadcast",
     "ranks": "the size of the group, such as 2",

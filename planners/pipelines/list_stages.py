@@ -71,7 +71,7 @@ def costs_of(program: Program, cluster: Cluster | None) -> PassCosts:
     devices = devices_of_places(program)
     placed = [on_devices(cluster, here) for here in devices]
     alike = [likeness(one) for one in placed]
-    messages = {key: _messages_of(one, program) for key, one in functions.items()}
+    messages_s = {key: _messages_s(one, program, cluster) for key, one in functions.items()}
     known: dict[Hashable, float] = {}
 
     def pass_s(stage_at: StageAt, kind: Kind) -> float:
@@ -81,7 +81,7 @@ def costs_of(program: Program, cluster: Cluster | None) -> PassCosts:
         key = stage, kind, alike[rank]
         if key not in known:
             known[key] = simulate(function.alone, placed[rank]).time_s
-        return known[key] + messages[stage, kind] * cluster.start_overhead_s
+        return known[key] + messages_s[stage, kind]
 
     sizes = _bytes_sent(functions.values())
 
@@ -102,15 +102,20 @@ def _work_of(function: StageFunction) -> float:
     return float(sum(flops_of(op) + FLOPS_PER_BYTE * bytes_moved(op) for op in function.ops))
 
 
-def _messages_of(function: StageFunction, program: Program) -> int:
-    """How many messages a run takes and sends, between stages that stand apart."""
+def _messages_s(function: StageFunction, program: Program, cluster: Cluster) -> float:
+    """What a run spends on messages that it takes and sends, between stages that stand apart."""
     places, own = StagePlaces.of(program).of_stage, function.stage
-    others = [
-        op.to if isinstance(op, SendOp) else op.source
-        for op in function.ops
-        if isinstance(op, (SendOp, RecvOp))
-    ]
-    return sum(places[other] != places[own] for other in others)
+    seconds = 0.0
+    for op in function.ops:
+        if isinstance(op, SendOp):
+            other, value = op.to, op.operands[0]
+        elif isinstance(op, RecvOp):
+            other, value = op.source, op.results[0]
+        else:
+            continue
+        if places[other] != places[own]:
+            seconds += cluster.message_work_s(num_bytes(tensor_type_of(value)))
+    return seconds
 
 
 def _bytes_sent(functions: Iterable[StageFunction]) -> dict[tuple[int, int], int]:

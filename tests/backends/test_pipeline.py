@@ -31,6 +31,7 @@ from shardweave.tests.spawn import run_ranks
 from shardweave.tests.zoo import SPECS, captured, megatron
 
 GPT = "gpt:layers=2,hidden=16,heads=2,vocab=32,seq=8,batch=8"
+DEEP = "gpt:layers=4,hidden=16,heads=2,vocab=32,seq=8,batch=8"
 STEPS = 3
 
 
@@ -151,7 +152,7 @@ def test_stage_at_two_devices_of_a_plan_trains_as_eager_does() -> None:
 def test_uneven_stages_of_four_processes_train_as_eager_does(
     name: str, mesh: str, shares: tuple[tuple[int, ...], ...], schedule: str, more: dict[str, Any]
 ) -> None:
-    spec = "gpt:layers=4,hidden=16,heads=2,vocab=32,seq=8,batch=8" if name == "gpt" else SPECS[name]
+    spec = DEEP if name == "gpt" else SPECS[name]
     check(spec, uneven_plan(spec, mesh, shares, schedule, **more), 4)
 
 
@@ -171,8 +172,23 @@ def test_uneven_stages_of_four_processes_train_as_eager_does(
 def test_four_processes_train_as_eager_does(
     name: str, mesh: str, schedule: str, count: int, chunks: int, more: dict[str, Any]
 ) -> None:
-    spec = "gpt:layers=4,hidden=16,heads=2,vocab=32,seq=8,batch=8" if name == "gpt" else SPECS[name]
+    spec = DEEP if name == "gpt" else SPECS[name]
     check(spec, plan_of(spec, mesh, schedule, count, chunks, **more), 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "mesh", "schedule", "count", "chunks", "more"),
+    [
+        ("gpt", "stage=4,data=2", "list", 4, 1, {"zero": 1}),
+        ("llama", "stage=2,data=2,tensor=2", "zero-bubble-v", 4, 2, {}),
+    ],
+)
+def test_eight_processes_train_as_eager_does(
+    name: str, mesh: str, schedule: str, count: int, chunks: int, more: dict[str, Any]
+) -> None:
+    spec = DEEP if name == "gpt" else SPECS[name]
+    check(spec, plan_of(spec, mesh, schedule, count, chunks, **more), 8)
 
 
 def trained_with_message_groups(spec: str, plan: Plan) -> tuple[Any, ...]:

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -457,31 +456,6 @@ def test_rank_that_waits_for_its_gpu_ends_as_well(ended: Ranks) -> None:
     for rank in (1, 2):
         assert "rank 0 (process" in ended.said[rank]
         assert "(wait_for_the_device)" in ended.said[rank]
-
-
-SCRIPT = """
-import os, time, torch
-import shardweave as sw
-model = torch.nn.Linear(4, 4)
-model.forward = lambda x: (x @ model.weight).sum()
-step = sw.compile(model, (torch.ones(2, 4),), mesh="data=2", timeout=4)
-step(torch.ones(2, 4))
-if os.environ["RANK"] == "1":
-    time.sleep(100)
-step(torch.ones(2, 4))
-"""
-
-
-@pytest.mark.slow
-def test_torchrun_shows_the_message(tmp_path: Path) -> None:
-    script = tmp_path / "late.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert ended.returncode == 1
-    assert "shardweave: rank 0 stops: no answer within 4 s" in ended.stderr
-    assert "traceback : no answer within 4 s" in ended.stderr
-    assert "late.py:9" in ended.stderr
 
 
 def test_silence_is_short() -> None:

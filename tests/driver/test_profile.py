@@ -1,6 +1,7 @@
 """Measuring this machine: what is measured, what becomes of it, and a whole run."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ MEASURED: dict[str, Any] = {
         {"kind": "all_reduce", "ranks": 2, "points": [[1e3, 1e-3], [1.001e6, 1.001]]},
     ],
     "start": [1e-4, 1e9],
+    "message": [5e-5, 2e9],
     "overlap": [1.2, 1.1],
 }
 
@@ -48,6 +50,9 @@ def test_measurements_become_a_cluster_that_survives_being_written() -> None:
     assert found.nodes[0].nic_bandwidth_bytes_s == pytest.approx(1e6)
     assert (found.overlap_slowdown, found.link_slowdown) == (1.2, 1.1)
     assert (found.start_overhead_s, found.start_bandwidth_bytes_s) == (1e-4, 1e9)
+    assert found.message_work_s(1e6) == pytest.approx(5e-5 + 5e-4)
+    without = replace(found, message_overhead_s=0.0, message_bandwidth_bytes_s=0.0)
+    assert without.message_work_s(1e6) == 1e-4
     assert found.collectives[0].nodes == 2
     assert parse_cluster(cluster_text(found)) == found
 
@@ -120,4 +125,5 @@ def test_profile_of_this_machine_can_be_simulated_on(
     found = load_cluster(path)
     assert (found.num_nodes, found.num_devices) == (2, 2)
     assert {table.kind for table in found.collectives} >= {"all_reduce", "all_gather"}
+    assert 0 < found.message_work_s(2**10) < found.message_work_s(2**20)
     assert simulate(local(TEXT), found).time_s > 0

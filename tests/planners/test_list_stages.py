@@ -6,16 +6,20 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from xdsl.ir import SSAValue
 
+from shardweave.ir.dist import RecvOp, SendOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
+from shardweave.ir.staged import StageFunction, functions_of, runs_of
+from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.pipeline.simulation import PipelineSimulation
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lower import local_program
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.pipelines.balance import balanced_stages
-from shardweave.planners.pipelines.list_stages import order_stages
+from shardweave.planners.pipelines.list_stages import costs_of, order_stages
 from shardweave.planners.pipelines.picture import picture_of, table_of
 from shardweave.planners.pipelines.schedules import fixed_tables
 from shardweave.planners.plan_parts import Pipeline
@@ -61,6 +65,35 @@ def test_what_is_sent_to_two_stages_of_a_rank_arrives_at_each(schedule: str) -> 
     assert sent > sum(
         one.communication_s["stage"] for one in simulated(staged(SMALL, "gpipe")).stages
     )
+
+
+def test_both_ends_of_a_message_spend_what_the_cluster_says() -> None:
+    program, functions = staged(SMALL, "gpipe"), functions_of(staged(SMALL, "gpipe"))
+    free = replace(find_cluster(CLUSTER), start_overhead_s=0.0)
+    priced = replace(free, message_overhead_s=1e-3, message_bandwidth_bytes_s=1e6)
+    sizes = [
+        num_bytes(tensor_type_of(op.operands[0]))
+        for _, run in runs_of(program)
+        for op in functions[run.function].ops
+        if isinstance(op, SendOp)
+    ]
+    spent_s = sum(
+        more.compute_s - less.compute_s
+        for more, less in zip(
+            simulated(program, priced).stages, simulated(program, free).stages, strict=True
+        )
+    )
+    assert len(sizes) >= 2 * 3 * 8
+    assert spent_s == pytest.approx(2 * sum(1e-3 + size / 1e6 for size in sizes))
+    last_s = [costs_of(program, cluster).pass_s((3, 3), "F") for cluster in (priced, free)]
+    hidden = num_bytes(tensor_type_of(_received(functions["forward_3"])))
+    assert last_s[0] - last_s[1] == pytest.approx(1e-3 + hidden / 1e6)
+
+
+def _received(function: StageFunction) -> SSAValue:
+    """The only value that a function receives."""
+    (found,) = (op.results[0] for op in function.ops if isinstance(op, RecvOp))
+    return found
 
 
 def test_less_memory_gives_an_order_with_fewer_micro_batches_in_flight_or_none() -> None:

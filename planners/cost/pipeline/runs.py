@@ -1,8 +1,8 @@
 """A staged program, simulated run by run: each function as it stands, on the devices of its stage.
 
 A rank starts a run when it is done with the one before and has what the run receives. It spends
-the cluster's `start_overhead_s` on each message that it takes, and on each that it sends. Messages
-of one pair of ranks leave one behind the other, when the function that sends them ends; messages of
+`Cluster.message_work_s` on each message that it takes, and on each that it sends. Messages of one
+pair of ranks leave one behind the other, when the function that sends them ends; messages of
 other pairs, and collectives within a stage, do not slow them down. Where a stage is at several
 coordinates, these wait for each other and add up their sums before the first run that reads them.
 """
@@ -68,12 +68,12 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Function:
-    """A function as it is run: simulated, and its messages."""
+    """A function as it is run: simulated, and its messages: the other stage, a name, and bytes."""
 
     function: StageFunction
     simulation: Simulation
     sends: tuple[tuple[int, str, int], ...]
-    receives: tuple[tuple[int, str], ...]
+    receives: tuple[tuple[int, str, int], ...]
 
 
 def simulate_runs(
@@ -171,7 +171,11 @@ def _read(function: StageFunction, cluster: PlacedCluster) -> _Function:
         for op in function.ops
         if isinstance(op, SendOp)
     ]
-    coming = [(op.source, op.message) for op in function.ops if isinstance(op, RecvOp)]
+    coming = [
+        (op.source, op.message, num_bytes(tensor_type_of(op.results[0])))
+        for op in function.ops
+        if isinstance(op, RecvOp)
+    ]
     return _Function(
         function,
         simulate(function.alone, cluster),
@@ -217,18 +221,20 @@ class _Played:
         one, place = self.functions[run.function, run.at], self.places[run.at]
         stage, number = one.function.stage, run.micro_batch
         start_s = place.now_s
-        messages = 0
-        for source, name in one.receives:
-            messages += self.stage_at.source(source, number) != run.at
+        messages_s = 0.0
+        for source, name, size in one.receives:
+            if self.stage_at.source(source, number) != run.at:
+                messages_s += self.cluster.message_work_s(size)
             left_s, arrives_s = self.arrives_s.pop((source, stage, run.at, name, number))
             if arrives_s > start_s:
                 # Until it has left this is a bubble, then the message is waited for.
                 place.bubble_s += max(0.0, left_s - start_s)
                 place.exposed_s[AXIS] += arrives_s - max(left_s, start_s)
                 start_s = arrives_s
-        for to, _, _ in one.sends:
-            messages += sum(goal != run.at for goal in self.stage_at.goals(run, stage, to))
-        found, messages_s = one.simulation, messages * self.cluster.start_overhead_s
+        for to, _, size in one.sends:
+            goals = sum(goal != run.at for goal in self.stage_at.goals(run, stage, to))
+            messages_s += goals * self.cluster.message_work_s(size)
+        found = one.simulation
         end_s = place.now_s = start_s + found.time_s + messages_s
         place.compute_s += found.compute_s + messages_s
         place.slowdown_s += found.slowdown_s
