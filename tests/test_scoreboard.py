@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +17,59 @@ from shardweave.driver.runs.rows import MeasuredRun, read_runs
 from shardweave.planners.cost.presets import find_cluster
 
 ROWS = FOLDER / "vtrain_single.csv"
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def row_text(label: str, source: dict[str, Any]) -> str:
+    """A source's row of the table in docs/clusters.md."""
+    cells = [label, str(source["runs"]), f"{source['error']:.1%}", f"{source['scaled_error']:.1%}"]
+    if source["groups"]:
+        cells += [
+            f"{source['spearman']:.2f} ({source['groups']})",
+            f"{source['regret']:.2f}, {source['worst_regret']:.2f}",
+            f"{source['worst_regret_of_3']:.2f}",
+        ]
+    else:
+        cells += ["", "", ""]
+    return "| " + " | ".join(cells) + " |"
+
+
+def test_page_has_the_table_of_the_result_and_its_memory_errors() -> None:
+    record = json.loads((ROOT / "benchmarks/results/scoreboard.json").read_text())
+    page = (ROOT / "docs/clusters.md").read_text()
+    for part, label in (("looked", None), ("held", "left out")):
+        for source in record[part]["sources"].values():
+            text = row_text(label or "", source).removeprefix("|  ")
+            assert text in page, text
+    errors = [
+        record[part]["sources"]["sailor_clariden_gh200"]["memory_error"]
+        for part in ("looked", "held")
+    ]
+    assert f"memory is {errors[0]:.0%} off ({errors[1]:.0%} left out)" in " ".join(page.split())
 
 
 def runs() -> list[MeasuredRun]:
     return read_runs([ROWS])
+
+
+def test_page_counts_runs_that_take_less_for_more_work() -> None:
+    """More samples of a micro-batch, or more width, and all else equal."""
+    timed = [run for run in runs() if not run.is_held_out]
+
+    def rest(run: MeasuredRun) -> tuple[int, ...]:
+        count = run.batch // run.data // (run.micro_batch or 1)
+        return run.layers, run.pipeline, run.tensor, run.data, count
+
+    pairs = [
+        (less, more)
+        for less, more in permutations(timed, 2)
+        if less.hidden <= more.hidden
+        and (less.micro_batch or 1) <= (more.micro_batch or 1)
+        and rest(less) == rest(more)
+    ]
+    against = sum(less.step_s > more.step_s for less, more in pairs)
+    page = " ".join((ROOT / "docs/clusters.md").read_text().split())
+    assert f"{against} of {len(pairs)} pairs that differ in samples or width alone" in page
 
 
 def test_every_row_that_is_kept_is_read() -> None:
@@ -73,6 +124,12 @@ def test_layers_of_stages_are_those_of_the_note_where_it_has_them() -> None:
     assert base.stage_layers == ()
 
 
+def test_run_whose_note_contradicts_its_row_is_refused() -> None:
+    base = replace(runs()[0], layers=32, pipeline=1, note="layers/stage=[26]; gpus/stage=[..]")
+    with pytest.raises(ValueError, match="stages of 26 layers, its row a model of 32"):
+        RunPredictor().predict(base, placed(base, find_cluster("dgx-a100")))
+
+
 def source_of(out: Path) -> dict[str, float]:
     (found,) = [part for part in json.loads(out.read_text()).values() if isinstance(part, dict)]
     return found["sources"]["vtrain_single"]
@@ -111,3 +168,22 @@ def test_scores_are_masked_by_ops_of_their_own_where_megatron_has_no_kernel(
     }
     assert (times["Megatron-DeepSpeed"] == times["OneFlow"]) == has_kernel
     assert times["Megatron-DeepSpeed"] >= times["OneFlow"]
+
+
+def test_framework_says_what_rows_do_not() -> None:
+    """Sailor's GPT-Neo has no projection to the vocabulary, and drops no scores; memory is that of
+    the whole device."""
+    run = replace(
+        runs()[0], gpus=2, data=1, tensor=2, pipeline=1, layers=3, heads=4, hidden=32, ffn=64,
+        vocab=4096, seq=16, batch=2, micro_batch=2, precision="fp32",
+    )  # fmt: skip
+    sailor = replace(run, framework="Sailor (Megatron-DeepSpeed)")
+    cluster, predictor = placed(run, find_cluster("clariden")), RunPredictor()
+    usual = predictor.predict(replace(run, framework="Megatron-DeepSpeed"), cluster)
+    tied, own, none = (
+        predictor.predict(replace(sailor, model=model), cluster)
+        for model in ("another", "OPT-350M", "GPT-Neo-2.7B")
+    )
+    assert none.step_s < tied.step_s < usual.step_s
+    assert none.memory_bytes < tied.memory_bytes < own.memory_bytes
+    assert tied.memory_bytes > usual.memory_bytes + 4e9

@@ -17,7 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardweave.driver.runs.rows import MeasuredRun
-from shardweave.planners.cost.cluster import Cluster, DeviceType, NodeType, Points
+from shardweave.planners.cost.cluster import (
+    Cluster,
+    CollectiveTimes,
+    DeviceType,
+    NodeType,
+    Points,
+)
 
 Floats = NDArray[np.float64]
 Predict = Callable[[MeasuredRun, Cluster], float]
@@ -182,10 +188,15 @@ def scaled(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
             nic_bandwidth_bytes_s=one.nic_bandwidth_bytes_s * of("network"),
         )
 
+    def table(one: CollectiveTimes) -> CollectiveTimes:
+        share = of("links" if one.nodes == 1 else "network")
+        return replace(one, points=tuple((size, seconds / share) for size, seconds in one.points))
+
     return replace(
         cluster,
         devices={name: device(one) for name, one in cluster.devices.items()},
         nodes=tuple(node(one) for one in cluster.nodes),
+        collectives=tuple(map(table, cluster.collectives)),
         start_overhead_s=cluster.start_overhead_s * of("starting"),
         message_overhead_s=cluster.message_overhead_s * of("starting"),
     )

@@ -16,7 +16,8 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from shardweave.driver.runs.decoder import LAYERS, DecoderSpec, captured_decoder
-from shardweave.driver.runs.rows import MeasuredRun
+from shardweave.driver.runs.frameworks import framework_of
+from shardweave.driver.runs.rows import OUTER_LAYERS, MeasuredRun
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster, DeviceType, PlacedCluster
 from shardweave.planners.cost.pipeline.simulation import played_stages
@@ -77,7 +78,12 @@ class RunPredictor:
     )
 
     def predict(self, run: MeasuredRun, cluster: Cluster) -> PredictedRun:
-        """Raises ValueError for a run that cannot be made, as a batch that does not divide."""
+        """Raises ValueError for a run that cannot be made, as a batch that does not divide, and for
+        one whose note contradicts its row."""
+        if run.noted_layers not in (0, run.layers, run.layers + OUTER_LAYERS):
+            raise ValueError(
+                f"its note has stages of {run.noted_layers} layers, its row a model of {run.layers}"
+            )
         micro = micro_batch_of(run)
         count, rest = divmod(run.batch, run.data * micro)
         if rest or not count:
@@ -97,7 +103,11 @@ class RunPredictor:
         shares = run.data if run.zero else 1
         bandwidth = min(d.memory_bandwidth_bytes_s for d in cluster.device_types(run.gpus))
         optimizer_s = ADAM_BYTES * state / shares / bandwidth
-        return PredictedRun(found.time_s + optimizer_s, found.peak_bytes, float(found.memory_bytes))
+        return PredictedRun(
+            found.time_s + optimizer_s,
+            found.peak_bytes + framework_of(run.framework).held_bytes,
+            float(found.memory_bytes),
+        )
 
     def _work(self, run: MeasuredRun, cluster: Cluster, micro: int) -> Workload:
         spec = _spec_of(run, micro)
@@ -119,9 +129,11 @@ def _spec_of(run: MeasuredRun, micro: int) -> DecoderSpec:
     matrices = micro * run.heads // run.tensor
     has_kernel = dtype != "float32" and matrices % 4 == 0
     fuses_mask = has_kernel or "Megatron" not in run.framework
+    framework = framework_of(run.framework)
     return DecoderSpec(
-        run.hidden, run.heads, run.ffn, run.vocab, run.seq, run.is_fused, fuses_mask, dtype
-    )
+        run.hidden, run.heads, run.ffn, run.vocab, run.seq, run.is_fused, fuses_mask, dtype,
+        framework.drops_scores, framework.scales_scores, framework.heads.get(run.model, "tied"),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=2)

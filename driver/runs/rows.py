@@ -9,15 +9,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardweave.driver.runs.frameworks import framework_of
+
 HELD_OUT = 3
 """One group of so many is not looked at until the end."""
 
 DEFAULT_VOCAB = 51200
 """Where a row does not say: GPT-2's vocabulary, padded as Megatron-LM pads it."""
 
-UNSTATED_PRECISION = {"Sailor (Megatron-DeepSpeed)": "tf32"}
-"""By framework, where a row does not say. Sailor's runs hold activations of 32 bits, and are faster
-than GH200 is without TF32."""
+
+OUTER_LAYERS = 2
+"""What stands before and behind all layers, where a note counts it."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +57,23 @@ class MeasuredRun:
     note: str
 
     @property
+    def noted_layers(self) -> int:
+        """Layers of all stages that the note has; 0 where it has none."""
+        return sum(self._noted)
+
+    @property
+    def _noted(self) -> list[int]:
+        found = re.search(r"layers/stage=\[([\d, ]+)\]", self.note)
+        return [] if found is None else [int(word) for word in found[1].split(",")]
+
+    @property
     def stage_layers(self) -> tuple[int, ...]:
         """Layers of each stage, where the note says so (`layers/stage=[7, 9, 9, 9]`); else none.
 
         It may count what stands before and behind all layers as one layer each.
         """
-        found = re.search(r"layers/stage=\[([\d, ]+)\]", self.note)
-        if found is None:
-            return ()
-        counts = [int(word) for word in found[1].split(",")]
-        if sum(counts) == self.layers + 2:
+        counts = self._noted
+        if sum(counts) == self.layers + OUTER_LAYERS:
             counts[0] -= 1
             counts[-1] -= 1
         is_whole = sum(counts) == self.layers and len(counts) == self.pipeline and min(counts) > 0
@@ -138,7 +147,7 @@ def _run(row: dict[str, str]) -> MeasuredRun:
         zero=number("zero", 0),
         recompute=row["recompute"] or "none",
         is_fused="flash" in attention,
-        precision=row["precision"] or UNSTATED_PRECISION.get(row["framework"], "fp16"),
+        precision=row["precision"] or framework_of(row["framework"]).precision,
         framework=row["framework"],
         step_s=float(row["step_ms"]) / 1e3 if row["step_ms"] else 0.0,
         memory_bytes=float(row["mem_gib"]) * 2**30 if row["mem_gib"] else 0.0,

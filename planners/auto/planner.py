@@ -35,7 +35,8 @@ class AutoOptions:
     the best estimate, which it then simulates; 0: it ends by itself. fix, forbid:
     dimensions with values, as `tensor=8,zero=1`. memory: of each device, as 70GiB, where not all
     may be used. propose: also price what other planners choose. precision: as of a plan. top:
-    candidates that the plan lists.
+    candidates that the plan lists. runnable: without plans that no backend runs, such as those of
+    micro-batches that a batch norm joins.
     """
 
     simulate: int = 0
@@ -46,6 +47,7 @@ class AutoOptions:
     propose: bool = True
     precision: str = ""
     top: int = 5
+    runnable: bool = True
 
 
 SIMULATED, SIMULATED_DEEP = 64, 16
@@ -87,7 +89,13 @@ def plan_auto(
     evaluator = Evaluator(PlanMaker(estimator, name, options.precision))
     limit_s = options.time_limit_s
     search = JointSearch(
-        space=joint_space(reader, mesh, constraints, has_list=bool(name) and not depths.is_deep),
+        space=joint_space(
+            reader,
+            mesh,
+            constraints,
+            has_list=bool(name) and not depths.is_deep,
+            runnable=options.runnable,
+        ),
         estimator=estimator,
         evaluator=evaluator,
         capacity=float(min(one.memory_bytes for one in cluster.device_types(cluster.num_devices))),
@@ -154,7 +162,8 @@ def _proposed(
             def whole(plan: Plan, schedule: str = schedule, size: int = size) -> Plan:
                 return _bare(plan, schedule, size)
 
-            if not constraints.allows(point_of(whole(first))):
+            point = point_of(whole(first))
+            if not constraints.allows(point) or (search.space.whole and point.micro_batches > 1):
                 continue
             try:
                 predicted = search.evaluator.predict_plans([whole(plan) for plan in plans])
@@ -227,7 +236,7 @@ def _too_early(search: JointSearch, rows: list[Candidate]) -> str:
 
 
 def _check_any(search: JointSearch, rows: list[Candidate]) -> None:
-    problem = next(iter(search.evaluator.problems.values()), "")
+    problem = search.space.whole or next(iter(search.evaluator.problems.values()), "")
     constraints = search.space.constraints
     if search.stopped and not any(row.predicted.fits for row in rows):
         raise PlanError(_too_early(search, rows))

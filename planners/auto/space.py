@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.rewrite.stages.batches import micro_batches_of
 from shardweave.planners.auto.constraints import Constraints
 from shardweave.planners.auto.estimate import BUCKETED
 from shardweave.planners.auto.point import BUCKETS, JointPoint, ReplicaCut
@@ -16,9 +17,15 @@ from shardweave.planners.auto.reader import CostReader
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.pipeline.stages import OVERLAPPING
 from shardweave.planners.degrees import asked_degrees, divisors
+from shardweave.planners.lower import lowered, partitioning_of
 from shardweave.planners.megatron import CONTEXT
 from shardweave.planners.pipelines.schedules import find_schedule
-from shardweave.planners.plan_parts import PIPELINE_SCHEDULES, RECOMPUTE, PlanError
+from shardweave.planners.plan_parts import (
+    PIPELINE_SCHEDULES,
+    RECOMPUTE,
+    Pipeline,
+    PlanError,
+)
 from shardweave.planners.predict import BY_BLOCK
 
 SUB_BATCHES = (1, 2, 4)
@@ -59,6 +66,7 @@ class JointSpace:
     buckets: tuple[int, ...] = BUCKETS[:1]
     mesh: Mesh | None = None
     has_list: bool = True
+    whole: str = ""
 
     def points(self) -> Iterator[JointPoint]:
         """All points that cut no sequence over devices of their own, with the schedule that suits
@@ -84,7 +92,7 @@ class JointSpace:
     def _points(self, cut: ReplicaCut) -> Iterator[JointPoint]:
         for data, stages in self._degrees(cut):
             rows = self.batch // data
-            for micro in divisors(rows):
+            for micro in [1] if self.whole else divisors(rows):
                 if not self._may("micro_batches", micro):
                     continue
                 zeros = _zeros(data, micro)
@@ -189,12 +197,18 @@ def _zeros(data: int, micro_batches: int) -> Sequence[int]:
 
 
 def joint_space(
-    reader: CostReader, mesh: Mesh | None, constraints: Constraints, *, has_list: bool = True
+    reader: CostReader,
+    mesh: Mesh | None,
+    constraints: Constraints,
+    *,
+    has_list: bool = True,
+    runnable: bool = True,
 ) -> JointSpace:
     """The space of a program on its cluster, or on the devices of `mesh`.
 
-    has_list: whether plans can name the cluster, which schedules `list` need. Raises ClusterError
-    for a mesh of more devices than there are.
+    has_list: whether plans can name the cluster, which schedules `list` need. runnable: without
+    micro-batches where they cannot run one by one. Raises ClusterError for a mesh of more devices
+    than there are.
     """
     program, cluster = reader.depths.read, reader.cluster
     devices = cluster.num_devices if mesh is None else mesh.num_devices
@@ -222,7 +236,23 @@ def joint_space(
         constraints=constraints,
         mesh=mesh,
         has_list=has_list,
+        whole=_why_whole(reader) if runnable else "",
     )
+
+
+def _why_whole(reader: CostReader) -> str:
+    """Why micro-batches cannot run one by one, as with batch norm; empty if they can."""
+    count = next((n for n in divisors(reader.batch) if n > 1), 1)
+    if count == 1:
+        return ""
+    read = reader.depths.read
+    base = reader.base(read, 1, ReplicaCut())
+    plan = replace(base, pipeline=Pipeline((("*",),), count))
+    try:
+        micro_batches_of(lowered(read, plan, partitioning_of(plan)))
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _contexts(

@@ -42,7 +42,7 @@ class BlockWork:
     backward pass. crossing_bytes: what this and earlier blocks hand to later ones.
     workspace_bytes: of the largest op, what it reads and writes beside parameters and inputs.
     communication_s: of its collectives, one after another, with starting them, by mesh axes and
-    phase. issued: ops that the host issues for the forward pass, and for the rest.
+    phase. issued: ops and messages that the host issues for the forward pass, and for the rest.
     """
 
     name: str
@@ -173,6 +173,7 @@ class _Tally:
             if set(op.axes) <= set(links.mesh.names):
                 seconds = links.start_time_s(op) + links.collective_time_s(op)
                 self.waited[links.stream_of(op), phase_of(op)] += seconds
+                self.issued[phase_of(op) == "forward"] += links.mesh.sizes(op.axes) > 1
             return
         if isinstance(op, WaitOp):
             return

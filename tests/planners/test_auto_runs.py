@@ -1,0 +1,86 @@
+"""What `auto` returns runs: the plans of its space, and of models whose micro-batches cannot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from random import Random
+
+import pytest
+
+from shardweave.driver.plans import partition
+from shardweave.ir.mesh import Mesh
+from shardweave.planners.auto import plan_auto
+from shardweave.planners.auto.constraints import Constraints
+from shardweave.planners.auto.estimate import Estimator
+from shardweave.planners.auto.evaluate import Evaluator
+from shardweave.planners.auto.planner import AutoOptions
+from shardweave.planners.auto.plans import PlanMaker
+from shardweave.planners.auto.point import JointPoint
+from shardweave.planners.auto.reader import CostReader, Depths
+from shardweave.planners.auto.space import joint_space
+from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import PlanError
+from shardweave.tests.zoo import Captured, assert_equals_eager, captured
+
+CLUSTER = find_cluster("perlmutter:nodes=1")  # 4 devices
+GPT = "gpt:layers=2,hidden=16,heads=4,vocab=32,seq=8,batch=4"
+CNN = "cnn:depth=10,channels=8,size=8,batch=4"  # with batch norm
+QUICK = AutoOptions(simulate=2, propose=False)
+
+
+@cache
+def evaluator(spec: str) -> Evaluator:
+    reader = CostReader(Depths.of(captured(spec).program), CLUSTER)
+    return Evaluator(PlanMaker(Estimator(reader), CLUSTER.name))
+
+
+@cache
+def points(spec: str) -> tuple[JointPoint, ...]:
+    """All that `auto` may return but what other planners propose, in an order drawn by seed."""
+    space = joint_space(evaluator(spec).maker.estimator.reader, None, Constraints())
+    cut = (point for tensor in space.tensor for point in space.sequence_points(tensor))
+    found = [v for point in (*space.points(), *cut) for v in space.variants(point)]
+    Random(0).shuffle(found)
+    return tuple(found)
+
+
+def assert_runs(plan: Plan, case: Captured) -> None:
+    plan = Plan.from_json(plan.to_json())
+    assert_equals_eager(partition(case.program, Mesh(**plan.mesh), plan), case)
+
+
+NUMBERS = [pytest.param(n, marks=[pytest.mark.slow] if n >= 3 else []) for n in range(40)]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_plan_of_a_point_that_is_simulated_equals_eager(number: int) -> None:
+    point = points(GPT)[number]
+    if evaluator(GPT).predict(point) is None:
+        pytest.skip(f"{point} is left out: {evaluator(GPT).problems[point]}")
+    assert_runs(evaluator(GPT).maker.plan(point, captured(GPT).program), captured(GPT))
+
+
+def test_no_plan_has_micro_batches_that_a_batch_norm_joins() -> None:
+    found = points(CNN)
+    assert found
+    assert {point.micro_batches for point in found} == {1}
+    assert any(point.stages > 1 for point in found)
+
+
+@pytest.mark.parametrize("fix", ["tensor=1,zero=1", "stages=2,tensor=1"])
+def test_plan_of_a_model_with_batch_norm_equals_eager(fix: str) -> None:
+    case = captured(CNN)
+    plan = plan_auto(case.program, None, cluster=CLUSTER, options=replace(QUICK, fix=fix))
+    assert_runs(plan, case)
+
+
+def test_plan_that_no_backend_runs_has_to_be_asked_for() -> None:
+    options = replace(QUICK, fix="micro_batches=2,stages=2,tensor=1")
+    with pytest.raises(PlanError, match=r"no plan with micro_batches=2.*as batch norm does"):
+        plan_auto(captured(CNN).program, None, cluster=CLUSTER, options=options)
+    asked = replace(options, runnable=False)
+    plan = plan_auto(captured(CNN).program, None, cluster=CLUSTER, options=asked)
+    with pytest.raises(ValueError, match="they cannot run one by one"):
+        partition(captured(CNN).program, Mesh(**plan.mesh), plan)
