@@ -37,6 +37,11 @@ class Group:
         return dist.get_rank(self.process_group)
 
     @cached_property
+    def others(self) -> list[int]:
+        """The numbers of the other ranks, the next one first: so that not all send to one."""
+        return [(self.own + step) % self.size for step in range(1, self.size)]
+
+    @cached_property
     def is_sorted(self) -> bool:
         return self.order == tuple(range(self.size))
 
@@ -65,6 +70,9 @@ gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_
 scatter_single: Callable[..., Any] = getattr(
     dist, "reduce_scatter_single", dist.reduce_scatter_tensor
 )
+
+_TAG = 1
+"""Of what ranks send each other within a collective; messages between stages have 0."""
 
 _REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
@@ -143,7 +151,7 @@ def all_reduce_in_place(tensors: Sequence[Tensor], group: Group, op: str = "sum"
 def start_all_gather(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
     """The shards of all ranks along `dim`, `block` elements in turn."""
     flat = x.new_empty(group.size * x.numel())
-    work = gather_single(flat, x.reshape(-1), group=group.process_group, async_op=True)
+    work = _gather(x.contiguous().view(-1), flat.view(group.size, x.numel()), group)
 
     def arrive() -> Tensor:
         if group.is_sorted and dim == 0 and block == x.shape[0]:
@@ -151,6 +159,48 @@ def start_all_gather(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
         return merge_blocks(group.by_position(flat.view(group.size, *x.shape)), dim, block)
 
     return InFlight(work, arrive)
+
+
+def _gather(shard: Tensor, rows: Tensor, group: Group) -> Any:
+    """Bring rank i's shard to row i.
+
+    On the CPU each rank sends its own to every other: gloo's own gather goes through a second
+    buffer as large as what is gathered, for as long as that travels.
+    """
+    if not shard.is_cpu:
+        process_group = group.process_group
+        return gather_single(rows.view(-1), shard, group=process_group, async_op=True)
+    others = group.others
+    work = _exchange([shard] * len(others), [rows[rank] for rank in others], group)
+    rows[group.own].copy_(shard)
+    return work
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """Messages between this rank and each other one of a group, which it keeps alive."""
+
+    works: list[Any]
+    sent: Sequence[Tensor]
+
+    def wait(self) -> None:
+        """Until all have arrived here, and left."""
+        for work in self.works:
+            work.wait()
+
+
+def _exchange(sent: Sequence[Tensor], received: Sequence[Tensor], group: Group) -> _Exchange:
+    """Start to send a dense tensor to each other rank, and to receive one of each.
+
+    Gloo's collectives run in threads of its own, which may be the last to let go of a tensor, late;
+    what is sent from rank to rank is let go of where it is waited for.
+    """
+    process_group = group.process_group
+    pairs = [pair for pair in zip(group.others, received, strict=True) if pair[1].numel()]
+    works = [process_group.recv([into], rank, _TAG) for rank, into in pairs]
+    pairs = [pair for pair in zip(group.others, sent, strict=True) if pair[1].numel()]
+    works += [process_group.send([part], rank, _TAG) for rank, part in pairs]
+    return _Exchange(works, sent)
 
 
 def start_reduce_scatter(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
@@ -172,22 +222,15 @@ def _exchange_and_add(parts: Tensor, group: Group, shape: Sequence[int]) -> InFl
     """The sum of the ranks' terms of this rank's part, of which row i is rank i's.
 
     They are sent, and added here: gloo's own reduce-scatter is an all-reduce, which sends twice
-    the bytes. Where a rank's own part is the first or the last, it stays out of the message.
+    the bytes.
     """
-    own, (ranks, size) = group.own, parts.shape
-    is_at_end = own in (0, ranks - 1)
-    sent = parts
-    if is_at_end:
-        sent = parts[1:] if own == 0 else parts[:-1]
-    sizes = [0 if is_at_end and rank == own else size for rank in range(ranks)]
-    terms = torch.empty_like(sent)
-    work = dist.all_to_all_single(
-        terms.view(-1), sent.view(-1), sizes, sizes, group=group.process_group, async_op=True
-    )
+    others = group.others
+    terms = parts.new_empty((len(others), parts.shape[1]))
+    work = _exchange([parts[rank] for rank in others], list(terms), group)
 
     def arrive() -> Tensor:
         total = terms[0] if len(terms) == 1 else terms.sum(0, dtype=terms.dtype)
-        return (total.add_(parts[own]) if is_at_end else total).view(shape)
+        return total.add_(parts[group.own]).view(shape)
 
     return InFlight(work, arrive)
 
