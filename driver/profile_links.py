@@ -12,7 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardweave.backends.in_flight import Group, start_all_gather, start_reduce_scatter
+from shardweave.backends.in_flight import (
+    Group,
+    start_all_gather,
+    start_all_reduce,
+    start_reduce_scatter,
+)
 from shardweave.driver.profile_ops import Points
 
 SIZES = (2**10, 2**15, 2**18, 2**20, 2**22, 2**24)
@@ -50,7 +55,7 @@ def _starter(kind: str, size: int, group: dist.ProcessGroup, ranks: int) -> Star
     own = Group(group, tuple(members), tuple(range(ranks)))
     options: dict[str, Any] = {"group": group, "async_op": True}
     calls: dict[str, Start] = {
-        "all_reduce": partial(dist.all_reduce, x, **options),
+        "all_reduce": partial(start_all_reduce, x, own, "sum", in_place=True),
         "broadcast": partial(dist.broadcast, x, src=members[0], **options),
         "all_gather": partial(start_all_gather, x, own, 0, x.numel()),
         "reduce_scatter": partial(start_reduce_scatter, even, own, 0, even.numel() // ranks),
