@@ -125,9 +125,10 @@ class _Exchange:
     def __init__(self, x: Tensor, group: Group, op: str) -> None:
         _reduction(op)
         self.x, self.op = x, op
-        self.term: Tensor | None = torch.empty_like(x)
+        term = torch.empty_like(x)
+        self.term: Tensor | None = term
         sizes = [0, x.numel()] if group.own == 0 else [x.numel(), 0]
-        sent, received = x.view(-1), self.term.view(-1)
+        sent, received = x.view(-1), term.view(-1)
         self.work = dist.all_to_all_single(
             received, sent, sizes, sizes, group=group.process_group, async_op=True
         )
