@@ -8,7 +8,8 @@ FSDP2 with parallelize_module, and one process beside eager and torch.compile. T
 are steps of the same processes, timed in turn; a step is forward and backward. With `--rate` every
 process has a network of its own whose link the kernel limits (root, ip and tc). Memory is that of
 the tensors which a step makes, bytes are those that the kernel sent for a rank, messages are
-calls of gloo, and the simulator goes by `--cluster`, or by what `--profile FOLDER` measures first.
+calls of gloo that send, and the simulator goes by `--cluster`, or by what `--profile FOLDER`
+measures first.
 """
 
 from __future__ import annotations

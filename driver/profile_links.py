@@ -12,7 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardweave.backends.in_flight import gather_single, scatter_single
+from shardweave.backends.in_flight import (
+    Group,
+    start_all_gather,
+    start_all_reduce,
+    start_reduce_scatter,
+)
 from shardweave.driver.profile_ops import Points
 
 SIZES = (2**10, 2**15, 2**18, 2**20, 2**22, 2**24)
@@ -46,17 +51,20 @@ def measure_collectives(group: dist.ProcessGroup, ranks: int) -> dict[str, Point
 
 
 def _starter(kind: str, size: int, group: dist.ProcessGroup, ranks: int) -> Start:
-    """A function that starts one collective on `size` bytes of float32 a rank."""
+    """A function that starts one collective on `size` bytes of float32 a rank, as steps do."""
     x = torch.ones(size // 4)
     even = torch.ones(max(1, x.numel() // ranks) * ranks)
-    calls: dict[str, Callable[..., Any]] = {
-        "all_reduce": partial(dist.all_reduce, x),
-        "broadcast": partial(dist.broadcast, x, src=dist.get_process_group_ranks(group)[0]),
-        "all_gather": partial(gather_single, torch.empty(ranks * x.numel()), x),
-        "reduce_scatter": partial(scatter_single, torch.empty(even.numel() // ranks), even),
-        "all_to_all": partial(dist.all_to_all_single, torch.empty_like(even), even),
+    members = dist.get_process_group_ranks(group)
+    own = Group(group, tuple(members), tuple(range(ranks)))
+    options: dict[str, Any] = {"group": group, "async_op": True}
+    calls: dict[str, Start] = {
+        "all_reduce": partial(start_all_reduce, x, own, "sum", in_place=True),
+        "broadcast": partial(dist.broadcast, x, src=members[0], **options),
+        "all_gather": partial(start_all_gather, x, own, 0, x.numel()),
+        "reduce_scatter": partial(start_reduce_scatter, even, own, 0, even.numel() // ranks),
+        "all_to_all": partial(dist.all_to_all_single, torch.empty_like(even), even, **options),
     }
-    return partial(calls[kind], group=group, async_op=True)
+    return calls[kind]
 
 
 def _time_s(start: Start) -> float:

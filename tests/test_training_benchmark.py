@@ -6,14 +6,20 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from shardweave.benchmarks import training
-from shardweave.benchmarks.training_measure import sent_bytes
+from shardweave.benchmarks.training_cases import our_row
+from shardweave.benchmarks.training_measure import TimedRow, sent_bytes, usage_of
 from shardweave.ir.mesh import Mesh
+from shardweave.planners.cost.memory import peak_memory
+from shardweave.tests.spawn import run_ranks
 from shardweave.tests.zoo import SPECS, captured
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
@@ -44,6 +50,52 @@ def test_bytes_that_a_connection_has_sent_are_counted() -> None:
                 left -= len(there.recv(left))
             assert sent_bytes() - before >= 99_000
             there.close()
+
+
+def peaks_of(case: str, model: str) -> tuple[int, int]:
+    """The most bytes that a step makes on this rank at once: counted, and as planned."""
+    (chosen,) = [one for one in training.CASES if one.name == case]
+    row = our_row(chosen, model)
+    row.run()
+    counted = usage_of(row).peak_bytes
+    assert row.program is not None
+    planned = peak_memory(row.program)
+    held = ("parameters", "buffers", "inputs")
+    return counted, planned.peak_bytes - sum(planned.parts[part] for part in held)
+
+
+WIDE = "gpt:layers=3,hidden=128,heads=2,vocab=64,seq=16,batch=4,tie=false"
+"""Whose weights are most of its memory, so that none beside those of the plan is overlooked."""
+
+
+def test_step_that_gathers_its_weights_holds_no_more_than_is_planned() -> None:
+    ranks = run_ranks(peaks_of, 2, "shards", WIDE)
+    counted, planned = (min(peaks) for peaks in zip(*ranks, strict=True))
+    assert counted == pytest.approx(planned, abs=64)  # a few scalars
+
+
+def free_elsewhere() -> tuple[int, int]:
+    """What is counted where another thread frees a tensor, and one like it is made again."""
+    peaks: list[int] = []
+    for lets_go in (False, True):
+        kept: list[torch.Tensor] = []
+
+        def run(lets_go: bool = lets_go, kept: list[torch.Tensor] = kept) -> torch.Tensor:
+            kept.append(torch.ones(2**18))
+            thread = threading.Thread(target=kept.clear if lets_go else kept.copy)
+            thread.start()
+            thread.join()
+            again = torch.ones(2**18)
+            kept.clear()
+            return again
+
+        peaks.append(usage_of(TimedRow("", run, [])).peak_bytes)
+    dist.barrier()
+    return peaks[0], peaks[1]
+
+
+def test_what_another_thread_frees_is_seen_to_be_freed() -> None:
+    assert run_ranks(free_elsewhere, 1) == [(2**21, 2**20)]
 
 
 def test_line_of_the_table_compares_with_ours() -> None:

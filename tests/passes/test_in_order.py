@@ -8,15 +8,16 @@ import pytest
 from xdsl.ir import Operation
 
 from shardweave.ir.annotations import layer_of
+from shardweave.ir.blocks import blocks_of
 from shardweave.ir.dist import STARTED, ReduceScatterOp, WaitOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.cost.simulate import simulate
-from shardweave.planners.lower import local_program
+from shardweave.planners.lower import local_program, lowered, partitioning_of
 from shardweave.planners.megatron import plan_megatron
 from shardweave.tests.ir_text import assert_passes_to
 from shardweave.tests.passes.test_weight_buckets import SPEC, gathers, stored_plan
-from shardweave.tests.zoo import assert_equals_eager, captured
+from shardweave.tests.zoo import SPECS, assert_equals_eager, captured
 
 PASSES = "start-collectives,overlap-communication{schedule=in-order}"
 
@@ -119,6 +120,23 @@ def test_scattered_gradients_of_one_block_at_most_are_in_flight() -> None:
         assert len(in_flight) <= 1
     blocks = [layer_of(op) for op in program.ops if isinstance(op, ReduceScatterOp)]
     assert blocks == ["", "h.2", "h.1", "h.0", ""]
+
+
+@pytest.mark.parametrize("model", ["gpt", "llama", "vit"])
+@pytest.mark.parametrize("sizes", [{"alone_bytes": 1}, {"bytes": 2048}, {}], ids=str)
+def test_gradients_of_one_block_at_most_are_being_scattered_whatever_their_size(
+    model: str, sizes: dict[str, int]
+) -> None:
+    plan = stored_plan(SPECS[model])
+    steps = [*partitioning_of(plan), ("bucket-collectives", sizes), ("start-collectives", {})]
+    steps.append(("overlap-communication", {"schedule": "in-order"}))
+    program = lowered(captured(SPECS[model]).program, plan, steps)
+    blocks, in_flight = blocks_of(program), set[Operation]()
+    for op in program.ops:
+        if isinstance(op, STARTED) and isinstance(op, ReduceScatterOp):
+            in_flight.add(op)
+        in_flight -= set(producers(op))
+        assert len({blocks.of_op(one) for one in in_flight}) <= 1
 
 
 @pytest.mark.parametrize("mesh", ["data=2", "tensor=2", "data=2,tensor=2"])
