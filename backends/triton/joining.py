@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from shardweave.backends.triton.alignment import GROUP, pitch, row_period
 from shardweave.backends.triton.formulas import converted, number, type_text
 from shardweave.backends.triton.source import Config, Kernel, KernelSource, Kind, pointer_type
 from shardweave.ir.fusible import IterationSpace
@@ -41,14 +42,15 @@ def {name}(
 
 _RESULT = """\
     num_blocks = tl.cdiv(n_cols_{number}, BLOCK_C)
+    pitch = tl.cdiv(n_cols_{number}, {group}) * {group}
     if (block >= 0) & (block < num_blocks):
         col = (block * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
         in_col = col < n_cols_{number}
         total = tl.full([BLOCK_P, BLOCK_C], {start}, {dtype})
         for first in range(0, n_parts_{number}, BLOCK_P):
             part = (first + tl.arange(0, BLOCK_P))[:, None]
-            is_in = (part < n_parts_{number}) & in_col
-            place = part * n_cols_{number} + col
+            is_in = (part < n_parts_{number}) & (col < pitch)
+            place = part * pitch + col
             each = tl.load(parts_{number}_ptr + place, mask=is_in, other={start})
             total = {joined}
         found = {reduced}
@@ -61,6 +63,7 @@ _RESULT = """\
 class PartialResult:
     """A result that the programs of a kernel leave as one row each, of `num_columns` elements.
 
+    Rows begin at multiples of 16 bytes; what lies between them is of no meaning.
     dtype: of the parts. target: of the result.
     """
 
@@ -72,12 +75,12 @@ class PartialResult:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.num_parts, self.num_columns
+        return self.num_parts, pitch(self.num_columns)
 
     @property
     def num_bytes(self) -> int:
         """Of all parts."""
-        return self.num_parts * self.num_columns * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def identity_of(kind: Kind, dtype: torch.dtype) -> str:
@@ -126,7 +129,9 @@ def parts_of(kernel: Kernel, config: Config) -> list[PartialResult]:
 
 def num_partial(space: IterationSpace, config: Config) -> int:
     """How many parts a reduction over the rows of a space comes in."""
-    return min(-(-space.rows // config["BLOCK_R"]), config["programs"])
+    count = min(-(-space.rows // config["BLOCK_R"]), config["programs"])
+    period = row_period(space)
+    return -(-count // period) * period
 
 
 def finishing_kernel(results: Sequence[PartialResult]) -> KernelSource:
@@ -159,6 +164,7 @@ def _joining_of(place: int, parts: PartialResult) -> str:
     dtype = parts.dtype
     return _RESULT.format(
         number=place,
+        group=GROUP,
         start=identity_of(parts.kind, dtype),
         dtype=type_text(dtype),
         joined=joined(parts.kind, "total", "each"),

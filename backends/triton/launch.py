@@ -13,6 +13,7 @@ from torch import Tensor
 from xdsl.ir import SSAValue
 
 from shardweave.backends.calls import prepared
+from shardweave.backends.triton.alignment import num_column_blocks
 from shardweave.backends.triton.cache import cache_folder, write_file
 from shardweave.backends.triton.generate import kernel_of
 from shardweave.backends.triton.joining import (
@@ -287,7 +288,8 @@ def grid_of(kernel: Kernel, config: Config) -> tuple[int, ...]:
         return (_blocks(space.rows, config["BLOCK_R"]),)
     parts = num_partial(space, config)
     # Not in two dims, of which the second ends at 65,535.
-    return (parts if space.reduces_rows else parts * _blocks(space.columns, config["BLOCK_C"]),)
+    blocks = 1 if space.reduces_rows else num_column_blocks(space, config["BLOCK_C"])
+    return (parts * blocks,)
 
 
 def _blocks(count: int, block: int) -> int:

@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from shardweave.backends.triton import cache
 from shardweave.backends.triton.ahead import SHARED_LIMIT_BYTES, build, parse_target
 from shardweave.backends.triton.generate import generate
+from shardweave.backends.triton.joining import finishing_kernel, parts_of
 from shardweave.backends.triton.source import KernelSource
 from shardweave.driver.kernel_files import distinct_kernels
 from shardweave.driver.models import build_example
@@ -94,6 +95,19 @@ def test_rows_that_begin_anywhere_are_read_and_written_in_vectors() -> None:
     ptx = built.files["ptx"].decode()
     assert "ld.global.v4.b32" in ptx
     assert "st.global.v4.b32" in ptx
+
+
+def test_sums_over_rows_that_begin_anywhere_read_and_write_in_vectors() -> None:
+    """Each program takes rows that begin at the same place of 16 bytes; parts are padded to it."""
+    kernel = generate(region(COLUMNS["gradient of a bias"], 8192, 50257, 1, torch.bfloat16))
+    built = build(kernel, "sm_90")
+    assert built.problem is None
+    assert built.narrow == {}
+    ptx = built.files["ptx"].decode()
+    assert "ld.global.v4.b32" in ptx
+    assert "st.global.v4.b32" in ptx
+    joining = finishing_kernel(parts_of(kernel, built.config))
+    assert build(joining, "sm_90").narrow == {}
 
 
 @pytest.mark.slow
