@@ -23,6 +23,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import facts_of
 from shardweave.ir.literals import to_python
+from shardweave.ir.strides import dense_strides, expected_strides
 from shardweave.ir.types import dtype_of_value, num_elements, shape_of
 
 Family = Literal["pointwise", "rows", "columns", "matmul"]
@@ -85,6 +86,9 @@ reduction. A kernel that reduces rows and columns needs whole rows."""
 
 FEW_ROWS = 16
 """Rows that one program of a kernel of columns holds at once, so that its sums are whole."""
+
+GROUP = 16
+"""Elements that are a multiple of 16 bytes, what a thread reads at once, of every dtype."""
 
 _UNARY_POWERS = frozenset({-3, -2, -1, -0.5, 0.5, 1, 2, 3, 4})
 
@@ -217,6 +221,21 @@ def column_results(op: AtenOp) -> list[SSAValue]:
         return list(op.results[first:])
     found = reductions_of(op) if role_of(op) == "reduce" else ()
     return list(op.results) if any(r.over == "column" for r in found) else []
+
+
+def sums_few_rows(op: Operation) -> bool:
+    """Whether an op reduces a few rows, dense in memory, to columns.
+
+    What joins the parts that kernels leave does just that, so that the op needs no kernel.
+    """
+    if op.name not in _OVER_DIMS or not isinstance(op, AtenOp):
+        return False
+    rows = op.operands[0]
+    is_dense = expected_strides(rows) == dense_strides(shape_of(rows))
+    return is_dense and any(
+        r.over == "column" and r.numel // r.size <= FEW_ROWS and r.size % GROUP == 0
+        for r in reductions_of(op)
+    )
 
 
 @dataclass(frozen=True)

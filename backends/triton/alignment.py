@@ -11,13 +11,10 @@ from __future__ import annotations
 import math
 
 from shardweave.backends.triton.writer import DensePlace
-from shardweave.ir.fusible import IterationSpace
+from shardweave.ir.fusible import GROUP, IterationSpace
 
 VECTOR_BYTES = 16
 """What a thread reads at once."""
-
-GROUP = 16
-"""Elements that are a multiple of 16 bytes of every dtype."""
 
 DENSE = DensePlace("row * n_cols + col", "place", "in_place & in_row", "is_whole")
 """What the statements below say of the elements of values that are dense."""

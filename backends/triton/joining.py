@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from shardweave.backends.triton.alignment import GROUP, pitch, row_period
-from shardweave.backends.triton.formulas import converted, number, type_text
+from shardweave.backends.triton.alignment import pitch, row_period
+from shardweave.backends.triton.formulas import computed_in, converted, number, type_text
 from shardweave.backends.triton.source import Config, Kernel, KernelSource, Kind, pointer_type
-from shardweave.ir.fusible import IterationSpace
+from shardweave.ir.fusible import GROUP, IterationSpace
 
 FINISHING: Config = {"BLOCK_P": 16, "BLOCK_C": 64, "num_warps": 4}
 """The configuration of what joins parts."""
@@ -51,7 +51,7 @@ _RESULT = """\
             part = (first + tl.arange(0, BLOCK_P))[:, None]
             is_in = (part < n_parts_{number}) & (col < pitch)
             place = part * pitch + col
-            each = tl.load(parts_{number}_ptr + place, mask=is_in, other={start})
+            each = tl.load(parts_{number}_ptr + place, mask=is_in, other={outside}){widened}
             total = {joined}
         found = {reduced}
         tl.store(out_{number}_ptr + col, {found}, mask=in_col)
@@ -64,7 +64,8 @@ class PartialResult:
     """A result that the programs of a kernel leave as one row each, of `num_columns` elements.
 
     Rows begin at multiples of 16 bytes; what lies between them is of no meaning.
-    dtype: of the parts. target: of the result.
+    dtype: of the parts. target: of the result. in_memory: whether they are there anyway, and no
+    kernel leaves them.
     """
 
     kind: Kind
@@ -72,6 +73,7 @@ class PartialResult:
     num_columns: int
     dtype: torch.dtype
     target: torch.dtype
+    in_memory: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -161,11 +163,13 @@ def finishing_grid(results: Sequence[PartialResult]) -> tuple[int]:
 
 def _joining_of(place: int, parts: PartialResult) -> str:
     """The statements that join the parts of one result."""
-    dtype = parts.dtype
+    dtype = computed_in(parts.target)
     return _RESULT.format(
         number=place,
         group=GROUP,
         start=identity_of(parts.kind, dtype),
+        outside=identity_of(parts.kind, parts.dtype),
+        widened="" if parts.dtype == dtype else f".to({type_text(dtype)})",
         dtype=type_text(dtype),
         joined=joined(parts.kind, "total", "each"),
         reduced=reduced(parts.kind, "total", axis=0, keeps_nan=dtype.is_floating_point),

@@ -24,7 +24,12 @@ from shardweave.backends.triton.joining import (
     num_partial,
     parts_of,
 )
-from shardweave.backends.triton.parts import PartsQueue, Place
+from shardweave.backends.triton.parts import (
+    PartsQueue,
+    Place,
+    is_sum_in_memory,
+    sum_in_memory,
+)
 from shardweave.backends.triton.region import Region, region_of
 from shardweave.backends.triton.source import Config, Kernel, KernelSource
 from shardweave.backends.triton.tune import ATEN, choose
@@ -102,6 +107,8 @@ class FusedCall:
             return f"ATen, op by op, since kernels need a GPU: {names}"
         space = self.region.space
         text = f"Triton, {space.family}, {space.rows} x {space.columns}: {names}"
+        if is_sum_in_memory(self.op):
+            return f"{text}; joined with results in parts"
         for kernel, config in self.kernels:
             text += f"; {kernel.name} " + ("is slower than ATen" if config == ATEN else f"{config}")
         for failure in self.failures:
@@ -119,6 +126,8 @@ class FusedCall:
         """What runs the region on tensors of these strides."""
         if self.region is None or not self._runs_kernels:
             return self._on_aten
+        if is_sum_in_memory(self.op) and tensors[0].is_contiguous():
+            return JoinedSum(self.region, self.device, self._queue)
         kernel: Kernel | None = None
         try:
             strides = [tensor.stride() for tensor in tensors]
@@ -250,6 +259,27 @@ class Launch:
                 for output in self._outputs
             ]
         )
+
+
+class JoinedSum:
+    """A sum of a few rows: they wait as parts, and no kernel but that which joins them reads them.
+
+    queue: as in `FusedCall`.
+    """
+
+    def __init__(self, region: Region, device: torch.device, queue: PartsQueue | None) -> None:
+        self._shape, self._device = shape_of(region.stored[0]), device
+        self._parts = sum_in_memory(region)
+        self._queue = queue or PartsQueue(join_parts)
+        self._waits = queue is not None
+        self._outputs = region.outputs
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Results:
+        made = torch.empty(self._shape, dtype=self._parts.target, device=self._device)
+        self._queue.add([self._parts], [(tensors[0], made)])
+        if not self._waits:
+            self._queue.join()
+        return tuple([output.of(made) for output in self._outputs])
 
 
 def join_parts(results: Sequence[PartialResult], places: Sequence[Place]) -> None:

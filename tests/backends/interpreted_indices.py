@@ -165,3 +165,38 @@ def test_sums_of_columns_whose_rows_begin_anywhere(rows: int, columns: int, dtyp
     for config in kernel.configs:
         for one, other in zip(launch(kernel, config, tensors), wanted, strict=True):
             torch.testing.assert_close(one, other, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "made"),
+    [
+        ("sum.dim_IntList", "bf16", "bf16"),
+        ("sum.dim_IntList", "f64", "f64"),
+        ("sum.dim_IntList", "i32", "i64"),
+        ("amax", "bf16", "bf16"),
+        ("amin", "i64", "i64"),
+    ],
+)
+def test_few_rows_in_memory_wait_with_parts(name: str, given: str, made: str) -> None:
+    op = fused(f"""
+        input %x : tensor<6x80x{given}>
+        %s = aten.{name}(%x, dim = [0], keepdim = true) : tensor<1x80x{made}>
+        output %s
+    """)
+    types = {"bf16": torch.bfloat16, "f64": torch.float64, "i32": torch.int32, "i64": torch.int64}
+    x = (torch.randn(6, 80) * 1000).to(types[given])
+    if given == "bf16":
+        x[2, 7], x[4, 1] = float("nan"), float("inf")
+    launches: list[int] = []
+
+    def join(parts: Sequence[PartialResult], places: Sequence[Place]) -> None:
+        launches.append(len(parts))
+        join_parts(parts, places)
+
+    queue = PartsQueue(join)
+    (found,) = FusedCall(op, tunes=False, queue=queue)(x)
+    assert launches == []
+    queue.join()
+    assert launches == [1]
+    wide = run_on_aten(op, [x.double()])[0] if x.is_floating_point() else run_on_aten(op, [x])[0]
+    torch.testing.assert_close(found, wide.to(types[made]), equal_nan=True)
