@@ -47,7 +47,7 @@ def passes_over(source: str, pointer: str) -> int:
         depth = len(line) - len(line.lstrip())
         if in_loop and line.strip() and depth <= indent:
             loops, in_loop = loops + seen, False
-        if not in_loop and re.match(r"\s*for ", line):
+        if not in_loop and re.match(r"\s*(?:for|while) ", line):
             in_loop, indent, seen = True, depth, False
         if re.search(rf"tl\.load\({pointer}\b", line):
             if in_loop:

@@ -23,10 +23,7 @@ PRESETS: dict[str, str] = {
         "split-batch{n=2},split-addmm,repeat-key-heads,add-pending-sums,propagate-shardings,"
         "insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
     ),
-    "kernels": (
-        "slice-lookups,sum-by-local-maxima,recompute-producers{matmul=false},"
-        "fuse-kernels{matmul=false}"
-    ),
+    "kernels": ("sum-by-local-maxima,recompute-producers{matmul=false},fuse-kernels{matmul=false}"),
     "recompute": 'rematerialize{policy="layer"}',
     "megatron": (
         "preset:partition,preset:recompute,start-collectives,"

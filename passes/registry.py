@@ -26,7 +26,6 @@ PASSES: dict[str, str] = {
     "reduce-in": "shardweave.passes.reduce_in:ReduceInPass",
     "rematerialize": "shardweave.passes.rematerialize:RematerializePass",
     "repeat-key-heads": "shardweave.passes.repeat_key_heads:RepeatKeyHeadsPass",
-    "slice-lookups": "shardweave.passes.slice_lookups:SliceLookupsPass",
     "split-addmm": "shardweave.passes.split_addmm:SplitAddmmPass",
     "split-attention": "shardweave.passes.split_attention:SplitAttentionPass",
     "split-batch": "shardweave.passes.split_batch:SplitBatchPass",

@@ -24,6 +24,7 @@ from shardweave.backends.triton.joining import (
     num_partial,
     parts_of,
 )
+from shardweave.backends.triton.lookups import num_programs
 from shardweave.backends.triton.parts import (
     PartsQueue,
     Place,
@@ -126,7 +127,7 @@ class FusedCall:
         """What runs the region on tensors of these strides."""
         if self.region is None or not self._runs_kernels:
             return self._on_aten
-        if is_sum_in_memory(self.op) and tensors[0].is_contiguous():
+        if is_sum_in_memory(self.op) and all(tensor.is_contiguous() for tensor in tensors):
             return JoinedSum(self.region, self.device, self._queue)
         kernel: Kernel | None = None
         try:
@@ -160,11 +161,14 @@ class FusedCall:
         if not self.tunes or self.device.type != "cuda":
             return kernel.configs[0]
 
+        # What a kernel changes in place is still wanted after it was measured.
+        copies = [t.clone() if n == kernel.overwrites else t for n, t in enumerate(tensors)]
+
         def runner(config: Config) -> Callable[[], object]:
             if config == ATEN:
                 return lambda: self._on_aten(tensors)
             launch = Launch(kernel, config, self.device)
-            return lambda: launch(tensors)
+            return lambda: launch(copies)
 
         choice = choose(kernel, torch.cuda.get_device_name(self.device), runner)
         self.failures += choice.failures
@@ -236,11 +240,15 @@ class Launch:
         self._queue = queue or PartsQueue(join_parts)
         self._waits = queue is not None
         self._outputs = region.outputs
+        self._overwrites = kernel.overwrites
 
     def __call__(self, tensors: Sequence[Tensor]) -> Results:
         """The results of the kernel's region."""
         device = self._device
-        made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._made]
+        if self._overwrites is None:
+            made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._made]
+        else:
+            made = [tensors[self._overwrites]]
         if self._parts:
             written = list(made)
             places: list[Place] = []
@@ -269,14 +277,14 @@ class JoinedSum:
 
     def __init__(self, region: Region, device: torch.device, queue: PartsQueue | None) -> None:
         self._shape, self._device = shape_of(region.stored[0]), device
-        self._parts = sum_in_memory(region)
+        self._rows, self._parts = sum_in_memory(region)
         self._queue = queue or PartsQueue(join_parts)
         self._waits = queue is not None
         self._outputs = region.outputs
 
     def __call__(self, tensors: Sequence[Tensor]) -> Results:
         made = torch.empty(self._shape, dtype=self._parts.target, device=self._device)
-        self._queue.add([self._parts], [(tensors[0], made)])
+        self._queue.add([self._parts], [(tensors[self._rows], made)])
         if not self._waits:
             self._queue.join()
         return tuple([output.of(made) for output in self._outputs])
@@ -312,6 +320,8 @@ def grid_of(kernel: Kernel, config: Config) -> tuple[int, ...]:
     space = kernel.region.space
     if kernel.family == "pointwise":
         return (_blocks(space.columns, config["BLOCK"]),)
+    if kernel.family == "lookups":
+        return (num_programs(kernel, config),)
     if kernel.family == "matmul":
         return (_blocks(space.rows, config["BLOCK_M"]) * _blocks(space.columns, config["BLOCK_N"]),)
     if not space.reduces_columns:

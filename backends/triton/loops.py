@@ -308,7 +308,7 @@ class _ReductionTemplate:
             self._store_part(step, "part", text)
 
     def _share_rows(self, *, has_rows: bool) -> str:
-        """Say which columns, and which part of the rows, a program has; returns the loop over these.
+        """Say which columns and which rows a program has; returns the loop over the rows.
 
         has_rows: whether rows are reduced, too, so that a program has all columns. Else the grid
         has one dim, since others end at 65,535.

@@ -17,7 +17,7 @@ from shardweave.backends.triton.joining import PartialResult, parts_of
 from shardweave.backends.triton.reductions import EXTREMES
 from shardweave.backends.triton.region import Region, region_of
 from shardweave.backends.triton.source import Config, Kernel
-from shardweave.ir.fusible import IterationSpace, column_results, space_of, sums_few_rows
+from shardweave.ir.fusible import IterationSpace, column_results, space_of, sum_of_few_rows
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
 from shardweave.ir.storage import is_view, layout_source
@@ -97,24 +97,26 @@ def in_parts(op: Operation) -> list[SSAValue]:
 
 
 def is_sum_in_memory(op: FusedOp) -> bool:
-    """Whether a region is one reduction of a few rows, which are parts as they lie."""
-    ops = op.fused_ops
-    return len(ops) == 1 and sums_few_rows(ops[0])
+    """Whether a region is a reduction of a few rows, which are parts as they lie."""
+    reducing = sum_of_few_rows(op.fused_ops)
+    return reducing is not None and reducing.operands[0] in op.block.args
 
 
-def sum_in_memory(region: Region) -> PartialResult:
-    """The rows of such a region, as parts of its result."""
-    (op,) = region.ops
+def sum_in_memory(region: Region) -> tuple[int, PartialResult]:
+    """Which input of such a region has the rows, and these as parts of its result."""
+    op = sum_of_few_rows(region.ops)
+    assert op is not None
     rows, (made,) = op.operands[0], region.stored
     shape = region.space.rows, region.space.columns
     types = region.dtype_of(rows), region.dtype_of(made)
-    return PartialResult(EXTREMES.get(op.name, "sum"), *shape, *types, in_memory=True)
+    parts = PartialResult(EXTREMES.get(op.name, "sum"), *shape, *types, in_memory=True)
+    return region.inputs.index(rows), parts
 
 
 def results_in_parts(op: FusedOp, kernel: Kernel | None, config: Config) -> list[PartialResult]:
     """What a region leaves in parts. kernel: its own, if it has one. config: of that."""
     if is_sum_in_memory(op):
-        return [sum_in_memory(region_of(op))]
+        return [sum_in_memory(region_of(op))[1]]
     return [] if kernel is None else parts_of(kernel, config)
 
 
