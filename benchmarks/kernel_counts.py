@@ -10,7 +10,7 @@ from xdsl.ir import Operation
 
 from shardweave.backends.triton.generate import generate
 from shardweave.backends.triton.joining import parts_of
-from shardweave.backends.triton.parts import joined_together
+from shardweave.backends.triton.parts import is_sum_in_memory, joined_together
 from shardweave.backends.triton.source import Kernel
 from shardweave.backends.triton.writer import UnfitError
 from shardweave.ir.annotations import phase_of
@@ -47,7 +47,7 @@ def passes_over(source: str, pointer: str) -> int:
         depth = len(line) - len(line.lstrip())
         if in_loop and line.strip() and depth <= indent:
             loops, in_loop = loops + seen, False
-        if not in_loop and re.match(r"\s*for ", line):
+        if not in_loop and re.match(r"\s*(?:for|while) ", line):
             in_loop, indent, seen = True, depth, False
         if re.search(rf"tl\.load\({pointer}\b", line):
             if in_loop:
@@ -64,6 +64,8 @@ def own_counts(program: Program) -> Counts:
     kernels: dict[FusedOp, Kernel] = {}
     for op in program.ops:
         if isinstance(op, FusedOp):
+            if is_sum_in_memory(op):
+                continue  # its rows are parts
             kernel = _add_region(counts, op)
             if kernel is not None:
                 kernels[op] = kernel

@@ -11,7 +11,7 @@ from rich.console import Console
 from shardweave.backends.triton.ahead import Built, build, parse_target
 from shardweave.backends.triton.generate import generate
 from shardweave.backends.triton.joining import finishing_kernel
-from shardweave.backends.triton.parts import joined_together
+from shardweave.backends.triton.parts import is_sum_in_memory, joined_together
 from shardweave.backends.triton.source import Kernel, KernelSource
 from shardweave.backends.triton.writer import UnfitError
 from shardweave.driver.report.text import plain_table, status
@@ -72,7 +72,7 @@ def distinct_kernels(
     generated: dict[FusedOp, Kernel] = {}
     unfit: list[str] = []
     for op in program.ops:
-        if not isinstance(op, FusedOp):
+        if not isinstance(op, FusedOp) or is_sum_in_memory(op):
             continue
         try:
             generated[op] = generate(op)

@@ -70,6 +70,9 @@ class OpFacts:
         return self.is_layout or self.view == "cast"
 
 
+LOOKUP_GRADIENT = "aten.embedding_dense_backward"
+"""It adds up rows where their indices are equal."""
+
 _NOTHING = OpFacts()
 
 _TABLE: dict[str, OpFacts] = {

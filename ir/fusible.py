@@ -8,12 +8,14 @@ A kernel computes every element of a *space*, which is seen as rows by columns:
 - columns: each column is reduced over all rows (gradients of biases). With row reductions the
   columns are the C of a row (gradients of a norm's weight).
 - matmul: the space is a matrix product; pointwise ops follow it, or precede one operand.
+- lookups: rows are added up where their indices are equal (the gradient of a lookup), and to a
+  table; pointwise ops precede that. The rows of the space are the indices.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, cast
@@ -21,12 +23,14 @@ from typing import Literal, cast
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.facts import facts_of
+from shardweave.ir.facts import LOOKUP_GRADIENT, facts_of
 from shardweave.ir.literals import to_python
+from shardweave.ir.storage import outside
+from shardweave.ir.strides import dense_strides, expected_strides
 from shardweave.ir.types import dtype_of_value, num_elements, shape_of
 
-Family = Literal["pointwise", "rows", "columns", "matmul"]
-Role = Literal["pointwise", "view", "move", "reduce", "matmul"]
+Family = Literal["pointwise", "rows", "columns", "matmul", "lookups"]
+Role = Literal["pointwise", "view", "move", "reduce", "matmul", "lookup gradient"]
 
 POINTWISE = frozenset(
     f"aten.{name}"
@@ -65,6 +69,7 @@ ROLES: dict[str, Role] = {
     **dict.fromkeys(MOVES, "move"),
     **dict.fromkeys(_REDUCTIONS, "reduce"),
     **dict.fromkeys(MATMULS, "matmul"),
+    LOOKUP_GRADIENT: "lookup gradient",
 }  # type: ignore[dict-item]
 """Of the ops that a kernel may hold, beside the layouts of the op facts."""
 
@@ -85,6 +90,13 @@ reduction. A kernel that reduces rows and columns needs whole rows."""
 
 FEW_ROWS = 16
 """Rows that one program of a kernel of columns holds at once, so that its sums are whole."""
+
+GROUP = 16
+"""Elements that are a multiple of 16 bytes, what a thread reads at once, of every dtype."""
+
+MOST_INDICES = 16384
+"""Of the gradient of a lookup in a kernel, which compares them each with each: 2 GiB out of the
+cache at most, less than 1 ms on an H100."""
 
 _UNARY_POWERS = frozenset({-3, -2, -1, -0.5, 0.5, 1, 2, 3, 4})
 
@@ -136,6 +148,13 @@ def padded_dim(op: AtenOp) -> tuple[int, int] | None:
     return len(shape_of(op.results[0])) - 1 - wide[0], pairs[wide[0]][0]
 
 
+def _is_few_indices(op: AtenOp) -> bool:
+    """Of a lookup's gradient, whose rows are not scaled by how often there is an index."""
+    is_float = dtype_of_value(op.results[0]).is_floating_point
+    few = num_elements(op.operands[1]) <= MOST_INDICES
+    return few and is_float and not op.value("scale_grad_by_freq")
+
+
 _SPECIAL: dict[str, Callable[[AtenOp], bool]] = {
     "aten.arange.start_step": _counts_up,
     "aten.constant_pad_nd": lambda op: padded_dim(op) is not None,
@@ -145,6 +164,7 @@ _SPECIAL: dict[str, Callable[[AtenOp], bool]] = {
     "aten.scatter_add": _picks_one,
     "aten.slice.Tensor": lambda op: op.value("step") == 1,
     "aten.slice_backward": lambda op: op.value("step") == 1,
+    LOOKUP_GRADIENT: _is_few_indices,
     "aten.addmm": lambda op: op.value("beta") == 1 and op.value("alpha") == 1,
     **dict.fromkeys(_OVER_DIMS, lambda op: bool(reductions_of(op))),
     **dict.fromkeys(_TRAILING, _is_last_dim),
@@ -219,6 +239,49 @@ def column_results(op: AtenOp) -> list[SSAValue]:
     return list(op.results) if any(r.over == "column" for r in found) else []
 
 
+def sums_few_rows(op: Operation) -> bool:
+    """Whether an op reduces a few rows, dense in memory, to columns.
+
+    What joins the parts that kernels leave does just that, so that the op needs no kernel.
+    """
+    if op.name not in _OVER_DIMS or not isinstance(op, AtenOp):
+        return False
+    rows = op.operands[0]
+    is_dense = expected_strides(rows) == dense_strides(shape_of(rows))
+    return is_dense and any(
+        r.over == "column" and r.numel // r.size <= FEW_ROWS and r.size % GROUP == 0
+        for r in reductions_of(op)
+    )
+
+
+def sum_of_few_rows(members: Collection[Operation]) -> AtenOp | None:
+    """The reduction of a kernel that is nothing but that of a few rows, if it is.
+
+    What is looked up at 0, 1, 2, .. to the last row is the table, and its gradient the operand:
+    that of a table of positions is the sum over the batch.
+    """
+    plain = [op for op in members if role_of(op) != "view"]
+    sums = [op for op in plain if isinstance(op, AtenOp) and sums_few_rows(op)]
+    ranges = {_range_of_all_rows(op) for op in plain if op.name == LOOKUP_GRADIENT}
+    if len(sums) != 1 or None in ranges:
+        return None
+    others = [op for op in plain if op not in sums and op.name != LOOKUP_GRADIENT]
+    return sums[0] if ranges.issuperset(others) else None
+
+
+def _range_of_all_rows(gradient: Operation) -> Operation | None:
+    """The range that the indices of a lookup's gradient are, if it is that of all its rows."""
+    if not isinstance(gradient, AtenOp) or gradient.value("padding_idx") >= 0:
+        return None
+    owner = outside(gradient.operands[1]).owner
+    while isinstance(owner, AtenOp) and facts_of(owner).view == "reshape":
+        owner = outside(owner.operands[0]).owner
+    if not isinstance(owner, AtenOp) or owner.name != "aten.arange.start_step":
+        return None
+    shown = owner.value("start"), owner.value("step"), shape_of(owner.results[0])[0]
+    return owner if shown == (0, 1, shape_of(gradient.results[0])[0]) else None
+
+
 @dataclass(frozen=True)
 class IterationSpace:
     """What a kernel's programs share out among them: `rows` times `columns` elements."""
@@ -238,6 +301,11 @@ class IterationSpace:
 def space_of(ops: Collection[Operation], escaping: Iterable[SSAValue]) -> IterationSpace | str:
     """The space of a kernel that computes `ops` and writes `escaping`, or why there is none."""
     members = [op for op in ops if isinstance(op, AtenOp)]
+    if any(op.name == LOOKUP_GRADIENT for op in members):
+        reducing = sum_of_few_rows(members)
+        if reducing is not None:
+            return _reduction_space([reducing], list(reductions_of(reducing)), reducing.results)
+        return _lookup_space(members, list(escaping))
     matmuls = [op for op in members if op.name in MATMULS]
     reductions = [r for op in members if role_of(op) == "reduce" for r in reductions_of(op)]
     if matmuls:
@@ -251,6 +319,31 @@ def space_of(ops: Collection[Operation], escaping: Iterable[SSAValue]) -> Iterat
     if any(num_elements(value) != numel for value in written):
         return "what leaves it differs in size"
     return IterationSpace("pointwise", 1, numel)
+
+
+def _lookup_space(members: list[AtenOp], written: list[SSAValue]) -> IterationSpace | str:
+    gradient = next(op for op in members if op.name == LOOKUP_GRADIENT)
+    (made,) = gradient.results
+    last = [op for op in members if any(v is made for v in op.operands)]
+    before = [op for op in members if op is not gradient and op not in last]
+    if any(role_of(op) not in ("pointwise", "view") for op in before):
+        return "only pointwise ops precede the gradient of a lookup"
+    is_added = len(last) == 1 and _adds_to_table(last[0], made, members)
+    if not is_added or written != list(last[0].results):
+        return "the gradient of a lookup is only added to what is there"
+    return IterationSpace("lookups", num_elements(gradient.operands[1]), shape_of(made)[1])
+
+
+def _adds_to_table(op: AtenOp, made: SSAValue, members: list[AtenOp]) -> bool:
+    """Whether an op adds what is made to a value of its shape and dtype from outside."""
+    others = [value for value in op.operands if value is not made]
+    return (
+        op.name == "aten.add.Tensor"
+        and op.value("alpha") == 1
+        and len(others) == 1
+        and others[0].type == made.type == op.results[0].type
+        and others[0].owner not in members
+    )
 
 
 def _matmul_space(
@@ -294,7 +387,7 @@ def _before(product: AtenOp, members: list[AtenOp]) -> set[AtenOp]:
 
 
 def _reduction_space(
-    members: list[AtenOp], reductions: list[Reduction], written: list[SSAValue]
+    members: list[AtenOp], reductions: list[Reduction], written: Sequence[SSAValue]
 ) -> IterationSpace | str:
     if len({(r.numel, r.size) for r in reductions}) != 1:
         return "its reductions are of different shapes"

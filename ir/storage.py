@@ -5,15 +5,16 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-from xdsl.ir import Attribute, Operation, OpResult, SSAValue
+from xdsl.ir import Attribute, BlockArgument, Operation, OpResult, SSAValue
 
 from shardweave.ir.annotations import phase_of
 from shardweave.ir.aten import AtenOp, overload_named
 from shardweave.ir.dist import COLLECTIVES, AllReduceOp, DistOp, WaitOp
-from shardweave.ir.facts import facts_of
+from shardweave.ir.facts import LOOKUP_GRADIENT, facts_of
+from shardweave.ir.kernel import FusedOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.strides import expected_strides, reshaped
+from shardweave.ir.strides import dense_strides, expected_strides, reshaped
 from shardweave.ir.types import num_bytes, shape_of, tensor_type_of
 
 
@@ -69,6 +70,42 @@ def is_unshared(value: SSAValue) -> bool:
             return isinstance(maker, AtenOp) and makes_memory(maker.name)
         value = maker.operands[0]
     return False
+
+
+def added_rows(op: Operation) -> tuple[Operation, int] | None:
+    """Of an addition of the gradient of a lookup to a table in memory that an op made for it alone:
+    the gradient, and the table's number among the operands.
+
+    A kernel leaves the rows that nothing is added to where they are.
+    """
+    if op.name != "aten.add.Tensor":
+        return None
+    for number, table in enumerate(op.operands):
+        gradient = op.operands[1 - number]
+        maker = gradient.owner
+        if isinstance(maker, AtenOp) and maker.name == LOOKUP_GRADIENT:
+            is_alone = gradient.has_one_use() and table.has_one_use()
+            is_alike = table.type == gradient.type
+            is_dense = expected_strides(table) == dense_strides(shape_of(table))
+            if is_alone and is_alike and is_dense and is_unshared(outside(table)):
+                return maker, number
+    return None
+
+
+def overwritten_table(op: FusedOp) -> int | None:
+    """The operand of a region that its kernel changes in place and gives as its only result."""
+    for inner in op.fused_ops:
+        found = added_rows(inner)
+        if found is not None:
+            table = inner.operands[found[1]]
+            return list(op.block.args).index(table) if table in op.block.args else None
+    return None
+
+
+def outside(value: SSAValue) -> SSAValue:
+    """What an argument of a fused region is outside of it; other values as they are."""
+    region = value.block.parent_op() if isinstance(value, BlockArgument) else None
+    return region.operands[value.index] if isinstance(region, FusedOp) else value
 
 
 def adds_its_result(op: Operation) -> bool:

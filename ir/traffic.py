@@ -13,7 +13,7 @@ from shardweave.ir.facts import facts_of
 from shardweave.ir.fusible import MOVES, POINTWISE
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
-from shardweave.ir.storage import copies, is_view, view_source
+from shardweave.ir.storage import added_rows, copies, is_view, view_source
 from shardweave.ir.types import num_bytes, num_elements, tensor_type_of
 
 
@@ -58,6 +58,11 @@ def accesses(ops: Collection[Operation]) -> tuple[dict[SSAValue, int], dict[SSAV
                 written[result] = _bytes(result)
         outputs = (_numel(v) if v in written else needed[v] for v in op.results)
         count = max(outputs, default=0)
+        added = added_rows(op)
+        if added is not None and added[0] in members and op.results[0] in written:
+            # Of the table only rows to which something is added, at most one for each index.
+            count = min(count, _numel(added[0].operands[0]))
+            written[op.results[0]] = count * _bytes(op.results[0]) // _numel(op.results[0])
         for operand in op.operands:
             # Each element that an op gives takes one of each operand, unless it sums.
             own = _numel(operand)

@@ -115,8 +115,7 @@ def test_page_quotes_every_row_of_counted_bytes() -> None:
 
 
 def test_page_quotes_the_builds() -> None:
-    """None spills, and all access 128 bits along the contiguous dim, but for what sums columns of
-    rows that begin anywhere."""
+    """None spills, and all access 128 bits along the contiguous dim."""
     pytest.importorskip("triton")
     from shardweave.benchmarks.kernel_builds import TARGETS, Row, summary
 
@@ -124,10 +123,7 @@ def test_page_quotes_the_builds() -> None:
     rows = [Row(**row) for row in result["rows"]]
     page = (ROOT / "docs/kernels.md").read_text().splitlines()
     assert not any(row.spilled_bytes for row in rows)
-    narrow = [row for row in rows if row.narrow]
-    assert {row.kernel.partition("_")[0] for row in narrow} == {"columns", "finish"}
-    for row in narrow:
-        assert all(step.startswith("bert") and "vocab=50257" in step for step in row.steps)
+    assert not any(row.narrow for row in rows)
     for target in TARGETS:
         cells = summary(target, [row for row in rows if row.target == target])
         assert f"| {' | '.join(cells)} |" in page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardweave.backends.triton.lookups import lookup_kernel
 from shardweave.backends.triton.loops import pointwise_kernel, reduction_kernel
 from shardweave.backends.triton.matmul import matmul_kernel
 from shardweave.backends.triton.region import Region, region_of
@@ -25,6 +26,8 @@ def kernel_of(region: Region, strides: Sequence[Sequence[int]], precision: str =
     """The kernel of an analysed region. precision: of float32 products, "ieee" or "tf32"."""
     if region.space.family == "pointwise":
         return pointwise_kernel(region, strides)
+    if region.space.family == "lookups":
+        return lookup_kernel(region, strides)
     if region.space.family == "matmul":
         return matmul_kernel(region, strides, precision)
     return reduction_kernel(region, strides)

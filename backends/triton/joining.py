@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from shardweave.backends.triton.formulas import converted, number, type_text
+from shardweave.backends.triton.alignment import pitch, row_period
+from shardweave.backends.triton.formulas import computed_in, converted, number, type_text
 from shardweave.backends.triton.source import Config, Kernel, KernelSource, Kind, pointer_type
-from shardweave.ir.fusible import IterationSpace
+from shardweave.ir.fusible import GROUP, IterationSpace
 
 FINISHING: Config = {"BLOCK_P": 16, "BLOCK_C": 64, "num_warps": 4}
 """The configuration of what joins parts."""
@@ -41,15 +42,16 @@ def {name}(
 
 _RESULT = """\
     num_blocks = tl.cdiv(n_cols_{number}, BLOCK_C)
+    pitch = tl.cdiv(n_cols_{number}, {group}) * {group}
     if (block >= 0) & (block < num_blocks):
         col = (block * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
         in_col = col < n_cols_{number}
         total = tl.full([BLOCK_P, BLOCK_C], {start}, {dtype})
         for first in range(0, n_parts_{number}, BLOCK_P):
             part = (first + tl.arange(0, BLOCK_P))[:, None]
-            is_in = (part < n_parts_{number}) & in_col
-            place = part * n_cols_{number} + col
-            each = tl.load(parts_{number}_ptr + place, mask=is_in, other={start})
+            is_in = (part < n_parts_{number}) & (col < pitch)
+            place = part * pitch + col
+            each = tl.load(parts_{number}_ptr + place, mask=is_in, other={outside}){widened}
             total = {joined}
         found = {reduced}
         tl.store(out_{number}_ptr + col, {found}, mask=in_col)
@@ -61,7 +63,9 @@ _RESULT = """\
 class PartialResult:
     """A result that the programs of a kernel leave as one row each, of `num_columns` elements.
 
-    dtype: of the parts. target: of the result.
+    Rows begin at multiples of 16 bytes; what lies between them is of no meaning.
+    dtype: of the parts. target: of the result. in_memory: whether they are there anyway, and no
+    kernel leaves them.
     """
 
     kind: Kind
@@ -69,15 +73,16 @@ class PartialResult:
     num_columns: int
     dtype: torch.dtype
     target: torch.dtype
+    in_memory: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.num_parts, self.num_columns
+        return self.num_parts, pitch(self.num_columns)
 
     @property
     def num_bytes(self) -> int:
         """Of all parts."""
-        return self.num_parts * self.num_columns * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def identity_of(kind: Kind, dtype: torch.dtype) -> str:
@@ -126,7 +131,9 @@ def parts_of(kernel: Kernel, config: Config) -> list[PartialResult]:
 
 def num_partial(space: IterationSpace, config: Config) -> int:
     """How many parts a reduction over the rows of a space comes in."""
-    return min(-(-space.rows // config["BLOCK_R"]), config["programs"])
+    count = min(-(-space.rows // config["BLOCK_R"]), config["programs"])
+    period = row_period(space)
+    return -(-count // period) * period
 
 
 def finishing_kernel(results: Sequence[PartialResult]) -> KernelSource:
@@ -156,10 +163,13 @@ def finishing_grid(results: Sequence[PartialResult]) -> tuple[int]:
 
 def _joining_of(place: int, parts: PartialResult) -> str:
     """The statements that join the parts of one result."""
-    dtype = parts.dtype
+    dtype = computed_in(parts.target)
     return _RESULT.format(
         number=place,
+        group=GROUP,
         start=identity_of(parts.kind, dtype),
+        outside=identity_of(parts.kind, parts.dtype),
+        widened="" if parts.dtype == dtype else f".to({type_text(dtype)})",
         dtype=type_text(dtype),
         joined=joined(parts.kind, "total", "each"),
         reduced=reduced(parts.kind, "total", axis=0, keeps_nan=dtype.is_floating_point),

@@ -13,6 +13,7 @@ from torch import Tensor
 from xdsl.ir import SSAValue
 
 from shardweave.backends.calls import prepared
+from shardweave.backends.triton.alignment import num_column_blocks
 from shardweave.backends.triton.cache import cache_folder, write_file
 from shardweave.backends.triton.generate import kernel_of
 from shardweave.backends.triton.joining import (
@@ -23,7 +24,13 @@ from shardweave.backends.triton.joining import (
     num_partial,
     parts_of,
 )
-from shardweave.backends.triton.parts import PartsQueue, Place
+from shardweave.backends.triton.lookups import num_programs
+from shardweave.backends.triton.parts import (
+    PartsQueue,
+    Place,
+    is_sum_in_memory,
+    sum_in_memory,
+)
 from shardweave.backends.triton.region import Region, region_of
 from shardweave.backends.triton.source import Config, Kernel, KernelSource
 from shardweave.backends.triton.tune import ATEN, choose
@@ -101,6 +108,8 @@ class FusedCall:
             return f"ATen, op by op, since kernels need a GPU: {names}"
         space = self.region.space
         text = f"Triton, {space.family}, {space.rows} x {space.columns}: {names}"
+        if is_sum_in_memory(self.op):
+            return f"{text}; joined with results in parts"
         for kernel, config in self.kernels:
             text += f"; {kernel.name} " + ("is slower than ATen" if config == ATEN else f"{config}")
         for failure in self.failures:
@@ -118,6 +127,8 @@ class FusedCall:
         """What runs the region on tensors of these strides."""
         if self.region is None or not self._runs_kernels:
             return self._on_aten
+        if is_sum_in_memory(self.op) and all(tensor.is_contiguous() for tensor in tensors):
+            return JoinedSum(self.region, self.device, self._queue)
         kernel: Kernel | None = None
         try:
             strides = [tensor.stride() for tensor in tensors]
@@ -150,11 +161,14 @@ class FusedCall:
         if not self.tunes or self.device.type != "cuda":
             return kernel.configs[0]
 
+        # What a kernel changes in place is still wanted after it was measured.
+        copies = [t.clone() if n == kernel.overwrites else t for n, t in enumerate(tensors)]
+
         def runner(config: Config) -> Callable[[], object]:
             if config == ATEN:
                 return lambda: self._on_aten(tensors)
             launch = Launch(kernel, config, self.device)
-            return lambda: launch(tensors)
+            return lambda: launch(copies)
 
         choice = choose(kernel, torch.cuda.get_device_name(self.device), runner)
         self.failures += choice.failures
@@ -226,11 +240,15 @@ class Launch:
         self._queue = queue or PartsQueue(join_parts)
         self._waits = queue is not None
         self._outputs = region.outputs
+        self._overwrites = kernel.overwrites
 
     def __call__(self, tensors: Sequence[Tensor]) -> Results:
         """The results of the kernel's region."""
         device = self._device
-        made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._made]
+        if self._overwrites is None:
+            made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._made]
+        else:
+            made = [tensors[self._overwrites]]
         if self._parts:
             written = list(made)
             places: list[Place] = []
@@ -249,6 +267,27 @@ class Launch:
                 for output in self._outputs
             ]
         )
+
+
+class JoinedSum:
+    """A sum of a few rows: they wait as parts, and no kernel but that which joins them reads them.
+
+    queue: as in `FusedCall`.
+    """
+
+    def __init__(self, region: Region, device: torch.device, queue: PartsQueue | None) -> None:
+        self._shape, self._device = shape_of(region.stored[0]), device
+        self._rows, self._parts = sum_in_memory(region)
+        self._queue = queue or PartsQueue(join_parts)
+        self._waits = queue is not None
+        self._outputs = region.outputs
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Results:
+        made = torch.empty(self._shape, dtype=self._parts.target, device=self._device)
+        self._queue.add([self._parts], [(tensors[self._rows], made)])
+        if not self._waits:
+            self._queue.join()
+        return tuple([output.of(made) for output in self._outputs])
 
 
 def join_parts(results: Sequence[PartialResult], places: Sequence[Place]) -> None:
@@ -281,13 +320,16 @@ def grid_of(kernel: Kernel, config: Config) -> tuple[int, ...]:
     space = kernel.region.space
     if kernel.family == "pointwise":
         return (_blocks(space.columns, config["BLOCK"]),)
+    if kernel.family == "lookups":
+        return (num_programs(kernel, config),)
     if kernel.family == "matmul":
         return (_blocks(space.rows, config["BLOCK_M"]) * _blocks(space.columns, config["BLOCK_N"]),)
     if not space.reduces_columns:
         return (_blocks(space.rows, config["BLOCK_R"]),)
     parts = num_partial(space, config)
     # Not in two dims, of which the second ends at 65,535.
-    return (parts if space.reduces_rows else parts * _blocks(space.columns, config["BLOCK_C"]),)
+    blocks = 1 if space.reduces_rows else num_column_blocks(space, config["BLOCK_C"])
+    return (parts * blocks,)
 
 
 def _blocks(count: int, block: int) -> int:

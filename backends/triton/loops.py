@@ -9,6 +9,16 @@ from contextlib import contextmanager
 import torch
 from xdsl.ir import SSAValue
 
+from shardweave.backends.triton.alignment import (
+    COLUMNS_FROM_ALIGNED,
+    DENSE,
+    ROWS_ALIKE,
+    ROWS_FROM_ALIGNED,
+    VECTOR_BYTES,
+    pitch_text,
+    row_period,
+)
+from shardweave.backends.triton.configs import configs_of, power_of_2
 from shardweave.backends.triton.formulas import computed_in, converted, type_text
 from shardweave.backends.triton.index import Base, of_base
 from shardweave.backends.triton.joining import identity_of, joined, reduced
@@ -16,7 +26,7 @@ from shardweave.backends.triton.reductions import KEEP_NAN, Accumulation, Reduce
 from shardweave.backends.triton.region import Region
 from shardweave.backends.triton.source import Config, Kernel, KernelDraft, Kind
 from shardweave.backends.triton.values import Values
-from shardweave.backends.triton.writer import DensePlace, NotReadyError, Term
+from shardweave.backends.triton.writer import NotReadyError, Term
 from shardweave.ir.fusible import TRIGONOMETRIC, WHOLE_ROW, column_results, role_of
 from shardweave.ir.types import dtype_of_value, shape_of
 
@@ -27,21 +37,6 @@ _MOST_THREADS = 512
 """Of a program whose rows are the longest."""
 
 _ERROR_FUNCTIONS = frozenset({"aten.gelu", "aten.gelu_backward"})
-
-_VECTOR_BYTES = 16
-"""What a thread reads at once."""
-
-_FROM_ALIGNED = """\
-first = row * n_cols
-place = first // {group} * {group} + (start + tl.arange(0, BLOCK_C))[None, :]
-col = place - first
-in_col = (col >= 0) & (col < n_cols)
-# Whole groups are read, of the row's neighbours too, but nothing beyond the last row.
-in_groups = place < (first + n_cols + {group} - 1) // {group} * {group}
-in_place = in_groups & (place < n_rows * n_cols)
-is_whole = (start >= {group}) & (start + BLOCK_C <= n_cols)
-is_whole &= (tl.program_id(0) + 1) * BLOCK_R <= n_rows"""
-_DENSE = DensePlace("row * n_cols + col", "place", "in_place & in_row", "is_whole")
 
 Strides = Sequence[Sequence[int]] | None
 
@@ -92,6 +87,7 @@ class _ReductionTemplate:
         self.column_values = {v for op in region.ops for v in column_results(op)}
         longest = min(whole_row, self._longest())
         self.in_parts = self.space.reduces_rows and self.space.columns > longest
+        self.is_ragged = row_period(self.space) > 1
         self.partial: dict[int, Kind] = {}
 
     def kernel(self) -> Kernel:
@@ -186,8 +182,11 @@ class _ReductionTemplate:
 
     def _store_part(self, step: Accumulation, part: str, text: str) -> None:
         assert step.result is not None
-        place = f"{self.draft.outputs[step.result]} + {part} * n_cols + col"
+        place = (
+            f"{self.draft.outputs[step.result]} + {part} * {pitch_text(self.space.columns)} + col"
+        )
         if self.space.holds_columns:
+            place = f"{self.draft.outputs[step.result]} + col"
             dtype = computed_in(dtype_of_value(step.result))
             whole = self.writer.assign("whole", text, dtype, frozenset({"col"}))
             text = converted(whole.name, dtype, self.region.dtype_of(step.result))
@@ -205,8 +204,8 @@ class _ReductionTemplate:
                 yield
             return
         with self.writer.block(f"for start in range(0, n_cols + {group - 1}, BLOCK_C):"):
-            self.writer.line(_FROM_ALIGNED.format(group=group))
-            self.writer.dense = _DENSE
+            self.writer.line(ROWS_FROM_ALIGNED.format(group=group))
+            self.writer.dense = DENSE
             yield
         self.writer.dense = None
 
@@ -217,7 +216,7 @@ class _ReductionTemplate:
         dense = [v for v in self.region.inputs if math.prod(shape_of(v)) == numel]
         if not dense or space.reduces_columns:  # whose blocks have the same columns of each row
             return 1
-        group = _VECTOR_BYTES // min(self.region.dtype_of(value).itemsize for value in dense)
+        group = VECTOR_BYTES // min(self.region.dtype_of(value).itemsize for value in dense)
         return group if space.columns % group else 1
 
     def _round(self, pending: list[Accumulation]) -> list[Accumulation]:
@@ -285,24 +284,15 @@ class _ReductionTemplate:
     def _all_rows(self, rows: list[Accumulation], columns: list[Accumulation]) -> None:
         """Each program walks over blocks of rows, and keeps sums of columns."""
         line = self.writer.line
-        if rows:
-            line("part = tl.program_id(0)")
-            line("step = tl.num_programs(0) * BLOCK_R")
-            self._define_columns("tl.arange(0, BLOCK_C)")
-        else:  # in one dim of the grid, since others end at 65,535
-            line("blocks_c = tl.cdiv(n_cols, BLOCK_C)")
-            line("part = tl.program_id(0) // blocks_c")
-            line("step = tl.num_programs(0) // blocks_c * BLOCK_R")
-            self._define_columns("tl.program_id(0) % blocks_c * BLOCK_C + tl.arange(0, BLOCK_C)")
+        loop = self._share_rows(has_rows=bool(rows))
         height = "1" if rows else "BLOCK_R"
         totals = [self.writer.fresh("total") for _ in columns]
         dtypes = [computed_in(dtype_of_value(step.result)) for step in columns if step.result]
         for step, total, dtype in zip(columns, totals, dtypes, strict=True):
             start = identity_of(step.kind, dtype)
             line(f"{total} = tl.full([{height}, BLOCK_C], {start}, {type_text(dtype)})")
-        with self.writer.block("for start in range(part * BLOCK_R, n_rows, step):"):
-            line("row = (start + tl.arange(0, BLOCK_R))[:, None]")
-            line("in_row = row < n_rows")
+        with self.writer.block(loop):
+            self._define_rows()
             self._reduce_rows(rows)
             for step, total, dtype in zip(columns, totals, dtypes, strict=True):
                 if rows:
@@ -312,9 +302,39 @@ class _ReductionTemplate:
                     part = f"tl.where(in_row & in_col, {step.term().name}, {start})"
                 line(f"{total} = {joined(step.kind, total, part)}")
             self._store([v for v in self.region.stored if v not in self.column_values])
+            self.writer.dense = None
         for step, total, dtype in zip(columns, totals, dtypes, strict=True):
             text = total if rows else self._reduced(step, total, dtype, axis=0)
             self._store_part(step, "part", text)
+
+    def _share_rows(self, *, has_rows: bool) -> str:
+        """Say which columns and which rows a program has; returns the loop over the rows.
+
+        has_rows: whether rows are reduced, too, so that a program has all columns. Else the grid
+        has one dim, since others end at 65,535.
+        """
+        line = self.writer.line
+        if self.is_ragged:
+            line(COLUMNS_FROM_ALIGNED)
+            return "for start in range(part, n_rows, num_parts * BLOCK_R):"
+        if has_rows:
+            line("part = tl.program_id(0)")
+            line("step = tl.num_programs(0) * BLOCK_R")
+            self._define_columns("tl.arange(0, BLOCK_C)")
+        else:
+            line("blocks_c = tl.cdiv(n_cols, BLOCK_C)")
+            line("part = tl.program_id(0) // blocks_c")
+            line("step = tl.num_programs(0) // blocks_c * BLOCK_R")
+            self._define_columns("tl.program_id(0) % blocks_c * BLOCK_C + tl.arange(0, BLOCK_C)")
+        return "for start in range(part * BLOCK_R, n_rows, step):"
+
+    def _define_rows(self) -> None:
+        if self.is_ragged:
+            self.writer.line(ROWS_ALIKE)
+            self.writer.dense = DENSE
+            return
+        self.writer.line("row = (start + tl.arange(0, BLOCK_R))[:, None]")
+        self.writer.line("in_row = row < n_rows")
 
     def _store(self, stored: Sequence[SSAValue]) -> None:
         for value in stored:
@@ -332,51 +352,5 @@ class _ReductionTemplate:
         if whole:
             fixed["BLOCK_C"] = power_of_2(space.columns)
         sizes = {"n_rows": space.rows} | ({} if whole else {"n_cols": space.columns})
-        configs = _configs(self.region, in_parts=self.in_parts)
+        configs = configs_of(self.region, in_parts=self.in_parts)
         return self.draft.kernel(sizes, configs, self.partial, fixed)
-
-
-def power_of_2(count: int) -> int:
-    """The least power of 2 that is not less."""
-    return 1 << max(0, count - 1).bit_length()
-
-
-def _configs(region: Region, *, in_parts: bool) -> list[Config]:
-    """What to try; the first is the default. programs: that share the rows of column sums."""
-    space = region.space
-    columns, rows = power_of_2(space.columns), power_of_2(space.rows)
-    live = len(region.inputs) + len(region.stored)
-    if in_parts and space.reduces_columns:
-        blocks = ((32, 128, 8), (64, 64, 8), (32, 256, 16))
-        return [
-            {"BLOCK_R": t, "BLOCK_C": c, "num_warps": w, "programs": -(-space.rows // t)}
-            for t, c, w in blocks
-        ]
-    if in_parts:
-        return [
-            {"BLOCK_R": 1, "BLOCK_C": block, "num_warps": warps}
-            for block, warps in ((2048, 8), (1024, 4), (4096, 16))
-        ]
-    if space.holds_columns:
-        return [
-            {"BLOCK_R": rows, "BLOCK_C": min(wide, columns), "num_warps": warps, "programs": 1}
-            for wide, warps in ((256, 4), (128, 4), (512, 8))
-        ]
-    if not space.reduces_rows:
-        wide = min(64, columns)
-        return [
-            {"BLOCK_R": min(tall, rows), "BLOCK_C": min(wide * w, columns), "num_warps": warps,
-             "programs": programs}
-            for tall, w, warps, programs in ((16, 1, 4, 64), (32, 1, 4, 64), (16, 2, 8, 32),
-                                             (8, 2, 4, 128))
-        ]  # fmt: skip
-    budget = 4096 if live <= 8 else 2048
-    warps = 4 if columns <= 2048 else 8 if columns <= 4096 else 16
-    tall = max(1, min(rows, budget // columns, 16))
-    base: Config = {"BLOCK_R": tall, "num_warps": warps}
-    found = [base, {"BLOCK_R": 1, "num_warps": warps}, {"BLOCK_R": 1, "num_warps": warps * 2},
-             {"BLOCK_R": min(rows, 2 * tall), "num_warps": min(16, warps * 2)}]  # fmt: skip
-    if space.reduces_columns:
-        found = [{**config, "programs": 256} for config in found]
-    unique = {tuple(config.items()): config for config in found}
-    return list(unique.values())

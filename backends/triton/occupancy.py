@@ -43,7 +43,7 @@ _PLACE = re.compile(r"\.loc\s+1\s+(\d+)")
 """The line of the source that the instructions after it come from."""
 
 _ADDRESS = re.compile(r"tl\.(?:load|store)\(([^,]*)")
-_FAST = re.compile(r"\(?(?:x|col|k_a|k_b|place)(?: % \d+)?\)?\)?")
+_FAST = re.compile(r"\(?(?:x|i|col|k_a|k_b|place)(?: % \d+)?\)?\)?")
 """A part of an address that grows by one from element to element."""
 
 

@@ -2,6 +2,7 @@
 
 A reduction over all rows is known when its kernel has ended, so that another joins its parts.
 Gradients of biases and norms are seldom read soon: those of several kernels wait for one launch.
+So does a sum of a few rows that are in memory: they are parts as they lie.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from torch import Tensor
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.backends.triton.joining import PartialResult, parts_of
-from shardweave.backends.triton.source import Kernel
-from shardweave.ir.fusible import IterationSpace, column_results, space_of
+from shardweave.backends.triton.reductions import EXTREMES
+from shardweave.backends.triton.region import Region, region_of
+from shardweave.backends.triton.source import Config, Kernel
+from shardweave.ir.fusible import IterationSpace, column_results, space_of, sum_of_few_rows
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
 from shardweave.ir.storage import is_view, layout_source
@@ -40,7 +43,8 @@ class PartsQueue:
     def add(self, results: Sequence[PartialResult], places: Sequence[Any]) -> None:
         """Let the results of a kernel wait; if they are too many, those before are joined."""
         both = [*self._results, *results]
-        if len(both) > MAX_RESULTS or sum(parts.num_bytes for parts in both) > MAX_BYTES:
+        made = sum(parts.num_bytes for parts in both if not parts.in_memory)
+        if len(both) > MAX_RESULTS or made > MAX_BYTES:
             self.join()
         self._results += results
         self._places += places
@@ -82,12 +86,38 @@ def in_parts(op: Operation) -> list[SSAValue]:
     """The results of an op that are left in parts if a kernel computes it."""
     if not isinstance(op, FusedOp):
         return []
+    if is_sum_in_memory(op):
+        return list(op.results)
     space = space_of(op.fused_ops, list(map(layout_source, op.yielded)))
     if isinstance(space, IterationSpace) and space.holds_columns:
         return []
     columns = {value for inner in op.fused_ops for value in column_results(inner)}
     pairs = zip(op.results, op.yielded, strict=True)
     return [result for result, value in pairs if layout_source(value) in columns]
+
+
+def is_sum_in_memory(op: FusedOp) -> bool:
+    """Whether a region is a reduction of a few rows, which are parts as they lie."""
+    reducing = sum_of_few_rows(op.fused_ops)
+    return reducing is not None and reducing.operands[0] in op.block.args
+
+
+def sum_in_memory(region: Region) -> tuple[int, PartialResult]:
+    """Which input of such a region has the rows, and these as parts of its result."""
+    op = sum_of_few_rows(region.ops)
+    assert op is not None
+    rows, (made,) = op.operands[0], region.stored
+    shape = region.space.rows, region.space.columns
+    types = region.dtype_of(rows), region.dtype_of(made)
+    parts = PartialResult(EXTREMES.get(op.name, "sum"), *shape, *types, in_memory=True)
+    return region.inputs.index(rows), parts
+
+
+def results_in_parts(op: FusedOp, kernel: Kernel | None, config: Config) -> list[PartialResult]:
+    """What a region leaves in parts. kernel: its own, if it has one. config: of that."""
+    if is_sum_in_memory(op):
+        return [sum_in_memory(region_of(op))[1]]
+    return [] if kernel is None else parts_of(kernel, config)
 
 
 def joined_together(
@@ -100,8 +130,9 @@ def joined_together(
     for op in program.ops:
         if op in places:
             queue.join()
-        if isinstance(op, FusedOp) and op in kernels:
-            results = parts_of(kernels[op], kernels[op].configs[0])
+        if isinstance(op, FusedOp):
+            kernel = kernels.get(op)
+            results = results_in_parts(op, kernel, {} if kernel is None else kernel.configs[0])
             queue.add(results, results)
     queue.join()
     return found

@@ -10,8 +10,8 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.backends.triton.writer import UnfitError
 from shardweave.ir.aten import AtenOp
-from shardweave.ir.facts import facts_of
-from shardweave.ir.fusible import IterationSpace, role_of, space_of
+from shardweave.ir.facts import LOOKUP_GRADIENT, facts_of
+from shardweave.ir.fusible import IterationSpace, role_of, space_of, sum_of_few_rows
 from shardweave.ir.gpu_types import dtype_on_gpu
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.storage import copies
@@ -68,9 +68,10 @@ def region_of(op: FusedOp, *, on_gpu: bool = True) -> Region:
     inputs = tuple(op.block.args)
     stored: dict[SSAValue, int] = {}
     outputs: list[Output] = []
+    is_sum = sum_of_few_rows(op.fused_ops) is not None
     for value in op.yielded:
         views: list[AtenOp] = []
-        while isinstance(value.owner, AtenOp) and facts_of(value.owner).is_layout:
+        while isinstance(value.owner, AtenOp) and _shows_operand(value.owner, is_sum=is_sum):
             if copies(value.owner):
                 break
             views.insert(0, value.owner)
@@ -87,3 +88,9 @@ def region_of(op: FusedOp, *, on_gpu: bool = True) -> Region:
             raise UnfitError("complex numbers have no kernel")
     ops = tuple(op.fused_ops)
     return Region(op, inputs, ops, tuple(stored), tuple(outputs), space, on_gpu)
+
+
+def _shows_operand(op: AtenOp, *, is_sum: bool) -> bool:
+    """Whether an op gives its operand in another layout. is_sum: of a region that sums few rows,
+    where the gradient of a lookup of all rows is the operand."""
+    return facts_of(op).is_layout or (is_sum and op.name == LOOKUP_GRADIENT)

@@ -80,11 +80,13 @@ class Kernel(KernelSource):
     """A kernel and how its region calls it: with the region's inputs, then what it stores.
 
     partial: numbers of the stored values that come as one sum (or maximum, or minimum) per
-    program, still to be joined by `joining.finishing_kernel`.
+    program, still to be joined by `joining.finishing_kernel`. overwrites: the input that the kernel
+    changes in place and gives as its result, if it does.
     """
 
     region: Region
     partial: Mapping[int, Kind]
+    overwrites: int | None = None
 
     @property
     def family(self) -> Family:
@@ -117,6 +119,7 @@ class KernelDraft:
         configs: Sequence[Config],
         partial: Mapping[int, Kind] = MappingProxyType({}),
         fixed: Mapping[str, int] = MappingProxyType({}),
+        overwrites: int | None = None,
     ) -> Kernel:
         """The kernel of what is written. The arguments are as in `Kernel`."""
         region = self.region
@@ -139,7 +142,7 @@ class KernelDraft:
         source = head + "\n".join(self.writer.lines) + "\n"
         return Kernel(
             name, source, self._pointer_types(partial), sizes, self.writer.requires, dict(fixed),
-            constants, tuple(configs), region, partial,
+            constants, tuple(configs), region, partial, overwrites,
         )  # fmt: skip
 
     def _pointer_types(self, partial: Iterable[int]) -> tuple[str, ...]:

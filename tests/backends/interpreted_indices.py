@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from shardweave.backends.triton.generate import generate
 from shardweave.backends.triton.joining import PartialResult
-from shardweave.backends.triton.launch import FusedCall, join_parts
+from shardweave.backends.triton.launch import FusedCall, join_parts, launch, run_on_aten
 from shardweave.backends.triton.parts import PartsQueue, Place
 from shardweave.tests.backends import interpreter as _  # noqa: F401
 from shardweave.tests.backends.interpreted_corners import assert_same, results
@@ -132,3 +133,70 @@ def test_parts_of_several_kernels_are_joined_by_one_launch() -> None:
     by_name = dict(zip((str(r.name_hint) for r in other.results), both, strict=True))
     torch.testing.assert_close(by_name["m"], (-x).amax(0), equal_nan=True)
     torch.testing.assert_close(by_name["s"], (-x).float().sum(0).bfloat16(), equal_nan=True)
+
+
+RAGGED = """
+    input %x : tensor<{rows}x{columns}x{dtype}>
+    input %w : tensor<{rows}x1x{dtype}>
+    input %b : tensor<{columns}x{dtype}>
+    %n = aten.mul.Tensor(%x, %w) : tensor<{rows}x{columns}x{dtype}>
+    %m = aten.add.Tensor(%n, %b) : tensor<{rows}x{columns}x{dtype}>
+    %s = aten.sum.dim_IntList(%m, dim = [0]) : tensor<{columns}x{dtype}>
+    %q = aten.amax(%n, dim = [0]) : tensor<{columns}x{dtype}>
+    output %s
+    grad q = %q
+    grad m = %m
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype"),
+    [(100, 37, "f32"), (40, 150, "f32"), (17, 3, "f32"), (33, 200, "f64"), (35, 84, "f64")],
+)
+def test_sums_of_columns_whose_rows_begin_anywhere(rows: int, columns: int, dtype: str) -> None:
+    op = fused(RAGGED.format(rows=rows, columns=columns, dtype=dtype))
+    wide = torch.float64 if dtype == "f64" else torch.float32
+    x, w, b = torch.randn(rows, columns), torch.randn(rows, 1), torch.randn(columns)
+    x[rows // 2, columns // 2] = float("nan")
+    kernel = generate(op)
+    assert "place = " in kernel.source
+    tensors = [t.to(wide) for t in (x, w, b)]
+    wanted = run_on_aten(op, tensors)
+    for config in kernel.configs:
+        for one, other in zip(launch(kernel, config, tensors), wanted, strict=True):
+            torch.testing.assert_close(one, other, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "made"),
+    [
+        ("sum.dim_IntList", "bf16", "bf16"),
+        ("sum.dim_IntList", "f64", "f64"),
+        ("sum.dim_IntList", "i32", "i64"),
+        ("amax", "bf16", "bf16"),
+        ("amin", "i64", "i64"),
+    ],
+)
+def test_few_rows_in_memory_wait_with_parts(name: str, given: str, made: str) -> None:
+    op = fused(f"""
+        input %x : tensor<6x80x{given}>
+        %s = aten.{name}(%x, dim = [0], keepdim = true) : tensor<1x80x{made}>
+        output %s
+    """)
+    types = {"bf16": torch.bfloat16, "f64": torch.float64, "i32": torch.int32, "i64": torch.int64}
+    x = (torch.randn(6, 80) * 1000).to(types[given])
+    if given == "bf16":
+        x[2, 7], x[4, 1] = float("nan"), float("inf")
+    launches: list[int] = []
+
+    def join(parts: Sequence[PartialResult], places: Sequence[Place]) -> None:
+        launches.append(len(parts))
+        join_parts(parts, places)
+
+    queue = PartsQueue(join)
+    (found,) = FusedCall(op, tunes=False, queue=queue)(x)
+    assert launches == []
+    queue.join()
+    assert launches == [1]
+    wide = run_on_aten(op, [x.double()])[0] if x.is_floating_point() else run_on_aten(op, [x])[0]
+    torch.testing.assert_close(found, wide.to(types[made]), equal_nan=True)

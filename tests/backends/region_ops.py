@@ -349,6 +349,25 @@ def _product(r: RandomRegion) -> bool:
     return r.apply(f"aten.{name}", factors, run)
 
 
+def _lookup_gradient(r: RandomRegion) -> bool:
+    """Rows of an input, or of a pointwise op's result, added up by index and to a table."""
+    count, rows, width = (r.random.choice(SIZES) for _ in range(3))
+    gradient = r.new_input((count, width), r.dtype)
+    index = torch.randint(0, rows, (count,), generator=r.generator)
+    places, table = r.new_input((count,), torch.int64, index), r.new_input((rows, width), r.dtype)
+    if r.random.random() < 0.3 and r.call(r.random.choice(("neg", "silu", "relu")), [gradient]):
+        gradient = r.values[-1]
+    padding = r.random.choice((-1, 0, rows - 1))
+    overload = overload_named("aten.embedding_dense_backward")
+    run = lambda t, own: overload(*t, rows, padding, False)  # noqa: E731
+    text = f"padding_idx = {padding}, scale_grad_by_freq = false"
+    if not r.apply("aten.embedding_dense_backward", [gradient, places], run, text):
+        return False
+    operands = [r.values[-1], table]
+    r.random.shuffle(operands)
+    return r.call("add.Tensor", operands)
+
+
 def _number(value: float, dtype: torch.dtype | None = None) -> str:
     if dtype == torch.bool:
         return str(bool(value)).lower()
@@ -366,14 +385,19 @@ KINDS: dict[str, tuple[tuple[Callable[[RandomRegion], bool], float], ...]] = {
         (_reduction, 4), (_softmax, 3), (_norm, 2), (_lookup, 1), (_full, 1), (_view, 1),
         (_range, 0.5), (_pad, 0.5), (_whole_quotient, 0.5),
     ),
+    "lookups": (),
     "product": ((_unary, 3), (_binary, 3), (_with_scalar, 1), (_masked, 1), (_cast, 1)),
 }  # fmt: skip
 
 
 def random_region(seed: int) -> RandomRegion:
-    """A region of one to eight ops; one in eight has a matrix product, with ops after it."""
+    """A region of one to eight ops; one in eight has a matrix product, with ops after it, and one in
+    17 the gradient of a lookup."""
     region = RandomRegion(seed)
-    kind = region.random.choices(tuple(KINDS), (7, 7, 2))[0]
+    kind = region.random.choices(tuple(KINDS), (7, 7, 1, 2))[0]
+    if kind == "lookups":
+        _lookup_gradient(region)
+        return region
     if kind == "product":
         region.shape = tuple(region.random.choice(SIZES) for _ in range(2))
         region.dtype = region.random.choice((torch.float32, torch.bfloat16, torch.float16))

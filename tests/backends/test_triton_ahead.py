@@ -13,11 +13,12 @@ pytest.importorskip("triton")
 from shardweave.backends.triton import cache
 from shardweave.backends.triton.ahead import SHARED_LIMIT_BYTES, build, parse_target
 from shardweave.backends.triton.generate import generate
+from shardweave.backends.triton.joining import finishing_kernel, parts_of
 from shardweave.backends.triton.source import KernelSource
 from shardweave.driver.kernel_files import distinct_kernels
 from shardweave.driver.models import build_example
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.kernel import fuse
+from shardweave.ir.kernel import FusedOp, fuse
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.backends.kernel_cases import (
     COLUMNS,
@@ -38,6 +39,17 @@ ONE_OF_EACH = {
     "columns": COLUMNS["gradient of a bias"],
     "matmul": MATMUL["bias and gelu after"],
 }
+
+TIED = """
+    input %g : tensor<8x1024x1024xbf16>
+    input %p : tensor<8x1024xi64>
+    input %x : tensor<50304x8xbf16>
+    input %y : tensor<8x1024xbf16>
+    %t = aten.mm(%x, %y) : tensor<50304x1024xbf16>
+    %d = aten.embedding_dense_backward(%g, %p, padding_idx = -1, scale_grad_by_freq = false) : tensor<50304x1024xbf16>
+    %a = aten.add.Tensor(%t, %d) : tensor<50304x1024xbf16>
+    output %a
+"""
 
 MODELS = {
     "gpt": "gpt:layers=1,hidden=768,heads=12,vocab=50304,seq=256,batch=2",
@@ -94,6 +106,30 @@ def test_rows_that_begin_anywhere_are_read_and_written_in_vectors() -> None:
     ptx = built.files["ptx"].decode()
     assert "ld.global.v4.b32" in ptx
     assert "st.global.v4.b32" in ptx
+
+
+def test_sums_over_rows_that_begin_anywhere_read_and_write_in_vectors() -> None:
+    """Each program takes rows that begin at the same place of 16 bytes; parts are padded to it."""
+    kernel = generate(region(COLUMNS["gradient of a bias"], 8192, 50257, 1, torch.bfloat16))
+    built = build(kernel, "sm_90")
+    assert built.problem is None
+    assert built.narrow == {}
+    ptx = built.files["ptx"].decode()
+    assert "ld.global.v4.b32" in ptx
+    assert "st.global.v4.b32" in ptx
+    joining = finishing_kernel(parts_of(kernel, built.config))
+    assert build(joining, "sm_90").narrow == {}
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
+def test_gradient_of_a_tied_lookup_compiles_without_spills_in_vectors(target: str) -> None:
+    program = run_passes(step(TIED), "fuse-kernels{matmul=false}")
+    (op,) = (op for op in program.ops if isinstance(op, FusedOp))
+    kernel = generate(op)
+    assert kernel.overwrites is not None
+    built = build(kernel, target)
+    assert built.problem is None
+    assert built.narrow == {}
 
 
 @pytest.mark.slow

@@ -49,7 +49,10 @@ def test_kernels_of_one_size_equal_aten(tmp_path: Path) -> None:
 @needs_triton
 def test_kernels_are_right_in_corners_and_with_the_dtypes_of_cuda(tmp_path: Path) -> None:
     folder = ROOT / "tests" / "backends"
-    files = [str(folder / f"interpreted_{name}.py") for name in ("corners", "indices", "steps")]
+    files = [
+        str(folder / f"interpreted_{name}.py")
+        for name in ("corners", "indices", "lookups", "steps")
+    ]
     arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not llama and not bert"]
     done = run_interpreted([*arguments, *files], tmp_path)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
