@@ -15,7 +15,7 @@ from xdsl.ir import Operation
 
 from shardweave.ir.aten import AtenOp, overload_named
 
-View = Literal["reshape", "permute", "expand", "part", "cast"]
+View = Literal["reshape", "permute", "expand", "part", "pairs", "cast"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class OpFacts:
 
     view: how the only result shows the elements of operand 0. reshape: all of them in their order.
     permute: all of them in another order. expand: some of them repeated. part: some of them.
-    cast: all of them, in another type and so in memory of its own.
+    pairs: all of them, a complex number as its two parts or the other way. cast: all of them, in
+    another type and so in memory of its own.
     product: of matrix products and convolutions. is_lookup: it reads of operand 0 only what it
     returns. is_addition: of two tensors, element by element.
     """
@@ -81,6 +82,8 @@ _TABLE: dict[str, OpFacts] = {
     "aten.expand": OpFacts("expand"),
     "aten.slice.Tensor": OpFacts("part"),
     "aten.select.int": OpFacts("part"),
+    "aten.view_as_complex": OpFacts("pairs"),
+    "aten.view_as_real": OpFacts("pairs"),
     "aten._to_copy": OpFacts("cast"),
     "aten.mm": OpFacts(product=Product((0, 1), weight=1)),
     "aten.addmm": OpFacts(product=Product((1, 2), weight=2, addend=0, plain="aten.mm")),

@@ -67,6 +67,9 @@ def expected_strides(value: SSAValue) -> Sizes:
         return _expanded(before, strides, shape)
     if view == "part":
         return _part(owner, strides)
+    if view == "pairs":
+        is_real = len(shape) > len(before)
+        return (*(2 * stride for stride in strides), 1) if is_real else dense_strides(shape)
     return reshaped(before, strides, shape) or dense_strides(shape)
 
 

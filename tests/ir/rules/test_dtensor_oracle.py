@@ -42,11 +42,15 @@ KEEPS_WHOLE = "computes on whole operands what could be cut"
 
 WEAKER = {
     "_adaptive_avg_pool3d_backward": NO_STRATEGY,
+    "_conj_physical": NO_STRATEGY,
+    "_neg_view": NO_STRATEGY,
     "_prelu_kernel_backward": NO_STRATEGY,
     "adaptive_max_pool2d_backward": NO_STRATEGY,
     "avg_pool2d_backward": NO_STRATEGY,
     "avg_pool3d_backward": NO_STRATEGY,
     "col2im": NO_STRATEGY,
+    "complex": NO_STRATEGY,
+    "conj_physical": NO_STRATEGY,
     "convolution": "cuts the batch only; groups that are cut fail in the local op",
     "convolution_backward": "tensor-parallel convolutions want the image cut, and fail otherwise",
     "copy": NO_STRATEGY,
@@ -63,6 +67,7 @@ WEAKER = {
     "max_pool3d_with_indices_backward": NO_STRATEGY,
     "native_group_norm": REDISTRIBUTES,
     "native_group_norm_backward": "passes global sizes to the local op, which fails",
+    "polar": NO_STRATEGY,
     "reflection_pad1d": NO_STRATEGY,
     "reflection_pad1d_backward": NO_STRATEGY,
     "reflection_pad2d": NO_STRATEGY,
