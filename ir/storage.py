@@ -98,13 +98,15 @@ def overwritten_table(op: FusedOp) -> int | None:
         found = added_rows(inner)
         if found is not None:
             table = inner.operands[found[1]]
-            return list(op.block.args).index(table) if table in op.block.args else None
+            return table.index if isinstance(table, BlockArgument) else None
     return None
 
 
 def outside(value: SSAValue) -> SSAValue:
     """What an argument of a fused region is outside of it; other values as they are."""
-    region = value.block.parent_op() if isinstance(value, BlockArgument) else None
+    if not isinstance(value, BlockArgument):
+        return value
+    region = value.block.parent_op()
     return region.operands[value.index] if isinstance(region, FusedOp) else value
 
 
