@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import statistics
 import subprocess
 import sys
 import threading
@@ -109,6 +110,26 @@ def test_line_of_the_table_compares_with_ours() -> None:
         "2.00",
     ]  # fmt: skip
     assert training.cells("data", ours, peer, "")[:4] == ["", "DDP", "400.0 ms", "0.50"]
+
+
+def test_page_shows_the_measured_steps() -> None:
+    unshaped, shaped = (
+        json.loads((BENCHMARKS / "results" / f"{name}.json").read_text())["cases"]
+        for name in ("training", "training_500mbit")
+    )
+    slow = {case["case"]: case["rows"] for case in shaped}
+    text = (BENCHMARKS.parent / "docs" / "measured.md").read_text()
+    table = [line for line in text.split("## ")[1].splitlines() if line.startswith("| ")][2:]
+    for line, case in zip(table, unshaped, strict=True):
+        ours, peer = case["rows"][:2]
+        cells = [ratio_of_times(ours, peer), f"{ours['peak_bytes'] / peer['peak_bytes']:.2f}"]
+        cells += [f"{ours['sent_bytes'] / peer['sent_bytes']:.2f}" if peer["sent_bytes"] else ""]
+        cells += [ratio_of_times(*slow[case["case"]][:2]) if case["case"] in slow else ""]
+        assert [cell.strip() for cell in line.split("|")[3:-1]] == cells, line
+
+
+def ratio_of_times(ours: dict[str, Any], peer: dict[str, Any]) -> str:
+    return f"{statistics.median(ours['times_s']) / statistics.median(peer['times_s']):.2f}"
 
 
 @pytest.mark.slow
