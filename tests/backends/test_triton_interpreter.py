@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -37,65 +38,36 @@ def run_interpreted(arguments: list[str], folder: Path) -> subprocess.CompletedP
     return run_warm([sys.executable, *arguments], env=environment, cwd=ROOT, timeout_s=600)
 
 
+def assert_tests_pass(names: Sequence[str], folder: Path, chosen: str = "") -> str:
+    """Run the tests of `interpreted_NAME.py`, those that `-k` chooses; what pytest says."""
+    files = [str(ROOT / "tests" / "backends" / f"interpreted_{name}.py") for name in names]
+    options = ["-q", "-p", "no:cacheprovider", *MEANINGLESS, *(["-k", chosen] if chosen else [])]
+    done = run_interpreted(["-m", "pytest", *options, *files], folder)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    return done.stdout
+
+
 @pytest.mark.slow
 @needs_triton
 def test_every_family_of_kernels_equals_aten(tmp_path: Path) -> None:
-    file = str(ROOT / "tests" / "backends" / "interpreted_kernels.py")
-    done = run_interpreted(
-        ["-m", "pytest", "-q", "-p", "no:cacheprovider", *MEANINGLESS, file], tmp_path
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    assert " passed" in assert_tests_pass(["kernels"], tmp_path)
 
 
 @needs_triton
 def test_kernels_of_one_size_equal_aten(tmp_path: Path) -> None:
-    file = str(ROOT / "tests" / "backends" / "interpreted_kernels.py")
-    arguments = [
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        *MEANINGLESS,
-        "-k",
-        "half or strided",
-        file,
-    ]
-    done = run_interpreted(arguments, tmp_path)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert_tests_pass(["kernels"], tmp_path, "half or strided")
 
 
 @needs_triton
 def test_kernels_are_right_in_corners_and_with_the_dtypes_of_cuda(tmp_path: Path) -> None:
-    folder = ROOT / "tests" / "backends"
-    files = [
-        str(folder / f"interpreted_{name}.py")
-        for name in ("corners", "indices", "lookups", "steps")
-    ]
-    arguments = [
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        *MEANINGLESS,
-        "-k",
-        "not llama and not bert",
-    ]
-    done = run_interpreted([*arguments, *files], tmp_path)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    names = ("corners", "indices", "lookups", "steps")
+    assert_tests_pass(names, tmp_path, "not llama and not bert")
 
 
 @pytest.mark.slow
 @needs_triton
 def test_bfloat16_steps_run_with_the_dtypes_of_cuda(tmp_path: Path) -> None:
-    file = str(ROOT / "tests" / "backends" / "interpreted_steps.py")
-    done = run_interpreted(
-        ["-m", "pytest", "-q", "-p", "no:cacheprovider", *MEANINGLESS, file], tmp_path
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "3 passed" in done.stdout
+    assert "3 passed" in assert_tests_pass(["steps"], tmp_path)
 
 
 @needs_triton
