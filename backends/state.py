@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shardweave.backends import watchdog
 from shardweave.backends.agreement import broadcast, require_same_values
 from shardweave.backends.backend import Backend
 from shardweave.backends.checkpoint import checkpointable
@@ -35,8 +37,9 @@ class Mirrored(nn.Module):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        del recurse
         require_unchanged(self, fn)
-        return super()._apply(fn, recurse)
+        return self
 
     def _no_hooks(self, *args: Any, **kwargs: Any) -> NoReturn:
         del args, kwargs
@@ -59,17 +62,23 @@ _SAID_OTHERWISE = {
 """What stands for attributes that DistributedDataParallel or FSDP give a model."""
 
 
+_CONVERT = "Convert the model before sw.compile, or compile with precision= or device=."
+
+
 def require_unchanged(module: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
     """Raise TypeError if what `.to`, `.half` or `.cuda` do would change a tensor's dtype or device:
     programs have those that the model had."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        probe = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        changed = fn(probe)
-        for before, after in ((probe.dtype, changed.dtype), (probe.device, changed.device)):
+        dtype, device = tensor.dtype, tensor.device
+        try:
+            changed = fn(torch.empty(0, dtype=dtype, device=device))
+        except (AssertionError, RuntimeError) as error:  # torch's, of a device that is not there
+            raise TypeError(f"'{name}' stays on {device} ({error}). {_CONVERT}") from error
+        for before, after in ((dtype, changed.dtype), (device, changed.device)):
             if before != after:
                 raise TypeError(
                     f"'{name}' is {before} in the programs of the step and cannot become {after}. "
-                    "Convert the model before sw.compile, or compile with precision= or device=."
+                    f"{_CONVERT}"
                 )
 
 
@@ -131,8 +140,9 @@ class ShardedState(nn.Module):
         self._keys = {id(tensor): key for key, tensor in self._stored.items()}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        del recurse
         require_unchanged(self, fn)
-        return super()._apply(fn, recurse)
+        return self
 
     def __getattr__(self, name: str) -> Any:
         if name in _SAID_OTHERWISE and name not in self._modules:
@@ -156,11 +166,21 @@ class ShardedState(nn.Module):
     register_full_backward_hook = no_backward_hooks
     register_full_backward_pre_hook = no_backward_hooks
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A step with parameters, gradients and buffers of its own, which runs the same programs.
+
+        So `torch.optim.swa_utils.AveragedModel(step)` averages its weights.
+        """
+        new = type(self).__new__(type(self))
+        memo[id(self)] = new
+        new.__dict__.update(copy.deepcopy({**self.__dict__, "_keys": {}}, memo))
+        new._keys = {id(tensor): key for key, tensor in new._stored.items()}
+        return new
+
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
-            "a step holds the programs and groups of this process, so that it is not copied or "
-            "pickled; for a copy or an average of its weights take those of step.state_dict(), and "
-            "to save it sw.save_checkpoint."
+            "a step holds the programs and groups of this process, so that it is not pickled; save "
+            "it by sw.save_checkpoint, or step.full_state_dict(), and copy it by copy.deepcopy."
         )
 
     # Properties, since a layer of the model may have any of these names.
@@ -251,6 +271,8 @@ class ShardedState(nn.Module):
 
     def full_state_dict(self) -> dict[str, Any]:
         """`state_dict` with whole plain tensors on every rank, as the model's own. Collective."""
+        if self._backend.is_joint:
+            watchdog.meet("step.full_state_dict", "the state")
         full: dict[str, Any] = {}
         for name, tensor in super().state_dict(keep_vars=True).items():
             full[name] = self._backend.whole(tensor, self._shardings[self._keys[id(tensor)]])

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from shardweave.backends import watchdog
 from shardweave.backends.agreement import require_same, require_same_model
 from shardweave.backends.bound import BoundProgram, device_of
 from shardweave.backends.step import GivenProgram, Step
@@ -137,6 +138,7 @@ def compile(
     place = world.with_index(torch.device(device or device_of(model)))
     if backend != "reference":
         world.join(goal, place, timeout)
+        watchdog.meet("sw.compile", "a model")  # before the first message that would cross others
     if reduce_dtype is not None and goal.num_devices > 1:
         passes = reducing_in(reduce_dtype, passes)
     request = Request(

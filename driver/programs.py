@@ -178,7 +178,7 @@ class CompiledPrograms(Programs):
         request = self.request
         is_shared = request.backend != "reference"
         if is_shared:
-            watchdog.meet("the call", str(call), "let every rank do the same")
+            watchdog.meet("the call", str(call))
         given = None if stored is None else (self.plan, stored, self.row_axes(""))
         with in_modes(request.model, call):
             lowered = compile_call(request, call, given)

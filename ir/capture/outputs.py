@@ -49,10 +49,12 @@ class Outputs:
     """What a model returns, with an `OutputLeaf` in place of each tensor.
 
     kind: the dataclass whose fields are in the template, if the model returns one.
+    differentiable: the names of the tensors through which gradients would flow in eager PyTorch.
     """
 
     template: Any
     kind: type | None = None
+    differentiable: frozenset[str] = frozenset()
 
     @property
     def names(self) -> list[str]:
@@ -130,7 +132,10 @@ class Wrapped(nn.Module):
             raise ValueError(NO_LOSS)
         if loss.ndim:
             raise ValueError(f"the loss is of shape {tuple(loss.shape)}; make it a scalar.")
-        return loss, pytree.tree_map_only(Tensor, _detached, loss if self.only_loss else output)
+        returned = loss if self.only_loss else output
+        leaves = [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, Tensor)]
+        _note_differentiable(tuple([leaf.requires_grad for leaf in leaves]))
+        return loss, pytree.tree_map_only(Tensor, _detached, returned)
 
     def _output(self, output: Any) -> Any:
         loss = self.choice(output) if callable(self.choice) else self._loss(output)
@@ -212,15 +217,25 @@ def _as_tree(output: Any) -> Any:
 _KINDS: list[type] = []
 """The dataclass that the model being traced has returned, if it is one."""
 
+_DIFFERENTIABLE: list[bool] = []
+"""Of each tensor that it has returned for a step with gradients, whether it requires one."""
+
 
 @contextlib.contextmanager
-def noting_dataclasses() -> Iterator[None]:
-    """Meanwhile a model is traced, and the dataclass that it returns is known."""
+def noting_outputs() -> Iterator[None]:
+    """Meanwhile a model is traced, and of what it returns is known what a graph does not say."""
     _KINDS.clear()
+    _DIFFERENTIABLE.clear()
     try:
         yield
     finally:
         _KINDS.clear()
+        _DIFFERENTIABLE.clear()
+
+
+@torch.compiler.assume_constant_result
+def _note_differentiable(flags: tuple[bool, ...]) -> None:
+    _DIFFERENTIABLE[:] = flags
 
 
 @torch.compiler.assume_constant_result
@@ -274,7 +289,11 @@ def outputs_of(tree: Any, nodes: Sequence[Any], loss: Any) -> tuple[Outputs, lis
             names[source] = _free(path or "output", names.values())
         found.append(names[source])
         leaves.append(OutputLeaf(names[source]))
-    return Outputs(pytree.tree_unflatten(leaves, tree), next(iter(_KINDS), None)), found
+    tensors = [leaf.name for leaf in leaves if isinstance(leaf, OutputLeaf)]
+    flags = _DIFFERENTIABLE or [False] * len(tensors)
+    differentiable = frozenset(n for n, flag in zip(tensors, flags, strict=True) if flag)
+    template, kind = pytree.tree_unflatten(leaves, tree), next(iter(_KINDS), None)
+    return Outputs(template, kind, differentiable), found
 
 
 _SAME = ("aten.detach.default", "aten.alias.default")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import io
 import warnings
 from pathlib import Path
 
@@ -146,9 +146,9 @@ def test_mesh_of_another_kind_is_refused() -> None:
         sw.compile(Scaled(), (X,), mesh=[2], backend="reference")  # pyright: ignore[reportArgumentType]
 
 
-def test_copy_of_a_step_is_refused_in_words() -> None:
-    with pytest.raises(TypeError, match=r"step.state_dict\(\)"):
-        copy.deepcopy(compiled(Scaled()))
+def test_step_is_not_pickled_and_says_so() -> None:
+    with pytest.raises(TypeError, match=r"sw.save_checkpoint, or step.full_state_dict\(\)"):
+        torch.save(compiled(Scaled()), io.BytesIO())
 
 
 def test_step_cannot_become_another_dtype_or_device() -> None:

@@ -126,7 +126,7 @@ def _check_sum(op: dist.DistOp) -> None:
         )
     raise ValueError(
         f"{describe(op)} brings the samples of all micro-batches together, so that they cannot run "
-        "one by one. Where an op without a factor rule (a warning names it) or rows that do not "
+        "one by one. Where an op without a factor rule (a note names it) or rows that do not "
         "divide are why, mend that; else use one micro-batch, by a plan whose pipeline has "
         "micro_batches=1, or leave this layer out of the loss."
     )
