@@ -48,6 +48,7 @@ class Mirrored(nn.Module):
             "it on the model before it is compiled."
         )
 
+    register_backward_hook = _no_hooks
     register_forward_hook = _no_hooks
     register_forward_pre_hook = _no_hooks
     register_full_backward_hook = _no_hooks
@@ -138,6 +139,29 @@ class ShardedState(nn.Module):
             require_same_values(tensors)
         self._mirror(model, values)
         self._keys = {id(tensor): key for key, tensor in self._stored.items()}
+        self._places = self._places_now()
+
+    def _places_now(self) -> list[tuple[str, dict[str, Any], str, Any]]:
+        """Where modules hold the modules, parameters and buffers that programs work on: the path
+        of each, the dict and its key, and what is there."""
+        return [
+            (f"{path}.{name}".lstrip("."), held, name, value)
+            for path, module in self.named_modules()
+            for held in (module._modules, module._parameters, module._buffers)
+            for name, value in held.items()
+            if value is not None
+        ]
+
+    def check_own(self) -> None:
+        """Raises ValueError if something else was put in the place of a parameter, a buffer or a
+        module: programs would go on with what was there."""
+        for path, held, name, value in self._places:
+            if held.get(name) is not value:
+                raise ValueError(
+                    f"'{path}' of the step was replaced or deleted, but its programs work on what "
+                    "was there. Copy values into it (with torch.no_grad(): parameter.copy_(..), or "
+                    "step.load_state_dict); change modules on the model, and compile that anew."
+                )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         del recurse
@@ -156,6 +180,13 @@ class ShardedState(nn.Module):
             "the model before that is compiled, or change step.named_parameters() in place."
         )
 
+    def share_memory(self) -> NoReturn:
+        """Refused: processes train together as ranks of a mesh. Raises ValueError."""
+        raise ValueError(
+            "a step's tensors are of this process; processes that train together are ranks of its "
+            "mesh, such as data=2."
+        )
+
     def no_backward_hooks(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: backward runs in the step's own call. Raises ValueError."""
         raise ValueError(
@@ -163,6 +194,7 @@ class ShardedState(nn.Module):
             "a hook on tensors in the model's forward before it is compiled (y.register_hook)."
         )
 
+    register_backward_hook = no_backward_hooks
     register_full_backward_hook = no_backward_hooks
     register_full_backward_pre_hook = no_backward_hooks
 
@@ -173,8 +205,9 @@ class ShardedState(nn.Module):
         """
         new = type(self).__new__(type(self))
         memo[id(self)] = new
-        new.__dict__.update(copy.deepcopy({**self.__dict__, "_keys": {}}, memo))
+        new.__dict__.update(copy.deepcopy({**self.__dict__, "_keys": {}, "_places": []}, memo))
         new._keys = {id(tensor): key for key, tensor in new._stored.items()}
+        new._places = new._places_now()
         return new
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -259,6 +292,7 @@ class ShardedState(nn.Module):
         state = random_state(seed)
         self._buffers[STATE] = self._kept(("buffer", STATE), state, {}, iter([state]))
         self._keys[id(self._buffers[STATE])] = ("buffer", STATE)
+        self._places = self._places_now()
 
     # Checkpoints
 

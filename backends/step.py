@@ -246,6 +246,7 @@ class Step(ShardedState):
         count = options.get("accumulate", 1)
         scale = loss_scale_of(options.get("loss_scale"), self.backend.device, self._mesh)
         call = self.call_of(args, kwargs)
+        self.check_own()
         self._gradients.check_hooks()
         is_checked = self.backend.is_joint and replicas.are_checked()
         if is_checked:
@@ -268,7 +269,13 @@ class Step(ShardedState):
         return self._returned(call, outputs)
 
     def call_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StepCall:
-        """A call with these arguments, in the modes that the step is in now."""
+        """A call with these arguments, in the modes that the step is in now. Raises ValueError
+        under a transform of torch.func."""
+        if torch._C._are_functorch_transforms_active():  # pyright: ignore[reportAttributeAccessIssue]
+            raise ValueError(
+                "a step runs compiled programs, which torch.func (vmap, grad, jvp, ..) does not "
+                "transform; apply it to the model."
+            )
         form, inputs = self._programs.taken_apart(args, kwargs)
         return StepCall(
             form,

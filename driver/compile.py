@@ -174,10 +174,17 @@ def compile(
 
 
 def _check_model(model: nn.Module) -> None:
-    if isinstance(model, DistributedDataParallel):
+    if isinstance(model, DistributedDataParallel | nn.DataParallel):
         raise ValueError(
-            "the model is wrapped in DistributedDataParallel, whose work a step does itself; pass "
+            f"the model is wrapped in {type(model).__name__}, whose work a step does itself; pass "
             "model.module."
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError("the model is one of TorchScript's; pass the one in Python that it is of.")
+    if "_orig_mod" in model._modules:
+        raise ValueError(
+            "the model is one of torch.compile's, which a step does not run; pass the model that "
+            "was compiled, model._orig_mod."
         )
     if isinstance(model, Step):
         raise ValueError("the model is a step of sw.compile already; pass the model that it is of.")

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,9 +40,11 @@ _NO_OUTPUT = (
 
 @dataclass(frozen=True)
 class OutputLeaf:
-    """A tensor among the outputs of a program, by name."""
+    """A tensor among the outputs of a program, by name. is_differentiable: whether gradients would
+    flow through it in eager PyTorch; another leaf of the name may differ in that (`x.detach()`)."""
 
     name: str
+    is_differentiable: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,30 +52,48 @@ class Outputs:
     """What a model returns, with an `OutputLeaf` in place of each tensor.
 
     kind: the dataclass whose fields are in the template, if the model returns one.
-    differentiable: the names of the tensors through which gradients would flow in eager PyTorch.
     """
 
     template: Any
     kind: type | None = None
-    differentiable: frozenset[str] = frozenset()
+
+    @cached_property
+    def leaves(self) -> list[OutputLeaf]:
+        """The tensors, in the order of the template."""
+        leaves = pytree.tree_leaves(self.template)
+        return [leaf for leaf in leaves if isinstance(leaf, OutputLeaf)]
 
     @property
     def names(self) -> list[str]:
-        leaves = pytree.tree_leaves(self.template)
-        return [leaf.name for leaf in leaves if isinstance(leaf, OutputLeaf)]
+        return [leaf.name for leaf in self.leaves]
+
+    @cached_property
+    def differentiable(self) -> frozenset[str]:
+        """The names of tensors through which gradients would flow in eager PyTorch."""
+        return frozenset(leaf.name for leaf in self.leaves if leaf.is_differentiable)
 
     def build(self, values: Mapping[str, Any]) -> Any:
         """What the model returns, with these tensors."""
         if isinstance(self.template, OutputLeaf):
-            return values[self.template.name]
+            return _value_of(self.template, values)
         leaves, tree = pytree.tree_flatten(self.template)
-        leaves = [values[leaf.name] if isinstance(leaf, OutputLeaf) else leaf for leaf in leaves]
+        leaves = [_value_of(leaf, values) for leaf in leaves]
         built = pytree.tree_unflatten(leaves, tree)
         if self.kind is None:
             return built
         if isinstance(built, tuple):  # a function made the loss
             return built[0], self.kind(**built[1])
         return self.kind(**built)
+
+
+def _value_of(leaf: Any, values: Mapping[str, Any]) -> Any:
+    """What stands for a leaf of a template; those that are no tensors stand for themselves."""
+    if not isinstance(leaf, OutputLeaf):
+        return leaf
+    value = values[leaf.name]
+    if isinstance(value, Tensor) and value.requires_grad and not leaf.is_differentiable:
+        return value.detach()
+    return value
 
 
 class Wrapped(nn.Module):
@@ -272,6 +293,7 @@ def outputs_of(tree: Any, nodes: Sequence[Any], loss: Any) -> tuple[Outputs, lis
     names: dict[Any, str] = {} if loss is None else {loss: LOSS}
     found: list[str] = []
     leaves: list[Any] = []
+    is_differentiable = iter(_DIFFERENTIABLE)
     for path, node in zip(_paths(tree), nodes, strict=True):
         if not isinstance(node, torch.fx.Node):
             if not isinstance(node, CONSTANTS):
@@ -288,12 +310,8 @@ def outputs_of(tree: Any, nodes: Sequence[Any], loss: Any) -> tuple[Outputs, lis
         if source not in names:
             names[source] = _free(path or "output", names.values())
         found.append(names[source])
-        leaves.append(OutputLeaf(names[source]))
-    tensors = [leaf.name for leaf in leaves if isinstance(leaf, OutputLeaf)]
-    flags = _DIFFERENTIABLE or [False] * len(tensors)
-    differentiable = frozenset(n for n, flag in zip(tensors, flags, strict=True) if flag)
-    template, kind = pytree.tree_unflatten(leaves, tree), next(iter(_KINDS), None)
-    return Outputs(template, kind, differentiable), found
+        leaves.append(OutputLeaf(names[source], next(is_differentiable, False)))
+    return Outputs(pytree.tree_unflatten(leaves, tree), next(iter(_KINDS), None)), found
 
 
 _SAME = ("aten.detach.default", "aten.alias.default")
