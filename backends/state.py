@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +83,27 @@ def require_unchanged(module: nn.Module, fn: Callable[[Tensor], Tensor]) -> None
                 )
 
 
+_COPY = (
+    "Copy values into it (with torch.no_grad(): parameter.copy_(..), or step.load_state_dict); "
+    "change modules on the model, and compile that anew."
+)
+
+
+class _Place(NamedTuple):
+    """What a module holds: by its path, the dict and its key. memory: as `_memory_of`."""
+
+    path: str
+    held: dict[str, Any]
+    name: str
+    value: Any
+    memory: int
+
+
+def _memory_of(value: Any) -> int:
+    """What stands for the memory of a DTensor, and is another once its `.data` is set; else 0."""
+    return value.untyped_storage()._cdata if isinstance(value, DTensor) else 0
+
+
 def own_tensors(model: nn.Module) -> dict[str, Tensor]:
     """A model's parameters and buffers by kind and first name, in the order of its modules.
 
@@ -141,11 +162,10 @@ class ShardedState(nn.Module):
         self._keys = {id(tensor): key for key, tensor in self._stored.items()}
         self._places = self._places_now()
 
-    def _places_now(self) -> list[tuple[str, dict[str, Any], str, Any]]:
-        """Where modules hold the modules, parameters and buffers that programs work on: the path
-        of each, the dict and its key, and what is there."""
+    def _places_now(self) -> list[_Place]:
+        """Where modules hold the modules, parameters and buffers that programs work on."""
         return [
-            (f"{path}.{name}".lstrip("."), held, name, value)
+            _Place(f"{path}.{name}".lstrip("."), held, name, value, _memory_of(value))
             for path, module in self.named_modules()
             for held in (module._modules, module._parameters, module._buffers)
             for name, value in held.items()
@@ -155,12 +175,16 @@ class ShardedState(nn.Module):
     def check_own(self) -> None:
         """Raises ValueError if something else was put in the place of a parameter, a buffer or a
         module: programs would go on with what was there."""
-        for path, held, name, value in self._places:
+        for path, held, name, value, memory in self._places:
             if held.get(name) is not value:
                 raise ValueError(
                     f"'{path}' of the step was replaced or deleted, but its programs work on what "
-                    "was there. Copy values into it (with torch.no_grad(): parameter.copy_(..), or "
-                    "step.load_state_dict); change modules on the model, and compile that anew."
+                    f"was there. {_COPY}"
+                )
+            if memory and _memory_of(value) != memory:
+                raise ValueError(
+                    f"the .data of '{path}' was set, which has no effect on the shards of a "
+                    f"DTensor. {_COPY}"
                 )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:

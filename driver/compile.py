@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from shardweave.backends import watchdog
@@ -174,6 +175,8 @@ def compile(
 
 
 def _check_model(model: nn.Module) -> None:
+    if isinstance(model, Step):
+        raise ValueError("the model is a step of sw.compile already; pass the model that it is of.")
     if isinstance(model, DistributedDataParallel | nn.DataParallel):
         raise ValueError(
             f"the model is wrapped in {type(model).__name__}, whose work a step does itself; pass "
@@ -186,8 +189,13 @@ def _check_model(model: nn.Module) -> None:
             "the model is one of torch.compile's, which a step does not run; pass the model that "
             "was compiled, model._orig_mod."
         )
-    if isinstance(model, Step):
-        raise ValueError("the model is a step of sw.compile already; pass the model that it is of.")
+    sharded = [name for name, p in model.named_parameters() if isinstance(p, DTensor)]
+    if sharded:
+        raise ValueError(
+            f"'{sharded[0]}' of the model is a DTensor already, as fully_shard and "
+            "parallelize_module make them; pass the plain model, and say by mesh= and plan= how it "
+            "is sharded."
+        )
 
 
 def _check_limit(max_programs: int) -> None:
