@@ -476,18 +476,24 @@ CALL = "x (6, 4) float32 in training"
     ("ended", "words"),
     [
         (Scenario(compile_alone), ["in sw.compile: rank 1 has a model, rank", "runs call", CALL]),
-        (
+        pytest.param(
             Scenario(compile_alone_at_first),
             ["in what they do: ranks 0, 2 have the call: ", CALL, "rank 1 has sw.compile: a model"],
+            marks=pytest.mark.slow,
         ),
         (
             Scenario(compile_ahead_alone),
             ["in what they do: ranks 0, 2 have the call: x (3, 4)", "1 has step.compile_for: x (3"],
         ),
-        (Scenario(save_alone), ["in sw.save_checkpoint: rank 1 has checkpoint 1, rank", CALL]),
-        (
+        pytest.param(
+            Scenario(save_alone),
+            ["in sw.save_checkpoint: rank 1 has checkpoint 1, rank", CALL],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             Scenario(save_and_gather),
             ["ranks 0, 2 have step.full_state_dict", "rank 1 has sw.save_checkpoint"],
+            marks=pytest.mark.slow,
         ),
     ],
     ids=lambda value: value.role.__name__ if isinstance(value, Scenario) else "",
@@ -504,6 +510,7 @@ def test_ranks_that_are_at_different_things_all_stop_and_name_both(
             assert word in said
 
 
+@pytest.mark.slow
 @ranks_that(save_at_the_end)
 def test_rank_that_saves_alone_ends_and_names_one_that_has_left(ended: Ranks) -> None:
     assert ended.codes == [0, 1, 0]
