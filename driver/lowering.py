@@ -20,18 +20,20 @@ from shardweave.driver.models import Example
 from shardweave.driver.plans import Passes, PlanLike, partition, plan, resolve_plan
 from shardweave.ir.capture.arguments import taken_apart
 from shardweave.ir.capture.outputs import LossChoice, Outputs
-from shardweave.ir.kernel import FusedOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
+from shardweave.ir.rewrite.stages.batches import JoinedMicroBatches
+from shardweave.ir.staged import ops_of_parts
 from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.text import print_module
+from shardweave.ir.unfuse import has_regions
 from shardweave.ir.verify.program import check
 from shardweave.passes.notes import unheard
 from shardweave.passes.observers import Observer
-from shardweave.passes.pipeline import run_passes
+from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.planners.call import ClusterLike
-from shardweave.planners.other_shapes import fit_plan
+from shardweave.planners.other_shapes import fit_plan, in_one_micro_batch
 from shardweave.planners.pipelines.choose import with_pipeline
 from shardweave.planners.plan import Plan
 from shardweave.planners.registry import PLANNERS
@@ -216,7 +218,14 @@ def _lowered(request: Request, call: StepCall, given: Given | None) -> Lowered:
             plan = fitted.plan
             warnings += fitted.notes
     inputs = dict(zip(call.form.names, tensors, strict=True))
-    local, validated = _partitioned(program, plan, request, inputs, buffers)
+    try:
+        local, validated = _partitioned(program, plan, request, inputs, buffers)
+    except PassError as error:
+        if given is None or plan is None or not isinstance(error.__cause__, JoinedMicroBatches):
+            raise
+        plan = in_one_micro_batch(plan, request.mesh.refined(plan.mesh))
+        warnings.append(f"these inputs run as one micro-batch, not several: {error}")
+        local, validated = _partitioned(program, plan, request, inputs, buffers)
     if given is None:
         warnings += _idle_axes(local, notes)
     everything = dict.fromkeys((*notes, *warnings, *validated))
@@ -254,7 +263,7 @@ def _idle_axes(program: Program, notes: Sequence[str]) -> list[str]:
     mesh = program.mesh
     if mesh is None or not program.is_local:
         return []
-    used = {axis for op in program.ops for axis in getattr(op, "axes", ())}
+    used = {axis for op in ops_of_parts(program) for axis in getattr(op, "axes", ())}
     for slot in (*program.arguments, *program.results):
         used |= program.sharding_of_slot(slot).axes
     known = [*(name for name in ("data", "tensor") if name not in mesh.names), *used]
@@ -283,7 +292,7 @@ def _partitioned(
         observer, note = _validator(program, request, inputs)
         notes = (note,)
     local = partition(program, request.mesh, plan, request.passes, observer, buffers)
-    if request.backend == "triton" and not any(isinstance(op, FusedOp) for op in local.ops):
+    if request.backend == "triton" and not has_regions(local):
         with unheard():
             local = run_passes(local, "preset:kernels")
     if request.prove:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from xdsl.dialects import builtin, func
+from xdsl.ir import Operation
 
 from shardweave.ir.dist import RunOp
 from shardweave.ir.mesh import Axis, Mesh
@@ -140,6 +141,12 @@ def functions_of(program: Program) -> dict[str, StageFunction]:
 def parts_of(program: Program) -> list[Program]:
     """The programs of which a program consists: its functions if it is staged, else itself."""
     return list(functions_of(program).values()) if is_staged(program) else [program]
+
+
+def ops_of_parts(program: Program) -> Iterator[Operation]:
+    """The ops of which a program consists, function by function; runs of functions are none."""
+    for part in parts_of(program):
+        yield from part.ops
 
 
 def runs_of(program: Program) -> Iterator[tuple[RunOp, Run]]:
