@@ -21,6 +21,7 @@ what they read of all micro-batches is put together over these coordinates first
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -154,6 +155,17 @@ def runs_of(program: Program) -> Iterator[tuple[RunOp, Run]]:
     for op in program.ops:
         if isinstance(op, RunOp):
             yield op, Run.of(op)
+
+
+def num_ops_on_a_rank(program: Program) -> int:
+    """The ops of a local program that a rank has; of stages, on the rank that has most."""
+    if not is_staged(program):
+        return sum(1 for _ in program.ops)
+    sizes = {name: sum(1 for _ in one.ops) for name, one in functions_of(program).items()}
+    found: Counter[int] = Counter()
+    for at, function in {(run.at, run.function) for _, run in runs_of(program)}:
+        found[at] += sizes[function]
+    return max(found.values())
 
 
 def micro_axis(program: Program) -> Axis | None:
