@@ -224,7 +224,8 @@ def _lowered(request: Request, call: StepCall, given: Given | None) -> Lowered:
         if given is None or plan is None or not isinstance(error.__cause__, JoinedMicroBatches):
             raise
         plan = in_one_micro_batch(plan, request.mesh.refined(plan.mesh))
-        warnings.append(f"these inputs run as one micro-batch, not several: {error}")
+        reason = str(error.__cause__).partition(", so that")[0]
+        warnings.append(f"these inputs run as one micro-batch: {reason}")
         local, validated = _partitioned(program, plan, request, inputs, buffers)
     if given is None:
         warnings += _idle_axes(local, notes)

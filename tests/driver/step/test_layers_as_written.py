@@ -116,3 +116,6 @@ def test_last_batch_of_rows_that_time_steps_need_together_runs_as_one_micro_batc
             assert parameter.grad is not None
             whole = sw.full_tensor(gradients[name])
             assert torch.allclose(whole, parameter.grad, rtol=1e-9, atol=1e-9), name
+    said = [note for note in step.notes if "run as one micro-batch: " in note]
+    assert len(said) == (rows == 3)
+    assert all("in layer 'cell'" in note for note in said)
