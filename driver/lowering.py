@@ -25,6 +25,7 @@ from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.stages.batches import JoinedMicroBatches
 from shardweave.ir.staged import ops_of_parts
+from shardweave.ir.sharding.rules import notes_on_rules
 from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.text import print_module
 from shardweave.ir.unfuse import has_regions
@@ -129,7 +130,7 @@ def compile_program(request: Request) -> tuple[Program, Making]:
             capture_s=captured_s - start_s,
             passes_s=time.perf_counter() - captured_s,
             num_captured_ops=sum(1 for _ in program.ops),
-            notes=(*planned, *_idle_axes(local, planned), *notes),
+            notes=(*planned, *_idle_axes(local, planned), *_without_rules(program, local), *notes),
         )
         return local, making
 
@@ -229,6 +230,7 @@ def _lowered(request: Request, call: StepCall, given: Given | None) -> Lowered:
         local, validated = _partitioned(program, plan, request, inputs, buffers)
     if given is None:
         warnings += _idle_axes(local, notes)
+    warnings += _without_rules(program, local)
     everything = dict.fromkeys((*notes, *warnings, *validated))
     return Lowered(local, plan, tuple(everything), tuple(warnings), captured.returned)
 
@@ -278,6 +280,12 @@ def _idle_axes(program: Program, notes: Sequence[str]) -> list[str]:
         and axis.name not in used
         and not any(f"'{axis.name}'" in note for note in said)
     ]
+
+
+def _without_rules(program: Program, local: Program) -> list[str]:
+    """A note for each kind of op of a global program that no device of the local one cuts."""
+    mesh = local.mesh
+    return [] if mesh is None or mesh.num_devices == 1 else notes_on_rules(program.ops)
 
 
 def _partitioned(

@@ -130,7 +130,7 @@ def _check_sum(op: dist.DistOp) -> None:
         )
     raise JoinedMicroBatches(
         f"{describe(op)} brings the samples of all micro-batches together, so that they cannot run "
-        "one by one. Where an op without a factor rule (a warning names it) is why, mend that; "
+        "one by one. Where an op without a factor rule (a note names it) is why, mend that; "
         "where rows do not divide by the devices and micro-batches that cut them, give as many as "
         "do; else use one micro-batch, by a plan whose pipeline has micro_batches=1, or leave this "
         "layer out of the loss."
