@@ -39,3 +39,18 @@ class Penalised(nn.Module):
 
 def penalised() -> tuple[nn.Module, Inputs]:
     return Penalised(), {"x": torch.randn(ROWS, WIDTH)}
+
+
+class Perceptron(nn.Module):
+    """Two maps, no two modules of which do the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc_in, self.fc_out = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc_out(self.fc_in(x).relu()).square().mean()
+
+
+def perceptron() -> tuple[nn.Module, Inputs]:
+    return Perceptron(), {"x": torch.randn(ROWS, WIDTH)}

@@ -220,13 +220,11 @@ def joint_space(
                 continue
             cuts |= {tensor} if plan.activations else set()
         degrees.append(tensor)
-    repeated = len(reader.depths.names)
-    rest = len(reader.cost(ReplicaCut(), 1).blocks) - repeated if repeated else 0
     return JointSpace(
         devices=devices,
         node=cluster.nodes[0].devices,
         batch=reader.batch,
-        parts=repeated + rest,
+        parts=len(reader.cost(ReplicaCut(), 1).blocks),
         tensor=tuple(degrees),
         cuts_sequence=frozenset(cuts),
         contexts=frozenset(_contexts(reader, devices, mesh, constraints)),
