@@ -23,7 +23,7 @@ from shardweave.ir.dist import COLLECTIVES
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.sharding.shards import take_blocks
+from shardweave.ir.sharding.shards import cut_out
 from shardweave.ir.staged import parts_of
 
 _P = ParamSpec("_P")
@@ -318,7 +318,7 @@ class Runtime:
 
     def slice(self, x: Tensor, axes: Sequence[str], dim: int, block: int) -> Tensor:
         """This rank's shard along `dim` of a value that every rank of `axes` holds whole."""
-        return take_blocks(x, dim, self.mesh.sizes(axes), block, self.position(axes))
+        return cut_out(x, dim, self.mesh.sizes(axes), block, self.position(axes))
 
     def shard_index(self, axes: Sequence[str]) -> Tensor:
         """`position` as a scalar int64 tensor."""

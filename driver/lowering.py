@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -24,8 +24,8 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.stages.batches import JoinedMicroBatches
-from shardweave.ir.staged import ops_of_parts
 from shardweave.ir.sharding.rules import notes_on_rules
+from shardweave.ir.staged import ops_of_parts
 from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.text import print_module
 from shardweave.ir.unfuse import has_regions
@@ -38,6 +38,9 @@ from shardweave.planners.other_shapes import fit_plan, in_one_micro_batch
 from shardweave.planners.pipelines.choose import with_pipeline
 from shardweave.planners.plan import Plan
 from shardweave.planners.registry import PLANNERS
+
+if TYPE_CHECKING:
+    from shardweave.ir.capture.capture import Captured
 
 Given = tuple[Plan | None, Mapping[Key, Sharding], Sequence[str]]
 """A plan that is followed already, how parameters and buffers are stored, and the batch's axes."""
@@ -183,22 +186,8 @@ def _lowered(request: Request, call: StepCall, given: Given | None) -> Lowered:
     if request.program is not None:
         program, _ = _given_program(request.program, request)
         return Lowered(program, None)
-    # Takes a second to import, which the ranks other than 0 need not spend.
-    from shardweave.ir.capture.capture import capture_step
-    from shardweave.ir.capture.trace import Kind
-
-    device = device_of(request.model).type
-    # Models on the meta device are traced as on the CPU.
-    autocast = call.autocast and ("cpu" if device == "meta" else device, call.autocast)
-    kind = Kind(
-        grad=call.grad,
-        loss=request.loss,
-        all_outputs=True,
-        only_loss=request.only_loss,
-        autocast=autocast,
-    )
     tensors = [_example_of(tensor, request.model) for tensor in call.inputs.values()]
-    captured = capture_step(request.model, call.form, tensors, kind)
+    captured = _captured(request, call, tensors)
     program = captured.program
     buffers: dict[str, Sharding] = {}
     warnings = _unread(program)
@@ -233,6 +222,25 @@ def _lowered(request: Request, call: StepCall, given: Given | None) -> Lowered:
     warnings += _without_rules(program, local)
     everything = dict.fromkeys((*notes, *warnings, *validated))
     return Lowered(local, plan, tuple(everything), tuple(warnings), captured.returned)
+
+
+def _captured(request: Request, call: StepCall, tensors: Sequence[torch.Tensor]) -> Captured:
+    """The global program of a call."""
+    # Takes a second to import, which the ranks other than 0 need not spend.
+    from shardweave.ir.capture.capture import capture_step
+    from shardweave.ir.capture.trace import Kind
+
+    device = device_of(request.model).type
+    # Models on the meta device are traced as on the CPU.
+    autocast = call.autocast and ("cpu" if device == "meta" else device, call.autocast)
+    kind = Kind(
+        grad=call.grad,
+        loss=request.loss,
+        all_outputs=True,
+        only_loss=request.only_loss,
+        autocast=autocast,
+    )
+    return capture_step(request.model, call.form, tensors, kind)
 
 
 def _left_undone(notes: Sequence[str]) -> list[str]:

@@ -23,6 +23,7 @@ from shardweave.planners.auto.space import joint_space
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import PlanError
+from shardweave.tests.unforeseen import HERE
 from shardweave.tests.zoo import Captured, assert_equals_eager, captured
 
 CLUSTER = find_cluster("perlmutter:nodes=1")  # 4 devices
@@ -68,6 +69,14 @@ def test_dimensions_of_a_plan_are_those_of_the_point_that_it_was_made_of() -> No
     assert {"1f1b", "interleaved-1f1b", "dualpipe-v"} <= of_pipelines.keys()
     for point in of_pipelines.values():
         assert point_of(maker.plan(point, captured(GPT).program)) == point
+
+
+@pytest.mark.parametrize("fix", ["zero=3", "tensor=2,data=2"])
+def test_plan_of_a_model_without_repeated_blocks_equals_eager(fix: str) -> None:
+    case = captured(f"{HERE}:perceptron")
+    assert {point.tensor for point in points(f"{HERE}:perceptron")} == {1, 2, 4}
+    plan = plan_auto(case.program, None, cluster=CLUSTER, options=replace(QUICK, fix=fix))
+    assert_runs(plan, case)
 
 
 def test_no_plan_has_micro_batches_that_a_batch_norm_joins() -> None:
