@@ -143,11 +143,11 @@ def test_run_goes_on_with_other_meshes_and_numbers_of_processes(tmp_path: Path) 
 
 def save_with_little_room(folder: str) -> tuple[str, list[str], list[int], list[int]]:
     """Save 1; then 2 where rank 1 may write small files alone, as the store is; then 2 without."""
-    run = Run("tensor=2", backend="distributed", hidden=2048)
+    run = Run("tensor=2", backend="distributed", hidden=8192)
     save_checkpoint(folder, 1, run.state)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if torch.distributed.get_rank() == 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2**17, limits[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, limits[1]))
     with pytest.raises(CheckpointError) as caught:
         save_checkpoint(folder, 2, run.state)
     torch.distributed.barrier()
