@@ -9,7 +9,7 @@ A kernel computes every element of a *space*, which is seen as rows by columns:
   columns are the C of a row (gradients of a norm's weight).
 - matmul: the space is a matrix product; pointwise ops follow it, or precede one operand.
 - lookups: rows are added up where their indices are equal (the gradient of a lookup), and to a
-  table; pointwise ops precede that. The rows of the space are the indices.
+  table, if one is there; pointwise ops precede that. The rows of the space are the indices.
 """
 
 from __future__ import annotations
@@ -254,6 +254,14 @@ def sums_few_rows(op: Operation) -> bool:
     )
 
 
+def is_kernel_alone(op: Operation) -> bool:
+    """Whether an op that no other joins has a kernel all the same: what joins parts computes it, or
+    it adds up rows by index, for which the library takes several launches."""
+    if op.name == LOOKUP_GRADIENT and role_of(op) is not None:
+        return isinstance(space_of([op], op.results), IterationSpace)
+    return sums_few_rows(op)
+
+
 def sum_of_few_rows(members: Collection[Operation]) -> AtenOp | None:
     """The reduction of a kernel that is nothing but that of a few rows, if it is.
 
@@ -328,10 +336,25 @@ def _lookup_space(members: list[AtenOp], written: list[SSAValue]) -> IterationSp
     before = [op for op in members if op is not gradient and op not in last]
     if any(role_of(op) not in ("pointwise", "view") for op in before):
         return "only pointwise ops precede the gradient of a lookup"
+    if _num_read_whole(gradient, before) > 1:
+        return "what the gradient of a lookup adds up is computed of one value of its size"
+    count, (num_rows, width) = num_elements(gradient.operands[1]), shape_of(made)
     is_added = len(last) == 1 and _adds_to_table(last[0], made, members)
-    if not is_added or written != list(last[0].results):
+    if is_added and written == list(last[0].results):
+        return IterationSpace("lookups", count, width)
+    if last or written != [made]:
         return "the gradient of a lookup is only added to what is there"
-    return IterationSpace("lookups", num_elements(gradient.operands[1]), shape_of(made)[1])
+    if num_rows < count:  # of 8,192 tokens of two types one program would add up most
+        return "a program would add up many rows of equal indices"
+    return IterationSpace("lookups", count, width)
+
+
+def _num_read_whole(gradient: AtenOp, before: list[AtenOp]) -> int:
+    """How many numbers of the size of a lookup's gradient are read for it."""
+    inside = {value for op in before for value in op.results}
+    numel = num_elements(gradient.operands[0])
+    read = {v for op in (gradient, *before) for v in op.operands if v not in inside}
+    return sum(num_elements(v) == numel and dtype_of_value(v).is_floating_point for v in read)
 
 
 def _adds_to_table(op: AtenOp, made: SSAValue, members: list[AtenOp]) -> bool:

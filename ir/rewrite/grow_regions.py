@@ -19,7 +19,7 @@ from shardweave.ir.annotations import (
 )
 from shardweave.ir.blocks import blocks_of
 from shardweave.ir.dist import COLLECTIVES, WaitOp
-from shardweave.ir.fusible import MATMULS, MAX_OPS, MAX_VALUES, role_of, space_of, sums_few_rows
+from shardweave.ir.fusible import MATMULS, MAX_OPS, MAX_VALUES, is_kernel_alone, role_of, space_of
 from shardweave.ir.kernel import escaping_values, fuse
 from shardweave.ir.program import Program
 from shardweave.ir.storage import copies
@@ -83,11 +83,11 @@ class Growth:
                 self._replace(first, second, merged)
 
     def regions(self) -> list[Unit]:
-        """All units of more than one op, and sums that wait with parts, in order."""
+        """All units of more than one op, and ops that have a kernel alone, in order."""
         found = {
             id(unit): unit
             for unit in self.units.values()
-            if len(unit.ops) > 1 or all(map(sums_few_rows, unit.ops))
+            if len(unit.ops) > 1 or all(map(is_kernel_alone, unit.ops))
         }
         return sorted(found.values(), key=lambda unit: unit.place)
 

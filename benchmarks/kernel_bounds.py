@@ -1,0 +1,221 @@
+"""What no fusion of a step's ops into kernels can go below, its library calls as they are.
+
+A kernel runs in one phase of the step, and neither across a call of the library nor across a
+message: it ends before a call that reads what it makes, and begins after one that it reads of. Its
+programs do not wait for each other (Triton has no barrier of a whole grid), and none of them reads
+more than `MOST_READ` elements for one result: what more is reduced to one number, row by row and
+then over the rows, takes a second kernel. What is computed again counts as `recompute-producers`
+left it.
+
+Launches: the calls, and in each phase the longest chain of kernels of which each has to wait for a
+call, or a reduction, that waits for the one before.
+
+Bytes: of the calls; what other ops of a phase read of calls, messages, arguments and the other
+phase, once; and what those read that they make, once. To that comes what has to be read again.
+Along a chain of calls, ops that depend on one call and that the next depends on run between the
+two. Of what they need, the smallest cut between memory and them is read there; in it, what was not
+needed before counts as nothing, as it is counted already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import networkx
+from xdsl.ir import Operation, SSAValue
+
+from shardweave.benchmarks.kernel_counts import Counts, is_call
+from shardweave.ir.annotations import phase_of
+from shardweave.ir.aten import AtenOp
+from shardweave.ir.facts import LOOKUP_GRADIENT, facts_of
+from shardweave.ir.fusible import reductions_of, role_of
+from shardweave.ir.program import Program
+from shardweave.ir.storage import layout_source
+from shardweave.ir.traffic import bytes_moved, traffic
+from shardweave.ir.types import num_bytes, num_elements, tensor_type_of
+
+MOST_READ = 1 << 20
+"""Elements that one program reads for one result. An SM reads some 50 GB/s of an H100's 3.35 TB/s,
+so that 4 MiB take it as long as twenty launches."""
+
+
+def lower_bound(program: Program) -> Counts:
+    """The bounds of an unfused local program, as said above."""
+    counts = Counts()
+    forward, backward = _Phase(), _Phase()
+    phase = forward
+    for op in program.ops:
+        if phase_of(op) == "backward":
+            phase = backward
+        phase.add(op)
+        if not _is_computed(op) and is_call(op):
+            counts.add("library", op.name, bytes_moved(op))
+    for name, phase in (("forward", forward), ("backward", backward)):
+        moved = traffic(phase.computed) + phase.read_again()
+        counts.add("kernel", name, moved, launches=phase.num_waves)
+    return counts
+
+
+@dataclass(frozen=True)
+class _Wave:
+    """When a kernel can compute an op at the earliest, or a call can begin.
+
+    number: of kernels that have to run one after another until then, its own included. elements:
+    read by one program of that kernel for one element of the op. last: the op that it waits for.
+    """
+
+    number: int
+    elements: int = 1
+    last: Operation | None = None
+
+
+@dataclass
+class _Phase:
+    """The ops of a phase, and when they can be computed."""
+
+    waves: dict[Operation, _Wave] = field(default_factory=dict[Operation, _Wave])
+
+    def add(self, op: Operation) -> None:
+        self.waves[op] = self._wave(op)
+
+    @property
+    def computed(self) -> list[Operation]:
+        """The ops that kernels compute, and views."""
+        return [op for op in self.waves if _is_computed(op)]
+
+    @property
+    def num_waves(self) -> int:
+        return max((wave.number for wave in self.waves.values()), default=0)
+
+    def _wave(self, op: Operation) -> _Wave:
+        is_kernel = _is_for_kernels(op)
+        owners = (layout_source(value).owner for value in op.operands)
+        makers = [o for o in owners if isinstance(o, Operation) and o in self.waves]
+
+        def begins(maker: Operation) -> int:
+            return self.waves[maker].number + (is_kernel and not _is_for_kernels(maker))
+
+        last = max(makers, key=begins, default=None)
+        number = max(int(is_kernel), 0 if last is None else begins(last))
+        if not is_kernel:
+            return _Wave(number, last=last)
+        together = [m for m in makers if _is_for_kernels(m) and self.waves[m].number == number]
+        most = max(together, key=lambda maker: self.waves[maker].elements, default=None)
+        own = _reduced_elements(op)
+        if most is None:
+            return _Wave(number, own, last)
+        elements = own * self.waves[most].elements
+        if own > 1 and elements > MOST_READ:
+            return _Wave(number + 1, own, most)
+        return _Wave(number, elements, last)
+
+    def read_again(self) -> int:
+        """Bytes that kernels after the end of a wave read which kernels before it had read or made,
+        along the longest chain of waves."""
+        every = frozenset(self.waves)
+        ends = [(every, every), *self._ends(), (every, every)]
+        read: set[SSAValue] = set()
+        total = 0
+        for (_, after), (before, _) in pairwise(ends):
+            forced = [op for op in self.computed if op in after and op in before]
+            total += _smallest_cut(forced, self.waves, read)
+            read |= {value for _, value, is_there in _needed_by(forced, self.waves) if is_there}
+        return total
+
+    def _ends(self) -> list[tuple[Set[Operation], Set[Operation]]]:
+        """For each call on the longest chain, and each reduction that a second kernel ends: the ops
+        that run before, and those that run after."""
+        op = max(self.waves, key=lambda o: self.waves[o].number, default=None)
+        found: list[tuple[Set[Operation], Set[Operation]]] = []
+        while op is not None:
+            last = self.waves[op].last
+            if not _is_for_kernels(op):
+                found.append((self._before(op), self._behind(op)))
+            elif last is not None and _is_for_kernels(last):
+                if self.waves[last].number < self.waves[op].number:
+                    found.append((self._before(last) | {last}, self._behind(op) | {op}))
+            op = last
+        return found[::-1]
+
+    def _before(self, op: Operation) -> set[Operation]:
+        return self._reached(op, lambda o: (value.owner for value in o.operands))
+
+    def _behind(self, op: Operation) -> set[Operation]:
+        return self._reached(op, lambda o: (use.operation for v in o.results for use in v.uses))
+
+    def _reached(
+        self, op: Operation, near: Callable[[Operation], Iterable[object]]
+    ) -> set[Operation]:
+        """The ops of the phase that one leads to."""
+        found: set[Operation] = set()
+        pending = [op]
+        while pending:
+            for other in near(pending.pop()):
+                if isinstance(other, Operation) and other in self.waves and other not in found:
+                    found.add(other)
+                    pending.append(other)
+        return found
+
+
+def _needed_by(
+    ops: Iterable[Operation], inside: Collection[Operation]
+) -> Iterator[tuple[Operation, SSAValue, bool]]:
+    """Each operand of ops, and of all that kernels of the phase compute for them; and whether it is
+    there before the phase's kernels."""
+    found = set(ops)
+    pending = list(found)
+    while pending:
+        op = pending.pop()
+        for value in op.operands:
+            owner = value.owner
+            is_made = isinstance(owner, Operation) and owner in inside and _is_computed(owner)
+            yield op, value, not is_made
+            if isinstance(owner, Operation) and is_made and owner not in found:
+                found.add(owner)
+                pending.append(owner)
+
+
+def _smallest_cut(
+    ops: Collection[Operation], inside: Collection[Operation], read: Collection[SSAValue]
+) -> int:
+    """The fewest bytes from which ops can be computed. Those that are there before the phase's
+    kernels count as nothing unless they are in `read`."""
+    graph: networkx.DiGraph[object] = networkx.DiGraph()
+    graph.add_nodes_from([_MEMORY, _WANTED])
+    for op, value, is_there in _needed_by(ops, inside):
+        size = num_bytes(tensor_type_of(value))
+        source = _MEMORY if is_there else value.owner
+        graph.add_edge(source, (value, "made"))
+        graph.add_edge(
+            (value, "made"), (value, "read"), capacity=0 if is_there and value not in read else size
+        )
+        graph.add_edge((value, "read"), op)
+    for op in ops:
+        graph.add_edge(op, _WANTED)
+    cut: int = networkx.minimum_cut_value(graph, _MEMORY, _WANTED)
+    return cut
+
+
+_MEMORY, _WANTED = "memory", "wanted"
+"""Where bytes come from, and where they go."""
+
+
+def _reduced_elements(op: Operation) -> int:
+    """How many elements of its operand make one of an op's; of several results, the fewest."""
+    if op.name == LOOKUP_GRADIENT:
+        return num_elements(op.operands[1])
+    if role_of(op) != "reduce" or not isinstance(op, AtenOp):
+        return 1
+    return min(r.size if r.over == "row" else r.numel // r.size for r in reductions_of(op))
+
+
+def _is_for_kernels(op: Operation) -> bool:
+    """Whether a kernel computes an op, but for products."""
+    return role_of(op) not in (None, "view", "matmul")
+
+
+def _is_computed(op: Operation) -> bool:
+    """Whether a kernel computes an op, or sees a value through it."""
+    return _is_for_kernels(op) or facts_of(op).is_layout
