@@ -62,13 +62,15 @@ def lower_bound(program: Program) -> Counts:
 class _Wave:
     """When a kernel can compute an op at the earliest, or a call can begin.
 
-    number: of kernels that have to run one after another until then, its own included. elements:
-    read by one program of that kernel for one element of the op. last: the op that it waits for.
+    number: of kernels that have to run one after another until then, its own included. last: the op
+    that it waits for. elements: read by one program of that kernel for one element of the op.
+    reduction: the last reduction in that kernel on which the op depends.
     """
 
     number: int
-    elements: int = 1
     last: Operation | None = None
+    elements: int = 1
+    reduction: Operation | None = None
 
 
 @dataclass
@@ -100,16 +102,16 @@ class _Phase:
         last = max(makers, key=begins, default=None)
         number = max(int(is_kernel), 0 if last is None else begins(last))
         if not is_kernel:
-            return _Wave(number, last=last)
-        together = [m for m in makers if _is_for_kernels(m) and self.waves[m].number == number]
-        most = max(together, key=lambda maker: self.waves[maker].elements, default=None)
+            return _Wave(number, last)
         own = _reduced_elements(op)
-        if most is None:
-            return _Wave(number, own, last)
-        elements = own * self.waves[most].elements
-        if own > 1 and elements > MOST_READ:
-            return _Wave(number + 1, own, most)
-        return _Wave(number, elements, last)
+        reducing = op if own > 1 else None
+        together = [self.waves[m] for m in makers if _is_for_kernels(m)]
+        together = [wave for wave in together if wave.number == number]
+        most = max(together, key=lambda wave: wave.elements, default=_Wave(number))
+        elements = own * most.elements
+        if reducing is not None and most.reduction is not None and elements > MOST_READ:
+            return _Wave(number + 1, most.reduction, own, reducing)
+        return _Wave(number, last, elements, reducing or most.reduction)
 
     def read_again(self) -> int:
         """Bytes that kernels after the end of a wave read which kernels before it had read or made,

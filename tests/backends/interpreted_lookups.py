@@ -116,8 +116,8 @@ def test_results_in_parts_are_joined_by_programs_behind_those_of_a_lookup(
     tensors = drawn("2x7", 3, 5)
     (wanted,) = run_on_aten(lookup, operands_of(lookup, tensors))
     call, sums = (FusedCall(op, tunes=False, queue=queue) for op in (lookup, columns))
-    x = torch.randn(130, 150).bfloat16()
-    for _ in range(2):
+    first = torch.randn(130, 150).bfloat16()
+    for x in (first, 2 * first):
         (summed,) = sums(x)
         (found,) = call(*operands_of(lookup, tensors))
         queue.join()

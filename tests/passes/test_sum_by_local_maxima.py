@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from shardweave.backends.reference import run_reference
+from shardweave.ir.annotations import phase_of
+from shardweave.ir.dist import AllReduceOp
 from shardweave.ir.program import Program
+from shardweave.ir.types import shape_of
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.ir_text import assert_lines, lines, step
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron, partitioned
@@ -95,3 +98,11 @@ def test_loss_over_a_cut_vocabulary_equals_eager() -> None:
     rewritten = run_passes(program, PASS)
     assert lines(rewritten) != lines(program)
     assert_equals_eager(rewritten, captured(SPECS["llama"]))
+
+
+def test_loss_over_a_cut_vocabulary_is_added_up_before_its_message() -> None:
+    spec = SPECS["gpt"]
+    program = partitioned(spec, "tensor=2", megatron(spec, "tensor=2"))
+    sent = [op for op in program.ops if isinstance(op, AllReduceOp) and phase_of(op) == "forward"]
+    assert shape_of(sent[-1].results[0]) == ()
+    assert_equals_eager(program, captured(spec))
