@@ -121,21 +121,24 @@ class _Phase:
         read: set[SSAValue] = set()
         total = 0
         for (_, after), (before, _) in pairwise(ends):
-            forced = [op for op in self.computed if op in after and op in before]
+            forced = [op for op in self.waves if _is_for_kernels(op) and op in after & before]
             total += _smallest_cut(forced, self.waves, read)
             read |= {value for _, value, is_there in _needed_by(forced, self.waves) if is_there}
         return total
 
     def _ends(self) -> list[tuple[Set[Operation], Set[Operation]]]:
-        """For each call on the longest chain, and each reduction that a second kernel ends: the ops
-        that run before, and those that run after."""
-        op = max(self.waves, key=lambda o: self.waves[o].number, default=None)
+        """For each call on the longest chain, and each lookup's gradient of what another kernel has
+        to reduce: the ops that run before, and those that run after.
+
+        Of sums that a second kernel ends the first one may leave parts, which are few.
+        """
+        op = max(reversed(self.waves), key=lambda o: self.waves[o].number, default=None)
         found: list[tuple[Set[Operation], Set[Operation]]] = []
         while op is not None:
             last = self.waves[op].last
-            if not _is_for_kernels(op):
+            if not _is_computed(op):
                 found.append((self._before(op), self._behind(op)))
-            elif last is not None and _is_for_kernels(last):
+            elif op.name == LOOKUP_GRADIENT and last is not None and _is_for_kernels(last):
                 if self.waves[last].number < self.waves[op].number:
                     found.append((self._before(last) | {last}, self._behind(op) | {op}))
             op = last
