@@ -30,11 +30,11 @@ from shardweave.benchmarks.kernel_counts import Counts, is_call
 from shardweave.ir.annotations import phase_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import LOOKUP_GRADIENT, facts_of
-from shardweave.ir.fusible import reductions_of, role_of
+from shardweave.ir.fusible import MOVES, reductions_of, role_of
 from shardweave.ir.program import Program
 from shardweave.ir.storage import layout_source
 from shardweave.ir.traffic import bytes_moved, traffic
-from shardweave.ir.types import num_bytes, num_elements, tensor_type_of
+from shardweave.ir.types import dtype_of_value, num_bytes, num_elements, tensor_type_of
 
 MOST_READ = 1 << 20
 """Elements that one program reads for one result. An SM reads some 50 GB/s of an H100's 3.35 TB/s,
@@ -121,7 +121,7 @@ class _Phase:
         read: set[SSAValue] = set()
         total = 0
         for (_, after), (before, _) in pairwise(ends):
-            forced = [op for op in self.waves if _is_for_kernels(op) and op in after & before]
+            forced = [op for op in self.waves if op in after & before and _is_wanted_whole(op)]
             total += _smallest_cut(forced, self.waves, read)
             read |= {value for _, value, is_there in _needed_by(forced, self.waves) if is_there}
         return total
@@ -196,7 +196,11 @@ def _smallest_cut(
         graph.add_edge(
             (value, "made"), (value, "read"), capacity=0 if is_there and value not in read else size
         )
-        graph.add_edge((value, "read"), op)
+        if op.name in MOVES:  # of which it takes some
+            taken = num_elements(op.results[0]) * dtype_of_value(value).itemsize
+            graph.add_edge((value, "read"), op, capacity=taken)
+        else:
+            graph.add_edge((value, "read"), op)
     for op in ops:
         graph.add_edge(op, _WANTED)
     cut: int = networkx.minimum_cut_value(graph, _MEMORY, _WANTED)
@@ -214,6 +218,20 @@ def _reduced_elements(op: Operation) -> int:
     if role_of(op) != "reduce" or not isinstance(op, AtenOp):
         return 1
     return min(r.size if r.over == "row" else r.numel // r.size for r in reductions_of(op))
+
+
+def _is_wanted_whole(op: Operation) -> bool:
+    """Whether kernels compute all elements of an op: it is reduced, or goes to others."""
+    if not _is_for_kernels(op):
+        return False
+    pending = list(op.results)
+    while pending:
+        for use in pending.pop().uses:
+            if facts_of(use.operation).is_layout:
+                pending += use.operation.results
+            elif not _is_for_kernels(use.operation) or _reduced_elements(use.operation) > 1:
+                return True
+    return _reduced_elements(op) > 1
 
 
 def _is_for_kernels(op: Operation) -> bool:

@@ -51,7 +51,7 @@ MODELS = {
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 MESHES = (None, "tensor=2")
 PASSES = "preset:kernels"
-RECOMPUTED = "recompute-producers{matmul=false}"
+RECOMPUTED = "sum-by-local-maxima,recompute-producers{matmul=false}"
 GENERATED = "recompute-producers,fuse-kernels"
 """The same with products in kernels, where they fit."""
 GOALS = {"launches": 0.80, "moved_bytes": 0.85}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -30,7 +32,8 @@ NEAR = 64
 have to keep its results until the other's are wanted."""
 
 FEW = 8
-"""Readers of one value that are tried in one kernel."""
+"""Readers of one value that are tried in one kernel: of what many read, as tables of positions that
+every layer reads, the nearest."""
 
 
 @dataclass(eq=False)
@@ -53,6 +56,7 @@ class Growth:
         self.views: dict[Operation, tuple[object, ...]] = {}
         self.heap: list[tuple[int, int, int, Unit, Unit]] = []
         self.pushed = 0
+        self.readers: dict[SSAValue, list[Operation]] = {}
         blocks = blocks_of(program)
         for op, key in keys_of_ops(program):
             role = role_of(op)
@@ -122,13 +126,12 @@ class Growth:
             for value in op.operands:
                 source = self._source(value)
                 yield source.owner
-                for user in self._readers(source):
+                for user in self._readers_near(source, self.places[op]):
                     other = self.units.get(user)
                     if other is not None and other.block == unit.block:
-                        if abs(self.places[user] - self.places[op]) <= NEAR:
-                            yield user
+                        yield user
             for value in op.results:
-                yield from self._readers(value)
+                yield from islice(self._readers(value), FEW)
 
     def _source(self, value: SSAValue) -> SSAValue:
         """What a value shows through views that are in no unit."""
@@ -138,14 +141,22 @@ class Growth:
             owner = value.owner
         return value
 
+    def _readers_near(self, value: SSAValue, place: int) -> list[Operation]:
+        """The few readers of a value that are nearest to a place."""
+        place_of = self.places.__getitem__
+        if value not in self.readers:
+            known = (reader for reader in self._readers(value) if reader in self.places)
+            self.readers[value] = sorted(set(known), key=place_of)
+        readers = self.readers[value]
+        first = bisect_left(readers, place - NEAR, key=place_of)
+        last = bisect_right(readers, place + NEAR, key=place_of)
+        return sorted(readers[first:last], key=lambda reader: abs(place_of(reader) - place))[:FEW]
+
     def _readers(self, value: SSAValue) -> Iterator[Operation]:
-        """The ops that read a value or a view of it; the first few."""
-        pending, count = [value], 0
+        """The ops that read a value or a view of it."""
+        pending = [value]
         while pending:
             for use in pending.pop().uses:
-                count += 1
-                if count > FEW:
-                    return
                 if use.operation in self.views:
                     pending += use.operation.results
                 else:

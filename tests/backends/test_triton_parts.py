@@ -161,11 +161,11 @@ def test_wide_columns_are_shared_among_enough_programs_and_no_more() -> None:
         output %s
     """
     shares: dict[int, int] = {}
-    for columns in (1024, 8192, 30528, 2**20):
+    for columns in (1024, 8192, 30528, 128256):
         (op,) = (o for o in fused(text.format(columns=columns)).ops if isinstance(o, FusedOp))
         kernel = generate(op)
         shares[columns] = parts_of(kernel, kernel.configs[0])[0].num_parts
-    assert shares == {1024: 64, 8192: 64, 30528: 18, 2**20: 1}
+    assert shares == {1024: 64, 8192: 64, 30528: 18, 128256: 5}
 
 
 @pytest.mark.parametrize(("rows", "is_whole"), [(16, True), (17, False)])
