@@ -13,8 +13,9 @@ call, or a reduction, that waits for the one before.
 Bytes: of the calls; what other ops of a phase read of calls, messages, arguments and the other
 phase, once; and what those read that they make, once. To that comes what has to be read again.
 Along a chain of calls, ops that depend on one call and that the next depends on run between the
-two. Of what they need, the smallest cut between memory and them is read there; in it, what was not
-needed before counts as nothing, as it is counted already.
+two. Of what they need, the smallest cut between memory and them is read there; in it, what is in
+memory and was not needed before counts as nothing, as it is counted already, and what kernels make
+for each other alone is written, too.
 """
 
 from __future__ import annotations
@@ -30,7 +31,14 @@ from shardweave.benchmarks.kernel_counts import Counts, is_call
 from shardweave.ir.annotations import phase_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import LOOKUP_GRADIENT, facts_of
-from shardweave.ir.fusible import MOVES, reductions_of, role_of
+from shardweave.ir.fusible import (
+    MOVES,
+    IterationSpace,
+    is_kernel_alone,
+    reductions_of,
+    role_of,
+    space_of,
+)
 from shardweave.ir.program import Program
 from shardweave.ir.storage import layout_source
 from shardweave.ir.traffic import bytes_moved, traffic
@@ -118,13 +126,18 @@ class _Phase:
         along the longest chain of waves."""
         every = frozenset(self.waves)
         ends = [(every, every), *self._ends(), (every, every)]
-        read: set[SSAValue] = set()
+        seen: set[SSAValue] = set()
         total = 0
         for (_, after), (before, _) in pairwise(ends):
-            forced = [op for op in self.waves if op in after & before and _is_wanted_whole(op)]
-            total += _smallest_cut(forced, self.waves, read)
-            read |= {value for _, value, is_there in _needed_by(forced, self.waves) if is_there}
+            wanted = [o for o in self.waves if o in after & before and self._is_wanted_whole(o)]
+            total += _smallest_cut(wanted, self.waves, seen)
+            seen |= {value for _, value, _ in _needed_by(wanted, self.waves)}
         return total
+
+    def _is_wanted_whole(self, op: Operation) -> bool:
+        """Whether kernels compute all elements of an op: it reduces, or others read it."""
+        leaves = any(_leaves(value, self.waves) for value in op.results)
+        return _is_for_kernels(op) and (leaves or _reduced_elements(op) > 1)
 
     def _ends(self) -> list[tuple[Set[Operation], Set[Operation]]]:
         """For each call on the longest chain, and each lookup's gradient of what another kernel has
@@ -183,19 +196,22 @@ def _needed_by(
 
 
 def _smallest_cut(
-    ops: Collection[Operation], inside: Collection[Operation], read: Collection[SSAValue]
+    ops: Collection[Operation], inside: Collection[Operation], seen: Collection[SSAValue]
 ) -> int:
-    """The fewest bytes from which ops can be computed. Those that are there before the phase's
-    kernels count as nothing unless they are in `read`."""
+    """The fewest bytes from which ops can be computed, those that are written for that with them.
+
+    seen: what ops before these needed. Of other values those that are there before the phase's
+    kernels count as nothing, and those that kernels make and no other op reads count twice.
+    """
     graph: networkx.DiGraph[object] = networkx.DiGraph()
     graph.add_nodes_from([_MEMORY, _WANTED])
     for op, value, is_there in _needed_by(ops, inside):
-        size = num_bytes(tensor_type_of(value))
-        source = _MEMORY if is_there else value.owner
-        graph.add_edge(source, (value, "made"))
-        graph.add_edge(
-            (value, "made"), (value, "read"), capacity=0 if is_there and value not in read else size
-        )
+        times = 1
+        if value not in seen:
+            times = 0 if is_there else 1 + (not _leaves(value, inside))
+        graph.add_edge(_MEMORY if is_there else value.owner, (value, "made"))
+        size = times * num_bytes(tensor_type_of(value))
+        graph.add_edge((value, "made"), (value, "read"), capacity=size)
         if op.name in MOVES:  # of which it takes some
             taken = num_elements(op.results[0]) * dtype_of_value(value).itemsize
             graph.add_edge((value, "read"), op, capacity=taken)
@@ -220,23 +236,29 @@ def _reduced_elements(op: Operation) -> int:
     return min(r.size if r.over == "row" else r.numel // r.size for r in reductions_of(op))
 
 
-def _is_wanted_whole(op: Operation) -> bool:
-    """Whether kernels compute all elements of an op: it is reduced, or goes to others."""
-    if not _is_for_kernels(op):
-        return False
-    pending = list(op.results)
-    while pending:
-        for use in pending.pop().uses:
-            if facts_of(use.operation).is_layout:
-                pending += use.operation.results
-            elif not _is_for_kernels(use.operation) or _reduced_elements(use.operation) > 1:
-                return True
-    return _reduced_elements(op) > 1
+def _leaves(value: SSAValue, inside: Collection[Operation]) -> bool:
+    """Whether an op that no kernel of the phase computes reads a value, or a view of it."""
+    for use in value.uses:
+        reader = use.operation
+        if reader not in inside or not _is_computed(reader):
+            return True
+        if facts_of(reader).is_layout and any(_leaves(v, inside) for v in reader.results):
+            return True
+    return False
 
 
 def _is_for_kernels(op: Operation) -> bool:
     """Whether a kernel computes an op, but for products."""
+    if op.name == LOOKUP_GRADIENT and not _has_kernel(op):
+        return False
     return role_of(op) not in (None, "view", "matmul")
+
+
+def _has_kernel(gradient: Operation) -> bool:
+    """Whether the gradient of a lookup is ours, and no call of the library's."""
+    users = [use.operation for use in gradient.results[0].uses]
+    added = (space_of([gradient, user], user.results) for user in users)
+    return is_kernel_alone(gradient) or any(isinstance(s, IterationSpace) for s in added)
 
 
 def _is_computed(op: Operation) -> bool:
