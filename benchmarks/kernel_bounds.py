@@ -112,14 +112,15 @@ class _Phase:
         if not is_kernel:
             return _Wave(number, last)
         own = _reduced_elements(op)
-        reducing = op if own > 1 else None
+        reduces = op if own > 1 else None
         together = [self.waves[m] for m in makers if _is_for_kernels(m)]
         together = [wave for wave in together if wave.number == number]
         most = max(together, key=lambda wave: wave.elements, default=_Wave(number))
-        elements = own * most.elements
-        if reducing is not None and most.reduction is not None and elements > MOST_READ:
-            return _Wave(number + 1, most.reduction, own, reducing)
-        return _Wave(number, last, elements, reducing or most.reduction)
+        if reduces is None or most.reduction is None or _are_of_one_row(reduces, most.reduction):
+            return _Wave(number, last, max(own, most.elements), reduces or most.reduction)
+        if own * most.elements > MOST_READ:
+            return _Wave(number + 1, most.reduction, own, reduces)
+        return _Wave(number, last, own * most.elements, reduces)
 
     def read_again(self) -> int:
         """Bytes that kernels after the end of a wave read which kernels before it had read or made,
@@ -234,6 +235,16 @@ def _reduced_elements(op: Operation) -> int:
     if role_of(op) != "reduce" or not isinstance(op, AtenOp):
         return 1
     return min(r.size if r.over == "row" else r.numel // r.size for r in reductions_of(op))
+
+
+def _are_of_one_row(op: Operation, other: Operation) -> bool:
+    """Whether two ops reduce rows of the same elements, so that one program reads these for both."""
+    if not (isinstance(op, AtenOp) and isinstance(other, AtenOp)):
+        return False
+    if LOOKUP_GRADIENT in (op.name, other.name):
+        return False
+    rows = ({r for r in reductions_of(o) if r.over == "row"} for o in (op, other))
+    return bool(set.intersection(*rows))
 
 
 def _leaves(value: SSAValue, inside: Collection[Operation]) -> bool:

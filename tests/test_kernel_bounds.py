@@ -83,14 +83,36 @@ def test_no_program_reads_all_rows_for_one_result() -> None:
     assert kernels_of(SUMS.format(rows=1025))[0] == 2
 
 
-def test_rows_that_are_added_up_by_index_are_read_once_they_are_there() -> None:
+def test_softmax_reads_one_row_in_one_kernel() -> None:
     text = """
-        input %x : tensor<2048x1024xf32>
-        input %i : tensor<2048xi64>
-        %s = aten.sum.dim_IntList(%x, dim = [1], keepdim = true) : tensor<2048x1xf32>
-        %y = aten.mul.Tensor(%x, %s) : tensor<2048x1024xf32>
-        %d = aten.embedding_dense_backward(%y, %i, padding_idx = -1, scale_grad_by_freq = false) : tensor<16x1024xf32>
-        output %d
+        input %x : tensor<16x32000xf32>
+        %m = aten.amax(%x, dim = [1], keepdim = true) : tensor<16x1xf32>
+        %d = aten.sub.Tensor(%x, %m) : tensor<16x32000xf32>
+        %e = aten.exp(%d) : tensor<16x32000xf32>
+        %s = aten.sum.dim_IntList(%e, dim = [1], keepdim = true) : tensor<16x1xf32>
+        %t = aten.sum.dim_IntList(%s, dim = [0, 1]) : tensor<f32>
+        output %t
     """
-    rows, indices, table = 2048 * 4, 16, 64
-    assert kernels_of(text) == (2, rows + rows + indices + table)
+    assert kernels_of(text)[0] == 1
+    assert kernels_of(text.replace("16x", "64x"))[0] == 2
+
+
+LOOKUP = """
+    input %x : tensor<2048x1024xf32>
+    input %i : tensor<2048xi64>
+    %s = aten.sum.dim_IntList(%x, dim = [1], keepdim = true) : tensor<2048x1xf32>
+    %y = aten.mul.Tensor(%x, %s) : tensor<2048x1024xf32>
+    %d = aten.embedding_dense_backward(%y, %i, padding_idx = -1, scale_grad_by_freq = false) : tensor<{rows}x1024xf32>
+    output %d
+"""
+
+
+def test_rows_that_are_added_up_by_index_are_read_once_they_are_there() -> None:
+    """The second kernel needs the rows again, and their sums, which the first has to write."""
+    rows, sums, indices = 8192, 8, 16
+    assert kernels_of(LOOKUP.format(rows=2048)) == (2, rows + indices + rows + rows + 2 * sums)
+
+
+def test_lookup_of_few_rows_is_a_call_of_the_library() -> None:
+    """It reads what one kernel writes."""
+    assert kernels_of(LOOKUP.format(rows=16)) == (1, 8192 + 8192)
