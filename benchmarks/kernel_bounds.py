@@ -238,7 +238,7 @@ def _reduced_elements(op: Operation) -> int:
 
 
 def _are_of_one_row(op: Operation, other: Operation) -> bool:
-    """Whether two ops reduce rows of the same elements, so that one program reads these for both."""
+    """Whether two ops reduce the same rows, so that one program reads a row for both."""
     if not (isinstance(op, AtenOp) and isinstance(other, AtenOp)):
         return False
     if LOOKUP_GRADIENT in (op.name, other.name):

@@ -350,7 +350,8 @@ def grid_of(kernel: Kernel, config: Config) -> tuple[int, ...]:
     if kernel.family == "matmul":
         return (_blocks(space.rows, config["BLOCK_M"]) * _blocks(space.columns, config["BLOCK_N"]),)
     if not space.reduces_columns:
-        return (_blocks(space.rows, config["BLOCK_R"]),)
+        beside = _blocks(space.aside, kernel.fixed["BLOCK_A"]) if space.aside else 0
+        return (max(_blocks(space.rows, config["BLOCK_R"]), beside),)
     parts = num_partial(space, config)
     # Not in two dims, of which the second ends at 65,535.
     blocks = 1 if space.reduces_rows else num_column_blocks(space, config["BLOCK_C"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -19,9 +19,18 @@ from shardweave.ir.annotations import (
     set_layer,
     set_phase,
 )
+from shardweave.ir.aten import AtenOp
 from shardweave.ir.blocks import blocks_of
 from shardweave.ir.dist import COLLECTIVES, WaitOp
-from shardweave.ir.fusible import MATMULS, MAX_OPS, MAX_VALUES, is_kernel_alone, role_of, space_of
+from shardweave.ir.fusible import (
+    MATMULS,
+    MAX_OPS,
+    MAX_VALUES,
+    computed_aside,
+    is_kernel_alone,
+    role_of,
+    space_of,
+)
 from shardweave.ir.kernel import escaping_values, fuse
 from shardweave.ir.program import Program
 from shardweave.ir.storage import copies
@@ -85,6 +94,22 @@ class Growth:
                 self._push(first, second, now)
             else:
                 self._replace(first, second, merged)
+        self._take_along()
+
+    def _take_along(self) -> None:
+        """Let kernels of rows compute beside them what is small, and saves a launch."""
+        units = sorted({id(u): u for u in self.units.values()}.values(), key=lambda u: u.place)
+        for number, unit in enumerate(units):
+            written = escaping_values(unit.ops)
+            if not written or computed_aside(_aten(unit.ops), written) != set(written):
+                continue
+            near = [u for u in units[max(0, number - FEW) : number + FEW] if u is not unit]
+            for other in sorted(near, key=lambda u: abs(u.place - unit.place)):
+                merged = self._merged(unit, other) if other.ops else None
+                if merged is not None and abs(other.place - unit.place) <= NEAR:
+                    self._replace(unit, other, merged)
+                    units[number] = merged
+                    break
 
     def regions(self) -> list[Unit]:
         """All units of more than one op, and ops that have a kernel alone, in order."""
@@ -236,6 +261,10 @@ def keys_of_ops(program: Program) -> Iterator[tuple[Operation, tuple[object, ...
         elif phase == "forward" and copy in turned:
             phase = "backward"
         yield op, (segment, copy, phase)
+
+
+def _aten(ops: Iterable[Operation]) -> list[AtenOp]:
+    return [op for op in ops if isinstance(op, AtenOp)]
 
 
 def _in_order(members: dict[Operation, int]) -> list[Operation]:

@@ -52,7 +52,7 @@ def test_kernels_of_one_size_equal_aten(tmp_path: Path) -> None:
 
 @needs_triton
 def test_kernels_are_right_in_corners_and_with_the_dtypes_of_cuda(tmp_path: Path) -> None:
-    names = ("corners", "indices", "lookups", "steps")
+    names = ("asides", "corners", "indices", "lookups", "steps")
     assert_tests_pass(names, tmp_path, "not llama and not bert")
 
 
