@@ -284,7 +284,12 @@ def test_hook_of_the_model_that_is_registered_after_compile_is_called() -> None:
     model = Scaled()
     step = compiled(model)
     step(X)
-    handle = model.fc.register_forward_hook(lambda module, inputs, output: output * 2)
+
+    def doubled(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        del module, inputs
+        return output * 2
+
+    handle = model.fc.register_forward_hook(doubled)
     torch.testing.assert_close(step(X)[0], model(X)[0])
     handle.remove()
     torch.testing.assert_close(step(X)[0], model(X)[0])
