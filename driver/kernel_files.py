@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
 
 from shardweave.backends.triton.ahead import Built, build, parse_target
 from shardweave.backends.triton.generate import generate
-from shardweave.backends.triton.joining import finishing_kernel
-from shardweave.backends.triton.parts import is_sum_in_memory, joined_together
+from shardweave.backends.triton.joining import finishing_kernel, with_joining
+from shardweave.backends.triton.launch import grid_of
+from shardweave.backends.triton.parts import Joining, is_sum_in_memory, joined_together
 from shardweave.backends.triton.source import Kernel, KernelSource
 from shardweave.backends.triton.writer import UnfitError
 from shardweave.driver.report.text import plain_table, status
@@ -80,8 +82,13 @@ def distinct_kernels(
             generated[op] = generate(op)
         except UnfitError as error:
             unfit.append(f"{', '.join(inner.name for inner in op.fused_ops)}: {error}")
+    joining: list[KernelSource] = []
     launches = (joined_together(part, generated) for part in parts_of(program))
-    joining = [finishing_kernel(results) for of_part in launches for results in of_part]
+    for together in chain.from_iterable(launches):
+        if together.beside is None:
+            joining.append(finishing_kernel(together.results))
+        else:
+            generated[together.beside] = _joining_others(generated[together.beside], together)
     names: dict[tuple[object, ...], str] = {}
     kernels: dict[str, KernelSource] = {}
     uses: dict[str, int] = {}
@@ -92,6 +99,12 @@ def distinct_kernels(
             kernels[names[key]] = one
         uses[names[key]] = uses.get(names[key], 0) + 1
     return kernels, uses, unfit
+
+
+def _joining_others(kernel: Kernel, together: Joining) -> Kernel:
+    """A kernel at its default configuration, and what it joins beside its own work."""
+    config = kernel.configs[0]
+    return with_joining(kernel, config, grid_of(kernel, config)[0], together.results)[0]
 
 
 def _write(folder: Path, name: str, built: Built) -> Built:

@@ -286,6 +286,7 @@ def test_hook_of_the_model_that_is_registered_after_compile_is_called() -> None:
     step(X)
 
     def doubled(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        del module, inputs
         return output * 2
 
     handle = model.fc.register_forward_hook(doubled)
