@@ -189,9 +189,10 @@ CALL = "x (6, 4) float32 in training"
             ["in what they do: ranks 0, 2 have the call: ", CALL, "rank 1 has sw.compile: a model"],
             marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             Scenario(compile_ahead_alone),
             ["in what they do: ranks 0, 2 have the call: x (3, 4)", "1 has step.compile_for: x (3"],
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             Scenario(save_alone),
