@@ -256,14 +256,16 @@ class ShardedState(nn.Module):
 
     def full_gradients(self) -> dict[str, Tensor]:
         """The gradients of all parameters, zeros without one, whole on every rank. Collective."""
-        return {
-            name: self._whole(torch.zeros_like(p) if p.grad is None else p.grad, p)
-            for name, p in self.named_parameters()
-        }
+        return {name: self._whole(self._gradient(p), p) for name, p in self.named_parameters()}
 
     def full_buffers(self) -> dict[str, Tensor]:
         """All buffers, whole on every rank. Collective."""
         return {name: self._whole(buffer, buffer) for name, buffer in self.named_buffers()}
+
+    def _gradient(self, parameter: Tensor) -> Tensor:
+        if parameter.grad is not None:
+            return parameter.grad
+        return self._backend.like(torch.zeros_like(self._backend.local(parameter)), parameter)
 
     def _whole(self, tensor: Tensor, stored: Tensor) -> Tensor:
         return self._backend.whole(tensor.detach(), self._shardings[self._keys[id(stored)]])
