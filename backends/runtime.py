@@ -102,6 +102,7 @@ class Runtime:
             self.device = torch.device(device or _default_device())
             self.device_mesh = self._device_mesh()
         self.coordinates = self.mesh.coordinates(self.processes.index(self.rank))
+        self._of_places = self._processes_of_places()
 
     def _device_mesh(self) -> DeviceMesh:
         sizes = tuple(axis.size for axis in self.mesh.device_axes)
@@ -219,10 +220,15 @@ class Runtime:
 
     def rank_at(self, place: int) -> int:
         """The process of this one's other coordinates at a coordinate on the stage axis."""
+        return self._of_places[place]
+
+    def _processes_of_places(self) -> tuple[int, ...]:
+        """`rank_at` of each coordinate, which every message asks for."""
         axis = self.mesh.stage_axis
         if axis is None:
-            return self.rank
-        return self.processes[self.mesh.rank({**self.coordinates, axis.name: place})]
+            return (self.rank,)
+        own = ({**self.coordinates, axis.name: place} for place in range(axis.size))
+        return tuple(self.processes[self.mesh.rank(at)] for at in own)
 
     def group_at(self, places: Sequence[int]) -> Group | None:
         """This rank and those of its other coordinates at some coordinates on the stage axis.

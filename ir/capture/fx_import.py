@@ -26,7 +26,7 @@ from shardweave.ir.capture.builder import Builder
 from shardweave.ir.capture.canonical import Call, lookup
 from shardweave.ir.capture.canonical.strided import check_strided
 from shardweave.ir.capture.site import CaptureError, module_path, site_of_node, users_line
-from shardweave.ir.capture.trace import Traced
+from shardweave.ir.capture.trace import OutputKind, Traced
 from shardweave.ir.capture.unwritten import Unwritten
 from shardweave.ir.philox import STATE
 from shardweave.ir.pure_ops import NOT_PURE, pure_ops
@@ -292,7 +292,7 @@ class _Importer:
         )
         return builtin.ModuleOp([function])
 
-    def _add_written_buffers(self, kept: Mapping[tuple[str, str], SSAValue]) -> None:
+    def _add_written_buffers(self, kept: Mapping[tuple[OutputKind, str], SSAValue]) -> None:
         """Buffers that forward assigns and never reads are arguments too: they are the model's, and
         stored as they are written."""
         read = {*self.traced.inputs, ("buffer", STATE)}

@@ -35,7 +35,7 @@ from shardweave.ir.capture.outputs import (
     LossChoice,
     Outputs,
     Wrapped,
-    noting_dataclasses,
+    noting_outputs,
     outputs_of,
 )
 from shardweave.ir.capture.repeats import joint_graph, repeats_of
@@ -124,7 +124,7 @@ def trace(
             eager_masks(names),
             without_cache(model, kind.all_outputs),
             noting_inner_outputs(model),
-            noting_dataclasses(),
+            noting_outputs(),
             observed() as seen,
             repeats_of(blocks),
         ):

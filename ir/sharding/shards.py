@@ -22,9 +22,9 @@ def take_blocks(tensor: torch.Tensor, dim: int, size: int, block: int, index: in
 def cut_out(tensor: torch.Tensor, dim: int, size: int, block: int, index: int) -> torch.Tensor:
     """`take_blocks` in memory of its own, so that the rest of the tensor can be freed."""
     part = take_blocks(tensor, dim, size, block, index)
-    shares = part.untyped_storage()._cdata == tensor.untyped_storage()._cdata
+    is_view = part.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
     is_less = part.numel() < tensor.numel()
-    return part.clone(memory_format=torch.contiguous_format) if shares and is_less else part
+    return part.clone(memory_format=torch.contiguous_format) if is_view and is_less else part
 
 
 def merge_blocks(parts: list[torch.Tensor], dim: int, block: int) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -27,7 +29,7 @@ class OfAllLayers(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = build_example(BERT, dtype=torch.float64).module.bert
+        self.encoder: Any = build_example(BERT, dtype=torch.float64).module.bert
 
     def forward(self, ids: Tensor) -> Tensor:
         states = self.encoder(ids, output_hidden_states=True).hidden_states
