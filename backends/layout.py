@@ -96,7 +96,11 @@ def as_dtensor(
     device_mesh = device_mesh or runtime.device_mesh
     if device_mesh is None:
         return local
-    shape = torch.Size(shape or sharding.global_shape(local.shape))
+    shape = torch.Size(sharding.global_shape(local.shape) if shape is None else shape)
+    if not shape and local.ndim:
+        # Torch takes the shape of a scalar for none, and tells it from the local part, which it
+        # makes empty itself.
+        local = local.new_empty(())
     placements = placements_of(sharding, shape, runtime.mesh)
     tensor = DTensor.from_local(
         local,

@@ -211,9 +211,10 @@ def homes_of(program: Program) -> dict[str, Home]:
 
 
 def holders_of(program: Program) -> dict[Key, tuple[int, ...]]:
-    """By kind and name of parameters and buffers, the coordinates on the stage axis that read them.
+    """By kind and name of parameters and buffers, the coordinates on the stage axis that read them,
+    or that write a buffer.
 
-    What nobody reads is at the first one.
+    What nobody does either with is at the first one.
     """
     found: dict[Key, set[int]] = {
         (slot.kind, slot.name): set()
@@ -222,7 +223,8 @@ def holders_of(program: Program) -> dict[Key, tuple[int, ...]]:
     }
     functions = functions_of(program)
     for _, run in runs_of(program):
-        for slot in functions[run.function].arguments:
+        function = functions[run.function]
+        for slot in (*function.arguments, *function.results):
             if (slot.kind, slot.name) in found:
                 found[slot.kind, slot.name].add(run.at)
     return {key: tuple(sorted(places or {0})) for key, places in found.items()}

@@ -331,10 +331,24 @@ class ShardedState(nn.Module):
         """`state_dict` with whole plain tensors on every rank, as the model's own. Collective."""
         if self._backend.is_joint:
             watchdog.meet("step.full_state_dict", "the state")
-        full: dict[str, Any] = {}
-        for name, tensor in super().state_dict(keep_vars=True).items():
-            full[name] = self._backend.whole(tensor, self._shardings[self._keys[id(tensor)]])
-        return full
+        own = super().state_dict(keep_vars=True)
+        return {name: self._whole(tensor, tensor) for name, tensor in own.items()}
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        """The gradients of all parameters, zeros without one, whole on every rank. Collective."""
+        return {name: self._whole(self._gradient(p), p) for name, p in self.named_parameters()}
+
+    def full_buffers(self) -> dict[str, Tensor]:
+        """All buffers, whole on every rank. Collective."""
+        return {name: self._whole(buffer, buffer) for name, buffer in self.named_buffers()}
+
+    def _gradient(self, parameter: Tensor) -> Tensor:
+        if parameter.grad is not None:
+            return parameter.grad
+        return self._backend.like(torch.zeros_like(self._backend.local(parameter)), parameter)
+
+    def _whole(self, tensor: Tensor, stored: Tensor) -> Tensor:
+        return self._backend.whole(tensor.detach(), self._shardings[self._keys[id(stored)]])
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

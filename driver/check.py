@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
+from shardweave.backends.state import ShardedState
 from shardweave.ir.capture.outputs import NO_LOSS, loss_of
 from shardweave.ir.program import Program
 from shardweave.ir.staged import ops_of_parts
@@ -190,15 +190,16 @@ def run_eager(model: nn.Module, batch: Mapping[str, Tensor]) -> Expected:
 
 
 def results_of(module: nn.Module, loss: Tensor) -> Expected:
-    """What a model or a step has computed, as whole tensors. Collective."""
-    return Expected(
-        loss.detach().double().item(),
-        {
-            name: _whole(torch.zeros_like(p) if p.grad is None else p.grad)
+    """What a model or a step has computed, as whole tensors of their own. Collective."""
+    if isinstance(module, ShardedState):
+        gradients, buffers = module.full_gradients(), module.full_buffers()
+    else:
+        gradients = {
+            name: torch.zeros_like(p) if p.grad is None else p.grad.detach().clone()
             for name, p in module.named_parameters()
-        },
-        {name: _whole(buffer) for name, buffer in module.named_buffers()},
-    )
+        }
+        buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    return Expected(loss.detach().double().item(), gradients, buffers)
 
 
 def compare_steps(
@@ -220,13 +221,6 @@ def compare_steps(
         worst_buffer=buffers.worst_buffer,
         num_steps=len(steps),
     )
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """A copy, whole on every rank."""
-    tensor = tensor.detach()
-    # A DTensor that is whole on this rank shows its own memory, which later steps write.
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
 
 
 def compare(found: Expected, eager: Expected, dtype: torch.dtype) -> CheckResult:

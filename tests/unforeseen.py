@@ -54,3 +54,27 @@ class Perceptron(nn.Module):
 
 def perceptron() -> tuple[nn.Module, Inputs]:
     return Perceptron(), {"x": torch.randn(ROWS, WIDTH)}
+
+
+class Recorded(nn.Module):
+    """Blocks with a buffer that the last writes and the first reads, one that nobody reads, and
+    scalars of the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Residual() for _ in range(2))
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("largest", torch.zeros(()))
+        self.temperature = nn.Parameter(torch.ones(()))
+        self.register_buffer("squares", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.blocks[1](self.blocks[0](x * self.scale))
+        self.squares = y.detach().square().sum(0)
+        self.largest = y.detach().abs().max()
+        self.scale = 0.5 * self.scale + 0.1 * y.detach().square().sum().sqrt()
+        return (y * self.temperature).square().mean()
+
+
+def recorded() -> tuple[nn.Module, Inputs]:
+    return Recorded(), {"x": torch.randn(ROWS, WIDTH)}

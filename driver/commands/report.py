@@ -35,15 +35,15 @@ def report_command(options: argparse.Namespace) -> int:
     from shardweave.driver.report.reshards import local_with_reshards
     from shardweave.ir.verify.program import check
     from shardweave.planners.cost.quantity import bytes_text
-    from shardweave.planners.cost.simulate import simulate
     from shardweave.planners.plan import Plan
+    from shardweave.planners.predict import simulate_step
 
     check_output(options.output)
     program = read(options.file)
     check(program)
     plan = Plan.load(options.plan) if options.plan else None
     program, reshards = local_with_reshards(program, plan)
-    found = simulate(program, options.cluster, optimizer_multiplier=options.optimizer)
+    found = simulate_step(program, options.cluster, optimizer_multiplier=options.optimizer)
     page = report_page(
         program,
         found,

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from shardweave.driver.report.html import Cell, section, table, tiles
 from shardweave.driver.report.pictures import memory_html, timeline_html
 from shardweave.driver.report.reshards import Row
 from shardweave.driver.report.shardings import pictures_of, ranks_text, sharding_svg
+from shardweave.driver.report.stages import stage_sections
 from shardweave.driver.report.style import STYLE
 from shardweave.driver.report.text import flops_text
 from shardweave.ir.blocks import blocks_of
@@ -21,19 +23,17 @@ from shardweave.ir.inspect.outline import fold, layers_of, part_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.cost.memory import memory_over_time
+from shardweave.planners.cost.pipeline.simulation import PipelineSimulation
 from shardweave.planners.cost.quantity import bytes_text, seconds_text
 from shardweave.planners.cost.simulation import Simulation
 from shardweave.planners.cost.timeline import COMPUTE
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate
 
-Cell = str | tuple[str]
-"""A word, or (in a tuple) a number, which stands on the right."""
-
 
 def report_page(
     program: Program,
-    simulation: Simulation,
+    simulation: Simulation | PipelineSimulation,
     *,
     title: str,
     plan: Plan | None = None,
@@ -44,46 +44,38 @@ def report_page(
 
     reshards: of the global program that it was made from. optimizer_multiplier: the simulation's.
     """
-    series = memory_over_time(program, optimizer_multiplier=optimizer_multiplier)
-    sections = [
-        _tiles(program, simulation),
-        _section("Streams over time", timeline_html(simulation)),
-        _section("Communication", _communication(program, simulation)),
-        _section("Reshards", _reshards(reshards)) if reshards else "",
-        _section("Memory over time", memory_html(simulation, series) + _memory(simulation)),
-        _section("Layers", _layers(program, simulation)),
-        _section("Shardings", _shardings(program, simulation.mesh)),
-        _section("Plan", _plan(plan)) if plan is not None else "",
-    ]
+    if isinstance(simulation, PipelineSimulation):
+        said, sections = "", stage_sections(program, simulation)
+    else:
+        said = ", for one device"
+        sections = _sections(program, simulation, optimizer_multiplier)
+    if reshards:
+        sections.append(section("Reshards", _reshards(reshards)))
+    if plan is not None:
+        sections.append(section("Plan", _plan(plan)))
     where = f"mesh {simulation.mesh}" if simulation.mesh.axes else "one device"
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>"
         f"<h1>{escape(title)}</h1><p class='soft'>One training step on {escape(where)} of "
-        f"{escape(simulation.cluster.name)}; times are simulated, for one device.</p>"
-        + "\n".join(filter(None, sections))
+        f"{escape(simulation.cluster.name)}; times are simulated{said}.</p>"
+        + "\n".join(sections)
         + "</body></html>\n"
     )
 
 
-def _section(title: str, body: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{body}</section>"
-
-
-def _table(head: Sequence[Cell], rows: Iterable[Sequence[Cell]]) -> str:
-    """A table that scrolls by itself where the page is narrow. Cells are text, not HTML."""
-
-    def line(cells: Sequence[Cell], tag: str) -> str:
-        return "".join(
-            f'<{tag} class="n">{escape(cell[0])}</{tag}>'
-            if isinstance(cell, tuple)
-            else f"<{tag}>{escape(cell)}</{tag}>"
-            for cell in cells
-        )
-
-    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
-    return f'<div class="wide"><table><tr>{line(head, "th")}</tr>{body}</table></div>'
+def _sections(program: Program, simulation: Simulation, optimizer_multiplier: float) -> list[str]:
+    """What there is to say of a program without stages."""
+    series = memory_over_time(program, optimizer_multiplier=optimizer_multiplier)
+    return [
+        _tiles(program, simulation),
+        section("Streams over time", timeline_html(simulation)),
+        section("Communication", _communication(program, simulation)),
+        section("Memory over time", memory_html(simulation, series) + _memory(simulation)),
+        section("Layers", _layers(program, simulation)),
+        section("Shardings", _shardings(program, simulation.mesh)),
+    ]
 
 
 def _tiles(program: Program, simulation: Simulation) -> str:
@@ -101,14 +93,7 @@ def _tiles(program: Program, simulation: Simulation) -> str:
         "work of one device": flops_text(sum(stats.flops.values())),
         "ops": f"{sum(stats.ops.values()):,}",
     }
-    tiles = "".join(
-        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
-        for name, value in numbers.items()
-    )
-    warning = ""
-    if s.peak_bytes > s.memory_bytes:
-        warning = '<p class="warn">This needs more memory than the device has.</p>'
-    return f'<section><div class="tiles">{tiles}</div>{warning}</section>'
+    return tiles(numbers, fits=s.peak_bytes <= s.memory_bytes)
 
 
 def _communication(program: Program, simulation: Simulation) -> str:
@@ -131,18 +116,18 @@ def _communication(program: Program, simulation: Simulation) -> str:
         f"{seconds_text(simulation.exposed_s.get(axes, 0.0))} exposed.</p>"
         for axes, seconds in sorted(simulation.communication_s.items())
     )
-    return times + _table(head, rows)
+    return times + table(head, rows)
 
 
 def _reshards(rows: Sequence[Row]) -> str:
     head = ("layer", "phase", "value", "from", "to", "why")
-    return "<p class='soft'>Of equal layers, the first.</p>" + _table(head, rows)
+    return "<p class='soft'>Of equal layers, the first.</p>" + table(head, rows)
 
 
 def _memory(simulation: Simulation) -> str:
     parts = {part: size for part, size in simulation.memory.parts.items() if size}
     rows = [(part, (bytes_text(size),)) for part, size in parts.items()]
-    return _table(("at the peak", ("bytes",)), rows)
+    return table(("at the peak", ("bytes",)), rows)
 
 
 def _layers(program: Program, simulation: Simulation) -> str:
@@ -168,7 +153,7 @@ def _layers(program: Program, simulation: Simulation) -> str:
         )
     head: list[Cell] = ["layer", ("forward",), ("recompute",), ("backward",), ("work",)]
     head += [("parameters",), ("compute",), ("communication",), "collectives"]
-    return "<p class='soft'>Of equal layers, the first.</p>" + _table(head, rows)
+    return "<p class='soft'>Of equal layers, the first.</p>" + table(head, rows)
 
 
 def _shardings(program: Program, mesh: Mesh) -> str:
@@ -179,7 +164,7 @@ def _shardings(program: Program, mesh: Mesh) -> str:
         (axis.name, axis.kind, (f"{axis.size}",), groups_text(mesh, axis.name))
         for axis in mesh.space_axes
     ]
-    axes = _table(("axis", "kind", ("size",), "devices of each group"), rows)
+    axes = table(("axis", "kind", ("size",), "devices of each group"), rows)
     return (
         "<p class='soft'>Each rectangle is a tensor; its cells name the devices that hold them. "
         "A device named in every cell holds the whole.</p>"
@@ -199,7 +184,7 @@ def _plan(plan: Plan) -> str:
     for key in ("format", "reasons", "notes", "predicted", "candidates"):
         data.pop(key, None)
     parts = [
-        _table(("choice", "value"), [(k.replace("_", " "), _plain(v)) for k, v in data.items()])
+        table(("choice", "value"), [(k.replace("_", " "), _plain(v)) for k, v in data.items()])
     ]
     said = (*plan.reasons, *plan.notes)
     if said:
@@ -210,10 +195,10 @@ def _plan(plan: Plan) -> str:
     if looked_at:
         head: list[Cell] = ["considered", ("step",), ("compute",), ("communication",)]
         head += [("exposed",), ("bubble",), ("memory",), "why"]
-        parts.append(_table(head, map(_candidate, looked_at)))
+        parts.append(table(head, map(_candidate, looked_at)))
     for kind, entries in tables.items():
         if entries:
-            body = _table((kind, "sharding"), entries.items())
+            body = table((kind, "sharding"), entries.items())
             count = f"{len(entries)} {kind}"
             parts.append(f"<details><summary>{count}</summary>{body}</details>")
     return "".join(parts)

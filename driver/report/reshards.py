@@ -15,6 +15,7 @@ from shardweave.ir.sharding.flow import is_propagated
 from shardweave.passes.notes import unheard
 from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import run_passes
+from shardweave.planners.pipelines.choose import with_pipeline
 from shardweave.planners.plan import Plan
 
 Row = tuple[str, ...]
@@ -69,5 +70,7 @@ def local_with_reshards(program: Program, plan: Plan | None) -> tuple[Program, l
         with unheard():
             program = run_passes(program, LOWERING, observer=noted)
     elif plan is not None and not program.is_local:
-        program = partition(program, program.mesh or Mesh(**plan.mesh), plan, observer=noted)
+        mesh = program.mesh or Mesh(**plan.mesh)
+        plan = with_pipeline(plan, program, mesh)
+        program = partition(program, mesh, plan, observer=noted)
     return program, noted.rows

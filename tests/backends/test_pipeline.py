@@ -19,7 +19,14 @@ from shardweave.backends.gradient_norm import clip_grad_norm_
 from shardweave.backends.mail import ExpectedMessage, Mail
 from shardweave.backends.runtime import Runtime
 from shardweave.backends.step import Step
-from shardweave.driver.check import scalar_loss
+from shardweave.driver.check import (
+    CheckResult,
+    Expected,
+    compare_steps,
+    results_of,
+    run_eager,
+    scalar_loss,
+)
 from shardweave.driver.compile import compile
 from shardweave.driver.models import build_example
 from shardweave.ir.mesh import Mesh
@@ -28,6 +35,7 @@ from shardweave.planners.pipelines.schedules import find_schedule
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Pipeline
 from shardweave.tests.spawn import run_ranks
+from shardweave.tests.unforeseen import HERE
 from shardweave.tests.zoo import SPECS, captured, megatron
 
 GPT = "gpt:layers=2,hidden=16,heads=2,vocab=32,seq=8,batch=8"
@@ -112,6 +120,28 @@ def test_two_stages_train_as_eager_does_and_hold_their_own_layers() -> None:
     assert program is not None
     assert sum(held) == whole + tied
     assert max(held) < 0.7 * whole
+
+
+def checked(spec: str, plan: Plan) -> CheckResult:
+    """Two steps beside eager's: the loss, every gradient, every buffer."""
+    torch.set_num_threads(1)
+    example = build_example(spec, dtype=torch.float64)
+    step, model = compile(example.module, kwargs=example.kwargs, plan=plan), example.module
+    found: list[Expected] = []
+    for _ in range(2):
+        step.zero_grad()
+        found.append(results_of(step, step(**example.kwargs)))
+    expected = [run_eager(model, example.kwargs) for _ in range(2)]
+    return compare_steps(found, expected, torch.float64)
+
+
+def test_buffers_that_another_stage_writes_than_reads_are_those_of_eager() -> None:
+    spec = f"{HERE}:recorded"
+    stages = (("blocks.0",), ("blocks.1",))
+    plan = Plan({"stage": 2}, pipeline=Pipeline(stages, 1))
+    for found in run_ranks(checked, 2, spec, plan):
+        assert found.ok, found
+        assert found.worst_buffer is not None
 
 
 @pytest.mark.parametrize(("mesh", "chunks"), [("data=1", 2), ("stage=1", 1)])

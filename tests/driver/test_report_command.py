@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.cost.memory import memory_over_time
 from shardweave.planners.cost.simulate import simulate
+from shardweave.planners.pipelines.balance import balanced_stages
+from shardweave.planners.plan_parts import Pipeline
 from shardweave.tests import zoo
 from shardweave.tests.browser import browse, needs_browser
 from shardweave.tests.real_step import MESH, MODEL, PROPAGATION, annotated, captured, local, save
@@ -75,6 +78,24 @@ def test_page_of_a_captured_program_and_a_plan_says_why_data_moves(tmp_path: Pat
     options = ["--cluster", CLUSTER, "--plan", str(tmp_path / "plan.json"), "-o", str(out)]
     assert main(["report", str(source), *options]) == 0
     assert "<td>a sum pending over tensor meets aten.add.Tensor</td>" in out.read_text()
+
+
+@pytest.mark.parametrize("has_stages", [True, False])
+def test_page_of_a_plan_with_stages_has_a_track_for_each(tmp_path: Path, has_stages: bool) -> None:
+    source, out = save(captured(), tmp_path), tmp_path / "report.html"
+    plan = zoo.megatron(MODEL, "stage=2,data=2")
+    if has_stages:
+        stages = balanced_stages(captured(), 2)
+        plan = replace(plan, pipeline=Pipeline(stages, 2, schedule="zero-bubble"))
+    plan.save(tmp_path / "plan.json")
+    options = ["--cluster", CLUSTER, "--plan", str(tmp_path / "plan.json"), "-o", str(out)]
+    assert main(["report", str(source), *options]) == 0
+    html = out.read_text()
+    for title in ("Stages over time", "Schedule", "Stages", "Memory of each stage", "Reshards"):
+        assert f"<h2>{title}</h2>" in html
+    assert "<span>stage 00</span>" in html
+    assert "<span>stage 01</span>" in html
+    assert ("W1" if has_stages else "B1 -") in html
 
 
 def test_page_asks_for_nothing_else(page: Path) -> None:

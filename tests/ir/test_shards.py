@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Placement, Sharding
-from shardweave.ir.sharding.shards import assemble, merge_blocks, take_blocks, take_shard
+from shardweave.ir.sharding.shards import assemble, cut_out, merge_blocks, take_blocks, take_shard
 from shardweave.tests.ir.strategies import (
     all_coordinates,
     indices_of,
@@ -31,6 +31,15 @@ def test_blocks_are_dealt_round_robin() -> None:
     assert take_blocks(tensor, 0, 2, 4, 1).tolist() == [4, 5, 6, 7]
     assert take_blocks(tensor, 0, 2, 2, 0).tolist() == [0, 1, 4, 5]
     assert take_blocks(tensor, 0, 2, 1, 1).tolist() == [1, 3, 5, 7]
+
+
+def test_what_is_cut_out_has_memory_of_its_own_so_that_the_rest_can_be_freed() -> None:
+    tensor = numbered(4, 8)
+    for dim, block in ((0, 2), (0, 1), (1, 4), (1, 1)):
+        part = cut_out(tensor, dim, 2, block, 1)
+        assert torch.equal(part, take_blocks(tensor, dim, 2, block, 1))
+        assert part.untyped_storage().nbytes() == tensor.untyped_storage().nbytes() // 2
+        assert part.is_contiguous()
 
 
 @given(

@@ -1,0 +1,39 @@
+"""Parts of a page: sections, tables, and tiles of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+Cell = str | tuple[str]
+"""A word, or (in a tuple) a number, which stands on the right."""
+
+
+def section(title: str, body: str) -> str:
+    """A part of the page under a heading."""
+    return f"<section><h2>{escape(title)}</h2>{body}</section>"
+
+
+def table(head: Sequence[Cell], rows: Iterable[Sequence[Cell]]) -> str:
+    """A table that scrolls by itself where the page is narrow. Cells are text, not HTML."""
+
+    def line(cells: Sequence[Cell], tag: str) -> str:
+        return "".join(
+            f'<{tag} class="n">{escape(cell[0])}</{tag}>'
+            if isinstance(cell, tuple)
+            else f"<{tag}>{escape(cell)}</{tag}>"
+            for cell in cells
+        )
+
+    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
+    return f'<div class="wide"><table><tr>{line(head, "th")}</tr>{body}</table></div>'
+
+
+def tiles(numbers: Mapping[str, str], *, fits: bool) -> str:
+    """Numbers by what they are. fits: whether the step does, into memory."""
+    found = "".join(
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
+        for name, value in numbers.items()
+    )
+    warning = "" if fits else '<p class="warn">This needs more memory than the device has.</p>'
+    return f'<section><div class="tiles">{found}</div>{warning}</section>'
