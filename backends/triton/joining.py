@@ -204,11 +204,8 @@ def with_joining(
         joining_name=joining.name,
         others=", ".join([*others, *joining.sizes, "num_before", *renamed.values()]),
     )
-    # As many elements of a thread as where nothing stands before, read together.
     (alone,) = joining.configs
-    tall = alone["BLOCK_P"] * config["num_warps"] // alone["num_warps"]
-    blocks = alone | {"BLOCK_P": max(1, tall)}
-    both = config | {renamed[constant]: blocks[constant] for constant in joining.constants}
+    both = config | {renamed[constant]: alone[constant] for constant in joining.constants}
     made = replace(
         kernel, name=f"{kernel.name}_and_finish", source=source,
         pointers=(*kernel.pointers, *joining.pointers), sizes=sizes, constants=constants,
