@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +19,8 @@ from shardweave.backends.triton.writer import UnfitError
 from shardweave.driver.report.text import plain_table, status
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
+from shardweave.ir.staged import ops_of_parts, parts_of
+from shardweave.ir.unfuse import has_regions
 from shardweave.ir.verify.program import check
 from shardweave.passes.notes import unheard
 from shardweave.passes.pipeline import run_passes
@@ -34,7 +37,7 @@ def parse_targets(text: str) -> list[str]:
 def write_kernels(program: Program, targets: Sequence[str], folder: Path) -> bool:
     """Write the kernels of a program, fused or not; returns whether each runs on every target."""
     check(program)
-    if not any(isinstance(op, FusedOp) for op in program.ops):
+    if not has_regions(program):
         with unheard():
             program = run_passes(program, "preset:kernels")
     kernels, uses, unfit = distinct_kernels(program)
@@ -68,11 +71,11 @@ def distinct_kernels(
 ) -> tuple[dict[str, KernelSource], dict[str, int], list[str]]:
     """A program's kernels by name, how many regions use each, and why regions have none.
 
-    What joins the parts that a kernel leaves is a kernel, too.
+    Of a program of stages, all of them. What joins the parts that a kernel leaves is a kernel, too.
     """
     generated: dict[FusedOp, Kernel] = {}
     unfit: list[str] = []
-    for op in program.ops:
+    for op in ops_of_parts(program):
         if not isinstance(op, FusedOp) or is_sum_in_memory(op):
             continue
         try:
@@ -80,7 +83,8 @@ def distinct_kernels(
         except UnfitError as error:
             unfit.append(f"{', '.join(inner.name for inner in op.fused_ops)}: {error}")
     joining: list[KernelSource] = []
-    for together in joined_together(program, generated):
+    launches = (joined_together(part, generated) for part in parts_of(program))
+    for together in chain.from_iterable(launches):
         if together.beside is None:
             joining.append(finishing_kernel(together.results))
         else:
