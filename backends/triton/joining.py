@@ -205,7 +205,10 @@ def with_joining(
         others=", ".join([*others, *joining.sizes, "num_before", *renamed.values()]),
     )
     (alone,) = joining.configs
-    both = config | {renamed[constant]: alone[constant] for constant in joining.constants}
+    threads = 32 * config["num_warps"]
+    tall = max(alone["BLOCK_P"], 4 * threads // alone["BLOCK_C"])  # each reads four numbers at once
+    blocks = alone | {"BLOCK_P": tall}
+    both = config | {renamed[constant]: blocks[constant] for constant in joining.constants}
     made = replace(
         kernel, name=f"{kernel.name}_and_finish", source=source,
         pointers=(*kernel.pointers, *joining.pointers), sizes=sizes, constants=constants,
