@@ -335,17 +335,18 @@ def space_of(ops: Collection[Operation], escaping: Iterable[SSAValue]) -> Iterat
 def computed_aside(members: Collection[AtenOp], written: Iterable[SSAValue]) -> set[SSAValue]:
     """What a kernel writes that has nothing to do with its rows: few elements, all of one size, of
     pointwise ops that nothing else needs."""
-    needed = {value: {v.owner for v in ancestors([value], members)} for value in written}
-    beside = {
-        value
-        for value, ops in needed.items()
-        if num_elements(value) <= FEW_ASIDE
-        and all(isinstance(op, AtenOp) and role_of(op) in _ASIDE for op in ops)
-    }
-    for value, ops in needed.items():
-        if value not in beside and any(ops & needed[other] for other in beside):
-            return set()
-    return beside if len({num_elements(value) for value in beside}) == 1 else set()
+    values = list(written)
+    beside: dict[SSAValue, set[SSAValue]] = {}
+    for value in values:
+        if num_elements(value) <= FEW_ASIDE:
+            needed = ancestors([value], members)
+            if all(isinstance(v.owner, AtenOp) and role_of(v.owner) in _ASIDE for v in needed):
+                beside[value] = needed
+    if len({num_elements(value) for value in beside}) != 1:
+        return set()
+    others = ancestors((value for value in values if value not in beside), members)
+    is_apart = all(others.isdisjoint(needed) for needed in beside.values())
+    return set(beside) if is_apart else set()
 
 
 _ASIDE = ("pointwise", "view", "move")

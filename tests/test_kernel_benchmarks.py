@@ -83,7 +83,7 @@ def test_step_moves_fewer_bytes_in_fewer_launches_than_inductors(tmp_path: Path)
     assert layer["ours"]["launches"] <= 0.8 * layer["inductor"]["launches"]
     assert layer["ours"]["moved_bytes"] <= 0.9 * layer["inductor"]["moved_bytes"]
     assert layer["generated"]["moved_bytes"] < layer["ours"]["moved_bytes"]
-    assert head["ours"]["moved_bytes"] <= 0.95 * head["inductor"]["moved_bytes"]
+    assert head["ours"]["moved_bytes"] <= 0.9 * head["inductor"]["moved_bytes"]
     for row in (layer, head):  # nothing goes below the bound
         assert row["bound"]["moved_bytes"] <= row["ours"]["moved_bytes"]
         assert row["bound"]["launches"] <= row["ours"]["launches"]
@@ -111,7 +111,9 @@ def test_page_quotes_every_row_of_counted_bytes() -> None:
     page = (ROOT / "docs/kernels.md").read_text().splitlines()
     assert len(result["rows"]) == 24
     for row in result["rows"]:
-        assert line_of(row, result["goals"]) in page
+        line = line_of(row, result["goals"])
+        assert line in page
+        assert "missed" not in line  # a goal is met, or the bound is above it
 
 
 def test_page_quotes_the_builds() -> None:

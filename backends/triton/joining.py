@@ -16,6 +16,9 @@ from shardweave.ir.fusible import GROUP, IterationSpace
 FINISHING: Config = {"BLOCK_P": 16, "BLOCK_C": 64, "num_warps": 4}
 """The configuration of what joins parts."""
 
+_WITH_GAPS: Config = FINISHING | {"BLOCK_P": 8}
+"""That where there is something between rows, which is masked: with more, sm_80 would spill."""
+
 _NAN = "propagate_nan=tl.PropagateNan.ALL"
 _JOIN = {
     "sum": "{a} + {b}",
@@ -171,7 +174,9 @@ def finishing_kernel(results: Sequence[PartialResult], *, behind: bool = False) 
     source += "".join(_joining_of(place, parts) for place, parts in enumerate(results))
     dtypes = [parts.dtype for parts in results] + [parts.target for parts in results]
     types = tuple(pointer_type(type_text(dtype)) for dtype in dtypes)
-    return KernelSource(name, source, types, sizes, False, {}, constants, (FINISHING,))
+    has_gaps = any(parts.num_columns % GROUP for parts in results)
+    config = _WITH_GAPS if has_gaps else FINISHING
+    return KernelSource(name, source, types, sizes, False, {}, constants, (config,))
 
 
 def with_joining(
@@ -199,9 +204,10 @@ def with_joining(
         joining_name=joining.name,
         others=", ".join([*others, *joining.sizes, "num_before", *renamed.values()]),
     )
-    # As many elements of a thread as where nothing stands before, read together.
-    tall = FINISHING["BLOCK_P"] * config["num_warps"] // FINISHING["num_warps"]
-    blocks = FINISHING | {"BLOCK_P": max(1, tall)}
+    (alone,) = joining.configs
+    threads = 32 * config["num_warps"]
+    tall = max(alone["BLOCK_P"], 4 * threads // alone["BLOCK_C"])  # each reads four numbers at once
+    blocks = alone | {"BLOCK_P": tall}
     both = config | {renamed[constant]: blocks[constant] for constant in joining.constants}
     made = replace(
         kernel, name=f"{kernel.name}_and_finish", source=source,

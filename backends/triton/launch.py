@@ -17,7 +17,6 @@ from shardweave.backends.triton.alignment import num_column_blocks
 from shardweave.backends.triton.cache import cache_folder, write_file
 from shardweave.backends.triton.generate import kernel_of
 from shardweave.backends.triton.joining import (
-    FINISHING,
     PartialResult,
     finishing_grid,
     finishing_kernel,
@@ -323,7 +322,8 @@ def _pointers_of(places: Sequence[Place]) -> list[Tensor]:
 
 @cache
 def _joiner(results: tuple[PartialResult, ...]) -> Start:
-    return starter(finishing_kernel(results), FINISHING, finishing_grid(results))
+    source = finishing_kernel(results)
+    return starter(source, source.configs[0], finishing_grid(results))
 
 
 def launch_options(kernel: KernelSource, config: Config) -> dict[str, int | bool]:

@@ -82,7 +82,9 @@ class _LookupTemplate:
             with writer.block("else:"):
                 self._fill()
         sizes = {"n": self.count, "n_rows": self.num_rows, "n_cols": self.width}
-        configs = _configs(self.count, self.width)
+        configs = _configs(
+            self.count, self.width, dtype_of_value(self.gradient.operands[0]).itemsize
+        )
         return self.draft.kernel(sizes, configs, overwrites=self.overwrites)
 
     def _table(self) -> SSAValue | None:
@@ -188,12 +190,14 @@ def num_programs(kernel: Kernel, config: Config) -> int:
     return rows * math.ceil(sizes["n_cols"] / config["BLOCK_C"])
 
 
-def _configs(count: int, width: int) -> list[Config]:
-    """BLOCK_I: indices that are compared at once. BLOCK_K: rows that are added at once."""
+def _configs(count: int, width: int, itemsize: int) -> list[Config]:
+    """BLOCK_I: indices compared at once. BLOCK_K: rows that are added at once. itemsize: of
+    their elements, of which registers hold fewer where they are wide."""
     block_c = min(power_of_2(width), 2048)
     block_i = min(power_of_2(count), 1024)
+    most = 8192 if itemsize <= 2 else 4096
     return [
         {"BLOCK_I": min(block_i, wide), "BLOCK_K": max(2, elements // block_c), "BLOCK_V": 4,
          "BLOCK_C": block_c, "num_warps": warps}
-        for wide, elements, warps in ((1024, 8192, 8), (1024, 4096, 8), (512, 8192, 4))
+        for wide, elements, warps in ((1024, most, 8), (1024, most // 2, 8), (512, most, 4))
     ]  # fmt: skip
