@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -46,6 +47,10 @@ class Backend(ABC):
     is_joint: bool = False
     reduce_dtype: torch.dtype | None = None
     adds_pending: bool = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: a copy of a step is where the step is."""
+        return self
 
     @abstractmethod
     def check(self, program: Program) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,10 @@ class BoundProgram:
         self.has_gradients = any(kind == "grad" for kind, _ in self.results)
         self.adds = adds or {}
         self.runner = backend.load(program, tuple(self.adds))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: a copy of a step runs the same programs."""
+        return self
 
     @property
     def inputs(self) -> list[str]:

@@ -110,6 +110,13 @@ class StagedRunner(JoinedRunner):
         }
         self.last_reads = _last_reads(self.runs, self.functions)
         self.homes = homes_of(program)
+        self.elsewhere = {
+            (slot.kind, slot.name): dtype_of_value(slot.value)
+            for slot in program.results
+            if slot.kind == "output"
+            and slot.name in self.homes
+            and self.homes[slot.name].place != runtime.place
+        }
         self.groups = runtime.message_groups(places_that_talk(program))
         self.inbox = _inbox(program, runtime)
         self._parts = Parts(program, runtime.coordinates)
@@ -154,11 +161,8 @@ class StagedRunner(JoinedRunner):
         for run, last_reads in zip(self.runs, self.last_reads, strict=True):
             step.run(run, last_reads)
         mail.close()
-        for slot in self.program.results:
-            home = self.homes.get(slot.name) if slot.kind == "output" else None
-            if home is not None and home.place != self.runtime.place:
-                empty = torch.empty(0, dtype=dtype_of_value(slot.value), device=self.runtime.device)
-                step.returned[slot.kind, slot.name] = empty
+        for key, dtype in self.elsewhere.items():
+            step.returned[key] = torch.empty(0, dtype=dtype, device=self.runtime.device)
         return self._parts.held(step.returned)
 
 

@@ -42,7 +42,7 @@ def inputs_are_checked(num_calls: int) -> bool:
 def check_call(call: str, inputs: Mapping[str, Tensor], state: Mapping[Key, Tensor]) -> None:
     """Raises AgreementError on every rank unless all make the same call, and hold the same inputs,
     parameters and buffers where they hold the same part. Collective."""
-    watchdog.meet("the call", call, "let every rank do the same")
+    watchdog.meet("the call", call)
     check_inputs(inputs)
     stored = {f"{kind} '{name}'": tensor for (kind, name), tensor in state.items()}
     check_replicas(stored, "change parameters and buffers alike on every rank")

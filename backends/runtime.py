@@ -23,7 +23,7 @@ from shardweave.ir.dist import COLLECTIVES
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.sharding.shards import take_blocks
+from shardweave.ir.sharding.shards import cut_out
 from shardweave.ir.staged import parts_of
 
 _P = ParamSpec("_P")
@@ -102,6 +102,7 @@ class Runtime:
             self.device = torch.device(device or _default_device())
             self.device_mesh = self._device_mesh()
         self.coordinates = self.mesh.coordinates(self.processes.index(self.rank))
+        self._of_places = self._processes_of_places()
 
     def _device_mesh(self) -> DeviceMesh:
         sizes = tuple(axis.size for axis in self.mesh.device_axes)
@@ -219,10 +220,15 @@ class Runtime:
 
     def rank_at(self, place: int) -> int:
         """The process of this one's other coordinates at a coordinate on the stage axis."""
+        return self._of_places[place]
+
+    def _processes_of_places(self) -> tuple[int, ...]:
+        """`rank_at` of each coordinate, which every message asks for."""
         axis = self.mesh.stage_axis
         if axis is None:
-            return self.rank
-        return self.processes[self.mesh.rank({**self.coordinates, axis.name: place})]
+            return (self.rank,)
+        own = ({**self.coordinates, axis.name: place} for place in range(axis.size))
+        return tuple(self.processes[self.mesh.rank(at)] for at in own)
 
     def group_at(self, places: Sequence[int]) -> Group | None:
         """This rank and those of its other coordinates at some coordinates on the stage axis.
@@ -312,7 +318,7 @@ class Runtime:
 
     def slice(self, x: Tensor, axes: Sequence[str], dim: int, block: int) -> Tensor:
         """This rank's shard along `dim` of a value that every rank of `axes` holds whole."""
-        return take_blocks(x, dim, self.mesh.sizes(axes), block, self.position(axes))
+        return cut_out(x, dim, self.mesh.sizes(axes), block, self.position(axes))
 
     def shard_index(self, axes: Sequence[str]) -> Tensor:
         """`position` as a scalar int64 tensor."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shardweave.backends import watchdog
 from shardweave.backends.agreement import broadcast, require_same_values
 from shardweave.backends.backend import Backend
 from shardweave.backends.checkpoint import checkpointable
@@ -35,8 +37,9 @@ class Mirrored(nn.Module):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        del recurse
         require_unchanged(self, fn)
-        return super()._apply(fn, recurse)
+        return self
 
     def _no_hooks(self, *args: Any, **kwargs: Any) -> NoReturn:
         del args, kwargs
@@ -45,6 +48,7 @@ class Mirrored(nn.Module):
             "it on the model before it is compiled."
         )
 
+    register_backward_hook = _no_hooks
     register_forward_hook = _no_hooks
     register_forward_pre_hook = _no_hooks
     register_full_backward_hook = _no_hooks
@@ -59,18 +63,45 @@ _SAID_OTHERWISE = {
 """What stands for attributes that DistributedDataParallel or FSDP give a model."""
 
 
+_CONVERT = "Convert the model before sw.compile, or compile with precision= or device=."
+
+
 def require_unchanged(module: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
     """Raise TypeError if what `.to`, `.half` or `.cuda` do would change a tensor's dtype or device:
     programs have those that the model had."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        probe = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        changed = fn(probe)
-        for before, after in ((probe.dtype, changed.dtype), (probe.device, changed.device)):
+        dtype, device = tensor.dtype, tensor.device
+        try:
+            changed = fn(torch.empty(0, dtype=dtype, device=device))
+        except (AssertionError, RuntimeError) as error:  # torch's, of a device that is not there
+            raise TypeError(f"'{name}' stays on {device} ({error}). {_CONVERT}") from error
+        for before, after in ((dtype, changed.dtype), (device, changed.device)):
             if before != after:
                 raise TypeError(
                     f"'{name}' is {before} in the programs of the step and cannot become {after}. "
-                    "Convert the model before sw.compile, or compile with precision= or device=."
+                    f"{_CONVERT}"
                 )
+
+
+_COPY = (
+    "Copy values into it (with torch.no_grad(): parameter.copy_(..), or step.load_state_dict); "
+    "change modules on the model, and compile that anew."
+)
+
+
+class _Place(NamedTuple):
+    """What a module holds: by its path, the dict and its key. memory: as `_memory_of`."""
+
+    path: str
+    held: dict[str, Any]
+    name: str
+    value: Any
+    memory: int
+
+
+def _memory_of(value: Any) -> int:
+    """What stands for the memory of a DTensor, and is another once its `.data` is set; else 0."""
+    return value.untyped_storage()._cdata if isinstance(value, DTensor) else 0
 
 
 def own_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -129,10 +160,37 @@ class ShardedState(nn.Module):
             require_same_values(tensors)
         self._mirror(model, values)
         self._keys = {id(tensor): key for key, tensor in self._stored.items()}
+        self._places = self._places_now()
+
+    def _places_now(self) -> list[_Place]:
+        """Where modules hold the modules, parameters and buffers that programs work on."""
+        return [
+            _Place(f"{path}.{name}".lstrip("."), held, name, value, _memory_of(value))
+            for path, module in self.named_modules()
+            for held in (module._modules, module._parameters, module._buffers)
+            for name, value in held.items()
+            if value is not None
+        ]
+
+    def check_own(self) -> None:
+        """Raises ValueError if something else was put in the place of a parameter, a buffer or a
+        module: programs would go on with what was there."""
+        for path, held, name, value, memory in self._places:
+            if held.get(name) is not value:
+                raise ValueError(
+                    f"'{path}' of the step was replaced or deleted, but its programs work on what "
+                    f"was there. {_COPY}"
+                )
+            if memory and _memory_of(value) != memory:
+                raise ValueError(
+                    f"the .data of '{path}' was set, which has no effect on the shards of a "
+                    f"DTensor. {_COPY}"
+                )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        del recurse
         require_unchanged(self, fn)
-        return super()._apply(fn, recurse)
+        return self
 
     def __getattr__(self, name: str) -> Any:
         if name in _SAID_OTHERWISE and name not in self._modules:
@@ -146,6 +204,13 @@ class ShardedState(nn.Module):
             "the model before that is compiled, or change step.named_parameters() in place."
         )
 
+    def share_memory(self) -> NoReturn:
+        """Refused: processes train together as ranks of a mesh. Raises ValueError."""
+        raise ValueError(
+            "a step's tensors are of this process; processes that train together are ranks of its "
+            "mesh, such as data=2."
+        )
+
     def no_backward_hooks(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: backward runs in the step's own call. Raises ValueError."""
         raise ValueError(
@@ -153,14 +218,26 @@ class ShardedState(nn.Module):
             "a hook on tensors in the model's forward before it is compiled (y.register_hook)."
         )
 
+    register_backward_hook = no_backward_hooks
     register_full_backward_hook = no_backward_hooks
     register_full_backward_pre_hook = no_backward_hooks
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A step with parameters, gradients and buffers of its own, which runs the same programs.
+
+        So `torch.optim.swa_utils.AveragedModel(step)` averages its weights.
+        """
+        new = type(self).__new__(type(self))
+        memo[id(self)] = new
+        new.__dict__.update(copy.deepcopy({**self.__dict__, "_keys": {}, "_places": []}, memo))
+        new._keys = {id(tensor): key for key, tensor in new._stored.items()}
+        new._places = new._places_now()
+        return new
+
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
-            "a step holds the programs and groups of this process, so that it is not copied or "
-            "pickled; for a copy or an average of its weights take those of step.state_dict(), and "
-            "to save it sw.save_checkpoint."
+            "a step holds the programs and groups of this process, so that it is not pickled; save "
+            "it by sw.save_checkpoint, or step.full_state_dict(), and copy it by copy.deepcopy."
         )
 
     # Properties, since a layer of the model may have any of these names.
@@ -239,6 +316,7 @@ class ShardedState(nn.Module):
         state = random_state(seed)
         self._buffers[STATE] = self._kept(("buffer", STATE), state, {}, iter([state]))
         self._keys[id(self._buffers[STATE])] = ("buffer", STATE)
+        self._places = self._places_now()
 
     # Checkpoints
 
@@ -251,6 +329,8 @@ class ShardedState(nn.Module):
 
     def full_state_dict(self) -> dict[str, Any]:
         """`state_dict` with whole plain tensors on every rank, as the model's own. Collective."""
+        if self._backend.is_joint:
+            watchdog.meet("step.full_state_dict", "the state")
         full: dict[str, Any] = {}
         for name, tensor in super().state_dict(keep_vars=True).items():
             full[name] = self._backend.whole(tensor, self._shardings[self._keys[id(tensor)]])

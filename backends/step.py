@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, Self
 
 import torch
 import torch.utils._pytree as pytree
@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from shardweave.backends import replicas, watchdog
 from shardweave.backends.accumulate import Gradients, merged, micro_batches
+from shardweave.backends.after_backward import BackwardRan
 from shardweave.backends.backend import Backend
 from shardweave.backends.bound import BoundProgram
 from shardweave.backends.grad_scaler import loss_scale_of
@@ -112,6 +113,10 @@ class Programs(ABC):
     options: frozenset[str] = frozenset(OPTIONS)
     plan: Plan | None = None
     notes: Sequence[str] = ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: a copy of a step runs the same programs."""
+        return self
 
     @abstractmethod
     def taken_apart(
@@ -213,6 +218,7 @@ class Step(ShardedState):
         self._programs = programs
         self._bound = programs.first
         self._gradients = Gradients(self)
+        self._ran = BackwardRan(self._gradients.parameters)
         self._is_synced = True
         self._num_calls = 0
 
@@ -240,13 +246,14 @@ class Step(ShardedState):
         count = options.get("accumulate", 1)
         scale = loss_scale_of(options.get("loss_scale"), self.backend.device, self._mesh)
         call = self.call_of(args, kwargs)
+        self.check_own()
         self._gradients.check_hooks()
         is_checked = self.backend.is_joint and replicas.are_checked()
         if is_checked:
             words = f"{call}, accumulate={count}, loss_scale={scale}"
             replicas.check_call(words, call.inputs, self.stored)
         elif self.backend.is_joint and replicas.inputs_are_checked(self._num_calls):
-            watchdog.meet("the call", str(call), "let every rank do the same")
+            watchdog.meet("the call", str(call))
             replicas.check_inputs(call.inputs)
         self._num_calls += 1
         # Programs have the casts in them; they are not to be cast once more.
@@ -259,10 +266,16 @@ class Step(ShardedState):
                 self._gradients.finish(is_synced=self._is_synced)
         if is_checked:
             replicas.check_outputs(outputs)
-        return self._returned(outputs)
+        return self._returned(call, outputs)
 
     def call_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StepCall:
-        """A call with these arguments, in the modes that the step is in now."""
+        """A call with these arguments, in the modes that the step is in now. Raises ValueError
+        under a transform of torch.func."""
+        if torch._C._are_functorch_transforms_active():  # pyright: ignore[reportAttributeAccessIssue]
+            raise ValueError(
+                "a step runs compiled programs, which torch.func (vmap, grad, jvp, ..) does not "
+                "transform; apply it to the model."
+            )
         form, inputs = self._programs.taken_apart(args, kwargs)
         return StepCall(
             form,
@@ -318,12 +331,14 @@ class Step(ShardedState):
         ]
         return merged(outputs)
 
-    def _returned(self, outputs: dict[str, Any]) -> Any:
-        """What the model returns, with these outputs; the loss says that backward has run."""
+    def _returned(self, call: StepCall, outputs: dict[str, Any]) -> Any:
+        """What the model returns, with these outputs, which say that backward has run."""
         returned = self._bound.returned
         loss = "0" if returned is None else LOSS
         if self._bound.has_gradients:
-            outputs[loss] = BackwardRan.mark(outputs[loss])
+            differentiable = () if returned is None else returned.differentiable
+            given = call.inputs.values()
+            outputs = self._ran.mark(outputs, loss, differentiable, given, call.trained)
         if returned is not None:
             return returned.build(outputs)
         return next(iter(outputs.values())) if len(outputs) == 1 else tuple(outputs.values())
@@ -419,6 +434,8 @@ class Step(ShardedState):
                 self.train(train)
             with torch.set_grad_enabled(torch.is_grad_enabled() if grad is None else grad):
                 call = self.call_of(args, kwargs)
+                if self.backend.is_joint:
+                    watchdog.meet("step.compile_for", str(call))
                 self._programs.compile_ahead(call)
         finally:
             for module, mode in zip(self.modes, modes, strict=True):
@@ -470,26 +487,3 @@ class Step(ShardedState):
 def autocast_dtype(device: str) -> torch.dtype | None:
     """The dtype of the torch.autocast that is on for a device type; None if none is."""
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-
-
-class BackwardRan(torch.autograd.Function):
-    """Makes a loss that says, when it is asked for gradients, that they are there."""
-
-    @staticmethod
-    def mark(loss: Tensor) -> Tensor:
-        with torch.enable_grad():
-            return BackwardRan.apply(loss.requires_grad_())  # pyright: ignore[reportReturnType]
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor) -> Tensor:
-        del ctx
-        return loss.view_as(loss)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
-        del ctx, gradients
-        raise RuntimeError(
-            "backward ran in the step already: gradients are in the .grad of step.parameters(). "
-            "Leave loss.backward() out; to scale the loss, call step(.., loss_scale=..), and to "
-            "accumulate, step(.., accumulate=k) or calls under step.no_sync()."
-        )

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from shardweave.backends.bound import BoundProgram
 from shardweave.ir.inspect.stats import stats
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.staged import ops_of_parts
 from shardweave.planners.cost.quantity import bytes_text
 
 
@@ -30,7 +31,7 @@ def summary_of(
     for what, bound in programs:
         collectives = stats(bound.program).collectives
         sent = [f"{c.count} {c.kind} over {', '.join(c.axes)} ({c.phase})" for c in collectives]
-        num_ops = sum(1 for _ in bound.program.ops)
+        num_ops = sum(1 for _ in ops_of_parts(bound.program))
         lines.append(f"{what}: {num_ops} ops; {'; '.join(sent) or 'no collectives'}")
     return "\n".join([*lines, *(f"note: {note}" for note in notes)])
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shardweave.ir import dist
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.sharding.shards import merge_blocks, take_blocks
+from shardweave.ir.sharding.shards import cut_out, merge_blocks
 
 Group = Sequence[Tensor]
 """One tensor per member of a group, in the order of the axes."""
@@ -70,7 +70,7 @@ def _reduced(members: Group, reduction: str) -> Tensor:
 def _dealt(op: dist.AlongDimOp, members: Group) -> list[Tensor]:
     """Of each member's tensor the blocks that fall to its position."""
     dim, block, size = op.dim, op.block, len(members)
-    return [take_blocks(tensor, dim, size, block, index) for index, tensor in enumerate(members)]
+    return [cut_out(tensor, dim, size, block, index) for index, tensor in enumerate(members)]
 
 
 def _to_all(tensor: Tensor, members: Group) -> list[Tensor]:

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -346,22 +346,24 @@ class Watch:
     def meet(self, what: str, text: str, advice: str) -> None:
         """Raises AgreementError on every rank unless all come here with the same text. Collective.
 
-        Unlike a collective of torch's, it does not hang if others run a step instead.
+        what: the kind of thing that they are at, which ranks may differ in as well. Unlike a
+        collective of torch's, it does not hang if others run a step instead.
         """
         self._num_meetings += 1
-        key = f"meet/{self.entered}/{self.started}/{self._num_meetings}"
+        key = f"meet/{self._num_meetings}"
         others = [rank for rank in range(self.size) if rank != self.rank]
-        self._store.set(f"{key}/{self.rank}", text)
+        self._store.set(f"{key}/{self.rank}", json.dumps([what, text]))
         self._is_meeting = True
         try:
-            texts = {self.rank: text} | {r: self._met(r, f"{key}/{r}", what, text) for r in others}
+            found = {rank: self._met(rank, f"{key}/{rank}", what, text) for rank in others}
         finally:
             self._is_meeting = False
-        if len(set(texts.values())) > 1:
-            raise AgreementError(f"ranks differ in {what}: {who_has_what(texts)}; {advice}.")
+        found[self.rank] = what, text
+        if len(set(found.values())) > 1:
+            raise AgreementError(f"{_difference(found)}; {advice}.")
 
-    def _met(self, rank: int, key: str, what: str, text: str) -> str:
-        """What another rank has to say at a meeting."""
+    def _met(self, rank: int, key: str, what: str, text: str) -> tuple[str, str]:
+        """What another rank comes to a meeting for, and what it has to say."""
         begin_s, pause_s = time.monotonic(), 0.001
         while (found := self._read(key)) is None:
             with self._lock:
@@ -376,11 +378,15 @@ class Watch:
             cause = self._cause(self.silence_s)
             if cause is not None:
                 raise self._lost(f"{cause[1]}. Rank {self.rank} waited to agree on {what}.")
+            if rank in self._left() and self._read(key) is None:
+                gone = f"{ranks_text([rank])} ended the program"
+                raise self._lost(f"{gone}. Rank {self.rank} waited to agree on {what}.")
             if time.monotonic() - begin_s > self.timeout_s:
                 raise self._lost(f"{self._who_is_late()}. Rank {self.rank} waited on {what}.")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, MEETING_S)
-        return found
+        what, text = json.loads(found)
+        return what, text
 
     def stop(self) -> None:
         """End the thread, and say that this rank has left."""
@@ -400,3 +406,13 @@ class Watch:
 def first_line(error: BaseException) -> str:
     """What an error says, or its kind if it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _difference(found: Mapping[int, tuple[str, str]]) -> str:
+    """In what ranks differ that have met, by what each came for, and what it had to say."""
+    kinds = {what for what, _ in found.values()}
+    if len(kinds) == 1:
+        lines = {rank: text for rank, (_, text) in found.items()}
+        return f"ranks differ in {kinds.pop()}: {who_has_what(lines)}"
+    lines = {rank: f"{what}: {text}" for rank, (what, text) in found.items()}
+    return f"ranks differ in what they do: {who_has_what(lines)}"

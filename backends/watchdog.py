@@ -83,12 +83,23 @@ def enter(call: object) -> None:
         watch.call = ref(call)  # a call holds its inputs
 
 
-def meet(what: str, text: str, advice: str) -> None:
-    """Raises AgreementError on every rank unless all come here with the same text. Collective."""
-    if _Process.watch is None:
+def meet(what: str, text: str, advice: str = "let every rank do the same") -> None:
+    """Raises AgreementError on every rank unless all come here with the same text. Collective.
+
+    what: the kind of thing that they are at. Under a watch ranks that are at different kinds, of
+    which one is a call of a step, are told as well; their messages would cross otherwise.
+    """
+    if _Process.watch is None or not _is_watched():
         require_same(what, text, advice)
     else:
         _Process.watch.meet(what, text, advice)
+
+
+def _is_watched() -> bool:
+    """Whether the process group is still the one that the watch was started for."""
+    if not dist.is_initialized():
+        return False
+    return _Process.store is dist.distributed_c10d._get_default_store()
 
 
 def begin(program: int) -> None:

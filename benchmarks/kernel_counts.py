@@ -13,14 +13,11 @@ from shardweave.backends.triton.joining import parts_of
 from shardweave.backends.triton.parts import is_sum_in_memory, joined_together
 from shardweave.backends.triton.source import Kernel
 from shardweave.backends.triton.writer import UnfitError
-from shardweave.ir.annotations import phase_of
 from shardweave.ir.dist import DistOp, SliceOp
-from shardweave.ir.facts import facts_of
-from shardweave.ir.fusible import role_of
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
-from shardweave.ir.storage import is_view, layout_source
-from shardweave.ir.traffic import accesses, bytes_moved, traffic
+from shardweave.ir.storage import is_view
+from shardweave.ir.traffic import accesses, bytes_moved
 from shardweave.ir.types import shape_of
 
 
@@ -69,11 +66,11 @@ def own_counts(program: Program) -> Counts:
             kernel = _add_region(counts, op)
             if kernel is not None:
                 kernels[op] = kernel
-        elif _is_call(op):
+        elif is_call(op):
             counts.add("library", op.name, bytes_moved(op))
-    for results in joined_together(program, kernels):
-        moved = sum(p.num_bytes + p.num_columns * p.target.itemsize for p in results)
-        counts.add("kernel", "finish", moved)
+    for joining in joined_together(program, kernels):
+        moved = sum(p.num_bytes + p.num_columns * p.target.itemsize for p in joining.results)
+        counts.add("kernel", "finish", moved, launches=int(joining.beside is None))
     return counts
 
 
@@ -87,7 +84,7 @@ def _add_region(counts: Counts, op: FusedOp) -> Kernel | None:
                 counts.add("library", inner.name, bytes_moved(inner))
         return None
     read, written = accesses(op.fused_ops)
-    pointers = dict(zip(kernel.region.inputs, pointers_of(kernel), strict=False))
+    pointers = dict(zip(kernel.region.inputs, kernel.pointer_names, strict=False))
     moved = sum(size * passes_over(kernel.source, pointers[v]) for v, size in read.items())
     in_parts = {kernel.region.stored[number] for number in kernel.partial}
     moved += sum(size for value, size in written.items() if value not in in_parts)
@@ -96,51 +93,8 @@ def _add_region(counts: Counts, op: FusedOp) -> Kernel | None:
     return kernel
 
 
-def lower_bound(program: Program) -> Counts:
-    """What no fusion of an unfused local program can go below, its library calls as they are.
-
-    Bytes: those of the calls, and of all other ops of a phase as one kernel, which reads and
-    writes once what comes from or goes to calls, messages and the other phase. Launches: the calls,
-    and a kernel wherever one has to wait for a call that waits for another kernel.
-    """
-    counts = Counts()
-    phases: tuple[list[Operation], list[Operation]] = [], []
-    waves: dict[Operation, int] = {}
-    has_turned = False
-    for op in program.ops:
-        is_kernel = _is_for_kernels(op)
-        has_turned |= phase_of(op) == "backward"
-        makers = [layout_source(value).owner for value in op.operands]
-        before = [
-            waves[maker] + (is_kernel and not _is_for_kernels(maker))
-            for maker in makers
-            if isinstance(maker, Operation)
-        ]
-        waves[op] = max([int(is_kernel), *before])
-        if is_kernel or facts_of(op).is_layout:
-            phases[has_turned].append(op)
-        elif _is_call(op):
-            counts.add("library", op.name, bytes_moved(op))
-    for phase, ops in zip(("forward", "backward"), phases, strict=True):
-        counts.add("kernel", phase, traffic(ops), launches=0)
-    counts.add("kernel", "one after another", 0, launches=max(waves.values(), default=0))
-    return counts
-
-
-def _is_call(op: Operation) -> bool:
+def is_call(op: Operation) -> bool:
     """Whether an op that is in no kernel is a call of the library: no view, and no message."""
     if isinstance(op, SliceOp):  # of the leading dim in one block, it is a view
         return op.dim > 0 or op.block < shape_of(op.results[0])[0]
     return not (isinstance(op, DistOp) or is_view(op))
-
-
-def _is_for_kernels(op: Operation) -> bool:
-    """Whether a kernel computes an op, but for products."""
-    return role_of(op) not in (None, "view", "matmul")
-
-
-def pointers_of(kernel: Kernel) -> list[str]:
-    """The names of a kernel's parameters, inputs first."""
-    found = re.search(r"^def \w+\(\n(.*?)\n\):", kernel.source, re.DOTALL | re.MULTILINE)
-    assert found is not None
-    return [line.strip().rstrip(",") for line in found[1].splitlines()]

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from shardweave.ir.capture.outputs import NO_LOSS, loss_of
 from shardweave.ir.program import Program
+from shardweave.ir.staged import ops_of_parts
 from shardweave.ir.types import dtype_of_value
 
 
@@ -162,7 +163,7 @@ def moved_steps(model: nn.Module, batches: Sequence[Mapping[str, Tensor]]) -> li
 
 def coarsest_dtype(program: Program, dtype: torch.dtype) -> torch.dtype:
     """The floating-point dtype of fewest digits that a program computes in, or `dtype`."""
-    dtypes = {dtype_of_value(value) for op in program.ops for value in op.results}
+    dtypes = {dtype_of_value(value) for op in ops_of_parts(program) for value in op.results}
     known = [known for known in (*dtypes, dtype) if known in TOLERANCES]
     return max(known, key=lambda known: torch.finfo(known).eps, default=dtype)
 

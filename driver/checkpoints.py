@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
+from shardweave.backends import watchdog
 from shardweave.backends.agreement import gathered
 from shardweave.backends.checkpoint import DataReader
 from shardweave.backends.saved_state import (
@@ -75,6 +76,7 @@ def save_checkpoint(
     unfinished, goal = root / f"{SAVING}{number}", root / f"checkpoint-{number}"
     with _explained(f"checkpoint {number} was not saved in '{root}'"):
         _check_call(number, keep)
+        watchdog.meet("sw.save_checkpoint", f"checkpoint {number}")
         saved = _on_each_rank(lambda: take_apart(state))
         index = _on_each_rank(saved.index)
         try:
@@ -107,6 +109,7 @@ def load_checkpoint(
     root = Path(folder)
     with _explained(f"no checkpoint was loaded from '{root}'"):
         _check_call(number or 0, None)
+        watchdog.meet("sw.load_checkpoint", "the last one" if number is None else str(number))
         chosen = _on_rank_0(lambda: choose(root, number))
     if chosen is None:
         return None

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from shardweave.backends import watchdog
 from shardweave.backends.agreement import require_same, require_same_model
 from shardweave.backends.bound import BoundProgram, device_of
 from shardweave.backends.step import GivenProgram, Step
@@ -137,6 +139,7 @@ def compile(
     place = world.with_index(torch.device(device or device_of(model)))
     if backend != "reference":
         world.join(goal, place, timeout)
+        watchdog.meet("sw.compile", "a model")  # before the first message that would cross others
     if reduce_dtype is not None and goal.num_devices > 1:
         passes = reducing_in(reduce_dtype, passes)
     request = Request(
@@ -172,13 +175,27 @@ def compile(
 
 
 def _check_model(model: nn.Module) -> None:
-    if isinstance(model, DistributedDataParallel):
-        raise ValueError(
-            "the model is wrapped in DistributedDataParallel, whose work a step does itself; pass "
-            "model.module."
-        )
     if isinstance(model, Step):
         raise ValueError("the model is a step of sw.compile already; pass the model that it is of.")
+    if isinstance(model, DistributedDataParallel | nn.DataParallel):
+        raise ValueError(
+            f"the model is wrapped in {type(model).__name__}, whose work a step does itself; pass "
+            "model.module."
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError("the model is one of TorchScript's; pass the one in Python that it is of.")
+    if "_orig_mod" in model._modules:
+        raise ValueError(
+            "the model is one of torch.compile's, which a step does not run; pass the model that "
+            "was compiled, model._orig_mod."
+        )
+    sharded = [name for name, p in model.named_parameters() if isinstance(p, DTensor)]
+    if sharded:
+        raise ValueError(
+            f"'{sharded[0]}' of the model is a DTensor already, as fully_shard and "
+            "parallelize_module make them; pass the plain model, and say by mesh= and plan= how it "
+            "is sharded."
+        )
 
 
 def _check_limit(max_programs: int) -> None:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
 
 from shardweave.backends.triton.ahead import Built, build, parse_target
 from shardweave.backends.triton.generate import generate
-from shardweave.backends.triton.joining import finishing_kernel
-from shardweave.backends.triton.parts import is_sum_in_memory, joined_together
+from shardweave.backends.triton.joining import finishing_kernel, with_joining
+from shardweave.backends.triton.launch import grid_of
+from shardweave.backends.triton.parts import Joining, is_sum_in_memory, joined_together
 from shardweave.backends.triton.source import Kernel, KernelSource
 from shardweave.backends.triton.writer import UnfitError
 from shardweave.driver.report.text import plain_table, status
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
+from shardweave.ir.staged import ops_of_parts, parts_of
+from shardweave.ir.unfuse import has_regions
 from shardweave.ir.verify.program import check
 from shardweave.passes.notes import unheard
 from shardweave.passes.pipeline import run_passes
@@ -33,7 +37,7 @@ def parse_targets(text: str) -> list[str]:
 def write_kernels(program: Program, targets: Sequence[str], folder: Path) -> bool:
     """Write the kernels of a program, fused or not; returns whether each runs on every target."""
     check(program)
-    if not any(isinstance(op, FusedOp) for op in program.ops):
+    if not has_regions(program):
         with unheard():
             program = run_passes(program, "preset:kernels")
     kernels, uses, unfit = distinct_kernels(program)
@@ -67,18 +71,24 @@ def distinct_kernels(
 ) -> tuple[dict[str, KernelSource], dict[str, int], list[str]]:
     """A program's kernels by name, how many regions use each, and why regions have none.
 
-    What joins the parts that a kernel leaves is a kernel, too.
+    Of a program of stages, all of them. What joins the parts that a kernel leaves is a kernel, too.
     """
     generated: dict[FusedOp, Kernel] = {}
     unfit: list[str] = []
-    for op in program.ops:
+    for op in ops_of_parts(program):
         if not isinstance(op, FusedOp) or is_sum_in_memory(op):
             continue
         try:
             generated[op] = generate(op)
         except UnfitError as error:
             unfit.append(f"{', '.join(inner.name for inner in op.fused_ops)}: {error}")
-    joining = [finishing_kernel(results) for results in joined_together(program, generated)]
+    joining: list[KernelSource] = []
+    launches = (joined_together(part, generated) for part in parts_of(program))
+    for together in chain.from_iterable(launches):
+        if together.beside is None:
+            joining.append(finishing_kernel(together.results))
+        else:
+            generated[together.beside] = _joining_others(generated[together.beside], together)
     names: dict[tuple[object, ...], str] = {}
     kernels: dict[str, KernelSource] = {}
     uses: dict[str, int] = {}
@@ -89,6 +99,12 @@ def distinct_kernels(
             kernels[names[key]] = one
         uses[names[key]] = uses.get(names[key], 0) + 1
     return kernels, uses, unfit
+
+
+def _joining_others(kernel: Kernel, together: Joining) -> Kernel:
+    """A kernel at its default configuration, and what it joins beside its own work."""
+    config = kernel.configs[0]
+    return with_joining(kernel, config, grid_of(kernel, config)[0], together.results)[0]
 
 
 def _write(folder: Path, name: str, built: Built) -> Built:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,21 +20,27 @@ from shardweave.driver.models import Example
 from shardweave.driver.plans import Passes, PlanLike, partition, plan, resolve_plan
 from shardweave.ir.capture.arguments import taken_apart
 from shardweave.ir.capture.outputs import LossChoice, Outputs
-from shardweave.ir.kernel import FusedOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
+from shardweave.ir.rewrite.stages.batches import JoinedMicroBatches
+from shardweave.ir.sharding.rules import notes_on_rules
+from shardweave.ir.staged import ops_of_parts
 from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.text import print_module
+from shardweave.ir.unfuse import has_regions
 from shardweave.ir.verify.program import check
 from shardweave.passes.notes import unheard
 from shardweave.passes.observers import Observer
-from shardweave.passes.pipeline import run_passes
+from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.planners.call import ClusterLike
-from shardweave.planners.other_shapes import fit_plan
+from shardweave.planners.other_shapes import fit_plan, in_one_micro_batch
 from shardweave.planners.pipelines.choose import with_pipeline
 from shardweave.planners.plan import Plan
 from shardweave.planners.registry import PLANNERS
+
+if TYPE_CHECKING:
+    from shardweave.ir.capture.capture import Captured
 
 Given = tuple[Plan | None, Mapping[Key, Sharding], Sequence[str]]
 """A plan that is followed already, how parameters and buffers are stored, and the batch's axes."""
@@ -127,7 +133,7 @@ def compile_program(request: Request) -> tuple[Program, Making]:
             capture_s=captured_s - start_s,
             passes_s=time.perf_counter() - captured_s,
             num_captured_ops=sum(1 for _ in program.ops),
-            notes=(*planned, *_idle_axes(local, planned), *notes),
+            notes=(*planned, *_idle_axes(local, planned), *_without_rules(program, local), *notes),
         )
         return local, making
 
@@ -180,22 +186,8 @@ def _lowered(request: Request, call: StepCall, given: Given | None) -> Lowered:
     if request.program is not None:
         program, _ = _given_program(request.program, request)
         return Lowered(program, None)
-    # Takes a second to import, which the ranks other than 0 need not spend.
-    from shardweave.ir.capture.capture import capture_step
-    from shardweave.ir.capture.trace import Kind
-
-    device = device_of(request.model).type
-    # Models on the meta device are traced as on the CPU.
-    autocast = call.autocast and ("cpu" if device == "meta" else device, call.autocast)
-    kind = Kind(
-        grad=call.grad,
-        loss=request.loss,
-        all_outputs=True,
-        only_loss=request.only_loss,
-        autocast=autocast,
-    )
     tensors = [_example_of(tensor, request.model) for tensor in call.inputs.values()]
-    captured = capture_step(request.model, call.form, tensors, kind)
+    captured = _captured(request, call, tensors)
     program = captured.program
     buffers: dict[str, Sharding] = {}
     warnings = _unread(program)
@@ -216,11 +208,39 @@ def _lowered(request: Request, call: StepCall, given: Given | None) -> Lowered:
             plan = fitted.plan
             warnings += fitted.notes
     inputs = dict(zip(call.form.names, tensors, strict=True))
-    local, validated = _partitioned(program, plan, request, inputs, buffers)
+    try:
+        local, validated = _partitioned(program, plan, request, inputs, buffers)
+    except PassError as error:
+        if given is None or plan is None or not isinstance(error.__cause__, JoinedMicroBatches):
+            raise
+        plan = in_one_micro_batch(plan, request.mesh.refined(plan.mesh))
+        reason = str(error.__cause__).partition(", so that")[0]
+        warnings.append(f"these inputs run as one micro-batch: {reason}")
+        local, validated = _partitioned(program, plan, request, inputs, buffers)
     if given is None:
         warnings += _idle_axes(local, notes)
+    warnings += _without_rules(program, local)
     everything = dict.fromkeys((*notes, *warnings, *validated))
     return Lowered(local, plan, tuple(everything), tuple(warnings), captured.returned)
+
+
+def _captured(request: Request, call: StepCall, tensors: Sequence[torch.Tensor]) -> Captured:
+    """The global program of a call."""
+    # Takes a second to import, which the ranks other than 0 need not spend.
+    from shardweave.ir.capture.capture import capture_step
+    from shardweave.ir.capture.trace import Kind
+
+    device = device_of(request.model).type
+    # Models on the meta device are traced as on the CPU.
+    autocast = call.autocast and ("cpu" if device == "meta" else device, call.autocast)
+    kind = Kind(
+        grad=call.grad,
+        loss=request.loss,
+        all_outputs=True,
+        only_loss=request.only_loss,
+        autocast=autocast,
+    )
+    return capture_step(request.model, call.form, tensors, kind)
 
 
 def _left_undone(notes: Sequence[str]) -> list[str]:
@@ -254,7 +274,7 @@ def _idle_axes(program: Program, notes: Sequence[str]) -> list[str]:
     mesh = program.mesh
     if mesh is None or not program.is_local:
         return []
-    used = {axis for op in program.ops for axis in getattr(op, "axes", ())}
+    used = {axis for op in ops_of_parts(program) for axis in getattr(op, "axes", ())}
     for slot in (*program.arguments, *program.results):
         used |= program.sharding_of_slot(slot).axes
     known = [*(name for name in ("data", "tensor") if name not in mesh.names), *used]
@@ -270,6 +290,12 @@ def _idle_axes(program: Program, notes: Sequence[str]) -> list[str]:
     ]
 
 
+def _without_rules(program: Program, local: Program) -> list[str]:
+    """A note for each kind of op of a global program that no device of the local one cuts."""
+    mesh = local.mesh
+    return [] if mesh is None or mesh.num_devices == 1 else notes_on_rules(program.ops)
+
+
 def _partitioned(
     program: Program,
     plan: Plan | None,
@@ -283,7 +309,7 @@ def _partitioned(
         observer, note = _validator(program, request, inputs)
         notes = (note,)
     local = partition(program, request.mesh, plan, request.passes, observer, buffers)
-    if request.backend == "triton" and not any(isinstance(op, FusedOp) for op in local.ops):
+    if request.backend == "triton" and not has_regions(local):
         with unheard():
             local = run_passes(local, "preset:kernels")
     if request.prove:

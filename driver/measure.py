@@ -38,6 +38,7 @@ from shardweave.driver.twin import twin_spec
 from shardweave.ir.capture.seeded import SeededRandom
 from shardweave.ir.inspect.stats import stats
 from shardweave.ir.program import Program
+from shardweave.ir.staged import num_ops_on_a_rank
 from shardweave.passes.pipeline import parse_passes
 
 
@@ -95,7 +96,7 @@ def run(options: RunOptions) -> RunReport:
         plan=f"of {options.program}" if given else options.plan,
         making=made,
         device=device.type,
-        num_local_ops=sum(1 for _ in program.ops),
+        num_local_ops=num_ops_on_a_rank(program),
         collectives=stats(program).collectives,
         work=work_of(example.kwargs),
         loss=loss,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
+from shardweave.ir.sharding.rules import notes_on_rules
 from shardweave.ir.types import shape_of
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.notes import unheard
@@ -62,6 +64,8 @@ def plan(
     goal = None if mesh is None else as_mesh(mesh)
     planner = planner or ("megatron" if cluster is None else "auto")
     found = call_planner(planner, program, goal, cluster=cluster, host=host, options=options)
+    if math.prod(found.mesh.values()) > 1:
+        found = replace(found, notes=(*found.notes, *notes_on_rules(program.ops)))
     return found if cluster is None else simulated(program, found, cluster)
 
 

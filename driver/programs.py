@@ -178,9 +178,9 @@ class CompiledPrograms(Programs):
         request = self.request
         is_shared = request.backend != "reference"
         if is_shared:
-            watchdog.meet("the call", str(call), "let every rank do the same")
+            watchdog.meet("the call", str(call))
         given = None if stored is None else (self.plan, stored, self.row_axes(""))
-        with in_modes(request.model, call):
+        with in_modes(request.model, call), _explaining_empty_inputs(call):
             lowered = compile_call(request, call, given)
         if not call.grad and stored is None and request.train is None:
             lowered = replace(
@@ -228,6 +228,21 @@ def in_modes(model: nn.Module, call: StepCall) -> Iterator[None]:
         yield
     finally:
         _set_modes(modules, parameters, *before)
+
+
+@contextmanager
+def _explaining_empty_inputs(call: StepCall) -> Iterator[None]:
+    """Say of what cannot be compiled that an input has no elements, if so."""
+    try:
+        yield
+    except ValueError as error:
+        empty = [name for name, tensor in call.inputs.items() if not tensor.numel()]
+        if not empty:
+            raise
+        raise ValueError(
+            f"input '{empty[0]}' of {form_of(call.inputs[empty[0]])} has no elements, and there is "
+            f"no program for such a batch; leave it out ({error})"
+        ) from error
 
 
 def _set_modes(

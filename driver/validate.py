@@ -25,6 +25,7 @@ from shardweave.ir.capture.precision import in_float64
 from shardweave.ir.facts import is_random
 from shardweave.ir.inspect.stats import stats
 from shardweave.ir.program import Program, Slot
+from shardweave.ir.staged import ops_of_parts
 from shardweave.ir.types import shape_of
 from shardweave.passes import pipeline
 from shardweave.passes.observers import Observer, Observers
@@ -146,7 +147,7 @@ class Validator(Observer):
 
 def work_of(program: Program) -> float:
     """FLOPs of a run on all ranks; elements count too: small ops take time without arithmetic."""
-    elements = sum(math.prod(shape_of(r)) for op in program.ops for r in op.results)
+    elements = sum(math.prod(shape_of(r)) for op in ops_of_parts(program) for r in op.results)
     elements += sum(math.prod(shape_of(slot.value)) for slot in program.arguments)
     ranks = program.mesh.num_devices if program.is_local and program.mesh else 1
     return ranks * (sum(stats(program).flops.values()) + ELEMENT_FLOPS * elements)
@@ -223,7 +224,7 @@ def _check_size(program: Program, limit: float) -> None:
 
 
 def _check_not_random(program: Program) -> None:
-    for op in program.ops:
+    for op in ops_of_parts(program):
         # Attention ops count as random whatever they drop.
         if is_random(op) and not (
             op.signature.parameter("dropout_p") and op.value("dropout_p") == 0

@@ -9,14 +9,14 @@ A kernel computes every element of a *space*, which is seen as rows by columns:
   columns are the C of a row (gradients of a norm's weight).
 - matmul: the space is a matrix product; pointwise ops follow it, or precede one operand.
 - lookups: rows are added up where their indices are equal (the gradient of a lookup), and to a
-  table; pointwise ops precede that. The rows of the space are the indices.
+  table, if one is there; pointwise ops precede that. The rows of the space are the indices.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, cast
 
@@ -93,6 +93,10 @@ FEW_ROWS = 16
 
 GROUP = 16
 """Elements that are a multiple of 16 bytes, what a thread reads at once, of every dtype."""
+
+FEW_ASIDE = 65536
+"""Elements of what the first programs of a kernel of rows compute beside their rows, such as tables
+of cosines: it takes no launch then."""
 
 MOST_INDICES = 16384
 """Of the gradient of a lookup in a kernel, which compares them each with each: 2 GiB out of the
@@ -254,6 +258,14 @@ def sums_few_rows(op: Operation) -> bool:
     )
 
 
+def is_kernel_alone(op: Operation) -> bool:
+    """Whether an op that no other joins has a kernel all the same: what joins parts computes it, or
+    it adds up rows by index, for which the library takes several launches."""
+    if op.name == LOOKUP_GRADIENT and role_of(op) is not None:
+        return isinstance(space_of([op], op.results), IterationSpace)
+    return sums_few_rows(op)
+
+
 def sum_of_few_rows(members: Collection[Operation]) -> AtenOp | None:
     """The reduction of a kernel that is nothing but that of a few rows, if it is.
 
@@ -284,13 +296,17 @@ def _range_of_all_rows(gradient: Operation) -> Operation | None:
 
 @dataclass(frozen=True)
 class IterationSpace:
-    """What a kernel's programs share out among them: `rows` times `columns` elements."""
+    """What a kernel's programs share out among them: `rows` times `columns` elements.
+
+    aside: elements of values that have nothing to do with the rows, computed by the first programs.
+    """
 
     family: Family
     rows: int
     columns: int
     reduces_columns: bool = False
     reduces_rows: bool = False
+    aside: int = 0
 
     @property
     def holds_columns(self) -> bool:
@@ -300,17 +316,65 @@ class IterationSpace:
 
 def space_of(ops: Collection[Operation], escaping: Iterable[SSAValue]) -> IterationSpace | str:
     """The space of a kernel that computes `ops` and writes `escaping`, or why there is none."""
-    members = [op for op in ops if isinstance(op, AtenOp)]
+    members, written = [op for op in ops if isinstance(op, AtenOp)], list(escaping)
+    found = _space_of(members, written)
+    beside = computed_aside(members, written) if isinstance(found, str) else set[SSAValue]()
+    if not beside:
+        return found
+    owners = {value.owner for value in ancestors(beside, members)}
+    rows = _space_of(
+        [op for op in members if op not in owners], [v for v in written if v not in beside]
+    )
+    if isinstance(rows, str) or rows.family != "rows":
+        return found
+    if rows.reduces_columns or rows.columns > WHOLE_ROW:
+        return found
+    return replace(rows, aside=max(map(num_elements, beside)))
+
+
+def computed_aside(members: Collection[AtenOp], written: Iterable[SSAValue]) -> set[SSAValue]:
+    """What a kernel writes that has nothing to do with its rows: few elements, all of one size, of
+    pointwise ops that nothing else needs."""
+    needed = {value: {v.owner for v in ancestors([value], members)} for value in written}
+    beside = {
+        value
+        for value, ops in needed.items()
+        if num_elements(value) <= FEW_ASIDE
+        and all(isinstance(op, AtenOp) and role_of(op) in _ASIDE for op in ops)
+    }
+    for value, ops in needed.items():
+        if value not in beside and any(ops & needed[other] for other in beside):
+            return set()
+    return beside if len({num_elements(value) for value in beside}) == 1 else set()
+
+
+_ASIDE = ("pointwise", "view", "move")
+
+
+def ancestors(values: Iterable[SSAValue], members: Collection[Operation]) -> set[SSAValue]:
+    """Results of members that some values, of theirs, are computed from, and these."""
+    inside = set(members)
+    found: set[SSAValue] = set()
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        if value.owner in inside and value not in found:
+            found.add(value)
+            assert isinstance(value.owner, Operation)
+            pending += value.owner.operands
+    return found
+
+
+def _space_of(members: list[AtenOp], written: list[SSAValue]) -> IterationSpace | str:
     if any(op.name == LOOKUP_GRADIENT for op in members):
         reducing = sum_of_few_rows(members)
         if reducing is not None:
             return _reduction_space([reducing], list(reductions_of(reducing)), reducing.results)
-        return _lookup_space(members, list(escaping))
+        return _lookup_space(members, written)
     matmuls = [op for op in members if op.name in MATMULS]
     reductions = [r for op in members if role_of(op) == "reduce" for r in reductions_of(op)]
     if matmuls:
-        return _matmul_space(members, matmuls, reductions, list(escaping))
-    written = list(escaping)
+        return _matmul_space(members, matmuls, reductions, written)
     if not written:
         return "nothing leaves it"
     if reductions:
@@ -328,10 +392,25 @@ def _lookup_space(members: list[AtenOp], written: list[SSAValue]) -> IterationSp
     before = [op for op in members if op is not gradient and op not in last]
     if any(role_of(op) not in ("pointwise", "view") for op in before):
         return "only pointwise ops precede the gradient of a lookup"
+    if _num_read_whole(gradient, before) > 1:
+        return "what the gradient of a lookup adds up is computed of one value of its size"
+    count, (num_rows, width) = num_elements(gradient.operands[1]), shape_of(made)
     is_added = len(last) == 1 and _adds_to_table(last[0], made, members)
-    if not is_added or written != list(last[0].results):
+    if is_added and written == list(last[0].results):
+        return IterationSpace("lookups", count, width)
+    if last or written != [made]:
         return "the gradient of a lookup is only added to what is there"
-    return IterationSpace("lookups", num_elements(gradient.operands[1]), shape_of(made)[1])
+    if num_rows < count:  # of 8,192 tokens of two types one program would add up most
+        return "a program would add up many rows of equal indices"
+    return IterationSpace("lookups", count, width)
+
+
+def _num_read_whole(gradient: AtenOp, before: list[AtenOp]) -> int:
+    """How many numbers of the size of a lookup's gradient are read for it."""
+    inside = {value for op in before for value in op.results}
+    numel = num_elements(gradient.operands[0])
+    read = {v for op in (gradient, *before) for v in op.operands if v not in inside}
+    return sum(num_elements(v) == numel and dtype_of_value(v).is_floating_point for v in read)
 
 
 def _adds_to_table(op: AtenOp, made: SSAValue, members: list[AtenOp]) -> bool:

@@ -21,11 +21,13 @@ what they read of all micro-batches is put together over these coordinates first
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
 from xdsl.dialects import builtin, func
+from xdsl.ir import Operation
 
 from shardweave.ir.dist import RunOp
 from shardweave.ir.mesh import Axis, Mesh
@@ -142,11 +144,28 @@ def parts_of(program: Program) -> list[Program]:
     return list(functions_of(program).values()) if is_staged(program) else [program]
 
 
+def ops_of_parts(program: Program) -> Iterator[Operation]:
+    """The ops of which a program consists, function by function; runs of functions are none."""
+    for part in parts_of(program):
+        yield from part.ops
+
+
 def runs_of(program: Program) -> Iterator[tuple[RunOp, Run]]:
     """The runs of a staged program in order."""
     for op in program.ops:
         if isinstance(op, RunOp):
             yield op, Run.of(op)
+
+
+def num_ops_on_a_rank(program: Program) -> int:
+    """The ops of a local program that a rank has; of stages, on the rank that has most."""
+    if not is_staged(program):
+        return sum(1 for _ in program.ops)
+    sizes = {name: sum(1 for _ in one.ops) for name, one in functions_of(program).items()}
+    found: Counter[int] = Counter()
+    for at, function in {(run.at, run.function) for _, run in runs_of(program)}:
+        found[at] += sizes[function]
+    return max(found.values())
 
 
 def micro_axis(program: Program) -> Axis | None:

@@ -8,7 +8,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.kernel import FusedOp, inline
 from shardweave.ir.program import Program
-from shardweave.ir.staged import parts_of
+from shardweave.ir.staged import ops_of_parts, parts_of
 
 
 def unfuse(program: Program) -> int:
@@ -51,12 +51,17 @@ def _is_in_order(ops: list[Operation], program: Program) -> bool:
     return True
 
 
+def has_regions(program: Program) -> bool:
+    """Whether a program, or a function of a program of stages, has fused ops."""
+    return any(isinstance(op, FusedOp) for op in ops_of_parts(program))
+
+
 def without_regions(program: Program) -> Program:
     """The program itself, or if it has fused ops a copy in which they are inlined.
 
     All functions of a program of stages are meant.
     """
-    if not any(isinstance(op, FusedOp) for part in parts_of(program) for op in part.ops):
+    if not has_regions(program):
         return program
     copy = program.clone()
     for part in parts_of(copy):

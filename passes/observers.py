@@ -15,6 +15,7 @@ from xdsl.passes import ModulePass
 
 from shardweave.ir.inspect.text_changes import changed_text
 from shardweave.ir.program import Program
+from shardweave.ir.staged import ops_of_parts
 
 
 class Observer:
@@ -178,4 +179,4 @@ class KeepFailed(Observer):
 
 
 def num_ops(program: Program) -> int:
-    return sum(1 for _ in program.ops)
+    return sum(1 for _ in ops_of_parts(program))

@@ -6,6 +6,7 @@ from shardweave.ir.annotations import sharding_attrs_of, wanted_attrs_of
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.propagate import propagate
+from shardweave.ir.sharding.rules import notes_on_rules
 from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
 
@@ -31,6 +32,9 @@ class PropagateShardingsPass(PassOnProgram):
                 "the same; run apply-plan or plan-<planner> (plan-megatron) first, or annotate "
                 "arguments."
             )
+        if program.mesh is not None and program.mesh.num_devices > 1:
+            for text in notes_on_rules(program.ops):
+                note(text)
         propagate(program)
 
 

@@ -76,6 +76,15 @@ def _pipeline(
     return shortened(found, min(found.micro_batches, rows), rows, mesh.num_stages)
 
 
+def in_one_micro_batch(plan: Plan, mesh: Mesh) -> Plan:
+    """The same plan of a pipeline, whose stages run the whole batch at once.
+
+    Raises PlanError if its schedule has no such order, as where a stage is at several coordinates.
+    """
+    assert plan.pipeline is not None
+    return replace(plan, pipeline=shortened(plan.pipeline, 1, 1, mesh.num_stages))
+
+
 def _parameters(
     plan: Plan, program: Program, stored: Stored, batch_axes: set[str]
 ) -> tuple[dict[str, str], dict[str, str]]:

@@ -80,18 +80,52 @@ def test_processes_that_share_a_core_are_devices_of_their_own_speed(
     ]
 
 
-def test_page_shows_the_measured_schedules() -> None:
+RESULTS = ("pipelines", "pipelines_4")
+
+
+def measured(name: str) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """Our rows of a result, each with PyTorch's of the same order if it has one."""
+    (result,) = json.loads((BENCHMARKS / "results" / f"{name}.json").read_text())["results"]
+    return [
+        (row, behind if behind["name"].startswith("torch") else None)
+        for row, behind in pairwise([*result["rows"], {"name": ""}])
+        if row["name"].startswith("shardweave")
+    ]
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_page_shows_the_measured_schedules(name: str) -> None:
     page = (BENCHMARKS.parent / "docs" / "measured.md").read_text()
-    for name, columns in (("pipelines", 5), ("pipelines_4", 8)):
-        result = json.loads((BENCHMARKS / "results" / f"{name}.json").read_text())["results"][-1]
-        for row, behind in pairwise([*result["rows"], {"name": ""}]):
-            if not row["name"].startswith("shardweave"):
-                continue
-            peer = behind if behind["name"].startswith("torch") else None
-            line = "".join(
-                f"| {cell} " if cell else "| " for cell in page_cells(row, peer)[:columns]
-            )
-            assert f"{line}|\n" in page, line
+    rows = measured(name)
+    assert [row["name"].split()[1] for row, _ in rows] == [case.schedule for case in CASES]
+    for row, peer in rows:
+        line = "".join(f"| {cell} " if cell else "| " for cell in page_cells(row, peer))
+        assert f"{line}|\n" in page, line
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_measured_schedules_are_within_their_bounds(name: str) -> None:
+    rows = measured(name)
+    for row, peer in rows:
+        time_s = statistics.median(row["times_s"])
+        assert peer is None or time_s <= statistics.median(peer["times_s"]), row["name"]
+        waits = statistics.median(row["waited_s"]) / time_s
+        assert abs(waits - row["simulated_wait_s"] / row["simulated_s"]) <= 0.07, row["name"]
+        assert row["worked_s"] <= 1.17 * row["simulated_work_s"], row["name"]
+
+
+def test_list_is_the_fastest_as_simulated_and_level_with_it_as_measured() -> None:
+    page = (BENCHMARKS.parent / "docs" / "measured.md").read_text().replace("\n", " ")
+    for name, said in zip(
+        RESULTS,
+        ("{:.1%} behind `{}` on two", "is as measured {:.1%} behind `{}` on four"),
+        strict=True,
+    ):
+        rows = {row["name"].split()[1]: row for row, _ in measured(name)}
+        assert min(rows, key=lambda one: rows[one]["simulated_s"]) == "list"
+        times_s = {one: statistics.median(row["times_s"]) for one, row in rows.items()}
+        fastest = min(times_s, key=times_s.__getitem__)
+        assert said.format(times_s["list"] / times_s[fastest] - 1, fastest) in page, fastest
 
 
 def page_cells(row: dict[str, Any], peer: dict[str, Any] | None) -> list[str]:

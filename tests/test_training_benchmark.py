@@ -115,7 +115,7 @@ def test_line_of_the_table_compares_with_ours() -> None:
 def test_page_shows_the_measured_steps() -> None:
     unshaped, shaped = (
         json.loads((BENCHMARKS / "results" / f"{name}.json").read_text())["cases"]
-        for name in ("training", "training_500mbit")
+        for name in ("training", "training_1gbit")
     )
     slow = {case["case"]: case["rows"] for case in shaped}
     text = (BENCHMARKS.parent / "docs" / "measured.md").read_text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -37,7 +37,7 @@ import triton.language as tl
 def {name}(
     {parameters},
 ):
-    block = tl.program_id(0)
+    block = {block}
 '''
 
 _RESULT = """\
@@ -51,11 +51,26 @@ _RESULT = """\
             part = (first + tl.arange(0, BLOCK_P))[:, None]
             is_in = (part < n_parts_{number}) & (col < pitch)
             place = part * pitch + col
-            each = tl.load(parts_{number}_ptr + place, mask=is_in, other={outside}){widened}
+            each = {each}
             total = {joined}
         found = {reduced}
         tl.store(out_{number}_ptr + col, {found}, mask=in_col)
     block -= num_blocks
+"""
+
+_BESIDE = """\
+{kernel}
+
+{joining}
+
+@triton.jit
+def {name}(
+    {parameters},
+):
+    if tl.program_id(0) < num_before:
+        {kernel_name}({own})
+    else:
+        {joining_name}({others})
 """
 
 
@@ -136,10 +151,11 @@ def num_partial(space: IterationSpace, config: Config) -> int:
     return -(-count // period) * period
 
 
-def finishing_kernel(results: Sequence[PartialResult]) -> KernelSource:
+def finishing_kernel(results: Sequence[PartialResult], *, behind: bool = False) -> KernelSource:
     """The kernel that joins all these results, of one kernel or of several, each in order.
 
-    Its parameters are the parts of each, and then the results in their own dtypes.
+    Its parameters are the parts of each, and then the results in their own dtypes. behind: whether
+    its programs come after `num_before` of another kernel.
     """
     count = range(len(results))
     parameters = [f"parts_{n}_ptr" for n in count] + [f"out_{n}_ptr" for n in count]
@@ -147,13 +163,52 @@ def finishing_kernel(results: Sequence[PartialResult]) -> KernelSource:
     for place, parts in enumerate(results):
         sizes |= {f"n_parts_{place}": parts.num_parts, f"n_cols_{place}": parts.num_columns}
     constants = ("BLOCK_P", "BLOCK_C")
-    parameters += [*sizes, *(f"{constant}: tl.constexpr" for constant in constants)]
+    first = ["num_before"] if behind else []
+    parameters += [*sizes, *first, *(f"{constant}: tl.constexpr" for constant in constants)]
     name = "finish_" + "_".join(dict.fromkeys(parts.kind for parts in results))
-    source = _HEAD.format(name=name, parameters=",\n    ".join(parameters))
+    block = "tl.program_id(0)" + (" - num_before" if behind else "")
+    source = _HEAD.format(name=name, parameters=",\n    ".join(parameters), block=block)
     source += "".join(_joining_of(place, parts) for place, parts in enumerate(results))
     dtypes = [parts.dtype for parts in results] + [parts.target for parts in results]
     types = tuple(pointer_type(type_text(dtype)) for dtype in dtypes)
     return KernelSource(name, source, types, sizes, False, {}, constants, (FINISHING,))
+
+
+def with_joining(
+    kernel: Kernel, config: Config, num_programs: int, results: Sequence[PartialResult]
+) -> tuple[Kernel, int]:
+    """A kernel of one dim of programs, `num_programs` at a configuration, and behind these programs
+    that join results of kernels before it; and how many programs that makes.
+
+    Its pointers are the kernel's and then those of `finishing_kernel`.
+    """
+    joining = finishing_kernel(results, behind=True)
+    own, others = kernel.pointer_names, joining.pointer_names
+    renamed = {constant: f"JOIN_{constant}" for constant in joining.constants}
+    sizes = kernel.sizes | joining.sizes | {"num_before": num_programs}
+    constants = (*kernel.constants, *renamed.values())
+    source = _BESIDE.format(
+        kernel=kernel.source,
+        joining=joining.source[joining.source.index("@triton.jit") :],
+        name=f"{kernel.name}_and_finish",
+        parameters=",\n    ".join(
+            [*own, *others, *sizes, *(f"{constant}: tl.constexpr" for constant in constants)]
+        ),
+        kernel_name=kernel.name,
+        own=", ".join([*own, *kernel.sizes, *kernel.constants]),
+        joining_name=joining.name,
+        others=", ".join([*others, *joining.sizes, "num_before", *renamed.values()]),
+    )
+    # As many elements of a thread as where nothing stands before, read together.
+    tall = FINISHING["BLOCK_P"] * config["num_warps"] // FINISHING["num_warps"]
+    blocks = FINISHING | {"BLOCK_P": max(1, tall)}
+    both = config | {renamed[constant]: blocks[constant] for constant in joining.constants}
+    made = replace(
+        kernel, name=f"{kernel.name}_and_finish", source=source,
+        pointers=(*kernel.pointers, *joining.pointers), sizes=sizes, constants=constants,
+        configs=(both,),
+    )  # fmt: skip
+    return made, num_programs + finishing_grid(results)[0]
 
 
 def finishing_grid(results: Sequence[PartialResult]) -> tuple[int]:
@@ -164,12 +219,15 @@ def finishing_grid(results: Sequence[PartialResult]) -> tuple[int]:
 def _joining_of(place: int, parts: PartialResult) -> str:
     """The statements that join the parts of one result."""
     dtype = computed_in(parts.target)
+    outside = identity_of(parts.kind, parts.dtype)
+    each = f"tl.load(parts_{place}_ptr + place, mask=is_in, other={outside})"
+    if parts.num_columns % GROUP:  # what lies between rows is read with them
+        each = f"tl.where(in_col, {each}, {outside})"
     return _RESULT.format(
         number=place,
         group=GROUP,
         start=identity_of(parts.kind, dtype),
-        outside=identity_of(parts.kind, parts.dtype),
-        widened="" if parts.dtype == dtype else f".to({type_text(dtype)})",
+        each=each if parts.dtype == dtype else f"{each}.to({type_text(dtype)})",
         dtype=type_text(dtype),
         joined=joined(parts.kind, "total", "each"),
         reduced=reduced(parts.kind, "total", axis=0, keeps_nan=dtype.is_floating_point),

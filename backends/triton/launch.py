@@ -23,12 +23,14 @@ from shardweave.backends.triton.joining import (
     finishing_kernel,
     num_partial,
     parts_of,
+    with_joining,
 )
 from shardweave.backends.triton.lookups import num_programs
 from shardweave.backends.triton.parts import (
     PartsQueue,
     Place,
     is_sum_in_memory,
+    joins_others,
     sum_in_memory,
 )
 from shardweave.backends.triton.region import Region, region_of
@@ -232,13 +234,17 @@ class Launch:
         queue: PartsQueue | None = None,
     ) -> None:
         region = kernel.region
-        self._start = starter(kernel, config, grid_of(kernel, config))
+        self._grid = grid_of(kernel, config)
+        self._start = starter(kernel, config, self._grid)
+        self._kernel, self._config = kernel, config
         self._device = torch.device(device)
         self._made = [(shape_of(value), region.dtype_of(value)) for value in region.stored]
         self._partial = tuple(kernel.partial)
         self._parts = parts_of(kernel, config)
         self._queue = queue or PartsQueue(join_parts)
         self._waits = queue is not None
+        self._joins_others = joins_others(kernel)
+        self._joining: dict[tuple[PartialResult, ...], Start] = {}
         self._outputs = region.outputs
         self._overwrites = kernel.overwrites
 
@@ -259,6 +265,8 @@ class Launch:
             self._queue.add(self._parts, places)
             if not self._waits:
                 self._queue.join()
+        elif self._joins_others:
+            self._start_and_join([*tensors, *made])
         else:
             self._start(*tensors, *made)
         return tuple(
@@ -267,6 +275,19 @@ class Launch:
                 for output in self._outputs
             ]
         )
+
+    def _start_and_join(self, pointers: Sequence[Tensor]) -> None:
+        """Start the kernel, and with it programs that join what waits."""
+        results, places = self._queue.take()
+        if not results:
+            self._start(*pointers)
+            return
+        key = tuple(results)
+        start = self._joining.get(key)
+        if start is None:
+            both, count = with_joining(self._kernel, self._config, self._grid[0], results)
+            start = self._joining[key] = starter(both, both.configs[0], (count,))
+        start(*pointers, *_pointers_of(places))
 
 
 class JoinedSum:
@@ -292,8 +313,12 @@ class JoinedSum:
 
 def join_parts(results: Sequence[PartialResult], places: Sequence[Place]) -> None:
     """Start the kernel that joins parts."""
-    start = _joiner(tuple(results))
-    start(*(parts for parts, _ in places), *(made for _, made in places))
+    _joiner(tuple(results))(*_pointers_of(places))
+
+
+def _pointers_of(places: Sequence[Place]) -> list[Tensor]:
+    """The parameters of what joins: parts, and where results are wanted."""
+    return [*(parts for parts, _ in places), *(made for _, made in places)]
 
 
 @cache
@@ -325,7 +350,8 @@ def grid_of(kernel: Kernel, config: Config) -> tuple[int, ...]:
     if kernel.family == "matmul":
         return (_blocks(space.rows, config["BLOCK_M"]) * _blocks(space.columns, config["BLOCK_N"]),)
     if not space.reduces_columns:
-        return (_blocks(space.rows, config["BLOCK_R"]),)
+        beside = _blocks(space.aside, kernel.fixed["BLOCK_A"]) if space.aside else 0
+        return (max(_blocks(space.rows, config["BLOCK_R"]), beside),)
     parts = num_partial(space, config)
     # Not in two dims, of which the second ends at 65,535.
     blocks = 1 if space.reduces_rows else num_column_blocks(space, config["BLOCK_C"])

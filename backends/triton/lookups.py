@@ -4,7 +4,8 @@ There is a program for each index, and that of the first of equal ones adds the 
 in order, and writes that row of the table: no atomic addition and no sorting, so that sums are the
 same in each run. Indices are compared each with each, out of the cache. Where the gradient is added
 to a table that an op made for it alone, as that of a tied embedding is, rows that no index names
-are left where they are, and are neither read nor written; else more programs copy them.
+are left where they are, and are neither read nor written; else more programs copy them, or write
+zeros if there is no table.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ in_row = (wanted <= count)[:, None]"""
 
 
 def lookup_kernel(region: Region, strides: Sequence[Sequence[int]]) -> Kernel:
-    """The sum of a gradient's rows for each row of a table, added to the table."""
+    """The sum of a gradient's rows for each row of a table, added to the table if there is one."""
     return _LookupTemplate(region, strides).kernel()
 
 
@@ -68,9 +69,7 @@ class _LookupTemplate:
         self.col = of_base(Base("col", self.width, frozenset({"col"})))
         self.table = self._table()
         self.dtype = computed_in(dtype_of_value(self.made))
-        given = list(region.inputs).index(self.table)
-        is_dense = tuple(strides[given]) == dense_strides((self.num_rows, self.width))
-        self.overwrites = given if is_dense and overwritten_table(region.op) == given else None
+        self.overwrites = self._overwritten(strides)
 
     def kernel(self) -> Kernel:
         writer = self.writer
@@ -86,12 +85,22 @@ class _LookupTemplate:
         configs = _configs(self.count, self.width)
         return self.draft.kernel(sizes, configs, overwrites=self.overwrites)
 
-    def _table(self) -> SSAValue:
-        """What the gradient is added to."""
+    def _table(self) -> SSAValue | None:
+        """What the gradient is added to, if there is something."""
         adding = self.made.owner
         assert isinstance(adding, Operation)
+        if adding is self.gradient:
+            return None
         (table,) = (v for v in adding.operands if v.owner is not self.gradient)
         return table
+
+    def _overwritten(self, strides: Sequence[Sequence[int]]) -> int | None:
+        """Which input is the table, if it is changed in place."""
+        if self.table is None:
+            return None
+        given = list(self.region.inputs).index(self.table)
+        is_dense = tuple(strides[given]) == dense_strides((self.num_rows, self.width))
+        return given if is_dense and overwritten_table(self.region.op) == given else None
 
     def _index(self, name: str, axes: frozenset[str]) -> Term:
         """The index of the table's row at a place among all indices."""
@@ -157,8 +166,10 @@ class _LookupTemplate:
 
     def _store(self, row: Index, total: str, mask: str) -> None:
         """Write rows of the table: what they were, and what is added."""
-        term = self.values.variable(self.values.at(self.table, (row, self.col)))
-        text = f"{converted(term.name, term.dtype, self.dtype)} + {total}"
+        text = total
+        if self.table is not None:
+            term = self.values.variable(self.values.at(self.table, (row, self.col)))
+            text = f"{converted(term.name, term.dtype, self.dtype)} + {total}"
         offset = (row * self.width + self.col).text(self.writer.symbols)
         # Along an axis of one element the place does not vary, but the block still has it.
         offset += " + col * 0" + (" + place * 0" if "place" in mask else "")

@@ -36,6 +36,9 @@ _REGISTERS = 65536
 _MOST_THREADS = 512
 """Of a program whose rows are the longest."""
 
+_ASIDE_BLOCK = 256
+"""Elements of what is computed beside rows that one program computes."""
+
 _ERROR_FUNCTIONS = frozenset({"aten.gelu", "aten.gelu_backward"})
 
 Strides = Sequence[Sequence[int]] | None
@@ -77,7 +80,7 @@ class _ReductionTemplate:
         self.region, self.space = region, region.space
         self.draft = KernelDraft(region, strides)
         self.writer = self.draft.writer
-        self.writer.masks = {"row": "in_row", "col": "in_col"}
+        self.writer.masks = {"row": "in_row", "col": "in_col", "x": "in_x"}
         self.writer.symbols = [(self.space.columns, "n_cols")]
         self.values = Values(self.writer)
         row = Base("row", self.space.rows, frozenset({"row"}))
@@ -133,7 +136,18 @@ class _ReductionTemplate:
             return
         self._define_columns("tl.arange(0, BLOCK_C)")
         self._reduce_rows(rows)
-        self._store(self.region.stored)
+        self._store([v for v in self.region.stored if v not in self.region.aside])
+        if self.region.aside:
+            self._store_aside()
+
+    def _store_aside(self) -> None:
+        """What has nothing to do with the rows: a block of it by each of the first programs."""
+        x = of_base(Base("x", self.space.aside, frozenset({"x"})))
+        with self.writer.block("if tl.program_id(0) * BLOCK_A < n_aside:"):
+            self.writer.line("x = tl.program_id(0) * BLOCK_A + tl.arange(0, BLOCK_A)")
+            self.writer.line("in_x = x < n_aside")
+            for value in self.region.aside:
+                self.values.store(self.draft, value, x, frozenset({"x"}))
 
     def _define_columns(self, text: str) -> None:
         self.writer.line(f"col = ({text})[None, :]")
@@ -352,5 +366,8 @@ class _ReductionTemplate:
         if whole:
             fixed["BLOCK_C"] = power_of_2(space.columns)
         sizes = {"n_rows": space.rows} | ({} if whole else {"n_cols": space.columns})
+        if space.aside:
+            sizes["n_aside"] = space.aside
+            fixed["BLOCK_A"] = _ASIDE_BLOCK
         configs = configs_of(self.region, in_parts=self.in_parts)
         return self.draft.kernel(sizes, configs, self.partial, fixed)

@@ -2,12 +2,14 @@
 
 A reduction over all rows is known when its kernel has ended, so that another joins its parts.
 Gradients of biases and norms are seldom read soon: those of several kernels wait for one launch.
-So does a sum of a few rows that are in memory: they are parts as they lie.
+So does a sum of a few rows that are in memory: they are parts as they lie. The kernel of a lookup's
+gradient takes what waits along, so that it needs no launch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -52,9 +54,13 @@ class PartsQueue:
     def join(self) -> None:
         """Join all that waits; from then on it may be read."""
         if self._results:
-            results, places = self._results, self._places
-            self._results, self._places = [], []
-            self._join(results, places)
+            self._join(*self.take())
+
+    def take(self) -> tuple[list[PartialResult], list[Any]]:
+        """All that waits, with its places, for a kernel that joins it beside its own work."""
+        taken = self._results, self._places
+        self._results, self._places = [], []
+        return taken
 
 
 def joins(program: Program, at_once: Collection[SSAValue] = ()) -> dict[SSAValue, Operation]:
@@ -120,18 +126,34 @@ def results_in_parts(op: FusedOp, kernel: Kernel | None, config: Config) -> list
     return [] if kernel is None else parts_of(kernel, config)
 
 
-def joined_together(
-    program: Program, kernels: Mapping[FusedOp, Kernel]
-) -> list[list[PartialResult]]:
+def joins_others(kernel: Kernel) -> bool:
+    """Whether a kernel joins what waits before it, in programs of its own behind the others.
+
+    That of a lookup's gradient is often a step's last, so that no launch is left for joining.
+    """
+    return kernel.family == "lookups"
+
+
+@dataclass(frozen=True)
+class Joining:
+    """Results that one launch joins. beside: the region whose kernel does it, if one does."""
+
+    results: list[PartialResult]
+    beside: FusedOp | None = None
+
+
+def joined_together(program: Program, kernels: Mapping[FusedOp, Kernel]) -> list[Joining]:
     """By launch, the results of a program that are joined, at the default configurations."""
-    found: list[list[PartialResult]] = []
-    queue = PartsQueue(lambda results, _: found.append(list(results)))
+    found: list[Joining] = []
+    queue = PartsQueue(lambda results, _: found.append(Joining(list(results))))
     places = set(joins(program).values())
     for op in program.ops:
         if op in places:
             queue.join()
         if isinstance(op, FusedOp):
             kernel = kernels.get(op)
+            if kernel is not None and joins_others(kernel) and (taken := queue.take()[0]):
+                found.append(Joining(taken, op))
             results = results_in_parts(op, kernel, {} if kernel is None else kernel.configs[0])
             queue.add(results, results)
     queue.join()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,7 +12,13 @@ from xdsl.ir import Operation, SSAValue
 from shardweave.backends.triton.writer import UnfitError
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import LOOKUP_GRADIENT, facts_of
-from shardweave.ir.fusible import IterationSpace, role_of, space_of, sum_of_few_rows
+from shardweave.ir.fusible import (
+    IterationSpace,
+    computed_aside,
+    role_of,
+    space_of,
+    sum_of_few_rows,
+)
 from shardweave.ir.gpu_types import dtype_on_gpu
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.storage import copies
@@ -54,6 +61,12 @@ class Region:
     outputs: tuple[Output, ...]
     space: IterationSpace
     on_gpu: bool
+
+    @cached_property
+    def aside(self) -> tuple[SSAValue, ...]:
+        """The stored values that are computed beside the rows, in order."""
+        found = computed_aside(self.ops, self.stored) if self.space.aside else set[SSAValue]()
+        return tuple(value for value in self.stored if value in found)
 
     def dtype_of(self, value: SSAValue) -> torch.dtype:
         """The dtype that an input or a stored value has in memory."""

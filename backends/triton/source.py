@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,6 +74,14 @@ class KernelSource:
     def key(self) -> str:
         """Equal for kernels with equal source."""
         return hashlib.sha256(self.source.encode()).hexdigest()[:16]
+
+    @cached_property
+    def pointer_names(self) -> tuple[str, ...]:
+        """The names of the pointer parameters, in order."""
+        found = re.search(rf"^def {self.name}\(\n(.*?)\n\):", self.source, re.DOTALL | re.MULTILINE)
+        assert found is not None
+        names = [line.strip().rstrip(",") for line in found[1].splitlines()]
+        return tuple(names[: len(self.pointers)])
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from shardweave.ir.annotations import phase_of
 from shardweave.ir.program import Program
+from shardweave.ir.staged import ops_of_parts
 from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.planners.cost.quantity import bytes_text
 
 
 def program_line(program: Program) -> str:
     """One line: how many ops in which phases, and how much is trained."""
-    phases = Counter(phase_of(op) for op in program.ops)
+    phases = Counter(phase_of(op) for op in ops_of_parts(program))
     by_phase = ", ".join(f"{count} {phase}" for phase, count in phases.items())
     parameters = [slot.value for slot in program.arguments if slot.kind == "param"]
     size = bytes_text(sum(num_bytes(tensor_type_of(value)) for value in parameters))

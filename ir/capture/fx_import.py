@@ -8,7 +8,7 @@ of the loss) and the user's source line.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import Any, cast
@@ -26,11 +26,11 @@ from shardweave.ir.capture.builder import Builder
 from shardweave.ir.capture.canonical import Call, lookup
 from shardweave.ir.capture.canonical.strided import check_strided
 from shardweave.ir.capture.site import CaptureError, module_path, site_of_node, users_line
-from shardweave.ir.capture.trace import Traced
+from shardweave.ir.capture.trace import OutputKind, Traced
 from shardweave.ir.capture.unwritten import Unwritten
 from shardweave.ir.philox import STATE
 from shardweave.ir.pure_ops import NOT_PURE, pure_ops
-from shardweave.ir.types import AnyTensor, element_of, tensor_type
+from shardweave.ir.types import AnyTensor, element_of, tensor_type, tensor_type_of
 
 _MAX_RUNS = 64
 """Runs of equal values in a constant that a program writes out; a longer one is data."""
@@ -271,6 +271,7 @@ class _Importer:
         kept = {slot: self.values[node] for slot, node in slots if isinstance(node, torch.fx.Node)}
         if self.num_draws:
             kept["buffer", STATE] = self._state_after()
+        self._add_written_buffers(kept)
         results = list(kept.values())
         attributes: list[Attribute] = [
             builtin.DictionaryAttr(
@@ -290,6 +291,14 @@ class _Importer:
             res_attrs=builtin.ArrayAttr(cast("list[builtin.DictionaryAttr]", attributes)),
         )
         return builtin.ModuleOp([function])
+
+    def _add_written_buffers(self, kept: Mapping[tuple[OutputKind, str], SSAValue]) -> None:
+        """Buffers that forward assigns and never reads are arguments too: they are the model's, and
+        stored as they are written."""
+        read = {*self.traced.inputs, ("buffer", STATE)}
+        for (kind, name), value in kept.items():
+            if kind == "buffer" and (kind, name) not in read:
+                self._add_argument(kind, name, tensor_type_of(value))
 
 
 def _result_types(node: torch.fx.Node) -> list[AnyTensor | None]:

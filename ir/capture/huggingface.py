@@ -2,7 +2,9 @@
 """Hugging Face models traced as they run in eager mode: causal attention stays causal.
 
 When they are traced, these models write out an S x S mask, and repeat keys and values for it, that
-eager mode, having looked at the data, leaves to the attention kernel.
+eager mode, having looked at the data, leaves to the attention kernel. What they note of inner
+modules (hidden states, attentions, router logits) they note by hooks, which they install under a
+lock when they are first asked for it: code that torch cannot trace.
 """
 
 from __future__ import annotations
@@ -32,6 +34,42 @@ def eager_masks(inputs: Collection[str]) -> Iterator[None]:
 
 def _one_sequence(*args: object, **kwargs: object) -> None:
     return None
+
+
+@contextlib.contextmanager
+def noting_inner_outputs(model: nn.Module) -> Iterator[None]:
+    """With the hooks that note outputs of inner modules, where no call has installed them yet.
+
+    They do nothing unless forward asks for such outputs, and are taken out again.
+    """
+    noting = sys.modules.get("transformers.utils.output_capturing")
+    modeling = sys.modules.get("transformers.modeling_utils")
+    if noting is None or modeling is None:
+        yield
+        return
+    own = [m for m in model.modules() if isinstance(m, modeling.PreTrainedModel)]
+    hooks = {module: dict(module._forward_hooks) for module in model.modules()}
+    new = [module for module in own if not _notes(module)]
+    for module in own:
+        # The outermost first, as eager does, which installs those of the models in it as well.
+        if not any(isinstance(m, modeling.PreTrainedModel) and _notes(m) for m in module.modules()):
+            noting.install_all_output_capturing_hooks(module)
+    try:
+        yield
+    finally:
+        for module, before in hooks.items():
+            for key in module._forward_hooks.keys() - before.keys():
+                del module._forward_hooks[key]
+        for module in new:
+            vars(module).pop(_INSTALLED, None)
+
+
+_INSTALLED = "_output_capturing_hooks_installed"
+
+
+def _notes(module: nn.Module) -> bool:
+    """Whether a model of Hugging Face has the hooks already."""
+    return getattr(module, _INSTALLED, False)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,9 +40,11 @@ _NO_OUTPUT = (
 
 @dataclass(frozen=True)
 class OutputLeaf:
-    """A tensor among the outputs of a program, by name."""
+    """A tensor among the outputs of a program, by name. is_differentiable: whether gradients would
+    flow through it in eager PyTorch; another leaf of the name may differ in that (`x.detach()`)."""
 
     name: str
+    is_differentiable: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,23 +57,43 @@ class Outputs:
     template: Any
     kind: type | None = None
 
+    @cached_property
+    def leaves(self) -> list[OutputLeaf]:
+        """The tensors, in the order of the template."""
+        leaves = pytree.tree_leaves(self.template)
+        return [leaf for leaf in leaves if isinstance(leaf, OutputLeaf)]
+
     @property
     def names(self) -> list[str]:
-        leaves = pytree.tree_leaves(self.template)
-        return [leaf.name for leaf in leaves if isinstance(leaf, OutputLeaf)]
+        return [leaf.name for leaf in self.leaves]
+
+    @cached_property
+    def differentiable(self) -> frozenset[str]:
+        """The names of tensors through which gradients would flow in eager PyTorch."""
+        return frozenset(leaf.name for leaf in self.leaves if leaf.is_differentiable)
 
     def build(self, values: Mapping[str, Any]) -> Any:
         """What the model returns, with these tensors."""
         if isinstance(self.template, OutputLeaf):
-            return values[self.template.name]
+            return _value_of(self.template, values)
         leaves, tree = pytree.tree_flatten(self.template)
-        leaves = [values[leaf.name] if isinstance(leaf, OutputLeaf) else leaf for leaf in leaves]
+        leaves = [_value_of(leaf, values) for leaf in leaves]
         built = pytree.tree_unflatten(leaves, tree)
         if self.kind is None:
             return built
         if isinstance(built, tuple):  # a function made the loss
             return built[0], self.kind(**built[1])
         return self.kind(**built)
+
+
+def _value_of(leaf: Any, values: Mapping[str, Any]) -> Any:
+    """What stands for a leaf of a template; those that are no tensors stand for themselves."""
+    if not isinstance(leaf, OutputLeaf):
+        return leaf
+    value = values[leaf.name]
+    if isinstance(value, Tensor) and value.requires_grad and not leaf.is_differentiable:
+        return value.detach()
+    return value
 
 
 class Wrapped(nn.Module):
@@ -130,7 +153,10 @@ class Wrapped(nn.Module):
             raise ValueError(NO_LOSS)
         if loss.ndim:
             raise ValueError(f"the loss is of shape {tuple(loss.shape)}; make it a scalar.")
-        return loss, pytree.tree_map_only(Tensor, _detached, loss if self.only_loss else output)
+        returned = loss if self.only_loss else output
+        leaves = [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, Tensor)]
+        _note_differentiable(tuple([leaf.requires_grad for leaf in leaves]))
+        return loss, pytree.tree_map_only(Tensor, _detached, returned)
 
     def _output(self, output: Any) -> Any:
         loss = self.choice(output) if callable(self.choice) else self._loss(output)
@@ -212,15 +238,25 @@ def _as_tree(output: Any) -> Any:
 _KINDS: list[type] = []
 """The dataclass that the model being traced has returned, if it is one."""
 
+_DIFFERENTIABLE: list[bool] = []
+"""Of each tensor that it has returned for a step with gradients, whether it requires one."""
+
 
 @contextlib.contextmanager
-def noting_dataclasses() -> Iterator[None]:
-    """Meanwhile a model is traced, and the dataclass that it returns is known."""
+def noting_outputs() -> Iterator[None]:
+    """Meanwhile a model is traced, and of what it returns is known what a graph does not say."""
     _KINDS.clear()
+    _DIFFERENTIABLE.clear()
     try:
         yield
     finally:
         _KINDS.clear()
+        _DIFFERENTIABLE.clear()
+
+
+@torch.compiler.assume_constant_result
+def _note_differentiable(flags: tuple[bool, ...]) -> None:
+    _DIFFERENTIABLE[:] = flags
 
 
 @torch.compiler.assume_constant_result
@@ -257,6 +293,7 @@ def outputs_of(tree: Any, nodes: Sequence[Any], loss: Any) -> tuple[Outputs, lis
     names: dict[Any, str] = {} if loss is None else {loss: LOSS}
     found: list[str] = []
     leaves: list[Any] = []
+    is_differentiable = iter(_DIFFERENTIABLE)
     for path, node in zip(_paths(tree), nodes, strict=True):
         if not isinstance(node, torch.fx.Node):
             if not isinstance(node, CONSTANTS):
@@ -273,7 +310,7 @@ def outputs_of(tree: Any, nodes: Sequence[Any], loss: Any) -> tuple[Outputs, lis
         if source not in names:
             names[source] = _free(path or "output", names.values())
         found.append(names[source])
-        leaves.append(OutputLeaf(names[source]))
+        leaves.append(OutputLeaf(names[source], next(is_differentiable, False)))
     return Outputs(pytree.tree_unflatten(leaves, tree), next(iter(_KINDS), None)), found
 
 

@@ -25,7 +25,7 @@ from shardweave.ir.capture.arguments import Form, children_of
 from shardweave.ir.capture.dense_attention import replace_attention
 from shardweave.ir.capture.explain import check_data_dependence, explained
 from shardweave.ir.capture.hooks import Hook, check_hooks, check_leaf_hooks, install_hooks
-from shardweave.ir.capture.huggingface import eager_masks, without_cache
+from shardweave.ir.capture.huggingface import eager_masks, noting_inner_outputs, without_cache
 from shardweave.ir.capture.loose_tensors import check_all_registered
 from shardweave.ir.capture.meta_device import off_meta
 from shardweave.ir.capture.module_tree import block_paths
@@ -35,7 +35,7 @@ from shardweave.ir.capture.outputs import (
     LossChoice,
     Outputs,
     Wrapped,
-    noting_dataclasses,
+    noting_outputs,
     outputs_of,
 )
 from shardweave.ir.capture.repeats import joint_graph, repeats_of
@@ -123,7 +123,8 @@ def trace(
             settings(model, kind.train, has_gradients),
             eager_masks(names),
             without_cache(model, kind.all_outputs),
-            noting_dataclasses(),
+            noting_inner_outputs(model),
+            noting_outputs(),
             observed() as seen,
             repeats_of(blocks),
         ):

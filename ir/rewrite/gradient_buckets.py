@@ -55,8 +55,10 @@ def bucket_gradients(
         else:
             sums.add(key, op)
     for members in sums.close():
+        _put_casts_behind(members)
         join(members)
     for members in scatters.close():
+        _put_casts_behind(members)
         join_scatters(cast("list[dist.ReduceScatterOp]", members))
     return len(reductions)
 
@@ -82,6 +84,15 @@ def _gradient_reductions(program: Program) -> list[dist.DistOp]:
         and all(is_returned(_at_end(value)) for value in op.results)
         and any(_at_end(value) in gradients for value in op.results)
     ]
+
+
+def _put_casts_behind(members: Sequence[dist.DistOp]) -> None:
+    """Put what casts sums behind the last of them, where one message is to bring all."""
+    for value in [value for member in reversed(members) for value in reversed(member.results)]:
+        cast = _at_end(value)
+        if cast is not value and isinstance(cast.owner, Operation):
+            cast.owner.detach()
+            Rewriter.insert_op(cast.owner, InsertPoint.after(members[-1]))
 
 
 def _at_end(value: SSAValue) -> SSAValue:

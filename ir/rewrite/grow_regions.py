@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -17,9 +19,18 @@ from shardweave.ir.annotations import (
     set_layer,
     set_phase,
 )
+from shardweave.ir.aten import AtenOp
 from shardweave.ir.blocks import blocks_of
 from shardweave.ir.dist import COLLECTIVES, WaitOp
-from shardweave.ir.fusible import MATMULS, MAX_OPS, MAX_VALUES, role_of, space_of, sums_few_rows
+from shardweave.ir.fusible import (
+    MATMULS,
+    MAX_OPS,
+    MAX_VALUES,
+    computed_aside,
+    is_kernel_alone,
+    role_of,
+    space_of,
+)
 from shardweave.ir.kernel import escaping_values, fuse
 from shardweave.ir.program import Program
 from shardweave.ir.storage import copies
@@ -30,7 +41,8 @@ NEAR = 64
 have to keep its results until the other's are wanted."""
 
 FEW = 8
-"""Readers of one value that are tried in one kernel."""
+"""Readers of one value that are tried in one kernel: of what many read, as tables of positions that
+every layer reads, the nearest."""
 
 
 @dataclass(eq=False)
@@ -53,6 +65,7 @@ class Growth:
         self.views: dict[Operation, tuple[object, ...]] = {}
         self.heap: list[tuple[int, int, int, Unit, Unit]] = []
         self.pushed = 0
+        self.readers: dict[SSAValue, list[Operation]] = {}
         blocks = blocks_of(program)
         for op, key in keys_of_ops(program):
             role = role_of(op)
@@ -81,13 +94,29 @@ class Growth:
                 self._push(first, second, now)
             else:
                 self._replace(first, second, merged)
+        self._take_along()
+
+    def _take_along(self) -> None:
+        """Let kernels of rows compute beside them what is small, and saves a launch."""
+        units = sorted({id(u): u for u in self.units.values()}.values(), key=lambda u: u.place)
+        for number, unit in enumerate(units):
+            written = escaping_values(unit.ops)
+            if not written or computed_aside(_aten(unit.ops), written) != set(written):
+                continue
+            near = [u for u in units[max(0, number - FEW) : number + FEW] if u is not unit]
+            for other in sorted(near, key=lambda u: abs(u.place - unit.place)):
+                merged = self._merged(unit, other) if other.ops else None
+                if merged is not None and abs(other.place - unit.place) <= NEAR:
+                    self._replace(unit, other, merged)
+                    units[number] = merged
+                    break
 
     def regions(self) -> list[Unit]:
-        """All units of more than one op, and sums that wait with parts, in order."""
+        """All units of more than one op, and ops that have a kernel alone, in order."""
         found = {
             id(unit): unit
             for unit in self.units.values()
-            if len(unit.ops) > 1 or all(map(sums_few_rows, unit.ops))
+            if len(unit.ops) > 1 or all(map(is_kernel_alone, unit.ops))
         }
         return sorted(found.values(), key=lambda unit: unit.place)
 
@@ -122,13 +151,12 @@ class Growth:
             for value in op.operands:
                 source = self._source(value)
                 yield source.owner
-                for user in self._readers(source):
+                for user in self._readers_near(source, self.places[op]):
                     other = self.units.get(user)
                     if other is not None and other.block == unit.block:
-                        if abs(self.places[user] - self.places[op]) <= NEAR:
-                            yield user
+                        yield user
             for value in op.results:
-                yield from self._readers(value)
+                yield from islice(self._readers(value), FEW)
 
     def _source(self, value: SSAValue) -> SSAValue:
         """What a value shows through views that are in no unit."""
@@ -138,14 +166,22 @@ class Growth:
             owner = value.owner
         return value
 
+    def _readers_near(self, value: SSAValue, place: int) -> list[Operation]:
+        """The few readers of a value that are nearest to a place."""
+        place_of = self.places.__getitem__
+        if value not in self.readers:
+            known = (reader for reader in self._readers(value) if reader in self.places)
+            self.readers[value] = sorted(set(known), key=place_of)
+        readers = self.readers[value]
+        first = bisect_left(readers, place - NEAR, key=place_of)
+        last = bisect_right(readers, place + NEAR, key=place_of)
+        return sorted(readers[first:last], key=lambda reader: abs(place_of(reader) - place))[:FEW]
+
     def _readers(self, value: SSAValue) -> Iterator[Operation]:
-        """The ops that read a value or a view of it; the first few."""
-        pending, count = [value], 0
+        """The ops that read a value or a view of it."""
+        pending = [value]
         while pending:
             for use in pending.pop().uses:
-                count += 1
-                if count > FEW:
-                    return
                 if use.operation in self.views:
                     pending += use.operation.results
                 else:
@@ -225,6 +261,10 @@ def keys_of_ops(program: Program) -> Iterator[tuple[Operation, tuple[object, ...
         elif phase == "forward" and copy in turned:
             phase = "backward"
         yield op, (segment, copy, phase)
+
+
+def _aten(ops: Iterable[Operation]) -> list[AtenOp]:
+    return [op for op in ops if isinstance(op, AtenOp)]
 
 
 def _in_order(members: dict[Operation, int]) -> list[Operation]:

@@ -107,9 +107,10 @@ def _gather_once(program: Program) -> int:
 
 def _gathers_keys(op: Operation) -> bool:
     """Whether an op gathers keys or values for attention, which each pass does for itself."""
-    return isinstance(op, AllGatherOp) and all(
-        is_attention(use.operation) for result in op.results for use in result.uses
-    )
+    if not isinstance(op, AllGatherOp):
+        return False
+    readers = [use.operation for result in op.results for use in result.uses]
+    return bool(readers) and all(map(is_attention, readers))
 
 
 class _Recomputation:

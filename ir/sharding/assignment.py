@@ -132,9 +132,15 @@ class _Question:
         return held.union(*(goal.axes for goal in self.goals if goal is not None))
 
     def _carried_axes(self) -> list[str]:
-        """Axes over which every operand that the op is linear in is an unreduced sum."""
+        """Axes over which every operand that the op is linear in is an unreduced sum.
+
+        None if another operand is pending, too: it is to be reduced, and one message does for both.
+        """
         linear = [self.operands[index].versions[0] for index in sorted(self.rule.linear)]
+        others = [o for index, o in enumerate(self.operands) if index not in self.rule.linear]
         if not linear or any(s.reduction != "sum" for s in linear):
+            return []
+        if any(operand.versions[0].unreduced for operand in others):
             return []
         return [axis for axis in linear[0].unreduced if all(axis in s.unreduced for s in linear)]
 

@@ -19,6 +19,14 @@ def take_blocks(tensor: torch.Tensor, dim: int, size: int, block: int, index: in
     return mine.reshape(*shape[:dim], rounds * block, *shape[dim + 1 :])
 
 
+def cut_out(tensor: torch.Tensor, dim: int, size: int, block: int, index: int) -> torch.Tensor:
+    """`take_blocks` in memory of its own, so that the rest of the tensor can be freed."""
+    part = take_blocks(tensor, dim, size, block, index)
+    is_view = part.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+    is_less = part.numel() < tensor.numel()
+    return part.clone(memory_format=torch.contiguous_format) if is_view and is_less else part
+
+
 def merge_blocks(parts: list[torch.Tensor], dim: int, block: int) -> torch.Tensor:
     """Inverse of `take_blocks`: interleave the parts' blocks of `block` elements along `dim`."""
     shape = list(parts[0].shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -14,7 +14,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.amp.estimate import BACKWARD
 from shardweave.planners.amp.memory import capacities, stage_bytes
-from shardweave.planners.amp.model import AmpError, Strategy
+from shardweave.planners.amp.model import AmpError, Strategy, strategies
 from shardweave.planners.amp.network import ClusterArrays, Grid
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
 from shardweave.planners.amp.search import Annealing, Placed, search
@@ -29,6 +29,7 @@ from shardweave.planners.lower import Lowerings
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.oppa.real_trials import RealTrials, launch_of
 from shardweave.planners.oppa.trials import Host
+from shardweave.planners.pipelines.one_by_one import why_not_one_by_one
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, Pipeline, Predicted
 from shardweave.planners.predict import simulate_plan, why_slower, with_candidates
@@ -83,12 +84,15 @@ def plan_amp(
     program = lowerings.program
     profile = profile_program(lowerings, cluster, degrees, precision)
     profile = replace(profile, model=replace(profile.model, zero=zero))
+    wanted = partial(_is_wanted, sizes, max_stages)
+    joined = _why_joined(program, profile, cluster, wanted)
     found = search(
         profile.model,
         cluster,
         literal=literal,
         annealing=Annealing(steps=anneal) if anneal else None,
-        accept=partial(_is_wanted, sizes, max_stages),
+        accept=lambda one: wanted(one) and not (joined and _runs_in_turn(one, profile)),
+        problem=joined,
     )
     links = ClusterArrays.of(cluster)
     simulate = 0 if literal else simulate
@@ -115,7 +119,8 @@ def plan_amp(
         shared = {
             index: replace(one, precision=precision)
             for index, plan in enumerate(plans)
-            if (one := with_shares(plan, program, found[index], profile.model, links)) is not None
+            if not joined
+            and (one := with_shares(plan, program, found[index], profile.model, links)) is not None
         }
         plan, why = _fastest(lowerings, cluster, rows, plans, shared, max(1, top))
     return replace(plan, reasons=(reason + why, *plan.reasons))
@@ -168,6 +173,27 @@ def _is_wanted(sizes: Mapping[str, int], max_stages: int | None, strategy: Strat
     if sizes and any(sizes.get(axis, 1) != degree for axis, degree in degrees):
         return False
     return strategy.pipeline <= (max_stages or strategy.pipeline)
+
+
+def _runs_in_turn(strategy: Strategy, profile: ProgramProfile) -> bool:
+    """Whether micro-batches go through stages; without these they are sub-batches, which may mix
+    samples."""
+    return strategy.pipeline > 1 and strategy.num_micro_batches(profile.model.batch) > 1
+
+
+def _why_joined(
+    program: Program,
+    profile: ProgramProfile,
+    cluster: Cluster,
+    wanted: Callable[[Strategy], bool],
+) -> str:
+    """Why no plan has micro-batches in stages, if they cannot run one by one; looked at only where
+    some strategy has them."""
+    asked = (one for one in strategies(profile.model, cluster) if wanted(one))
+    is_mixed = len({node.device for node in cluster.nodes}) > 1
+    if not is_mixed and not any(_runs_in_turn(one, profile) for one in asked):
+        return ""
+    return why_not_one_by_one(program)
 
 
 def _tensor_degrees(

@@ -82,13 +82,15 @@ def search(
     literal: bool = False,
     annealing: Annealing | None = None,
     accept: Callable[[Strategy], bool] = lambda strategy: True,
+    problem: str = "",
 ) -> list[Placed]:
     """Every strategy with its best cuts on Megatron's placement, the fastest first.
 
     Objective: seconds of a step (`estimate`). The cuts are exact for their strategy and
     placement; with `literal` they leave out the synchronisation, and the uniform split is taken
     for a single micro-batch, as in the published planner. annealing: also tries other placements of
-    the best strategies, which is not exact. accept: which strategies to look at.
+    the best strategies, which is not exact. accept: which strategies to look at. problem: why not
+    at others, for those to know who are left with none.
 
     Raises AmpError if no strategy fits into memory, naming the one that comes nearest.
     """
@@ -103,7 +105,7 @@ def search(
         if (one := solver(model, strategy, costs(model, links, strategy, grid))) is not None
     ]
     if not found:
-        raise AmpError(_nothing_fits(model, links, grids))
+        raise AmpError(f"{_nothing_fits(model, links, grids)} {problem}".rstrip())
     found.sort(key=lambda placed: placed.seconds)
     if annealing is not None:
 

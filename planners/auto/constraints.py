@@ -9,6 +9,7 @@ from shardweave.ir.suggest import did_you_mean
 from shardweave.planners.auto.point import BUCKETS, DIMENSIONS, JointPoint
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.quantity import gib, quantity
+from shardweave.planners.pipelines.schedules import find_schedule
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import (
     PIPELINE_SCHEDULES,
@@ -106,8 +107,10 @@ def with_memory(cluster: Cluster, memory: str) -> Cluster:
 
 
 def point_of(plan: Plan) -> JointPoint:
-    """The dimensions of another planner's plan, as far as they can be told."""
+    """The dimensions of a plan, as far as they can be told: with its schedule's usual chunks."""
     pipeline = plan.pipeline
+    schedule = pipeline.schedule if pipeline else PIPELINE_SCHEDULES[0]
+    chunks = find_schedule(schedule).chunks
     tensor = 1
     for axis, size in plan.mesh.items():
         if axis.partition(".")[0] == "tensor" or axis in ("x", "y"):
@@ -119,13 +122,13 @@ def point_of(plan: Plan) -> JointPoint:
         data=data,
         tensor=tensor,
         context=plan.mesh.get("context", 1),
-        stages=plan.num_stages,
+        stages=max(1, plan.num_stages // chunks),
         sequence_parallel=plan.planner == "auto" and bool(plan.activations),
         zero=plan.zero,
         recompute=plan.recompute,
         micro_batches=pipeline.micro_batches if pipeline else 1,
         sub_batches=plan.batch_split,
         schedule=plan.schedule or "in-order",
-        pipeline=pipeline.schedule if pipeline else PIPELINE_SCHEDULES[0],
+        pipeline=schedule,
         buckets=plan.alone_bytes // 2**20 or BUCKETS[0],
     )

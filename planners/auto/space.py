@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.rewrite.stages.batches import micro_batches_of
 from shardweave.planners.auto.constraints import Constraints
 from shardweave.planners.auto.estimate import BUCKETED
 from shardweave.planners.auto.point import BUCKETS, JointPoint, ReplicaCut
@@ -17,13 +16,12 @@ from shardweave.planners.auto.reader import CostReader
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.pipeline.stages import OVERLAPPING
 from shardweave.planners.degrees import asked_degrees, divisors
-from shardweave.planners.lower import lowered, partitioning_of
 from shardweave.planners.megatron import CONTEXT
+from shardweave.planners.pipelines.one_by_one import why_not_one_by_one
 from shardweave.planners.pipelines.schedules import find_schedule
 from shardweave.planners.plan_parts import (
     PIPELINE_SCHEDULES,
     RECOMPUTE,
-    Pipeline,
     PlanError,
 )
 from shardweave.planners.predict import BY_BLOCK
@@ -222,13 +220,11 @@ def joint_space(
                 continue
             cuts |= {tensor} if plan.activations else set()
         degrees.append(tensor)
-    repeated = len(reader.depths.names)
-    rest = len(reader.cost(ReplicaCut(), 1).blocks) - repeated if repeated else 0
     return JointSpace(
         devices=devices,
         node=cluster.nodes[0].devices,
         batch=reader.batch,
-        parts=repeated + rest,
+        parts=len(reader.cost(ReplicaCut(), 1).blocks),
         tensor=tuple(degrees),
         cuts_sequence=frozenset(cuts),
         contexts=frozenset(_contexts(reader, devices, mesh, constraints)),
@@ -236,23 +232,8 @@ def joint_space(
         constraints=constraints,
         mesh=mesh,
         has_list=has_list,
-        whole=_why_whole(reader) if runnable else "",
+        whole=why_not_one_by_one(program) if runnable else "",
     )
-
-
-def _why_whole(reader: CostReader) -> str:
-    """Why micro-batches cannot run one by one, as with batch norm; empty if they can."""
-    count = next((n for n in divisors(reader.batch) if n > 1), 1)
-    if count == 1:
-        return ""
-    read = reader.depths.read
-    base = reader.base(read, 1, ReplicaCut())
-    plan = replace(base, pipeline=Pipeline((("*",),), count))
-    try:
-        micro_batches_of(lowered(read, plan, partitioning_of(plan)))
-    except ValueError as error:
-        return str(error)
-    return ""
 
 
 def _contexts(

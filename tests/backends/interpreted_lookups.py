@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from shardweave.backends.triton import launch as launching
 from shardweave.backends.triton.generate import generate
 from shardweave.backends.triton.joining import PartialResult
-from shardweave.backends.triton.launch import FusedCall, join_parts, launch, run_on_aten
+from shardweave.backends.triton.launch import FusedCall, Start, join_parts, launch, run_on_aten
 from shardweave.backends.triton.parts import PartsQueue, Place, is_sum_in_memory
+from shardweave.backends.triton.source import Config, KernelSource
 from shardweave.ir.kernel import FusedOp
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.backends import interpreter as _  # noqa: F401
@@ -78,6 +80,52 @@ def test_rows_are_added_up_by_index_and_to_a_table(
     gradient = tensors["g"].view(-1)
     gradient[0], gradient[-1] = float("inf"), float("nan")
     assert_equal(op, tensors)
+
+
+@pytest.mark.parametrize(("shape", "rows", "width"), [("6", 7, 4), ("1", 9, 5), ("3x4x5", 64, 33)])
+def test_rows_that_no_index_names_are_zero_where_there_is_no_table(
+    shape: str, rows: int, width: int
+) -> None:
+    text = region(shape, rows, width, padding=3).replace("output %a", "output %d")
+    op = fused("\n".join(line for line in text.splitlines() if "%a = " not in line))
+    assert op.fused_ops[-1].name == "aten.embedding_dense_backward"
+    tensors = drawn(shape, rows, width)
+    tensors["g"].view(-1)[0] = float("nan")
+    assert_equal(op, tensors)
+
+
+def test_results_in_parts_are_joined_by_programs_behind_those_of_a_lookup(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[str] = []
+    start = launching.starter
+
+    def counted(source: KernelSource, config: Config, grid: tuple[int, ...]) -> Start:
+        run = start(source, config, grid)
+        return lambda *pointers: [started.append(source.name), run(*pointers)]
+
+    monkeypatch.setattr(launching, "starter", counted)
+    queue = PartsQueue(lambda parts, places: pytest.fail("nothing is left to join"))
+    columns = fused("""
+        input %x : tensor<130x150xbf16>
+        %n = aten.neg(%x) : tensor<130x150xbf16>
+        %s = aten.sum.dim_IntList(%n, dim = [0]) : tensor<150xbf16>
+        output %s
+    """)
+    lookup = fused(region("2x7", 3, 5))
+    tensors = drawn("2x7", 3, 5)
+    (wanted,) = run_on_aten(lookup, operands_of(lookup, tensors))
+    call, sums = (FusedCall(op, tunes=False, queue=queue) for op in (lookup, columns))
+    first = torch.randn(130, 150).bfloat16()
+    for x in (first, 2 * first):
+        (summed,) = sums(x)
+        (found,) = call(*operands_of(lookup, tensors))
+        queue.join()
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(summed, (-x).float().sum(0).bfloat16())
+    call(*operands_of(lookup, tensors))  # where nothing waits it runs by itself
+    both = "lookups_add_neg_embedding_dense_backward_and_finish"
+    assert started == ["columns_neg_sum", both] * 2 + [both.removesuffix("_and_finish")]
 
 
 def test_padding_and_indices_out_of_range_add_nothing() -> None:

@@ -13,7 +13,13 @@ pytest.importorskip("triton")
 from shardweave.backends.triton import cache
 from shardweave.backends.triton.ahead import SHARED_LIMIT_BYTES, build, parse_target
 from shardweave.backends.triton.generate import generate
-from shardweave.backends.triton.joining import finishing_kernel, parts_of
+from shardweave.backends.triton.joining import (
+    finishing_grid,
+    finishing_kernel,
+    parts_of,
+    with_joining,
+)
+from shardweave.backends.triton.launch import grid_of
 from shardweave.backends.triton.source import KernelSource
 from shardweave.driver.kernel_files import distinct_kernels
 from shardweave.driver.models import build_example
@@ -130,6 +136,23 @@ def test_gradient_of_a_tied_lookup_compiles_without_spills_in_vectors(target: st
     built = build(kernel, target)
     assert built.problem is None
     assert built.narrow == {}
+
+
+def test_lookup_that_joins_parts_beside_compiles_without_spills_in_vectors() -> None:
+    program = run_passes(
+        step(TIED.replace("output %a", "output %d")), "dce,fuse-kernels{matmul=false}"
+    )
+    (op,) = (op for op in program.ops if isinstance(op, FusedOp))
+    kernel = generate(op)
+    assert kernel.overwrites is None
+    norm = generate(region(COLUMNS["gradient of a bias"], 8192, 1001, 1, torch.bfloat16))
+    results = parts_of(norm, norm.configs[0])
+    for config in kernel.configs:
+        both, count = with_joining(kernel, config, grid_of(kernel, config)[0], results)
+        assert count == both.sizes["num_before"] + finishing_grid(results)[0]
+        built = build(both, "sm_90")
+        assert built.problem is None
+        assert built.narrow == {}
 
 
 @pytest.mark.slow

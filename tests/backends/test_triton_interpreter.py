@@ -21,14 +21,6 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-MEANINGLESS = [
-    *("-W", "ignore:overflow encountered in:RuntimeWarning"),
-    *("-W", "ignore:invalid value encountered in:RuntimeWarning"),
-]
-"""What numpy says of the columns that fill rows of parts up to 16 bytes: they hold whatever was in
-memory, and what is computed of them is written nowhere."""
-
-
 def run_interpreted(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Python in a process where Triton interprets kernels."""
     environment = os.environ | {
@@ -41,7 +33,7 @@ def run_interpreted(arguments: list[str], folder: Path) -> subprocess.CompletedP
 def assert_tests_pass(names: Sequence[str], folder: Path, chosen: str = "") -> str:
     """Run the tests of `interpreted_NAME.py`, those that `-k` chooses; what pytest says."""
     files = [str(ROOT / "tests" / "backends" / f"interpreted_{name}.py") for name in names]
-    options = ["-q", "-p", "no:cacheprovider", *MEANINGLESS, *(["-k", chosen] if chosen else [])]
+    options = ["-q", "-p", "no:cacheprovider", *(["-k", chosen] if chosen else [])]
     done = run_interpreted(["-m", "pytest", *options, *files], folder)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     return done.stdout
@@ -60,7 +52,7 @@ def test_kernels_of_one_size_equal_aten(tmp_path: Path) -> None:
 
 @needs_triton
 def test_kernels_are_right_in_corners_and_with_the_dtypes_of_cuda(tmp_path: Path) -> None:
-    names = ("corners", "indices", "lookups", "steps")
+    names = ("asides", "corners", "indices", "lookups", "steps")
     assert_tests_pass(names, tmp_path, "not llama and not bert")
 
 

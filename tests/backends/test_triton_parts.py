@@ -11,7 +11,12 @@ pytest.importorskip("triton")
 
 from shardweave.backends.emit import emit
 from shardweave.backends.triton.generate import generate
-from shardweave.backends.triton.joining import PartialResult, finishing_grid, finishing_kernel
+from shardweave.backends.triton.joining import (
+    PartialResult,
+    finishing_grid,
+    finishing_kernel,
+    parts_of,
+)
 from shardweave.backends.triton.parts import (
     MAX_BYTES,
     MAX_RESULTS,
@@ -19,6 +24,7 @@ from shardweave.backends.triton.parts import (
     joined_together,
     joins,
 )
+from shardweave.driver.kernel_files import distinct_kernels
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
 from shardweave.passes.pipeline import run_passes
@@ -112,7 +118,54 @@ def test_launch_has_a_program_for_each_block_of_each_result() -> None:
 def test_counts_group_as_the_step_does() -> None:
     program = fused(BIASES)
     kernels = {op: generate(op) for op in program.ops if isinstance(op, FusedOp)}
-    assert [len(results) for results in joined_together(program, kernels)] == [2]
+    assert [len(joining.results) for joining in joined_together(program, kernels)] == [2]
+
+
+LOOKUP = (
+    BIASES
+    + """
+    input %g : tensor<6x32xf32>
+    input %i : tensor<6xi64>
+    %d = aten.embedding_dense_backward(%g, %i, padding_idx = -1, scale_grad_by_freq = false) : tensor<9x32xf32>
+    grad d = %d
+"""
+)
+
+
+def test_kernel_of_a_lookup_joins_what_waits_before_it() -> None:
+    program = fused(LOOKUP)
+    kernels = {op: generate(op) for op in program.ops if isinstance(op, FusedOp)}
+    (joining,) = joined_together(program, kernels)
+    assert len(joining.results) == 2
+    assert joining.beside is list(kernels)[-1]
+    names = distinct_kernels(program)[0]
+    assert [name.split("_", 1)[1] for name in names] == [
+        "columns_neg_sum", "columns_exp_sum", "lookups_embedding_dense_backward_and_finish"
+    ]  # fmt: skip
+
+
+def test_queue_gives_what_waits_away_once() -> None:
+    queue = PartsQueue(lambda results, places: pytest.fail("nothing is left to join"))
+    queue.add([parts(8)], ["here"])
+    assert queue.take() == ([parts(8)], ["here"])
+    assert queue.take() == ([], [])
+    queue.join()
+
+
+def test_wide_columns_are_shared_among_enough_programs_and_no_more() -> None:
+    """Each more would leave a part of all columns, to be written and read."""
+    text = """
+        input %x : tensor<8192x{columns}xbf16>
+        %n = aten.neg(%x) : tensor<8192x{columns}xbf16>
+        %s = aten.sum.dim_IntList(%n, dim = [0]) : tensor<{columns}xbf16>
+        output %s
+    """
+    shares: dict[int, int] = {}
+    for columns in (1024, 8192, 30528, 128256):
+        (op,) = (o for o in fused(text.format(columns=columns)).ops if isinstance(o, FusedOp))
+        kernel = generate(op)
+        shares[columns] = parts_of(kernel, kernel.configs[0])[0].num_parts
+    assert shares == {1024: 64, 8192: 64, 30528: 18, 128256: 5}
 
 
 @pytest.mark.parametrize(("rows", "is_whole"), [(16, True), (17, False)])

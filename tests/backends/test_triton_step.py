@@ -9,8 +9,12 @@ import shardweave as sw
 from shardweave.backends.distributed import step_of
 from shardweave.backends.step import Step
 from shardweave.driver.models import build_example
-from shardweave.ir.kernel import fuse
+from shardweave.ir.kernel import FusedOp, fuse
+from shardweave.ir.staged import ops_of_parts
 from shardweave.passes.pipeline import run_passes
+from shardweave.planners.pipelines.balance import balanced_stages
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import Pipeline
 from shardweave.tests.ir_text import step as step_text
 from shardweave.tests.zoo import captured
 
@@ -37,6 +41,20 @@ def test_explain_says_what_runs_each_region_and_why() -> None:
     plain = sw.compile(example.module, kwargs=example.kwargs)
     assert isinstance(plain, Step)
     assert plain.explain() == "no fused regions: every op runs on ATen"
+
+
+@pytest.mark.parametrize("passes", ["", "preset:kernels"], ids=["by default", "among the passes"])
+def test_micro_batches_are_fused_once(passes: str) -> None:
+    example = build_example(GPT)
+    stages = balanced_stages(captured(GPT).program, 1)
+    plan = Plan(pipeline=Pipeline(stages, 2, schedule="1f1b"))
+    step = sw.compile(
+        example.module, kwargs=example.kwargs, plan=plan, passes=passes, backend="triton"
+    )
+    assert isinstance(step, Step)
+    fused = [op for op in ops_of_parts(step.program) if isinstance(op, FusedOp)]
+    assert len(step.kernels) == len(fused) > 3
+    torch.testing.assert_close(step(**example.kwargs), example.module(**example.kwargs))
 
 
 def test_region_that_no_template_fits_runs_on_aten_and_says_why() -> None:

@@ -100,6 +100,48 @@ def take_a_known_short_batch(rank: int, folder: Path) -> None:
         time.sleep(0.05)
 
 
+def compile_alone(rank: int, folder: Path) -> None:
+    train(rank, folder, 5 if rank == 1 else 10**6)
+    train(rank, folder, 0)
+
+
+def compile_alone_at_first(rank: int, folder: Path) -> None:
+    """While the others are at a call that they agree on."""
+    step = train(rank, folder, 0)
+    (folder / f"ready{rank}").touch()
+    if rank == 1:
+        train(rank, folder, 0)
+    step(torch.ones(6, 4))
+
+
+def compile_ahead_alone(rank: int, folder: Path) -> None:
+    """For the call that the others make, which compiles the same program."""
+    step = train(rank, folder, 5)
+    if rank == 1:
+        step.compile_for(torch.ones(3, 4))
+    step(torch.ones(3, 4))
+
+
+def save_alone(rank: int, folder: Path) -> None:
+    step = train(rank, folder, 5)
+    if rank == 1:
+        checkpoints.save_checkpoint(folder, 1, {"model": step})
+    step(torch.ones(6, 4))
+
+
+def save_and_gather(rank: int, folder: Path) -> None:
+    step = train(rank, folder, 5)
+    if rank == 1:
+        checkpoints.save_checkpoint(folder, 1, {"model": step})
+    step.full_state_dict()
+
+
+def save_at_the_end(rank: int, folder: Path) -> None:
+    step = train(rank, folder, 5)
+    if rank == 1:
+        checkpoints.save_checkpoint(folder, 1, {"model": step})
+
+
 def die_while_saving(rank: int, folder: Path) -> None:
     from shardweave.driver.checkpoints import save_checkpoint
 
@@ -211,6 +253,12 @@ ROLES: dict[str, Callable[[int, Path], Any]] = {
         take_a_short_batch,
         take_a_known_short_batch,
         evaluate,
+        compile_alone,
+        compile_alone_at_first,
+        compile_ahead_alone,
+        save_alone,
+        save_and_gather,
+        save_at_the_end,
         sum_outside,
         die_while_saving,
         die_in_a_pipeline,
@@ -419,6 +467,47 @@ def test_ranks_that_call_differently_all_stop_and_name_both(
     for said in ended.said:
         assert f"ranks differ in the call: rank {rank} has {mine}" in said
         assert others in said
+
+
+CALL = "x (6, 4) float32 in training"
+
+
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [
+        (Scenario(compile_alone), ["in sw.compile: rank 1 has a model, rank", "runs call", CALL]),
+        (
+            Scenario(compile_alone_at_first),
+            ["in what they do: ranks 0, 2 have the call: ", CALL, "rank 1 has sw.compile: a model"],
+        ),
+        (
+            Scenario(compile_ahead_alone),
+            ["in what they do: ranks 0, 2 have the call: x (3, 4)", "1 has step.compile_for: x (3"],
+        ),
+        (Scenario(save_alone), ["in sw.save_checkpoint: rank 1 has checkpoint 1, rank", CALL]),
+        (
+            Scenario(save_and_gather),
+            ["ranks 0, 2 have step.full_state_dict", "rank 1 has sw.save_checkpoint"],
+        ),
+    ],
+    ids=lambda value: value.role.__name__ if isinstance(value, Scenario) else "",
+    indirect=["ended"],
+)
+def test_ranks_that_are_at_different_things_all_stop_and_name_both(
+    ended: Ranks, words: list[str]
+) -> None:
+    assert ended.codes == [1, 1, 1]
+    assert ended.took_s < 3 * TIMEOUT_S
+    for said in ended.said:
+        assert "ranks differ in " in said
+        for word in words:
+            assert word in said
+
+
+@ranks_that(save_at_the_end)
+def test_rank_that_saves_alone_ends_and_names_one_that_has_left(ended: Ranks) -> None:
+    assert ended.codes == [0, 1, 0]
+    assert re.search(r"rank [02] ended the program. Rank 1 waited to agree", ended.said[1])
 
 
 @ranks_that(take_a_known_short_batch)

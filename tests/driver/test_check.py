@@ -25,8 +25,13 @@ from shardweave.driver.check import (
     run_eager,
     tolerance_of,
 )
+from shardweave.driver.plans import partition
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.capture.outputs import loss_of
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.staged import is_staged
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import Pipeline
 
 F64 = torch.float64
 
@@ -214,6 +219,21 @@ def test_bound_is_that_of_the_coarsest_dtype_where_the_finest_is_not_met() -> No
     result = check_steps([rounded], [exact], F64, program, list)
     assert result.ok
     assert result.bound == 1e-4
+
+
+class RoundingWithin(Rounding):
+    """The same, of which nothing is seen in the dtype of its result."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).double()
+
+
+def test_bound_of_stages_is_that_of_what_their_functions_compute_in() -> None:
+    program = capture(RoundingWithin(), [torch.randn(4, 4, dtype=F64)])
+    plan = Plan(pipeline=Pipeline((("linear",),), 2))
+    staged = partition(program, Mesh(), plan)
+    assert is_staged(staged)
+    assert coarsest_dtype(staged, F64) is torch.float32
 
 
 @pytest.mark.parametrize(("own", "bound"), [(1e-12, 1e-9), (1e-8, 2e-7), (1e-3, 1e-4)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import warnings
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import shardweave as sw
 from shardweave.backends.accumulate import UNUSED_CALLS
@@ -134,11 +136,17 @@ def test_zero_stores_parameters_in_shards() -> None:
         sw.compile(model, (X,), mesh="tensor=2", zero=1, backend="reference")
 
 
-def test_model_in_distributed_data_parallel_is_refused() -> None:
-    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
-    nn.Module.__init__(wrapped)
-    with pytest.raises(ValueError, match=r"pass model\.module"):
-        compiled(wrapped)
+def test_model_that_something_else_wraps_is_refused() -> None:
+    for kind in (DistributedDataParallel, nn.DataParallel):
+        wrapped = kind.__new__(kind)
+        nn.Module.__init__(wrapped)
+        with pytest.raises(ValueError, match=r"pass model\.module"):
+            compiled(wrapped)
+    scripted = torch.jit.ScriptModule.__new__(torch.jit.ScriptModule)
+    with pytest.raises(ValueError, match="one of TorchScript's; pass the one in Python"):
+        compiled(scripted)
+    with pytest.raises(ValueError, match=r"pass the model that was compiled, model._orig_mod"):
+        compiled(torch.compile(Scaled(), backend="eager"))  # type: ignore[arg-type]
 
 
 def test_mesh_of_another_kind_is_refused() -> None:
@@ -146,9 +154,9 @@ def test_mesh_of_another_kind_is_refused() -> None:
         sw.compile(Scaled(), (X,), mesh=[2], backend="reference")  # pyright: ignore[reportArgumentType]
 
 
-def test_copy_of_a_step_is_refused_in_words() -> None:
-    with pytest.raises(TypeError, match=r"step.state_dict\(\)"):
-        copy.deepcopy(compiled(Scaled()))
+def test_step_is_not_pickled_and_says_so() -> None:
+    with pytest.raises(TypeError, match=r"sw.save_checkpoint, or step.full_state_dict\(\)"):
+        torch.save(compiled(Scaled()), io.BytesIO())
 
 
 def test_step_cannot_become_another_dtype_or_device() -> None:
@@ -159,6 +167,8 @@ def test_step_cannot_become_another_dtype_or_device() -> None:
             TypeError, match=r"fc\.weight|weight' is .* cannot become .* precision="
         ):
             change()
+    with pytest.raises(TypeError, match=r"stays on cpu \(.*\)\. Convert the model before sw.comp"):
+        step.to("cuda:7" if torch.cuda.is_available() else "cuda")
     assert step.float().to("cpu") is step
     torch.testing.assert_close(step(X)[0], before)
 
@@ -223,6 +233,122 @@ def test_what_would_never_run_on_a_step_is_refused() -> None:
         step.apply(lambda module: None)
     with pytest.raises(ValueError, match="such a hook would never be called"):
         step.register_full_backward_hook(lambda *_: None)
+    for module in (step, step.fc):
+        with pytest.raises(ValueError, match=r"hook .*would never be called"):
+            module.register_backward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="ranks of its mesh"):
+        step.share_memory()
+
+
+def test_copy_of_a_step_trains_on_its_own() -> None:
+    model = Scaled()
+    step = compiled(model)
+    step(X)
+    twin = copy.deepcopy(step)
+    before = copy.deepcopy(step.full_state_dict())
+    step.zero_grad()
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        twin(X)
+        optimizer.step()
+    assert all(parameter.grad is None for parameter in step.parameters())
+    torch.testing.assert_close(step.full_state_dict(), before, rtol=0, atol=0)
+    model.load_state_dict(twin.full_state_dict())
+    torch.testing.assert_close(twin(X)[0], model(X)[0])
+    with pytest.raises(RuntimeError, match="backward ran in the step"):
+        torch.autograd.grad(twin(X)[0], twin.fc.weight)
+
+
+def test_average_of_weights_is_that_of_eager() -> None:
+    model = Scaled()
+    step = compiled(model)
+    averages = [
+        AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.9)) for module in (step, model)
+    ]
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (step, model)]
+    for _ in range(3):
+        for module, average, optimizer in zip((step, model), averages, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss = module(X)[0]
+            if module is model:
+                loss.backward()
+            optimizer.step()
+            average.update_parameters(module)
+    ours, theirs = (average.eval()(X)[0] for average in averages)
+    torch.testing.assert_close(ours, theirs.detach())
+    assert step.training
+
+
+def test_hook_of_the_model_that_is_registered_after_compile_is_called() -> None:
+    model = Scaled()
+    step = compiled(model)
+    step(X)
+
+    def doubled(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        del module, inputs
+        return output * 2
+
+    handle = model.fc.register_forward_hook(doubled)
+    torch.testing.assert_close(step(X)[0], model(X)[0])
+    handle.remove()
+    torch.testing.assert_close(step(X)[0], model(X)[0])
+
+
+def test_forward_and_modules_of_the_model_may_change_after_compile() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), Scaled())
+    step = compiled(model)
+    model[1] = nn.Tanh()
+    torch.testing.assert_close(step(X)[0], model(X)[0])
+    model[1].forward = torch.sin  # type: ignore[method-assign]
+    torch.testing.assert_close(step(X)[0], model(X)[0])
+    model[0] = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match=r"'0' of the model was replaced.*Compile the model anew"):
+        step(X)
+
+
+def test_tensor_or_module_of_a_step_is_not_replaced() -> None:
+    def other() -> nn.Parameter:
+        return nn.Parameter(torch.ones(4, 4))
+
+    for change, name in (
+        (lambda step: setattr(step.fc, "weight", other()), r"fc\.weight"),
+        (lambda step: setattr(step, "fc", nn.Linear(4, 4)), "fc"),
+        (lambda step: delattr(step, "fc"), "fc"),
+        (lambda step: nn.utils.parametrizations.weight_norm(step.fc), r"fc\.weight"),
+    ):
+        step = compiled(Scaled())
+        change(step)
+        with pytest.raises(ValueError, match=f"'{name}' of the step was replaced or deleted"):
+            step(X)
+    with pytest.raises(ValueError, match=r"'fc\.weight' of the step was replaced"):
+        torch.func.functional_call(compiled(Scaled()), {"fc.weight": other()}, (X,))
+
+
+def test_step_is_not_transformed_by_torch_func() -> None:
+    step = compiled(Scaled())
+    with pytest.raises(ValueError, match=r"which torch.func \(vmap, grad"):
+        torch.vmap(lambda x: step(x[None])[0])(X)
+
+
+class Regression(nn.Module):
+    """A loss that torch does not trace without rows, though eager has one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.mse_loss(self.fc(x), x)
+
+
+def test_batch_without_rows_is_as_in_eager_or_refused_in_words() -> None:
+    step = compiled(Scaled())
+    with pytest.warns(sw.PlanNote, match="first dim 0 is too short"):
+        assert step(X[:0])[0].isnan()
+    assert all(not parameter.grad.any() for parameter in step.parameters())  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=r"input 'x' of \(0, 4\) float32 has no elements"):
+        compiled(Regression())(X[:0])
 
 
 def test_step_under_torch_compile_is_the_step() -> None:

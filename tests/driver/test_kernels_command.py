@@ -11,7 +11,15 @@ pytest.importorskip("triton")
 
 from shardweave.backends.triton import cache
 from shardweave.driver.cli import main
+from shardweave.driver.plans import partition
+from shardweave.ir.mesh import Mesh
+from shardweave.passes.pipeline import run_passes
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import Pipeline
 from shardweave.tests.ir_text import step
+from shardweave.tests.zoo import captured
+
+GPT = "gpt:layers=2,hidden=16,heads=2,vocab=32,seq=8,batch=4,tie=false"
 
 TEXT = """
     input %x : tensor<64x32xf32>
@@ -50,6 +58,22 @@ def test_sources_alone_are_written_without_targets(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main(["kernels", str(tmp_path / "step.mlir"), "-o", str(out), "--target", ""]) == 0
     assert {path.suffix for path in out.iterdir()} == {".py", ".json"}
+
+
+@pytest.mark.parametrize("passes", ["", "fuse-kernels{matmul=false}"], ids=["plain", "fused"])
+def test_kernels_of_all_stages_are_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], passes: str
+) -> None:
+    layers = (("wte", "wpe", "h.0"), ("h.1", "ln_f", "head"))
+    plan = Plan({"stage": 2}, pipeline=Pipeline(layers, 2))
+    staged = run_passes(partition(captured(GPT).program, Mesh(stage=2), plan), passes)
+    staged.save(tmp_path / "staged.mlir")
+    out = tmp_path / "out"
+    assert main(["kernels", str(tmp_path / "staged.mlir"), "-o", str(out), "--target", ""]) == 0
+    sources = "".join(path.read_text() for path in out.glob("*.py"))
+    assert "aten.gelu" in sources
+    assert "aten.exp" in sources  # of the loss, in the last stage
+    assert "kernels of 0 regions" not in capsys.readouterr().out
 
 
 def test_unknown_target_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

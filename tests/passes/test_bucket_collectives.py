@@ -66,6 +66,29 @@ def test_small_gradients_are_one_message_by_default() -> None:
     assert after.stats().count() == 1
 
 
+def test_gradients_that_are_cast_once_they_are_summed_are_cast_behind_their_message() -> None:
+    bucketed(
+        """
+        input %x : tensor<4xf16>
+        %a = aten.exp(%x) : tensor<4xf16>
+        %ra = dist.all_reduce(%a, axes = ["data"]) {layer = "", phase = backward} : tensor<4xf16>
+        %ga = aten._to_copy(%ra) : tensor<4xbf16>
+        %b = aten.sin(%a) : tensor<4xf16>
+        %rb = dist.all_reduce(%b, axes = ["data"]) {layer = "", phase = backward} : tensor<4xf16>
+        %gb = aten._to_copy(%rb) : tensor<4xbf16>
+        grad a = %ga
+        grad b = %gb
+        """,
+        """
+        %a = aten.exp(%x) : tensor<4xf16>
+        %b = aten.sin(%a) : tensor<4xf16>
+        %ra, %rb = dist.all_reduce(%a, %b, axes = ["data"]) : tensor<4xf16>, tensor<4xf16>
+        %ga = aten._to_copy(%ra) : tensor<4xbf16>
+        %gb = aten._to_copy(%rb) : tensor<4xbf16>
+        """,
+    )
+
+
 def test_result_that_an_op_reads_or_that_is_no_gradient_is_left_alone() -> None:
     text = """
         input %x : tensor<4xf64>

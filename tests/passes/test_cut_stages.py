@@ -18,7 +18,7 @@ from shardweave.ir.annotations import layer_of, set_phase
 from shardweave.ir.dist import RecvOp, RunOp, SendOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.staged import StagePlaces, functions_of
+from shardweave.ir.staged import StagePlaces, functions_of, num_ops_on_a_rank
 from shardweave.ir.verify.program import verify
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.planners.lower import local_program
@@ -311,6 +311,14 @@ def test_skip_connections_go_straight_to_the_stage_that_reads_them() -> None:
 def test_micro_batches_add_runs_to_the_text_and_no_bodies() -> None:
     few, many = (len(str(cut(GPT, plan_of(GPT, "stage=2", "1f1b", n)))) for n in (2, 8))
     assert (many - few) / 6 < 0.02 * few
+
+
+def test_ops_on_a_rank_are_those_of_all_functions_of_its_stage() -> None:
+    program = cut(UNTIED, plan_of(UNTIED, "stage=2", "1f1b", 4))
+    sizes: Counter[int] = Counter()
+    for one in functions_of(program).values():
+        sizes[one.stage] += len(list(one.ops))
+    assert num_ops_on_a_rank(program) == max(sizes.values()) > 100
 
 
 def test_batch_norm_in_training_is_refused_with_its_layer() -> None:

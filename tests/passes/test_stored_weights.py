@@ -7,14 +7,17 @@ from dataclasses import replace
 import pytest
 
 from shardweave.ir.annotations import layer_of, phase_of
+from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.storage import kept_bytes
 from shardweave.ir.types import shape_of
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import run_passes
 from shardweave.planners.lower import local_program
+from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.tests.ir_text import step
+from shardweave.tests.unforeseen import HERE
 from shardweave.tests.zoo import (
     SHARDING_PASSES,
     SPECS,
@@ -209,3 +212,12 @@ def test_pattern_whose_parameters_all_have_another_rank_is_refused() -> None:
     plan = Plan(parameters={"h.*.bias": '[{"data"}, {}]'})
     with pytest.raises(ValueError, match=r"'h.0.ln_1.bias' of shape \[16\]: .* has 2 dims"):
         run_passes(captured(GPT).program, [ApplyPlanPass.of(plan)], mesh="data=4")
+
+
+@pytest.mark.parametrize("recompute", ["none", "layer", "after-communication"])
+def test_loss_that_reads_the_parameters_themselves_equals_eager(recompute: str) -> None:
+    case = captured(f"{HERE}:penalised")
+    plan = plan_megatron(case.program, Mesh(data=2, tensor=2))
+    assert_equals_eager(
+        local_program(case.program, replace(plan, zero=3, recompute=recompute)), case
+    )

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from shardweave.backends.reference import run_reference
+from shardweave.ir.dist import AllReduceOp
 from shardweave.ir.program import Program
+from shardweave.ir.types import shape_of
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.ir_text import assert_lines, lines, step
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron, partitioned
@@ -95,3 +97,13 @@ def test_loss_over_a_cut_vocabulary_equals_eager() -> None:
     rewritten = run_passes(program, PASS)
     assert lines(rewritten) != lines(program)
     assert_equals_eager(rewritten, captured(SPECS["llama"]))
+
+
+def test_loss_over_a_cut_vocabulary_is_added_up_before_its_message() -> None:
+    spec = SPECS["gpt"]
+    program = partitioned(spec, "tensor=2", megatron(spec, "tensor=2"))
+    messages = [op for op in program.ops if isinstance(op, AllReduceOp)]
+    sent = [shape_of(result) for op in messages for result in op.results]
+    assert sent.count((128, 1)) == 2  # the maxima, and the sums of exponentials
+    assert () in sent  # the mean, which no rank divides after the message
+    assert_equals_eager(program, captured(spec))

@@ -219,6 +219,17 @@ def test_stages_of_replicas_of_two_speeds_get_micro_batches_in_proportion() -> N
     assert with_shares(replace(even, zero=1), *others) is None
 
 
+CNN = "cnn:depth=10,channels=8,size=8,batch=8,pool=true"  # with batch norm
+
+
+def test_stages_of_a_model_with_batch_norm_have_one_micro_batch_and_equal_eager() -> None:
+    plan = planned(CNN, two_speeds(), "pipeline=2,data=2")
+    assert plan.pipeline is not None
+    assert plan.pipeline.micro_batches == 1
+    assert not plan.pipeline.shares
+    assert_equals_eager(lowerings(CNN).local(plan), captured(CNN))
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_shares_are_the_best_of_all(seed: int) -> None:
     chance = Random(seed)

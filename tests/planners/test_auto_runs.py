@@ -12,7 +12,7 @@ import pytest
 from shardweave.driver.plans import partition
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.auto import plan_auto
-from shardweave.planners.auto.constraints import Constraints
+from shardweave.planners.auto.constraints import Constraints, point_of
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.planner import AutoOptions
@@ -23,6 +23,7 @@ from shardweave.planners.auto.space import joint_space
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import PlanError
+from shardweave.tests.unforeseen import HERE
 from shardweave.tests.zoo import Captured, assert_equals_eager, captured
 
 CLUSTER = find_cluster("perlmutter:nodes=1")  # 4 devices
@@ -60,6 +61,22 @@ def test_plan_of_a_point_that_is_simulated_equals_eager(number: int) -> None:
     simulated = (point for point in points(GPT) if evaluator(GPT).predict(point) is not None)
     point = next(islice(simulated, number, None))
     assert_runs(evaluator(GPT).maker.plan(point, captured(GPT).program), captured(GPT))
+
+
+def test_dimensions_of_a_plan_are_those_of_the_point_that_it_was_made_of() -> None:
+    maker = evaluator(GPT).maker
+    of_pipelines = {p.pipeline: p for p in points(GPT) if p.stages == 2 and p.micro_batches == 4}
+    assert {"1f1b", "interleaved-1f1b", "dualpipe-v"} <= of_pipelines.keys()
+    for point in of_pipelines.values():
+        assert point_of(maker.plan(point, captured(GPT).program)) == point
+
+
+@pytest.mark.parametrize("fix", ["zero=3", "tensor=2,data=2"])
+def test_plan_of_a_model_without_repeated_blocks_equals_eager(fix: str) -> None:
+    case = captured(f"{HERE}:perceptron")
+    assert {point.tensor for point in points(f"{HERE}:perceptron")} == {1, 2, 4}
+    plan = plan_auto(case.program, None, cluster=CLUSTER, options=replace(QUICK, fix=fix))
+    assert_runs(plan, case)
 
 
 def test_no_plan_has_micro_batches_that_a_batch_norm_joins() -> None:

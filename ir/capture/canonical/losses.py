@@ -103,8 +103,10 @@ def nll_loss(call: Call) -> Result:
     dim = 1 if len(shape_of(source)) > 1 else 0
     index, counts = _target_column(call, dim)
     picked = b.call("aten.gather", source, index, dim=dim)
-    zero = b.full((), 0.0, call.dtype)
-    rows = b.call("aten.where.self", counts, b.call("aten.neg", picked), zero)
+    column = b.view(call["target"], shape_of(counts))
+    ignored = b.call("aten.eq.Scalar", column, other=call["ignore_index"])
+    # Linear in what is picked, so that ranks that share the classes add it up before they send it.
+    rows = b.call("aten.masked_fill.Scalar", b.call("aten.neg", picked), ignored, value=0.0)
     rank = len(shape_of(rows))
     weights = _row_weights(call, index, counts, call.dtype)
     rows = _weighted(call, rows, weights)

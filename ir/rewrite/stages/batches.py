@@ -16,6 +16,10 @@ from shardweave.ir.staged import micro_axis
 _Sources = frozenset[SSAValue]
 
 
+class JoinedMicroBatches(ValueError):
+    """Micro-batches that cannot run one by one, since an op brings their samples together."""
+
+
 @dataclass(frozen=True, eq=False)
 class MicroBatches:
     """How the values of a step depend on micro-batches.
@@ -124,11 +128,12 @@ def _check_sum(op: dist.DistOp) -> None:
             f"{describe(op)} reduces several values, or is started already; run merge-collectives "
             "and start-collectives after cut-stages."
         )
-    raise ValueError(
+    raise JoinedMicroBatches(
         f"{describe(op)} brings the samples of all micro-batches together, so that they cannot run "
-        "one by one. Where an op without a factor rule (a warning names it) or rows that do not "
-        "divide are why, mend that; else use one micro-batch, by a plan whose pipeline has "
-        "micro_batches=1, or leave this layer out of the loss."
+        "one by one. Where an op without a factor rule (a note names it) is why, mend that; "
+        "where rows do not divide by the devices and micro-batches that cut them, give as many as "
+        "do; else use one micro-batch, by a plan whose pipeline has micro_batches=1, or leave this "
+        "layer out of the loss."
     )
 
 

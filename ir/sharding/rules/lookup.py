@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
+
+from xdsl.ir import Operation
 
 from shardweave.ir.annotations import layer_of
 from shardweave.ir.aten import AtenOp, OpKey, key_of_op
 from shardweave.ir.sharding.rules.base import RULES, Rule, RuleFunction, replicated_rule
 from shardweave.ir.types import shape_of
-
-logger = logging.getLogger(__name__)
 
 FAMILIES = (
     "attention",
@@ -35,8 +35,6 @@ def _load_families() -> None:
 _known: dict[tuple[RuleFunction, OpKey], Rule] = {}
 """By function too, so that a rule registered later takes the place of replication."""
 
-_warned: set[str] = set()
-
 
 def has_rule(name: str) -> bool:
     _load_families()
@@ -46,12 +44,11 @@ def has_rule(name: str) -> bool:
 def rule_of(op: AtenOp) -> Rule:
     """The op's rule, computed once per distinct name, types and arguments.
 
-    An op without a rule is replicated, with one warning that names it.
+    An op without a rule is replicated; `notes_on_rules` says which those of a program are.
     """
     _load_families()
     function = RULES.get(op.name)
     if function is None:
-        _warn(op)
         function = replicated_rule
     key = function, key_of_op(op)
     found = _known.get(key)
@@ -65,13 +62,24 @@ def rule_of(op: AtenOp) -> Rule:
     return found
 
 
-def _warn(op: AtenOp) -> None:
-    if op.name not in _warned:
-        _warned.add(op.name)
-        logger.warning(
-            "%s (in %s) has no factor rule: results are exact, but every device computes it "
-            "whole, on operands gathered for it. Write it with other ops, or add a rule "
-            "(docs/rules.md).",
-            op.name,
-            f"layer '{layer_of(op)}'" if layer_of(op) else "the model",
-        )
+def notes_on_rules(ops: Iterable[Operation]) -> list[str]:
+    """A note for each kind of op that has no rule, with the layers that have it."""
+    _load_families()
+    layers: dict[str, dict[str, None]] = {}
+    for op in ops:
+        if isinstance(op, AtenOp) and op.name not in RULES:
+            layers.setdefault(op.name, {})[layer_of(op)] = None
+    return [
+        f"{name} (in {_layers_text([layer for layer in found if layer])}) has no factor rule: "
+        "results are exact, but every device computes it whole, on operands gathered for it; "
+        "write it with other ops, or add a rule (docs/rules.md)"
+        for name, found in layers.items()
+    ]
+
+
+def _layers_text(layers: list[str]) -> str:
+    """`the model`, `layer 'a'`, or `layer 'a' and 2 more`."""
+    if not layers:
+        return "the model"
+    more = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
+    return f"layer '{layers[0]}'{more}"

@@ -84,6 +84,8 @@ def pointwise(op: AtenOp) -> Rule:
 def _linear(op: AtenOp) -> tuple[int, ...]:
     if op.name == "aten.masked_fill.Scalar":
         return (0,) if op.value("value") == 0 else ()
+    if op.name == "aten.div.Tensor":  # by one number, as that of a mean
+        return () if shape_of(op.operands[1]) else (0,)
     if op.name != "aten._to_copy":
         return LINEAR.get(op.name, ())
     given, wanted = dtype_of_value(op.operands[0]), dtype_of_value(op.results[0])

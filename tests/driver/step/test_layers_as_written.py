@@ -95,3 +95,27 @@ def test_step_equals_eager(
         assert parameter.grad is not None
         whole = sw.full_tensor(gradients[name])
         assert torch.allclose(whole, parameter.grad, rtol=tolerance, atol=tolerance), name
+
+
+@pytest.mark.parametrize("rows", [3, 1])
+def test_last_batch_of_rows_that_time_steps_need_together_runs_as_one_micro_batch(
+    rows: int,
+) -> None:
+    torch.manual_seed(0)
+    eager = Recurrent().double()
+    x = torch.randn(4, 3, 4, dtype=F64)
+    step = sw.compile(copy.deepcopy(eager), (x,), mesh="data=2,stage=2", backend="reference")
+    for batch in (x, x[:rows], x):
+        step.zero_grad()
+        eager.zero_grad()
+        loss, expected = step(batch), eager(batch)
+        assert abs(loss.item() - expected.item()) < 1e-9
+        expected.backward()
+        gradients = {name: parameter.grad for name, parameter in step.named_parameters()}
+        for name, parameter in eager.named_parameters():
+            assert parameter.grad is not None
+            whole = sw.full_tensor(gradients[name])
+            assert torch.allclose(whole, parameter.grad, rtol=1e-9, atol=1e-9), name
+    said = [note for note in step.notes if "run as one micro-batch: " in note]
+    assert len(said) == (rows == 3)
+    assert all("in layer 'cell'" in note for note in said)

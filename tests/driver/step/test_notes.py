@@ -65,6 +65,32 @@ def test_notes_are_in_the_summary() -> None:
     assert step.summary().splitlines()[-1].startswith("note: axis 'tensr' of the mesh is idle")
 
 
+class Linear(nn.Module):
+    """Has an op without a factor rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 4, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.det(self.up(x)[:4]).square()
+
+
+def test_op_without_a_factor_rule_is_a_warning_and_a_note() -> None:
+    x = torch.randn(8, 4, dtype=torch.float64)
+    with pytest.warns(sw.PlanNote, match=r"aten\.\S+ \(in .*has no factor rule") as caught:
+        step = compiled(Linear(), {"x": x}, mesh="data=2")
+    said = [str(warning.message) for warning in caught]
+    assert len(set(said)) == len(said)
+    assert set(said) <= set(step.notes)
+    assert f"note: {said[0]}" in step.summary().splitlines()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step.eval()
+        step(x=x)
+        sw.compile(Linear(), kwargs={"x": x})
+
+
 class Plain(nn.Module):
     """A linear map of one input."""
 

@@ -198,12 +198,73 @@ def test_function_for_the_loss_takes_the_output_alone() -> None:
 def test_backward_of_the_loss_says_that_it_ran() -> None:
     step = compiled(Normed(), batch())
     loss, out = step(**batch())
-    assert not out.requires_grad
     for again in (loss, loss / 4, loss + step.get_parameter("up.bias").sum()):
-        with pytest.raises(
-            RuntimeError, match=r"backward ran in the step already: gradients are in"
-        ):
+        for _ in range(2):
+            with pytest.raises(
+                RuntimeError, match=r"backward ran in the step already: gradients are in"
+            ):
+                again.backward(retain_graph=True)
+    for again in (out.sum(), nn.functional.mse_loss(out, batch()["y"]), loss + out.sum()):
+        with pytest.raises(RuntimeError, match=r"by a function of what that returns, sw.compile"):
             again.backward()
+
+
+def test_gradients_are_not_asked_of_autograd_either() -> None:
+    step = compiled(Normed(), batch())
+    inputs = batch()
+    inputs["x"].requires_grad_()
+    loss, out = step(**inputs)
+    for wanted in (list(step.parameters()), [inputs["x"]]):
+        for result in (loss, out.sum()):
+            for unused in (False, True):
+                with pytest.raises(RuntimeError, match=r"the step"):
+                    torch.autograd.grad(result, wanted, allow_unused=unused, retain_graph=True)
+
+
+def test_penalty_of_the_parameters_may_have_a_backward_of_its_own() -> None:
+    model = Normed()
+    step = compiled(model, batch())
+    inputs = batch()
+    step(**inputs)
+    sum(p.square().sum() for p in step.parameters()).backward()  # type: ignore[union-attr]
+    penalty = sum(p.square().sum() for p in model.parameters())
+    (model(**inputs)[0] + penalty).backward()
+    assert_same_state(step, model)
+
+
+class Scored(nn.Module):
+    """A loss, logits, logits once more without a graph, and their accuracy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4, dtype=F64)
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        out = self.fc(x)
+        right = (out.argmax(1) == y.argmax(1)).double().mean()
+        return {
+            "loss": nn.functional.mse_loss(out, y),
+            "logits": out,
+            "detached": out.detach(),
+            "accuracy": right,
+            "labels": y,
+        }
+
+
+def test_what_is_returned_requires_gradients_where_eager_does() -> None:
+    model = Scored()
+    step = compiled(model, batch())
+    found, wanted = step(**batch()), model(**batch())
+    assert {name: x.requires_grad for name, x in found.items()} == {
+        name: x.requires_grad for name, x in wanted.items()
+    }
+    loss = found["loss"]
+    loss /= 2
+    found["logits"].add_(1)
+    step.requires_grad_(False)
+    assert not any(x.requires_grad for x in step(**batch()).values())
+    step.fc.bias.requires_grad_(True)
+    assert step(**batch())["logits"].requires_grad
 
 
 def test_arguments_are_those_of_forward() -> None:

@@ -25,6 +25,10 @@ def _assign(self: Any, y: Tensor) -> None:
     self.ema = _new(self, y)
 
 
+def _assign_unread(self: Any, y: Tensor) -> None:
+    self.other = y.detach().square().mean(0)
+
+
 def _register(self: Any, y: Tensor) -> None:
     self.register_buffer("ema", _new(self, y))
 
@@ -62,6 +66,7 @@ def _assign_then_in_place(self: Any, y: Tensor) -> None:
     "change",
     [
         _assign,
+        _assign_unread,
         _register,
         _set_item,
         _delete_and_register,

@@ -1,0 +1,65 @@
+"""Outputs of inner modules of Hugging Face models (hidden states, router logits) are captured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardweave.backends.reference import run_reference
+from shardweave.driver.compile import compile
+from shardweave.driver.models import build_example
+from shardweave.tests.eager import assert_three_steps_equal_eager
+from shardweave.tests.zoo import captured
+
+MIXTRAL = (
+    "hf:mixtral:num_hidden_layers=2,hidden_size=16,intermediate_size=16,num_attention_heads=4,"
+    "num_key_value_heads=2,num_local_experts=4,vocab_size=32,batch=2,seq=4"
+)
+BERT = (
+    "hf:bert:num_hidden_layers=2,hidden_size=16,intermediate_size=16,num_attention_heads=4,"
+    "vocab_size=32,max_position_embeddings=8,batch=2,seq=4"
+)
+
+
+class OfAllLayers(nn.Module):
+    """The mean of what all layers of an encoder give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder: Any = build_example(BERT, dtype=torch.float64).module.bert
+
+    def forward(self, ids: Tensor) -> Tensor:
+        states = self.encoder(ids, output_hidden_states=True).hidden_states
+        return torch.stack(states).square().mean()
+
+
+def test_loss_that_balances_experts_is_a_part_of_the_program() -> None:
+    balanced = f"{MIXTRAL},output_router_logits=true,router_aux_loss_coef=1.0"
+    case, plain = captured(balanced), captured(MIXTRAL)
+    # Its router computes in float32, and so does eager.
+    assert run_reference(case.program, case.values)["output", "0"].item() == pytest.approx(
+        case.loss, rel=1e-6
+    )
+    assert case.loss > plain.loss + 1
+
+
+def test_model_that_asks_for_hidden_states_equals_eager() -> None:
+    assert_three_steps_equal_eager(OfAllLayers(), lambda: (torch.randint(0, 32, (2, 4)),))
+
+
+@pytest.mark.parametrize("is_hooked", [False, True])
+def test_hidden_states_are_returned_and_hooks_left_as_they_were(is_hooked: bool) -> None:
+    example = build_example(f"{BERT},output_hidden_states=true", dtype=torch.float64)
+    if is_hooked:
+        example.module(**example.kwargs)
+    before = [len(module._forward_hooks) for module in example.module.modules()]
+    step = compile(example.module, kwargs=example.kwargs, mesh="data=2", backend="reference")
+    found = step(**example.kwargs).hidden_states
+    assert [len(module._forward_hooks) for module in example.module.modules()] == before
+    expected = example.module(**example.kwargs).hidden_states
+    assert len(found) == len(expected) == 3
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other.detach(), rtol=1e-12, atol=1e-12)
