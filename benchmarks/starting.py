@@ -3,7 +3,7 @@
 `python benchmarks/starting.py` reads seconds of row-parallel products, which end in an all-reduce
 over the tensor degree, and of all-reduces alone (Mist, Apache-2.0). What such a product takes
 beyond its share of the whole one, and beyond its all-reduce alone, is the same for messages of 16
-to 128 MB among 2, 4 or 8 devices: `start_overhead_s` of a cluster is its median. A third of the
+to 192 MB among 2, 4 or 8 devices: `start_overhead_s` of a cluster is its median. A third of the
 rows, by a hash of what they are, is left out of it.
 """
 
