@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,28 +59,61 @@ def cluster_of(run: MeasuredRun, asked: str | None) -> Cluster:
     return placed(run, find_cluster(name))
 
 
-def predict_all(
-    runs: Sequence[MeasuredRun], asked: str | None
-) -> tuple[list[Pair], list[tuple[MeasuredRun, str]]]:
-    """Predictions, and the runs that could not be predicted with the reason."""
+@dataclass(frozen=True)
+class Predicted:
+    """pairs: what is scored. contradicted: runs whose note contradicts the row, predicted by the
+    row alone and not scored. refused: what cannot be predicted, with the reason."""
+
+    pairs: list[Pair] = field(default_factory=list[Pair])
+    contradicted: list[Pair] = field(default_factory=list[Pair])
+    refused: list[tuple[MeasuredRun, str]] = field(default_factory=list[tuple[MeasuredRun, str]])
+
+    def of(self, source: str) -> Predicted:
+        """Those of one source."""
+        return Predicted(
+            [pair for pair in self.pairs if pair[0].source == source],
+            [pair for pair in self.contradicted if pair[0].source == source],
+            [one for one in self.refused if one[0].source == source],
+        )
+
+
+def predict_all(runs: Sequence[MeasuredRun], asked: str | None) -> Predicted:
     predictor = RunPredictor()
-    pairs: list[Pair] = []
-    refused: list[tuple[MeasuredRun, str]] = []
+    all_found = Predicted()
     for run in in_order(runs):
+        told = all_found.contradicted if run.contradiction else all_found.pairs
         try:
-            pairs.append((run, predictor.predict(run, cluster_of(run, asked))))
+            row = replace(run, note="") if run.contradiction else run
+            told.append((run, predictor.predict(row, cluster_of(run, asked))))
         except ValueError as error:
-            refused.append((run, str(error)))
-    return pairs, refused
+            all_found.refused.append((run, str(error)))
+    return all_found
+
+
+def rows_of(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+    return [
+        {"run": run.name, "measured_s": run.step_s, "predicted_s": found.step_s}
+        for run, found in pairs
+    ]
 
 
 def worst_of(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
     """The rows with the largest errors of the step."""
-    timed = [(abs(found.step_s / run.step_s - 1), run, found) for run, found in pairs if run.step_s]
-    return [
-        {"run": run.name, "measured_s": run.step_s, "predicted_s": found.step_s}
-        for _, run, found in sorted(timed, key=lambda row: -row[0])[:WORST]
+    timed = [pair for pair in pairs if pair[0].step_s]
+    timed.sort(key=lambda pair: -abs(pair[1].step_s / pair[0].step_s - 1))
+    return rows_of(timed[:WORST])
+
+
+def _contradicted_record(own: Predicted) -> dict[str, Any]:
+    """The runs that are not scored for their notes, and the error with them."""
+    if not own.contradicted:
+        return {}
+    rows = [
+        {**row, "reason": run.contradiction}
+        for (run, _), row in zip(own.contradicted, rows_of(own.contradicted), strict=True)
     ]
+    both = score_of([*own.pairs, *own.contradicted])
+    return {"contradicted": rows, "error_with_contradicted": both.error}
 
 
 def _formula_record(pairs: Sequence[Pair]) -> dict[str, Any]:
@@ -124,6 +158,11 @@ def _print_scores(scores: Mapping[str, Score], record: Mapping[str, Any]) -> Non
             print(
                 f"  {row['run']}: {row['measured_s']:.3f} s, predicted {row['predicted_s']:.3f} s"
             )
+        for row in one.get("contradicted", ()):
+            times = f"{row['measured_s']:.3f} s, predicted {row['predicted_s']:.3f} s"
+            print(f"  not scored, as {row['reason']}: {row['run']}: {times}")
+        if "contradicted" in one:
+            print(f"  error with what is not scored: {one['error_with_contradicted']:.1%}")
         if "formula" in one:
             rows = one["formula"].items()
             both = ", ".join(f"{name} {row['error']:.1%}" for name, row in rows)
@@ -132,27 +171,28 @@ def _print_scores(scores: Mapping[str, Score], record: Mapping[str, Any]) -> Non
             )
 
 
-def report(
-    runs: Sequence[MeasuredRun],
-    pairs: Sequence[Pair],
-    refused: Sequence[tuple[MeasuredRun, str]],
-) -> dict[str, Any]:
+def report(runs: Sequence[MeasuredRun], found: Predicted) -> dict[str, Any]:
     """Print what is found of these runs, by source, and return it."""
-    record: dict[str, Any] = {"sources": {}, "refused": len(refused)}
+    record: dict[str, Any] = {"sources": {}, "refused": len(found.refused)}
     scores: dict[str, Score] = {}
     for source in dict.fromkeys(run.source for run in runs):
-        own = [pair for pair in pairs if pair[0].source == source]
-        if not own:
-            record["sources"][source] = {"runs": 0}
-            reason = next(reason for run, reason in refused if run.source == source)
-            print(f"{source}: none of its runs is predicted: {reason}")
+        own = found.of(source)
+        if not own.pairs:
+            record["sources"][source] = {"runs": 0, **_contradicted_record(own)}
+            reasons = [reason for _, reason in own.refused]
+            reasons += [run.contradiction for run, _ in own.contradicted]
+            print(f"{source}: none of its runs is scored: {reasons[0]}")
             continue
-        scores[source] = score_of(own)
-        record["sources"][source] = {**scores[source].record(), "worst": worst_of(own)}
-        if len(groups_of([(run, run.step_s) for run, _ in own])) >= 4:
-            record["sources"][source]["formula"] = _formula_record(own)
+        scores[source] = score_of(own.pairs)
+        record["sources"][source] = {
+            **scores[source].record(),
+            "worst": worst_of(own.pairs),
+            **_contradicted_record(own),
+        }
+        if len(groups_of([(run, run.step_s) for run, _ in own.pairs])) >= 4:
+            record["sources"][source]["formula"] = _formula_record(own.pairs)
     _print_scores(scores, record)
-    for run, reason in refused[:WORST]:
+    for run, reason in found.refused[:WORST]:
         print(f"not predicted: {run.name}: {reason}")
     return record
 
@@ -171,9 +211,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs = [run for run in every if run.is_held_out == (part == "held")]
         if not runs:
             continue
-        pairs, refused = predict_all(runs, options.cluster)
-        print(f"{part}: {len(pairs)} of {len(runs)} runs are predicted")
-        record[part] = report(runs, pairs, refused)
+        found = predict_all(runs, options.cluster)
+        print(f"{part}: {len(found.pairs)} of {len(runs)} runs are scored")
+        record[part] = report(runs, found)
     seconds = time.process_time() - start_s
     print(f"{seconds:.0f} s of processor time")
     record["processor_s"] = seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 from itertools import permutations
@@ -12,6 +13,7 @@ import pytest
 
 from shardweave.benchmarks.scoreboard import FOLDER, main
 from shardweave.benchmarks.scoreboard_score import formula, score_of
+from shardweave.driver.runs.frameworks import COMPOSER, USUAL, VTRAIN, framework_of
 from shardweave.driver.runs.predict import PredictedRun, RunPredictor, placed
 from shardweave.driver.runs.rows import MeasuredRun, read_runs
 from shardweave.planners.cost.presets import find_cluster
@@ -130,7 +132,29 @@ def test_run_whose_note_contradicts_its_row_is_refused() -> None:
         RunPredictor().predict(base, placed(base, find_cluster("dgx-a100")))
 
 
-def source_of(out: Path) -> dict[str, float]:
+def test_run_that_its_note_contradicts_is_told_with_the_error_of_both(tmp_path: Path) -> None:
+    """It is not scored; the record has its reason, and what the error is with it."""
+    file, out = tmp_path / "two.csv", tmp_path / "out.json"
+    with ROWS.open(newline="") as rows:
+        cells = next(csv.DictReader(rows))
+    cells |= {"layers": "3", "hidden": "64", "ffn": "256", "heads": "4", "seq": "32", "vocab": "64"}
+    wrong = {**cells, "note": "layers/stage=[26]", "step_ms": str(2 * float(cells["step_ms"]))}
+    with file.open("w", newline="") as written:
+        writer = csv.DictWriter(written, list(cells))
+        writer.writeheader()
+        writer.writerows([cells, wrong])
+    assert main(["--runs", str(file), "--json", str(out)]) == 0
+    found = source_of(out)
+    assert found["runs"] == 1
+    (told,) = found["contradicted"]
+    assert told["reason"] == "its note has stages of 26 layers, its row a model of 3"
+    ratio = told["predicted_s"] / told["measured_s"]
+    each = abs(2 * ratio - 1), abs(ratio - 1)
+    assert found["error"] == pytest.approx(each[0])
+    assert found["error_with_contradicted"] == pytest.approx(sum(each) / 2)
+
+
+def source_of(out: Path) -> dict[str, Any]:
     (found,) = [part for part in json.loads(out.read_text()).values() if isinstance(part, dict)]
     return found["sources"]["vtrain_single"]
 
@@ -168,6 +192,16 @@ def test_scores_are_masked_by_ops_of_their_own_where_megatron_has_no_kernel(
     }
     assert (times["Megatron-DeepSpeed"] == times["OneFlow"]) == has_kernel
     assert times["Megatron-DeepSpeed"] >= times["OneFlow"]
+
+
+def test_source_says_the_vocabulary_where_rows_do_not() -> None:
+    """vTrain's ranks each have their share of GPT-2's words, rounded down; others pad theirs."""
+    assert {run.vocab for run in runs()} == {50257}
+    others = read_runs([FOLDER / "sailor.csv"])
+    assert {run.vocab for run in others} == {51200}
+    assert framework_of("Megatron-DeepSpeed", "vtrain_single") == VTRAIN
+    assert framework_of("Composer FSDP", "vtrain_single") == COMPOSER
+    assert framework_of("Megatron-LM", "dlperf_gpt") == USUAL
 
 
 def test_framework_says_what_rows_do_not() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +28,8 @@ KEPT = 0.9
 @dataclass(frozen=True)
 class DecoderSpec:
     """Sizes. is_fused: attention is one kernel that stores no scores. fuses_mask: where scores are
-    stored, one kernel scales, masks and normalises them. drops, scales: stored scores. dtype: of
-    everything."""
+    stored, one kernel scales, masks and normalises them. drops_hidden: what a block adds has a bias
+    and is dropped. drops, scales: stored scores. dtype: of everything."""
 
     hidden: int
     heads: int
@@ -38,9 +39,54 @@ class DecoderSpec:
     is_fused: bool
     fuses_mask: bool
     dtype: str
+    drops_hidden: bool = True
     drops: bool = True
     scales: bool = True
     head: Head = "tied"
+
+
+class _AddDropped(torch.autograd.Function):
+    """x + dropout(y + bias) as frameworks fuse it: one op that reads all three, and backward one
+    that drops the gradient of y and one that adds up the bias's. Any numbers do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, bias: Tensor) -> Tensor:
+        return torch.addcmul(x, y, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        (grad,) = grads
+        return grad, grad * KEPT, grad.sum((0, 1))
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Megatron-LM's `vocab_parallel_cross_entropy`, op by op. Its one write of the gradient at each
+    label, in place, is left out."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        shifted = logits - logits.amax(-1, keepdim=True)
+        powers = shifted.exp()
+        total = powers.sum(-1, keepdim=True)
+        ctx.save_for_backward(powers / total)
+        return (total.log() - shifted.gather(-1, labels[:, None])).mean()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (probabilities,) = ctx.saved_tensors
+        return probabilities * (grads[0] / len(probabilities)), None
+
+
+class AddToResidual(nn.Module):
+    """Adds what a block gives to the residual stream, with its bias and dropped if it `drops`."""
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(spec.hidden)) if spec.drops_hidden else None
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Shapes: batch x seq x hidden, both."""
+        return x + y if self.bias is None else _AddDropped.apply(x, y, self.bias)
 
 
 class FusedAttention(nn.Module):
@@ -50,26 +96,30 @@ class FusedAttention(nn.Module):
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
         self.spec = spec
+        self.head_size = spec.hidden // spec.heads
         self.qkv = nn.Linear(spec.hidden, 3 * spec.hidden)
         self.proj = nn.Linear(spec.hidden, spec.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Shapes: batch x seq x hidden -> the same."""
-        sizes = (*x.shape[:2], -1, 3, self.spec.hidden // self.spec.heads)
+        sizes = (*x.shape[:2], -1, 3, self.head_size)
         q, k, v = self.qkv(x).view(sizes).transpose(1, 2).unbind(3)
-        return self.proj(self.attended(q, k, v).transpose(1, 2).flatten(2))
-
-    def attended(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Shapes: batch x heads x seq x head_size."""
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        found = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.proj(found.transpose(1, 2).flatten(2))
 
 
 class StoredAttention(FusedAttention):
-    """Attention whose scores, probabilities and dropped probabilities are tensors."""
+    """Attention whose scores, probabilities and dropped probabilities are tensors. As Megatron-LM
+    it has sequences first, so that products read heads of all samples without a copy."""
 
-    def attended(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        found = self.probabilities(torch.matmul(q, k.transpose(2, 3)))
-        return torch.matmul(found * KEPT if self.spec.drops else found, v)
+    def forward(self, x: Tensor) -> Tensor:
+        """Shapes: seq x batch x hidden -> the same."""
+        seq, batch = x.shape[:2]
+        merged = self.qkv(x).view(seq, batch * self.spec.heads, 3 * self.head_size)
+        q, k, v = (part.transpose(0, 1) for part in merged.split(self.head_size, 2))
+        found = self.probabilities(torch.bmm(q, k.transpose(1, 2)))
+        found = torch.bmm(found * KEPT if self.spec.drops else found, v)
+        return self.proj(found.transpose(0, 1).reshape(seq, batch, self.spec.hidden))
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Scaling and masking are part of the softmax's kernel."""
@@ -117,10 +167,11 @@ class DecoderBlock(nn.Module):
         self.ln_1, self.ln_2 = nn.LayerNorm(spec.hidden), nn.LayerNorm(spec.hidden)
         self.attn = attention_of(spec)
         self.mlp = FusedMLP(spec)
+        self.add_1, self.add_2 = AddToResidual(spec), AddToResidual(spec)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
+        x = self.add_1(x, self.attn(self.ln_1(x)))
+        return self.add_2(x, self.mlp(self.ln_2(x)))
 
 
 class Decoder(nn.Module):
@@ -133,11 +184,13 @@ class Decoder(nn.Module):
         self.h = nn.ModuleList(DecoderBlock(spec) for _ in range(LAYERS))
         self.ln_f = nn.LayerNorm(spec.hidden)
         self.head = nn.Linear(spec.hidden, spec.vocab, bias=False) if spec.head == "own" else None
-        self.is_tied = spec.head == "tied"
+        self.is_tied, self.is_fused = spec.head == "tied", spec.is_fused
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         places = torch.arange(input_ids.shape[1], device=input_ids.device)
         x = self.wte(input_ids) + self.wpe(places)
+        if not self.is_fused:
+            x, labels = x.transpose(0, 1).contiguous(), labels.transpose(0, 1)
         for block in self.h:
             x = block(x)
         logits = self.ln_f(x)
@@ -145,7 +198,7 @@ class Decoder(nn.Module):
             logits = F.linear(logits, self.wte.weight)
         elif self.head is not None:
             logits = self.head(logits)
-        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        return _CrossEntropy.apply(logits.flatten(0, 1).float(), labels.flatten())
 
 
 @cache

@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 
 from shardweave.driver.runs.decoder import LAYERS, DecoderSpec, captured_decoder
 from shardweave.driver.runs.frameworks import framework_of
-from shardweave.driver.runs.rows import OUTER_LAYERS, MeasuredRun
+from shardweave.driver.runs.rows import MeasuredRun
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster, DeviceType, PlacedCluster
 from shardweave.planners.cost.pipeline.simulation import played_stages
@@ -80,10 +80,8 @@ class RunPredictor:
     def predict(self, run: MeasuredRun, cluster: Cluster) -> PredictedRun:
         """Raises ValueError for a run that cannot be made, as a batch that does not divide, and for
         one whose note contradicts its row."""
-        if run.noted_layers not in (0, run.layers, run.layers + OUTER_LAYERS):
-            raise ValueError(
-                f"its note has stages of {run.noted_layers} layers, its row a model of {run.layers}"
-            )
+        if run.contradiction:
+            raise ValueError(run.contradiction)
         micro = micro_batch_of(run)
         count, rest = divmod(run.batch, run.data * micro)
         if rest or not count:
@@ -105,7 +103,7 @@ class RunPredictor:
         optimizer_s = ADAM_BYTES * state / shares / bandwidth
         return PredictedRun(
             found.time_s + optimizer_s,
-            found.peak_bytes + framework_of(run.framework).held_bytes,
+            found.peak_bytes + framework_of(run.framework, run.source).held_bytes,
             float(found.memory_bytes),
         )
 
@@ -129,10 +127,12 @@ def _spec_of(run: MeasuredRun, micro: int) -> DecoderSpec:
     matrices = micro * run.heads // run.tensor
     has_kernel = dtype != "float32" and matrices % 4 == 0
     fuses_mask = has_kernel or "Megatron" not in run.framework
-    framework = framework_of(run.framework)
+    framework = framework_of(run.framework, run.source)
+    vocab = run.vocab if framework.pads_vocab else run.vocab // run.tensor * run.tensor
     return DecoderSpec(
-        run.hidden, run.heads, run.ffn, run.vocab, run.seq, run.is_fused, fuses_mask, dtype,
-        framework.drops_scores, framework.scales_scores, framework.heads.get(run.model, "tied"),
+        run.hidden, run.heads, run.ffn, vocab, run.seq, run.is_fused, fuses_mask, dtype,
+        framework.drops_hidden, framework.drops_scores, framework.scales_scores,
+        framework.heads.get(run.model, "tied"),
     )  # fmt: skip
 
 

@@ -14,10 +14,6 @@ from shardweave.driver.runs.frameworks import framework_of
 HELD_OUT = 3
 """One group of so many is not looked at until the end."""
 
-DEFAULT_VOCAB = 51200
-"""Where a row does not say: GPT-2's vocabulary, padded as Megatron-LM pads it."""
-
-
 OUTER_LAYERS = 2
 """What stands before and behind all layers, where a note counts it."""
 
@@ -60,6 +56,15 @@ class MeasuredRun:
     def noted_layers(self) -> int:
         """Layers of all stages that the note has; 0 where it has none."""
         return sum(self._noted)
+
+    @property
+    def contradiction(self) -> str:
+        """What of the note contradicts the row; empty if nothing does."""
+        if self.noted_layers in (0, self.layers, self.layers + OUTER_LAYERS):
+            return ""
+        return (
+            f"its note has stages of {self.noted_layers} layers, its row a model of {self.layers}"
+        )
 
     @property
     def _noted(self) -> list[int]:
@@ -124,6 +129,7 @@ def _run(row: dict[str, str]) -> MeasuredRun:
     hidden = number("hidden")
     gpus, tensor, pipeline = number("gpus"), number("tp"), number("pp")
     attention = row["attention"]
+    framework = framework_of(row["framework"], row["source"])
     return MeasuredRun(
         source=row["source"],
         cluster=row["cluster"],
@@ -135,7 +141,7 @@ def _run(row: dict[str, str]) -> MeasuredRun:
         hidden=hidden,
         heads=number("heads"),
         ffn=number("ffn", 4 * hidden),
-        vocab=number("vocab", DEFAULT_VOCAB),
+        vocab=number("vocab", framework.vocab),
         seq=number("seq"),
         batch=number("gbs"),
         micro_batch=number("mbs") if row["mbs"] else None,
@@ -147,7 +153,7 @@ def _run(row: dict[str, str]) -> MeasuredRun:
         zero=number("zero", 0),
         recompute=row["recompute"] or "none",
         is_fused="flash" in attention,
-        precision=row["precision"] or framework_of(row["framework"]).precision,
+        precision=row["precision"] or framework.precision,
         framework=row["framework"],
         step_s=float(row["step_ms"]) / 1e3 if row["step_ms"] else 0.0,
         memory_bytes=float(row["mem_gib"]) * 2**30 if row["mem_gib"] else 0.0,

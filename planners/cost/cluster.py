@@ -32,12 +32,13 @@ class DeviceType:
     flops: peak FLOP/s by dtype (`float32`, `bfloat16`, ..). overhead_s: seconds that any op
     costs, such as a kernel launch. issue_s: seconds of the host for each op that it issues, ahead
     of the device: where ops are shorter, the device waits for them. efficiency: share of the peak
-    that a matrix product reaches, by its FLOPs. attention_efficiency: the same of fused attention,
-    by the FLOPs that its kernel computes, of a causal mask half; empty: as a product of them all.
-    op_times: seconds of ops by name, as curves over their work: FLOPs, in float32, of matrix
-    products, convolutions and attention, bytes moved of all others; `default` is for those others
-    that have no curve. measured: seconds of ops by signature (`cost.signature_text`), which win
-    over all else.
+    that a matrix product reaches, by its FLOPs. unaligned_slowdown: how many times longer a product
+    of 16-bit numbers takes where rows of an operand, or of its result, are no multiple of
+    `aligned_bytes`. attention_efficiency: the efficiency of fused attention, by the FLOPs that its
+    kernel computes, of a causal mask half; empty: as a product of them all. op_times: seconds of
+    ops by name, as curves over their work: FLOPs, in float32, of matrix products, convolutions and
+    attention, bytes moved of all others; `default` is for those others that have no curve.
+    measured: seconds of ops by signature (`cost.signature_text`), which win over all else.
     """
 
     name: str
@@ -47,6 +48,8 @@ class DeviceType:
     overhead_s: float = 0.0
     issue_s: float = 0.0
     efficiency: Points = ((1.0, 1.0),)
+    unaligned_slowdown: float = 1.0
+    aligned_bytes: int = 16
     attention_efficiency: Points = ()
     op_times: Mapping[str, Points] = field(default_factory=dict[str, Points])
     measured: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -37,6 +37,8 @@ WHAT_TO_WRITE = {
     "overhead_s": "the seconds that any op costs, such as 5us",
     "issue_s": "the seconds of the host for each op that it issues, such as 10us",
     "efficiency": "[FLOPs, share of the peak] pairs, such as [[1e9, 0.3], [1e11, 0.8]]",
+    "unaligned_slowdown": "how many times longer such a product takes, such as 3",
+    "aligned_bytes": "of which rows are to be a multiple, such as 16",
     "attention_efficiency": "[FLOPs, share of the peak] pairs, such as [[1e9, 0.2], [1e12, 0.6]]",
     "op_times": "[work, seconds] pairs by op, such as {aten.mm: [[1e6, 1e-4], [1e9, 0.02]]}",
     "measured": "seconds by signature of an op",

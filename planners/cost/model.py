@@ -27,12 +27,13 @@ from shardweave.ir.dist import (
     WaitOp,
     sent_bytes,
 )
+from shardweave.ir.facts import facts_of
 from shardweave.ir.flops import flops_of, is_attention
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.seen_keys import is_causal, seen_share
 from shardweave.ir.sharding.rules.attention import FLASH
-from shardweave.ir.storage import is_view
+from shardweave.ir.storage import is_view, view_source
 from shardweave.ir.traffic import bytes_moved
 from shardweave.ir.types import (
     dtype_of_value,
@@ -160,7 +161,9 @@ class CostModel:
             flops *= 0.5 if is_causal(op) else 1.0
             share = device.attention_efficiency
         rate = _peak(op, device) * interpolate(share, flops)
-        return max(flops / rate, memory_s) + device.overhead_s
+        is_slow = device.unaligned_slowdown > 1 and _alignment(op) < device.aligned_bytes
+        slowdown = device.unaligned_slowdown if is_slow else 1.0
+        return max(slowdown * flops / rate, memory_s) + device.overhead_s
 
     def _imbalance(self, op: Operation) -> float:
         """How much more than half of its products a causal attention computes on some device,
@@ -177,7 +180,7 @@ class CostModel:
             return op.name, _flops(op), tuple(numbers)
         if isinstance(op, AtenOp) and is_attention(op):
             return op.name, seen_share(op, self.cut_by or self.mesh), tuple(numbers)
-        return op.name, tuple(numbers)
+        return op.name, _alignment(op), tuple(numbers)
 
     # Communication
 
@@ -238,6 +241,25 @@ def collective_kind(op: Operation) -> str:
 def _flops(op: Operation) -> int:
     """FLOPs of an op, or of all ops in its regions."""
     return sum(flops_of(inner) for inner in op.walk()) if op.regions else flops_of(op)
+
+
+WIDEST_BYTES = 16
+"""That a device copies at once: rows that are a multiple of it are aligned to anything."""
+
+
+def _alignment(op: Operation) -> int:
+    """The power of two, up to `WIDEST_BYTES`, of which all rows of a product of 16-bit matrices are
+    a multiple, in bytes; of all else `WIDEST_BYTES`. Rows are those in memory, whichever way an
+    operand is turned."""
+    product = facts_of(op).product
+    if product is None or op.name == "aten.convolution":
+        return WIDEST_BYTES
+    size = dtype_of_value(op.results[0]).itemsize
+    if size != 2:
+        return WIDEST_BYTES
+    matrices = (*(op.operands[index] for index in product.factors), op.results[0])
+    rows = (size * shape_of(view_source(value))[-1] for value in matrices)
+    return math.gcd(WIDEST_BYTES, *rows)
 
 
 def _peak(op: Operation, device: DeviceType) -> float:

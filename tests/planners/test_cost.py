@@ -68,6 +68,45 @@ def test_efficiency_is_interpolated_on_log_axes() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "vocab", "aligned_bytes", "slowdown"),
+    [
+        ("bf16", 50257, 16, 3), ("bf16", 50260, 16, 3), ("bf16", 50264, 16, 1),
+        ("bf16", 50257, 4, 3), ("bf16", 50258, 4, 1), ("f32", 50257, 16, 1),
+    ],
+)  # fmt: skip
+def test_product_of_16_bits_whose_rows_are_not_aligned_takes_longer(
+    dtype: str, vocab: int, aligned_bytes: int, slowdown: int
+) -> None:
+    """Forward, and the gradients of its input and of its weight: all read or write such rows."""
+    text = f"""
+        input %x : tensor<16x8x{dtype}>
+        param %w : tensor<{vocab}x8x{dtype}>
+        %wt = aten.permute(%w, dims = [1, 0]) : tensor<8x{vocab}x{dtype}>
+        %y = aten.mm(%x, %wt) : tensor<16x{vocab}x{dtype}>
+        %dx = aten.mm(%y, %w) : tensor<16x8x{dtype}>
+        %yt = aten.permute(%y, dims = [1, 0]) : tensor<{vocab}x16x{dtype}>
+        %dw = aten.mm(%yt, %x) : tensor<{vocab}x8x{dtype}>
+        output %dx
+        grad w = %dw
+    """
+    flops = {"float32": 1e9, "bfloat16": 1e9}
+    on = with_device(cluster(), flops=flops, unaligned_slowdown=3.0, aligned_bytes=aligned_bytes)
+    each = 2 * 16 * 8 * vocab / 1e9
+    assert [s for s in times(text, on) if s] == pytest.approx([slowdown * each] * 3)
+
+
+def test_product_of_aligned_matrices_is_not_slowed_by_how_many_rows_there_are() -> None:
+    text = """
+        input %x : tensor<15x8xbf16>
+        param %w : tensor<8x16xbf16>
+        %y = aten.mm(%x, %w) : tensor<15x16xbf16>
+        output %y
+    """
+    on = with_device(cluster(), flops={"bfloat16": 1e9}, unaligned_slowdown=3.0)
+    assert times(text, on) == pytest.approx([2 * 15 * 8 * 16 / 1e9])
+
+
 def test_op_without_arithmetic_takes_its_bytes_and_the_overhead() -> None:
     text = "input %x : @\n%y = aten.add.Tensor(%x, %x) : @\noutput %y"
     on = with_device(cluster(), memory_bandwidth_bytes_s=1e8, overhead_s=1e-5)

@@ -73,7 +73,8 @@ def simulated(plan: Plan, on: Cluster = UNIT) -> PipelineSimulation:
 
 
 def test_each_stage_takes_the_step_in_compute_exposed_communication_and_bubble() -> None:
-    for on in (UNIT, HET, replace(HET, overlap_slowdown=1.3, link_slowdown=1.1)):
+    slowed = replace(HET, overlap_slowdown=1.3, link_slowdown=1.1)
+    for on in (UNIT, HET, slowed, replace(UNIT, start_overhead_s=1e-4)):
         for mesh in ("pipeline=2,data=2,tensor=2", "pipeline=2,data=1,tensor=4"):
             for zero in range(4):
                 found = simulated(replace(staged(mesh), zero=zero), on)
@@ -212,6 +213,26 @@ def test_slower_networks_take_longer_and_free_ones_only_the_compute() -> None:
     nodes = (NodeType("unit", 4, 4, bandwidth_bytes_s=1e15, nic_bandwidth_bytes_s=1e15),)
     free = simulated(plan, replace(UNIT, nodes=nodes))
     assert free.time_s == pytest.approx(free.lower_bound_s, rel=0.02)
+
+
+def test_devices_spend_time_on_messages_at_both_ends() -> None:
+    """Two stages, which each take or send one message in a pass: of four micro-batches both ways."""
+    plan = staged("pipeline=2,data=4")
+    costly = replace(UNIT, message_overhead_s=1e-3, message_bandwidth_bytes_s=1e7)
+    before, after = simulated(plan), simulated(plan, costly)
+    size = program_crossing() / 4 / 4
+    work_s = 1e-3 + size / 1e7
+    for one, other in zip(before.stages, after.stages, strict=True):
+        grown = other.exposed_s["pipeline"] - one.exposed_s.get("pipeline", 0.0)
+        assert grown >= 0.999 * 2 * 4 * work_s
+        assert other.compute_s == pytest.approx(one.compute_s)
+    assert after.time_s >= before.time_s + 2 * 4 * work_s
+    assert after.lower_bound_s == before.lower_bound_s
+
+
+def program_crossing() -> float:
+    """Bytes that the first half hands on: the residual stream of 64 bits."""
+    return 16 * 8 * 32 * 8
 
 
 def test_transfers_share_nics_and_know_which_way_they_go() -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.pipeline.events import StageTimes, Waits, most_in_flight, play
+from shardweave.planners.cost.pipeline.events import (
+    PIPELINE_AXIS,
+    StageTimes,
+    TaskPart,
+    Waits,
+    most_in_flight,
+    play,
+)
 from shardweave.planners.cost.pipeline.stages import (
     Stage,
     between,
     inside_totals,
+    message_work,
     pipeline_of,
     stages_of,
 )
@@ -155,7 +163,8 @@ def played_stages(
     optimizer_multiplier: float | None = None,
 ) -> PipelineSimulation:
     """A step of stages whose blocks are known; see `simulate_stages`."""
-    times = _with_messages(cluster, stages)
+    works = message_work(cluster, stages)
+    times = _with_messages(cluster, stages, works)
     pipeline = pipeline_of(plan)
     orders = [stage.tasks for stage in stages]
     played = play(
@@ -166,8 +175,8 @@ def played_stages(
         cluster.slowdown_beside(is_inside=True),
     )
     results = [
-        _result(stage, waits, optimizer_multiplier)
-        for stage, waits in zip(stages, played.waits, strict=True)
+        _result(stage, waits, work_s, optimizer_multiplier)
+        for stage, waits, work_s in zip(stages, played.waits, works, strict=True)
     ]
     return PipelineSimulation(
         cluster=cluster,
@@ -175,18 +184,33 @@ def played_stages(
         schedule=pipeline.schedule,
         micro_batches=pipeline.micro_batches,
         time_s=played.time_s,
-        lower_bound_s=lower_bound(times, pipeline.micro_batches),
+        lower_bound_s=lower_bound([stage.times for stage in stages], pipeline.micro_batches),
         stages=tuple(results),
         events=played.events,
     )
 
 
-def _with_messages(cluster: Cluster, stages: list[Stage]) -> list[StageTimes]:
-    found = [stage.times for stage in stages]
+def _with_messages(
+    cluster: Cluster, stages: list[Stage], works: Sequence[float]
+) -> list[StageTimes]:
+    found = [_after(work_s, stage.times) for work_s, stage in zip(works, stages, strict=True)]
     for number, (forward, back) in enumerate(between(cluster, stages)):
         found[number] = replace(found[number], to_next=forward)
         found[number + 1] = replace(found[number + 1], to_previous=back)
     return found
+
+
+def _after(work_s: float, times: StageTimes) -> StageTimes:
+    """The same, with work on messages before each pass."""
+    if not work_s:
+        return times
+    first = (TaskPart(work_s),)
+    return replace(
+        times,
+        forward=first + times.forward,
+        backward=first + times.backward,
+        last_backward=first + times.last_backward,
+    )
 
 
 def lower_bound(times: list[StageTimes], micro_batches: int) -> float:
@@ -196,9 +220,13 @@ def lower_bound(times: list[StageTimes], micro_batches: int) -> float:
     return max(micro_batches * own + first for own, first in zip(each, before, strict=True))
 
 
-def _result(stage: Stage, waits: Waits, optimizer_multiplier: float | None) -> StageResult:
+def _result(
+    stage: Stage, waits: Waits, work_s: float, optimizer_multiplier: float | None
+) -> StageResult:
     count = pipeline_of(stage.plan).micro_batches
     exposed = {axes: seconds for axes, seconds in waits.exposed_s.items() if seconds}
+    if work_s:
+        exposed[PIPELINE_AXIS] = exposed.get(PIPELINE_AXIS, 0.0) + 2 * count * work_s
     inside = inside_totals(stage)
     spent = [
         stage.exposed_s(block, is_forward=is_forward)

@@ -252,6 +252,18 @@ def placed_stages(
     return found
 
 
+def handed_bytes(stage: Stage) -> float:
+    """What a rank of a stage sends to its like of the next for a micro-batch."""
+    return stage.crossing_bytes / stage.mesh.num_devices / pipeline_of(stage.plan).micro_batches
+
+
+def message_work(cluster: Cluster, stages: Sequence[Stage]) -> list[float]:
+    """Seconds that each stage's devices spend in one pass of a micro-batch on taking and sending
+    messages: as long forward as backward, which go the other way."""
+    each = [cluster.message_work_s(handed_bytes(stage)) for stage in stages[:-1]]
+    return [before + after for before, after in zip([0.0, *each], [*each, 0.0], strict=True)]
+
+
 def between(cluster: Cluster, stages: Sequence[Stage]) -> list[tuple[Message, Message]]:
     """What crosses each boundary for a micro-batch, forward and back.
 
@@ -260,8 +272,7 @@ def between(cluster: Cluster, stages: Sequence[Stage]) -> list[tuple[Message, Me
     """
     found: list[tuple[Message, Message]] = []
     for stage, other in pairwise(stages):
-        pieces = stage.mesh.num_devices * pipeline_of(stage.plan).micro_batches
-        size = stage.crossing_bytes / pieces
+        size = handed_bytes(stage)
         left, right = stage.cluster.order, other.cluster.order
         messages: list[Message] = []
         for source, goal in ((left, right), (right, left)):
