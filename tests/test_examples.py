@@ -10,6 +10,7 @@ import shutil
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -67,7 +68,8 @@ def test_own_pass_is_loaded_by_the_command_line_and_exact(tmp_path: Path, capsys
     program = sw.load(out)
     blocking = sw.run_passes(annotated(), "preset:sub-batches,start-collectives")
     assert program != blocking
-    assert program.stats() == blocking.stats()
+    # What is still under way when the backward pass begins is kept for it.
+    assert replace(program.stats(), kept_bytes=None) == replace(blocking.stats(), kept_bytes=None)
     assert_equals_eager(program)
 
 
