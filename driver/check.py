@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from shardweave.backends.state import ShardedState
 from shardweave.ir.capture.outputs import NO_LOSS, loss_of
@@ -195,11 +196,18 @@ def results_of(module: nn.Module, loss: Tensor) -> Expected:
         gradients, buffers = module.full_gradients(), module.full_buffers()
     else:
         gradients = {
-            name: torch.zeros_like(p) if p.grad is None else p.grad.detach().clone()
+            name: _whole(torch.zeros_like(p) if p.grad is None else p.grad)
             for name, p in module.named_parameters()
         }
-        buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+        buffers = {name: _whole(buffer) for name, buffer in module.named_buffers()}
     return Expected(loss.detach().double().item(), gradients, buffers)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """A copy, whole on every rank."""
+    tensor = tensor.detach()
+    # A DTensor that is whole on this rank shows its own memory, which later steps write.
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
 
 
 def compare_steps(
