@@ -196,7 +196,8 @@ class StagePlaces:
             of_stage.setdefault(stage, {})[run.at] = None
             if run.micro_batch is not None:
                 of_batch[stage, run.micro_batch] = run.at
-        return StagePlaces({stage: tuple(sorted(at)) for stage, at in of_stage.items()}, of_batch)
+        places = {stage: tuple(sorted(at)) for stage, at in sorted(of_stage.items())}
+        return StagePlaces(places, of_batch)
 
     def source(self, stage: int, micro_batch: int | None) -> int:
         """The coordinate from which a stage sends; what it sends once, the first one does."""

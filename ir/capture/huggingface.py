@@ -54,6 +54,8 @@ def noting_inner_outputs(model: nn.Module) -> Iterator[None]:
         # The outermost first, as eager does, which installs those of the models in it as well.
         if not any(isinstance(m, modeling.PreTrainedModel) and _notes(m) for m in module.modules()):
             noting.install_all_output_capturing_hooks(module)
+    for module, before in hooks.items():
+        _number_alike(module, before)
     try:
         yield
     finally:
@@ -62,6 +64,14 @@ def noting_inner_outputs(model: nn.Module) -> Iterator[None]:
                 del module._forward_hooks[key]
         for module in new:
             vars(module).pop(_INSTALLED, None)
+
+
+def _number_alike(module: nn.Module, before: Collection[int]) -> None:
+    """Number the new hooks of a module from -1 down: torch counts those of all modules together, by
+    which equal blocks would differ."""
+    new = [key for key in module._forward_hooks if key not in before]
+    for number, key in enumerate(new, start=1):
+        module._forward_hooks[-number] = module._forward_hooks.pop(key)
 
 
 _INSTALLED = "_output_capturing_hooks_installed"

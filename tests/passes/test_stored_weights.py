@@ -60,7 +60,7 @@ def test_fsdp_gathers_each_parameter_for_each_pass_and_scatters_each_gradient_on
         # The backward pass reads the weights of maps, the tied head's, and all of the norms.
         ("all_gather", "recompute"): MAPS + 1 + norms,
         ("reduce_scatter", "backward"): parameters,
-        ("all_reduce", "forward"): 1,  # the loss
+        ("all_reduce", "forward"): 2,  # the number of rows, and the loss
     }
     assert_equals_eager(program, captured(GPT))
 

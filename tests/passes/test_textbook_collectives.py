@@ -2,7 +2,8 @@
 
 Shoeybi et al. 2019: per layer two all-reduces forward and two backward on the tensor axis.
 Korthikanti et al. 2022: with sequence parallelism each becomes a reduce-scatter and an
-all-gather. Every message of the step is counted, those outside the layers too.
+all-gather. Every message of the step is counted, those outside the layers too. The loss is one
+number, which travels with the first message of gradients over the same axes.
 """
 
 from __future__ import annotations
@@ -67,22 +68,23 @@ def gpt(mesh: str, spec: str = GPT, *, sequence_parallel: bool = False) -> Progr
 @pytest.mark.parametrize("spec", [GPT, UNTIED])
 def test_tensor_parallel_step_sends_two_all_reduces_per_layer_and_pass(spec: str) -> None:
     program = gpt("tensor=4", spec)
-    embedding, loss, head = 1, 3, 1
+    embedding, loss, head = 1, 2, 1
     assert messages(program) == {
         ("all_reduce", "tensor", "forward"): 2 * LAYERS + embedding + loss,
         ("all_reduce", "tensor", "backward"): 2 * LAYERS + head,
     }
     branches = [f"h.{i}.{part}" for i in range(LAYERS) for part in ("attn.proj", "mlp.fc_out")]
-    assert by_layer(program, "all_reduce", "forward")[1:-3] == branches
+    assert by_layer(program, "all_reduce", "forward")[1:-2] == branches
     norms = [f"h.{i}.{part}" for i in reversed(range(LAYERS)) for part in ("ln_2", "ln_1")]
-    assert by_layer(program, "all_reduce", "backward") == ["ln_f", *norms]
+    assert by_layer(program, "all_reduce", "backward") == ["", *norms]
 
 
-def test_loss_on_vocabulary_shards_sends_a_maximum_a_sum_and_the_picked_logit_per_row() -> None:
+def test_loss_on_vocabulary_shards_sends_a_maximum_and_a_sum_per_row_and_one_number() -> None:
     program = gpt("tensor=4")
-    assert operands_of(program, "all_reduce", ("tensor",), "forward")[-3:] == [
-        ["amax"], ["sum"], ["neg"],
-    ]  # fmt: skip
+    sent = operands_of(program, "all_reduce", ("tensor",), "forward")
+    assert sent[-2:] == [["amax"], ["sum"]]
+    with_gradients = operands_of(program, "all_reduce", ("tensor",), "backward")[0]
+    assert with_gradients[0] == "div", "the mean of the rows' losses, of the classes held here"
     for op in list(program.ops):
         if isinstance(op, COLLECTIVES):
             assert "x32x" not in str(op.result_types[0]), "a shard of the logits is sent"
@@ -96,13 +98,15 @@ def test_data_parallel_step_sends_the_gradients_in_one_bucket_and_the_loss(spec:
         ("all_reduce", "data", "backward"): 1,
     }
     (gradients,) = operands_of(program, "all_reduce", ("data",), "backward")
-    assert len(gradients) == NUM_PARAMETERS + (spec == UNTIED)
+    assert len(gradients) == NUM_PARAMETERS + (spec == UNTIED) + 1, "and the loss"
     (sums,) = operands_of(program, "all_reduce", ("data",), "forward")
-    assert len(sums) == 2, "the sum of the rows' losses and the number of rows"
+    assert len(sums) == 1, "the number of rows"
 
 
-def test_two_axes_send_what_each_sends_alone() -> None:
-    assert messages(gpt("data=2,tensor=2")) == messages(gpt("data=2")) + messages(gpt("tensor=2"))
+def test_two_axes_send_what_each_sends_alone_and_the_loss_by_itself() -> None:
+    loss: Messages = Counter({("all_reduce", "data,tensor", "forward"): 1})
+    each = messages(gpt("data=2")) + messages(gpt("tensor=2"))
+    assert messages(gpt("data=2,tensor=2")) == each + loss
 
 
 def test_gradients_fill_as_many_buckets_as_their_bytes_need() -> None:
@@ -116,7 +120,8 @@ def test_gradients_fill_as_many_buckets_as_their_bytes_need() -> None:
         for op in program.ops
         if isinstance(op, DistOp) and phase_of(op) == "backward"
     ]
-    assert sum(buckets) == sum(sizes)
+    loss = 8
+    assert sum(buckets) == sum(sizes) + loss
     assert all(size <= limit for size in buckets)
     assert all(one + other > limit for one, other in pairwise(buckets))
 
@@ -124,7 +129,7 @@ def test_gradients_fill_as_many_buckets_as_their_bytes_need() -> None:
 @pytest.mark.parametrize("spec", [GPT, UNTIED])
 def test_sequence_parallel_step_scatters_and_gathers_twice_per_layer_and_pass(spec: str) -> None:
     program = gpt("tensor=4", spec, sequence_parallel=True)
-    embedding, loss, head = 1, 3, 1
+    embedding, loss, head = 1, 2, 1
     assert messages(program) == {
         ("reduce_scatter", "tensor", "forward"): 2 * LAYERS + embedding,
         ("all_gather", "tensor", "forward"): 2 * LAYERS + head,
@@ -135,7 +140,7 @@ def test_sequence_parallel_step_scatters_and_gathers_twice_per_layer_and_pass(sp
     }
     (whole,) = operands_of(program, "all_reduce", ("tensor",), "backward")
     norms, branch_biases, positions = 2 * (2 * LAYERS + 1), 2 * LAYERS, 1
-    assert len(whole) == norms + branch_biases + positions
+    assert len(whole) == norms + branch_biases + positions + 1, "and the loss"
 
 
 def test_sequence_parallel_step_on_two_axes_reduces_gradients_of_shared_parameters_once() -> None:
@@ -143,7 +148,7 @@ def test_sequence_parallel_step_on_two_axes_reduces_gradients_of_shared_paramete
     assert messages(program) == {
         ("reduce_scatter", "tensor", "forward"): 2 * LAYERS + 1,
         ("all_gather", "tensor", "forward"): 2 * LAYERS + 1,
-        ("all_reduce", "tensor", "forward"): 3,
+        ("all_reduce", "tensor", "forward"): 2,
         ("all_reduce", "data", "forward"): 1,
         ("reduce_scatter", "tensor", "backward"): 2 * LAYERS + 1,
         ("all_gather", "tensor", "backward"): 2 * LAYERS + 1,
@@ -152,7 +157,7 @@ def test_sequence_parallel_step_on_two_axes_reduces_gradients_of_shared_paramete
     }
     both = operands_of(program, "all_reduce", ("data", "tensor"), "backward")[0]
     data = operands_of(program, "all_reduce", ("data",), "backward")[0]
-    assert len(both) + len(data) == NUM_PARAMETERS
+    assert len(both) + len(data) == NUM_PARAMETERS + 1, "and the loss"
 
 
 def test_sequence_parallelism_sends_as_many_bytes_as_tensor_parallelism_in_the_layers() -> None:

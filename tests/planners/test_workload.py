@@ -105,4 +105,5 @@ def test_communication_is_told_by_axes_and_phase() -> None:
     assert {axes for one in work.blocks for axes, _ in one.communication_s} == {
         ("data",),
         ("tensor",),
+        ("data", "tensor"),  # the loss
     }

@@ -114,8 +114,13 @@ class Stage:
     @cached_property
     def _reduced_over(self) -> tuple[str, ...]:
         """The axes that gradients are summed over: of sequences that are cut, not of data alone."""
-        found = (axes for block in self.blocks for axes, _ in block.communication_s)
-        return max((axes for axes in found if DATA_AXIS in axes), key=len, default=(DATA_AXIS,))
+        sums = (
+            axes
+            for block in self.blocks
+            for axes, phase in block.communication_s
+            if DATA_AXIS in axes and phase == "backward"
+        )
+        return max(sums, key=len, default=(DATA_AXIS,))
 
     @property
     def times(self) -> StageTimes:
