@@ -98,6 +98,11 @@ class PartialResult:
         return self.num_parts, pitch(self.num_columns)
 
     @property
+    def has_gaps(self) -> bool:
+        """Whether something lies between rows."""
+        return self.num_columns % GROUP != 0
+
+    @property
     def num_bytes(self) -> int:
         """Of all parts."""
         return math.prod(self.shape) * self.dtype.itemsize
@@ -174,7 +179,7 @@ def finishing_kernel(results: Sequence[PartialResult], *, behind: bool = False) 
     source += "".join(_joining_of(place, parts) for place, parts in enumerate(results))
     dtypes = [parts.dtype for parts in results] + [parts.target for parts in results]
     types = tuple(pointer_type(type_text(dtype)) for dtype in dtypes)
-    has_gaps = any(parts.num_columns % GROUP for parts in results)
+    has_gaps = any(parts.has_gaps for parts in results)
     config = _WITH_GAPS if has_gaps else FINISHING
     return KernelSource(name, source, types, sizes, False, {}, constants, (config,))
 
@@ -227,7 +232,7 @@ def _joining_of(place: int, parts: PartialResult) -> str:
     dtype = computed_in(parts.target)
     outside = identity_of(parts.kind, parts.dtype)
     each = f"tl.load(parts_{place}_ptr + place, mask=is_in, other={outside})"
-    if parts.num_columns % GROUP:  # what lies between rows is read with them
+    if parts.has_gaps:  # what lies between rows is read with them
         each = f"tl.where(in_col, {each}, {outside})"
     return _RESULT.format(
         number=place,
