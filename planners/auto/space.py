@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import product
+from functools import cache, partial
+from itertools import islice, product
 
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.auto.constraints import Constraints
@@ -48,7 +48,8 @@ class JointSpace:
 
     devices, node: how many there are, and in a node. batch: samples. parts: where stages may be
     cut, and one more. tensor: degrees that divide anything; cuts_sequence: those of them that can
-    cut a sequence. contexts: over how many devices sequences may be cut. buckets: MiB from which on
+    cut a sequence. contexts: over how many devices sequences may be cut; cuts_context: whether one
+    of them cuts anything, which takes a plan to know. buckets: MiB from which on
     tensors may travel alone. mesh: what a user's mesh asks for, by axis. has_list: whether
     schedules `list` can be named, and the model is not so deep that they take long to find.
     """
@@ -60,7 +61,8 @@ class JointSpace:
     tensor: tuple[int, ...]
     cuts_sequence: frozenset[int]
     constraints: Constraints
-    contexts: frozenset[int] = frozenset()
+    contexts: tuple[int, ...] = ()
+    cuts_context: Callable[[int], bool] = bool
     buckets: tuple[int, ...] = BUCKETS[:1]
     mesh: Mesh | None = None
     has_list: bool = True
@@ -81,11 +83,11 @@ class JointSpace:
         """Those of a tensor degree that cut sequences: by as few devices as the batch allows, and
         by twice as many, or by as many as the user says."""
         rest = self.devices // tensor
-        asked = {n for n in self.contexts if self.mesh or "context" in self.constraints.fixed}
-        few = [n for n in sorted(self.contexts) if rest % n == 0 and self.batch % (rest // n) == 0]
-        for context in sorted(asked or few[:MOST_CONTEXTS]):
-            if rest % context == 0:
-                yield from self._points(ReplicaCut(tensor, context=context))
+        sizes = [n for n in self.contexts if rest % n == 0]
+        if not self.mesh and "context" not in self.constraints.fixed:
+            sizes = [n for n in sizes if self.batch % (rest // n) == 0]
+        for context in islice(filter(self.cuts_context, sizes), MOST_CONTEXTS):
+            yield from self._points(ReplicaCut(tensor, context=context))
 
     def all_points(self) -> Iterator[JointPoint]:
         """Those that cut no sequence over devices of their own, and those that do."""
@@ -233,7 +235,8 @@ def joint_space(
         parts=len(reader.cost(ReplicaCut(), 1).blocks),
         tensor=tuple(degrees),
         cuts_sequence=frozenset(cuts),
-        contexts=frozenset(_contexts(reader, devices, mesh, constraints)),
+        contexts=tuple(_contexts(devices, mesh, constraints)),
+        cuts_context=cache(partial(_cuts_context, reader)),
         buckets=_buckets(reader, constraints),
         constraints=constraints,
         mesh=mesh,
@@ -242,18 +245,20 @@ def joint_space(
     )
 
 
-def _contexts(
-    reader: CostReader, devices: int, mesh: Mesh | None, constraints: Constraints
-) -> Iterator[int]:
-    """Sizes of an axis of sequences over which something is cut."""
+def _contexts(devices: int, mesh: Mesh | None, constraints: Constraints) -> Iterator[int]:
+    """Sizes that an axis of sequences may have, from the smallest."""
     for size in divisors(devices):
         asked = (
             size if mesh is None else asked_degrees(mesh, MESH_AXES, "auto", PlanError).get(CONTEXT)
         )
         if size > 1 and size == asked and constraints.allows_value(CONTEXT, size):
-            plan = reader.base(reader.depths.read, 1, ReplicaCut(context=size))
-            if f'"{CONTEXT}"' in "".join((*plan.inputs.values(), *plan.parameters.values())):
-                yield size
+            yield size
+
+
+def _cuts_context(reader: CostReader, size: int) -> bool:
+    """Whether an axis of sequences of that size cuts anything."""
+    plan = reader.base(reader.depths.read, 1, ReplicaCut(context=size))
+    return f'"{CONTEXT}"' in "".join((*plan.inputs.values(), *plan.parameters.values()))
 
 
 def _buckets(reader: CostReader, constraints: Constraints) -> tuple[int, ...]:
