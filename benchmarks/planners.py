@@ -6,6 +6,7 @@
 `python benchmarks/planners.py axonn-overlap [--json OUT] [--quick]`,
 `python benchmarks/planners.py oases [--json OUT] [--quick]`,
 `python benchmarks/planners.py oases-baselines [--json OUT] [--quick]`,
+`python benchmarks/planners.py oases-degrees [--json OUT] [--quick]`,
 `python benchmarks/planners.py oppa [--json OUT] [--plot PNG] [--quick]`,
 `python benchmarks/planners.py oppa-early-stop [--json OUT] [--quick]`.
 A subcommand is a module beside this one with `add_arguments(parser)` and `run(options)`, which
@@ -27,6 +28,7 @@ from shardweave.benchmarks import (
     axonn_overlap,
     axonn_planner,
     oases_baselines,
+    oases_degrees,
     oases_planner,
     oppa_early_stop,
     oppa_planner,
@@ -39,6 +41,7 @@ SUBCOMMANDS: dict[str, ModuleType] = {
     "axonn-overlap": axonn_overlap,
     "oases": oases_planner,
     "oases-baselines": oases_baselines,
+    "oases-degrees": oases_degrees,
     "oppa": oppa_planner,
     "oppa-early-stop": oppa_early_stop,
 }

@@ -5,7 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from shardweave.benchmarks.auto_regret import Step, read_sweep, tight_memory, write_sweep
+from shardweave.benchmarks.auto_regret import (
+    PROBLEMS,
+    Step,
+    read_sweep,
+    tight_memory,
+    write_sweep,
+)
 from shardweave.planners.auto.point import JointPoint
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -13,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def test_regret_of_the_result_is_below_two_percent_and_the_page_quotes_it() -> None:
     record = json.loads((ROOT / "benchmarks/results/auto_regret.json").read_text())
+    assert set(record["problems"]) == set(PROBLEMS)
     rows = record["problems"].values()
     assert all(row["auto_s"] <= 1.02 * row["best_s"] for row in rows)
     page = " ".join((ROOT / "docs/planners.md").read_text().split())

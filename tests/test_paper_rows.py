@@ -25,6 +25,7 @@ from shardweave.benchmarks.amp_data import DATA, read_measured, setup_of
 from shardweave.benchmarks.amp_planner import estimate_runs
 from shardweave.benchmarks.oases_baselines import block_times, blocking_chain, figure_4, gains
 from shardweave.benchmarks.oases_data import BUDGET_BYTES, model_of
+from shardweave.benchmarks.oases_table3 import NAMES
 from shardweave.planners.amp.model import strategies
 from shardweave.planners.amp.partition import Problem
 from shardweave.planners.oases.chain import linearise
@@ -92,6 +93,26 @@ def oases_rows() -> Iterator[str]:
     yield f"{found['speedup']:.3f} of speed-ups and {found['throughput']:.3f} of throughputs"
 
 
+def oases_tables() -> Iterator[str]:
+    """Tables 3 and 6, and the degrees that were all simulated."""
+    for row in results("oases_table3")["rows"]:
+        cells = [f"{row['paper'][name]:.1f}, {row['simulated'][name]:.1f}" for name in NAMES]
+        yield f"| {row['cluster']} | {row['hidden']} | {' | '.join(cells)} |"
+    for row in results("oases_planner")["rows"]:
+        if (paper := row["paper"]) is not None:
+            solved = f"{paper['solve_ms']:.0f}, {row['dp_ms']:.1f}"
+            gained = f"{paper['gain']:.2f}, {row['gain']:.2f}"
+            degrees = f"{paper['degrees']} | {row['degrees']}"
+            yield f"| {row['name']} | {degrees} | {gained} | {solved} |"
+    rows = results("oases_degrees")["rows"]
+    for row in rows:
+        model, refined = f"{row['model_regret']:.1%}", f"{row['refined_regret']:.1%}"
+        found = f"{row['best']} | {row['model']}, {model} | {row['refined']}, {refined}"
+        yield f"| {row['cluster']} | {row['hidden']} | {found} | {row['auto_regret']:.1%} |"
+    least, most = min(row["spearman"] for row in rows), max(row["spearman"] for row in rows)
+    yield f"Spearman {least:.2f} to {most:.2f}"
+
+
 def span(values: list[float]) -> str:
     least, most = f"{min(values):.2f}", f"{max(values):.2f}"
     return least if least == most else f"{least} to {most}"
@@ -105,7 +126,7 @@ def oppa_rows() -> Iterator[str]:
             yield f"| {name} | {what} | {counts} | {numbers} |"
 
 
-@pytest.mark.parametrize("rows", [amp_rows, axonn_rows, oases_rows, oppa_rows])
+@pytest.mark.parametrize("rows", [amp_rows, axonn_rows, oases_rows, oases_tables, oppa_rows])
 def test_page_has_the_figures_of_the_results(rows: Any) -> None:
     page = (ROOT / "docs/planners.md").read_text()
     found = list(rows())
@@ -146,6 +167,13 @@ def test_grown_setup_has_a_batch_for_its_devices() -> None:
     assert all(
         one.pipeline * one.data * one.tensor == 64 for one in strategies(setup.model, setup.cluster)
     )
+
+
+def test_refined_degrees_are_within_two_percent_of_the_best_of_all() -> None:
+    for row in results("oases_degrees")["rows"]:
+        assert row["assignments"] == 27
+        assert 0 <= row["refined_regret"] <= 0.02
+        assert row["auto_regret"] <= 0.02
 
 
 def test_planner_without_overlap_is_never_slower_than_the_default_degrees() -> None:
