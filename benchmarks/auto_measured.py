@@ -6,7 +6,7 @@ The machine is profiled, `auto` plans for it, and steps of its choice and of all
 in one dimension (the degrees are one) are timed in turn by the same processes. With `--rate` every
 process has a network of its own whose link the kernel limits (root, ip and tc). `--four` does the
 same with four processes. Printed are the seconds simulated and measured, and the rank of the
-choice by what was measured. Schedules `list` are left out of the search and of the neighbours.
+choice by what was measured.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from shardweave.planners.auto.point import DIMENSIONS, MESH, JointPoint
 from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.auto.space import JointSpace, joint_space
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.cluster_file import save_cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.plan import Plan
 
 WORKER = Path(__file__).with_name("auto_measured_worker.py")
 MODEL = "gpt:layers=4,hidden=256,heads=8,vocab=1024,seq=128,batch=8"
 QUICK = "gpt:layers=1,hidden=32,heads=4,vocab=64,seq=16,batch=2"
-NO_LIST = "schedule=list,pipeline=list"
 FEW = 2
 """Neighbours of a quick run: those that are simulated to be the fastest."""
 
@@ -64,17 +64,19 @@ class Row:
     simulated_s: float
 
 
-def rows_of(program: Program, cluster: Cluster, most: int | None = None) -> list[Row]:
+def rows_of(
+    program: Program, cluster: Cluster, cluster_name: str, most: int | None = None
+) -> list[Row]:
     """The choice of `auto`, then its neighbours, the fastest in the simulator first.
 
-    most: neighbours; None: all. What cannot be partitioned is left out.
+    cluster_name: by which plans with schedule `list` find the cluster, a preset or a file. most:
+    neighbours; None: all. What cannot be partitioned is left out.
     """
-    plan = plan_auto(
-        program, None, cluster=cluster, options=AutoOptions(forbid=NO_LIST, propose=False)
-    )
+    options = AutoOptions(propose=False)
+    plan = plan_auto(program, None, cluster=cluster, cluster_name=cluster_name, options=options)
     reader = CostReader(Depths.of(program), cluster)
-    evaluator = Evaluator(PlanMaker(Estimator(reader)))
-    space = joint_space(reader, None, Constraints.parse("", NO_LIST), has_list=False)
+    evaluator = Evaluator(PlanMaker(Estimator(reader), cluster_name))
+    space = joint_space(reader, None, Constraints.parse("", ""))
 
     def row(point: JointPoint) -> Row | None:
         found = evaluator.predict(point)
@@ -146,13 +148,12 @@ def measured(options: argparse.Namespace, ranks: int) -> dict[str, Any]:
     example = build_example(options.model)
     program = capture(example.module, kwargs=example.kwargs)
     launcher = shaped_link.launcher() if options.rate else None
-    cluster = (
-        find_cluster(options.cluster)
-        if options.cluster
-        else profile_machine(ranks, launcher=launcher)
-    )
-    rows = rows_of(program, cluster, FEW if options.quick else None)
     with tempfile.TemporaryDirectory() as folder:
+        name = options.cluster or str(Path(folder, "cluster.yaml"))
+        if not options.cluster:
+            save_cluster(profile_machine(ranks, launcher=launcher), name)
+        cluster = find_cluster(name)
+        rows = rows_of(program, cluster, name, FEW if options.quick else None)
         files = [Path(folder, f"{number}.json") for number in range(len(rows))]
         for path, row in zip(files, rows, strict=True):
             row.plan.save(path)
@@ -176,8 +177,9 @@ def median_s(row: dict[str, Any]) -> float:
 
 def table_of(result: dict[str, Any], options: argparse.Namespace) -> Table:
     table = Table(title=f"{result['ranks']} processes, {options.rate or 'unshaped'} link")
-    for name in ("plan", "simulated", "measured", "simulated / measured", "measured / choice"):
-        table.add_column(name, justify="left" if name == "plan" else "right", no_wrap=True)
+    table.add_column("plan", overflow="fold")
+    for name in ("simulated", "measured", "simulated / measured", "measured / choice"):
+        table.add_column(name, justify="right", min_width=9)
     choice = result["rows"][0]
     for row in sorted(result["rows"], key=median_s):
         mark = " (chosen)" if row is choice else ""

@@ -27,12 +27,12 @@ def test_neighbours_differ_in_one_dimension_and_all_of_them_are_there() -> None:
     reader = CostReader(
         Depths.of(capture(example.module, kwargs=example.kwargs)), find_cluster("testbed:nodes=2")
     )
-    no_list = Constraints.parse("", auto_measured.NO_LIST)
-    space = joint_space(reader, None, no_list, has_list=False)
+    space = joint_space(reader, None, Constraints.parse("", ""))
     names = {str(one) for one in auto_measured.neighbours(JointPoint(data=2), space)}
     assert names == {
         "data=2,tensor=1, blocking",
         "data=2,tensor=1, cross-pass",
+        "data=2,tensor=1, list",
         "data=2,tensor=1, zero 1, in-order",
         "data=2,tensor=1, zero 3, in-order",
         "data=2,tensor=1, recompute after-communication, in-order",
@@ -42,6 +42,7 @@ def test_neighbours_differ_in_one_dimension_and_all_of_them_are_there() -> None:
         "data=1,tensor=1,stages=2, in-order, gpipe",
         "data=1,tensor=1,stages=2, in-order, zero-bubble",
         "data=1,tensor=1,stages=2, in-order, zero-bubble-h2",
+        "data=1,tensor=1,stages=2, in-order, list",
     }
 
 
