@@ -51,6 +51,17 @@ def test_verdict_is_the_rank_by_medians() -> None:
     assert auto_measured.verdict(rows) == "the choice is 2 of 2 as measured, 2.0% above the fastest"
 
 
+def test_page_says_how_the_choice_is_measured() -> None:
+    root = SCRIPT.parent.parent
+    record = json.loads((root / "benchmarks/results/auto_measured.json").read_text())
+    page = " ".join((root / "docs/planning.md").read_text().split())
+    for result in record["results"]:
+        rows = result["rows"]
+        assert auto_measured.verdict(rows).removeprefix("the choice is ") in page
+        times = [auto_measured.median_s(row) for row in rows]
+        assert f"the slowest takes {max(times) / times[0]:.1f} times as long" in page
+
+
 @pytest.mark.slow
 def test_quick_run_measures_the_choice_and_neighbours(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
