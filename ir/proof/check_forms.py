@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 
 from shardweave.ir import dist
 from shardweave.ir.annotations import arguments_of
