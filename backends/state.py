@@ -128,6 +128,16 @@ def own_tensors(model: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
+class Exchanges:
+    """How often whole states were taken from a step, or given to it; its copies count with it."""
+
+    def __init__(self) -> None:
+        self.num = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+
 class ShardedState(nn.Module):
     """Copies of a model's parameters and buffers as a backend keeps them, and its modules' modes.
 
@@ -152,6 +162,7 @@ class ShardedState(nn.Module):
         self._stored: dict[Key, Tensor] = {}
         self._shardings = dict(shardings)
         self._modes: list[nn.Module] = []
+        self._exchanges = Exchanges()
         tensors = own_tensors(model)
         values = iter(tensors.values())
         if backend.is_joint and sync:
@@ -262,6 +273,11 @@ class ShardedState(nn.Module):
         """The modules in the order of `model.modules()`, which have its modes at first."""
         return self._modes
 
+    @property
+    def num_exchanges(self) -> int:
+        """How often states were taken from the step, or given to it, or to a copy of it."""
+        return self._exchanges.num
+
     def _mirror(self, model: nn.Module, values: Iterator[Tensor]) -> None:
         """Take over the tree of a model's modules, whose shared ones and tied tensors stay such.
 
@@ -325,12 +341,14 @@ class ShardedState(nn.Module):
 
         They share memory with the step's own, and are DTensors on a mesh of several devices.
         """
+        self._exchanges.num += 1
         return checkpointable(super().state_dict(*args, **kwargs))
 
     def full_state_dict(self) -> dict[str, Any]:
         """`state_dict` with whole plain tensors on every rank, as the model's own. Collective."""
         if self._backend.is_joint:
             watchdog.meet("step.full_state_dict", "the state")
+        self._exchanges.num += 1
         own = super().state_dict(keep_vars=True)
         return {name: self._whole(tensor, tensor) for name, tensor in own.items()}
 
@@ -363,6 +381,7 @@ class ShardedState(nn.Module):
         """
         if assign:
             raise ValueError("load_state_dict: a step keeps its own tensors; leave assign out.")
+        self._exchanges.num += 1
         if STATE in state_dict and ("buffer", STATE) not in self._stored:
             self.draw_from(0)
         own = super().state_dict(keep_vars=True)
