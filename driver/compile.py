@@ -172,6 +172,7 @@ def compile(
     programs = CompiledPrograms(request, place, limit=max_programs, dynamic=dynamic)
     programs.backend.reduce_dtype = reduce_dtype
     step = Step(in_precision(model, precision), programs.backend, programs, sync=sync)
+    step.stand_for(model)
     programs.original = Original(model, step)
     return step if train is None else step.train(train)
 

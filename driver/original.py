@@ -22,7 +22,6 @@ from shardweave.backends.accumulate import SAMPLE
 from shardweave.backends.step import Step, StepCall
 from shardweave.passes.notes import warn
 
-
 LOOKS = 3
 """How often gradients are looked at, whether they were set to zero."""
 
@@ -165,8 +164,8 @@ class Original:
             self._say(
                 "zeroed",
                 "this call adds to gradients that an optimizer has used; write "
-                "optimizer.zero_grad() or step.zero_grad() before it; zero_grad() of the model that "
-                "was compiled does not reach the step",
+                "optimizer.zero_grad() or step.zero_grad() before it (that of the model that was "
+                "compiled does not reach the step)",
             )
 
     # When an optimizer takes a step

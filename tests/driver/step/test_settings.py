@@ -188,3 +188,28 @@ def test_what_is_no_setting_is_not_looked_at() -> None:
 
 
 UNRELATED = 1.0
+
+
+def test_settings_of_the_step_are_those_of_the_model() -> None:
+    model = Read()
+    step = compiled(model)
+    before = step(X)
+    step.scale = 2.0
+    step.config.shift = 0.5
+    assert (model.scale, model.config.shift, step.temperature) == (2.0, 0.5, 1.0)
+    assert not torch.equal(step(X), before)
+    torch.testing.assert_close(step(X), model(X).detach())
+    twin = copy.deepcopy(step)
+    twin.scale = 3.0
+    torch.testing.assert_close(step(X), model(X).detach())
+    dropping = Dropping()
+    dropped = compiled(dropping)
+    dropped.drop.p = 0.0
+    torch.testing.assert_close(dropped(X), dropping(X).detach())
+    step.best = 0.5  # of the user's own
+    assert step.best == 0.5
+    assert not hasattr(model, "best")
+    with pytest.raises(AttributeError, match="'_factor' of the model is code"):
+        step._factor()
+    with pytest.raises(AttributeError, match="no attribute 'absent'"):
+        step.absent  # noqa: B018
