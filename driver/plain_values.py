@@ -67,9 +67,15 @@ def _is_plain_object(value: Any) -> bool:
     """Whether it is one of a user's or a package's class, such as a config, or a namespace."""
     if isinstance(value, argparse.Namespace | types.SimpleNamespace):
         return True
-    package = type(value).__module__.partition(".")[0]
-    is_known = package in sys.stdlib_module_names or package in ("torch", "numpy", "shardweave")
-    return hasattr(value, "__dict__") and not is_known and not isinstance(value, torch.Tensor)
+    if isinstance(value, torch.Tensor) or _is_of_libraries(type(value).__module__):
+        return False
+    return hasattr(value, "__dict__")
+
+
+def _is_of_libraries(module: str) -> bool:
+    """Whether a module is of Python or a package without settings that a model may read."""
+    package = module.partition(".")[0]
+    return package in sys.stdlib_module_names or package in ("torch", "numpy")
 
 
 class Finder:
@@ -136,7 +142,7 @@ class Finder:
         function = getattr(function, "__func__", function)
         if not isinstance(function, types.FunctionType) or not self._is_new(function):
             return
-        if (function.__module__ or "").partition(".")[0] in ("torch", *sys.stdlib_module_names):
+        if _is_of_libraries(function.__module__ or ""):
             return
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         named: dict[str, Held] = {name: (_Cell(cell), name) for name, cell in cells}
@@ -154,8 +160,20 @@ class Finder:
             self.add_modules(value, name)
         elif isinstance(value, types.FunctionType | types.MethodType):
             self.add_function(value)
+        elif isinstance(value, types.ModuleType):
+            self._add_of_module(value, name, function)
         elif not isinstance(value, type):
             self._add(f"{name} of {function.__qualname__}", value, at)
+
+    def _add_of_module(
+        self, module: types.ModuleType, name: str, function: types.FunctionType
+    ) -> None:
+        """What a function reads of a module of Python, such as one that holds constants."""
+        if _is_of_libraries(module.__name__):
+            return
+        for inner in _names(function.__code__):
+            if not isinstance(vars(module).get(inner, module), types.ModuleType):
+                self._add_named(f"{name}.{inner}", (vars(module), inner), function)
 
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) | {"forward"}
