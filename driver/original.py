@@ -10,9 +10,11 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
+from itertools import compress
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -46,21 +48,29 @@ class Original:
                     places.setdefault(id(parameter), (module._parameters, name))
         self._places = list(places.values())
         """Of each parameter the first place, in the order of `model.parameters()`."""
-        self._modes = tuple([module.training for module in self._modules])
-        self._trained = tuple([parameter.requires_grad for parameter in self.parameters()])
-        self._versions = self._first = self._versions_now()
+        self._first = self._versions_now()
+        self._take()
         self._num_exchanges = step.num_exchanges
         self._is_trained_apart = False
         self._is_behind = False
         self._used: list[Tensor] = []
         """Parameters of the step whose gradients an optimizer has used since the last call."""
         self._num_looks = 0
+        for other in _ORIGINALS:
+            if other.model is model:  # what was changed meanwhile was for this step
+                other._take()
         Original.number += 1
         _ORIGINALS.add(self)
         _SAID.setdefault(model, set())
         _watch_optimizers()
         if not any(isinstance(hook, _Asked) for hook in model._state_dict_pre_hooks.values()):
             model.register_state_dict_pre_hook(_Asked())
+
+    def _take(self) -> None:
+        """Take the model as it is for known."""
+        self._modes = tuple([module.training for module in self._modules])
+        self._trained = tuple([parameter.requires_grad for parameter in self.parameters()])
+        self._versions = self._versions_now()
 
     def parameters(self) -> list[Tensor]:
         """The model's, as they are now; those that are gone are left out."""
@@ -92,12 +102,16 @@ class Original:
             self._trained = trained
         versions = [(id(parameter), parameter._version) for parameter in parameters]
         if versions != self._versions:
+            changed = [new != old for new, old in zip(versions, self._versions, strict=False)]
             self._versions = versions
-            self._check_values(parameters)
+            self._check_values(parameters, changed)
         if not call.grad:
             self._check_others()
-        elif self._used:
+            return
+        if self._used:
             self._check_zeroed()
+        if any([parameter._post_accumulate_grad_hooks for parameter in parameters]):
+            self._check_hooks()
 
     def _check_modes(self, modes: tuple[bool, ...], wanted: tuple[bool, ...]) -> None:
         rows = zip(self._modules, modes, self._modes, wanted, strict=False)
@@ -127,19 +141,30 @@ class Original:
                 f"step.get_parameter({name!r}).requires_grad_({new})",
             )
 
-    def _check_values(self, parameters: list[Tensor]) -> None:
+    def _check_values(self, parameters: list[Tensor], changed: list[bool]) -> None:
         """Warn of new values, unless the model is trained itself, freed, or given the step's."""
         step = self._step()
         if step is None or step.num_exchanges != self._num_exchanges:
             self._num_exchanges = step.num_exchanges if step else 0
             return
         is_trained = self._is_trained_apart or any(p.grad is not None for p in parameters)
-        if not is_trained and not any(parameter.is_meta for parameter in parameters):
+        own = compress(zip(parameters, step.gradients.parameters, strict=False), changed)
+        if not is_trained and any(_differ(parameter, other) for parameter, other in own):
             self._say(
                 "values",
                 "parameters of the model were changed after sw.compile, which has no effect on the "
                 "step: that has copies of them. If the step is to have these values, write "
                 "step.load_state_dict(model.state_dict())",
+            )
+
+    def _check_hooks(self) -> None:
+        """Warn of hooks after accumulation, unless the step's parameters have some too."""
+        step = self._step()
+        if step is None or not any(p._post_accumulate_grad_hooks for p in step.parameters()):
+            self._say(
+                "hooks",
+                "a parameter of the model has a hook after the accumulation of its gradient, which "
+                "the step does not call; register it on that of the step",
             )
 
     def _check_others(self) -> None:
@@ -248,6 +273,18 @@ def _on_optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         original.check_optimizer()
     for original in found.steps:
         original.fall_behind(found.parameters)
+
+
+def _differ(parameter: Tensor, own: Tensor) -> bool:
+    """Whether the model's parameter differs from the step's, told by some values. Of shards it
+    cannot be told, and then they may."""
+    local = own.to_local() if isinstance(own, DTensor) else own
+    if parameter.is_meta:
+        return False
+    if parameter.shape != local.shape:
+        return True
+    ours, theirs = (tensor.detach().flatten()[:SAMPLE] for tensor in (local, parameter))
+    return not torch.equal(ours, theirs.to(ours))
 
 
 def _has_gradient(parameter: Tensor) -> bool:

@@ -94,6 +94,7 @@ class CompiledPrograms(Programs):
         self.first = self._keep(call, lowered)
         self._first_call = call
         self._ahead = {self._shape_key(call)}
+        self._forms = parameter_forms(request.model)
 
     def _example(self) -> StepCall:
         """The call that the request's inputs stand for, in the modes of the model."""
@@ -198,6 +199,8 @@ class CompiledPrograms(Programs):
     def _lower(self, call: StepCall, stored: Mapping[Key, Sharding] | None) -> Lowered:
         """The program of a call, compiled on rank 0 for all. Collective, and it warns."""
         request = self.request
+        if stored is not None:
+            self._check_parameters()
         is_shared = request.backend != "reference"
         if is_shared:
             watchdog.meet("the call", str(call))
@@ -212,6 +215,18 @@ class CompiledPrograms(Programs):
             )
         self._note(lowered)
         return lowered
+
+    def _check_parameters(self) -> None:
+        """Raises ValueError if the model, which programs are captured of, has other parameters."""
+        now = parameter_forms(self.request.model)
+        names = [name for name in {**self._forms, **now} if self._forms.get(name) != now.get(name)]
+        if names:
+            before, form = (forms.get(names[0], "none") for forms in (self._forms, now))
+            raise ValueError(
+                f"parameter '{names[0]}' of the model is {form}, and was {before} in sw.compile: "
+                "no other program can be captured for the step. Bring it back, or compile the "
+                "model anew."
+            )
 
     def _note(self, lowered: Lowered) -> None:
         """Keep what is new among the notes, and warn of what was not done."""
@@ -228,6 +243,11 @@ class CompiledPrograms(Programs):
         if len(self._kept) > self.limit:
             self._dropped.add(self._kept.popitem(last=False)[0])
         return bound
+
+
+def parameter_forms(model: nn.Module) -> dict[str, str]:
+    """Shape and dtype of each parameter, of tied ones under the first name."""
+    return {name: form_of(parameter) for name, parameter in model.named_parameters()}
 
 
 def seed_of(seed: int | None) -> int:

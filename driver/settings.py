@@ -25,12 +25,6 @@ HOOKS = {
 }
 """The dicts in which nn.Module keeps hooks, in words."""
 
-OF_PARAMETERS = {
-    "_backward_hooks": "gradient hooks",
-    "_post_accumulate_grad_hooks": "hooks after accumulation",
-}
-"""The attributes in which a parameter keeps hooks, in words; None without any."""
-
 
 class Hooks(tuple[int, ...]):
     """Hooks by the number that torch gives each: one in the place of another has its own."""
@@ -94,15 +88,10 @@ class Settings:
         simple = {place for place, (at, name) in held.items() if isinstance(at.get(name), SIMPLE)}
         self._simple = [at for place, at in held.items() if place in simple]
         self._others = [at for place, at in held.items() if place not in simple]
-        of_parameters = [
-            f"the number of {words} of {path}"
-            for path in parameters
-            for words in OF_PARAMETERS.values()
-        ]
         self._places = (
             "torch.get_default_dtype()",
             *hooks,
-            *of_parameters,
+            *(f"the number of gradient hooks of {path}" for path in parameters),
             *(place for place in held if place in simple),
             *(place for place in held if place not in simple),
         )
@@ -112,10 +101,8 @@ class Settings:
         values: list[Any] = [torch.get_default_dtype()]
         values += [Hooks(hooks) if hooks else NO_HOOKS for hooks in self._hooks]
         for holder, name in self._parameters:
-            parameter = holder.get(name)
-            for kind in OF_PARAMETERS:
-                hooks = getattr(parameter, kind, None)
-                values.append(Hooks(hooks) if hooks else NO_HOOKS)
+            hooks = getattr(holder.get(name), "_backward_hooks", None)
+            values.append(Hooks(hooks) if hooks else NO_HOOKS)
         values += [holder.get(name, ABSENT) for holder, name in self._simple]
         values += [plain(holder.get(name, ABSENT)) for holder, name in self._others]
         return Snapshot(self._places, values)

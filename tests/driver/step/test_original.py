@@ -68,6 +68,10 @@ def change_values(model: Model) -> None:
             lambda m: m.up.requires_grad_(False),
             r"requires_grad of 'up.weight' and 1 more .* step\.get_parameter\('up.weight'\)",
         ),
+        (
+            lambda m: m.up.weight.register_post_accumulate_grad_hook(lambda p: None),
+            "hook after the accumulation of its gradient.* register it on that of the step",
+        ),
         (change_values, r"step\.load_state_dict\(model\.state_dict\(\)\)"),
         (
             lambda m: setattr(m.up, "weight", nn.Parameter(torch.ones(4, 4))),
@@ -206,3 +210,17 @@ def test_step_that_another_of_the_same_model_has_left_behind_says_so() -> None:
     other.load_state_dict(trained.full_state_dict())
     with silence():
         other(X)
+
+
+@pytest.mark.filterwarnings("ignore:parameters of the model were changed")
+def test_model_with_other_parameters_is_captured_no_more() -> None:
+    for change, found in (
+        (lambda m: m.double(), r"'up.weight' of the model is \(4, 4\) float64, and was .*float32"),
+        (lambda m: setattr(m.down, "weight", m.up.weight), "'down.weight' of the model is none"),
+    ):
+        model = Model()
+        step = compiled(model)
+        step(X)
+        change(model)
+        with pytest.raises(ValueError, match=found):
+            step(X[:2])
