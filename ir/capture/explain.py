@@ -36,7 +36,6 @@ _REMEDIES = (
     ("tolist", "keep the value a tensor"),
     ("checkpoint_sequential", "call checkpoint on each part"),
     ("duplicate tensor input", "give it a view of one of them (x.view_as(x))"),
-    ("_ctc_loss", "write it out, as a loop over time of logsumexp"),
     ("dynamic shape operator", "use one whose shapes do not depend on the data"),
     ("data dependent operator", "use one whose result stays a tensor"),
     ("module-level backwards hooks", "write it as a torch.autograd.Function in forward"),

@@ -23,6 +23,8 @@ from torch.utils import _pytree as pytree
 
 from shardweave.ir.capture.arguments import children_of
 from shardweave.ir.capture.dense_attention import traced_anywhere
+from shardweave.ir.capture.value_checks import without_value_checks
+from shardweave.ir.capture.written_out import written_out
 from shardweave.ir.text import without_gc
 
 
@@ -191,6 +193,8 @@ def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
         stack.enter_context(torch._dynamo.config.patch(allow_rnn=True, trace_autograd_ops=True))
         stack.enter_context(_without_effects())
         stack.enter_context(traced_anywhere())
+        stack.enter_context(written_out())
+        stack.enter_context(without_value_checks())
         stack.enter_context(_plain_encoders())
         stack.enter_context(_plain_recurrence())
         mode = _fake_mode_of(model)
