@@ -24,7 +24,8 @@ _RAISED = re.compile(r"raised exception (\w+)\((.*)\)$", re.MULTILINE)
 _EAGER = re.compile(r"\): got (\w+)\((.*)\)$", re.MULTILINE)
 _READER = re.compile(r"^Caused by: .*\((\S+\.py):(\d+) in \w+\)$", re.MULTILINE)
 _WRONG_TYPE = re.compile(
-    r"^TypeError when making fake.*?context: TypeError <.*?>: (.*?)$", re.MULTILINE | re.DOTALL
+    r"^TypeError when making fake.*?context: TypeError (?:<.*?>|\w+): (.*?)$",
+    re.MULTILINE | re.DOTALL,
 )
 
 _REMEDIES = (

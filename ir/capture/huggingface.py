@@ -92,7 +92,7 @@ def _ctc_loss(
 ) -> Tensor:
     """As `ForCTCLoss` of transformers. Shapes: logits N x T x C, labels N x S, lengths N."""
     is_read = (labels != ignore_index) & (labels != blank_token_id)
-    first = (~is_read).long().argsort(1, stable=True)
+    first = (~is_read).long().argsort(dim=1, stable=True)
     scores = F.log_softmax(logits, dim=-1, dtype=torch.float32).transpose(0, 1)
     return F.ctc_loss(
         scores,
@@ -103,6 +103,25 @@ def _ctc_loss(
         reduction=reduction,
         zero_infinity=zero_infinity,
     )
+
+
+@contextlib.contextmanager
+def without_leaf_inputs(model: nn.Module) -> Iterator[None]:
+    """Encoders of sound do not mark their input as one that requires a gradient.
+
+    They do so for checkpoints that need it; nobody reads that gradient.
+    """
+    marking = [part for part in model.modules() if getattr(part, _MARKS, False) is True]
+    for part in marking:
+        setattr(part, _MARKS, False)
+    try:
+        yield
+    finally:
+        for part in marking:
+            setattr(part, _MARKS, True)
+
+
+_MARKS = "_requires_grad"
 
 
 def _number_alike(module: nn.Module, before: Collection[int]) -> None:

@@ -30,6 +30,7 @@ from shardweave.ir.capture.huggingface import (
     noting_inner_outputs,
     padded_labels,
     without_cache,
+    without_leaf_inputs,
 )
 from shardweave.ir.capture.loose_tensors import check_all_registered
 from shardweave.ir.capture.meta_device import off_meta
@@ -131,6 +132,7 @@ def trace(
             without_cache(model, kind.all_outputs),
             noting_inner_outputs(model),
             padded_labels(),
+            without_leaf_inputs(model),
             noting_outputs(),
             observed() as seen,
             repeats_of(blocks),

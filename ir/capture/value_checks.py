@@ -117,10 +117,13 @@ _ENDS = ("RERAISE", "CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_EXCEPT")
 
 
 def drop_unread_numbers(graph: torch.fx.Graph) -> None:
-    """Take the numbers out of a graph that are read out of tensors for nothing but such checks."""
+    """Take the numbers out of a graph that are read out of tensors for nothing but checks.
+
+    Torch checks in which range such a number is.
+    """
     for node in reversed(graph.nodes):
-        is_number = isinstance(
-            node.meta.get("example_value"), torch.SymInt | torch.SymFloat | torch.SymBool
-        )
-        if is_number and not node.users and node.op.startswith("call"):
+        example = node.meta.get("example_value")
+        is_number = isinstance(example, torch.SymInt | torch.SymFloat | torch.SymBool)
+        is_range = node.target is torch.ops.aten._assert_scalar.default
+        if (is_number or is_range) and not node.users and node.op.startswith("call"):
             graph.erase_node(node)

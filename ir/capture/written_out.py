@@ -113,11 +113,11 @@ def _minus_log_likelihood(
         reached = torch.where(step < steps[:, None], paths.logsumexp(0) + own[step], reached)
     ends = (state == 2 * lengths[:, None]) | (state == 2 * lengths[:, None] - 1)
     found = -torch.where(ends, reached, never).logsumexp(1)
-    found = torch.where(steps > 0, found, torch.where(lengths > 0, -never, 0.0))
+    is_possible = torch.where(steps > 0, found < -never / 2, lengths == 0)
+    found = torch.where(steps > 0, found, 0.0)
     is_read = torch.arange(num_steps, device=scores.device)[:, None] < steps
     # Torch takes the scores for a log_softmax, whose sums of probabilities have no gradient.
     total = torch.where(is_read[..., None], scores.exp(), 0).sum((0, 2))
-    is_possible = found < -never / 2
     impossible = 0.0 if zero_infinity else math.inf
     return torch.where(is_possible, found + (total - total.detach()), impossible)
 
