@@ -59,6 +59,11 @@ are made, of which most are alive: a third of the time of a small model's simula
 cycles, so that never to collect would keep all."""
 
 
+ORDERS = ("schedule", "pipeline", "chunks")
+"""Dimensions of which each is tried on points that are near the best: orders of messages and of
+micro-batches."""
+
+
 class OutOfTime(Exception):
     """The time limit or the number of simulations is reached."""
 
@@ -207,7 +212,7 @@ class JointSearch:
     def _neighbours(self, point: JointPoint) -> Iterator[JointPoint]:
         """Points that differ in schedules alone, then in one dimension, the best estimates first;
         the degrees change together, and with them the micro-batches that suit them."""
-        yield from self.space.variants(point)
+        yield from self._variants(point)
         near: dict[JointPoint, None] = {}
         meshes: dict[tuple[object, ...], JointPoint] = {}
         for other in self._by_estimate(self.estimates):
@@ -220,11 +225,19 @@ class JointSearch:
                     near[other] = None
         for other in near:
             # As the point has it, if it can: schedules are no dimension of what is estimated.
-            schedules = {"schedule": point.schedule, "pipeline": point.pipeline}
+            schedules = {name: getattr(point, name) for name in ORDERS}
             same = other.with_value(**schedules) if other.stages > 1 else other
             yield other
             if same != other and self.space.is_possible(same):
                 yield same
+
+    def _variants(self, point: JointPoint) -> Iterator[JointPoint]:
+        """The point under other orders: of a deep model, whose simulations are few, the best
+        estimates first."""
+        found = self.space.variants(point)
+        if not self.evaluator.depths.is_deep:
+            return found
+        return iter(self._by_estimate([other for other in found if self._may_win(other)]))
 
     def _see_rest(self) -> None:
         while True:
@@ -324,6 +337,6 @@ def _plainness(point: JointPoint) -> tuple[int, str]:
 
 def _changed(one: JointPoint, other: JointPoint) -> set[str]:
     """The dimensions in which two points differ, but for schedules; the degrees are one."""
-    names = (n for n in DIMENSIONS if n not in ("schedule", "pipeline"))
+    names = (n for n in DIMENSIONS if n not in ORDERS)
     found = {name for name in names if getattr(one, name) != getattr(other, name)}
     return {"mesh" if name in MESH else name for name in found}
