@@ -144,10 +144,7 @@ def _said(error: ParseError, text: str) -> tuple[int, str]:
     if not text.strip():
         return 0, "the text is empty; give a program, as `shardweave capture` writes it."
     if error.msg == _NOT_ALL:
-        return (
-            error.span.start,
-            "a program is one builtin.module, and nothing beside it.",
-        )
+        return error.span.start, "a program is one builtin.module, and nothing beside it."
     if error.span.start >= len(text.rstrip()):
         said = f"the text ends before the program does; give all of it ({error.msg})"
         return error.span.start, said
