@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -39,10 +41,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_.code if isinstance(exit_.code, int) else 2
     try:
         with heard_by(_print_note):
-            return options.func(options)
+            code = options.func(options)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # Who reads the output, such as `head`, has enough, and nothing is wrong.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + signal.SIGPIPE
     except Exception as error:  # noqa: BLE001  the last place that can tell the user
         return report_error(error, options.debug)
 

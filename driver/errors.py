@@ -31,4 +31,6 @@ def report_error(error: Exception, debug: bool) -> int:
 def _one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"'{error.filename}': {error.strerror}; give the path of another file."
+    if isinstance(error, UnicodeDecodeError):
+        return f"what was read is not text (at byte {error.start}); give a text, as the help says."
     return " ".join(str(error).split()) or type(error).__name__

@@ -18,7 +18,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program_stats import ProgramStats
 from shardweave.ir.source_text import SourceText
-from shardweave.ir.text import parse_module, print_module
+from shardweave.ir.text import ProgramTextError, parse_module, print_module
 from shardweave.ir.types import shape_of
 
 MESH = "dist.mesh"
@@ -89,7 +89,13 @@ class Program:
     @staticmethod
     def load(path: str | Path) -> Program:
         """Read the file at `path`. Raises ProgramTextError, OSError if there is none."""
-        return Program.parse(Path(path).read_text(), str(path))
+        try:
+            text = Path(path).read_text()
+        except UnicodeDecodeError as error:
+            raise ProgramTextError(
+                f"'{path}' is not text; give a program's, as `shardweave capture` writes it."
+            ) from error
+        return Program.parse(text, str(path))
 
     def save(self, path: str | Path) -> None:
         """Write the text, with source locations."""

@@ -27,6 +27,10 @@ _OF_A_STAGE = re.compile(r"(before|forward|backward|inputs|weights|share|after)_
 _UNKNOWN_OP = re.compile(r"Operation (\S+) is not registered")
 
 
+_NOT_ALL = "Could not parse entire input!"
+"""What xDSL says where something else than a module begins."""
+
+
 class ProgramTextError(ValueError):
     """A text that is not a program. The message has one line: where, what, what was expected."""
 
@@ -137,6 +141,13 @@ def _error(text: str, name: str, offset: int, message: str) -> ProgramTextError:
 
 def _said(error: ParseError, text: str) -> tuple[int, str]:
     """Where and what: as xDSL says; of an unknown op its own place, and which one may be meant."""
+    if not text.strip():
+        return 0, "the text is empty; give a program, as `shardweave capture` writes it."
+    if error.msg == _NOT_ALL:
+        return error.span.start, "a program is one builtin.module, and nothing beside it."
+    if error.span.start >= len(text.rstrip()):
+        said = f"the text ends before the program does; give all of it ({error.msg})"
+        return error.span.start, said
     unknown = _UNKNOWN_OP.fullmatch(error.msg)
     if unknown is None:
         return error.span.start, error.msg

@@ -142,6 +142,7 @@ def walked(local: Program, table: Expressions) -> tuple[Walk, Sequence[tuple[Pro
     walk = Walk(table, ProofAxes(local.mesh or Mesh()))
     for slot in local.arguments:
         walk.values[slot.value] = argument_of(table, local, slot)
+    walk.sub_batches(local.ops)
     walk.block(local.function.body.block.ops)
     return walk, [(local, slot) for slot in local.results]
 

@@ -62,6 +62,8 @@ from shardweave.ir.proof.sub_batches import added_terms, family, united
 from shardweave.ir.sharding.rules import Rule
 from shardweave.ir.types import shape_of
 
+_SLICES = ("aten.slice.Tensor", "aten.select.int")
+
 
 @dataclass
 class Walk:
@@ -88,6 +90,13 @@ class Walk:
     in_flight: set[SSAValue] = field(default_factory=set[SSAValue])
     links: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     """Between functions of stages: of what one receives or is given, the value that it comes of."""
+
+    def sub_batches(self, ops: Iterable[Operation]) -> None:
+        """Learn from slices of the arguments, which are all that is related so far, which
+        sub-batches there are: in the order of a schedule what draws for one may come first."""
+        for op in ops:
+            if op.name in _SLICES and op.operands[0] in self.values:
+                self.results(op, (self.values[op.operands[0]],))
 
     def block(self, ops: Iterable[Operation]) -> None:
         """Relate the results of ops, in order."""

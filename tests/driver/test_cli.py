@@ -1,6 +1,8 @@
 """The command line: what each command does, prints and answers to bad input."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -237,6 +239,15 @@ def test_defect_of_ours_shows_its_traceback_unasked(
 def test_wrong_usage_exits_with_2(arguments: list[str], capsys: Captured) -> None:
     assert main(arguments) == 2
     assert "usage: shardweave" in capsys.readouterr().err
+
+
+def test_reader_that_has_enough_ends_the_command_without_a_word() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "shardweave", "completion", "bash"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 def test_help_needs_no_torch() -> None:

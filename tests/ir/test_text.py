@@ -48,6 +48,28 @@ def error_of(text: str) -> str:
     return str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "f.mlir:1:1: the text is empty; give a program, as `shardweave capture` writes it."),
+        (" \n", "f.mlir:1:1: the text is empty; give a program, "),
+        (
+            TEXT + "}\n",
+            "a program is one builtin.module, and nothing beside it.",
+        ),
+        (TEXT[: len(TEXT) // 2], "the text ends before the program does; give all of it ("),
+    ],
+)
+def test_text_that_is_no_program_is_answered_with_what_to_give(text: str, message: str) -> None:
+    assert message in error_of(text)
+
+
+def test_file_that_is_not_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "step.mlir").write_bytes(b"\xe7\x00\xff")
+    with pytest.raises(ProgramTextError, match=r"step\.mlir' is not text; give a program's"):
+        Program.load(tmp_path / "step.mlir")
+
+
 def test_text_prints_as_it_was_written() -> None:
     assert str(Program.parse(TEXT)) == TEXT
 

@@ -75,6 +75,24 @@ def sub_batches() -> tuple[Program, Program]:
     return local(TINY, "preset:oases")
 
 
+def test_draws_of_a_sub_batch_that_come_before_all_its_inputs_are_proved_and_check() -> None:
+    program, rank = local(f"{TINY},dropout=0.1", "preset:sub-batches", "data=2")
+    rank = rank.clone()
+    block, ops = rank.function.body.block, list(rank.ops)
+    draw = next(op for op in ops if op.name == "dist.random")
+    first = {draw}
+    for op in reversed(ops[: ops.index(draw)]):
+        if any(use.operation in first for result in op.results for use in result.uses):
+            first.add(op)
+    begin = next(op for op in ops if op not in first)
+    for op in [op for op in ops if op in first]:
+        op.detach()
+        block.insert_op_before(op, begin)
+    names = [op.name for op in rank.ops]
+    assert names.index("dist.random") < names.index("aten.slice.Tensor")
+    checked(program, rank)
+
+
 def test_certificates_of_each_kind_of_program_check() -> None:
     checked(*sub_batches())
     checked(*local(ODD, "preset:default,preset:kernels"))
