@@ -2,7 +2,8 @@
 
 `python benchmarks/auto_speed.py [--cases NAME ..] [--json OUT]` plans each case in a process of its
 own, so that its peak memory is its own, and prints seconds of processor time (of the wall in
-brackets) for capture and for planning, the peak of the process, the plan and its simulated step.
+brackets) for capture and for planning, the peak of the process, the plan, its simulated step, and
+the FLOP/s of the model that this gives a device, beside what was published of such a run.
 """
 
 from __future__ import annotations
@@ -21,8 +22,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardweave.driver.models import build_example
+from shardweave.ir.aten import AtenOp
 from shardweave.ir.capture.capture import capture
+from shardweave.ir.flops import flops_of, is_attention
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.regions import split_at_backward
+from shardweave.ir.seen_keys import seen_share
 from shardweave.planners.call import call_planner
+from shardweave.planners.cost.presets import find_cluster
 
 LLAMA = "hf:llama:vocab_size=128256,num_key_value_heads=8,max_position_embeddings=131072"
 LLAMA_8B = f"{LLAMA},hidden_size=4096,num_hidden_layers=32,num_attention_heads=32"
@@ -46,8 +54,36 @@ CASES: Mapping[str, tuple[str, str, str]] = {
         "h100-pod:nodes=2048",
         "tensor=8,stages=16",
     ),
+    "Llama-3-405B on 8,192": (
+        f"{LLAMA_405B},intermediate_size=53248,batch=2048,seq=8192",
+        "h100-pod:nodes=1024",
+        "tensor=8,stages=16",
+    ),
+    "Llama-3-405B on 16,384, context 16": (
+        f"{LLAMA_405B},intermediate_size=53248,batch=128,seq=131072",
+        "h100-pod:nodes=2048",
+        "tensor=8,context=16,stages=16",
+    ),
 }
 """Model, cluster, and what is fixed."""
+
+PUBLISHED: Mapping[str, float] = {
+    "Llama-3-405B on 8,192": 430e12,
+    "Llama-3-405B on 16,384": 400e12,
+    "Llama-3-405B on 16,384, context 16": 380e12,
+}
+"""FLOP/s of the model for each device (Grattafiori et al. 2024, Table 4)."""
+
+
+def model_flops(program: Program) -> float:
+    """FLOPs of a captured step that belong to the model: of each product of the forward pass three
+    times, of attention those that its mask leaves, and nothing of what is computed again."""
+    forward, _ = split_at_backward(program)
+    return 3.0 * sum(
+        flops_of(op)
+        * (seen_share(op, Mesh()) if isinstance(op, AtenOp) and is_attention(op) else 1.0)
+        for op in forward
+    )
 
 
 def measure(name: str) -> dict[str, Any]:
@@ -60,17 +96,26 @@ def measure(name: str) -> dict[str, Any]:
     captured_s, wall_s = time.process_time(), time.perf_counter()
     plan = call_planner("auto", program, None, cluster=cluster, options={"fix": fix})
     assert plan.predicted is not None, "a plan of auto is simulated"
+    planned_s, planned_wall_s = time.process_time(), time.perf_counter()
+    devices = find_cluster(cluster).num_devices
     peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "capture_s": captured_s - start_s,
-        "plan_s": time.process_time() - captured_s,
-        "plan_wall_s": time.perf_counter() - wall_s,
+        "plan_s": planned_s - captured_s,
+        "plan_wall_s": planned_wall_s - wall_s,
         "peak_bytes": peak_bytes,
         "step_s": plan.predicted.time_s,
         "memory_bytes": plan.predicted.peak_bytes,
+        "device_flops_s": model_flops(program) / plan.predicted.time_s / devices,
+        "published_flops_s": PUBLISHED.get(name),
         "plan": plan.candidates[0].name,
         "reasons": list(plan.reasons[:1]),
     }
+
+
+def _published(row: Mapping[str, Any]) -> str:
+    found = row["published_flops_s"]
+    return f" (published {found / 1e12:.0f})" if found else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,7 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(
             f"{name}: capture {row['capture_s']:.1f} s, plan {row['plan_s']:.1f} s of processor "
             f"time ({row['plan_wall_s']:.1f}), {row['peak_bytes'] / 2**30:.1f} GiB; {row['plan']}: "
-            f"{row['step_s']:.3f} s, {row['memory_bytes'] / 2**30:.1f} GiB a device",
+            f"{row['step_s']:.3f} s, {row['memory_bytes'] / 2**30:.1f} GiB and "
+            f"{row['device_flops_s'] / 1e12:.0f} TFLOP/s a device{_published(row)}",
             flush=True,
         )
         if options.json:

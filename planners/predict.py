@@ -23,6 +23,9 @@ from shardweave.planners.plan_parts import Candidate, PlanError, Predicted
 BY_BLOCK = ("1f1b", "gpipe")
 """Schedules of pipelines that are simulated by block and micro-batch."""
 
+DEEP_BY_BLOCK = (*BY_BLOCK, "interleaved-1f1b")
+"""Those that can be, of models that are too deep to be simulated run by run."""
+
 _TOLD = 0.05
 """Share of the gap between two plans from which on a part is named as its cause."""
 
@@ -85,12 +88,12 @@ def simulation_of(
     )
 
 
-def is_by_block(plan: Plan) -> bool:
-    """Whether a plan's step is simulated by block and micro-batch."""
+def is_by_block(plan: Plan, *, is_deep: bool = False) -> bool:
+    """Whether a plan's step is simulated by block and micro-batch, of a deep model if so."""
     pipeline = plan.pipeline
     if pipeline is None or pipeline.shares:
         return False
-    return plan.is_pipeline and pipeline.schedule in BY_BLOCK
+    return plan.is_pipeline and pipeline.schedule in (DEEP_BY_BLOCK if is_deep else BY_BLOCK)
 
 
 def simulate_step(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from shardweave.ir.mesh import Mesh
 from shardweave.ir.suggest import did_you_mean
-from shardweave.planners.auto.point import BUCKETS, DIMENSIONS, JointPoint
+from shardweave.planners.auto.point import BUCKETS, DIMENSIONS, INTERLEAVED, JointPoint
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.quantity import gib, quantity
 from shardweave.planners.pipelines.schedules import find_schedule
@@ -60,6 +61,13 @@ class Constraints:
         word = str(value).lower() if isinstance(value, bool) else str(value)
         return self.fixed.get(name, word) == word and word not in self.forbidden.get(name, ())
 
+    def without(self, name: str) -> Constraints:
+        """The same, with nothing asked of one dimension."""
+        return Constraints(
+            {one: value for one, value in self.fixed.items() if one != name},
+            {one: values for one, values in self.forbidden.items() if one != name},
+        )
+
     def __str__(self) -> str:
         words = [f"{name}={value}" for name, value in self.fixed.items()]
         words += [
@@ -107,10 +115,13 @@ def with_memory(cluster: Cluster, memory: str) -> Cluster:
 
 
 def point_of(plan: Plan) -> JointPoint:
-    """The dimensions of a plan, as far as they can be told: with its schedule's usual chunks."""
+    """The dimensions of a plan, as far as they can be told: with its schedule's usual chunks, but
+    for `interleaved-1f1b`, of which the mesh tells them."""
     pipeline = plan.pipeline
     schedule = pipeline.schedule if pipeline else PIPELINE_SCHEDULES[0]
     chunks = find_schedule(schedule).chunks
+    if schedule == INTERLEAVED:
+        chunks = max(1, plan.num_stages // Mesh(**plan.mesh).num_stages)
     tensor = 1
     for axis, size in plan.mesh.items():
         if axis.partition(".")[0] == "tensor" or axis in ("x", "y"):
@@ -131,4 +142,5 @@ def point_of(plan: Plan) -> JointPoint:
         schedule=plan.schedule or "in-order",
         pipeline=schedule,
         buckets=plan.alone_bytes // 2**20 or BUCKETS[0],
+        chunks=chunks if schedule == INTERLEAVED else JointPoint.chunks,
     )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shardweave.ir.rewrite.buckets import BUCKET_BYTES
-from shardweave.planners.auto.point import JointPoint, ReplicaCut
+from shardweave.planners.auto.point import INTERLEAVED, JointPoint, ReplicaCut
 from shardweave.planners.auto.reader import CostReader, PieceCost
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import state_bytes
@@ -20,7 +20,7 @@ from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.pipeline.stages import OVERLAPPING
 from shardweave.planners.cost.zero import DATA_AXIS, divided, passes, whole_for_a_while
 from shardweave.planners.megatron import CONTEXT
-from shardweave.planners.predict import BY_BLOCK
+from shardweave.planners.predict import BY_BLOCK, DEEP_BY_BLOCK
 
 WEIGHTS_SHARE = 0.5
 """Of a backward pass, what computes gradients of weights, behind which other messages hide."""
@@ -90,16 +90,29 @@ class Estimator:
         sync, sync_bound = self._sync(point, sums["parameters"] / point.stages, compute)
         time_s = micro * (compute + exposed)
         if point.stages > 1:
-            time_s = (micro - 1) * subs * slowest + (compute + exposed)
+            slot = subs * slowest
+            time_s = micro * slot + (compute + exposed - slot) / self._chunks(point)
             time_s += self._between(point, cost)
         bound_s = max(micro * least / point.stages, micro * inside / point.stages, sync_bound)
         filling_s = max(bound_s, filled(least, point.stages, micro))
         memory, state = self._memory(point, cost)
         return PointEstimate(time_s + sync, bound_s, filling_s, memory, state)
 
+    def _chunks(self, point: JointPoint) -> int:
+        """Stages of a device, where more of them fill a pipeline sooner."""
+        return point.chunks if point.stages > 1 and point.pipeline == INTERLEAVED else 1
+
+    def _is_waited_for(self, point: JointPoint) -> bool:
+        """Whether compute waits for each message: where steps are simulated by block, in all orders
+        but those that overlap."""
+        by_block = DEEP_BY_BLOCK if self.reader.depths.is_deep else BY_BLOCK
+        return point.schedule == "blocking" or (
+            point.is_staged and point.pipeline in by_block and point.schedule not in OVERLAPPING
+        )
+
     def _exposed(self, point: JointPoint, compute: float, inside: float) -> float:
         """Messages within a replica that compute does not hide."""
-        if not inside or _is_waited_for(point):
+        if not inside or self._is_waited_for(point):
             return inside
         if point.sub_batches > 1:
             later = 1 - 1 / point.sub_batches
@@ -126,7 +139,7 @@ class Estimator:
         sent = times * once
         # Gathers may be spared; what an all-reduce sends may not.
         least = min(times, 2) * by_bytes
-        if _is_waited_for(point):
+        if self._is_waited_for(point):
             return sent, least
         waited = 0.0
         if not (point.is_staged or point.schedule in BUCKETED):
@@ -188,7 +201,8 @@ class Estimator:
         bandwidth = node.bandwidth_bytes_s if is_inside else node.network_bandwidth_bytes_s
         flows = 1 if is_inside else min(node.devices, point.data * point.context * point.tensor)
         each = middle / point.tensor * flows / bandwidth if bandwidth else 0.0
-        return 2 * (point.stages - 1) * (each + self.cluster.network_latency_s)
+        count = point.stages * self._chunks(point) - 1
+        return 2 * count * (each + self.cluster.network_latency_s)
 
     def _memory(self, point: JointPoint, cost: PieceCost) -> tuple[float, float]:
         """Bytes of the fullest stage, and of them parameters, gradients and optimizer."""
@@ -203,21 +217,18 @@ class Estimator:
         if point.recompute != "none":
             kept -= sums["repeated kept"]
             kept += sums["repeated crossing"] * (1 if point.recompute == "layer" else 2)
-        in_flight = min(point.stages, point.micro_batches)
+        in_flight = float(min(point.stages, point.micro_batches))
         if point.pipeline == "gpipe":
             in_flight = point.micro_batches
+        chunks = self._chunks(point)
+        if chunks > 1:
+            # Passes of chunks ahead on the first device (`pipelines/interleaved.py`).
+            ahead = (chunks - 1) * point.stages + 2 * (point.stages - 1) + 1
+            in_flight = min(point.micro_batches, ahead / chunks)
         kept *= point.sub_batches * in_flight / point.stages
         kept += sums["largest kept"] if point.recompute != "none" else 0.0
         whole = whole_for_a_while(point.zero) * sums["largest parameters"]
         return state + kept + sums["workspace"] + whole, state
-
-
-def _is_waited_for(point: JointPoint) -> bool:
-    """Whether compute waits for each message: where steps are simulated by block, in all orders
-    but those that overlap."""
-    return point.schedule == "blocking" or (
-        point.is_staged and point.pipeline in BY_BLOCK and point.schedule not in OVERLAPPING
-    )
 
 
 def filled(each_s: float, stages: int, micro_batches: int) -> float:

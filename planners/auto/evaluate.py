@@ -57,7 +57,7 @@ class Evaluator:
     def can_extrapolate(self, point: JointPoint) -> bool:
         """Whether a deep model's step follows from steps of a few of its blocks."""
         plan = self.maker.plan(point, self.depths.read)
-        return is_by_block(plan) or not plan.is_pipeline
+        return is_by_block(plan, is_deep=True) or not plan.is_pipeline
 
     @property
     def _cluster(self) -> Cluster:
@@ -76,7 +76,7 @@ class Evaluator:
         assert depths.few is not None
         assert depths.more is not None
         lowerings = self.lowerings(depths.few)
-        if is_by_block(plan):
+        if is_by_block(plan, is_deep=True):
             return predicted_of(
                 simulate_stages(lowerings, plan, self._cluster, deepened=depths.deepened)
             )

@@ -12,7 +12,6 @@ from shardweave.planners.amp.partition import Problem, partition
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.point import BUCKETS, JointPoint
 from shardweave.planners.auto.reader import PieceCost
-from shardweave.planners.pipelines.schedules import find_schedule
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Pipeline, PlanError
 
@@ -56,7 +55,7 @@ class PlanMaker:
     def _stages(self, point: JointPoint) -> Stages:
         """The exact cuts into stages for the blocks' costs (`amp.partition`)."""
         cost = self.estimator.cost_of(point)
-        count = point.stages * find_schedule(point.pipeline).chunks
+        count = point.stages * point.stages_each
         found = partition(_problem(point, cost, count))
         if found is None:
             raise PlanError(f"{count} stages, but the program has {len(cost.blocks)} blocks.")

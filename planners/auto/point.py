@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.rewrite.bucket_collectives import ALONE_BYTES
+from shardweave.planners.pipelines.schedules import find_schedule
 
 MESH = ("data", "tensor", "context", "stages")
 """Dimensions whose product is the number of devices; a change of one changes another."""
@@ -14,6 +15,10 @@ MESH = ("data", "tensor", "context", "stages")
 BUCKETS = (ALONE_BYTES // 2**20, 32, 256)
 """MiB from which on a tensor travels alone: as `bucket-collectives` has it, and where a message
 of many ranks takes longer to begin than a copy of so much."""
+
+
+INTERLEAVED = "interleaved-1f1b"
+"""The order of micro-batches of which a point says how many stages a device has."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,8 @@ class JointPoint:
     micro_batches: of a replica's share of the batch, one after another. sub_batches: of a
     micro-batch, interleaved. recompute, schedule: policies of `rematerialize` and
     `overlap-communication`. pipeline: the order of micro-batches, where there are stages or
-    several micro-batches. buckets: MiB from which on a weight or a gradient travels alone.
+    several micro-batches. buckets: MiB from which on a weight or a gradient travels alone. chunks:
+    into how many stages `interleaved-1f1b` cuts what a device has; other orders have their own.
     """
 
     data: int = 1
@@ -54,6 +60,7 @@ class JointPoint:
     schedule: str = "in-order"
     pipeline: str = "1f1b"
     buckets: int = BUCKETS[0]
+    chunks: int = find_schedule(INTERLEAVED).chunks
 
     @property
     def pieces(self) -> int:
@@ -63,6 +70,11 @@ class JointPoint:
     @property
     def cut(self) -> ReplicaCut:
         return ReplicaCut(self.tensor, self.sequence_parallel, self.context)
+
+    @property
+    def stages_each(self) -> int:
+        """How many stages a device has."""
+        return self.chunks if self.pipeline == INTERLEAVED else find_schedule(self.pipeline).chunks
 
     @property
     def is_staged(self) -> bool:
@@ -87,6 +99,7 @@ class JointPoint:
         words += [f"{self.sub_batches} sub-batches"] if self.sub_batches > 1 else []
         words += [self.schedule]
         words += [self.pipeline] if self.stages > 1 else []
+        words += [f"{self.chunks} chunks"] if self.chunks != JointPoint.chunks else []
         words += [f"buckets of {self.buckets} MiB"] if self.buckets != BUCKETS[0] else []
         return ", ".join(words)
 

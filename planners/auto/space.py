@@ -11,7 +11,7 @@ from itertools import product
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.auto.constraints import Constraints
 from shardweave.planners.auto.estimate import BUCKETED
-from shardweave.planners.auto.point import BUCKETS, JointPoint, ReplicaCut
+from shardweave.planners.auto.point import BUCKETS, INTERLEAVED, JointPoint, ReplicaCut
 from shardweave.planners.auto.reader import CostReader
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.pipeline.stages import OVERLAPPING
@@ -24,7 +24,7 @@ from shardweave.planners.plan_parts import (
     RECOMPUTE,
     PlanError,
 )
-from shardweave.planners.predict import BY_BLOCK
+from shardweave.planners.predict import BY_BLOCK, DEEP_BY_BLOCK
 
 SUB_BATCHES = (1, 2, 4)
 MESH_AXES = ("data", "tensor", CONTEXT, "pipeline", "stage")
@@ -33,6 +33,10 @@ MESH_AXES = ("data", "tensor", CONTEXT, "pipeline", "stage")
 MOST_CONTEXTS = 2
 """How many sizes of an axis of sequences are looked at for a tensor degree: each is two partitions
 to read, and a larger one sends more for less."""
+
+CHUNKS = (JointPoint.chunks, 4, 8)
+"""Into how many stages a deep model's part of a device may be cut: each halves what filling the
+pipeline takes, and doubles the messages."""
 
 MANY_DEVICES = 64
 """From here on tensor parallelism stays within nodes: its messages, two for each block and pass,
@@ -50,7 +54,8 @@ class JointSpace:
     cut, and one more. tensor: degrees that divide anything; cuts_sequence: those of them that can
     cut a sequence. contexts: over how many devices sequences may be cut. buckets: MiB from which on
     tensors may travel alone. mesh: what a user's mesh asks for, by axis. has_list: whether
-    schedules `list` can be named, and the model is not so deep that they take long to find.
+    schedules `list` can be named, and the model is not so deep that they take long to find. chunks:
+    into which `interleaved-1f1b` may cut what a device has. is_deep: see `Depths`.
     """
 
     devices: int
@@ -65,6 +70,8 @@ class JointSpace:
     mesh: Mesh | None = None
     has_list: bool = True
     whole: str = ""
+    chunks: tuple[int, ...] = CHUNKS[:1]
+    is_deep: bool = False
 
     def points(self) -> Iterator[JointPoint]:
         """All points that cut no sequence over devices of their own, with the schedule that suits
@@ -86,6 +93,12 @@ class JointSpace:
         for context in sorted(asked or few[:MOST_CONTEXTS]):
             if rest % context == 0:
                 yield from self._points(ReplicaCut(tensor, context=context))
+
+    def all_points(self) -> Iterator[JointPoint]:
+        """Those that cut no sequence over devices of their own, and those that do."""
+        yield from self.points()
+        for tensor in self.tensor:
+            yield from self.sequence_points(tensor)
 
     def _points(self, cut: ReplicaCut) -> Iterator[JointPoint]:
         for data, stages in self._degrees(cut):
@@ -117,11 +130,21 @@ class JointSpace:
         """The point with the first schedules that the user allows; None if it is not allowed."""
         first = "cross-pass" if point.sub_batches > 1 or point.is_staged else "in-order"
         schedule = next(filter(partial(self._may, "schedule"), (first, *self._schedules)), None)
-        names = PIPELINE_SCHEDULES if point.stages > 1 else PIPELINE_SCHEDULES[:1]
-        pipeline = next(filter(partial(self._may, "pipeline"), names), None)
-        if schedule is None or pipeline is None:
+        orders = (
+            (pipeline, chunks)
+            for pipeline, chunks in self._orders(point)
+            if self._may("pipeline", pipeline) and self._may("chunks", chunks)
+        )
+        order = next(orders, None)
+        if schedule is None or order is None:
             return None
-        return point.with_value(schedule=schedule, pipeline=pipeline)
+        return point.with_value(schedule=schedule, pipeline=order[0], chunks=order[1])
+
+    def _orders(self, point: JointPoint) -> Iterator[tuple[str, int]]:
+        """Orders of micro-batches, with the chunks of those that have a choice."""
+        for pipeline in PIPELINE_SCHEDULES if point.stages > 1 else PIPELINE_SCHEDULES[:1]:
+            for chunks in self.chunks if pipeline == INTERLEAVED else CHUNKS[:1]:
+                yield pipeline, chunks
 
     @property
     def _schedules(self) -> tuple[str, ...]:
@@ -133,14 +156,14 @@ class JointSpace:
         Steps that are simulated by block (`predict.BY_BLOCK`) know two orders of messages: those
         that run beside compute, and those that are waited for. The first of each stands for all.
         """
-        seen: set[tuple[str, bool]] = set()
-        pipelines = PIPELINE_SCHEDULES if point.stages > 1 else PIPELINE_SCHEDULES[:1]
-        for schedule, pipeline in product(self._schedules, pipelines):
-            found = point.with_value(schedule=schedule, pipeline=pipeline)
+        seen: set[tuple[str, int, bool]] = set()
+        by_block = DEEP_BY_BLOCK if self.is_deep else BY_BLOCK
+        for schedule, (pipeline, chunks) in product(self._schedules, self._orders(point)):
+            found = point.with_value(schedule=schedule, pipeline=pipeline, chunks=chunks)
             if not (self.constraints.allows(found) and self.is_possible(found)):
                 continue
-            if found.is_staged and pipeline in BY_BLOCK:
-                kind = pipeline, schedule in OVERLAPPING
+            if found.is_staged and pipeline in by_block:
+                kind = pipeline, chunks, schedule in OVERLAPPING
                 if kind in seen:
                     continue
                 seen.add(kind)
@@ -157,10 +180,10 @@ class JointSpace:
         if point.stages == 1:
             return point.pipeline == PIPELINE_SCHEDULES[0]
         chosen = find_schedule(point.pipeline)
-        if point.stages * chosen.chunks > self.parts:
+        if point.stages * point.stages_each > self.parts:
             return False
         try:
-            chosen.table(point.stages, point.micro_batches, chosen.chunks)
+            chosen.table(point.stages, point.micro_batches, point.stages_each)
         except ValueError:
             return False
         return True
@@ -233,7 +256,16 @@ def joint_space(
         mesh=mesh,
         has_list=has_list,
         whole=why_not_one_by_one(program) if runnable else "",
+        chunks=_chunks(reader, constraints),
+        is_deep=reader.depths.is_deep,
     )
+
+
+def _chunks(reader: CostReader, constraints: Constraints) -> tuple[int, ...]:
+    asked = constraints.fixed.get("chunks")
+    if asked is not None:
+        return (int(asked),)
+    return CHUNKS if reader.depths.is_deep else CHUNKS[:1]
 
 
 def _contexts(

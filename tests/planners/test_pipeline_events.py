@@ -62,6 +62,38 @@ def test_equal_stages_with_free_messages_take_the_closed_form(
         assert waits.bubble_s == pytest.approx((stages - 1) * (2.0 + 3.0))
 
 
+@pytest.mark.parametrize(("places", "count"), [(2, 2), (2, 6), (4, 4), (4, 8), (8, 16)])
+@pytest.mark.parametrize("chunks", [2, 3, 4])
+def test_chunks_fill_the_pipeline_in_their_share_of_the_time(
+    places: int, count: int, chunks: int
+) -> None:
+    """Narayanan et al. 2021, Sec. 2.2.2: the bubble is (p - 1) passes of one chunk."""
+    stages = chain(*[stage(2.0, 3.0)] * places * chunks)
+    found = play(
+        stages, [order_of("interleaved-1f1b", at, places, count, chunks) for at in range(places)]
+    )
+    assert found.time_s == pytest.approx((count * chunks + places - 1) * (2.0 + 3.0))
+    assert len(found.waits) == places
+
+
+def test_messages_of_chunks_go_round_and_round() -> None:
+    """Two places with two chunks and one micro-batch: four stages forward and four back, and of
+    messages three each way, of which those of the second chunk's start leave the last place."""
+    stages = chain(*[stage(2.0, 3.0, 0.5)] * 4)
+    tasks = [
+        [Task(w, 0, c) for w, c in ((True, 0), (True, 1), (False, 1), (False, 0))] for _ in range(2)
+    ]
+    found = play(stages, tasks)
+    assert found.time_s == pytest.approx(4 * (2.0 + 3.0) + 6 * 0.5)
+    assert [waits.sent_s["pipeline"] for waits in found.waits] == [pytest.approx(1.5)] * 2
+
+
+def test_memory_in_flight_is_that_of_each_chunk() -> None:
+    tasks = [Task(True, 0, 0), Task(True, 0, 1), Task(False, 0, 1), Task(True, 1, 0)]
+    assert most_in_flight(tasks, (5, 7)) == 12
+    assert most_in_flight([*tasks, Task(True, 1, 1)], (5, 7)) == 17
+
+
 @pytest.mark.parametrize("stages", range(1, 7))
 @pytest.mark.parametrize("count", range(1, 9))
 def test_micro_batches_in_flight_are_those_of_the_schedules(stages: int, count: int) -> None:

@@ -115,6 +115,34 @@ def test_overlap_slows_both_simulators_down_alike() -> None:
         assert simulated(plan, on).time_s == pytest.approx(step.time_s, rel=0.25)
 
 
+def interleaved() -> Plan:
+    """Four stages of a block each on two places."""
+    stages = (("wte", "wpe", "h.0"), ("h.1",), ("h.2",), ("h.3", "ln_f", "head"))
+    plan = staged("pipeline=2,data=2", stages)
+    assert plan.pipeline is not None
+    return replace(plan, pipeline=replace(plan.pipeline, schedule="interleaved-1f1b"))
+
+
+def test_chunks_take_by_block_what_they_take_run_by_run() -> None:
+    plan = interleaved()
+    whole, found = simulation_of(lowerings(), plan, UNIT), simulated(plan)
+    assert isinstance(whole, PipelineSimulation)
+    assert len(found.stages) == len(whole.stages) == 2
+    assert found.time_s == pytest.approx(whole.time_s, rel=0.02)
+    for block, run in zip(found.stages, whole.stages, strict=True):
+        assert block.compute_s == pytest.approx(run.compute_s, rel=0.01)
+        assert block.memory_parts["parameters"] == run.memory_parts["parameters"]
+        parts = block.exposed_communication_s + block.compute_s + block.bubble_s
+        assert parts + block.slowdown_s == pytest.approx(found.time_s)
+
+
+def test_chunks_of_other_orders_are_refused() -> None:
+    plan = interleaved()
+    assert plan.pipeline is not None
+    with pytest.raises(PlanError, match="has 4 stages, but 'pipeline' is 2"):
+        simulated(replace(plan, pipeline=replace(plan.pipeline, schedule="1f1b")))
+
+
 def test_precision_of_a_plan_is_in_both_simulators_memory() -> None:
     plan = plan_megatron(program(), Mesh(data=4))
     parts: list[dict[str, float]] = []

@@ -1,9 +1,10 @@
 """The events of a pipelined step: in which order stages work, when, and who waits for whom.
 
-Every stage is one device that stands for all of its ranks, and runs its tasks in a given order, one
-at a time. Messages run beside, on `streams.Streams`: those that share a NIC run in turn, in the
-order in which they were sent. Compute is slowed down by messages beside it that the stage sends
-or receives, and these by compute, as on the streams of one rank.
+Every place on the axis of stages is one device that stands for all of its ranks. It has a stage, or
+several (chunks), and runs its tasks in a given order, one at a time. Messages run beside, on
+`streams.Streams`: those that share a NIC run in turn, in the order in which they were sent. Compute
+is slowed down by messages beside it that the place sends or receives, and these by compute, as on
+the streams of one rank.
 """
 
 from __future__ import annotations
@@ -11,50 +12,71 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Generator, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
 from shardweave.planners.cost.streams import Flight, Streams
 from shardweave.planners.cost.timeline import COMPUTE, Event
 from shardweave.planners.cost.zero import DATA_AXIS
+from shardweave.planners.pipelines.interleaved import interleaved
 
 PIPELINE_AXIS = "pipeline"
 
 
+INTERLEAVED = "interleaved-1f1b"
+
+
 class Task(NamedTuple):
-    """The forward or backward pass of one micro-batch through one stage."""
+    """The forward or backward pass of one micro-batch through one stage, of which the device may
+    have several: `chunk` of `n` devices' is stage `chunk * n + place`."""
 
     is_forward: bool
     micro_batch: int
+    chunk: int = 0
 
 
-def order_of(schedule: str, stage: int, num_stages: int, micro_batches: int) -> list[Task]:
-    """What a stage runs, first to last.
+def order_of(
+    schedule: str, place: int, places: int, micro_batches: int, chunks: int = 1
+) -> list[Task]:
+    """What a device runs, first to last.
 
     gpipe: all forward passes, then all backward (Huang et al. 2019). 1f1b: as many forward passes
     as there are stages after it, then one of each in turn, then what is left (Narayanan et al.
-    2021, Sec. 2.2).
+    2021, Sec. 2.2). interleaved-1f1b: of several chunks (`pipelines/interleaved.py`).
     """
+    if schedule == INTERLEAVED and chunks > 1:
+        return _interleaved(places, micro_batches, chunks)[place]
     forward = [Task(True, number) for number in range(micro_batches)]
     backward = [Task(False, number) for number in range(micro_batches)]
     if schedule == "gpipe":
         return forward + backward
-    ahead = min(num_stages - 1 - stage, micro_batches)
+    ahead = min(places - 1 - place, micro_batches)
     found = forward[:ahead]
     for one, other in zip(forward[ahead:], backward, strict=False):
         found += (one, other)
     return found + backward[micro_batches - ahead :]
 
 
-def most_in_flight(tasks: Sequence[Task]) -> int:
-    """The most micro-batches whose activations a stage holds at once.
+@lru_cache(maxsize=4)
+def _interleaved(places: int, micro_batches: int, chunks: int) -> list[list[Task]]:
+    return [
+        [Task(one.kind == "F", one.micro_batch, one.stage // places) for one in row]
+        for row in interleaved(places, micro_batches, chunks)
+    ]
+
+
+def most_in_flight(tasks: Sequence[Task], sizes: Sequence[int] = (1,)) -> int:
+    """The most micro-batches whose activations a device holds at once, or what they are of, by
+    chunk, in all.
 
     From the start of the forward to the end of the backward pass: min(S - s, m) of m micro-batches
     on stage s of S in 1f1b, all m in gpipe.
     """
     most = now = 0
     for task in tasks:
-        now += 1 if task.is_forward else -1
+        size = sizes[task.chunk]
+        now += size if task.is_forward else -size
         most = max(most, now)
     return most
 
@@ -101,7 +123,7 @@ class StageTimes:
 
 @dataclass(eq=False)
 class Waits:
-    """Why a stage stood still, in seconds: for messages of an axis, or for other stages.
+    """Why a place stood still, in seconds: for messages of an axis, or for other stages.
 
     slowdown_s: what its compute lost to messages beside it.
     """
@@ -114,7 +136,7 @@ class Waits:
 
 @dataclass(frozen=True)
 class Played:
-    """time_s: of the step. waits: by stage; sent_s counts what it takes part in or receives."""
+    """time_s: of the step. waits: by place; sent_s counts what it takes part in or receives."""
 
     time_s: float
     waits: tuple[Waits, ...]
@@ -130,6 +152,7 @@ def play(
 ) -> Played:
     """Run the tasks of all stages. Each step of each message and block is one event.
 
+    orders: by place; where stages are more, each has as many chunks, placed round and round.
     slowdown: how many times longer compute takes beside messages. link_slowdown: they beside it.
     node_slowdown: the first for messages without links, which stay within a node; None: the same.
     """
@@ -147,7 +170,7 @@ def play(
 
 
 Process = Generator[Hashable, None, None]
-"""What a stage does; it yields what it waits for."""
+"""What a place does; it yields what it waits for."""
 
 
 @dataclass(eq=False)
@@ -166,19 +189,19 @@ class _Run:
     waits: list[Waits] = field(default_factory=list[Waits])
 
     def play(self) -> list[float]:
-        """Returns when each stage is done."""
-        self.waits += (Waits() for _ in self.stages)
-        processes = [self._stage(number) for number in range(len(self.stages))]
+        """Returns when each place is done."""
+        self.waits += (Waits() for _ in self.orders)
+        processes = [self._place(number) for number in range(len(self.orders))]
         ends = [0.0] * len(processes)
         ready, waiting = deque(range(len(processes))), dict[Hashable, int]()
         while ready or waiting:
             while ready:
-                stage = ready.popleft()
-                key = next(processes[stage], None)
+                place = ready.popleft()
+                key = next(processes[place], None)
                 if key is None:
-                    ends[stage] = self.streams.now_s
+                    ends[place] = self.streams.now_s
                 else:
-                    waiting[key] = stage
+                    waiting[key] = place
             for flight in self.streams.advance() if waiting else ():
                 key = self.keys.pop(flight)
                 self.done.add(key)
@@ -186,108 +209,119 @@ class _Run:
                     ready.append(waiting.pop(key))
         return ends
 
-    def _stage(self, stage: int) -> Process:
-        times = self.stages[stage]
-        tasks = self.orders[stage]
-        parts = [self._parts(times, task, task == tasks[-1]) for task in tasks]
+    def _number(self, place: int, task: Task) -> int:
+        """The stage that a task of a place runs."""
+        return task.chunk * len(self.orders) + place
+
+    def _place(self, place: int) -> Process:
+        overlaps = self.stages[place].overlaps
+        tasks = self.orders[place]
+        last = {task.chunk: task for task in tasks if not task.is_forward}
+        parts = [self._parts(place, task, task == last.get(task.chunk)) for task in tasks]
         follows = dict(pairwise((t, p) for t, found in enumerate(parts) for p in range(len(found))))
-        self._gather(stage, parts, (0, 0) if times.overlaps else None)
+        self._gather(place, parts, (0, 0) if overlaps else None)
         for number, task in enumerate(tasks):
-            yield from self._receive(stage, task)
+            yield from self._receive(place, task)
             start_s = self.streams.now_s
             for index, part in enumerate(parts[number]):
-                place = number, index
-                if not times.overlaps:
-                    self._gather(stage, parts, place)
+                at = number, index
+                if not overlaps:
+                    self._gather(place, parts, at)
                 if part.gather is not None:
-                    yield from self._wait(("gather", stage, place), stage)
-                # Nobody else uses a stage's device, so that its compute has no queue.
-                self._work(stage, place, part)
-                if times.overlaps:
-                    self._gather(stage, parts, follows.get(place))
+                    yield from self._wait(("gather", place, at), place)
+                # Nobody else uses a place's device, so that its compute has no queue.
+                self._work(place, at, part)
+                if overlaps:
+                    self._gather(place, parts, follows.get(at))
                 began_s = self.streams.now_s
-                yield from self._until(("work", stage, place))
-                self.waits[stage].slowdown_s += self.streams.now_s - began_s - part.seconds
-                yield from self._scatter(stage, place, part)
-            self.events.append(_event(stage, task, start_s, self.streams.now_s))
-            self._send(stage, task)
-        yield from self._finish(stage, parts)
+                yield from self._until(("work", place, at))
+                self.waits[place].slowdown_s += self.streams.now_s - began_s - part.seconds
+                yield from self._scatter(place, at, part)
+            self.events.append(_event(self._number(place, task), task, start_s, self.streams.now_s))
+            self._send(place, task)
+        yield from self._finish(place, parts)
 
-    def _parts(self, times: StageTimes, task: Task, is_last: bool) -> tuple[TaskPart, ...]:
+    def _parts(self, place: int, task: Task, is_last: bool) -> tuple[TaskPart, ...]:
+        times = self.stages[self._number(place, task)]
         if task.is_forward:
             return times.forward
         return times.last_backward if is_last else times.backward
 
     def _gather(
-        self, stage: int, parts: Sequence[Sequence[TaskPart]], place: tuple[int, int] | None
+        self, place: int, parts: Sequence[Sequence[TaskPart]], at: tuple[int, int] | None
     ) -> None:
-        """Start to gather the parameters of the part at `place`, if there is one."""
-        if place is None:
+        """Start to gather the parameters of the part `at` some number, if there is one."""
+        if at is None:
             return
-        message = parts[place[0]][place[1]].gather
+        message = parts[at[0]][at[1]].gather
         if message is not None:
-            self._collective(("gather", stage, place), message, stage, "forward")
+            self._collective(("gather", place, at), message, place, "forward")
 
-    def _scatter(self, stage: int, place: tuple[int, int], part: TaskPart) -> Process:
+    def _scatter(self, place: int, at: tuple[int, int], part: TaskPart) -> Process:
         if part.scatter is None:
             return
-        key = ("scatter", stage, place)
-        self._collective(key, part.scatter, stage, "backward")
-        if not self.stages[stage].overlaps:
-            yield from self._wait(key, stage)
+        key = ("scatter", place, at)
+        self._collective(key, part.scatter, place, "backward")
+        if not self.stages[place].overlaps:
+            yield from self._wait(key, place)
 
-    def _finish(self, stage: int, parts: Sequence[Sequence[TaskPart]]) -> Process:
+    def _finish(self, place: int, parts: Sequence[Sequence[TaskPart]]) -> Process:
         """Wait for what is still on its way, and synchronise."""
         for number, found in enumerate(parts):
             for index, part in enumerate(found):
                 if part.scatter is not None:
-                    yield from self._wait(("scatter", stage, (number, index)), stage)
-        for index, message in enumerate(self.stages[stage].finish):
-            key = ("finish", stage, index)
-            self._collective(key, message, stage, "optimizer")
-            yield from self._wait(key, stage)
+                    yield from self._wait(("scatter", place, (number, index)), place)
+        chunks = self.stages[place :: len(self.orders)]
+        messages = [message for times in chunks for message in times.finish]
+        for index, message in enumerate(messages):
+            key = ("finish", place, index)
+            self._collective(key, message, place, "optimizer")
+            yield from self._wait(key, place)
 
-    def _receive(self, stage: int, task: Task) -> Process:
-        """Wait for what a task needs: until it is sent the stage idles, then for the message."""
-        source = stage - 1 if task.is_forward else stage + 1
+    def _receive(self, place: int, task: Task) -> Process:
+        """Wait for what a task needs: until it is sent the place idles, then for the message."""
+        number = self._number(place, task)
+        source = number - 1 if task.is_forward else number + 1
         if not 0 <= source < len(self.stages):
             return
-        key = ("message", stage, task)
+        key = ("message", number, task[:2])
         start_s = self.streams.now_s
         yield from self._until(key)
         end_s = self.streams.now_s
         sent_s = min(end_s, max(start_s, self.began_s[key]))
-        self.waits[stage].bubble_s += sent_s - start_s
-        self.waits[stage].exposed_s[PIPELINE_AXIS] += end_s - sent_s
+        self.waits[place].bubble_s += sent_s - start_s
+        self.waits[place].exposed_s[PIPELINE_AXIS] += end_s - sent_s
 
-    def _send(self, stage: int, task: Task) -> None:
-        times = self.stages[stage]
+    def _send(self, place: int, task: Task) -> None:
+        number = self._number(place, task)
+        times = self.stages[number]
         message = times.to_next if task.is_forward else times.to_previous
-        goal = stage + 1 if task.is_forward else stage - 1
+        goal = number + 1 if task.is_forward else number - 1
         if message is None:
             return
-        stream = (PIPELINE_AXIS, stage, goal)
-        name = f"stage {stage:02} to {goal:02}"
-        event = _event(stage, task, 0.0, 0.0)._replace(name="send", stream=name)
+        there = goal % len(self.orders)
+        stream = (PIPELINE_AXIS, place, there)
+        name = f"stage {number:02} to {goal:02}"
+        event = _event(number, task, 0.0, 0.0)._replace(name="send", stream=name)
         resources = (stream, *message.links)
-        key = ("message", goal, task)
-        flight = self._begin(key, message.seconds, resources, (stage, goal))
+        key = ("message", goal, task[:2])
+        flight = self._begin(key, message.seconds, resources, (place, there))
         self.sent.append((flight, event))
-        self.waits[goal].sent_s[PIPELINE_AXIS] += message.seconds
+        self.waits[there].sent_s[PIPELINE_AXIS] += message.seconds
 
     def _collective(
-        self, key: tuple[str, Hashable, Hashable], message: Message, stage: int, phase: str
+        self, key: tuple[str, Hashable, Hashable], message: Message, place: int, phase: str
     ) -> None:
-        resources = ((DATA_AXIS, stage), *message.links)
-        flight = self._begin(key, message.seconds, resources, (stage,))
-        name = f"stage {stage:02}"
+        resources = ((DATA_AXIS, place), *message.links)
+        flight = self._begin(key, message.seconds, resources, (place,))
+        name = f"stage {place:02}"
         event = Event(key[0], name, phase, (), f"{name} {DATA_AXIS}", 0.0, 0.0)
         self.sent.append((flight, event))
-        self.waits[stage].sent_s[DATA_AXIS] += message.seconds
+        self.waits[place].sent_s[DATA_AXIS] += message.seconds
 
-    def _work(self, stage: int, place: tuple[int, int], part: TaskPart) -> None:
-        key = ("work", stage, place)
-        self._begin(key, part.seconds, ((COMPUTE, stage),), (stage,), is_compute=True)
+    def _work(self, place: int, at: tuple[int, int], part: TaskPart) -> None:
+        key = ("work", place, at)
+        self._begin(key, part.seconds, ((COMPUTE, place),), (place,), is_compute=True)
 
     def _begin(
         self,
@@ -314,11 +348,11 @@ class _Run:
         if key not in self.done:
             yield key
 
-    def _wait(self, key: Hashable, stage: int) -> Process:
+    def _wait(self, key: Hashable, place: int) -> Process:
         """Wait for a message among the replicas, which nothing hides any more."""
         start_s = self.streams.now_s
         yield from self._until(key)
-        self.waits[stage].exposed_s[DATA_AXIS] += self.streams.now_s - start_s
+        self.waits[place].exposed_s[DATA_AXIS] += self.streams.now_s - start_s
 
 
 def _event(stage: int, task: Task, start_s: float, end_s: float) -> Event:

@@ -20,8 +20,10 @@ from shardweave.planners.cost.pipeline.stages import (
     Stage,
     between,
     inside_totals,
+    memory_of,
     message_work,
     pipeline_of,
+    places_of,
     stages_of,
 )
 from shardweave.planners.cost.quantity import memory_text, seconds_text
@@ -166,7 +168,8 @@ def played_stages(
     works = message_work(cluster, stages)
     times = _with_messages(cluster, stages, works)
     pipeline = pipeline_of(plan)
-    orders = [stage.tasks for stage in stages]
+    places = places_of(plan)
+    orders = [stage.tasks for stage in stages[:places]]
     played = play(
         times,
         orders,
@@ -175,8 +178,8 @@ def played_stages(
         cluster.slowdown_beside(is_inside=True),
     )
     results = [
-        _result(stage, waits, work_s, optimizer_multiplier)
-        for stage, waits, work_s in zip(stages, played.waits, works, strict=True)
+        _result(stages[at::places], waits, sum(works[at::places]), optimizer_multiplier)
+        for at, waits in enumerate(played.waits)
     ]
     return PipelineSimulation(
         cluster=cluster,
@@ -184,7 +187,9 @@ def played_stages(
         schedule=pipeline.schedule,
         micro_batches=pipeline.micro_batches,
         time_s=played.time_s,
-        lower_bound_s=lower_bound([stage.times for stage in stages], pipeline.micro_batches),
+        lower_bound_s=lower_bound(
+            [stage.times for stage in stages], pipeline.micro_batches, places
+        ),
         stages=tuple(results),
         events=played.events,
     )
@@ -213,23 +218,26 @@ def _after(work_s: float, times: StageTimes) -> StageTimes:
     )
 
 
-def lower_bound(times: list[StageTimes], micro_batches: int) -> float:
-    """A stage runs all micro-batches, after the first reached it and before the last went back."""
+def lower_bound(times: list[StageTimes], micro_batches: int, places: int) -> float:
+    """A device runs all micro-batches through its stages, after the first reached it and before the
+    last went back."""
     each = [sum(part.seconds for part in (*stage.forward, *stage.last_backward)) for stage in times]
-    before = [sum(each[:number]) for number in range(len(each))]
-    return max(micro_batches * own + first for own, first in zip(each, before, strict=True))
+    return max(micro_batches * sum(each[at::places]) + sum(each[:at]) for at in range(places))
 
 
 def _result(
-    stage: Stage, waits: Waits, work_s: float, optimizer_multiplier: float | None
+    chunks: Sequence[Stage], waits: Waits, work_s: float, optimizer_multiplier: float | None
 ) -> StageResult:
-    count = pipeline_of(stage.plan).micro_batches
+    """Of a device that has some stages, and spends `work_s` on messages in one pass of each."""
+    first = chunks[0]
+    count = pipeline_of(first.plan).micro_batches
     exposed = {axes: seconds for axes, seconds in waits.exposed_s.items() if seconds}
     if work_s:
         exposed[PIPELINE_AXIS] = exposed.get(PIPELINE_AXIS, 0.0) + 2 * count * work_s
-    inside = inside_totals(stage)
+    inside = inside_totals(chunks)
     spent = [
         stage.exposed_s(block, is_forward=is_forward)
+        for stage in chunks
         for block in stage.blocks
         for is_forward in (True, False)
     ]
@@ -239,15 +247,15 @@ def _result(
         exposed[axes] = exposed.get(axes, 0.0) + count * alone_s * (
             seconds / total if total else 0.0
         )
-    compute_s = stage.compute_s(is_forward=True) + stage.compute_s(is_forward=False)
+    passes = [stage.compute_s(is_forward=way) for stage in chunks for way in (True, False)]
     sent = {axes: seconds for axes, seconds in waits.sent_s.items() if seconds}
     return StageResult(
-        compute_s=count * compute_s,
+        compute_s=count * sum(passes),
         slowdown_s=waits.slowdown_s + count * lost_s,
         communication_s={**inside, **sent},
         exposed_s=exposed,
         bubble_s=waits.bubble_s,
-        memory_parts=stage.memory_bytes(optimizer_multiplier),
-        memory_bytes=stage.capacity_bytes,
-        in_flight=most_in_flight(stage.tasks),
+        memory_parts=memory_of(chunks, optimizer_multiplier),
+        memory_bytes=first.capacity_bytes,
+        in_flight=most_in_flight(first.tasks, [1] * len(chunks)),
     )

@@ -13,6 +13,7 @@ from shardweave.planners.cost.links import nics_of, transfer_of
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.pipeline.events import (
+    INTERLEAVED,
     PIPELINE_AXIS,
     Message,
     StageTimes,
@@ -51,10 +52,11 @@ class Stage:
 
     @property
     def tasks(self) -> list[Task]:
-        """What the stage runs, first to last."""
-        pipeline = pipeline_of(self.plan)
-        count = self.plan.num_stages
-        return order_of(pipeline.schedule, self.number, count, pipeline.micro_batches)
+        """What its devices run, first to last: this stage, and others that they have."""
+        pipeline, places = pipeline_of(self.plan), places_of(self.plan)
+        chunks = self.plan.num_stages // places
+        at = self.number % places
+        return order_of(pipeline.schedule, at, places, pipeline.micro_batches, chunks)
 
     @property
     def overlaps(self) -> bool:
@@ -66,22 +68,10 @@ class Stage:
         devices = self.cluster.device_types(self.cluster.num_devices)
         return min(device.memory_bytes for device in devices)
 
-    def memory_bytes(self, optimizer_multiplier: float | None = None) -> dict[str, float]:
-        """Bytes of one device by part, at most: what micro-batches in flight keep, and states."""
-        size = float(sum(self.parameter_bytes))
-        states = state_bytes(size, self.itemsize, self.plan.precision, optimizer_multiplier)
-        kept = sum(block.kept_bytes for block in self.blocks)
-        replicas, zero = self._replicas, self.plan.zero
-        whole = whole_for_a_while(zero) if replicas > 1 else 0
-        # While one block's are used, those of the next are on their way.
-        whole *= 2 if self.overlaps else 1
-        parts = {
-            **divided(states, zero, replicas),
-            "activations": float(most_in_flight(self.tasks) * kept),
-            "workspace": float(max(block.workspace_bytes for block in self.blocks)),
-            "communication": float(whole * max(self.parameter_bytes)),
-        }
-        return {part: size for part, size in parts.items() if size}
+    @property
+    def kept_bytes(self) -> int:
+        """What its forward pass of a micro-batch leaves to the backward pass."""
+        return sum(block.kept_bytes for block in self.blocks)
 
     def compute_s(self, *, is_forward: bool) -> float:
         """Seconds of a micro-batch without communication, on the slowest device."""
@@ -169,7 +159,7 @@ class Stage:
         return max(seconds[device.name] for device in devices)
 
     @property
-    def _replicas(self) -> int:
+    def replicas(self) -> int:
         return self.mesh.size(DATA_AXIS) if DATA_AXIS in self.mesh.names else 1
 
     @cached_property
@@ -192,6 +182,34 @@ class Stage:
         ranks = range(self.cluster.num_devices)
         crosses = self._links.ring_over(axes).nodes > 1
         return Message(seconds, nics_of(self.cluster, ranks) if crosses else ())
+
+
+def memory_of(
+    chunks: Sequence[Stage], optimizer_multiplier: float | None = None
+) -> dict[str, float]:
+    """Bytes by part, at most, of a device that has these stages: what micro-batches in flight keep,
+    and states."""
+    first = chunks[0]
+    size = float(sum(sum(stage.parameter_bytes) for stage in chunks))
+    states = state_bytes(size, first.itemsize, first.plan.precision, optimizer_multiplier)
+    replicas, zero = first.replicas, first.plan.zero
+    whole = whole_for_a_while(zero) if replicas > 1 else 0
+    # While one block's are used, those of the next are on their way.
+    whole *= 2 if first.overlaps else 1
+    kept = [stage.kept_bytes for stage in chunks]
+    blocks = [block for stage in chunks for block in stage.blocks]
+    parts = {
+        **divided(states, zero, replicas),
+        "activations": float(most_in_flight(first.tasks, kept)),
+        "workspace": float(max(block.workspace_bytes for block in blocks)),
+        "communication": float(whole * max(max(stage.parameter_bytes) for stage in chunks)),
+    }
+    return {part: size for part, size in parts.items() if size}
+
+
+def places_of(plan: Plan) -> int:
+    """How many devices, each of which stands for all of its ranks, have the stages of a plan."""
+    return Mesh(**plan.mesh).num_stages
 
 
 def stages_of(
@@ -240,7 +258,8 @@ def placed_stages(
     members = _members(plan, works[0])
     sizes = _parameter_bytes(works[0], members)
     found: list[Stage] = []
-    for number, (placed, work) in enumerate(zip(placements, works, strict=True)):
+    for number in range(plan.num_stages):
+        placed, work = placements[number % len(placements)], works[number % len(placements)]
         places = [index for index, stage in enumerate(members) if stage == number]
         found.append(
             Stage(
@@ -294,11 +313,12 @@ def pipeline_of(plan: Plan) -> Pipeline:
 
 
 def _placements(plan: Plan, cluster: Cluster) -> list[PlacedCluster]:
-    count = plan.num_stages
     mesh = Mesh(**plan.mesh)
-    if mesh.num_stages != count:
+    count = mesh.num_stages
+    has_chunks = count > 1 and pipeline_of(plan).schedule == INTERLEAVED
+    if plan.num_stages % count or (plan.num_stages != count and not has_chunks):
         raise PlanError(
-            f"the plan has {count} stages, but '{PIPELINE_AXIS}' is {mesh.num_stages} in its mesh "
+            f"the plan has {plan.num_stages} stages, but '{PIPELINE_AXIS}' is {count} in its mesh "
             f"{dict(plan.mesh)}; make them the same."
         )
     each = mesh.num_devices // count
@@ -356,12 +376,14 @@ def _parameter_bytes(work: Workload, members: Sequence[int]) -> list[int]:
     return found
 
 
-def inside_totals(stage: Stage) -> Mapping[str, float]:
-    """Seconds of communication within a replica in a whole step, by axes."""
+def inside_totals(chunks: Sequence[Stage]) -> Mapping[str, float]:
+    """Seconds of communication within a replica in a whole step of a device that has these stages,
+    by axes."""
     found: dict[str, float] = {}
-    for is_forward in (True, False):
+    for stage in chunks:
+        count = pipeline_of(stage.plan).micro_batches
         for block in stage.blocks:
-            for axes, seconds in stage.inside_s(block, is_forward=is_forward).items():
-                total = pipeline_of(stage.plan).micro_batches * seconds
-                found[axes] = found.get(axes, 0.0) + total
+            for is_forward in (True, False):
+                for axes, seconds in stage.inside_s(block, is_forward=is_forward).items():
+                    found[axes] = found.get(axes, 0.0) + count * seconds
     return found

@@ -71,16 +71,14 @@ def test_speech_recognition_with_padded_labels_is_that_of_eager() -> None:
     from transformers import Data2VecAudioConfig, Data2VecAudioForCTC
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 6}
-    convolutions = {"conv_dim": [8], "conv_stride": [5], "conv_kernel": [10]}
     still = ("hidden", "attention", "activation", "feat_proj", "final")
-    config = Data2VecAudioConfig(
-        **sizes,
-        **convolutions,
-        **{f"{name}_dropout": 0.0 for name in still},
-        **{"layerdrop": 0.0, "apply_spec_augment": False, "intermediate_size": 8},
-        **{"num_conv_pos_embeddings": 1, "num_conv_pos_embedding_groups": 2},
-    )
+    sizes: dict[str, Any] = {
+        "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 6,
+        "conv_dim": [8], "conv_stride": [5], "conv_kernel": [10], "intermediate_size": 8,
+        "num_conv_pos_embeddings": 1, "num_conv_pos_embedding_groups": 2, "layerdrop": 0.0,
+        "apply_spec_augment": False,
+    } | {f"{name}_dropout": 0.0 for name in still}  # fmt: skip
+    config = Data2VecAudioConfig(**sizes)
     model = Data2VecAudioForCTC(config)
     labels = torch.tensor([[1, 1, 2], [3, -100, -100], [-100, 4, 5], [2, 3, 4]])
     inputs = {"input_values": torch.randn(4, 60), "labels": labels}
