@@ -36,3 +36,12 @@ def test_check_that_decides_what_is_computed_is_refused(
 def test_model_that_says_something_equals_eager(capfd: pytest.CaptureFixture[str]) -> None:
     assert_three_steps_equal_eager(Checked(said).double(), batch)
     assert capfd.readouterr().out.count("of torch") == NUM_STEPS  # eager's
+
+
+def misused(x: Tensor, ids: Tensor) -> Tensor:
+    return x.argsort(1, stable=True) * x  # pyright: ignore[reportCallIssue]
+
+
+def test_method_with_wrong_arguments_is_refused_in_the_words_of_eager() -> None:
+    with pytest.raises(sw.CaptureError, match=r"raises TypeError: argsort\(\) received an invalid"):
+        sw.compile(Checked(misused), batch(), mesh="data=2", backend="reference")
