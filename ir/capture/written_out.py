@@ -147,7 +147,7 @@ def gaussian_nll_loss(
 
     Shapes: input and target alike; var as input, or without its last dim, or with one dim of 1.
     """
-    if isinstance(var, float):
+    if not isinstance(var, Tensor):
         var = var * torch.ones_like(input)
     if var.shape != input.shape:
         if input.shape[:-1] == var.shape:
