@@ -32,8 +32,8 @@ class Progress:
     `shardweave profile` makes it of a machine; what the simulator predicts on it stands beside what
     was measured: the seconds of the call of the step, without the optimizer and the reading of
     data, and the memory. Seconds are means since the last line, without the first step of all and
-    what comes before a text that `say` prints, such as a validation. Memory is the peak of the
-    GPU's, or of the whole process.
+    what comes before a text that `say` prints, such as a validation; the throughput is that of the
+    same time. unit: what it counts. Memory is the peak of the GPU's, or of the whole process.
     """
 
     def __init__(
@@ -44,34 +44,39 @@ class Progress:
         every: int = 10,
         accumulate: int = 1,
         cluster: ClusterLike | None = None,
+        unit: str = "tokens",
     ) -> None:
         self.step = step
         self.num_steps = num_steps
         self.every = every
         self.accumulate = accumulate
+        self.unit = unit
         self.cluster: Cluster | None = None if cluster is None else find_cluster(cluster)
         self._prediction: Prediction | None = None
         self._start_s = time.perf_counter()
         self._timed = -1  # the first step pays for allocations and optimizer state
+        self._num_units = 0
 
-    def __call__(self, number: int, loss: Tensor, num_tokens: int) -> None:
-        """After step `number`, of the first 1, that has this loss and so many tokens."""
+    def __call__(self, number: int, loss: Tensor, num_units: int) -> None:
+        """After step `number`, of the first 1, that has this loss and so many tokens, or others."""
         if self.cluster is not None and self._prediction is None:
             self._prediction = predict(self.step, self.cluster, self.accumulate)
         self._timed += 1
+        self._num_units += num_units
         is_shown = number % self.every == 0 or number == self.num_steps
         value = loss.item() if is_shown or not self._timed else 0.0  # waits for the device
         step_s = (time.perf_counter() - self._start_s) / max(1, self._timed)
         if is_shown:
-            self.say(self._line(number, value, num_tokens / step_s, step_s))
+            rate = self._num_units / (step_s * max(1, self._timed))
+            self.say(self._line(number, value, rate, step_s))
         elif not self._timed:
-            self._start_s = time.perf_counter()
+            self._start_s, self._num_units = time.perf_counter(), 0
 
     def say(self, text: str) -> None:
         """Print a text on rank 0. The time until now counts for no step."""
         if world.rank() == 0:
             print(text, flush=True)
-        self._start_s, self._timed = time.perf_counter(), 0
+        self._start_s, self._timed, self._num_units = time.perf_counter(), 0, 0
 
     def _line(self, number: int, loss: float, rate: float, step_s: float) -> str:
         memory = peak_bytes(self.step.backend.device)
@@ -83,7 +88,7 @@ class Progress:
                 f" (simulated {bytes_text(expected.memory_bytes)})",
             )
         return (
-            f"step {number}/{self.num_steps}  loss {loss:.4f}  {rate:,.0f} tokens/s  "
+            f"step {number}/{self.num_steps}  loss {loss:.4f}  {rate:,.0f} {self.unit}/s  "
             f"{seconds_text(step_s)} a step{beside[0]}  {bytes_text(memory)}{beside[1]}"
         )
 

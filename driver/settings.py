@@ -84,6 +84,7 @@ class Settings:
             for name in module._parameters:
                 parameters[f"{dot}{name}"] = module._parameters, name
         self._hooks = list(hooks.values())
+        self._no_hooks = [NO_HOOKS] * len(self._hooks)
         self._parameters = list(parameters.values())
         simple = {place for place, (at, name) in held.items() if isinstance(at.get(name), SIMPLE)}
         self._simple = [at for place, at in held.items() if place in simple]
@@ -99,7 +100,10 @@ class Settings:
     def now(self) -> Snapshot:
         """The settings as they are. It is asked for at each call: a look-up for each of them."""
         values: list[Any] = [torch.get_default_dtype()]
-        values += [Hooks(hooks) if hooks else NO_HOOKS for hooks in self._hooks]
+        if any(self._hooks):
+            values += [Hooks(hooks) if hooks else NO_HOOKS for hooks in self._hooks]
+        else:
+            values += self._no_hooks
         for holder, name in self._parameters:
             hooks = getattr(holder.get(name), "_backward_hooks", None)
             values.append(Hooks(hooks) if hooks else NO_HOOKS)

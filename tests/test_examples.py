@@ -17,6 +17,7 @@ from unittest.mock import patch
 import pytest
 
 import shardweave as sw
+from shardweave.benchmarks.loss_curve import distance
 from shardweave.driver.cli import main
 from shardweave.passes.cse import CsePass
 from shardweave.passes.registry import PASSES
@@ -147,6 +148,32 @@ def test_training_differs_from_its_eager_twin_in_a_few_lines() -> None:
     assert counts["-"] <= 25
     assert counts["+"] <= 30
     assert len((FOLDER / "train.py").read_text().splitlines()) <= 150
+
+
+def test_distances_and_kills_that_the_page_tells_are_those_of_the_results() -> None:
+    results = FOLDER.parent / "benchmarks" / "results"
+    text = " ".join((FOLDER.parent / "docs" / "training.md").read_text().split())
+    found = {name: json.loads((results / f"{name}.json").read_text()) for name in CURVES}
+    for name, runs in CURVES.items():
+        for run, words in runs.items():
+            mean, _ = distance(found[name]["losses"], run)
+            assert words.format(f"{mean:.4f}") in text
+            assert len(found[name]["losses"][run]) == 200
+    kills = json.loads((results / "kills.json").read_text())
+    assert f"{NUMBERS[len(kills['kills'])]} times in {kills['steps']} steps" in text
+    assert kills["problems"] == []
+    assert kills["final_loss"] == kills["final_loss_left_alone"]
+
+
+NUMBERS = {10: "Ten"}
+CURVES = {
+    "loss_curve": {
+        "sharded": "It stays {} nats per byte from eager's on average",
+        "eager, 4 parts": "the same training up to rounding, stays {} away",
+    },
+    "loss_curve_dropout": {"sharded": "losses are {} apart on average over the 200 steps"},
+}
+"""What the page says of the curves, by the run whose distance from eager it is."""
 
 
 @pytest.mark.slow

@@ -38,6 +38,16 @@ def test_line_has_the_mean_of_the_steps_since_the_last_but_for_the_first_of_all(
         assert float(line[3].replace(",", "")) == pytest.approx(1e5 / step_ms, rel=0.02)
 
 
+def test_throughput_is_that_of_all_batches_since_the_last_line(capsys: Captured) -> None:
+    progress = sw.Progress(compiled(Normed(), batch()), 3, every=3, unit="images")
+    for number, (rows, pause_s) in enumerate(((100, 0.0), (100, 0.2), (10, 0.0)), start=1):
+        time.sleep(pause_s)
+        progress(number, torch.tensor(1.5), rows)
+    found = re.search(r"([\d,]+) images/s  ([\d.]+) ms a step", capsys.readouterr().out)
+    assert found is not None
+    assert float(found[1]) == pytest.approx(110 / (2 * float(found[2]) / 1000), rel=0.02)
+
+
 def test_time_of_a_validation_counts_for_no_step(capsys: Captured) -> None:
     progress = sw.Progress(compiled(Normed(), batch()), 4, every=1)
     progress(1, torch.tensor(1.5), 100)

@@ -128,9 +128,12 @@ def test_copies_of_a_step_are_no_warning() -> None:
             step(X)
             optimizer.step()
             average.update_parameters(step)
-        average.eval()(X)
+        average.eval()
+        average(X)
+        assert isinstance(average.module, sw.Step)
         model.load_state_dict(average.module.full_state_dict(), strict=False)
-        step.eval()(X)
+        step.eval()
+        step(X)
 
 
 def test_optimizer_of_the_models_parameters_is_warned_of_in_its_first_step() -> None:

@@ -54,6 +54,11 @@ class Read(nn.Module):
         return FACTOR
 
 
+def times(factor: int) -> Callable[[nn.Module, object, Tensor], Tensor]:
+    """A forward hook."""
+    return lambda module, args, out: out * factor
+
+
 def compiled(model: nn.Module, **options: object) -> sw.Step:
     options = {"mesh": "data=2", "backend": "reference", **options}
     return sw.compile(model, (X,), **options)  # type: ignore[arg-type]
@@ -99,13 +104,13 @@ def test_setting_that_evaluation_alone_reads_is_followed_there() -> None:
 
 def test_hook_that_takes_the_place_of_another_is_followed() -> None:
     model = Read()
-    handles = [model.fc.register_forward_hook(lambda m, args, out: out * 2)]
+    handles = [model.fc.register_forward_hook(times(2))]
     handles += [model.fc.weight.register_hook(lambda grad: grad * 2)]
     step = compiled(model)
     step(X)
     for handle in handles:
         handle.remove()
-    model.fc.register_forward_hook(lambda m, args, out: out * 3)
+    model.fc.register_forward_hook(times(3))
     model.fc.weight.register_hook(lambda grad: grad * 3)
     step.zero_grad()
     loss = model(X)
@@ -143,7 +148,7 @@ def test_settings_are_followed_in_parameters_of_bfloat16(caplog: pytest.LogCaptu
     expected = copy.deepcopy(model).bfloat16()(X.bfloat16())
     assert step(X).item() == expected.item()
     assert caplog.records[-1].getMessage().endswith(": drop.p is 0.0, was 0.5")
-    model.up.register_forward_hook(lambda m, args, out: out * 2)
+    model.up.register_forward_hook(times(2))
     expected = copy.deepcopy(model).bfloat16()(X.bfloat16())
     assert step(X).item() == expected.item()
 
@@ -178,12 +183,12 @@ def test_what_is_no_setting_is_not_looked_at() -> None:
 
     model = Other()
     model.last = torch.ones(2)
-    model.many = list(range(1000))
+    vars(model)["many"] = list(range(1000))
     settings = Settings(model)
     before = settings.now()
     globals().update(UNRELATED=2.0)
     model.last = torch.zeros(2)
-    model.many[0] = 5
+    vars(model)["many"][0] = 5
     model.eval()
     assert settings.now().is_same(before)
     model.scale = 2.0
