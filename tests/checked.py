@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 WIDTH = 4
+log = logging.getLogger(__name__)
 
 
 def asserted(x: Tensor, ids: Tensor) -> Tensor:
@@ -38,6 +41,14 @@ def in_contexts(x: Tensor, ids: Tensor) -> Tensor:
         x = x + 1
     with contextlib.suppress(KeyError):
         x = {"x": x}["x"]
+    return x
+
+
+def said(x: Tensor, ids: Tensor) -> Tensor:
+    print("of", x.shape, ids)
+    warnings.warn(f"of {x.shape}", stacklevel=1)
+    log.info("of %s", x.shape)
+    logging.info("of %s", x.mean())
     return x
 
 

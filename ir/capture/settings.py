@@ -28,6 +28,10 @@ from shardweave.ir.capture.value_checks import without_value_checks
 from shardweave.ir.capture.written_out import written_out
 from shardweave.ir.text import without_gc
 
+_UNSAID = "ignore_logging_functions"
+_WORDS = {print, warnings.warn, logging.debug, logging.info, logging.warning, logging.error}
+"""Calls that say something and compute nothing, which a program leaves out."""
+
 
 def _fake_mode_of(model: torch.nn.Module) -> FakeTensorMode | None:
     for tensor in model.parameters():
@@ -198,6 +202,8 @@ def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
         # Dynamo writes the whole graph out to say why it cannot be stored.
         stack.enter_context(mock.patch.object(fx.GraphModule, "print_readable", _unreadable))
         stack.enter_context(torch._dynamo.config.patch(allow_rnn=True, trace_autograd_ops=True))
+        if hasattr(torch._dynamo.config, _UNSAID):  # not in torch 2.11
+            stack.enter_context(torch._dynamo.config.patch({_UNSAID: _WORDS}))
         stack.enter_context(_without_effects())
         # A tensor that forward marks may not be returned, as what is computed of it has no gradient
         # by it outside; nobody asks for that of what a step returns. Torch 2.11 does not check it.

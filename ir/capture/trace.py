@@ -27,6 +27,7 @@ from shardweave.ir.capture.explain import check_data_dependence, explained
 from shardweave.ir.capture.hooks import Hook, check_hooks, check_leaf_hooks, install_hooks
 from shardweave.ir.capture.huggingface import (
     eager_masks,
+    masks_as_in_eager,
     noting_inner_outputs,
     padded_labels,
     without_cache,
@@ -132,6 +133,7 @@ def trace(
             without_cache(model, kind.all_outputs),
             noting_inner_outputs(model),
             padded_labels(),
+            masks_as_in_eager(),
             without_leaf_inputs(model),
             noting_outputs(),
             observed() as seen,

@@ -17,7 +17,8 @@ from unittest import mock
 
 import torch
 from torch._dynamo import symbolic_convert
-from torch._dynamo.variables import LazyVariableTracker, SymNodeVariable, TensorVariable
+from torch._dynamo.variables import LazyVariableTracker
+from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from shardweave.ir.capture.site import TORCH
@@ -40,7 +41,7 @@ def without_value_checks() -> Iterator[None]:
         translators |= _subclasses(translator)
     with contextlib.ExitStack() as stack:
         for translator in translators:
-            table = list(translator.dispatch_table)
+            table: list[Any] = list(translator.dispatch_table)
             for code in _JUMPS:
                 table[code] = _passing(table[code])
             stack.enter_context(mock.patch.object(translator, "dispatch_table", table))

@@ -4,6 +4,9 @@
 
 - `ctc_loss` has a kernel whose shapes depend on the lengths: it becomes a loop over time.
 - `gaussian_nll_loss`, `cov` and `corrcoef` look at values only to refuse wrong ones.
+- Distributions look at their parameters and samples for the same reason.
+- Encoders and decoders of `nn.Transformer` look whether a mask is the causal one, for a kernel that
+  takes no mask: it stays a mask.
 - `nn.AdaptiveLogSoftmaxWithLoss` computes each cluster for the rows that have it as their target:
   it becomes all clusters for all rows, and a lookup.
 
@@ -20,7 +23,9 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.nn import functional as F
+from torch.nn.modules import transformer
 from torch.nn.modules.adaptive import _ASMoutput
 
 Lengths = Tensor | Sequence[int]
@@ -37,8 +42,16 @@ def written_out() -> Iterator[None]:
         mock.patch.object(torch, "corrcoef", corrcoef),
         mock.patch.object(F, "gaussian_nll_loss", gaussian_nll_loss),
         mock.patch.object(nn.AdaptiveLogSoftmaxWithLoss, "forward", adaptive_log_softmax),
+        mock.patch.object(Distribution, "_validate_args", False),
+        mock.patch.object(transformer, "_detect_is_causal_mask", _said_to_be_causal),
     ):
         yield
+
+
+def _said_to_be_causal(
+    mask: Tensor | None, is_causal: bool | None = None, size: int | None = None
+) -> bool:
+    return is_causal is True
 
 
 def ctc_loss(
@@ -134,7 +147,7 @@ def gaussian_nll_loss(
 
     Shapes: input and target alike; var as input, or without its last dim, or with one dim of 1.
     """
-    if isinstance(var, float):
+    if not isinstance(var, Tensor):
         var = var * torch.ones_like(input)
     if var.shape != input.shape:
         if input.shape[:-1] == var.shape:

@@ -12,7 +12,7 @@ from shardweave.backends.reference import run_reference
 from shardweave.driver.compile import compile
 from shardweave.driver.models import build_example
 from shardweave.tests.eager import assert_three_steps_equal_eager
-from shardweave.tests.zoo import captured
+from shardweave.tests.zoo import assert_equals_eager, captured
 
 MIXTRAL = (
     "hf:mixtral:num_hidden_layers=2,hidden_size=16,intermediate_size=16,num_attention_heads=4,"
@@ -89,3 +89,10 @@ def test_speech_recognition_with_padded_labels_is_that_of_eager() -> None:
     for (name, parameter), own in zip(model.named_parameters(), step.parameters(), strict=True):
         if parameter.grad is not None:
             torch.testing.assert_close(own.grad, parameter.grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["longt5", "switch_transformers"])
+def test_mask_that_is_only_made_where_nothing_is_traced_is_made(kind: str) -> None:
+    case = captured(f"hf:{kind}:tiny")
+    assert_equals_eager(case.program, case)

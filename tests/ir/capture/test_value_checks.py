@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 import shardweave as sw
-from shardweave.tests.checked import Checked, asserted, caught, decided, in_contexts, raised
-from shardweave.tests.eager import assert_three_steps_equal_eager
+from shardweave.tests.checked import Checked, asserted, caught, decided, in_contexts, raised, said
+from shardweave.tests.eager import NUM_STEPS, assert_three_steps_equal_eager
+from shardweave.tests.torch_versions import new_torch
 
 
 def batch() -> tuple[Tensor]:
@@ -28,3 +29,19 @@ def test_check_that_decides_what_is_computed_is_refused(
 ) -> None:
     with pytest.raises(sw.CaptureError, match=r"depend on the data|Data-dependent branching"):
         sw.compile(Checked(look), batch(), mesh="data=2", backend="reference")
+
+
+@new_torch("print and warnings cannot be left out of a trace")
+@pytest.mark.filterwarnings("ignore:of torch")
+def test_model_that_says_something_equals_eager(capfd: pytest.CaptureFixture[str]) -> None:
+    assert_three_steps_equal_eager(Checked(said).double(), batch)
+    assert capfd.readouterr().out.count("of torch") == NUM_STEPS  # eager's
+
+
+def misused(x: Tensor, ids: Tensor) -> Tensor:
+    return x.argsort(1, stable=True) * x  # pyright: ignore[reportCallIssue]
+
+
+def test_method_with_wrong_arguments_is_refused_in_the_words_of_eager() -> None:
+    with pytest.raises(sw.CaptureError, match=r"raises TypeError: argsort\(\) received an invalid"):
+        sw.compile(Checked(misused), batch(), mesh="data=2", backend="reference")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributions import Categorical, Normal
 from torch.nn import functional as F
 
 import shardweave as sw
@@ -18,6 +19,7 @@ from shardweave.ir.capture.written_out import (
     ctc_loss,
     gaussian_nll_loss,
 )
+from shardweave.tests.eager import assert_three_steps_equal_eager
 
 F64 = torch.float64
 STEPS, SAMPLES, CLASSES = 7, 4, 5
@@ -128,6 +130,55 @@ def test_model_with_them_equals_eager_where_batch_and_classes_are_cut() -> None:
     torch.testing.assert_close(step(*batch), expected, rtol=1e-11, atol=0)
     for parameter, own in zip(model.parameters(), step.parameters(), strict=True):
         torch.testing.assert_close(own.grad, parameter.grad, rtol=1e-9, atol=1e-11)
+
+
+class Translator(nn.Module):
+    """Torch's own transformer with the mask that its tutorials make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(8, 8)
+        self.net = nn.Transformer(8, 2, 1, 1, 8, dropout=0.0, batch_first=True)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        made = nn.Transformer.generate_square_subsequent_mask(target.shape[1], dtype=F64)
+        given = {"tgt_mask": made, "src_key_padding_mask": source == 0}
+        hidden = self.net(self.table(source), self.table(target), **given)
+        return F.cross_entropy((hidden @ self.table.weight.T).flatten(0, 1), target.flatten())
+
+
+class Policy(nn.Module):
+    """Log-probabilities and entropies of distributions that check what they are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.spread = nn.Linear(4, 3), nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor, action: Tensor, choice: Tensor) -> Tensor:
+        mean = self.mean(x)
+        normal = Normal(mean, self.spread.exp().expand_as(mean))
+        discrete = Categorical(logits=mean)
+        scores = normal.log_prob(action).sum(-1) + discrete.log_prob(choice)
+        drawn = normal.rsample().square().mean()
+        return drawn - (scores + normal.entropy().sum(-1) + discrete.entropy()).mean()
+
+
+def sentences() -> tuple[Tensor, Tensor]:
+    source, target = torch.randint(1, 8, (2, 4, 5))
+    source[1, 3:] = 0
+    return source, target
+
+
+def actions() -> tuple[Tensor, ...]:
+    x, action = torch.randn(4, 4, dtype=F64), torch.randn(4, 3, dtype=F64)
+    return x, action, torch.randint(0, 3, (4,))
+
+
+@pytest.mark.parametrize(("model", "batch"), [(Translator, sentences), (Policy, actions)])
+def test_parts_of_torch_that_look_at_values_equal_eager(
+    model: Callable[[], nn.Module], batch: Callable[[], tuple[Tensor, ...]]
+) -> None:
+    assert_three_steps_equal_eager(model().double(), batch, mesh="data=2,tensor=2")
 
 
 def test_ctc_loss_of_targets_in_one_row_that_the_data_divides_is_refused() -> None:
