@@ -16,10 +16,23 @@ from shardweave.ir.types import shape_of
 
 Sizes = tuple[int, ...]
 
+ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu"
+"""Fused attention: what it gives lies in memory as its queries do (`empty_like`)."""
+
 
 def dense_strides(shape: Sequence[int]) -> Sizes:
     """Strides of a contiguous tensor."""
     return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+def ordered_strides(shape: Sequence[int], like: Sequence[int]) -> Sizes:
+    """Strides of a tensor without gaps whose dims stand in memory in the order of some strides."""
+    found = [0] * len(shape)
+    step = 1
+    for dim in sorted(reversed(range(len(shape))), key=lambda dim: like[dim]):
+        found[dim] = step
+        step *= shape[dim]
+    return tuple(found)
 
 
 def refines(fine: Sequence[int], coarse: Sequence[int]) -> bool:
@@ -51,8 +64,10 @@ def expected_strides(value: SSAValue) -> Sizes:
         return expected_strides(region.operands[value.index]) if inside else dense_strides(shape)
     if not isinstance(owner, AtenOp):
         return dense_strides(shape)
+    if owner.name == ATTENTION and len(shape) == 4:
+        return ordered_strides(shape, expected_strides(owner.operands[0]))
     if "attention" in owner.name and len(shape) == 4:
-        # Heads are the last but one in memory, as they are in the projections of q, k and v.
+        # Of gradients, and of attention in pieces, heads are the last but one in memory.
         _, heads, length, width = shape
         return (length * heads * width, width, heads * width, 1)
     view = facts_of(owner).view
