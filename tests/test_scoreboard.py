@@ -109,6 +109,19 @@ def test_measures_are_those_of_a_group_by_hand() -> None:
     assert (found.precision, found.recall) == (pytest.approx(0.2), 1.0)
 
 
+def test_page_has_the_regret_of_an_oracle_that_prices_messages() -> None:
+    timed, cluster = [run for run in runs() if not run.is_held_out], find_cluster("dgx-a100")
+    whole, quarter = (oracle_regret(timed, cluster, share) for share in (1.0, 0.25))
+    page = " ".join((ROOT / "docs/clusters.md").read_text().split())
+    text = (
+        f"has the same worst regret, {whole:.2f}; at a quarter of their time it has {quarter:.2f}"
+    )
+    assert text in page
+    record = json.loads((ROOT / "benchmarks/results/scoreboard.json").read_text())
+    worst = record["looked"]["sources"]["vtrain_single"]["worst_regret"]
+    assert f"{worst:.2f}" == f"{whole:.2f}"
+
+
 def test_oracle_that_prices_messages_is_wrong_where_a_twin_is_faster_than_they_allow() -> None:
     """Five runs of two devices, of which tensor=2 by 4 samples is measured a tenth faster than
     data=2 by 2; at 10 ms a layer its messages say otherwise, unless they take no time."""
