@@ -28,7 +28,13 @@ from shardweave.backends.calls import DIRECT, FUNCTIONS, NEED_CONTIGUOUS, callee
 from shardweave.backends.programs import Key, free_name, last_uses
 from shardweave.backends.triton.parts import joins
 from shardweave.ir import dist
-from shardweave.ir.annotations import ANNOTATIONS, layer_of, phase_of, properties_without
+from shardweave.ir.annotations import (
+    ANNOTATIONS,
+    joined_layers,
+    phase_of,
+    properties_without,
+    shortened,
+)
 from shardweave.ir.aten import AtenOp, overload_named
 from shardweave.ir.aten_args import arguments
 from shardweave.ir.kernel import FusedOp
@@ -99,8 +105,8 @@ def emit(program: Program, *, kernels: bool = False, pending: Collection[str] = 
     added = _added(program, names, terms, joined)
     before = _lines_before(program, joined, added)
     for op in program.ops:
-        if place != (place := (layer_of(op), phase_of(op))):
-            lines += ["", f"    # {_one_line(place[0] or 'model')}, {place[1]}"]
+        if place != (place := (_layers(op), phase_of(op))):
+            lines += ["", f"    # {_one_line(place[0])}, {place[1]}"]
         lines += before.get(op, [])
         if isinstance(op, FusedOp):
             lines.append(f"    # {', '.join(inner.name for inner in op.fused_ops)}")
@@ -115,6 +121,11 @@ def emit(program: Program, *, kernels: bool = False, pending: Collection[str] = 
     lines += [*before.get(program.return_op, []), "", "    return {"]
     lines += [f"        ({_key(slot)}): {names[slot.value]}," for slot in program.results]
     return "\n".join([*lines, "    }", ""])
+
+
+def _layers(op: Operation) -> str:
+    """The layer of an op; of a message, the layers of what it joins."""
+    return ", ".join(shortened(joined_layers(op))) or "model"
 
 
 @dataclass

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from shardweave.backends.checkpoint import checkpointable
 from shardweave.backends.state import ShardedState
+from shardweave.backends.watch import first_line
 from shardweave.ir.philox import STATE
 
 
@@ -110,14 +111,10 @@ def _packed(what: str, value: Any) -> bytes:
         torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
     except Exception as error:  # pickle raises whatever the objects do
         raise CheckpointError(
-            f"{what} cannot be saved: {_first_line(error)}. Give numbers, text, tensors, and "
+            f"{what} cannot be saved: {first_line(error)}. Give numbers, text, tensors, and "
             "lists, tuples and dicts of them."
         ) from error
     return buffer.getvalue()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 # Optimizers
@@ -192,7 +189,7 @@ def read_index(text: bytes, keys: Iterable[str]) -> SavedIndex:
         }
         index = SavedIndex(dict(read["values"]), parts)
     except Exception as error:  # torch.load raises whatever a damaged file leads to
-        raise CheckpointError(f"its index cannot be read: {_first_line(error)}") from error
+        raise CheckpointError(f"its index cannot be read: {first_line(error)}") from error
     missing = {part.key for rows in parts.values() for part in rows} - {*keys}
     if missing:
         raise CheckpointError(f"it has no tensor '{min(missing)}', of which its index speaks.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Self
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -15,45 +16,9 @@ from shardweave.backends.agreement import broadcast, require_same_values
 from shardweave.backends.backend import Backend
 from shardweave.backends.checkpoint import checkpointable
 from shardweave.backends.programs import Key
+from shardweave.backends.stand_in import Mirrored, StandIn, require_unchanged
 from shardweave.ir.philox import STATE, random_state
 from shardweave.ir.placement import Sharding
-
-
-class Mirrored(nn.Module):
-    """A module of the model without its code: its mode, and the step's parameters and buffers."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self._kind = kind
-
-    def _get_name(self) -> str:
-        return self._kind
-
-    def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
-        del args, kwargs
-        raise ValueError(
-            "a step runs programs of the whole model, not its modules; call the step, or the "
-            "module of the model itself."
-        )
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        del recurse
-        require_unchanged(self, fn)
-        return self
-
-    def _no_hooks(self, *args: Any, **kwargs: Any) -> NoReturn:
-        del args, kwargs
-        raise ValueError(
-            "a step runs programs, so that a hook of its modules would never be called; register "
-            "it on the model before it is compiled."
-        )
-
-    register_backward_hook = _no_hooks
-    register_forward_hook = _no_hooks
-    register_forward_pre_hook = _no_hooks
-    register_full_backward_hook = _no_hooks
-    register_full_backward_pre_hook = _no_hooks
-
 
 _SAID_OTHERWISE = {
     "module": "a step wraps no module: it has the model's own names, parameters and state_dict",
@@ -61,26 +26,6 @@ _SAID_OTHERWISE = {
     "clip_grad_norm_": "call torch.nn.utils.clip_grad_norm_(step.parameters(), ..)",
 }
 """What stands for attributes that DistributedDataParallel or FSDP give a model."""
-
-
-_CONVERT = "Convert the model before sw.compile, or compile with precision= or device=."
-
-
-def require_unchanged(module: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
-    """Raise TypeError if what `.to`, `.half` or `.cuda` do would change a tensor's dtype or device:
-    programs have those that the model had."""
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        dtype, device = tensor.dtype, tensor.device
-        try:
-            changed = fn(torch.empty(0, dtype=dtype, device=device))
-        except (AssertionError, RuntimeError) as error:  # torch's, of a device that is not there
-            raise TypeError(f"'{name}' stays on {device} ({error}). {_CONVERT}") from error
-        for before, after in ((dtype, changed.dtype), (device, changed.device)):
-            if before != after:
-                raise TypeError(
-                    f"'{name}' is {before} in the programs of the step and cannot become {after}. "
-                    f"{_CONVERT}"
-                )
 
 
 _COPY = (
@@ -128,7 +73,17 @@ def own_tensors(model: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-class ShardedState(nn.Module):
+class Exchanges:
+    """How often whole states were taken from a step, or given to it; its copies count with it."""
+
+    def __init__(self) -> None:
+        self.num = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+
+class ShardedState(StandIn):
     """Copies of a model's parameters and buffers as a backend keeps them, and its modules' modes.
 
     On a mesh of several devices they are DTensors that hold this rank's shard, so that torch's
@@ -152,6 +107,7 @@ class ShardedState(nn.Module):
         self._stored: dict[Key, Tensor] = {}
         self._shardings = dict(shardings)
         self._modes: list[nn.Module] = []
+        self._exchanges = Exchanges()
         tensors = own_tensors(model)
         values = iter(tensors.values())
         if backend.is_joint and sync:
@@ -262,6 +218,18 @@ class ShardedState(nn.Module):
         """The modules in the order of `model.modules()`, which have its modes at first."""
         return self._modes
 
+    def stand_for(self, model: nn.Module) -> None:
+        """Settings that are read and set on the step's modules are from now on those of a model's,
+        which has the same modules, and lives as long as somebody else holds it."""
+        for module, origin in zip(self._modes, model.modules(), strict=True):
+            assert isinstance(module, StandIn)
+            vars(module)["_origin"] = ref(origin)
+
+    @property
+    def num_exchanges(self) -> int:
+        """How often states were taken from the step, or given to it, or to a copy of it."""
+        return self._exchanges.num
+
     def _mirror(self, model: nn.Module, values: Iterator[Tensor]) -> None:
         """Take over the tree of a model's modules, whose shared ones and tied tensors stay such.
 
@@ -325,12 +293,14 @@ class ShardedState(nn.Module):
 
         They share memory with the step's own, and are DTensors on a mesh of several devices.
         """
+        self._exchanges.num += 1
         return checkpointable(super().state_dict(*args, **kwargs))
 
     def full_state_dict(self) -> dict[str, Any]:
         """`state_dict` with whole plain tensors on every rank, as the model's own. Collective."""
         if self._backend.is_joint:
             watchdog.meet("step.full_state_dict", "the state")
+        self._exchanges.num += 1
         own = super().state_dict(keep_vars=True)
         return {name: self._whole(tensor, tensor) for name, tensor in own.items()}
 
@@ -363,6 +333,7 @@ class ShardedState(nn.Module):
         """
         if assign:
             raise ValueError("load_state_dict: a step keeps its own tensors; leave assign out.")
+        self._exchanges.num += 1
         if STATE in state_dict and ("buffer", STATE) not in self._stored:
             self.draw_from(0)
         own = super().state_dict(keep_vars=True)

@@ -1,12 +1,13 @@
 """The plan that `auto` chooses for this machine, measured beside all its neighbours.
 
-    python benchmarks/auto_measured.py [--rate 500mbit] [--four] [--quick] [--json FILE]
+    python benchmarks/auto_measured.py [--rate 500mbit] [--ranks 2,4] [--quick] [--json FILE]
 
 The machine is profiled, `auto` plans for it, and steps of its choice and of all plans that differ
 in one dimension (the degrees are one) are timed in turn by the same processes. With `--rate` every
-process has a network of its own whose link the kernel limits (root, ip and tc). `--four` does the
-same with four processes. Printed are the seconds simulated and measured, and the rank of the
-choice by what was measured. Schedules `list` are left out of the search and of the neighbours.
+process has a network of its own whose link the kernel limits (root, ip and tc). `--ranks 4` does
+the same with four processes; where they are more than the cores, each is held to a share of one,
+and `auto` plans for devices as slow (`throttle.py`; messages within a stage leave unheld). Printed
+are the seconds simulated and measured, and the rank of the choice by what was measured.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import shaped_link
 from rank_processes import rows_of_ranks
+from throttle import factor_for, slowed_cluster
 
 from shardweave.driver.models import build_example
 from shardweave.driver.profile import profile_machine
@@ -44,13 +46,13 @@ from shardweave.planners.auto.point import DIMENSIONS, MESH, JointPoint
 from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.auto.space import JointSpace, joint_space
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.cluster_file import save_cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.plan import Plan
 
 WORKER = Path(__file__).with_name("auto_measured_worker.py")
 MODEL = "gpt:layers=4,hidden=256,heads=8,vocab=1024,seq=128,batch=8"
 QUICK = "gpt:layers=1,hidden=32,heads=4,vocab=64,seq=16,batch=2"
-NO_LIST = "schedule=list,pipeline=list"
 FEW = 2
 """Neighbours of a quick run: those that are simulated to be the fastest."""
 
@@ -64,17 +66,19 @@ class Row:
     simulated_s: float
 
 
-def rows_of(program: Program, cluster: Cluster, most: int | None = None) -> list[Row]:
+def rows_of(
+    program: Program, cluster: Cluster, cluster_name: str, most: int | None = None
+) -> list[Row]:
     """The choice of `auto`, then its neighbours, the fastest in the simulator first.
 
-    most: neighbours; None: all. What cannot be partitioned is left out.
+    cluster_name: by which plans with schedule `list` find the cluster, a preset or a file. most:
+    neighbours; None: all. What cannot be partitioned is left out.
     """
-    plan = plan_auto(
-        program, None, cluster=cluster, options=AutoOptions(forbid=NO_LIST, propose=False)
-    )
+    options = AutoOptions(propose=False)
+    plan = plan_auto(program, None, cluster=cluster, cluster_name=cluster_name, options=options)
     reader = CostReader(Depths.of(program), cluster)
-    evaluator = Evaluator(PlanMaker(Estimator(reader)))
-    space = joint_space(reader, None, Constraints.parse("", NO_LIST), has_list=False)
+    evaluator = Evaluator(PlanMaker(Estimator(reader), cluster_name))
+    space = joint_space(reader, None, Constraints.parse("", ""))
 
     def row(point: JointPoint) -> Row | None:
         found = evaluator.predict(point)
@@ -108,13 +112,14 @@ def main() -> int:
     if options.rate and (reason := shaped_link.why_not()):
         console.print(f"skipped: the link cannot be shaped here: {reason}.")
         return 0
-    counts = (2, 4) if options.four else (2,)
     record: dict[str, Any] = {
         "machine": options.machine, "rate": options.rate, "rounds": options.rounds,
         "model": options.model, "results": [],
     }  # fmt: skip
-    with shaped_link.shaped_link(counts[-1], options.rate) if options.rate else nullcontext():
-        for ranks in counts:
+    with (
+        shaped_link.shaped_link(max(options.ranks), options.rate) if options.rate else nullcontext()
+    ):
+        for ranks in options.ranks:
             result = measured(options, ranks)
             record["results"].append(result)
             console.print(table_of(result, options))
@@ -127,7 +132,8 @@ def main() -> int:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rate", default="", help="rate of each process's link, as tc writes it")
-    parser.add_argument("--four", action="store_true", help="four processes, too")
+    parser.add_argument("--ranks", default="2", help="how many processes, in turn")
+    parser.add_argument("--slow", type=float, default=0.0, help="a core's share, as 1/F")
     parser.add_argument("--model", default="")
     parser.add_argument("--cluster", default="", help="instead of profiling: a preset or a file")
     parser.add_argument("--rounds", type=int, default=20, help="timed steps of each plan")
@@ -135,6 +141,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--json", default="", help="write the rows to this file")
     parser.add_argument("--quick", action="store_true", help="a small model, a few neighbours")
     options = parser.parse_args()
+    options.ranks = [int(ranks) for ranks in options.ranks.split(",")]
     options.model = options.model or (QUICK if options.quick else MODEL)
     if options.quick:
         options.rounds = 3
@@ -146,19 +153,20 @@ def measured(options: argparse.Namespace, ranks: int) -> dict[str, Any]:
     example = build_example(options.model)
     program = capture(example.module, kwargs=example.kwargs)
     launcher = shaped_link.launcher() if options.rate else None
-    cluster = (
-        find_cluster(options.cluster)
-        if options.cluster
-        else profile_machine(ranks, launcher=launcher)
-    )
-    rows = rows_of(program, cluster, FEW if options.quick else None)
+    slow = options.slow or factor_for(ranks)
     with tempfile.TemporaryDirectory() as folder:
+        found = options.cluster and find_cluster(options.cluster)
+        cluster = slowed_cluster(found or profile_machine(ranks, launcher=launcher), slow)
+        name = str(Path(folder, "cluster.yaml"))
+        save_cluster(cluster, name)
+        rows = rows_of(program, cluster, name, FEW if options.quick else None)
         files = [Path(folder, f"{number}.json") for number in range(len(rows))]
         for path, row in zip(files, rows, strict=True):
             row.plan.save(path)
         settings = {
             "model": options.model,
             "rounds": options.rounds,
+            "slow": slow,
             "plans": {row.name: str(path) for row, path in zip(rows, files, strict=True)},
         }
         what = f"a worker of {ranks}"
@@ -167,7 +175,7 @@ def measured(options: argparse.Namespace, ranks: int) -> dict[str, Any]:
         {"name": row.name, "simulated_s": row.simulated_s, "times_s": one["times_s"]}
         for row, one in zip(rows, times, strict=True)
     ]
-    return {"ranks": ranks, "cluster": cluster.name, "rows": entries}
+    return {"ranks": ranks, "cluster": cluster.name, "slow": slow, "rows": entries}
 
 
 def median_s(row: dict[str, Any]) -> float:
@@ -175,9 +183,11 @@ def median_s(row: dict[str, Any]) -> float:
 
 
 def table_of(result: dict[str, Any], options: argparse.Namespace) -> Table:
-    table = Table(title=f"{result['ranks']} processes, {options.rate or 'unshaped'} link")
-    for name in ("plan", "simulated", "measured", "simulated / measured", "measured / choice"):
-        table.add_column(name, justify="left" if name == "plan" else "right", no_wrap=True)
+    slow = f", each held to 1/{result['slow']:g} of a core" if result["slow"] > 1 else ""
+    table = Table(title=f"{result['ranks']} processes{slow}, {options.rate or 'unshaped'} link")
+    table.add_column("plan", overflow="fold")
+    for name in ("simulated", "measured", "simulated / measured", "measured / choice"):
+        table.add_column(name, justify="right", min_width=9)
     choice = result["rows"][0]
     for row in sorted(result["rows"], key=median_s):
         mark = " (chosen)" if row is choice else ""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
+from throttle import Throttle, slowed_rows, throttled
 from timed_rows import Settings, TimedRow, Times, run_worker
 
 import shardweave as sw
 from shardweave.driver.models import build_example
 
 
-def rows_of(settings: Settings) -> list[TimedRow]:
+def rows_of(throttle: Throttle, settings: Settings) -> list[TimedRow]:
     """A row for each plan, on a model of its own with equal weights."""
     found: list[TimedRow] = []
     for name, path in settings["plans"].items():
@@ -23,7 +28,7 @@ def rows_of(settings: Settings) -> list[TimedRow]:
             return step(**batch)
 
         found.append(TimedRow(name, run, [step], step.program))
-    return found
+    return slowed_rows(found, throttle) if throttle.factor > 1 else found
 
 
 def result(rows: list[TimedRow], times: dict[str, Times], settings: Settings) -> Any:
@@ -31,4 +36,6 @@ def result(rows: list[TimedRow], times: dict[str, Times], settings: Settings) ->
 
 
 if __name__ == "__main__":
-    run_worker(rows_of, result)
+    own = Throttle(json.loads(sys.argv[1])["slow"])
+    with throttled(own) if own.factor > 1 else nullcontext():
+        run_worker(partial(rows_of, own), result)

@@ -31,14 +31,8 @@ from shardweave.benchmarks.kernel_counts import Counts, is_call
 from shardweave.ir.annotations import phase_of
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import LOOKUP_GRADIENT, facts_of
-from shardweave.ir.fusible import (
-    MOVES,
-    IterationSpace,
-    is_kernel_alone,
-    reductions_of,
-    role_of,
-    space_of,
-)
+from shardweave.ir.fusible import MOVES, reductions_of, role_of
+from shardweave.ir.iteration_space import IterationSpace, is_kernel_alone, space_of
 from shardweave.ir.program import Program
 from shardweave.ir.storage import layout_source
 from shardweave.ir.traffic import bytes_moved, traffic

@@ -19,12 +19,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +34,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import shaped_link
 from pipeline_rows import CASES, our_program
 from rank_processes import rows_of_ranks
-from throttle import slowed_device
+from throttle import factor_for, slowed_cluster
 
 from shardweave.driver.profile import profile_machine
-from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.cluster_file import save_cluster
 from shardweave.planners.cost.presets import find_cluster
 
@@ -124,19 +121,12 @@ def parse_options() -> argparse.Namespace:
     return options
 
 
-def factor_for(ranks: int) -> float:
-    """How many times its processor time each process takes, if nobody says: with more processes
-    than cores, so many that a fifth of each core is left."""
-    to_a_core = -(-ranks // (os.cpu_count() or 1))
-    return 1.25 * to_a_core if to_a_core > 1 else 1.0
-
-
 def run(options: argparse.Namespace, ranks: int, slow: float) -> list[dict[str, Any]]:
     """The rows of so many processes."""
     cluster = str(profile_path(options, ranks)) if options.profile else options.cluster
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "cluster.yaml")
-        save_cluster(slowed(find_cluster(cluster), slow), path)
+        save_cluster(slowed_cluster(find_cluster(cluster), slow), path)
         settings = {
             "model": options.model,
             "micro_batches": options.micro_batches,
@@ -147,21 +137,6 @@ def run(options: argparse.Namespace, ranks: int, slow: float) -> list[dict[str, 
         }
         what = f"a worker of {ranks}"
         return rows_of_ranks(WORKER, settings, ranks, options.rate, timeout_s=1200, what=what)
-
-
-def slowed(cluster: Cluster, factor: float) -> Cluster:
-    """The cluster with devices as fast as the processes are, which start messages more slowly too.
-
-    Its links are as they were.
-    """
-    return replace(
-        cluster,
-        devices={name: slowed_device(one, factor) for name, one in cluster.devices.items()},
-        start_overhead_s=cluster.start_overhead_s * factor,
-        start_bandwidth_bytes_s=cluster.start_bandwidth_bytes_s / factor,
-        message_overhead_s=cluster.message_overhead_s * factor,
-        message_bandwidth_bytes_s=cluster.message_bandwidth_bytes_s / factor,
-    )
 
 
 def table_of(result: dict[str, Any], options: argparse.Namespace) -> Table:

@@ -325,9 +325,9 @@ def sentences(report: Mapping[str, Any]) -> str:
     share = total["named"] / total["refused"]
     return (
         f"Of {total['planted']:,} programs with a slip, of {len(report['kinds']) - 1} kinds in "
-        f"{len(report['settings'])} programs that are right, {total['wrong']:,} are wrong if they "
-        f"are run, or cannot be ({total['of_which_fail']}): {total['refused']:,} of them are "
-        f"refused, {share:.0%} in words that name the op "
+        f"{len(report['settings'])} programs that are right, {total['wrong']:,} compute "
+        f"something else, or cannot be run ({total['of_which_fail']}): {total['refused']:,} of "
+        f"them are refused, {share:.0%} in words that name the op "
         f"at fault or one that reads its result. Of the {total['right']} that still compute the "
         f"model's results {total['right_proved']} are proved and {total['right_refused']} refused."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from torch.distributed.pipelining import schedules as pytorch
 from shardweave.backends.mail import Mail
 from shardweave.backends.pipeline import Place, StagedStep
 from shardweave.ir.staged import Run
-from shardweave.planners.cost.cluster import DeviceType
+from shardweave.planners.cost.cluster import Cluster, DeviceType
 
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
@@ -112,6 +113,28 @@ def slowed_device(device: DeviceType, factor: float, name: str = "") -> DeviceTy
         },
         measured={op: seconds * factor for op, seconds in device.measured.items()},
     )
+
+
+def slowed_cluster(cluster: Cluster, factor: float) -> Cluster:
+    """The cluster with devices as fast as the processes are, which start messages more slowly too.
+
+    Its links are as they were.
+    """
+    return replace(
+        cluster,
+        devices={name: slowed_device(one, factor) for name, one in cluster.devices.items()},
+        start_overhead_s=cluster.start_overhead_s * factor,
+        start_bandwidth_bytes_s=cluster.start_bandwidth_bytes_s / factor,
+        message_overhead_s=cluster.message_overhead_s * factor,
+        message_bandwidth_bytes_s=cluster.message_bandwidth_bytes_s / factor,
+    )
+
+
+def factor_for(ranks: int) -> float:
+    """How many times its processor time each process takes, if nobody says: with more processes
+    than cores, so many that a fifth of each core is left."""
+    to_a_core = -(-ranks // (os.cpu_count() or 1))
+    return 1.25 * to_a_core if to_a_core > 1 else 1.0
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any
 
 import shardweave as sw
 from shardweave.driver.cli import TASKS, command_line
+from shardweave.driver.commands.arguments import commands_of
 from shardweave.passes.presets import PREFIX, PRESETS, SUMMARIES
 from shardweave.passes.registry import PASSES
 from shardweave.planners.registry import PLANNERS
@@ -181,7 +182,7 @@ def commands() -> str:
         "Reference for those who use the command `shardweave`: each command with its options, as "
         "`--help` prints them. You will be able to look up any of them.",
     ]
-    parsers = _commands_of(command_line())
+    parsers = commands_of(command_line())
     for task, names in TASKS.items():
         lines += ["", f"## {task[0].upper()}{task[1:]}"]
         for name in names:
@@ -196,11 +197,6 @@ def commands() -> str:
                 "```",
             ]
     return "\n".join(lines) + "\n"
-
-
-def _commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    (found,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    return found.choices
 
 
 def _at_width(kind: Callable[..., argparse.HelpFormatter]) -> Any:

@@ -25,6 +25,8 @@ _NAME = re.compile(r"checkpoint-(\d+)(\.old)?")
 SAVING = ".saving-"
 _DELETING = ".deleting-"
 
+_INSTEAD = "load one before it (number=..), and delete this one"
+
 Described = dict[str, Any]
 """Size and digest of a file: `{"bytes": .., "sha256": ..}`."""
 
@@ -138,10 +140,10 @@ def _manifest(path: Path) -> dict[str, Described]:
             for name, of in record["files"].items()
         }
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{MANIFEST} is damaged: {error}.") from error
+        raise CheckpointError(f"{MANIFEST} is damaged: {error}; {_INSTEAD}.") from error
     strange = [name for name in files if not _FILE.fullmatch(name)]
     if record.get("format") != 1 or strange or not {INDEX, METADATA} <= files.keys():
-        raise CheckpointError(f"{MANIFEST} is of another version, or is damaged.")
+        raise CheckpointError(f"{MANIFEST} is of another version, or is damaged; {_INSTEAD}.")
     return files
 
 
@@ -150,6 +152,5 @@ def check_files(path: Path, rank: int, num_ranks: int) -> None:
     for name, of in sorted(_manifest(path).items())[rank::num_ranks]:
         if _digest_of(path / name) != of:
             raise CheckpointError(
-                f"{name} is not what was written: its digest is another. Load one before it "
-                "(number=..), and delete this one."
+                f"{name} is not what was written: its digest is another; {_INSTEAD}."
             )

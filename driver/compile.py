@@ -17,6 +17,7 @@ from shardweave.backends.bound import BoundProgram, device_of
 from shardweave.backends.step import GivenProgram, Step
 from shardweave.driver import world
 from shardweave.driver.lowering import Request, check_planned
+from shardweave.driver.original import Original
 from shardweave.driver.plans import Passes, PlanLike, mesh_of_plan
 from shardweave.driver.precision import check_precision, in_precision, reducing_in
 from shardweave.driver.programs import MAX_PROGRAMS, CompiledPrograms, backend_of, seed_of
@@ -143,7 +144,7 @@ def compile(
     if reduce_dtype is not None and goal.num_devices > 1:
         passes = reducing_in(reduce_dtype, passes)
     request = Request(
-        model=in_precision(model, precision),
+        model=model,
         args=args,
         kwargs=kwargs or {},
         mesh=goal,
@@ -170,7 +171,9 @@ def compile(
         require_same("what is compiled", options, "call compile alike on every rank")
     programs = CompiledPrograms(request, place, limit=max_programs, dynamic=dynamic)
     programs.backend.reduce_dtype = reduce_dtype
-    step = Step(request.model, programs.backend, programs, sync=sync)
+    step = Step(in_precision(model, precision), programs.backend, programs, sync=sync)
+    step.stand_for(model)
+    programs.original = Original(model, step)
     return step if train is None else step.train(train)
 
 

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from shardweave.driver.commands.arguments import commands_of
 from shardweave.passes.presets import PREFIX, PRESETS
 from shardweave.passes.registry import PASSES, PLANNER_PREFIX
 from shardweave.planners.cost.presets import preset_names
@@ -36,18 +37,11 @@ class Flag:
 
 def script_for(shell: str, parser: argparse.ArgumentParser) -> str:
     """The script for `bash`, `zsh` or `fish`. parser: of the whole command line."""
-    commands = _commands_of(parser)
+    commands = commands_of(parser)
     if shell == "fish":
         return "\n".join(_fish(commands)) + "\n"
     start = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
     return start + "\n".join(_bash(commands)) + "\n"
-
-
-def _commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
-    for action in parser._actions:  # argparse has no public way to ask for them
-        if isinstance(action, argparse._SubParsersAction):
-            return action.choices
-    raise AssertionError("the parser has no commands")
 
 
 def _flags_of(command: argparse.ArgumentParser) -> Iterator[Flag]:

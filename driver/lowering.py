@@ -18,6 +18,7 @@ from shardweave.driver import world
 from shardweave.driver.binding import Binding
 from shardweave.driver.models import Example
 from shardweave.driver.plans import Passes, PlanLike, partition, plan, resolve_plan
+from shardweave.driver.precision import in_precision
 from shardweave.ir.capture.arguments import taken_apart
 from shardweave.ir.capture.outputs import LossChoice, Outputs
 from shardweave.ir.mesh import Mesh
@@ -150,7 +151,9 @@ def compile_call(request: Request, call: StepCall, given: Given | None) -> Lower
     def make() -> tuple[Program, Lowered]:
         # What passes have to say is said of the program of the example.
         with unheard() if given is not None else nullcontext():
-            lowered = _lowered(request, call, given)
+            # Cast anew each time: what is set on the model is to be seen in its copy.
+            model = in_precision(request.model, request.precision)
+            lowered = _lowered(replace(request, model=model), call, given)
         return lowered.program, lowered
 
     program, lowered = _from_rank_0(request, make)
@@ -211,12 +214,13 @@ def _lowered(request: Request, call: StepCall, given: Given | None) -> Lowered:
     try:
         local, validated = _partitioned(program, plan, request, inputs, buffers)
     except PassError as error:
-        if given is None or plan is None or not isinstance(error.__cause__, JoinedMicroBatches):
+        if plan is None or not isinstance(error.__cause__, JoinedMicroBatches):
             raise
-        plan = in_one_micro_batch(plan, request.mesh.refined(plan.mesh))
         reason = str(error.__cause__).partition(", so that")[0]
         warnings.append(f"these inputs run as one micro-batch: {reason}")
-        local, validated = _partitioned(program, plan, request, inputs, buffers)
+        # The plan stays as it is, for inputs that divide.
+        shortened = in_one_micro_batch(plan, request.mesh.refined(plan.mesh))
+        local, validated = _partitioned(program, shortened, request, inputs, buffers)
     if given is None:
         warnings += _idle_axes(local, notes)
     warnings += _without_rules(program, local)

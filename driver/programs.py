@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,8 +27,9 @@ from shardweave.backends.virtual import VirtualBackend
 from shardweave.driver import world
 from shardweave.driver.binding import Binding
 from shardweave.driver.lowering import Lowered, Request, compile_call
+from shardweave.driver.original import Original
 from shardweave.driver.precision import AUTOCAST, inputs_in_precision
-from shardweave.driver.settings import Settings
+from shardweave.driver.settings import Settings, Snapshot, changes
 from shardweave.ir.capture.arguments import Form, taken_apart
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
@@ -41,12 +42,25 @@ MAX_PROGRAMS = 16
 log = logging.getLogger("shardweave")
 
 
+@dataclass(eq=False)
+class _Kept:
+    """A program, the call that it was made for, and the settings with which it was captured.
+
+    unread: settings that were changed and did not change it.
+    """
+
+    call: StepCall
+    bound: BoundProgram
+    settings: Snapshot
+    unread: frozenset[str] = frozenset()
+
+
 class CompiledPrograms(Programs):
     """Programs of a model by the form, shapes and modes of calls, all on the same tensors.
 
     limit: how many are kept; the one that was not used for longest goes first. dynamic: whether
     calls may have other shapes than those that were compiled ahead. Making one is collective.
-    Where a plain value that a module of the model holds was changed since, programs are made anew.
+    A program is made anew where a setting of the model was changed since, and it reads that.
     """
 
     def __init__(
@@ -62,12 +76,14 @@ class CompiledPrograms(Programs):
         self.dynamic = dynamic
         # A given program names its inputs after the example's positions.
         self.binding = Binding(request.model, len(request.args) if request.program else 0)
-        self.settings = Settings(request.model)
+        self.settings = Settings(request.model, request.loss)
         self.options = frozenset(OPTIONS).difference(self.binding.names)
         self.autocast = AUTOCAST[request.precision]
         self.seed = world.from_rank_0(partial(seed_of, request.seed))
+        self.original: Original | None = None
+        """What looks at the model, once there is a step of it."""
         self.notes: list[str] = []
-        self._kept: OrderedDict[Any, tuple[StepCall, BoundProgram]] = OrderedDict()
+        self._kept: OrderedDict[Any, _Kept] = OrderedDict()
         self._dropped: set[Any] = set()
         call = self._example()
         lowered = self._lower(call, None)
@@ -78,6 +94,7 @@ class CompiledPrograms(Programs):
         self.first = self._keep(call, lowered)
         self._first_call = call
         self._ahead = {self._shape_key(call)}
+        self._forms = parameter_forms(request.model)
 
     def _example(self) -> StepCall:
         """The call that the request's inputs stand for, in the modes of the model."""
@@ -103,46 +120,52 @@ class CompiledPrograms(Programs):
         return list(dict.fromkeys([*self.binding.names, *self.first.inputs]))
 
     def kept(self) -> list[tuple[str, BoundProgram]]:
-        pairs = self._kept.values()
-        return [(f"{call.mode}, {call.shapes_text}", bound) for call, bound in pairs]
+        return [
+            (f"{kept.call.mode}, {kept.call.shapes_text}", kept.bound)
+            for kept in self._kept.values()
+        ]
 
     # Finding
 
     def find(self, call: StepCall) -> BoundProgram:
+        if self.original is not None:
+            self.original.check(call)
+        return self._found(call)
+
+    def _found(self, call: StepCall) -> BoundProgram:
         if self.request.program is not None:
             return GivenProgram(self.first, self.seed).find(call)
-        changed = self.settings.changed()
-        if changed:
-            return self._find_anew(call, changed)
-        key = call.key
-        found = self._kept.get(key)
-        if found is None:
+        kept = self._kept.get(call.key)
+        if kept is None:
             self._check_allowed(call)
             return self._compile(call)
-        self._kept.move_to_end(key)
-        return found[1]
+        self._kept.move_to_end(call.key)
+        now = self.settings.now()
+        if kept.settings.is_same(now):
+            return kept.bound
+        changed = changes(kept.settings, now)
+        why = [f"{place} {how}" for place, how in changed.items() if place not in kept.unread]
+        if not why:
+            kept.settings = now
+            return kept.bound
+        return self._compile_anew(call, kept, changed, ", ".join(why))
 
-    def _find_anew(self, call: StepCall, changed: Mapping[str, str]) -> BoundProgram:
-        """The program of a call after settings of the model were changed.
-
-        Those that turn out not to be read are not looked at again.
-        """
+    def _compile_anew(
+        self, call: StepCall, kept: _Kept, changed: Mapping[str, str], why: str
+    ) -> BoundProgram:
+        """The program of a call after settings were changed. Where it turns out not to read them,
+        it stays, and they are not looked at again for it."""
         self._check_allowed(call)
-        kept = OrderedDict(self._kept)
-        why = ", ".join(f"{place} {how}" for place, how in changed.items())
         bound = self._compile(call, why)
-        if call.key in kept and str(kept[call.key][1].program) == str(bound.program):
-            self.settings.forget()
-            self._kept = kept
-            return kept[call.key][1]
-        self.settings.accept()
-        self._kept = OrderedDict({call.key: (call, bound)})
-        return bound
+        if str(kept.bound.program) == str(bound.program):
+            new = self._kept[call.key]
+            new.bound, new.unread = kept.bound, kept.unread | changed.keys()
+        return self._kept[call.key].bound
 
     def compile_ahead(self, call: StepCall) -> BoundProgram:
         """The program of a call that is to come; its shapes are allowed from now on."""
         self._ahead.add(self._shape_key(call))
-        return self.find(call)
+        return self._found(call)
 
     def _shape_key(self, call: StepCall) -> Any:
         return call.form, tuple((t.shape, t.dtype) for t in call.inputs.values())
@@ -157,7 +180,7 @@ class CompiledPrograms(Programs):
 
     def _compile(self, call: StepCall, why: str = "") -> BoundProgram:
         start_s = time.perf_counter()
-        last = next(reversed(self._kept.values()))[0]
+        last = next(reversed(self._kept.values())).call
         why = why or difference(last, call)
         if call.key in self._dropped:
             why += (
@@ -176,6 +199,8 @@ class CompiledPrograms(Programs):
     def _lower(self, call: StepCall, stored: Mapping[Key, Sharding] | None) -> Lowered:
         """The program of a call, compiled on rank 0 for all. Collective, and it warns."""
         request = self.request
+        if stored is not None:
+            self._check_parameters()
         is_shared = request.backend != "reference"
         if is_shared:
             watchdog.meet("the call", str(call))
@@ -191,6 +216,18 @@ class CompiledPrograms(Programs):
         self._note(lowered)
         return lowered
 
+    def _check_parameters(self) -> None:
+        """Raises ValueError if the model, which programs are captured of, has other parameters."""
+        now = parameter_forms(self.request.model)
+        names = [name for name in {**self._forms, **now} if self._forms.get(name) != now.get(name)]
+        if names:
+            before, form = (forms.get(names[0], "none") for forms in (self._forms, now))
+            raise ValueError(
+                f"parameter '{names[0]}' of the model is {form}, and was {before} in sw.compile: "
+                "no other program can be captured for the step. Bring it back, or compile the "
+                "model anew."
+            )
+
     def _note(self, lowered: Lowered) -> None:
         """Keep what is new among the notes, and warn of what was not done."""
         for note in lowered.notes:
@@ -201,10 +238,16 @@ class CompiledPrograms(Programs):
 
     def _keep(self, call: StepCall, lowered: Lowered) -> BoundProgram:
         bound = BoundProgram(lowered.program, self.backend, lowered.returned)
-        self._kept[call.key] = call, bound
+        self.settings.look()
+        self._kept[call.key] = _Kept(call, bound, self.settings.now())
         if len(self._kept) > self.limit:
             self._dropped.add(self._kept.popitem(last=False)[0])
         return bound
+
+
+def parameter_forms(model: nn.Module) -> dict[str, str]:
+    """Shape and dtype of each parameter, of tied ones under the first name."""
+    return {name: form_of(parameter) for name, parameter in model.named_parameters()}
 
 
 def seed_of(seed: int | None) -> int:

@@ -1,5 +1,5 @@
-"""Plain values that a model's modules hold, such as a dropout's probability, their hooks, and the
-changes of both.
+"""What a model's code reads besides tensors, such as a dropout's probability, the hooks of its
+modules and parameters, and the changes of both.
 
 A program has in it what they were when it was captured.
 """
@@ -7,12 +7,15 @@ A program has in it what they were when it was captured.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.modules import module as all_modules
 
-PLAIN = (bool, int, float, str)
-_ABSENT = object()
+from shardweave.driver.plain_values import ABSENT, SIMPLE, Finder, plain
+from shardweave.ir.capture.outputs import LossChoice
 
 HOOKS = {
     "_forward_hooks": "forward hooks",
@@ -23,70 +26,101 @@ HOOKS = {
 """The dicts in which nn.Module keeps hooks, in words."""
 
 
-class Settings:
-    """The numbers, texts and truth values among the attributes of a model's modules, how many hooks
-    these have, and which modules and `forward` of their own.
+class Hooks(tuple[int, ...]):
+    """Hooks by the number that torch gives each: one in the place of another has its own."""
 
-    Attributes that begin with an underscore, and the mode, are left out.
+    def __repr__(self) -> str:
+        return str(len(self))
+
+
+NO_HOOKS = Hooks()
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """Settings at one time. places: their names, in one order; values: of each."""
+
+    places: tuple[str, ...]
+    values: list[Any]
+
+    def is_same(self, other: Snapshot) -> bool:
+        """Whether nothing has changed, told by one comparison."""
+        return self.places is other.places and self.values == other.values
+
+
+class Settings:
+    """The plain values among the attributes of a model's modules, and among the globals and
+    closures that their code and that of `loss` name; their hooks, and which modules there are.
+
+    The mode is left out: a call has one.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, loss: LossChoice = None) -> None:
         self._model = model
-        self._forgotten: set[str] = set()
-        self._look()
+        self._loss = loss
+        self.look()
 
-    def _look(self) -> None:
-        """Take down all that there is, but for what is left out."""
-        held: dict[str, tuple[dict[str, Any], str]] = {}
-        hooks: dict[str, Mapping[int, Any]] = {}
+    def look(self) -> None:
+        """Find out anew where settings are: a module or an attribute may have been put in."""
+        finder = Finder()
+        finder.add_modules(self._model)
+        if isinstance(self._loss, nn.Module):
+            finder.add_modules(self._loss, "loss")
+        else:
+            finder.add_function(self._loss)
+        hooks: dict[str, Mapping[int, Any]] = {
+            f"the number of {words} of all modules": getattr(all_modules, f"_global{name}")
+            for name, words in HOOKS.items()
+        }
+        parameters: dict[str, tuple[Mapping[str, Any], str]] = {}
+        held = finder.held
         for path, module in self._model.named_modules():
             dot = f"{path}." if path else ""
-            held |= {
-                f"{dot}{name}": (vars(module), name)
-                for name, value in vars(module).items()
-                if isinstance(value, PLAIN) and name != "training" and not name.startswith("_")
-            }
-            held[f"{dot}forward"] = vars(module), "forward"
             held |= {f"{dot}{name}": (module._modules, name) for name in module._modules}
             hooks |= {
                 f"the number of {words} of {path or 'the model'}": vars(module)[name]
                 for name, words in HOOKS.items()
             }
-        held = {place: at for place, at in held.items() if place not in self._forgotten}
-        hooks = {place: at for place, at in hooks.items() if place not in self._forgotten}
-        self._places = [*hooks, *held]
+            for name in module._parameters:
+                parameters[f"{dot}{name}"] = module._parameters, name
         self._hooks = list(hooks.values())
-        self._attributes = list(held.values())
-        self._values = self._now()
+        self._parameters = list(parameters.values())
+        simple = {place for place, (at, name) in held.items() if isinstance(at.get(name), SIMPLE)}
+        self._simple = [at for place, at in held.items() if place in simple]
+        self._others = [at for place, at in held.items() if place not in simple]
+        self._places = (
+            "torch.get_default_dtype()",
+            *hooks,
+            *(f"the number of gradient hooks of {path}" for path in parameters),
+            *(place for place in held if place in simple),
+            *(place for place in held if place not in simple),
+        )
 
-    def _now(self) -> list[Any]:
-        values = [attributes.get(name, _ABSENT) for attributes, name in self._attributes]
-        return [*map(len, self._hooks), *values]
+    def now(self) -> Snapshot:
+        """The settings as they are. It is asked for at each call: a look-up for each of them."""
+        values: list[Any] = [torch.get_default_dtype()]
+        values += [Hooks(hooks) if hooks else NO_HOOKS for hooks in self._hooks]
+        for holder, name in self._parameters:
+            hooks = getattr(holder.get(name), "_backward_hooks", None)
+            values.append(Hooks(hooks) if hooks else NO_HOOKS)
+        values += [holder.get(name, ABSENT) for holder, name in self._simple]
+        values += [plain(holder.get(name, ABSENT)) for holder, name in self._others]
+        return Snapshot(self._places, values)
 
-    def changed(self) -> dict[str, str]:
-        """What differs from what is known: `is 5, was 1`, by place such as `blocks.0.scale`.
 
-        It is asked for at each call of a step: a look-up for each setting. Raises ValueError for a
-        module with parameters or buffers that was put in, or replaced.
-        """
-        now = self._now()
-        if now == self._values:
-            return {}
-        rows = zip(self._places, now, self._values, strict=True)
-        changed = [(place, new, old) for place, new, old in rows if new != old]
-        for place, new, old in changed:
-            _check_without_parameters(place, new, old)
-        return {place: f"is {_text(new)}, was {_text(old)}" for place, new, old in changed}
+def changes(before: Snapshot, now: Snapshot) -> dict[str, str]:
+    """What differs: `is 5, was 1`, by place such as `blocks.0.scale`.
 
-    def accept(self) -> None:
-        """Take what was changed for known, with what modules that were put in hold."""
-        self._look()
-
-    def forget(self) -> None:
-        """Leave what was changed out from now on."""
-        rows = zip(self._places, self._now(), self._values, strict=True)
-        self._forgotten |= {place for place, new, old in rows if new != old}
-        self._look()
+    What is there at one time alone is of a module that was put in or taken out, which is told by
+    its own place. Raises ValueError for a module with parameters or buffers among these.
+    """
+    old = dict(zip(before.places, before.values, strict=True))
+    changed: dict[str, str] = {}
+    for place, new in zip(now.places, now.values, strict=True):
+        if place in old and old[place] != new:
+            _check_without_parameters(place, new, old[place])
+            changed[place] = _words(new, old[place])
+    return changed
 
 
 def _check_without_parameters(place: str, *modules: Any) -> None:
@@ -98,8 +132,17 @@ def _check_without_parameters(place: str, *modules: Any) -> None:
             )
 
 
+def _words(new: Any, old: Any) -> str:
+    texts = _text(new), _text(old)
+    return "is another" if texts[0] == texts[1] else f"is {texts[0]}, was {texts[1]}"
+
+
 def _text(value: Any) -> str:
     """A setting in words."""
-    if value is _ABSENT:
+    if value is ABSENT:
         return "the class's"
-    return type(value).__name__ if isinstance(value, nn.Module) else repr(value)
+    if isinstance(value, nn.Module):
+        return type(value).__name__
+    if callable(value) and hasattr(value, "__qualname__"):
+        return value.__qualname__
+    return repr(value)

@@ -13,6 +13,7 @@ from xdsl.universe import Universe
 
 from shardweave.ir.aten import aten_dialect
 from shardweave.ir.dist import dist_dialect
+from shardweave.ir.kernel import kernel_dialect
 from shardweave.passes.pipeline import pass_class
 from shardweave.passes.registry import PASSES
 
@@ -34,6 +35,6 @@ def _load(name: str) -> type[ModulePass]:
 
 
 SHARDWEAVE_UNIVERSE = Universe(
-    all_dialects={"aten": aten_dialect, "dist": dist_dialect},
+    all_dialects={"aten": aten_dialect, "dist": dist_dialect, "kernel": kernel_dialect},
     all_passes={name_in_xdsl(name): partial(_load, name) for name in PASSES},
 )

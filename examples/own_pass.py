@@ -23,8 +23,9 @@ class LateWaitsPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         block = sw.Program(op).function.body.block
-        position = {one: index for index, one in enumerate(block.ops)}
-        for wait in [one for one in position if isinstance(one, WaitOp)]:
+        position = {each: index for index, each in enumerate(block.ops)}
+        waits = [each for each in position if isinstance(each, WaitOp)]
+        for wait in waits:
             users = [use.operation for result in wait.results for use in result.uses]
             wait.detach()
             block.insert_op_before(wait, min(users, key=position.__getitem__))

@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import TypeAlias, cast
 
 from xdsl.dialects.builtin import ArrayAttr, FileLineColLoc, IntegerAttr, StringAttr
-from xdsl.ir import Attribute, Operation
+from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 
 from shardweave.ir.attributes import PhaseAttr, ShardingAttr
 from shardweave.ir.literals import to_attribute
@@ -21,6 +21,9 @@ ANNOTATIONS = ("layer", "phase", "origin", "copy", "sharding", "wanted")
 """The properties, in the order in which they are printed."""
 
 _NAMES = frozenset(ANNOTATIONS)
+
+_SHOWN = 4
+"""So many layers of a message are named in a line."""
 
 Copy: TypeAlias = tuple[int, ...]
 """A sub-batch: its coordinate on the time axes."""
@@ -40,6 +43,24 @@ def common_path(layers: Iterable[str]) -> str:
     """The longest path of modules that all of some layers begin with."""
     columns = zip(*(layer.split(".") for layer in layers), strict=False)
     return ".".join(parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, columns))
+
+
+def joined_layers(op: Operation) -> list[str]:
+    """The layers of an op: its own, or of a message of several values those in which they are made.
+
+    In the order of the values, each once; the root, '', is left out.
+    """
+    makers = [value.owner for value in op.operands if isinstance(value.owner, Operation)]
+    is_joined = op.name.startswith("dist.") and len(set(makers)) > 1
+    layers = dict.fromkeys(map(layer_of, makers if is_joined else [op]))
+    return [layer for layer in layers if layer]
+
+
+def shortened(layers: Sequence[str]) -> list[str]:
+    """At most four names: of more, the first two, how many lie between, and the last."""
+    if len(layers) <= _SHOWN:
+        return list(layers)
+    return [*layers[:2], f"{len(layers) - 3} more", layers[-1]]
 
 
 def phase_of(op: Operation) -> str:
@@ -80,6 +101,17 @@ def sharding_attrs_of(op: Operation) -> Sequence[ShardingAttr] | None:
     `program.shardings_of` reads them.
     """
     return _list_of(op, "sharding")
+
+
+def sharding_attrs_of_value(value: SSAValue) -> list[ShardingAttr] | None:
+    """The sharding of a value as it is written, for an op of which it is that of the only result.
+
+    None for an argument, and where its op says nothing of it.
+    """
+    if not isinstance(value, OpResult):
+        return None
+    shardings = sharding_attrs_of(value.op)
+    return None if shardings is None else [shardings[value.index]]
 
 
 def wanted_attrs_of(op: Operation) -> Sequence[ShardingAttr] | None:
@@ -163,11 +195,12 @@ def _is_list(attribute: Attribute, kind: type[Attribute], length: int | None = N
 
 
 def describe(op: Operation) -> str:
-    """How messages name an op: its name, first result, layer, and line of the model's source."""
-    layer = layer_of(op)
+    """How messages name an op: its name, first result, layers, and line of the model's source."""
+    layers = shortened([f"'{layer}'" for layer in joined_layers(op)])
     result = op.results[0].name_hint if op.results else None
     value = f" (%{result})" if result else ""
     place = op.location
     is_known = isinstance(place, FileLineColLoc)
     source = f" at {place.filename.data}:{place.line.data}" if is_known else ""
-    return f"{op.name}{value}" + (f" in layer '{layer}'" if layer else "") + source
+    where = f" in layer{'s' if len(layers) > 1 else ''} {', '.join(layers)}" if layers else ""
+    return f"{op.name}{value}{where}{source}"

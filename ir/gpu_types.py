@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.ir import BlockArgument, OpResult, SSAValue
 
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import facts_of
@@ -24,18 +24,12 @@ def dtype_on_gpu(value: SSAValue) -> torch.dtype:
 
 
 def _is_statistic(value: SSAValue) -> bool:
-    owner = value.owner
-    if isinstance(owner, FusedOp):
-        return _is_statistic(owner.yielded[_result_index(owner, value)])
-    if isinstance(value, BlockArgument):
+    if not isinstance(value, OpResult):
+        assert isinstance(value, BlockArgument)
         fused = value.block.parent_op()
         return isinstance(fused, FusedOp) and _is_statistic(fused.operands[value.index])
-    if not isinstance(owner, AtenOp):
-        return False
-    if facts_of(owner).may_share:
-        return _is_statistic(owner.operands[0])
-    return _result_index(owner, value) in FLOAT32_ON_GPU.get(owner.name, ())
-
-
-def _result_index(op: Operation, value: SSAValue) -> int:
-    return next(index for index, result in enumerate(op.results) if result is value)
+    if isinstance(value.op, FusedOp):
+        return _is_statistic(value.op.yielded[value.index])
+    if isinstance(value.op, AtenOp) and facts_of(value.op).may_share:
+        return _is_statistic(value.op.operands[0])
+    return value.index in FLOAT32_ON_GPU.get(value.op.name, ())

@@ -16,8 +16,8 @@ from shardweave.passes.program_pass import PassOnProgram
 class FuseKernelsPass(PassOnProgram):
     """Put ops that exchange or share much data into regions, each to be one kernel.
 
-    Regions grow greedily: of all pairs whose union one kernel can compute (`ir.fusible`), the
-    one that saves most bytes of memory traffic is merged first. A region never reaches across a
+    Regions grow greedily: of all pairs whose union one kernel can compute (`ir.iteration_space`),
+    the one that saves most bytes of memory traffic is merged first. A region never reaches across a
     collective, its start or its wait, from one phase or sub-batch into another, and the ops that
     stay outside keep their order; each unit has a place at which all it needs is defined and
     nothing that it gives was wanted yet, so that there are no cycles. `matmul=false` leaves

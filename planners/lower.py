@@ -35,7 +35,7 @@ from shardweave.ir.text import without_gc
 from shardweave.planners.annotate import annotate
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.workload import Workload, workload_of
-from shardweave.planners.pipelines.stages import cut_stages
+from shardweave.planners.pipelines.stages import cut_stages, store_stages
 from shardweave.planners.pipelines.uneven import shares_text
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Pipeline, PlanError
@@ -178,8 +178,9 @@ large models take some 50 MB each."""
 class Lowerings:
     """The local programs of one global program, each made once: plans may share them.
 
-    Plans that differ only in what they recompute and in the orders of messages and micro-batches
-    are partitioned once; those that differ in the order of messages alone are cut into stages once.
+    Plans that differ only in what they recompute, where their stages begin and in the orders of
+    messages and micro-batches are partitioned once; those that differ in the order of messages
+    alone are cut into stages once.
     At most `most` programs are remembered, those asked for last; None: all.
     """
 
@@ -233,13 +234,29 @@ class Lowerings:
         return _further(cut, finishing)
 
     def _cut(self, plan: Plan) -> Program:
-        pipeline = plan.pipeline and replace(plan.pipeline, schedule=Pipeline.schedule)
-        base = replace(plan, recompute="none", cluster="", pipeline=pipeline)
+        base = replace(plan, recompute="none", cluster="", pipeline=_uncut(plan.pipeline))
         partitioned = self._remembered(
             f"partitioned {base.to_json()}",
             lambda: lowered(self.program, base, partitioning_of(base)),
         )
-        return _further(partitioned, recomputation_of(plan))
+        steps = recomputation_of(plan)
+        if not steps:
+            return partitioned
+        target = partitioned.clone()
+        if plan.is_pipeline and plan.pipeline is not None:
+            store_stages(target, plan.pipeline.stages)
+        _take_through(target, steps)
+        return target
+
+
+def _uncut(pipeline: Pipeline | None) -> Pipeline | None:
+    """As far as partitioning sees it: whether there are stages, how many micro-batches there are,
+    and which devices stages are on."""
+    if pipeline is None:
+        return None
+    is_placed = pipeline.ranks or pipeline.devices or pipeline.shares
+    stages = pipeline.stages if is_placed else (("*",),) * min(2, len(pipeline.stages))
+    return replace(pipeline, stages=stages, schedule=Pipeline.schedule)
 
 
 def _bare(plan: Plan) -> Plan:

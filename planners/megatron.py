@@ -84,15 +84,8 @@ def plan_megatron(
     experts = expert_cut(program, mesh, expert)
     batch_axes = _batch_axes(program, mesh, data, expert if experts.parameters else None)
     inputs, notes = batch_shardings(program, mesh, *batch_axes)
-    notes += idle_data(inputs, mesh, data)
-    notes += experts.notes
-    known = [data, tensor, context, expert]
-    notes += [
-        f"axis '{axis.name}' of the mesh is idle: {did_you_mean(axis.name, known)}the planner uses "
-        f"'{data}', '{tensor}', '{context}' and '{expert}' alone"
-        for axis in mesh.space_axes
-        if axis.size > 1 and axis.name not in known
-    ]
+    notes += [*idle_data(inputs, mesh, data), *experts.notes]
+    notes += _unused_axes(mesh, data, tensor, context, expert)
     cut = sequence_cut(program, mesh, context, attention_parts)
     inputs = cut.inputs(program, inputs)
     notes += cut.notes
@@ -120,10 +113,8 @@ def plan_megatron(
     parameters, used = _stored_and_used(program, mesh, cuts, expert)
     names = {slot.value: slot.name for slot in program.arguments}
     for place in projections:
-        shape, whole = shape_of(place.value), Sharding.replicated(len(shape_of(place.value)))
-        stored = whole.with_dim(place.dim, contiguous([tensor], shape[place.dim], mesh))
-        used[names[place.value]] = sharding_text(whole.dims, shape)
-        parameters[names[place.value]] = sharding_text(stored.dims, shape)
+        name = names[place.value]
+        parameters[name], used[name] = _stored_for_parts(place, tensor, mesh)
     return Plan(
         mesh={axis.name: axis.size for axis in mesh.axes},
         parameters=parameters,
@@ -138,6 +129,25 @@ def plan_megatron(
         planner="megatron",
         notes=tuple(notes),
     )
+
+
+def _unused_axes(mesh: Mesh, *known: str) -> list[str]:
+    """Notes on axes of the mesh that the planner uses for nothing. known: those that it uses."""
+    *names, last = (f"'{axis}'" for axis in known)
+    return [
+        f"axis '{axis.name}' of the mesh is idle: {did_you_mean(axis.name, known)}the planner uses "
+        f"{', '.join(names)} and {last} alone"
+        for axis in mesh.space_axes
+        if axis.size > 1 and axis.name not in known
+    ]
+
+
+def _stored_for_parts(place: Place, tensor: str, mesh: Mesh) -> tuple[str, str]:
+    """How a weight that is read in parts is stored, in plain shards, and used: whole."""
+    shape = shape_of(place.value)
+    whole = Sharding.replicated(len(shape))
+    stored = whole.with_dim(place.dim, contiguous([tensor], shape[place.dim], mesh))
+    return sharding_text(stored.dims, shape), sharding_text(whole.dims, shape)
 
 
 def _batch_axes(program: Program, mesh: Mesh, data: str, expert: str | None) -> list[str]:

@@ -112,49 +112,79 @@ def _separable(
     repeated = repeated_dims(forward)
     candidates = linear_maps(program) if among is None else among
     maps: dict[Operation, LinearMap] = {one.op: one for one in candidates}
-    parts: dict[AtenOp, int] = {}
-    strides: dict[AtenOp, int] = {one.op: first for one, first in (among or {}).items()}
-    groups: dict[AtenOp, int] = {}
-    stacks: set[AtenOp] = set()
+    strides = {one.op: first for one, first in (among or {}).items()}
+    assumed = _Assumptions(maps, strides)
     uneven = {} if uneven is None else uneven
     while True:
         analysis = _Analysis(
-            maps,
+            assumed.maps,
             parameters,
             activations,
             repeated,
             axis,
             size,
-            parts,
-            strides,
+            assumed.parts,
+            assumed.strides,
             stacked or {},
             uneven,
         )
         for op in forward:
             analysis.visit(op)
-        retry = {op: n for op, n in analysis.met_parts.items() if op not in parts}
-        # Maps that nothing contracts would gain nothing.
-        failed = set(analysis.together) - analysis.ended
-        for op in analysis.dead - set(retry):
-            failed |= analysis.together[op]
-        if not retry and not failed:
+        if assumed.hold_in(analysis):
             for op in analysis.ended:  # the parts of a fused projection are cut each for itself
                 uneven.pop(op, None)
             return analysis
-        parts |= retry
-        groups |= analysis.met_strides
-        stacks |= retry.keys() & uneven.keys()
-        if not retry:
-            # What was taken for a stack of projections, and is none, fails without the others: its
-            # parts may be groups, some more for the first devices than for the last.
-            failed = (failed & stacks) or (failed & strides.keys()) or failed
-            grouped = failed & groups.keys() - strides.keys()
-            strides |= {op: groups[op] for op in grouped}
-            if grouped:
-                parts = {op: n for op, n in parts.items() if op not in grouped}
-                stacks -= grouped
-                continue
-            maps = {op: one for op, one in maps.items() if op not in failed}
+        assumed.correct(analysis, uneven)
+
+
+@dataclass
+class _Assumptions:
+    """What an analysis begins with, until it shows that this does not hold.
+
+    maps: that may be cut. strides: how many features the first device takes of some. parts: in how
+    many the outputs of some are read. Each correction adds a map to `parts`, moves it from there to
+    `strides`, or takes it out of `maps`: there are at most three for a map.
+    """
+
+    maps: dict[Operation, LinearMap]
+    strides: dict[AtenOp, int]
+    parts: dict[AtenOp, int] = field(default_factory=dict[AtenOp, int])
+    _groups: dict[AtenOp, int] = field(default_factory=dict[AtenOp, int])
+    _stacks: set[AtenOp] = field(default_factory=set[AtenOp])
+
+    def hold_in(self, analysis: _Analysis) -> bool:
+        """Whether all maps turned out separable, in the parts that were assumed."""
+        return not self._newly_met(analysis) and not self._failed(analysis)
+
+    def correct(self, analysis: _Analysis, uneven: Mapping[AtenOp, str]) -> None:
+        """Assume what an analysis met; without anything new, leave out what failed."""
+        met = self._newly_met(analysis)
+        self.parts |= met
+        self._groups |= analysis.met_strides
+        self._stacks |= met.keys() & uneven.keys()
+        if met:
+            return
+        # What was taken for a stack of projections, and is none, fails without the others: its
+        # parts may be groups, some more for the first devices than for the last.
+        failed = self._failed(analysis)
+        failed = (failed & self._stacks) or (failed & self.strides.keys()) or failed
+        grouped = failed & self._groups.keys() - self.strides.keys()
+        if not grouped:
+            self.maps = {op: one for op, one in self.maps.items() if op not in failed}
+            return
+        self.strides |= {op: self._groups[op] for op in grouped}
+        self.parts = {op: count for op, count in self.parts.items() if op not in grouped}
+        self._stacks -= grouped
+
+    def _newly_met(self, analysis: _Analysis) -> dict[AtenOp, int]:
+        return {op: n for op, n in analysis.met_parts.items() if op not in self.parts}
+
+    def _failed(self, analysis: _Analysis) -> set[AtenOp]:
+        # Maps that nothing contracts would gain nothing.
+        failed = set(analysis.together) - analysis.ended
+        for op in analysis.dead - self._newly_met(analysis).keys():
+            failed |= analysis.together[op]
+        return failed
 
 
 def _input_dependent(program: Program, forward: list[AtenOp]) -> set[SSAValue]:

@@ -95,20 +95,29 @@ def _described(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str,
     buffer = io.BytesIO()
     described = [*model.parameters(), *model.buffers(), *args, *kwargs.values()]
     described = [value for value in described if isinstance(value, torch.Tensor)]
-    _Describing(buffer, described).dump((model, list(args), dict(kwargs)))
+    aside = [module._state_dict_pre_hooks for module in model.modules()]
+    _Describing(buffer, described, aside).dump((model, list(args), dict(kwargs)))
     return buffer.getvalue()
 
 
 class _Describing(pickle.Pickler):
-    """Writes a description in place of each of some tensors, others as they are, sets in order."""
+    """Writes a description in place of each of some tensors, others as they are, sets in order.
 
-    def __init__(self, buffer: io.BytesIO, tensors: Sequence[torch.Tensor]) -> None:
+    aside: objects that say nothing of a trace, such as the hook that a step registers on its model.
+    """
+
+    def __init__(
+        self, buffer: io.BytesIO, tensors: Sequence[torch.Tensor], aside: Sequence[Any]
+    ) -> None:
         super().__init__(buffer)
+        self.aside = {id(value) for value in aside}
         self.numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
 
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, (set, frozenset)):
             return (type(obj).__name__, sorted(map(repr, obj)))
+        if id(obj) in self.aside:
+            return "aside"
         if type(obj).__name__ == "GenerationConfig":  # keeps a hash, another in each process
             return (type(obj).__name__, obj.to_json_string())
         if id(obj) not in self.numbers:

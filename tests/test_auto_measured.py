@@ -27,12 +27,12 @@ def test_neighbours_differ_in_one_dimension_and_all_of_them_are_there() -> None:
     reader = CostReader(
         Depths.of(capture(example.module, kwargs=example.kwargs)), find_cluster("testbed:nodes=2")
     )
-    no_list = Constraints.parse("", auto_measured.NO_LIST)
-    space = joint_space(reader, None, no_list, has_list=False)
+    space = joint_space(reader, None, Constraints.parse("", ""))
     names = {str(one) for one in auto_measured.neighbours(JointPoint(data=2), space)}
     assert names == {
         "data=2,tensor=1, blocking",
         "data=2,tensor=1, cross-pass",
+        "data=2,tensor=1, list",
         "data=2,tensor=1, zero 1, in-order",
         "data=2,tensor=1, zero 3, in-order",
         "data=2,tensor=1, recompute after-communication, in-order",
@@ -42,12 +42,24 @@ def test_neighbours_differ_in_one_dimension_and_all_of_them_are_there() -> None:
         "data=1,tensor=1,stages=2, in-order, gpipe",
         "data=1,tensor=1,stages=2, in-order, zero-bubble",
         "data=1,tensor=1,stages=2, in-order, zero-bubble-h2",
+        "data=1,tensor=1,stages=2, in-order, list",
     }
 
 
 def test_verdict_is_the_rank_by_medians() -> None:
     rows: list[dict[str, Any]] = [{"times_s": [1.02, 9.0, 0.5]}, {"times_s": [1.0, 1.0, 7.0]}]
     assert auto_measured.verdict(rows) == "the choice is 2 of 2 as measured, 2.0% above the fastest"
+
+
+def test_page_says_how_the_choice_is_measured() -> None:
+    root = SCRIPT.parent.parent
+    record = json.loads((root / "benchmarks/results/auto_measured.json").read_text())
+    page = " ".join((root / "docs/planning.md").read_text().split())
+    for result in record["results"]:
+        rows = result["rows"]
+        assert auto_measured.verdict(rows).removeprefix("the choice is ") in page
+        times = [auto_measured.median_s(row) for row in rows]
+        assert f"the slowest takes {max(times) / times[0]:.1f} times as long" in page
 
 
 @pytest.mark.slow

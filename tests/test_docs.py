@@ -14,6 +14,8 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
 from shardweave.docs.reference import PAGES as REFERENCE
+from shardweave.driver.cli import command_line
+from shardweave.driver.commands.arguments import commands_of
 from shardweave.ir.aten_args import DERIVED
 from shardweave.ir.dist import dist_dialect
 from shardweave.ir.sharding.rules import has_rule, lookup
@@ -25,11 +27,14 @@ from shardweave.tests.pages import PageRun, blocks_of
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 LANGUAGES = {"", "console", "diff", "json", "mlir", "python", "sh", "text"}
+COMMANDS = commands_of(command_line())
 _GPU_TEST = re.compile(r"@pytest\.mark\.gpu\n(?:@.*\n)*def (test_\w+)")
 _MAKE = re.compile(r"(?:^|`)make ([a-z-]+)", re.M)
 _NAMED = re.compile(
     r"`((?:ir|planners|passes|backends|driver|tests|benchmarks|examples)/[\w./*-]+)(?::([\w.]+))?`"
 )
+_COMMAND = re.compile(r"\bshardweave ([a-z]+)([^`\n]*)")
+_OPTION = re.compile(r"(?<=\s)--?[A-Za-z][\w-]*")
 _PICTURE = re.compile(r'<img[^>]*src="([^"]*)"')
 _LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 
@@ -92,6 +97,32 @@ def _defines(file: Path, name: str) -> bool:
 def test_targets_of_make_that_the_page_names_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     assert set(_MAKE.findall(page.read_text())) - targets == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_options_of_commands_that_the_page_shows_exist(page: Path) -> None:
+    text = page.read_text().replace("\\\n", " ")
+    shown = [(name, _OPTION.findall(rest)) for name, rest in _COMMAND.findall(text)]
+    unknown = [
+        f"{name} {option}"
+        for name, options in shown
+        for option in options
+        if name in COMMANDS and option not in COMMANDS[name]._option_string_actions
+    ]
+    assert unknown == []
+
+
+@pytest.mark.parametrize("page", PAGES[:2], ids=name_of)
+def test_links_to_headings_lead_to_headings(page: Path) -> None:
+    """Of the pages in `docs`, the build of the site tells."""
+    found = re.findall(r"\]\(([\w./-]+\.md)#([\w-]+)\)", page.read_text())
+    missing = [link for link in found if link[1] not in _anchors(page.parent / link[0])]
+    assert missing == []
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_tests_that_need_a_gpu_are_those_that_the_page_on_gpus_lists() -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.distributed.pipelining import schedules as pytorch
 
-from shardweave.benchmarks import pipelines
+from shardweave.benchmarks import pipelines, throttle
 from shardweave.benchmarks.pipeline_rows import CASES, GPTStage, loss_of
 from shardweave.driver.models import build_example
 from shardweave.planners.cost.presets import find_cluster
@@ -63,9 +63,9 @@ def test_processes_that_share_a_core_are_devices_of_their_own_speed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    assert [pipelines.factor_for(ranks) for ranks in (1, 2, 3, 4)] == [1.0, 1.0, 2.5, 2.5]
+    assert [throttle.factor_for(ranks) for ranks in (1, 2, 3, 4)] == [1.0, 1.0, 2.5, 2.5]
     cluster = find_cluster("testbed")
-    slower = pipelines.slowed(replace(cluster, start_overhead_s=1e-4), 2.5)
+    slower = throttle.slowed_cluster(replace(cluster, start_overhead_s=1e-4), 2.5)
     (before,), (after,) = cluster.devices.values(), slower.devices.values()
     assert after.flops["float32"] == pytest.approx(before.flops["float32"] / 2.5)
     assert slower.start_overhead_s == pytest.approx(2.5e-4)

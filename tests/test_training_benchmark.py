@@ -128,6 +128,21 @@ def test_page_shows_the_measured_steps() -> None:
         assert [cell.strip() for cell in line.split("|")[3:-1]] == cells, line
 
 
+@pytest.mark.parametrize(("name", "off"), [("training", "0.05"), ("training_1gbit", "0.02")])
+def test_page_says_how_far_two_runs_differ(name: str, off: str) -> None:
+    first, second = (
+        [
+            statistics.median(ours["times_s"]) / statistics.median(peer["times_s"])
+            for ours, peer, *_ in (case["rows"] for case in json.loads(path.read_text())["cases"])
+        ]
+        for path in (BENCHMARKS / "results" / f"{one}.json" for one in (name, f"{name}_2"))
+    )
+    assert f"{max(abs(a - b) for a, b in zip(first, second, strict=True)):.2f}" == off
+    text = (BENCHMARKS.parent / "docs" / "measured.md").read_text()
+    assert f"results/{name}_2.json) " in text
+    assert f"than {off}" in text
+
+
 def ratio_of_times(ours: dict[str, Any], peer: dict[str, Any]) -> str:
     return f"{statistics.median(ours['times_s']) / statistics.median(peer['times_s']):.2f}"
 

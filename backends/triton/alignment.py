@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 
 from shardweave.backends.triton.writer import DensePlace
-from shardweave.ir.fusible import GROUP, IterationSpace
+from shardweave.ir.fusible import GROUP
+from shardweave.ir.iteration_space import IterationSpace
 
 VECTOR_BYTES = 16
 """What a thread reads at once."""

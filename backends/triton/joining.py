@@ -11,7 +11,8 @@ import torch
 from shardweave.backends.triton.alignment import pitch, row_period
 from shardweave.backends.triton.formulas import computed_in, converted, number, type_text
 from shardweave.backends.triton.source import Config, Kernel, KernelSource, Kind, pointer_type
-from shardweave.ir.fusible import GROUP, IterationSpace
+from shardweave.ir.fusible import GROUP
+from shardweave.ir.iteration_space import IterationSpace
 
 FINISHING: Config = {"BLOCK_P": 16, "BLOCK_C": 64, "num_warps": 4}
 """The configuration of what joins parts."""

@@ -27,7 +27,8 @@ from shardweave.backends.triton.region import Region
 from shardweave.backends.triton.source import Config, Kernel, KernelDraft, Kind
 from shardweave.backends.triton.values import Values
 from shardweave.backends.triton.writer import NotReadyError, Term
-from shardweave.ir.fusible import TRIGONOMETRIC, WHOLE_ROW, column_results, role_of
+from shardweave.ir.fusible import TRIGONOMETRIC, column_results, role_of
+from shardweave.ir.iteration_space import WHOLE_ROW
 from shardweave.ir.types import dtype_of_value, shape_of
 
 _REGISTERS = 65536

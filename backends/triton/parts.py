@@ -19,7 +19,8 @@ from shardweave.backends.triton.joining import PartialResult, parts_of
 from shardweave.backends.triton.reductions import EXTREMES
 from shardweave.backends.triton.region import Region, region_of
 from shardweave.backends.triton.source import Config, Kernel
-from shardweave.ir.fusible import IterationSpace, column_results, space_of, sum_of_few_rows
+from shardweave.ir.fusible import column_results
+from shardweave.ir.iteration_space import IterationSpace, space_of, sum_of_few_rows
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
 from shardweave.ir.storage import is_view, layout_source

@@ -12,14 +12,9 @@ from xdsl.ir import Operation, SSAValue
 from shardweave.backends.triton.writer import UnfitError
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.facts import LOOKUP_GRADIENT, facts_of
-from shardweave.ir.fusible import (
-    IterationSpace,
-    computed_aside,
-    role_of,
-    space_of,
-    sum_of_few_rows,
-)
+from shardweave.ir.fusible import role_of
 from shardweave.ir.gpu_types import dtype_on_gpu
+from shardweave.ir.iteration_space import IterationSpace, computed_aside, space_of, sum_of_few_rows
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.storage import copies
 from shardweave.ir.types import dtype_of_value, shape_of

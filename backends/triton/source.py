@@ -18,7 +18,7 @@ from shardweave.backends.triton.formulas import computed_in, type_text
 from shardweave.backends.triton.region import Region
 from shardweave.backends.triton.writer import Writer, short_name
 from shardweave.ir.annotations import ANNOTATIONS, properties_without
-from shardweave.ir.fusible import Family
+from shardweave.ir.iteration_space import Family
 from shardweave.ir.literals import to_python
 from shardweave.ir.strides import dense_strides
 from shardweave.ir.syntax import STRUCTURE

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -21,6 +21,12 @@ MODEL_HELP = (
 )
 
 Commands = argparse._SubParsersAction  # the class has no public name
+
+
+def commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
+    """The parser of each command, by its name. parser: of the whole command line."""
+    (found,) = (action for action in parser._actions if isinstance(action, Commands))
+    return found.choices
 
 
 def new_command(commands: Commands, name: str, summary: str) -> argparse.ArgumentParser:

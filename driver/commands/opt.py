@@ -64,7 +64,7 @@ def opt_command(options: argparse.Namespace) -> int:
         program.set_mesh(as_mesh(options.mesh))
     check(program)
     watch, validator = PassWatch(), None
-    observers = observers_of(options)
+    observers = observers_of(options, pipeline)
     if options.validate:
         validator = Validator(limit=options.validate_limit or LIMIT)
         observers.append(validator)
@@ -116,6 +116,11 @@ def _add_pass_options(command: argparse.ArgumentParser) -> None:
             help=f"print the program {when} this pass, on standard error",
         )
     command.add_argument(
+        "--print-after-all",
+        action="store_true",
+        help="print the program after each pass, on standard error",
+    )
+    command.add_argument(
         "--dump-dir",
         metavar="FOLDER",
         help="write the program there: 000-input.mlir, 001-<first pass>.mlir, ...",
@@ -165,15 +170,17 @@ def load_passes(paths: Sequence[str]) -> None:
         spec.loader.exec_module(module)
 
 
-def observers_of(options: argparse.Namespace) -> list[Observer]:
+def observers_of(options: argparse.Namespace, pipeline: PassPipeline) -> list[Observer]:
     """What the options ask to see. A failing pass always leaves the program before it in a file."""
     from shardweave.passes.observers import DumpFiles, KeepFailed, PrintChanges, PrintPrograms
 
     found: list[Observer] = [DumpFiles(options.dump_dir) if options.dump_dir else KeepFailed()]
     if options.print_after_change:
         found.append(PrintChanges())
-    if options.print_before or options.print_after:
-        found.append(PrintPrograms(options.print_before, options.print_after))
+    every = [one.name for one in pipeline.passes] if options.print_after_all else []
+    after = every or options.print_after
+    if options.print_before or after:
+        found.append(PrintPrograms(options.print_before, after))
     return found
 
 

@@ -65,7 +65,9 @@ def _add_limits(command: argparse.ArgumentParser) -> None:
             name, action="append", default=[], metavar="DIMENSION=VALUE", help=help_text
         )
     command.add_argument(
-        "--memory", metavar="SIZE", help="of each device that may be used, as 70GiB (default: all)"
+        "--memory",
+        metavar="SIZE",
+        help="of each device that a plan may take, as 70GiB (default: all)",
     )
     add_time_limit(command, "take the best plan so far")
 

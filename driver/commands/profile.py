@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 import time
 
-from shardweave.driver.commands.arguments import Commands, add_time_limit, count, new_command
+from shardweave.driver.commands.arguments import (
+    Commands,
+    add_time_limit,
+    check_output,
+    count,
+    new_command,
+)
 
 
 def add_parser(commands: Commands) -> None:
@@ -43,6 +49,7 @@ def profile_command(options: argparse.Namespace) -> int:
     from shardweave.driver.profile import profile_machine
     from shardweave.planners.cost.cluster_file import save_cluster
 
+    check_output(options.output)
     start_s = time.monotonic()
     cluster = profile_machine(
         options.nproc,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from shardweave.driver.commands.arguments import Commands, new_command
+from shardweave.driver.commands.arguments import Commands, check_output, new_command
 
 
 def add_parser(commands: Commands) -> None:
@@ -37,6 +37,7 @@ def prove_command(options: argparse.Namespace) -> int:
     from shardweave.ir.proof.prove import prove
     from shardweave.ir.verify.program import check
 
+    check_output(options.certificate)
     program, goal = read(options.file), read(options.against)
     for given in (program, goal):
         check(given)

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from shardweave.driver.commands.arguments import Commands, add_cluster, new_command
+from shardweave.driver.commands.arguments import Commands, add_cluster, check_output, new_command
 
 if TYPE_CHECKING:
     from shardweave.ir.program import Program
@@ -44,6 +44,8 @@ def simulate_command(options: argparse.Namespace) -> int:
     from shardweave.driver.commands.programs import read
     from shardweave.ir.verify.program import check
 
+    check_output(options.trace)
+    check_output(options.plot)
     program = read(options.file)
     check(program)
     found = _simulated(program, options)

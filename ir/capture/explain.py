@@ -24,7 +24,8 @@ _RAISED = re.compile(r"raised exception (\w+)\((.*)\)$", re.MULTILINE)
 _EAGER = re.compile(r"\): got (\w+)\((.*)\)$", re.MULTILINE)
 _READER = re.compile(r"^Caused by: .*\((\S+\.py):(\d+) in \w+\)$", re.MULTILINE)
 _WRONG_TYPE = re.compile(
-    r"^TypeError when making fake.*?context: TypeError <.*?>: (.*?)$", re.MULTILINE | re.DOTALL
+    r"^TypeError when making fake.*?context: TypeError (?:<.*?>|\w+): (.*?)$",
+    re.MULTILINE | re.DOTALL,
 )
 
 _REMEDIES = (
@@ -36,7 +37,6 @@ _REMEDIES = (
     ("tolist", "keep the value a tensor"),
     ("checkpoint_sequential", "call checkpoint on each part"),
     ("duplicate tensor input", "give it a view of one of them (x.view_as(x))"),
-    ("_ctc_loss", "write it out, as a loop over time of logsumexp"),
     ("dynamic shape operator", "use one whose shapes do not depend on the data"),
     ("data dependent operator", "use one whose result stays a tensor"),
     ("module-level backwards hooks", "write it as a torch.autograd.Function in forward"),

@@ -4,7 +4,8 @@
 When they are traced, these models write out an S x S mask, and repeat keys and values for it, that
 eager mode, having looked at the data, leaves to the attention kernel. What they note of inner
 modules (hidden states, attentions, router logits) they note by hooks, which they install under a
-lock when they are first asked for it: code that torch cannot trace.
+lock when they are first asked for it: code that torch cannot trace. Their CTC loss joins the labels
+of all samples in one row, of a length that depends on them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import sys
 from collections.abc import Collection, Iterator
 from unittest import mock
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 @contextlib.contextmanager
@@ -64,6 +67,61 @@ def noting_inner_outputs(model: nn.Module) -> Iterator[None]:
                 del module._forward_hooks[key]
         for module in new:
             vars(module).pop(_INSTALLED, None)
+
+
+@contextlib.contextmanager
+def padded_labels() -> Iterator[None]:
+    """With the loss of speech recognition on labels that stay N x S."""
+    losses = sys.modules.get("transformers.loss.loss_utils")
+    if losses is None or "ForCTC" not in losses.LOSS_MAPPING:
+        yield
+        return
+    with mock.patch.dict(losses.LOSS_MAPPING, {"ForCTC": _ctc_loss}):
+        yield
+
+
+def _ctc_loss(
+    logits: Tensor,
+    labels: Tensor,
+    logit_lengths: Tensor,
+    blank_token_id: int,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+    ignore_index: int = -100,
+    **_: object,
+) -> Tensor:
+    """As `ForCTCLoss` of transformers. Shapes: logits N x T x C, labels N x S, lengths N."""
+    is_read = (labels != ignore_index) & (labels != blank_token_id)
+    first = (~is_read).long().argsort(dim=1, stable=True)
+    scores = F.log_softmax(logits, dim=-1, dtype=torch.float32).transpose(0, 1)
+    return F.ctc_loss(
+        scores,
+        labels.gather(1, first),
+        logit_lengths,
+        is_read.sum(-1),
+        blank=blank_token_id,
+        reduction=reduction,
+        zero_infinity=zero_infinity,
+    )
+
+
+@contextlib.contextmanager
+def without_leaf_inputs(model: nn.Module) -> Iterator[None]:
+    """Encoders of sound do not mark their input as one that requires a gradient.
+
+    They do so for checkpoints that need it; nobody reads that gradient.
+    """
+    marking = [part for part in model.modules() if getattr(part, _MARKS, False) is True]
+    for part in marking:
+        setattr(part, _MARKS, False)
+    try:
+        yield
+    finally:
+        for part in marking:
+            setattr(part, _MARKS, True)
+
+
+_MARKS = "_requires_grad"
 
 
 def _number_alike(module: nn.Module, before: Collection[int]) -> None:

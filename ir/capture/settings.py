@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 from torch import fx
 from torch._dynamo import functional_export
+from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import builder
 from torch._library import simple_registry
@@ -23,6 +24,8 @@ from torch.utils import _pytree as pytree
 
 from shardweave.ir.capture.arguments import children_of
 from shardweave.ir.capture.dense_attention import traced_anywhere
+from shardweave.ir.capture.value_checks import without_value_checks
+from shardweave.ir.capture.written_out import written_out
 from shardweave.ir.text import without_gc
 
 
@@ -35,14 +38,16 @@ def _fake_mode_of(model: torch.nn.Module) -> FakeTensorMode | None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's log of an error that is explained anyway, and without the warning that
-    dynamo gives itself, before torch 2.13, at a hook that forward registers."""
+    """Without torch's log of an error that is explained anyway, and without the warnings of dynamo:
+    before torch 2.13 at a hook that forward registers, and at functions that keep what they found,
+    which are traced as others are."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".* should not be instantiated", DeprecationWarning)
+            warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")
             yield
     finally:
         logger.setLevel(level)
@@ -140,6 +145,10 @@ def _run_with_code(graph: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     return graph(*args, **kwargs)
 
 
+def _unchecked(graph: Any, returned: Any, translator: Any) -> None:
+    return None
+
+
 def _unreadable(graph: fx.GraphModule, *args: Any, **kwargs: Any) -> str:
     return ""
 
@@ -190,7 +199,13 @@ def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
         stack.enter_context(mock.patch.object(fx.GraphModule, "print_readable", _unreadable))
         stack.enter_context(torch._dynamo.config.patch(allow_rnn=True, trace_autograd_ops=True))
         stack.enter_context(_without_effects())
+        # A tensor that forward marks may not be returned, as what is computed of it has no gradient
+        # by it outside; nobody asks for that of what a step returns. Torch 2.11 does not check it.
+        marked = "_check_requires_grad_intermediate_outputs"
+        stack.enter_context(mock.patch.object(OutputGraph, marked, _unchecked, create=True))
         stack.enter_context(traced_anywhere())
+        stack.enter_context(written_out())
+        stack.enter_context(without_value_checks())
         stack.enter_context(_plain_encoders())
         stack.enter_context(_plain_recurrence())
         mode = _fake_mode_of(model)

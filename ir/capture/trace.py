@@ -25,7 +25,13 @@ from shardweave.ir.capture.arguments import Form, children_of
 from shardweave.ir.capture.dense_attention import replace_attention
 from shardweave.ir.capture.explain import check_data_dependence, explained
 from shardweave.ir.capture.hooks import Hook, check_hooks, check_leaf_hooks, install_hooks
-from shardweave.ir.capture.huggingface import eager_masks, noting_inner_outputs, without_cache
+from shardweave.ir.capture.huggingface import (
+    eager_masks,
+    noting_inner_outputs,
+    padded_labels,
+    without_cache,
+    without_leaf_inputs,
+)
 from shardweave.ir.capture.loose_tensors import check_all_registered
 from shardweave.ir.capture.meta_device import off_meta
 from shardweave.ir.capture.module_tree import block_paths
@@ -43,6 +49,7 @@ from shardweave.ir.capture.settings import settings
 from shardweave.ir.capture.site import CaptureError, Site, qualified, site_of_node
 from shardweave.ir.capture.stand_ins import replace_calls
 from shardweave.ir.capture.state import assigned_buffers, check_settles, python_state
+from shardweave.ir.capture.value_checks import drop_unread_numbers
 from shardweave.ir.program import INPUT_GRADIENT
 
 InputKind = Literal["param", "buffer", "input", "tangent"]
@@ -124,6 +131,8 @@ def trace(
             eager_masks(names),
             without_cache(model, kind.all_outputs),
             noting_inner_outputs(model),
+            padded_labels(),
+            without_leaf_inputs(model),
             noting_outputs(),
             observed() as seen,
             repeats_of(blocks),
@@ -223,6 +232,7 @@ def _exported(
         wrapped.assigned = assigned
         return _exported(wrapped, args, kwargs, seen)
     check_leaf_hooks(seen.leaf_hooks)
+    drop_unread_numbers(exported.graph)
     check_data_dependence(exported.graph)
     replace_attention(exported)
     replace_calls(exported)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 
 from shardweave.ir import dist
 from shardweave.ir.annotations import arguments_of
@@ -64,18 +64,15 @@ class FormMatch:
 
     def is_made_alike(self, wanted: SSAValue, value: SSAValue) -> bool:
         """Whether the op of a value is that of one of the form."""
-        goal, owner = wanted.owner, value.owner
-        if isinstance(goal, Block) or isinstance(owner, Block) or not _is_alike(goal, owner):
+        if not (isinstance(wanted, OpResult) and isinstance(value, OpResult)):
             return False
-        index, own = _place(goal, wanted), _place(owner, value)
+        goal, owner = wanted.op, value.op
+        if not _is_alike(goal, owner):
+            return False
         if isinstance(goal, dist.DistOp) and goal.operands:
-            return self.is_same(goal.operands[index], owner.operands[own])
+            return self.is_same(goal.operands[wanted.index], owner.operands[value.index])
         pairs = zip(goal.operands, owner.operands, strict=True)
-        return index == own and all([self.is_same(*pair) for pair in pairs])
-
-
-def _place(op: Operation, result: SSAValue) -> int:
-    return next(index for index, own in enumerate(op.results) if own is result)
+        return wanted.index == value.index and all([self.is_same(*pair) for pair in pairs])
 
 
 def _is_alike(goal: Operation, op: Operation) -> bool:

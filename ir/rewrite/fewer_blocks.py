@@ -8,7 +8,7 @@ before the gap made; backward, that one reads the gradient that the last block m
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -200,10 +200,3 @@ def _at(
         return None
     data = list(attributes.data)
     return builtin.ArrayAttr([data[i] for i in indices])
-
-
-def names_by_depth(names: Sequence[str], count: int) -> Mapping[str, str]:
-    """Of a program with `count` of its blocks: which kept block stands for each block."""
-    inner = names[count - 2]
-    kept = dict.fromkeys((*names[: count - 1], names[-1]))
-    return {name: name if name in kept else inner for name in names}

@@ -22,15 +22,8 @@ from shardweave.ir.annotations import (
 from shardweave.ir.aten import AtenOp
 from shardweave.ir.blocks import blocks_of
 from shardweave.ir.dist import COLLECTIVES, WaitOp
-from shardweave.ir.fusible import (
-    MATMULS,
-    MAX_OPS,
-    MAX_VALUES,
-    computed_aside,
-    is_kernel_alone,
-    role_of,
-    space_of,
-)
+from shardweave.ir.fusible import MATMULS, MAX_OPS, MAX_VALUES, role_of
+from shardweave.ir.iteration_space import computed_aside, is_kernel_alone, space_of
 from shardweave.ir.kernel import escaping_values, fuse
 from shardweave.ir.program import Program
 from shardweave.ir.storage import copies

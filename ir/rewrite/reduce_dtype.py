@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import torch
-from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.ir import Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir import dist
-from shardweave.ir.annotations import annotate, set_sharding_attrs, sharding_attrs_of
+from shardweave.ir.annotations import (
+    annotate,
+    set_sharding_attrs,
+    sharding_attrs_of,
+    sharding_attrs_of_value,
+)
 from shardweave.ir.aten import create
-from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.program import Program
 from shardweave.ir.types import dtype_of_value, shape_of, tensor_type
 
@@ -91,7 +95,7 @@ def _retyped(value: SSAValue, dtype: torch.dtype) -> SSAValue:
 
 def _cast_before(op: Operation, value: SSAValue, dtype: torch.dtype) -> SSAValue:
     cast = _cast(value, dtype, op)
-    set_sharding_attrs(cast, _sharding_of(value))
+    set_sharding_attrs(cast, sharding_attrs_of_value(value))
     Rewriter.insert_op(cast, InsertPoint.before(op))
     return cast.results[0]
 
@@ -101,11 +105,3 @@ def _cast(value: SSAValue, dtype: torch.dtype, source: Operation) -> Operation:
     annotate(op, source)
     op.results[0].name_hint = value.name_hint
     return op
-
-
-def _sharding_of(value: SSAValue) -> list[ShardingAttr] | None:
-    """The sharding of a value, for an op of which it is that of the only result."""
-    if not isinstance(value, OpResult):
-        return None
-    shardings = sharding_attrs_of(value.op)
-    return None if shardings is None else [shardings[value.index]]

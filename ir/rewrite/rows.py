@@ -11,6 +11,7 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from shardweave.ir import dist
 from shardweave.ir.annotations import (
     annotate,
+    common_path,
     layer_of,
     set_layer,
     set_sharding_attrs,
@@ -79,19 +80,10 @@ def _send(
     type_ = with_shape(tensor_type_of(matrix), shape)
     sent = dist.create(kind, [matrix], [type_], axes=last.axes, dim=0, block=1)
     annotate(sent, last)
-    set_layer(sent, _common(list(map(layer_of, members))))
+    set_layer(sent, common_path(map(layer_of, members)))
     sent.results[0].name_hint = last.results[0].name_hint
     Rewriter.insert_op(sent, InsertPoint.before(before))
     return sent
-
-
-def _common(layers: Sequence[str]) -> str:
-    """The module that has all of some layers in it."""
-    first, *rest = [layer.split(".") for layer in dict.fromkeys(layers)]
-    for other in rest:
-        while first != other[: len(first)]:
-            first.pop()
-    return ".".join(first)
 
 
 def _replace(member: dist.DistOp, new: SSAValue) -> None:

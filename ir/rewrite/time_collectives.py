@@ -8,12 +8,16 @@ from functools import reduce
 from itertools import groupby
 
 import torch
-from xdsl.ir import Block, Operation, OpResult, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from shardweave.ir import dist
-from shardweave.ir.annotations import annotate, set_copy, set_sharding_attrs, sharding_attrs_of
+from shardweave.ir.annotations import (
+    annotate,
+    set_copy,
+    set_sharding_attrs,
+    sharding_attrs_of_value,
+)
 from shardweave.ir.aten import create
-from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.types import shape_of, tensor_type, tensor_type_of, with_shape
 
@@ -89,7 +93,7 @@ class TimeOps:
     def reduce(self, parts: Sequence[SSAValue], reduction: str) -> SSAValue:
         """Sum or maximum of the copies, left to right; each may still be a term over space axes."""
         name = "aten.maximum" if reduction == "max" else "aten.add.Tensor"
-        sharding = _sharding_attrs(parts[0])
+        sharding = sharding_attrs_of_value(parts[0])
 
         def combine(a: SSAValue, b: SSAValue) -> SSAValue:
             op = create(name, [a, b], [a.type])
@@ -145,11 +149,3 @@ class TimeOps:
             return self._add(create("aten.full", [], [scalar], {"fill_value": constant}), "index")
         added = create("aten.add.Scalar", [position], [scalar], {"other": constant})
         return self._add(added, "index")
-
-
-def _sharding_attrs(value: SSAValue) -> list[ShardingAttr] | None:
-    """The sharding of a value, for an op of which it is that of the only result."""
-    if not isinstance(value, OpResult):
-        return None
-    shardings = sharding_attrs_of(value.op)
-    return None if shardings is None else [shardings[value.index]]

@@ -44,7 +44,10 @@ def partition(program: Program) -> None:
     """
     program.needed_mesh()
     if program.is_local:
-        raise ValueError("the program is local already: its collectives are inserted.")
+        raise ValueError(
+            "the program is local already: its collectives are inserted; give the pass the global "
+            "program, or leave it out."
+        )
     if not is_propagated(program) and any(True for _ in program.ops):
         raise ValueError(
             "no op of the program says in which shards its results are; run propagate-shardings "

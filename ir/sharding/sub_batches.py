@@ -65,7 +65,10 @@ class _Splitter:
         }
         sizes = Counter(shape_of(slot.value)[self.dim] for slot in found.values())
         if not sizes:
-            raise ValueError(f"no input has a dim {self.dim} to split.")
+            raise ValueError(
+                f"no input has a dim {self.dim} to split; give the dim of the inputs that the "
+                "samples lie along, as split-batch{dim=0}."
+            )
         batch = sizes.most_common(1)[0][0]
         return {i: s for i, s in found.items() if shape_of(s.value)[self.dim] == batch}
 

@@ -61,6 +61,13 @@ class Constraints:
         word = str(value).lower() if isinstance(value, bool) else str(value)
         return self.fixed.get(name, word) == word and word not in self.forbidden.get(name, ())
 
+    def without(self, name: str) -> Constraints:
+        """The same, with nothing asked of one dimension."""
+        return Constraints(
+            {one: value for one, value in self.fixed.items() if one != name},
+            {one: values for one, values in self.forbidden.items() if one != name},
+        )
+
     def __str__(self) -> str:
         words = [f"{name}={value}" for name, value in self.fixed.items()]
         words += [

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.auto.constraints import Constraints, point_of, with_memory
+from shardweave.planners.auto.empty import why_empty
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.plans import PlanMaker
@@ -237,15 +238,8 @@ def _too_early(search: JointSearch, rows: list[Candidate]) -> str:
 
 def _check_any(search: JointSearch, rows: list[Candidate]) -> None:
     problem = search.space.whole or next(iter(search.evaluator.problems.values()), "")
-    constraints = search.space.constraints
     if search.stopped and not any(row.predicted.fits for row in rows):
         raise PlanError(_too_early(search, rows))
     if not rows:
-        what = f" with {constraints}" if str(constraints) else ""
-        raise PlanError(
-            f"the joint space has no plan{what} on {search.space.devices} devices for a batch of "
-            f"{search.space.batch} that can be simulated ({search.too_large} need more memory for "
-            f"parameters and optimizer alone); change the constraints, the batch or the devices. "
-            f"{problem}".rstrip()
-        )
+        raise PlanError(why_empty(search))
     check_some_fit(rows, search.estimator.cluster, problem)

@@ -25,6 +25,11 @@ MOST_OASES = 2
 """How many meshes Oases plans for: those of the fastest points with a tensor axis."""
 
 
+REFINED = 16
+"""Assignments of degrees that are simulated for each of these meshes: enough for a few blocks until
+no change of one helps; of many blocks those that the chain model likes best."""
+
+
 MOST_FURTHER = 2
 """How many sizes of an axis of experts are priced for a tensor degree."""
 
@@ -67,7 +72,9 @@ def proposals(
     for one in meshes[:MOST_OASES]:
         yield (
             f"oases on {one}",
-            lambda program, one=one: plan_oases(program, one, cluster=cluster, precision=precision),
+            lambda program, one=one: plan_oases(
+                program, one, cluster=cluster, precision=precision, refine=REFINED
+            ),
         )
 
 

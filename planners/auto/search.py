@@ -73,7 +73,8 @@ class JointSearch:
     """A search and what it has seen.
 
     estimates: of all points that can be partitioned and whose state fits. stopped: why it ended
-    early, if it did. refused: points whose shardings cannot be.
+    early, if it did. refused: points whose shardings cannot be. too_large: those whose parameters
+    and optimizer alone do not fit; least_state_bytes: of the point that needs least for them.
     """
 
     space: JointSpace
@@ -89,6 +90,11 @@ class JointSearch:
     stopped: str = ""
     refused: int = 0
     too_large: int = 0
+    least_state_bytes: float = float("inf")
+    _ranks: dict[JointPoint, tuple[object, ...]] = field(
+        default_factory=dict[JointPoint, tuple[object, ...]]
+    )
+    _best: tuple[int, tuple[JointPoint, Predicted] | None] = (0, None)
 
     def run(self) -> None:
         """Look until nothing is left, time is up, or the user interrupts."""
@@ -118,9 +124,16 @@ class JointSearch:
 
     @property
     def best(self) -> tuple[JointPoint, Predicted] | None:
-        """The fastest that fits."""
-        fitting = [item for item in self.evaluator.found.items() if item[1].fits]
-        return min(fitting, key=lambda item: (item[1].time_s, _plainness(item[0])), default=None)
+        """The fastest that fits. Asked for each point that may win, and found anew where a point
+        was simulated since."""
+        count = len(self.evaluator.found)
+        if self._best[0] != count:
+            fitting = [item for item in self.evaluator.found.items() if item[1].fits]
+            best = min(
+                fitting, key=lambda item: (item[1].time_s, _plainness(item[0])), default=None
+            )
+            self._best = count, best
+        return self._best[1]
 
     @property
     def is_exact(self) -> bool:
@@ -139,6 +152,7 @@ class JointSearch:
                 self.refused += 1
                 self.evaluator.problems[point] = str(error)
                 continue
+            self.least_state_bytes = min(self.least_state_bytes, found.state_bytes)
             if found.state_bytes > self.capacity:
                 self.too_large += 1
                 continue
@@ -279,13 +293,18 @@ class JointSearch:
         return self.estimates[point].time_s <= TRUSTED * best[1].time_s
 
     def _by_estimate(self, points: Iterable[JointPoint]) -> list[JointPoint]:
-        def key(point: JointPoint) -> tuple[object, ...]:
+        return sorted(points, key=self._rank)
+
+    def _rank(self, point: JointPoint) -> tuple[object, ...]:
+        """A point's place by its estimate: it does not change, and is asked for at each step."""
+        rank = self._ranks.get(point)
+        if rank is None:
             found = self.estimates[point]
             share = found.memory_bytes / self.capacity
             # What may not fit comes behind what surely does, but before what surely does not.
-            return share > 1, found.time_s * (1.05 if share > FITS_SURELY else 1), _plainness(point)
-
-        return sorted(points, key=key)
+            time_s = found.time_s * (1.05 if share > FITS_SURELY else 1)
+            rank = self._ranks[point] = share > 1, time_s, _plainness(point)
+        return rank
 
     def _simulate(self, point: JointPoint) -> None:
         if self._is_seen(point):

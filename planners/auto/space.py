@@ -94,6 +94,12 @@ class JointSpace:
             if rest % context == 0:
                 yield from self._points(ReplicaCut(tensor, context=context))
 
+    def all_points(self) -> Iterator[JointPoint]:
+        """Those that cut no sequence over devices of their own, and those that do."""
+        yield from self.points()
+        for tensor in self.tensor:
+            yield from self.sequence_points(tensor)
+
     def _points(self, cut: ReplicaCut) -> Iterator[JointPoint]:
         for data, stages in self._degrees(cut):
             rows = self.batch // data

@@ -32,11 +32,12 @@ def looked_at(search: JointSearch) -> Iterator[str]:
         values = dict.fromkeys(point.value(name) for point in (*points, *seen))
         if len(values) > 1:
             tried = {point.value(name) for point in seen}
-            words = [value if value in tried else f"({value})" for value in _sorted(values)]
+            words = [value if value in tried else f"({value})" for value in sorted_values(values)]
             yield f"{name}: {', '.join(words)}"
 
 
-def _sorted(values: dict[str, None]) -> list[str]:
+def sorted_values(values: dict[str, None]) -> list[str]:
+    """A dimension's values: numbers by size, then words."""
     return sorted(
         values, key=lambda value: (not value.isdigit(), int(value) if value.isdigit() else 0)
     )

@@ -114,7 +114,10 @@ def model_of(program: Program, workload: Workload, precision: str = "") -> Model
     """The layers and the memory of a program, with Adam's state."""
     layers = layers_of(program, _widest_pairs(program))
     if not layers:
-        raise AxonnError("the program has no linear map and no convolution to plan for.")
+        raise AxonnError(
+            "the program has no linear map and no convolution to plan for; plan with 'auto' or "
+            "'replicated'."
+        )
     parameters = [slot.value for slot in program.arguments if slot.kind == "param"]
     itemsize = workload.itemsize
     state = sum(state_bytes(itemsize, itemsize, precision).values())

@@ -14,14 +14,17 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
-from shardweave.planners.cost.quantity import gib
+from shardweave.planners.cost.quantity import gib, seconds_text
+from shardweave.planners.lower import RECENT, Lowerings
 from shardweave.planners.oases.chain import MEMORY_PARTS, Chain, ChainCosts, linearise, runs
-from shardweave.planners.oases.degree import Axes, plan_of_degrees
+from shardweave.planners.oases.degree import Axes, DegreeSpace, plan_of_degrees
 from shardweave.planners.oases.dp import Solution, solve_chain
 from shardweave.planners.oases.ilp import solve_chain_ilp
 from shardweave.planners.oases.program import ChainOptions, chain_of_program
+from shardweave.planners.oases.refine import Path, refined
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, Predicted
+from shardweave.planners.predict import simulate_plan, with_candidates
 
 SOLVERS = ("dp", "highs", "cbc")
 
@@ -42,6 +45,7 @@ def plan_oases(
     optimizer_multiplier: float | None = None,
     precision: str = "",
     memory_share: float = 0.95,
+    refine: int = 0,
 ) -> Plan:
     """The degrees of least time for a step of two sub-batches, and the whole step as a plan.
 
@@ -56,8 +60,12 @@ def plan_oases(
     and recomputes all. The model prices, at each degree, the program that runs if all blocks have
     it.
 
-    batch_split: 2, or 1 for a blocking step. Raises ValueError for options that are no such, a
-    program without parallel pairs, and (ChainError) if no degrees fit into memory.
+    batch_split: 2, or 1 for a blocking step. refine: so many assignments of degrees are simulated,
+    which the paper does not do: the best of the model, and changes of single blocks of the fastest
+    (`oases.refine`); 0 leaves it at the model.
+
+    Raises ValueError for options that are no such, a program without parallel pairs, and
+    (ChainError) if no degrees fit into memory.
     """
     _check(batch_split, solver, memory_share)
     check_precision(precision)
@@ -70,13 +78,37 @@ def plan_oases(
     solution = solve(found.chain, budget, max_switches=max_switches, literal=literal)
     costs = linearise(found.chain, literal=literal)
     candidates = tuple(_candidates(found.chain, costs, solution, budget))
-    return replace(
-        plan_of_degrees(program, found.space, solution.degrees),
-        recompute=recompute,
-        schedule=schedule,
-        precision=precision,
+    step = Plan(recompute=recompute, schedule=schedule, precision=precision)
+    plan = replace(
+        _with_degrees(program, found.space, solution.degrees, step),
         reasons=tuple(_reasons(found.chain, solution, candidates)),
         candidates=candidates,
+    )
+    if not refine:
+        return plan
+    lowerings = Lowerings(program, most=RECENT)
+
+    def planned(path: Path) -> Plan:
+        return _with_degrees(program, found.space, found.chain.degrees(path), step)
+
+    def simulated(path: Path) -> Predicted:
+        return simulate_plan(lowerings, planned(path), cluster)
+
+    seen = refined(costs, solution.path, budget, simulated, refine)
+    rows = [Candidate(runs(found.chain.degrees(path)), took) for path, took in seen.items()]
+    first_s = seconds_text(seen[solution.path].time_s)
+    reason = f"{len(seen)} assignments were simulated; that of the chain model takes {first_s}"
+    best = replace(planned(next(iter(seen))), reasons=(*plan.reasons, reason))
+    return with_candidates(best, rows)
+
+
+def _with_degrees(program: Program, space: DegreeSpace, degrees: Sequence[int], step: Plan) -> Plan:
+    """The plan of some degrees, for a step that runs as another plan says."""
+    return replace(
+        plan_of_degrees(program, space, degrees),
+        recompute=step.recompute,
+        schedule=step.schedule,
+        precision=step.precision,
     )
 
 

@@ -152,4 +152,7 @@ def rows_of(plan: Plan, program: Program, mesh: Mesh) -> int:
         text = table.find(slot.name)
         cut = read_sharding(text, slot.name).dims.data[0].data if text else ()
         return max(1, -(-shape[0] // mesh.sizes([axis.data for axis in cut])))
-    raise PlanError("the program has no input with rows to cut into micro-batches.")
+    raise PlanError(
+        "the program has no input with rows to cut into micro-batches; leave 'pipeline' out of the "
+        "plan, or give the model its batch as an input."
+    )

@@ -67,6 +67,14 @@ def test_program_is_printed_before_and_after_a_pass(file: str, capsys: Captured)
     assert Program.parse(after.removeprefix("after cse\n")) == Program.parse(out)
 
 
+def test_program_is_printed_after_each_pass(file: str, capsys: Captured) -> None:
+    assert main(["opt", file, "--passes", "cse,dce", "--print-after-all"]) == 0
+    out, err = capsys.readouterr()
+    _, cse, dce = err[: err.index("2 passes")].split("// after ")
+    assert Program.parse(cse.removeprefix("cse\n")) == PassPipeline("cse").run(annotated())
+    assert Program.parse(dce.removeprefix("dce\n")) == Program.parse(out)
+
+
 def test_times_and_op_counts_are_a_table(file: str, capsys: Captured) -> None:
     assert main(["opt", file, "--passes", "dce,cse", "--time-passes"]) == 0
     lines = capsys.readouterr().err.splitlines()[1:]

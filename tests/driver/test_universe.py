@@ -12,6 +12,7 @@ from shardweave.driver.gpt import GPTConfig, build_gpt
 from shardweave.driver.universe import SHARDWEAVE_UNIVERSE, name_in_xdsl
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.program import Program
+from shardweave.passes.pipeline import run_passes
 from shardweave.passes.registry import PASSES
 from shardweave.tests.warm import run_warm
 
@@ -58,6 +59,13 @@ def test_xdsl_opt_runs_our_pass_under_a_name_that_its_own_do_not_have(
 ) -> None:
     found = Program.parse(xdsl_opt_in_a_process(str(file), "--passes", "shardweave-dce"))
     assert found == program
+
+
+def test_xdsl_opt_reads_programs_with_kernels(program: Program, tmp_path: Path) -> None:
+    fused = run_passes(program, "fuse-kernels")
+    fused.save(tmp_path / "fused.mlir")
+    assert "kernel.fused" in str(fused)
+    assert Program.parse(xdsl_opt(str(tmp_path / "fused.mlir"))) == fused
 
 
 def test_every_pass_is_offered_under_one_name() -> None:

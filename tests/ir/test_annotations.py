@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, StringAttr
+from xdsl.ir import Operation
 
 from shardweave.ir.annotations import (
     annotate,
     arguments_of,
     copy_of,
     describe,
+    joined_layers,
     layer_of,
     origin_of,
     phase_of,
@@ -124,6 +126,29 @@ def test_annotate_fills_in_what_is_missing_but_shardings() -> None:
     assert wanted_attrs_of(op) is None
     assert op.location is source.location
     assert describe(op) == "aten.neg (%z) in layer 'h.1' at model.py:7"
+
+
+def test_message_of_several_values_names_the_layers_that_make_them() -> None:
+    def message(count: int) -> Operation:
+        """An all-reduce of a value of the root, and of as many of other layers."""
+        lines = [f'%y{i} = aten.neg(%x) {{layer = "h.{i}"}} : tensor<4xf32>' for i in range(count)]
+        values = ", ".join(["%s", *(f"%y{i}" for i in range(count))])
+        results = ", ".join(["%z", *(f"%z{i}" for i in range(count))])
+        types = ", ".join(["tensor<4xf32>"] * (count + 1))
+        text = [
+            "input %x : tensor<4xf32>",
+            *lines,
+            "%s = aten.neg(%x) : tensor<4xf32>",
+            f'{results} = dist.all_reduce({values}, axes = ["data"]) : {types}',
+            "output %s",
+        ]
+        return list(step("\n".join(text), MESH).ops)[-1]
+
+    assert describe(message(0)) == "dist.all_reduce (%z)"
+    assert joined_layers(message(1)) == ["h.0"]
+    assert describe(message(1)) == "dist.all_reduce (%z) in layer 'h.0'"
+    assert describe(message(3)) == "dist.all_reduce (%z) in layers 'h.0', 'h.1', 'h.2'"
+    assert describe(message(6)) == "dist.all_reduce (%z) in layers 'h.0', 'h.1', 3 more, 'h.5'"
 
 
 def test_ops_are_compared_by_their_arguments_and_chosen_annotations() -> None:

@@ -409,6 +409,11 @@ def test_gradients_are_those_of_eager(function: Callable[..., Any]) -> None:
             r"argument 'input' \(position 1\) must be Tensor, not dict$",
         ),
         (
+            lambda self, a: self.linear(a).long().argsort(1, stable=True).sum(),
+            r"^the model \(test_capture\.py:.*: forward raises TypeError: argsort\(\) received an "
+            r"invalid combination of arguments",
+        ),
+        (
             lambda self, a: self.linear(a).sum() + _raise(),  # type: ignore[call-arg]
             r"trace function _raise\); call it with the arguments that it takes, as in eager\.$",
         ),

@@ -107,10 +107,12 @@ def test_reasons_say_what_was_looked_at_and_what_each_choice_is_worth() -> None:
         ({"fix": "recompute=some"}, "recompute is 'some'; use one of none, layer"),
         ({"fix": "tensor=2,tensor=4"}, "tensor is 2 and 4; give one of them"),
         ({"forbid": "zero=4"}, "zero is '4'; use one of 0, 1, 2, 3"),
-        ({"fix": "tensor=3"}, "the joint space has no plan with tensor=3"),
+        ({"fix": "tensor=3"}, "no plan with tensor=3 on 4 devices .*: tensor can be 1 or 2 or 4"),
+        ({"fix": "data=4,tensor=4"}, ": data can be 1; tensor can be 1\\."),
+        ({"fix": "tensor=3,data=3"}, "no single one of these can be left out to have one"),
         ({"memory": "lots"}, "memory is 'lots'; give bytes with a unit"),
         ({"memory": "70GiB"}, "memory is 70GiB, but 'A100-40GB' of cluster"),
-        ({"memory": "1KiB"}, "need more memory for parameters and optimizer alone"),
+        ({"memory": "1KiB"}, "for parameters and optimizer alone, at least .* use more devices"),
     ],
 )
 def test_bad_options_and_what_they_leave_nothing_of_are_told(

@@ -61,7 +61,10 @@ def cut_into_stages(
     micro-batches cannot run one by one.
     """
     if is_staged(program):
-        raise ValueError("the program is cut into stages already.")
+        raise ValueError(
+            "the program is cut into stages already; give cut-stages the one before that, or leave "
+            "the pass out."
+        )
     if not program.is_local:
         raise ValueError("the program is global; run insert-collectives before cut-stages.")
     if any(isinstance(op, FusedOp) for op in program.ops):

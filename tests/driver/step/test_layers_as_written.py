@@ -119,3 +119,25 @@ def test_last_batch_of_rows_that_time_steps_need_together_runs_as_one_micro_batc
     said = [note for note in step.notes if "run as one micro-batch: " in note]
     assert len(said) == (rows == 3)
     assert all("in layer 'cell'" in note for note in said)
+
+
+def test_step_may_be_compiled_for_such_a_batch() -> None:
+    torch.manual_seed(0)
+    eager = Recurrent().double()
+    x = torch.randn(4, 3, 4, dtype=F64)
+    with pytest.warns(sw.PlanNote, match="run as one micro-batch: .* in layer 'cell'"):
+        step = sw.compile(
+            copy.deepcopy(eager), (x[:3],), mesh="data=2,stage=2", backend="reference"
+        )
+    for batch in (x[:3], x):
+        step.zero_grad()
+        eager.zero_grad()
+        expected = eager(batch)
+        expected.backward()
+        assert abs(step(batch).item() - expected.item()) < 1e-9
+        for name, parameter in eager.named_parameters():
+            whole = sw.full_tensor(step.get_parameter(name).grad)
+            assert torch.allclose(whole, parameter.grad, rtol=1e-9, atol=1e-9), name  # type: ignore[arg-type]
+    pipeline = step.plan.pipeline if step.plan else None
+    assert pipeline is not None
+    assert pipeline.micro_batches > 1

@@ -63,3 +63,29 @@ def test_hidden_states_are_returned_and_hooks_left_as_they_were(is_hooked: bool)
     assert len(found) == len(expected) == 3
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other.detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_speech_recognition_with_padded_labels_is_that_of_eager() -> None:
+    """Its loss is in float32, and joins the labels of all samples in one row."""
+    from transformers import Data2VecAudioConfig, Data2VecAudioForCTC
+
+    torch.manual_seed(0)
+    still = ("hidden", "attention", "activation", "feat_proj", "final")
+    sizes: dict[str, Any] = {
+        "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 6,
+        "conv_dim": [8], "conv_stride": [5], "conv_kernel": [10], "intermediate_size": 8,
+        "num_conv_pos_embeddings": 1, "num_conv_pos_embedding_groups": 2, "layerdrop": 0.0,
+        "apply_spec_augment": False,
+    } | {f"{name}_dropout": 0.0 for name in still}  # fmt: skip
+    config = Data2VecAudioConfig(**sizes)
+    model = Data2VecAudioForCTC(config)
+    labels = torch.tensor([[1, 1, 2], [3, -100, -100], [-100, 4, 5], [2, 3, 4]])
+    inputs = {"input_values": torch.randn(4, 60), "labels": labels}
+    step = compile(model, kwargs=inputs, mesh="data=2,tensor=2", backend="reference")
+    expected = model(**inputs)
+    expected.loss.backward()
+    torch.testing.assert_close(step(**inputs).loss, expected.loss.detach())
+    for (name, parameter), own in zip(model.named_parameters(), step.parameters(), strict=True):
+        if parameter.grad is not None:
+            torch.testing.assert_close(own.grad, parameter.grad, rtol=1e-4, atol=1e-5, msg=name)

@@ -1,0 +1,129 @@
+# pyright: basic
+# torch's tracing API is private and only partly typed.
+"""Checks of values that only raise are left out of a trace.
+
+`assert (ids < n).all()` and `if mask.sum() == 0: raise ValueError(..)` compute nothing: what
+follows is what the program is of. Where something in forward catches what they raise, they decide
+what is computed, and stay a branch that torch cannot trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._dynamo import symbolic_convert
+from torch._dynamo.variables import LazyVariableTracker, SymNodeVariable, TensorVariable
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from shardweave.ir.capture.site import TORCH
+
+Jump = Callable[[Any, Any], None]
+"""How dynamo runs a jump: of a translator, which has the frame's instructions, and the jump."""
+
+_JUMPS = [
+    code
+    for name, code in dis.opmap.items()
+    if name.startswith("POP_JUMP") and name.endswith(("IF_TRUE", "IF_FALSE"))
+]
+
+
+@contextlib.contextmanager
+def without_value_checks() -> Iterator[None]:
+    """Meanwhile dynamo goes on behind a check."""
+    translators = {symbolic_convert.InstructionTranslatorBase}
+    for translator in list(translators):
+        translators |= _subclasses(translator)
+    with contextlib.ExitStack() as stack:
+        for translator in translators:
+            table = list(translator.dispatch_table)
+            for code in _JUMPS:
+                table[code] = _passing(table[code])
+            stack.enter_context(mock.patch.object(translator, "dispatch_table", table))
+        yield
+
+
+def _subclasses(kind: type) -> set[Any]:
+    return {kind, *(below for each in kind.__subclasses__() for below in _subclasses(each))}
+
+
+def _passing(jump: Jump) -> Jump:
+    """A jump that goes on where the other way only raises."""
+
+    def passing_jump(frame: Any, jumping: Any) -> None:
+        if _is_of_data(frame.stack[-1]):
+            raises_here = _only_raises(frame, frame.instruction_pointer)
+            raises_there = _only_raises(frame, frame.indexof[jumping.target])
+            if raises_here != raises_there:
+                frame.pop()
+                if raises_here:
+                    frame.jump(jumping)
+                return
+        jump(frame, jumping)
+
+    return passing_jump
+
+
+def _is_of_data(value: Any) -> bool:
+    """Whether a value is one that only the data say."""
+    if isinstance(value, LazyVariableTracker):
+        value = value.realize()
+    if isinstance(value, SymNodeVariable):
+        return bool(free_unbacked_symbols(value.sym_num))
+    return isinstance(value, TensorVariable)
+
+
+def _only_raises(frame: Any, first: int) -> bool:
+    """Whether instructions from one on make an exception and raise it, and nobody catches it."""
+    for instruction in frame.instructions[first:]:
+        if instruction.opname == "RAISE_VARARGS":
+            return not _is_caught(frame, instruction)
+        if instruction.target is not None or instruction.opname.startswith(("RETURN", "YIELD")):
+            return False
+    return False
+
+
+def _is_caught(frame: Any, instruction: Any) -> bool:
+    """Whether code around an instruction, or around a call on the way to it, has an `except`."""
+    while frame is not None:
+        # What torch's own code catches, around hooks, it raises again.
+        is_users = not frame.f_code.co_filename.startswith(TORCH)
+        if is_users and _has_except(frame, instruction):
+            return True
+        frame = frame.parent
+        instruction = frame and frame.current_instruction
+    return False
+
+
+def _has_except(frame: Any, instruction: Any) -> bool:
+    """Of one frame: `finally` and `with` raise again what they get, and so does what cleans up
+    behind a handler, which does not begin as one."""
+    while instruction.exn_tab_entry is not None:
+        first = frame.indexof[instruction.exn_tab_entry.target]
+        handler = frame.instructions[first:]
+        is_handler = handler[0].opname == "PUSH_EXC_INFO"
+        ends = _ENDS if is_handler else ("RERAISE",)
+        instruction = next(each for each in handler if each.opname in ends)
+        if instruction.opname != "RERAISE":
+            return True
+    return False
+
+
+_ENDS = ("RERAISE", "CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_EXCEPT")
+
+
+def drop_unread_numbers(graph: torch.fx.Graph) -> None:
+    """Take the numbers out of a graph that are read out of tensors for nothing but checks.
+
+    Torch checks in which range such a number is.
+    """
+    for node in reversed(graph.nodes):
+        example = node.meta.get("example_value")
+        is_number = isinstance(example, torch.SymInt | torch.SymFloat | torch.SymBool)
+        is_range = node.target is torch.ops.aten._assert_scalar.default
+        if (is_number or is_range) and not node.users and node.op.startswith("call"):
+            graph.erase_node(node)

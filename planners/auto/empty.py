@@ -1,0 +1,70 @@
+"""Why a search has nothing to choose from, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+
+from shardweave.planners.auto.search import JointSearch
+from shardweave.planners.auto.space import JointSpace, joint_space
+from shardweave.planners.auto.worth import sorted_values
+from shardweave.planners.cost.quantity import gib
+
+
+def why_empty(search: JointSearch) -> str:
+    """A sentence on a search that simulated nothing: what left it no point, and a way out."""
+    space = search.space
+    asked = str(space.constraints)
+    what = f" with {asked}" if asked else ""
+    where = f"{space.devices} devices for a batch of {space.batch}"
+    opening = f"the joint space has no plan{what} on {where}"
+    problems = search.evaluator.problems
+    problem = space.whole or next(iter(problems.values()), "")
+    if search.too_large:
+        return (
+            f"{opening} that fits: {search.too_large} points need more memory for parameters and "
+            f"optimizer alone, at least {gib(search.least_state_bytes)} of "
+            f"{gib(search.capacity)} GiB a device; use more devices or devices with more memory, "
+            f"or allow what divides them (zero=3, tensor, stages). {problem}".rstrip()
+        )
+    if problems:
+        return f"{opening}: none of its {len(problems)} points can be partitioned. {problem}"
+    ways = "; ".join(_ways_out(search)) or (
+        "no single one of these can be left out to have one; leave out more"
+        if asked or space.mesh
+        else "data parallelism has to divide the batch, and there are at most "
+        f"{space.parts} stages; change the batch or the number of devices"
+    )
+    return f"{opening}: {ways}. {problem}".rstrip()
+
+
+def _ways_out(search: JointSearch) -> Iterator[str]:
+    """For each single wish without which there are points: what may stand in its place."""
+    space = search.space
+    if space.mesh is not None and _has_points(_like(search, has_mesh=False)):
+        yield f"without the mesh {space.mesh} there are plans; give other sizes, or none"
+    for name in dict.fromkeys((*space.constraints.fixed, *space.constraints.forbidden)):
+        values = _values(_like(search, without=name), name)
+        if values:
+            yield f"{name} can be {' or '.join(values)}"
+
+
+def _like(search: JointSearch, *, without: str = "", has_mesh: bool = True) -> JointSpace:
+    """The space without what a user asks of one dimension, or of the mesh."""
+    old = search.space
+    reader, mesh = search.estimator.reader, old.mesh if has_mesh else None
+    constraints = old.constraints.without(without)
+    new = joint_space(reader, mesh, constraints, has_list=old.has_list, runnable=False)
+    return replace(new, devices=old.devices, whole=old.whole)
+
+
+def _has_points(space: JointSpace) -> bool:
+    return any(True for _ in space.all_points())
+
+
+def _values(space: JointSpace, name: str) -> list[str]:
+    points = space.all_points()
+    if name in ("schedule", "pipeline"):
+        points = chain.from_iterable(map(space.variants, points))
+    return sorted_values(dict.fromkeys(point.value(name) for point in points))

@@ -1,0 +1,218 @@
+"""What a model's code reads besides tensors is followed when it changes, wherever it is held."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import shardweave as sw
+from shardweave.driver.settings import Settings, changes
+
+X = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+
+FACTOR = 1.0
+
+
+@dataclass
+class Config:
+    """Settings of `Read`."""
+
+    shift: float = 0.0
+    inner: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(power=1))
+
+
+class Read(nn.Module):
+    """A loss by settings of every kind."""
+
+    scale = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.config = nn.Linear(4, 4), Config()
+        self.weights, self.by_name = [1.0, 2.0], {"a": 1.0}
+        # Not to be pickled, as traces that are shared among tests do not tell globals apart.
+        self.activation: Callable[[Tensor], Tensor] = lambda x: x.tanh()
+        self._hidden: float | None = None
+        self.temperature = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.activation(self.fc(x)) * self.scale + self.config.shift
+        out = out * self.weights[0] * self.by_name["a"] * self._factor()
+        if self._hidden is not None:
+            out = out * self._hidden
+        if not self.training:
+            out = out / self.temperature
+        return (out**self.config.inner.power).square().mean()
+
+    def _factor(self) -> float:
+        return FACTOR
+
+
+def compiled(model: nn.Module, **options: object) -> sw.Step:
+    options = {"mesh": "data=2", "backend": "reference", **options}
+    return sw.compile(model, (X,), **options)  # type: ignore[arg-type]
+
+
+def changes_of(model: Read) -> list[Callable[[], object]]:
+    return [
+        lambda: globals().update(FACTOR=1.5),
+        lambda: setattr(model, "scale", 2.0),
+        lambda: setattr(model.config, "shift", 0.5),
+        lambda: setattr(model.config.inner, "power", 2),
+        lambda: setattr(model, "config", Config(shift=0.25)),
+        lambda: model.weights.__setitem__(0, 3.0),
+        lambda: model.by_name.update(a=4.0),
+        lambda: setattr(model, "activation", torch.sin),
+        lambda: setattr(model, "_hidden", 0.5),
+    ]
+
+
+def test_settings_are_followed_wherever_the_model_holds_them() -> None:
+    model = Read()
+    step = compiled(model)
+    try:
+        before = step(X)
+        for change in changes_of(model):
+            change()
+            after = step(X)
+            torch.testing.assert_close(after, model(X).detach())
+            assert not torch.equal(after, before)
+            before = after
+    finally:
+        globals().update(FACTOR=1.0)
+
+
+def test_setting_that_evaluation_alone_reads_is_followed_there() -> None:
+    model = Read()
+    step = compiled(model)
+    step.eval()(X)
+    model.temperature = 2.0
+    step.train()(X)
+    torch.testing.assert_close(step.eval()(X), model.eval()(X).detach())
+
+
+def test_hook_that_takes_the_place_of_another_is_followed() -> None:
+    model = Read()
+    handles = [model.fc.register_forward_hook(lambda m, args, out: out * 2)]
+    handles += [model.fc.weight.register_hook(lambda grad: grad * 2)]
+    step = compiled(model)
+    step(X)
+    for handle in handles:
+        handle.remove()
+    model.fc.register_forward_hook(lambda m, args, out: out * 3)
+    model.fc.weight.register_hook(lambda grad: grad * 3)
+    step.zero_grad()
+    loss = model(X)
+    loss.backward()
+    torch.testing.assert_close(step(X), loss.detach())
+    torch.testing.assert_close(step.fc.weight.grad, model.fc.weight.grad)
+
+
+def test_variable_around_the_loss_is_followed() -> None:
+    factor = 1.0
+    model = nn.Linear(4, 4)
+    step = compiled(model, loss=lambda out: factor * out.square().mean())
+    first = step(X)[0]
+    factor = 3.0
+    torch.testing.assert_close(step(X)[0], first * 3)
+
+
+class Dropping(nn.Module):
+    """Dropout between two maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.drop, self.down = nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.drop(self.up(x))).square().mean()
+
+
+def test_settings_are_followed_in_parameters_of_bfloat16(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "shardweave")
+    model = Dropping()
+    step = sw.compile(model, (X,), precision="bf16-true")
+    step(X)
+    model.drop.p = 0.0
+    expected = copy.deepcopy(model).bfloat16()(X.bfloat16())
+    assert step(X).item() == expected.item()
+    assert caplog.records[-1].getMessage().endswith(": drop.p is 0.0, was 0.5")
+    model.up.register_forward_hook(lambda m, args, out: out * 2)
+    expected = copy.deepcopy(model).bfloat16()(X.bfloat16())
+    assert step(X).item() == expected.item()
+
+
+class Defaulted(nn.Module):
+    """Adds numbers of torch's default dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.square: Callable[[Tensor], Tensor] = lambda x: x.square()  # as in `Read`
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.square(self.fc(x) + torch.ones(4)).mean()
+
+
+def test_default_dtype_is_followed() -> None:
+    model = Defaulted()
+    step = compiled(model)
+    assert step(X).dtype == torch.float32
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert step(X).dtype == model(X).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_what_is_no_setting_is_not_looked_at() -> None:
+    class Other(Read):
+        def log(self) -> float:
+            return UNRELATED
+
+    model = Other()
+    model.last = torch.ones(2)
+    model.many = list(range(1000))
+    settings = Settings(model)
+    before = settings.now()
+    globals().update(UNRELATED=2.0)
+    model.last = torch.zeros(2)
+    model.many[0] = 5
+    model.eval()
+    assert settings.now().is_same(before)
+    model.scale = 2.0
+    assert changes(before, settings.now()) == {"scale": "is 2.0, was the class's"}
+
+
+UNRELATED = 1.0
+
+
+def test_settings_of_the_step_are_those_of_the_model() -> None:
+    model = Read()
+    step = compiled(model)
+    before = step(X)
+    step.scale = 2.0
+    step.config.shift = 0.5
+    assert (model.scale, model.config.shift, step.temperature) == (2.0, 0.5, 1.0)
+    assert not torch.equal(step(X), before)
+    torch.testing.assert_close(step(X), model(X).detach())
+    twin = copy.deepcopy(step)
+    twin.scale = 3.0
+    torch.testing.assert_close(step(X), model(X).detach())
+    dropping = Dropping()
+    dropped = compiled(dropping)
+    dropped.drop.p = 0.0
+    torch.testing.assert_close(dropped(X), dropping(X).detach())
+    step.best = 0.5  # of the user's own
+    assert step.best == 0.5
+    assert not hasattr(model, "best")
+    with pytest.raises(AttributeError, match="'_factor' of the model is code"):
+        step._factor()
+    with pytest.raises(AttributeError, match="no attribute 'absent'"):
+        step.absent  # noqa: B018
