@@ -64,10 +64,11 @@ def expected_strides(value: SSAValue) -> Sizes:
         return expected_strides(region.operands[value.index]) if inside else dense_strides(shape)
     if not isinstance(owner, AtenOp):
         return dense_strides(shape)
-    if owner.name == ATTENTION and len(shape) == 4:
+    if owner.name == ATTENTION and len(shape) == 4 and _is_view(owner.operands[0]):
         return ordered_strides(shape, expected_strides(owner.operands[0]))
     if "attention" in owner.name and len(shape) == 4:
-        # Of gradients, and of attention in pieces, heads are the last but one in memory.
+        # Of gradients, of attention in pieces, and where queries are computed from views, as turned
+        # by their positions, heads are the last but one in memory.
         _, heads, length, width = shape
         return (length * heads * width, width, heads * width, 1)
     view = facts_of(owner).view
@@ -86,6 +87,12 @@ def expected_strides(value: SSAValue) -> Sizes:
         is_real = len(shape) > len(before)
         return (*(2 * stride for stride in strides), 1) if is_real else dense_strides(shape)
     return reshaped(before, strides, shape) or dense_strides(shape)
+
+
+def _is_view(value: SSAValue) -> bool:
+    """Whether a value is given, or a view of another, so that its order in memory is told."""
+    owner = value.owner
+    return not isinstance(owner, AtenOp) or facts_of(owner).view not in (None, "cast")
 
 
 def _expanded(source: Sizes, strides: Sizes, shape: Sizes) -> Sizes:
