@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shardweave.benchmarks.scoreboard_score import Pair, Score, formula, groups_of, score_of
+from shardweave.benchmarks.scoreboard_twins import oracle_regret
 from shardweave.driver.runs.predict import RunPredictor, in_order, placed
 from shardweave.driver.runs.rows import MeasuredRun, read_runs
 from shardweave.planners.cost.cluster import Cluster
@@ -50,13 +51,18 @@ WORST = 5
 
 def cluster_of(run: MeasuredRun, asked: str | None) -> Cluster:
     """The cluster of a run, with its nodes. Raises ValueError for an unknown device."""
+    return placed(run, preset_of(run, asked))
+
+
+def preset_of(run: MeasuredRun, asked: str | None) -> Cluster:
+    """The cluster of a run's kind of device. Raises ValueError for an unknown device."""
     name = asked or PRESETS.get(run.gpu)
     if name is None:
         raise ValueError(
             f"no preset is known for devices '{run.gpu}' ({', '.join(PRESETS)} are); give "
             "--cluster, a preset's name or a file."
         )
-    return placed(run, find_cluster(name))
+    return find_cluster(name)
 
 
 @dataclass(frozen=True)
@@ -163,6 +169,11 @@ def _print_scores(scores: Mapping[str, Score], record: Mapping[str, Any]) -> Non
             print(f"  not scored, as {row['reason']}: {row['run']}: {times}")
         if "contradicted" in one:
             print(f"  error with what is not scored: {one['error_with_contradicted']:.1%}")
+        if "oracle_regret" in one:
+            print(
+                "  worst regret of an oracle that prices messages by the profile: "
+                f"{one['oracle_regret']:.2f}; at a quarter of it: {one['quarter_regret']:.2f}"
+            )
         if "formula" in one:
             rows = one["formula"].items()
             both = ", ".join(f"{name} {row['error']:.1%}" for name, row in rows)
@@ -171,7 +182,21 @@ def _print_scores(scores: Mapping[str, Score], record: Mapping[str, Any]) -> Non
             )
 
 
-def report(runs: Sequence[MeasuredRun], found: Predicted) -> dict[str, Any]:
+def _oracle_record(pairs: Sequence[Pair], asked: str | None) -> dict[str, Any]:
+    """What an oracle's choice costs that prices messages by the profile, or a quarter of it."""
+    runs = [run for run, _ in pairs]
+    if not groups_of([(run, run.step_s) for run in runs]):
+        return {}
+    cluster = preset_of(runs[0], asked)
+    return {
+        "oracle_regret": oracle_regret(runs, cluster),
+        "quarter_regret": oracle_regret(runs, cluster, 0.25),
+    }
+
+
+def report(
+    runs: Sequence[MeasuredRun], found: Predicted, asked: str | None = None
+) -> dict[str, Any]:
     """Print what is found of these runs, by source, and return it."""
     record: dict[str, Any] = {"sources": {}, "refused": len(found.refused)}
     scores: dict[str, Score] = {}
@@ -188,6 +213,7 @@ def report(runs: Sequence[MeasuredRun], found: Predicted) -> dict[str, Any]:
             **scores[source].record(),
             "worst": worst_of(own.pairs),
             **_contradicted_record(own),
+            **_oracle_record(own.pairs, asked),
         }
         if len(groups_of([(run, run.step_s) for run, _ in own.pairs])) >= 4:
             record["sources"][source]["formula"] = _formula_record(own.pairs)
@@ -213,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         found = predict_all(runs, options.cluster)
         print(f"{part}: {len(found.pairs)} of {len(runs)} runs are scored")
-        record[part] = report(runs, found)
+        record[part] = report(runs, found, options.cluster)
     seconds = time.process_time() - start_s
     print(f"{seconds:.0f} s of processor time")
     record["processor_s"] = seconds

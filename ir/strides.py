@@ -16,10 +16,23 @@ from shardweave.ir.types import shape_of
 
 Sizes = tuple[int, ...]
 
+ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu"
+"""Fused attention: what it gives lies in memory as its queries do (`empty_like`)."""
+
 
 def dense_strides(shape: Sequence[int]) -> Sizes:
     """Strides of a contiguous tensor."""
     return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+def ordered_strides(shape: Sequence[int], like: Sequence[int]) -> Sizes:
+    """Strides of a tensor without gaps whose dims stand in memory in the order of some strides."""
+    found = [0] * len(shape)
+    step = 1
+    for dim in sorted(reversed(range(len(shape))), key=lambda dim: like[dim]):
+        found[dim] = step
+        step *= shape[dim]
+    return tuple(found)
 
 
 def refines(fine: Sequence[int], coarse: Sequence[int]) -> bool:
@@ -51,8 +64,11 @@ def expected_strides(value: SSAValue) -> Sizes:
         return expected_strides(region.operands[value.index]) if inside else dense_strides(shape)
     if not isinstance(owner, AtenOp):
         return dense_strides(shape)
+    if owner.name == ATTENTION and len(shape) == 4 and _is_view(owner.operands[0]):
+        return ordered_strides(shape, expected_strides(owner.operands[0]))
     if "attention" in owner.name and len(shape) == 4:
-        # Heads are the last but one in memory, as they are in the projections of q, k and v.
+        # Of gradients, of attention in pieces, and where queries are computed from views, as turned
+        # by their positions, heads are the last but one in memory.
         _, heads, length, width = shape
         return (length * heads * width, width, heads * width, 1)
     view = facts_of(owner).view
@@ -71,6 +87,12 @@ def expected_strides(value: SSAValue) -> Sizes:
         is_real = len(shape) > len(before)
         return (*(2 * stride for stride in strides), 1) if is_real else dense_strides(shape)
     return reshaped(before, strides, shape) or dense_strides(shape)
+
+
+def _is_view(value: SSAValue) -> bool:
+    """Whether a value is given, or a view of another, so that its order in memory is told."""
+    owner = value.owner
+    return not isinstance(owner, AtenOp) or facts_of(owner).view not in (None, "cast")
 
 
 def _expanded(source: Sizes, strides: Sizes, shape: Sizes) -> Sizes:

@@ -13,6 +13,7 @@ import pytest
 
 from shardweave.benchmarks.scoreboard import FOLDER, main
 from shardweave.benchmarks.scoreboard_score import formula, score_of
+from shardweave.benchmarks.scoreboard_twins import end_s, messages_s, oracle_regret
 from shardweave.driver.runs.frameworks import COMPOSER, USUAL, VTRAIN, framework_of
 from shardweave.driver.runs.predict import PredictedRun, RunPredictor, placed
 from shardweave.driver.runs.rows import MeasuredRun, read_runs
@@ -106,6 +107,41 @@ def test_measures_are_those_of_a_group_by_hand() -> None:
     assert found.worst_regret_of_3 == pytest.approx(1.0)
     assert found.memory_error == pytest.approx(0.1)
     assert (found.precision, found.recall) == (pytest.approx(0.2), 1.0)
+
+
+def test_page_has_the_regret_of_an_oracle_that_prices_messages() -> None:
+    timed, cluster = [run for run in runs() if not run.is_held_out], find_cluster("dgx-a100")
+    whole, quarter = (oracle_regret(timed, cluster, share) for share in (1.0, 0.25))
+    page = " ".join((ROOT / "docs/clusters.md").read_text().split())
+    text = (
+        f"has the same worst regret, {whole:.2f}; at a quarter of their time it has {quarter:.2f}"
+    )
+    assert text in page
+    record = json.loads((ROOT / "benchmarks/results/scoreboard.json").read_text())
+    worst = record["looked"]["sources"]["vtrain_single"]["worst_regret"]
+    assert f"{worst:.2f}" == f"{whole:.2f}"
+
+
+def test_oracle_that_prices_messages_is_wrong_where_a_twin_is_faster_than_they_allow() -> None:
+    """Five runs of two devices, of which tensor=2 by 4 samples is measured a tenth faster than
+    data=2 by 2; at 10 ms a layer its messages say otherwise, unless they take no time."""
+    base = replace(runs()[0], step_s=1.0, gpus=2, per_node=2, batch=8, pipeline=1, layers=12)
+    rows = [
+        replace(base, data=2, tensor=1, micro_batch=2, step_s=1.0),
+        replace(base, data=1, tensor=2, micro_batch=4, step_s=0.9),
+        *(replace(base, data=2, tensor=1, micro_batch=1, step_s=s) for s in (2.0, 3.0, 4.0)),
+    ]
+    cluster = find_cluster("dgx-a100")
+    slow = replace(cluster, collectives=(), start_overhead_s=0.0)
+    node = replace(slow.nodes[0], rings=(), latency_s=5e-3, bandwidth_bytes_s=1e15)
+    slow = replace(slow, nodes=(node,))
+    # Two micro-batches of 12 layers, six all-reduces each, of two steps of 5 ms.
+    assert messages_s(rows[1], slow) == pytest.approx(2 * 12 * 6 * 2 * 5e-3, rel=1e-3)
+    assert messages_s(rows[0], slow) == 0.0
+    assert end_s(rows[0], slow) > end_s(rows[1], slow) > 0
+    assert oracle_regret(rows, slow) == pytest.approx(1 / 0.9)
+    assert oracle_regret(rows, slow, 0.0) == 1.0
+    assert oracle_regret(rows[:2], slow) is None
 
 
 def test_formula_of_four_constants_is_as_good_as_it_is_told_to_be() -> None:

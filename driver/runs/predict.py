@@ -96,7 +96,7 @@ class RunPredictor:
 
         crossing = [block.crossing_bytes * run.data * count for block in work.blocks]
         stages = placed_stages(plan, cluster, read, crossing)
-        found = played_stages(stages, plan, cluster)
+        found = played_stages(stages, plan, cluster, gathers=not run.sequence_parallel)
         state = max(sum(stage.parameter_bytes) for stage in stages) / work.itemsize
         shares = run.data if run.zero else 1
         bandwidth = min(d.memory_bandwidth_bytes_s for d in cluster.device_types(run.gpus))

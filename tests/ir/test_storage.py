@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from itertools import permutations
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from shardweave.ir.regions import split_at_backward
 from shardweave.ir.storage import (
@@ -89,19 +91,32 @@ def test_values_share_memory_up_to_a_reshape_that_copies() -> None:
     assert expected_strides(ops["one"].results[0]) == merged[2:6].select(1, 1).stride()
 
 
-def test_merging_heads_after_attention_copies_nothing() -> None:
-    text = """
-        input %q : tensor<2x3x4x8xf32>
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_attention_lies_in_memory_as_its_queries_do(order: tuple[int, int, int]) -> None:
+    """Whichever way samples, heads and positions stand there; so merging heads may copy or not."""
+    sizes, dims = (2, 3, 4), [*(order.index(dim) for dim in range(3)), 3]
+    stored = (*(sizes[dim] for dim in order), 8)
+    text = f"""
+        input %x : tensor<{"x".join(map(str, stored))}xf32>
+        %q = aten.permute(%x, dims = {dims}) : tensor<2x3x4x8xf32>
         %o, %l = aten._scaled_dot_product_flash_attention_for_cpu(%q, %q, %q) : tensor<2x3x4x8xf32>, tensor<2x4x3xf32>
         %turned = aten.permute(%o, dims = [0, 2, 1, 3]) : tensor<2x4x3x8xf32>
         %merged = aten.view(%turned) : tensor<2x4x24xf32>
+        %first = aten.permute(%o, dims = [2, 0, 1, 3]) : tensor<4x2x3x8xf32>
+        %rows = aten.view(%first) : tensor<8x24xf32>
         output %merged
+        output %rows
     """
-    attention, *views = step(text).ops
-    assert all(map(is_view, views))
-    q = torch.randn(2, 4, 3, 8).transpose(1, 2)
+    _, attention, _, merged, _, rows = step(text).ops
+    q = torch.randn(stored).permute(dims)
     out, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q)
     assert expected_strides(attention.results[0]) == out.stride()
+    assert is_view(merged) == shares_memory(out.transpose(1, 2), 2, 4, 24)
+    assert is_view(rows) == shares_memory(out.permute(2, 0, 1, 3), 8, 24)
+
+
+def shares_memory(x: Tensor, *shape: int) -> bool:
+    return x.reshape(shape).data_ptr() == x.data_ptr()
 
 
 @pytest.mark.parametrize("name", ["gpt", "bert", "cnn"])

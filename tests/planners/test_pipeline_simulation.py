@@ -16,7 +16,12 @@ from shardweave.planners.amp.model import AmpError
 from shardweave.planners.cost.cluster import Cluster, NodeType, on_devices
 from shardweave.planners.cost.links import nics_of, transfer_of
 from shardweave.planners.cost.pipeline.micro_batch import micro_batch_plan
-from shardweave.planners.cost.pipeline.simulation import PipelineSimulation, simulate_stages
+from shardweave.planners.cost.pipeline.simulation import (
+    PipelineSimulation,
+    played_stages,
+    simulate_stages,
+)
+from shardweave.planners.cost.pipeline.stages import stages_of
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.simulation import Simulation
 from shardweave.planners.lower import Lowerings
@@ -256,6 +261,24 @@ def test_devices_spend_time_on_messages_at_both_ends() -> None:
         assert other.compute_s == pytest.approx(one.compute_s)
     assert after.time_s >= before.time_s + 2 * 4 * work_s
     assert after.lower_bound_s == before.lower_bound_s
+
+
+def test_ranks_that_gather_their_shares_wait_for_it_before_each_pass() -> None:
+    """Two stages of two tensor ranks, and 4 micro-batches of which each hands on 4 samples to two
+    replicas: the second gathers before each forward pass, the first before each backward one."""
+    plan = staged("pipeline=2,data=2,tensor=2")
+    nodes = (replace(UNIT.nodes[0], latency_s=0.0),)
+    on = replace(UNIT, nodes=nodes, start_overhead_s=1e-3)
+    stages = stages_of(lowerings(), plan, on)
+    before, after = (played_stages(stages, plan, on, gathers=way) for way in (False, True))
+    share = program_crossing() / 4 / 2 / 2
+    gather_s = 1e-3 + share / nodes[0].bandwidth_bytes_s
+    for one, other in zip(before.stages, after.stages, strict=True):
+        grown = other.exposed_s["pipeline"] - one.exposed_s.get("pipeline", 0.0)
+        assert grown >= 0.999 * 4 * gather_s
+    # The last micro-batch's gradient is gathered behind all else, the first's value before it.
+    assert after.time_s - before.time_s >= 4 * gather_s
+    assert after.time_s - before.time_s <= 2 * 4 * gather_s * 1.001
 
 
 def program_crossing() -> float:

@@ -163,9 +163,14 @@ def played_stages(
     cluster: Cluster,
     *,
     optimizer_multiplier: float | None = None,
+    gathers: bool = False,
 ) -> PipelineSimulation:
-    """A step of stages whose blocks are known; see `simulate_stages`."""
-    works = message_work(cluster, stages)
+    """A step of stages whose blocks are known; see `simulate_stages`.
+
+    gathers: whether ranks wait until they have gathered what they were handed in shares, as those
+    of Megatron-LM and DeepSpeed do.
+    """
+    works = message_work(cluster, stages, gathers=gathers)
     times = _with_messages(cluster, stages, works)
     pipeline = pipeline_of(plan)
     places = places_of(plan)
@@ -178,7 +183,7 @@ def played_stages(
         cluster.slowdown_beside(is_inside=True),
     )
     results = [
-        _result(stages[at::places], waits, sum(works[at::places]), optimizer_multiplier)
+        _result(stages[at::places], waits, sum(map(sum, works[at::places])), optimizer_multiplier)
         for at, waits in enumerate(played.waits)
     ]
     return PipelineSimulation(
@@ -196,7 +201,7 @@ def played_stages(
 
 
 def _with_messages(
-    cluster: Cluster, stages: list[Stage], works: Sequence[float]
+    cluster: Cluster, stages: list[Stage], works: Sequence[tuple[float, float]]
 ) -> list[StageTimes]:
     found = [_after(work_s, stage.times) for work_s, stage in zip(works, stages, strict=True)]
     for number, (forward, back) in enumerate(between(cluster, stages)):
@@ -205,16 +210,14 @@ def _with_messages(
     return found
 
 
-def _after(work_s: float, times: StageTimes) -> StageTimes:
-    """The same, with work on messages before each pass."""
-    if not work_s:
-        return times
-    first = (TaskPart(work_s),)
+def _after(work_s: tuple[float, float], times: StageTimes) -> StageTimes:
+    """The same, with work on messages before each pass, forward and backward."""
+    ahead, back = ((TaskPart(seconds),) if seconds else () for seconds in work_s)
     return replace(
         times,
-        forward=first + times.forward,
-        backward=first + times.backward,
-        last_backward=first + times.last_backward,
+        forward=ahead + times.forward,
+        backward=back + times.backward,
+        last_backward=back + times.last_backward,
     )
 
 
@@ -228,12 +231,12 @@ def lower_bound(times: list[StageTimes], micro_batches: int, places: int) -> flo
 def _result(
     chunks: Sequence[Stage], waits: Waits, work_s: float, optimizer_multiplier: float | None
 ) -> StageResult:
-    """Of a device that has some stages, and spends `work_s` on messages in one pass of each."""
+    """Of a device that has some stages, and spends `work_s` on messages of a micro-batch."""
     first = chunks[0]
     count = pipeline_of(first.plan).micro_batches
     exposed = {axes: seconds for axes, seconds in waits.exposed_s.items() if seconds}
     if work_s:
-        exposed[PIPELINE_AXIS] = exposed.get(PIPELINE_AXIS, 0.0) + 2 * count * work_s
+        exposed[PIPELINE_AXIS] = exposed.get(PIPELINE_AXIS, 0.0) + count * work_s
     inside = inside_totals(chunks)
     spent = [
         stage.exposed_s(block, is_forward=is_forward)

@@ -158,6 +158,16 @@ class Stage:
         devices = self.cluster.device_types(self.cluster.num_devices)
         return max(seconds[device.name] for device in devices)
 
+    def gather_s(self, size: float) -> float:
+        """Seconds in which the ranks of a replica gather what each of them was handed a share of,
+        of so many bytes."""
+        axes = tuple(name for name in self.mesh.names if name != DATA_AXIS)
+        count = self.mesh.sizes(axes)
+        if count == 1:
+            return 0.0
+        started_s = self.cluster.start_overhead_s
+        return started_s + self._links.sync_time_s("all_gather", axes, count * size)
+
     @property
     def replicas(self) -> int:
         return self.mesh.size(DATA_AXIS) if DATA_AXIS in self.mesh.names else 1
@@ -281,18 +291,25 @@ def handed_bytes(stage: Stage) -> float:
     return stage.crossing_bytes / stage.mesh.num_devices / pipeline_of(stage.plan).micro_batches
 
 
-def message_work(cluster: Cluster, stages: Sequence[Stage]) -> list[float]:
-    """Seconds that each stage's devices spend in one pass of a micro-batch on taking and sending
-    messages: as long forward as backward, which go the other way."""
+def message_work(
+    cluster: Cluster, stages: Sequence[Stage], *, gathers: bool = False
+) -> list[tuple[float, float]]:
+    """Seconds that each stage's devices spend in the passes of a micro-batch, forward and backward,
+    on taking and sending messages, which go the other way in the second; see `played_stages`."""
     each = [cluster.message_work_s(handed_bytes(stage)) for stage in stages[:-1]]
-    return [before + after for before, after in zip([0.0, *each], [*each, 0.0], strict=True)]
+    both = [before + after for before, after in zip([0.0, *each], [*each, 0.0], strict=True)]
+    if not gathers:
+        return [(one, one) for one in both]
+    whole = [stage.gather_s(handed_bytes(stage)) for stage in stages[:-1]]
+    rows = zip(both, [0.0, *whole], [*whole, 0.0], strict=True)
+    return [(one + forward, one + back) for one, forward, back in rows]
 
 
 def between(cluster: Cluster, stages: Sequence[Stage]) -> list[tuple[Message, Message]]:
     """What crosses each boundary for a micro-batch, forward and back.
 
     A rank sends to its like, all at once: its share of what its replica hands on, which the
-    ranks there have whole (Narayanan et al. 2021, Sec. 4.1; gathering it is not counted).
+    ranks there have whole (Narayanan et al. 2021, Sec. 4.1); `message_work` has gathering it.
     """
     found: list[tuple[Message, Message]] = []
     for stage, other in pairwise(stages):
