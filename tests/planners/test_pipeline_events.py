@@ -215,6 +215,15 @@ def test_messages_over_one_nic_run_in_turn() -> None:
     assert played("1f1b", apart, 2).time_s == pytest.approx(1.0 + 4.0 + 4.0 + 4.0 + 1.0)
 
 
+def test_stages_do_not_wait_for_gradients_that_leave_by_the_same_nic() -> None:
+    """The first stage gets its gradient 1 s after the second began to scatter, for 10 s."""
+    first, second = chain(stage(1.0, 2.0, 1.0, "nic"), stage(1.0, 2.0, 1.0, "nic"))
+    scatters = (replace(second.last_backward[0], scatter=Message(10.0, ("nic",))),)
+    found = played("1f1b", [first, replace(second, last_backward=scatters, overlaps=True)], 1)
+    assert found.waits[0].exposed_s["pipeline"] == pytest.approx(1.0)
+    assert found.time_s == pytest.approx(1.0 + 1.0 + 1.0 + 2.0 + 10.0)
+
+
 def test_gradients_of_a_later_stage_synchronise_beside_earlier_backward_passes() -> None:
     plain = chain(stage(1.0, 2.0), stage(1.0, 2.0))
     synced = [replace(one, finish=(Message(2.0),)) for one in plain]

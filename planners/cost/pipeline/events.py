@@ -2,7 +2,9 @@
 
 Every place on the axis of stages is one device that stands for all of its ranks. It has a stage, or
 several (chunks), and runs its tasks in a given order, one at a time. Messages run beside, on
-`streams.Streams`: those that share a NIC run in turn, in the order in which they were sent. Compute
+`streams.Streams`: those between stages that share a NIC run in turn, in the order in which they
+were sent, and so do collectives; but neither waits for the other, as a library of collectives sends
+both at once, and what passes between stages is small beside gradients. Compute
 is slowed down by messages beside it that the place sends or receives, and these by compute, as on
 the streams of one rank.
 """
@@ -303,7 +305,7 @@ class _Run:
         stream = (PIPELINE_AXIS, place, there)
         name = f"stage {number:02} to {goal:02}"
         event = _event(number, task, 0.0, 0.0)._replace(name="send", stream=name)
-        resources = (stream, *message.links)
+        resources = (stream, *((PIPELINE_AXIS, link) for link in message.links))
         key = ("message", goal, task[:2])
         flight = self._begin(key, message.seconds, resources, (place, there))
         self.sent.append((flight, event))
