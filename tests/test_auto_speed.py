@@ -21,3 +21,13 @@ def test_planning_takes_no_longer_than_its_goals_and_the_page_quotes_it() -> Non
         assert row["peak_bytes"] <= 4 * 2**30, name
         seconds = f"{row['capture_s']:.0f} s | {row['plan_s']:.1f} s"
         assert f"| {name} | {seconds} | {row['peak_bytes'] / 2**30:.1f} GiB |" in page
+    shares = [
+        (row["device_flops_s"], row["published_flops_s"])
+        for row in record.values()
+        if row["published_flops_s"]
+    ]
+    found, published = (
+        " and ".join(f"{rate / 1e12:.0f}" for rate in each) for each in zip(*shares, strict=True)
+    )
+    assert f"{found} TFLOP/s a device" in " ".join(page.split())
+    assert f"where {published} were published" in page
