@@ -76,13 +76,14 @@ def row_of(program: Program, name: str) -> dict[str, Any]:
     assert refined.predicted is not None, "refined degrees are simulated"
     assert auto.predicted is not None, "a plan of auto is simulated"
     pairs = [(estimated[d][0], simulated[d].time_s) for d in simulated]
+    by_chain, in_full = ([pair[number] for pair in pairs] for number in (0, 1))
     sizes = sorted(estimated[d][1] / simulated[d].peak_bytes for d in simulated)
     return {
         "assignments": len(simulated),
         "fit": len(fitting),
         "best": runs(best),
         "best_s": fitting[best],
-        "spearman": float(spearmanr(*zip(*pairs, strict=True)).statistic),
+        "spearman": float(spearmanr(by_chain, in_full).statistic),
         "time_ratio": sorted(one / other for one, other in pairs)[len(pairs) // 2],
         "memory_ratio": sizes[len(sizes) // 2],
         "model": literal.candidates[0].name,
