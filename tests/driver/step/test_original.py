@@ -53,6 +53,18 @@ def change_values(model: Model) -> None:
     model.load_state_dict(state)
 
 
+@torch.no_grad()
+def test_what_is_changed_late_is_told_within_sixteen_calls() -> None:
+    model = Model()
+    step = compiled(model)
+    for _ in range(12):
+        step(X)
+    change_values(model)
+    with one_warning("changed after sw.compile"):
+        for _ in range(16):
+            step(X)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
