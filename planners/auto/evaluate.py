@@ -54,11 +54,6 @@ class Evaluator:
             self._lowerings[id(program)] = Lowerings(program, most=RECENT)
         return self._lowerings[id(program)]
 
-    def can_extrapolate(self, point: JointPoint) -> bool:
-        """Whether a deep model's step follows from steps of a few of its blocks."""
-        plan = self.maker.plan(point, self.depths.read)
-        return is_by_block(plan, is_deep=True) or not plan.is_pipeline
-
     @property
     def _cluster(self) -> Cluster:
         return self.maker.estimator.cluster
