@@ -52,7 +52,7 @@ class Original:
                     places.setdefault(id(parameter), (module._parameters, name))
         self._places = list(places.values())
         """Of each parameter the first place, in the order of `model.parameters()`."""
-        self._first = self._versions_now()
+        self._first = _versions(self.parameters())
         self._take()
         self._num_exchanges = step.num_exchanges
         self._is_trained_apart = False
@@ -73,16 +73,14 @@ class Original:
     def _take(self) -> None:
         """Take the model as it is for known."""
         self._modes = tuple([module.training for module in self._modules])
-        self._trained = tuple([parameter.requires_grad for parameter in self.parameters()])
-        self._versions = self._versions_now()
+        parameters = self.parameters()
+        self._trained = _trained(parameters)
+        self._versions = _versions(parameters)
 
     def parameters(self) -> list[Tensor]:
         """The model's, as they are now; those that are gone are left out."""
         found = [holder.get(name) for holder, name in self._places]
         return [parameter for parameter in found if parameter is not None]
-
-    def _versions_now(self) -> list[tuple[int, int]]:
-        return [(id(parameter), parameter._version) for parameter in self.parameters()]
 
     def _say(self, kind: str, text: str) -> None:
         said = _SAID[self.model]
@@ -111,12 +109,13 @@ class Original:
             self._check_zeroed()
 
     def _check_parameters(self, call: StepCall) -> None:
+        """The part of `check` that looks at parameters."""
         parameters = self.parameters()
-        trained = tuple([parameter.requires_grad for parameter in parameters])
+        trained = _trained(parameters)
         if trained != self._trained:
             self._check_trained(trained, call.trained)
             self._trained = trained
-        versions = [(id(parameter), parameter._version) for parameter in parameters]
+        versions = _versions(parameters)
         if versions != self._versions:
             changed = [new != old for new, old in zip(versions, self._versions, strict=False)]
             self._versions = versions
@@ -238,7 +237,7 @@ class Original:
 
     def check_asked(self) -> None:
         """Warn if the state is that of before the training."""
-        if self._is_behind and self._versions_now() == self._first:
+        if self._is_behind and _versions(self.parameters()) == self._first:
             self._say(
                 "state",
                 "the model's state_dict() has the values from before sw.compile; those that were "
@@ -284,6 +283,15 @@ def _on_optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         original.check_optimizer()
     for original in found.steps:
         original.fall_behind(found.parameters)
+
+
+def _trained(parameters: list[Tensor]) -> tuple[bool, ...]:
+    return tuple([parameter.requires_grad for parameter in parameters])
+
+
+def _versions(parameters: list[Tensor]) -> list[tuple[int, int]]:
+    """Which tensors they are, and how often each was written to."""
+    return [(id(parameter), parameter._version) for parameter in parameters]
 
 
 def _differ(parameter: Tensor, own: Tensor) -> bool:
