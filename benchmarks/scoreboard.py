@@ -5,7 +5,8 @@ the columns of `data/runs/README.md`, predicts each on the preset of its kind of
 cluster, and prints for each source the errors, the order within groups of equal model, devices and
 batch, the regret of what the simulator would choose, and the rows that are worst. Presets are made
 of data sheets and of profiles of single ops and messages (each file says of which), not of the
-runs. The groups that nobody was to look at while the model was made are reported apart.
+runs. The groups that nobody was to look at while the model was made are reported apart. A row that
+cannot be read or predicted is named with its file and line; the first makes the command fail.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rich.table import Table
 from shardweave.benchmarks.scoreboard_score import Pair, Score, formula, groups_of, score_of
 from shardweave.benchmarks.scoreboard_twins import oracle_regret
 from shardweave.driver.runs.predict import RunPredictor, in_order, placed
-from shardweave.driver.runs.rows import MeasuredRun, read_runs
+from shardweave.driver.runs.rows import MeasuredRun, read_rows, unread_columns
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
 
@@ -198,7 +199,11 @@ def report(
     runs: Sequence[MeasuredRun], found: Predicted, asked: str | None = None
 ) -> dict[str, Any]:
     """Print what is found of these runs, by source, and return it."""
-    record: dict[str, Any] = {"sources": {}, "refused": len(found.refused)}
+    record: dict[str, Any] = {
+        "sources": {},
+        "refused": len(found.refused),
+        "reasons": [f"{run.place}: {reason}" for run, reason in found.refused],
+    }
     scores: dict[str, Score] = {}
     for source in dict.fromkeys(run.source for run in runs):
         own = found.of(source)
@@ -218,8 +223,8 @@ def report(
         if len(groups_of([(run, run.step_s) for run, _ in own.pairs])) >= 4:
             record["sources"][source]["formula"] = _formula_record(own.pairs)
     _print_scores(scores, record)
-    for run, reason in found.refused[:WORST]:
-        print(f"not predicted: {run.name}: {reason}")
+    for run, reason in found.refused:
+        print(f"not predicted: {run.place}: {reason} ({run.name})")
     return record
 
 
@@ -232,7 +237,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     start_s = time.process_time()
     record: dict[str, Any] = {}
-    every = read_runs(options.runs)
+    try:
+        every, problems = _read(options.runs)
+        if options.cluster:
+            find_cluster(options.cluster)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
     for part in [options.part] if options.part else PARTS:
         runs = [run for run in every if run.is_held_out == (part == "held")]
         if not runs:
@@ -243,9 +253,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seconds = time.process_time() - start_s
     print(f"{seconds:.0f} s of processor time")
     record["processor_s"] = seconds
+    if problems:
+        record["unread"] = problems
+        print(f"{len(problems)} rows could not be read and are not scored", file=sys.stderr)
     if options.json:
         options.json.write_text(json.dumps(record, indent=1) + "\n")
-    return 0
+    return 1 if problems else 0
+
+
+def _read(paths: Sequence[Path]) -> tuple[list[MeasuredRun], list[str]]:
+    """The runs of some files, and what is wrong with rows that cannot be read, which is printed."""
+    for path in paths:
+        unread = unread_columns(path)
+        if unread:
+            print(f"{path}: columns that are not read: {', '.join(unread)}")
+    runs, problems = read_rows(paths)
+    for problem in problems:
+        print(f"not read: {problem}", file=sys.stderr)
+    if not runs and not problems:
+        raise ValueError(f"{', '.join(map(str, paths))}: no rows; give files with a run a row.")
+    return runs, problems
 
 
 if __name__ == "__main__":

@@ -57,8 +57,9 @@ def score_of(pairs: Sequence[Pair]) -> Score:
     memory = [
         abs(found.memory_bytes / run.memory_bytes - 1) for run, found in pairs if run.memory_bytes
     ]
-    wrong = [run.status == "oom" for run, _ in pairs]
-    said = [not found.fits for _, found in pairs]
+    known = [(run, found) for run, found in pairs if run.status != "error"]
+    wrong = [run.status == "oom" for run, _ in known]
+    said = [not found.fits for _, found in known]
     both = sum(a and b for a, b in zip(wrong, said, strict=True))
     regrets = [one[1] for one in orders]
     return Score(
@@ -89,9 +90,13 @@ def groups_of(timed: Sequence[Timed]) -> list[list[Timed]]:
 
 
 def _order(rows: Sequence[Timed]) -> tuple[float, float, float]:
-    """Spearman's coefficient, the regret of the predicted best, and of the best of three."""
-    measured = [run.step_s for run, _ in rows]
-    found = float(spearmanr(measured, [step for _, step in rows]).statistic)
+    """Spearman's coefficient, the regret of the predicted best, and of the best of three.
+
+    Steps that are all the same have no order, and a coefficient of 0.
+    """
+    measured, predicted = [run.step_s for run, _ in rows], [step for _, step in rows]
+    is_flat = len(set(measured)) == 1 or len(set(predicted)) == 1
+    found = 0.0 if is_flat else float(spearmanr(measured, predicted).statistic)
     order = [run.step_s for run, _ in sorted(rows, key=lambda row: row[1])]
     return found, order[0] / min(measured), min(order[:3]) / min(measured)
 

@@ -10,10 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from shardweave.benchmarks.scoreboard import FOLDER, main
 from shardweave.benchmarks.scoreboard_score import formula, score_of
 from shardweave.benchmarks.scoreboard_twins import end_s, messages_s, oracle_regret
+from shardweave.driver.runs.decoder import (
+    COPIES,
+    COPIES_OF_VIEW,
+    LAYERS,
+    DecoderSpec,
+    captured_decoder,
+)
 from shardweave.driver.runs.frameworks import COMPOSER, USUAL, VTRAIN, framework_of
 from shardweave.driver.runs.predict import PredictedRun, RunPredictor, placed
 from shardweave.driver.runs.rows import MeasuredRun, read_runs
@@ -86,7 +94,7 @@ def test_row_that_cannot_be_read_is_told_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "bad.csv"
     lines = ROWS.read_text().splitlines()[:2]
     file.write_text(f"{lines[0]}\n{lines[1].replace('372.160408', 'fast')}\n")
-    with pytest.raises(ValueError, match=r"bad.csv:2: ValueError.* expected the columns of"):
+    with pytest.raises(ValueError, match=r"bad\.csv:2: column 'step_ms' is 'fast'; write what"):
         read_runs([file])
 
 
@@ -257,3 +265,28 @@ def test_framework_says_what_rows_do_not() -> None:
     assert none.step_s < tied.step_s < usual.step_s
     assert none.memory_bytes < tied.memory_bytes < own.memory_bytes
     assert tied.memory_bytes > usual.memory_bytes + 4e9
+
+
+@pytest.mark.parametrize(("is_view", "copies"), [(False, COPIES), (True, COPIES_OF_VIEW)])
+def test_masking_scores_in_place_is_copied_backward_as_often_as_pytorch_does(
+    is_view: bool, copies: int
+) -> None:
+    """Eager PyTorch, profiled, on scores as Sailor's models and as others compute them."""
+    query, key = torch.zeros(2, 4, 3, requires_grad=True), torch.zeros(2, 3, 4)
+    product = torch.baddbmm(torch.empty(2, 4, 4), query, key, beta=0.0)
+    scores = product.view(1, 2, 4, 4) if is_view else product
+    later = torch.ones(4, 4, dtype=torch.bool).triu(1)
+    found = scores.masked_fill_(later, -1e4).softmax(-1)
+    grad = torch.ones_like(found)
+    with torch.autograd.profiler.profile() as profile:
+        torch.autograd.grad(found, query, grad)
+    names = [event.name for event in profile.function_events]
+    assert names.count("aten::copy_") == copies
+    assert names.count("aten::masked_fill_") == 1
+
+
+def test_decoder_copies_the_gradient_of_masked_scores() -> None:
+    spec = DecoderSpec(32, 4, 64, 64, 16, False, False, "float32", masks_view=True)
+    view, own = (captured_decoder(replace(spec, masks_view=way), 1).ops for way in (True, False))
+    count = sum(1 for _ in view) - sum(1 for _ in own)
+    assert count == LAYERS * (COPIES_OF_VIEW - COPIES)

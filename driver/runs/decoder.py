@@ -29,7 +29,8 @@ KEPT = 0.9
 class DecoderSpec:
     """Sizes. is_fused: attention is one kernel that stores no scores. fuses_mask: where scores are
     stored, one kernel scales, masks and normalises them. drops_hidden: what a block adds has a bias
-    and is dropped. drops, scales: stored scores. dtype: of everything."""
+    and is dropped. drops, scales: stored scores. masks_view: they are masked where their product
+    wrote them. dtype: of everything."""
 
     hidden: int
     heads: int
@@ -42,6 +43,7 @@ class DecoderSpec:
     drops_hidden: bool = True
     drops: bool = True
     scales: bool = True
+    masks_view: bool = False
     head: Head = "tied"
 
 
@@ -75,6 +77,30 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (probabilities,) = ctx.saved_tensors
         return probabilities * (grads[0] / len(probabilities)), None
+
+
+COPIES, COPIES_OF_VIEW = 1, 5
+"""Of a gradient, backward through `masked_fill_`, beside masking it. PyTorch's `masked_fill` masks
+a copy. For a tensor that is a view of another the gradient is copied into memory laid out as the
+other (AsStridedBackward), copied and cloned again around the masking, and copied back (CopySlices:
+torch/csrc/autograd/functions/tensor.cpp)."""
+
+
+class _Masked(torch.autograd.Function):
+    """`masked_fill_` with as many ops backward as PyTorch has kernels. Any numbers do."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, later: Tensor, copies: int) -> Tensor:
+        ctx.save_for_backward(later)
+        ctx.copies = copies
+        return scores.masked_fill(later, -1e4)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (later,), (grad,) = ctx.saved_tensors, grads
+        for _ in range(ctx.copies):
+            grad = grad * KEPT
+        return grad.masked_fill(later, 0.0), None, None
 
 
 class AddToResidual(nn.Module):
@@ -138,7 +164,8 @@ class MaskedAttention(StoredAttention):
     def probabilities(self, scores: Tensor) -> Tensor:
         """The layer's number stands for any scale."""
         wide = scores.float() * LAYERS if self.spec.scales else scores.float()
-        masked = wide.masked_fill(self.get_buffer("later"), -1e4)
+        copies = COPIES_OF_VIEW if self.spec.masks_view else COPIES
+        masked: Tensor = _Masked.apply(wide, self.get_buffer("later"), copies)
         return masked.softmax(-1).to(scores.dtype)
 
 

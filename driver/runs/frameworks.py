@@ -16,8 +16,10 @@ class Framework:
     """precision, vocab: of a run that does not say it. pads_vocab: to a multiple of the tensor
     degree; else each rank has its share, rounded down. drops_hidden: whether what a block adds to
     the residual stream has a bias and is dropped. drops_scores, scales_scores: whether stored
-    scores are dropped, and scaled by an op of their own. heads: by model, where the head is not
-    tied. held_bytes: of a device, beside all tensors: its context, kernels and buffers of messages.
+    scores are dropped, and scaled by an op of their own. masks_view: whether they are masked in
+    place where their product wrote them, as a view of it. heads: by model, where the head
+    is not tied. held_bytes: of a device, beside all tensors: its context, kernels and buffers of
+    messages.
     """
 
     precision: str = "fp16"
@@ -26,6 +28,7 @@ class Framework:
     drops_hidden: bool = True
     drops_scores: bool = True
     scales_scores: bool = True
+    masks_view: bool = False
     heads: Mapping[str, Head] = field(default_factory=dict[str, Head])
     held_bytes: float = 0.0
 
@@ -35,14 +38,16 @@ SAILOR = Framework(
     drops_hidden=False,
     drops_scores=False,
     scales_scores=False,
+    masks_view=True,
     heads={"OPT-350M": "own", "GPT-Neo-2.7B": "none"},
     held_bytes=5.06e9,
 )
 """Sailor's Megatron-DeepSpeed (github.com/eth-easl/sailor, MIT). Its scripts set no precision of 16
 bits, and NVIDIA's container, in which it runs, allows TF32. `opt_model.py` and `gpt_neo_model.py`
-drop and scale no scores, and add what a block gives without its bias; the one ends in a projection
-of its own, the other in a norm. Memory is what `nvidia-smi` says, for which its simulator
-(`runtime_simulator.py`) counts 4.76 GB and 300 MB beside tensors."""
+drop and scale no scores, mask those that `baddbmm` wrote through a view of them, and add what a
+block gives without its bias; the one ends in a projection of its own, the other in a norm. Memory
+is what `nvidia-smi` says, for which its simulator (`runtime_simulator.py`) counts 4.76 GB and
+300 MB beside tensors."""
 
 COMPOSER = Framework(drops_hidden=False)
 """llm-foundry's MPT (github.com/mosaicml/llm-foundry, Apache-2.0): no biases, no dropout."""

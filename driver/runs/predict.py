@@ -10,7 +10,7 @@ but the last.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -21,14 +21,17 @@ from shardweave.driver.runs.rows import MeasuredRun
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster, DeviceType, PlacedCluster
 from shardweave.planners.cost.pipeline.simulation import played_stages
-from shardweave.planners.cost.pipeline.stages import placed_stages
+from shardweave.planners.cost.pipeline.stages import Stage, placed_stages
 from shardweave.planners.cost.workload import Workload, workload_of
 from shardweave.planners.lower import Lowerings
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Pipeline
 
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "float32"}
+DTYPES = {
+    **{"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "float32"},
+    **{name: name for name in ("bfloat16", "float16", "float32")},
+}
 ADAM_BYTES = 32
 """That Adam moves for a parameter in mixed precision: its gradient, and three numbers of 32 bits
 that are read and written, and the parameter."""
@@ -51,12 +54,16 @@ class PredictedRun:
 
 
 def placed(run: MeasuredRun, cluster: Cluster) -> Cluster:
-    """As many of a cluster's first nodes as a run used, with as many devices on each.
+    """As many of a cluster's nodes as a run used, with as many devices on each: of those of the
+    run's kind of device, or where the cluster has none of that name of its first kind. Where the
+    run does not say how many devices a node has, the cluster does.
 
     A run in TF32 has the rate `tfloat32` for products of 32 bits, if the cluster says it.
     """
-    count = max(1, -(-run.gpus // run.per_node))
-    node = replace(cluster.nodes[0], devices=run.per_node, count=count)
+    own = [node for node in cluster.nodes if node.device == run.gpu]
+    node = (own or cluster.nodes)[0]
+    per_node = run.per_node or min(run.gpus, node.devices)
+    node = replace(node, devices=per_node, count=-(-run.gpus // per_node))
     devices = cluster.devices
     if run.precision == "tf32":
         devices = {name: _in_tf32(one) for name, one in devices.items()}
@@ -88,6 +95,7 @@ class RunPredictor:
             raise ValueError(
                 f"batch {run.batch} is no multiple of {run.data} replicas of {micro} samples"
             )
+        _check_axes(run)
         plan = _plan_of(run, count)
         work = self._work(run, cluster, micro)
 
@@ -96,13 +104,17 @@ class RunPredictor:
 
         crossing = [block.crossing_bytes * run.data * count for block in work.blocks]
         stages = placed_stages(plan, cluster, read, crossing)
-        found = played_stages(stages, plan, cluster, gathers=not run.sequence_parallel)
-        state = max(sum(stage.parameter_bytes) for stage in stages) / work.itemsize
-        shares = run.data if run.zero else 1
-        bandwidth = min(d.memory_bandwidth_bytes_s for d in cluster.device_types(run.gpus))
-        optimizer_s = ADAM_BYTES * state / shares / bandwidth
+        found = played_stages(
+            stages, plan, cluster, gathers=not run.sequence_parallel, blocking=True
+        )
+        if not math.isfinite(found.time_s):
+            raise ValueError(
+                f"cluster '{cluster.name}' has no link for some of the messages of {run.gpus} "
+                "devices; add 'bandwidth_bytes_s' within its nodes, and between them 'nics' with "
+                "'nic_bandwidth_bytes_s'"
+            )
         return PredictedRun(
-            found.time_s + optimizer_s,
+            found.time_s + _adam_s(run, cluster, stages),
             found.peak_bytes + framework_of(run.framework, run.source).held_bytes,
             float(found.memory_bytes),
         )
@@ -110,7 +122,11 @@ class RunPredictor:
     def _work(self, run: MeasuredRun, cluster: Cluster, micro: int) -> Workload:
         spec = _spec_of(run, micro)
         policy = policy_of(run)
-        key = cluster.name, run.precision, spec, micro, run.tensor, run.sequence_parallel, policy
+        node = cluster.nodes[0].device, cluster.nodes[0].devices
+        key = (
+            *(cluster.name, node, run.precision, spec, micro),
+            *(run.tensor, run.sequence_parallel, policy),
+        )
         if key not in self.works:
             lowerings = _lowerings(spec, micro)
             mesh = Mesh(data=1, tensor=run.tensor)
@@ -118,6 +134,23 @@ class RunPredictor:
             local = lowerings.blocking(replace(base, recompute=policy))
             self.works[key] = workload_of(local, cluster, mesh)
         return stacked(self.works[key], run.layers)
+
+
+def _check_axes(run: MeasuredRun) -> None:
+    for column, degree in (("cp", run.context), ("ep", run.expert)):
+        if degree > 1:
+            raise ValueError(
+                f"column '{column}' is {degree}, and runs whose sequences or experts are cut are "
+                "not predicted; leave the row out"
+            )
+
+
+def _adam_s(run: MeasuredRun, cluster: Cluster, stages: Sequence[Stage]) -> float:
+    """Seconds of Adam behind all else, on the device with most parameters."""
+    size = max(sum(stage.parameter_bytes) for stage in stages)
+    shares = run.data if run.zero else 1
+    bandwidth = min(one.memory_bandwidth_bytes_s for one in cluster.device_types(run.gpus))
+    return ADAM_BYTES * size / stages[0].itemsize / shares / bandwidth
 
 
 def _spec_of(run: MeasuredRun, micro: int) -> DecoderSpec:
@@ -132,7 +165,7 @@ def _spec_of(run: MeasuredRun, micro: int) -> DecoderSpec:
     return DecoderSpec(
         run.hidden, run.heads, run.ffn, vocab, run.seq, run.is_fused, fuses_mask, dtype,
         framework.drops_hidden, framework.drops_scores, framework.scales_scores,
-        framework.heads.get(run.model, "tied"),
+        framework.masks_view, framework.heads.get(run.model, "tied"),
     )  # fmt: skip
 
 
@@ -146,7 +179,9 @@ def _dtype_of(run: MeasuredRun) -> str:
     if "fp8" in run.precision:
         return "bfloat16"
     if not known:
-        raise ValueError(f"precision '{run.precision}' is none of {', '.join(DTYPES)}, fp8")
+        raise ValueError(
+            f"column 'precision' is '{run.precision}'; write one of {', '.join(DTYPES)}, fp8"
+        )
     return known[0]
 
 

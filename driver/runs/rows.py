@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +19,25 @@ OUTER_LAYERS = 2
 """What stands before and behind all layers, where a note counts it."""
 
 
+COLUMNS = (
+    "source cluster gpu gpus gpus_per_node model layers hidden heads kv_heads ffn vocab seq gbs "
+    "mbs dp tp pp vpp cp ep sp zero recompute attention precision framework step_ms tflops_gpu "
+    "tokens_s_gpu mfu mem_gib status note"
+).split()
+"""In any order; a file may leave out what it does not know."""
+
+NEEDED = ("gpu", "gpus", "layers", "hidden", "heads", "seq", "gbs")
+
+RECOMPUTED = ("none", "full", "selective")
+STATUSES = ("ok", "oom", "error")
+TRUE, FALSE = ("true", "yes", "1"), ("false", "no", "0")
+
+
 @dataclass(frozen=True)
 class MeasuredRun:
     """A row. Counts that it does not say are 1; None: not known. step_s: seconds of a step; 0 where
-    none was measured. memory_bytes: the most that a device held, 0 where it does not say."""
+    none was measured. memory_bytes: the most that a device held, 0 where it does not say. per_node:
+    devices of a node, 0 for as many as the cluster has. place: its file and line."""
 
     source: str
     cluster: str
@@ -51,6 +67,9 @@ class MeasuredRun:
     memory_bytes: float
     status: str
     note: str
+    context: int = 1
+    expert: int = 1
+    place: str = ""
 
     @property
     def noted_layers(self) -> int:
@@ -107,56 +126,184 @@ class MeasuredRun:
 
 
 def read_runs(paths: Iterable[Path]) -> list[MeasuredRun]:
-    """Raises ValueError, with the file and the line, for a row that cannot be read; OSError."""
-    found: list[MeasuredRun] = []
+    """The rows of some files. Raises ValueError, with file, line and column, for those that cannot
+    be read; OSError."""
+    runs, problems = read_rows(paths)
+    if problems:
+        raise ValueError("\n".join(problems))
+    return runs
+
+
+def read_rows(paths: Iterable[Path]) -> tuple[list[MeasuredRun], list[str]]:
+    """The rows of some files that can be read, and what is wrong with each other one.
+
+    Raises ValueError for a file that lacks a column that no run can do without; OSError.
+    """
+    runs: list[MeasuredRun] = []
+    problems: list[str] = []
     for path in paths:
-        with path.open(newline="") as file:
-            for number, row in enumerate(csv.DictReader(file), start=2):
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = csv.reader(file)
+            names = [name.strip() for name in next(lines, ())]
+            _check_header(path, names)
+            for cells in lines:
+                place = f"{path}:{lines.line_num}"
+                if not any(cell.strip() for cell in cells):
+                    continue
                 try:
-                    found.append(_run(row))
-                except (KeyError, ValueError) as error:
-                    raise ValueError(
-                        f"{path}:{number}: {error!r}; expected the columns of docs/clusters.md, "
-                        "empty where nothing is known"
-                    ) from error
+                    runs.append(_run(_cells(names, cells), place, path.stem))
+                except RowError as error:
+                    problems.append(f"{place}: {error}")
+    return runs, problems
+
+
+def _check_header(path: Path, names: Sequence[str]) -> None:
+    missing = [name for name in NEEDED if name not in names]
+    if missing:
+        raise ValueError(
+            f"{path}:1: the header has no column {', '.join(map(repr, missing))}; add it (a run is "
+            f"predicted from {', '.join(NEEDED)}; docs/clusters.md has all columns)."
+        )
+    twice = sorted({name for name in names if name and names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{path}:1: the header has column '{twice[0]}' twice; keep one of them.")
+
+
+def unread_columns(path: Path) -> list[str]:
+    """Columns of a file that say nothing here."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        names = [name.strip() for name in next(csv.reader(file), ())]
+    return [name for name in names if name not in COLUMNS]
+
+
+def _cells(names: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
+    if len(cells) != len(names):
+        raise RowError(
+            f"it has {len(cells)} cells, the header {len(names)}; write each column, empty where "
+            'nothing is known, and a cell that has commas in quotes ("..")'
+        )
+    return {name: cell.strip() for name, cell in zip(names, cells, strict=True)}
+
+
+class RowError(ValueError):
+    """What is wrong with a row."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Cells by column; a column that the file lacks is empty."""
+
+    cells: Mapping[str, str]
+
+    def text(self, column: str, default: str = "") -> str:
+        return self.cells.get(column, "") or default
+
+    def word(self, column: str, words: Sequence[str], default: str) -> str:
+        """A cell in lower case that begins with one of some words."""
+        found = self.text(column, default).lower()
+        if not found.startswith(tuple(words)):
+            raise self._error(column, f"write one of {', '.join(words)}")
+        return found
+
+    def count(self, column: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number; without a default the cell must say it."""
+        if not self.text(column) and default is not None:
+            return default
+        found = self._number(column, f"a whole number of {least} or more")
+        if found != int(found) or found < least:
+            raise self._error(column, f"write a whole number of {least} or more")
+        return int(found)
+
+    def measured(self, column: str) -> float:
+        """A number above 0; 0 of an empty cell."""
+        if not self.text(column):
+            return 0.0
+        found = self._number(column, "what was measured")
+        if found <= 0:
+            raise self._error(column, "write what was measured, or leave it empty")
+        return found
+
+    def is_true(self, column: str) -> bool:
+        found = self.text(column, "false").lower()
+        if found not in TRUE and found not in FALSE:
+            raise self._error(column, f"write one of {', '.join((*TRUE, *FALSE))}")
+        return found in TRUE
+
+    def _number(self, column: str, what: str) -> float:
+        try:
+            found = float(self.text(column))
+        except ValueError:
+            raise self._error(column, f"write {what}") from None
+        if not math.isfinite(found):
+            raise self._error(column, f"write {what}, or leave it empty where nothing is known")
+        return found
+
+    def _error(self, column: str, advice: str) -> RowError:
+        return RowError(f"column '{column}' is '{self.text(column)}'; {advice}")
+
+
+def _run(cells: Mapping[str, str], place: str, stem: str) -> MeasuredRun:
+    row = _Row(cells)
+    hidden, heads, gpus = row.count("hidden"), row.count("heads"), row.count("gpus")
+    tensor, pipeline, context = row.count("tp", 1), row.count("pp", 1), row.count("cp", 1)
+    source = row.text("source", stem)
+    framework = framework_of(row.text("framework"), source)
+    found = MeasuredRun(
+        source=source,
+        cluster=row.text("cluster"),
+        gpu=row.text("gpu"),
+        gpus=gpus,
+        per_node=row.count("gpus_per_node", 0),
+        model=row.text("model"),
+        layers=row.count("layers"),
+        hidden=hidden,
+        heads=heads,
+        ffn=row.count("ffn", 4 * hidden),
+        vocab=row.count("vocab", framework.vocab),
+        seq=row.count("seq"),
+        batch=row.count("gbs"),
+        micro_batch=row.count("mbs") if row.text("mbs") else None,
+        data=row.count("dp", max(1, gpus // (tensor * pipeline * context))),
+        tensor=tensor,
+        pipeline=pipeline,
+        chunks=row.count("vpp", 1),
+        sequence_parallel=row.is_true("sp"),
+        zero=row.count("zero", 0, least=0),
+        recompute=row.word("recompute", RECOMPUTED, "none"),
+        is_fused="flash" in row.text("attention").lower(),
+        precision=row.text("precision", framework.precision).lower(),
+        framework=row.text("framework"),
+        step_s=row.measured("step_ms") / 1e3,
+        memory_bytes=row.measured("mem_gib") * 2**30,
+        status=row.word("status", STATUSES, "ok"),
+        note=row.text("note"),
+        context=context,
+        expert=row.count("ep", 1),
+        place=place,
+    )
+    _check(found)
     return found
 
 
-def _run(row: dict[str, str]) -> MeasuredRun:
-    def number(name: str, default: int = 1) -> int:
-        return int(float(row[name])) if row[name] else default
-
-    hidden = number("hidden")
-    gpus, tensor, pipeline = number("gpus"), number("tp"), number("pp")
-    attention = row["attention"]
-    framework = framework_of(row["framework"], row["source"])
-    return MeasuredRun(
-        source=row["source"],
-        cluster=row["cluster"],
-        gpu=row["gpu"],
-        gpus=gpus,
-        per_node=number("gpus_per_node", gpus),
-        model=row["model"],
-        layers=number("layers"),
-        hidden=hidden,
-        heads=number("heads"),
-        ffn=number("ffn", 4 * hidden),
-        vocab=number("vocab", framework.vocab),
-        seq=number("seq"),
-        batch=number("gbs"),
-        micro_batch=number("mbs") if row["mbs"] else None,
-        data=number("dp", gpus // tensor // pipeline),
-        tensor=tensor,
-        pipeline=pipeline,
-        chunks=number("vpp"),
-        sequence_parallel=row["sp"] == "True",
-        zero=number("zero", 0),
-        recompute=row["recompute"] or "none",
-        is_fused="flash" in attention,
-        precision=row["precision"] or framework.precision,
-        framework=row["framework"],
-        step_s=float(row["step_ms"]) / 1e3 if row["step_ms"] else 0.0,
-        memory_bytes=float(row["mem_gib"]) * 2**30 if row["mem_gib"] else 0.0,
-        status=row["status"] or "ok",
-        note=row["note"],
-    )
+def _check(run: MeasuredRun) -> None:
+    """Raises RowError where columns contradict each other."""
+    degrees = run.data * run.tensor * run.pipeline * run.context
+    if degrees != run.gpus:
+        raise RowError(
+            f"columns dp, tp, pp and cp are {run.data}, {run.tensor}, {run.pipeline} and "
+            f"{run.context}, {degrees} devices, but column 'gpus' is {run.gpus}; make them agree"
+        )
+    for column, size, parts in (("heads", run.hidden, run.heads), ("tp", run.heads, run.tensor)):
+        if size % parts:
+            whole = {"heads": "hidden", "tp": "heads"}[column]
+            raise RowError(
+                f"column '{column}' is {parts}, which does not divide column '{whole}', {size}; "
+                "write a degree that does"
+            )
+    if run.zero > 3:
+        raise RowError(f"column 'zero' is {run.zero}; write a stage of ZeRO, 0 to 3")
+    if run.pipeline > run.layers:
+        raise RowError(
+            f"column 'pp' is {run.pipeline}, more than column 'layers', {run.layers}; give each "
+            "stage a layer"
+        )

@@ -46,8 +46,10 @@ def chain(*stages: StageTimes) -> list[StageTimes]:
     return found
 
 
-def played(schedule: str, stages: Sequence[StageTimes], count: int) -> Played:
-    return play(stages, orders(schedule, len(stages), count))
+def played(
+    schedule: str, stages: Sequence[StageTimes], count: int, *, blocking: bool = False
+) -> Played:
+    return play(stages, orders(schedule, len(stages), count), blocking=blocking)
 
 
 @pytest.mark.parametrize("schedule", PIPELINE_SCHEDULES)
@@ -178,12 +180,33 @@ def test_one_task_at_a_time_and_none_before_what_it_needs(
                 assert event.start_s >= sent_s + way.seconds - 1e-9
 
 
-@given(schedules, st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=4), sizes)
+def test_stages_that_wait_for_what_they_send_do_not_work_beside_it() -> None:
+    """Two stages and micro-batches: the second sends the first's gradient before its own next pass,
+    and the first hands on the second activation half a second later."""
+    stages = chain(*[stage(2.0, 3.0, 0.5)] * 2)
+    assert played("1f1b", stages, 2).time_s == pytest.approx(16.0)
+    found = played("1f1b", stages, 2, blocking=True)
+    assert found.time_s == pytest.approx(16.5)
+    # Each sends twice; each waits once more for a message on its way.
+    assert [waits.exposed_s["pipeline"] for waits in found.waits] == pytest.approx([2.0, 1.5])
+
+
+@given(
+    schedules,
+    st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=4),
+    sizes,
+    st.booleans(),
+)
 def test_time_of_each_stage_is_work_and_waits(
-    schedule: str, costs: list[tuple[float, float, float]], count: int
+    schedule: str, costs: list[tuple[float, float, float]], count: int, blocking: bool
 ) -> None:
     stages = chain(*(stage(f, b, m, "nic") for f, b, m in costs))
-    found = played(schedule, stages, count)
+    found = played(schedule, stages, count, blocking=blocking)
+    if blocking:
+        assert (
+            found.time_s
+            >= played(schedule, chain(*(stage(f, b) for f, b, _ in costs)), count).time_s - 1e-9
+        )
     for (forward, backward, _), waits in zip(costs, found.waits, strict=True):
         parts = count * (forward + backward) + sum(waits.exposed_s.values()) + waits.bubble_s
         assert found.time_s == pytest.approx(parts)

@@ -151,15 +151,18 @@ def play(
     slowdown: float = 1.0,
     link_slowdown: float = 1.0,
     node_slowdown: float | None = None,
+    *,
+    blocking: bool = False,
 ) -> Played:
     """Run the tasks of all stages. Each step of each message and block is one event.
 
     orders: by place; where stages are more, each has as many chunks, placed round and round.
     slowdown: how many times longer compute takes beside messages. link_slowdown: they beside it.
     node_slowdown: the first for messages without links, which stay within a node; None: the same.
+    blocking: a place waits until what it hands to another stage is there.
     """
     node_slowdown = slowdown if node_slowdown is None else node_slowdown
-    run = _Run(stages, orders, Streams(slowdown, link_slowdown), node_slowdown)
+    run = _Run(stages, orders, Streams(slowdown, link_slowdown), node_slowdown, blocking)
     ends = run.play()
     time_s = max(ends)
     for wait, end_s in zip(run.waits, ends, strict=True):
@@ -183,6 +186,7 @@ class _Run:
     orders: Sequence[Sequence[Task]]
     streams: Streams = field(default_factory=Streams)
     node_slowdown: float = 1.0
+    blocking: bool = False
     keys: dict[Flight, Hashable] = field(default_factory=dict[Flight, Hashable])
     done: set[Hashable] = field(default_factory=set[Hashable])
     began_s: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
@@ -195,7 +199,7 @@ class _Run:
         self.waits += (Waits() for _ in self.orders)
         processes = [self._place(number) for number in range(len(self.orders))]
         ends = [0.0] * len(processes)
-        ready, waiting = deque(range(len(processes))), dict[Hashable, int]()
+        ready, waiting = deque(range(len(processes))), defaultdict[Hashable, list[int]](list)
         while ready or waiting:
             while ready:
                 place = ready.popleft()
@@ -203,12 +207,11 @@ class _Run:
                 if key is None:
                     ends[place] = self.streams.now_s
                 else:
-                    waiting[key] = place
+                    waiting[key].append(place)
             for flight in self.streams.advance() if waiting else ():
                 key = self.keys.pop(flight)
                 self.done.add(key)
-                if key in waiting:
-                    ready.append(waiting.pop(key))
+                ready += waiting.pop(key, ())
         return ends
 
     def _number(self, place: int, task: Task) -> int:
@@ -240,7 +243,9 @@ class _Run:
                 self.waits[place].slowdown_s += self.streams.now_s - began_s - part.seconds
                 yield from self._scatter(place, at, part)
             self.events.append(_event(self._number(place, task), task, start_s, self.streams.now_s))
-            self._send(place, task)
+            key = self._send(place, task)
+            if self.blocking and key is not None:
+                yield from self._wait(key, place, PIPELINE_AXIS)
         yield from self._finish(place, parts)
 
     def _parts(self, place: int, task: Task, is_last: bool) -> tuple[TaskPart, ...]:
@@ -294,13 +299,14 @@ class _Run:
         self.waits[place].bubble_s += sent_s - start_s
         self.waits[place].exposed_s[PIPELINE_AXIS] += end_s - sent_s
 
-    def _send(self, place: int, task: Task) -> None:
+    def _send(self, place: int, task: Task) -> Hashable | None:
+        """Start what a task hands on, and return its key; None if there is nothing."""
         number = self._number(place, task)
         times = self.stages[number]
         message = times.to_next if task.is_forward else times.to_previous
         goal = number + 1 if task.is_forward else number - 1
         if message is None:
-            return
+            return None
         there = goal % len(self.orders)
         stream = (PIPELINE_AXIS, place, there)
         name = f"stage {number:02} to {goal:02}"
@@ -310,6 +316,7 @@ class _Run:
         flight = self._begin(key, message.seconds, resources, (place, there))
         self.sent.append((flight, event))
         self.waits[there].sent_s[PIPELINE_AXIS] += message.seconds
+        return key
 
     def _collective(
         self, key: tuple[str, Hashable, Hashable], message: Message, place: int, phase: str
@@ -350,11 +357,11 @@ class _Run:
         if key not in self.done:
             yield key
 
-    def _wait(self, key: Hashable, place: int) -> Process:
-        """Wait for a message among the replicas, which nothing hides any more."""
+    def _wait(self, key: Hashable, place: int, axis: str = DATA_AXIS) -> Process:
+        """Wait for a message of an axis, by default among the replicas, which nothing hides."""
         start_s = self.streams.now_s
         yield from self._until(key)
-        self.waits[place].exposed_s[DATA_AXIS] += self.streams.now_s - start_s
+        self.waits[place].exposed_s[axis] += self.streams.now_s - start_s
 
 
 def _event(stage: int, task: Task, start_s: float, end_s: float) -> Event:

@@ -164,11 +164,12 @@ def played_stages(
     *,
     optimizer_multiplier: float | None = None,
     gathers: bool = False,
+    blocking: bool = False,
 ) -> PipelineSimulation:
     """A step of stages whose blocks are known; see `simulate_stages`.
 
-    gathers: whether ranks wait until they have gathered what they were handed in shares, as those
-    of Megatron-LM and DeepSpeed do.
+    gathers: whether ranks wait until they have gathered what they were handed in shares. blocking:
+    whether they wait until what they hand on is there. Those of Megatron-LM and DeepSpeed do both.
     """
     works = message_work(cluster, stages, gathers=gathers)
     times = _with_messages(cluster, stages, works)
@@ -181,6 +182,7 @@ def played_stages(
         cluster.overlap_slowdown,
         cluster.link_slowdown,
         cluster.slowdown_beside(is_inside=True),
+        blocking=blocking,
     )
     results = [
         _result(stages[at::places], waits, sum(map(sum, works[at::places])), optimizer_multiplier)
