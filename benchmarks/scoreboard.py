@@ -248,7 +248,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not runs:
             continue
         found = predict_all(runs, options.cluster)
-        print(f"{part}: {len(found.pairs)} of {len(runs)} runs are scored")
+        timed = sum(run.step_s > 0 for run, _ in found.pairs)
+        print(f"{part}: {len(found.pairs)} of {len(runs)} runs are scored, {timed} by their step")
         record[part] = report(runs, found, options.cluster)
     seconds = time.process_time() - start_s
     print(f"{seconds:.0f} s of processor time")

@@ -182,7 +182,7 @@ def test_every_row_is_scored_or_named(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "it has 2 cells, the header" in record["unread"][1]
     reasons = [one for part in parts(record) for one in part["reasons"]]
     told = {
-        4: "batch 9 is no multiple of 1 replicas of 2 samples",
+        4: "column 'gbs' is 9, no multiple of 1 replicas (dp) of 2 samples (mbs)",
         5: "column 'precision' is 'int4'; write one of bf16",
         6: "add 'float16' to its 'flops'",
         7: "column 'cp' is 2",

@@ -17,7 +17,8 @@ class Framework:
     degree; else each rank has its share, rounded down. drops_hidden: whether what a block adds to
     the residual stream has a bias and is dropped. drops_scores, scales_scores: whether stored
     scores are dropped, and scaled by an op of their own. masks_view: whether they are masked in
-    place where their product wrote them, as a view of it. heads: by model, where the head
+    place where their product wrote them, as a view of it. waits_for_sends: whether a stage stands
+    still until what it hands on is there. heads: by model, where the head
     is not tied. held_bytes: of a device, beside all tensors: its context, kernels and buffers of
     messages.
     """
@@ -29,6 +30,7 @@ class Framework:
     drops_scores: bool = True
     scales_scores: bool = True
     masks_view: bool = False
+    waits_for_sends: bool = True
     heads: Mapping[str, Head] = field(default_factory=dict[str, Head])
     held_bytes: float = 0.0
 
@@ -52,6 +54,10 @@ is what `nvidia-smi` says, for which its simulator (`runtime_simulator.py`) coun
 COMPOSER = Framework(drops_hidden=False)
 """llm-foundry's MPT (github.com/mosaicml/llm-foundry, Apache-2.0): no biases, no dropout."""
 
+ONEFLOW = Framework(waits_for_sends=False)
+"""OneFlow (Yuan et al. 2021, arXiv:2110.15032, Sec. 4): an actor works while what it gave is on its
+way."""
+
 VTRAIN = Framework(vocab=50257, pads_vocab=False)
 """vTrain's GPT (github.com/VIA-Research/vTrain, MIT): `src/model/gpt_model.py` has GPT-2's 50,257
 words, and each rank has `vocab_size // world_size` of them."""
@@ -59,6 +65,7 @@ words, and each rank has `vocab_size // world_size` of them."""
 FRAMEWORKS: Mapping[str, Framework] = {
     "Sailor (Megatron-DeepSpeed)": SAILOR,
     "Composer FSDP": COMPOSER,
+    "OneFlow": ONEFLOW,
 }
 
 SOURCES: Mapping[str, Framework] = {"vtrain": VTRAIN}

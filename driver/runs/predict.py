@@ -93,7 +93,8 @@ class RunPredictor:
         count, rest = divmod(run.batch, run.data * micro)
         if rest or not count:
             raise ValueError(
-                f"batch {run.batch} is no multiple of {run.data} replicas of {micro} samples"
+                f"column 'gbs' is {run.batch}, no multiple of {run.data} replicas (dp) of {micro} "
+                "samples (mbs); write counts that divide it"
             )
         _check_axes(run)
         plan = _plan_of(run, count)
@@ -104,8 +105,13 @@ class RunPredictor:
 
         crossing = [block.crossing_bytes * run.data * count for block in work.blocks]
         stages = placed_stages(plan, cluster, read, crossing)
+        framework = framework_of(run.framework, run.source)
         found = played_stages(
-            stages, plan, cluster, gathers=not run.sequence_parallel, blocking=True
+            stages,
+            plan,
+            cluster,
+            gathers=not run.sequence_parallel,
+            blocking=framework.waits_for_sends,
         )
         if not math.isfinite(found.time_s):
             raise ValueError(
@@ -115,7 +121,7 @@ class RunPredictor:
             )
         return PredictedRun(
             found.time_s + _adam_s(run, cluster, stages),
-            found.peak_bytes + framework_of(run.framework, run.source).held_bytes,
+            found.peak_bytes + framework.held_bytes,
             float(found.memory_bytes),
         )
 

@@ -118,7 +118,7 @@ class MeasuredRun:
 
     @property
     def name(self) -> str:
-        sizes = f"{self.model} {self.layers}x{self.hidden}, seq {self.seq}"
+        sizes = f"{self.model} {self.layers}x{self.hidden}, seq {self.seq}".strip()
         degrees = f"data={self.data},tensor={self.tensor},pipeline={self.pipeline}"
         return (
             f"{sizes}, batch {self.batch} by {self.micro_batch}, {self.gpus} {self.gpu}, {degrees}"
@@ -298,7 +298,7 @@ def _check(run: MeasuredRun) -> None:
             whole = {"heads": "hidden", "tp": "heads"}[column]
             raise RowError(
                 f"column '{column}' is {parts}, which does not divide column '{whole}', {size}; "
-                "write a degree that does"
+                "write a number that does"
             )
     if run.zero > 3:
         raise RowError(f"column 'zero' is {run.zero}; write a stage of ZeRO, 0 to 3")
