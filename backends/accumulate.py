@@ -41,6 +41,7 @@ class Gradients:
                 self.parameters.append(tensor)
         self._pending: dict[str, Sharding] = {}
         self._closed: set[str] = set()
+        self._is_synced = True
         self._num_finished = 0
         self._first: list[Tensor] = []
         """Some values of each parameter in the first call."""
@@ -56,6 +57,11 @@ class Gradients:
         for name in [name for name in self._pending if self._parameter(name).grad is None]:
             del self._pending[name]
         return bool(self._pending)
+
+    @property
+    def are_unfinished(self) -> bool:
+        """Whether they are of calls under `no_sync` alone, which others are to follow."""
+        return not self._is_synced and any(p.grad is not None for p in self.parameters)
 
     def _parameter(self, name: str) -> Tensor:
         return self.state.stored["param", name]
@@ -130,6 +136,7 @@ class Gradients:
 
     def finish(self, *, is_synced: bool) -> None:
         """After a call: reduce what is pending, if it is to be, and call the parameters' hooks."""
+        self._is_synced = is_synced
         if is_synced and self.are_pending:
             pending: dict[str, Pending] = {}
             for name, sharding in self._pending.items():

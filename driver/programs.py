@@ -239,6 +239,7 @@ class CompiledPrograms(Programs):
     def _keep(self, call: StepCall, lowered: Lowered) -> BoundProgram:
         bound = BoundProgram(lowered.program, self.backend, lowered.returned)
         self.settings.look()
+        self.notes += [note for note in self.settings.beyond if note not in self.notes]
         self._kept[call.key] = _Kept(call, bound, self.settings.now())
         if len(self._kept) > self.limit:
             self._dropped.add(self._kept.popitem(last=False)[0])

@@ -74,6 +74,7 @@ class Settings:
         }
         parameters: dict[str, tuple[Mapping[str, Any], str]] = {}
         held = finder.held
+        self.beyond = finder.beyond()
         for path, module in self._model.named_modules():
             dot = f"{path}." if path else ""
             held |= {f"{dot}{name}": (module._modules, name) for name in module._modules}

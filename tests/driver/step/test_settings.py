@@ -221,3 +221,34 @@ def test_settings_of_the_step_are_those_of_the_model() -> None:
         step._factor()
     with pytest.raises(AttributeError, match="no attribute 'absent'"):
         step.absent  # noqa: B018
+
+
+class Deep(nn.Module):
+    """Reads settings that lie deeper than a config, or in more than can be compared each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.stages = [SimpleNamespace(scale=1.0), {"last": SimpleNamespace(scale=1.0)}]
+        self.table = [1.0] * 300
+        self.words = dict.fromkeys(range(300), "")
+        inner = SimpleNamespace(c=SimpleNamespace(d=SimpleNamespace(e=1.0)))
+        self.a = SimpleNamespace(b=inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        last = self.stages[1]["last"].scale  # type: ignore[index, union-attr]
+        out = self.fc(x) * self.stages[0].scale * last  # type: ignore[union-attr]
+        return (out * self.table[0] * self.a.b.c.d.e).square().mean()
+
+
+def test_configs_in_lists_are_followed_and_what_is_beyond_reach_is_a_note() -> None:
+    model = Deep()
+    step = sw.compile(model, (X,), backend="reference")
+    said = [note for note in step.notes if "a change of it after sw.compile is not seen" in note]
+    assert [note.split(":")[0] for note in said] == [
+        "'table' holds more than 256 items",
+        "'a.b.c.d' is deeper than 3 objects",
+    ]
+    for place in (model.stages[0], model.stages[1]["last"]):  # type: ignore[index]
+        place.scale = 3.0  # type: ignore[union-attr]
+        torch.testing.assert_close(step(X), model(X))
