@@ -120,6 +120,10 @@ class Lowered:
     warnings: tuple[str, ...] = ()
     returned: Outputs | None = None
 
+    def with_warning(self, text: str) -> Lowered:
+        """The same, with one more thing to warn of."""
+        return replace(self, notes=(*self.notes, text), warnings=(*self.warnings, text))
+
 
 def compile_program(request: Request) -> tuple[Program, Making]:
     """Capture, plan and partition a step with its loss alone, on rank 0, for every rank."""
