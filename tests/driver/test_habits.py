@@ -317,7 +317,7 @@ def test_tensor_or_module_of_a_step_is_not_replaced() -> None:
         change(step)
         with pytest.raises(ValueError, match=f"'{name}' of the step was replaced or deleted"):
             step(X)
-    with pytest.raises(ValueError, match="becomes no ParametrizedLinear.*compile it anew"):
+    with pytest.raises(ValueError, match=r"becomes no ParametrizedLinear.*compile it anew"):
         nn.utils.parametrizations.weight_norm(compiled(Scaled()).fc)
     with pytest.raises(ValueError, match=r"'fc\.weight' of the step was replaced"):
         torch.func.functional_call(compiled(Scaled()), {"fc.weight": other()}, (X,))
