@@ -105,7 +105,7 @@ class Gradients:
         if not parameter.requires_grad:
             return
         if parameter.grad is None or name in self._closed:
-            self._set(name, gradient, sharding)
+            self._set(name, parameter, gradient, sharding)
             return
         held, new = self._unreduced(name), frozenset(sharding.unreduced)
         local = self.backend.local(parameter.grad)
@@ -116,10 +116,9 @@ class Gradients:
             local.add_(gradient)
         if new - held:
             axes = tuple(axis for axis in (*sharding.unreduced, *sorted(held - new)))
-            self._set(name, local, Sharding(sharding.dims, axes))
+            self._set(name, parameter, local, Sharding(sharding.dims, axes))
 
-    def _set(self, name: str, local: Tensor, sharding: Sharding) -> None:
-        parameter = self._parameter(name)
+    def _set(self, name: str, parameter: Tensor, local: Tensor, sharding: Sharding) -> None:
         if sharding.unreduced:
             parameter.grad = self.backend.pending(local, sharding)
             self._pending[name] = sharding
