@@ -32,13 +32,13 @@ class Gradients:
     """The `.grad` of the parameters of a state."""
 
     def __init__(self, state: ShardedState) -> None:
-        self.state = state
         self.backend = state.backend
-        self.parameters: list[nn.Parameter] = []
-        for (kind, _), tensor in state.stored.items():
+        self._by_name: dict[str, nn.Parameter] = {}
+        for (kind, name), tensor in state.stored.items():
             if kind == "param":
                 assert isinstance(tensor, nn.Parameter)
-                self.parameters.append(tensor)
+                self._by_name[name] = tensor
+        self.parameters = list(self._by_name.values())
         self._pending: dict[str, Sharding] = {}
         self._closed: set[str] = set()
         self._num_finished = 0
@@ -53,12 +53,9 @@ class Gradients:
     @property
     def are_pending(self) -> bool:
         """Whether some gradient is a pending sum; those that were set to None are not."""
-        for name in [name for name in self._pending if self._parameter(name).grad is None]:
+        for name in [name for name in self._pending if self._by_name[name].grad is None]:
             del self._pending[name]
         return bool(self._pending)
-
-    def _parameter(self, name: str) -> Tensor:
-        return self.state.stored["param", name]
 
     def _unreduced(self, name: str) -> frozenset[str]:
         pending = self._pending.get(name)
@@ -86,13 +83,13 @@ class Gradients:
         self._closed = bound.adds.keys() & self._pending.keys()
         found: dict[Key, Tensor] = {}
         for name in self._closed:
-            gradient = self._parameter(name).grad
+            gradient = self._by_name[name].grad
             assert gradient is not None
             found["pending", name] = self.backend.local(gradient)
         for key, sharding in bound.results.items():
             if key[0] != "grad":
                 continue
-            parameter = self.state.stored["param", key[1]]
+            parameter = self._by_name[key[1]]
             if parameter.grad is None or not parameter.requires_grad:
                 continue
             if self._unreduced(key[1]) == frozenset(sharding.unreduced):
@@ -101,7 +98,7 @@ class Gradients:
 
     def add(self, name: str, gradient: Tensor, sharding: Sharding) -> None:
         """Add a new gradient in these shards, of which the memory is ours."""
-        parameter = self.state.stored["param", name]
+        parameter = self._by_name[name]
         if not parameter.requires_grad:
             return
         if parameter.grad is None or name in self._closed:
@@ -132,11 +129,11 @@ class Gradients:
         if is_synced and self.are_pending:
             pending: dict[str, Pending] = {}
             for name, sharding in self._pending.items():
-                gradient = self._parameter(name).grad
+                gradient = self._by_name[name].grad
                 assert gradient is not None
                 pending[name] = Pending(gradient, sharding)
             for name, gradient in self.backend.reduced(pending).items():
-                self._parameter(name).grad = gradient
+                self._by_name[name].grad = gradient
             self._pending.clear()
         if is_synced:
             self._check_they_are_used()

@@ -297,15 +297,16 @@ class Step(ShardedState):
         into = self._gradients.into(bound) if call.grad else {}
         results = bound.run(self, call.inputs, scale, into)
         outputs: dict[str, Tensor] = {}
-        for (kind, name), tensor in results.items():
+        for key, tensor in results.items():
+            kind, name = key
             if kind == "grad":
-                self._gradients.add(name, tensor, bound.results[kind, name])
+                self._gradients.add(name, tensor, bound.results[key])
             elif kind == "buffer":
-                self.backend.local(self.stored["buffer", name]).copy_(tensor)
+                self.backend.local(self.stored[key]).copy_(tensor)
             elif name.startswith(INPUT_GRADIENT):
-                self._give(name, tensor, bound.results[kind, name], call.inputs)
+                self._give(name, tensor, bound.results[key], call.inputs)
             else:
-                outputs[name] = self.backend.returned(tensor, bound.results[kind, name], name)
+                outputs[name] = self.backend.returned(tensor, bound.results[key], name)
         return outputs
 
     def _give(
