@@ -298,18 +298,20 @@ class Step(ShardedState):
         results = bound.run(self, call.inputs, scale, into)
         outputs: dict[str, Tensor] = {}
         of_inputs: dict[str, Tensor] = {}
-        for (kind, name), tensor in results.items():
+        for key, tensor in results.items():
+            kind, name = key
             if kind == "grad":
-                self._gradients.add(name, tensor, bound.results[kind, name])
+                self._gradients.add(name, tensor, bound.results[key])
             elif kind == "buffer":
-                self.backend.local(self.stored["buffer", name]).copy_(tensor)
+                self.backend.local(self.stored[key]).copy_(tensor)
             elif name.startswith(INPUT_GRADIENT):
                 given = name.removeprefix(INPUT_GRADIENT)
-                sharding, like = bound.results[kind, name], call.inputs[given]
-                of_inputs[given] = self._of_input(tensor, sharding, name, like)
+                like = call.inputs[given]
+                of_inputs[given] = self._of_input(tensor, bound.results[key], name, like)
             else:
-                outputs[name] = self.backend.returned(tensor, bound.results[kind, name], name)
-        give(of_inputs, call.inputs)
+                outputs[name] = self.backend.returned(tensor, bound.results[key], name)
+        if of_inputs:
+            give(of_inputs, call.inputs)
         return outputs
 
     def _of_input(self, gradient: Tensor, sharding: Sharding, name: str, like: Tensor) -> Tensor:

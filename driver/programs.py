@@ -151,11 +151,12 @@ class CompiledPrograms(Programs):
     def _found(self, call: StepCall) -> BoundProgram:
         if self.request.program is not None:
             return GivenProgram(self.first, self.seed).find(call)
-        kept = self._kept.get(call.key)
+        key = call.key
+        kept = self._kept.get(key)
         if kept is None:
             self._check_allowed(call)
             return self._compile(call)
-        self._kept.move_to_end(call.key)
+        self._kept.move_to_end(key)
         now = self.settings.now()
         if kept.settings.is_same(now):
             return kept.bound

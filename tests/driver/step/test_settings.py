@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import shardweave as sw
-from shardweave.driver.settings import Settings, changes
+from shardweave.driver.settings import EACH, Settings, changes
 
 X = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
 
@@ -117,6 +117,17 @@ def test_hook_that_takes_the_place_of_another_is_followed() -> None:
     loss.backward()
     torch.testing.assert_close(step(X), loss.detach())
     torch.testing.assert_close(step.fc.weight.grad, model.fc.weight.grad)
+
+
+def test_hook_that_was_written_into_the_dict_of_hooks_is_followed_within_some_calls() -> None:
+    """No handle of torch's tells of it."""
+    model = Read()
+    step = compiled(model)
+    with torch.no_grad():
+        step(X)
+        model.fc._forward_hooks[-1] = times(3)
+        losses = [step(X) for _ in range(EACH)]
+    torch.testing.assert_close(losses[-1], model(X).detach())
 
 
 def test_variable_around_the_loss_is_followed() -> None:
