@@ -142,7 +142,7 @@ class Membership:
         op = value.owner
         if isinstance(op, BlockArgument) or not isinstance(op, Operation):
             members.given[value] = self.kinds[value]
-        elif value in self.batches.whole:
+        elif value in self.batches.whole or value in self.batches.parts:
             members.given[value] = "whole"
         elif self.places.freedom.get(op) == "free":
             return op

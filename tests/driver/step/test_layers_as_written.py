@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import shardweave as sw
+from shardweave.driver.lowering import Request, compile_program
+from shardweave.ir.staged import is_staged
 from shardweave.planners.plan_parts import Pipeline
 
 F64 = torch.float64
@@ -49,12 +52,13 @@ class Rotary(nn.Module):
 class Recurrent(nn.Module):
     """In float32, which the CPU has a kernel of its own for."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_behind: bool = False) -> None:
         super().__init__()
+        self.first = nn.Linear(4, 4) if is_behind else nn.Identity()
         self.cell, self.head = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.cell(x)[0]).square().mean()
+        return self.head(self.cell(self.first(x))[0]).square().mean()
 
 
 SPLIT = sw.Plan(
@@ -97,12 +101,13 @@ def test_step_equals_eager(
         assert torch.allclose(whole, parameter.grad, rtol=tolerance, atol=tolerance), name
 
 
-@pytest.mark.parametrize("rows", [3, 1])
+@pytest.mark.parametrize(("rows", "is_behind"), [(3, False), (3, True), (1, True)])
 def test_last_batch_of_rows_that_time_steps_need_together_runs_as_one_micro_batch(
-    rows: int,
+    rows: int, is_behind: bool
 ) -> None:
+    """If the rows depend on weights; those of inputs are brought together before."""
     torch.manual_seed(0)
-    eager = Recurrent().double()
+    eager = Recurrent(is_behind=is_behind).double()
     x = torch.randn(4, 3, 4, dtype=F64)
     step = sw.compile(copy.deepcopy(eager), (x,), mesh="data=2,stage=2", backend="reference")
     for batch in (x, x[:rows], x):
@@ -117,13 +122,13 @@ def test_last_batch_of_rows_that_time_steps_need_together_runs_as_one_micro_batc
             whole = sw.full_tensor(gradients[name])
             assert torch.allclose(whole, parameter.grad, rtol=1e-9, atol=1e-9), name
     said = [note for note in step.notes if "run as one micro-batch: " in note]
-    assert len(said) == (rows == 3)
+    assert len(said) == (rows == 3 and is_behind)
     assert all("in layer 'cell'" in note for note in said)
 
 
 def test_step_may_be_compiled_for_such_a_batch() -> None:
     torch.manual_seed(0)
-    eager = Recurrent().double()
+    eager = Recurrent(is_behind=True).double()
     x = torch.randn(4, 3, 4, dtype=F64)
     with pytest.warns(sw.PlanNote, match="run as one micro-batch: .* in layer 'cell'"):
         step = sw.compile(
@@ -141,3 +146,95 @@ def test_step_may_be_compiled_for_such_a_batch() -> None:
     pipeline = step.plan.pipeline if step.plan else None
     assert pipeline is not None
     assert pipeline.micro_batches > 1
+
+
+class NormedOverBatch(nn.Module):
+    """Its second layer needs the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(4, 8, dtype=F64), nn.BatchNorm1d(8, dtype=F64)
+        self.last = nn.Linear(8, 1, dtype=F64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.first(x)).relu()).square().mean()
+
+
+def test_layers_that_need_the_whole_batch_run_in_stages_as_one_micro_batch() -> None:
+    torch.manual_seed(0)
+    eager, x = NormedOverBatch(), torch.randn(8, 4, dtype=F64)
+    said = (
+        "run as one micro-batch: .* depends on param 'first.*', .* as batch norm does in training$"
+    )
+    with pytest.warns(sw.PlanNote, match=said):
+        step = sw.compile(copy.deepcopy(eager), (x,), mesh="stage=2", backend="reference")
+    expected = eager(x)
+    expected.backward()
+    assert abs(step(x).item() - expected.item()) < 1e-9
+    for name, parameter in eager.named_parameters():
+        whole = sw.full_tensor(step.get_parameter(name).grad)
+        assert torch.allclose(whole, parameter.grad, rtol=1e-9, atol=1e-9), name  # type: ignore[arg-type]
+
+
+def test_program_of_a_command_runs_such_a_batch_too() -> None:
+    x = torch.randn(3, 3, 4, dtype=F64)
+    mesh = sw.Mesh.parse("data=2,stage=2")
+    request = Request(Recurrent(is_behind=True).double(), (x,), {}, mesh, backend="reference")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sw.PlanNote)
+        program, made = compile_program(request)
+    assert any("run as one micro-batch: " in note for note in made.notes)
+    assert is_staged(program)
+
+
+class Masked(nn.Module):
+    """Hides patches in an order that is drawn for all samples, as masked autoencoders do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(4, 8, dtype=F64), nn.Linear(8, 4, dtype=F64)
+        self.hidden = nn.Parameter(torch.randn(8, dtype=F64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = torch.rand(x.shape[:2], dtype=F64).argsort(1)
+        back = order.argsort(1)
+        seen = order[:, :2, None]
+        part = self.encoder(x.gather(1, seen.expand(-1, -1, 4))).tanh()
+        rest = self.hidden.expand(len(x), x.shape[1] - 2, -1)
+        whole = torch.cat([part, rest], 1).gather(1, back[..., None].expand(-1, -1, 8))
+        is_hidden = (back >= 2).to(F64)
+        return ((self.decoder(whole) - x).square().mean(-1) * is_hidden).sum() / is_hidden.sum()
+
+
+class Mixed(nn.Module):
+    """Mixes each sample with another one of the batch, by weights that no shard could count out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8, dtype=F64), nn.Linear(8, 4, dtype=F64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = torch.linspace(0.5, 1, len(x), dtype=F64)[:, None, None]
+        mixed = weight * x + (1 - weight) * x[torch.randperm(len(x))]
+        return (self.last(self.first(mixed).relu()) - mixed).square().mean()
+
+
+@pytest.mark.parametrize("mesh", ["stage=2", "data=2,stage=2"])
+@pytest.mark.parametrize("model", [Masked, Mixed])
+def test_what_is_made_of_all_samples_without_weights_is_cut_into_micro_batches(
+    model: type[nn.Module], mesh: str
+) -> None:
+    torch.manual_seed(0)
+    eager, x = model(), torch.randn(8, 5, 4, dtype=F64)
+    step = sw.compile(
+        copy.deepcopy(eager), (x,), mesh=mesh, backend="reference", seed=0, prove=True
+    )
+    assert not [note for note in step.notes if "one micro-batch" in note]
+    with sw.random(0):
+        for _ in range(2):
+            expected = eager(x)
+            expected.backward()
+            assert abs(step(x).item() - expected.item()) < 1e-9
+    for name, parameter in eager.named_parameters():
+        whole = sw.full_tensor(step.get_parameter(name).grad)
+        assert torch.allclose(whole, parameter.grad, rtol=1e-9, atol=1e-9), name  # type: ignore[arg-type]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Shard
 
 import shardweave as sw
@@ -198,10 +199,23 @@ def plan_for_cluster() -> None:
     close(loss, expected, "loss")
 
 
+def synchronise_batch_norm() -> None:
+    """What DDP needs for it changes nothing: a program's batch norm is over the global batch."""
+    model, inputs = Normed(), batch()
+    converted = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(model))
+    step = sw.compile(converted, kwargs=inputs, mesh="data=2")
+    loss, _ = step(**inputs)
+    expected, _ = model(**inputs)
+    expected.backward()
+    close(loss, expected, "loss")
+    assert_same(step, model)
+
+
 def everything() -> tuple[tuple[int, int], list[str]]:
     """All of the above in one start of processes."""
     train({})
     train(STORED)
+    synchronise_batch_norm()
     plan_for_cluster()
     return count_messages(), fail_together()
 

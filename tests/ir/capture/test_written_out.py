@@ -174,7 +174,22 @@ def actions() -> tuple[Tensor, ...]:
     return x, action, torch.randint(0, 3, (4,))
 
 
-@pytest.mark.parametrize(("model", "batch"), [(Translator, sentences), (Policy, actions)])
+class Averaged(nn.Module):
+    """Batch norms whose running statistics are means over all batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 6), nn.Linear(6, 4)
+        self.norm = nn.BatchNorm1d(6, momentum=None)
+        self.last = nn.SyncBatchNorm(4, momentum=None, affine=False)
+
+    def forward(self, x: Tensor, action: Tensor, choice: Tensor) -> Tensor:
+        return F.cross_entropy(self.last(self.outer(self.norm(self.inner(x)).relu())), choice)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch"), [(Translator, sentences), (Policy, actions), (Averaged, actions)]
+)
 def test_parts_of_torch_that_look_at_values_equal_eager(
     model: Callable[[], nn.Module], batch: Callable[[], tuple[Tensor, ...]]
 ) -> None:
