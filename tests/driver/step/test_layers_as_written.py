@@ -238,3 +238,29 @@ def test_what_is_made_of_all_samples_without_weights_is_cut_into_micro_batches(
     for name, parameter in eager.named_parameters():
         whole = sw.full_tensor(step.get_parameter(name).grad)
         assert torch.allclose(whole, parameter.grad, rtol=1e-9, atol=1e-9), name  # type: ignore[arg-type]
+
+
+class Graph(nn.Module):
+    """Sends the features of nodes along edges, of which there are more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8, dtype=F64), nn.Linear(8, 4, dtype=F64)
+
+    def forward(self, nodes: Tensor, edges: Tensor, source: Tensor) -> Tensor:
+        sent = self.last(self.first(nodes[source] + edges).tanh()).square().mean()
+        return sent + self.last(self.first(nodes)).square().mean()
+
+
+def test_inputs_of_several_lengths_have_micro_batches_that_divide_all() -> None:
+    torch.manual_seed(0)
+    eager = Graph()
+    batch = torch.randn(8, 4, dtype=F64), torch.randn(12, 4, dtype=F64), torch.arange(12) % 8
+    step = sw.compile(copy.deepcopy(eager), batch, mesh="stage=2", backend="reference")
+    assert "2 stages of about equal work, 4 micro-batches, 1f1b" in step.notes
+    expected = eager(*batch)
+    expected.backward()
+    assert abs(step(*batch).item() - expected.item()) < 1e-9
+    for name, parameter in eager.named_parameters():
+        whole = sw.full_tensor(step.get_parameter(name).grad)
+        assert torch.allclose(whole, parameter.grad, rtol=1e-9, atol=1e-9), name  # type: ignore[arg-type]

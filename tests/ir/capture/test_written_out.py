@@ -187,8 +187,24 @@ class Averaged(nn.Module):
         return F.cross_entropy(self.last(self.outer(self.norm(self.inner(x)).relu())), choice)
 
 
+class Recurrent(nn.Module):
+    """Recurrent layers with dropout between them, which torch's own time steps leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 3, 2, batch_first=True, dropout=0.4, bidirectional=True, proj_size=2)
+        self.gru = nn.GRU(4, 4, 3, dropout=0.4)
+        self.table = nn.Embedding(8, 8)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        hidden = self.lstm(self.table(source))[0]
+        scores, last = self.gru(hidden.transpose(0, 1))
+        return F.cross_entropy(scores.flatten(0, 1), target.T.flatten() % 4) + last.sum()
+
+
 @pytest.mark.parametrize(
-    ("model", "batch"), [(Translator, sentences), (Policy, actions), (Averaged, actions)]
+    ("model", "batch"),
+    [(Translator, sentences), (Policy, actions), (Averaged, actions), (Recurrent, sentences)],
 )
 def test_parts_of_torch_that_look_at_values_equal_eager(
     model: Callable[[], nn.Module], batch: Callable[[], tuple[Tensor, ...]]
