@@ -103,8 +103,7 @@ class RunPredictor:
         def read(placed: PlacedCluster, mesh: Mesh) -> Workload:
             return work
 
-        crossing = [block.crossing_bytes * run.data * count for block in work.blocks]
-        stages = placed_stages(plan, cluster, read, crossing)
+        stages = placed_stages(plan, cluster, read)
         framework = framework_of(run.framework, run.source)
         found = played_stages(
             stages,
