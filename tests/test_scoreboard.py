@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -57,6 +58,21 @@ def test_page_has_the_table_of_the_result_and_its_memory_errors() -> None:
         for part in ("looked", "held")
     ]
     assert f"memory is {errors[0]:.0%} off ({errors[1]:.0%} left out)" in " ".join(page.split())
+
+
+def test_page_says_how_far_off_sailors_worst_rows_are() -> None:
+    """All have micro-batches of one sample; and what the row says that is not scored."""
+    record = json.loads((ROOT / "benchmarks/results/scoreboard.json").read_text())
+    source = record["looked"]["sources"]["sailor_clariden_gh200"]
+    page = " ".join((ROOT / "docs/clusters.md").read_text().split())
+    told = page.partition("- sailor: what its rows")[2].partition("- One run of sailor")[0]
+    ratios = [f"{row['predicted_s'] / row['measured_s']:.2f}" for row in source["worst"]]
+    assert sorted(re.findall(r"\d\.\d\d", told)) == sorted(ratios)
+    assert all(" by 1," in row["run"] for row in source["worst"])
+    (row,) = source["contradicted"]
+    times = f"is {row['measured_s']:.2f} s, predicted {row['predicted_s']:.2f} s"
+    errors = f"{source['error_with_contradicted']:.1%} instead of {source['error']:.1%}"
+    assert f"{times}, and the source's error {errors}" in page
 
 
 def runs() -> list[MeasuredRun]:

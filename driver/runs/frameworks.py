@@ -18,9 +18,8 @@ class Framework:
     the residual stream has a bias and is dropped. drops_scores, scales_scores: whether stored
     scores are dropped, and scaled by an op of their own. masks_view: whether they are masked in
     place where their product wrote them, as a view of it. waits_for_sends: whether a stage stands
-    still until what it hands on is there. heads: by model, where the head
-    is not tied. held_bytes: of a device, beside all tensors: its context, kernels and buffers of
-    messages.
+    still until what it hands on is there. heads: by model, where the head is not tied. held_bytes:
+    of a device, beside all tensors: its context, kernels and buffers of messages.
     """
 
     precision: str = "fp16"
