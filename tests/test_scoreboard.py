@@ -296,6 +296,7 @@ def test_masking_scores_in_place_is_copied_backward_as_often_as_pytorch_does(
     grad = torch.ones_like(found)
     with torch.autograd.profiler.profile() as profile:
         torch.autograd.grad(found, query, grad)
+    assert profile.function_events is not None
     names = [event.name for event in profile.function_events]
     assert names.count("aten::copy_") == copies
     assert names.count("aten::masked_fill_") == 1
