@@ -294,7 +294,8 @@ def test_masking_scores_in_place_is_copied_backward_as_often_as_pytorch_does(
     later = torch.ones(4, 4, dtype=torch.bool).triu(1)
     found = scores.masked_fill_(later, -1e4).softmax(-1)
     grad = torch.ones_like(found)
-    with torch.autograd.profiler.profile() as profile:
+    profile = torch.autograd.profiler.profile()
+    with profile:
         torch.autograd.grad(found, query, grad)
     assert profile.function_events is not None
     names = [event.name for event in profile.function_events]
