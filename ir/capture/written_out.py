@@ -250,15 +250,16 @@ def batch_norm(self: Any, input: Tensor) -> Tensor:
 
     Without a momentum, running statistics are the means of those of all batches.
     """
-    is_tracked = self.training and self.track_running_stats and self.num_batches_tracked is not None
-    if self.momentum is not None or not is_tracked:
+    num_batches = self.num_batches_tracked
+    is_tracked = self.training and self.track_running_stats
+    if self.momentum is not None or not is_tracked or num_batches is None:
         return _batch_norm(self, input)
     self._check_input_dim(input)
-    self.num_batches_tracked.add_(1)
+    num_batches.add_(1)
     # With a momentum of 1 they become the statistics of this batch.
     mean, variance = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
     found = F.batch_norm(input, mean, variance, self.weight, self.bias, True, 1.0, self.eps)
-    share = 1 / self.num_batches_tracked.double()
+    share = 1 / num_batches.double()
     self.running_mean.mul_(1 - share).add_(share * mean)
     self.running_var.mul_(1 - share).add_(share * variance)
     return found
