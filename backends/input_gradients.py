@@ -26,15 +26,17 @@ def check_required(results: Iterable[Slot], batch: Mapping[str, Tensor]) -> None
 def give(gradients: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> None:
     """Add gradients to the inputs that require one, by name, and go on from those that are results
     of autograd, such as of a module in front of the step, as the backward pass does in eager."""
-    rest: list[tuple[Tensor, Tensor]] = []
+    results: list[Tensor] = []
+    of_results: list[Tensor] = []
     for name, gradient in gradients.items():
         tensor = batch[name]
         if not tensor.requires_grad:
             continue
         gradient = gradient.to(tensor.device)
         if not tensor.is_leaf:
-            rest.append((tensor, gradient))
+            results.append(tensor)
+            of_results.append(gradient)
         else:
             tensor.grad = gradient.clone() if tensor.grad is None else tensor.grad + gradient
-    if rest:
-        torch.autograd.backward(*zip(*rest, strict=True))
+    if results:
+        torch.autograd.backward(results, of_results)
