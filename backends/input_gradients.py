@@ -26,17 +26,15 @@ def check_required(results: Iterable[Slot], batch: Mapping[str, Tensor]) -> None
 def give(gradients: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> None:
     """Add gradients to the inputs that require one, by name, and go on from those that are results
     of autograd, such as of a module in front of the step, as the backward pass does in eager."""
-    results: list[Tensor] = []
-    of_results: list[Tensor] = []
+    rest: dict[str, Tensor] = {}
     for name, gradient in gradients.items():
         tensor = batch[name]
         if not tensor.requires_grad:
             continue
         gradient = gradient.to(tensor.device)
         if not tensor.is_leaf:
-            results.append(tensor)
-            of_results.append(gradient)
+            rest[name] = gradient
         else:
             tensor.grad = gradient.clone() if tensor.grad is None else tensor.grad + gradient
-    if results:
-        torch.autograd.backward(results, of_results)
+    if rest:
+        torch.autograd.backward([batch[name] for name in rest], list(rest.values()))

@@ -136,7 +136,7 @@ def compile_program(request: Request) -> tuple[Program, Making]:
         captured_s = time.perf_counter()
         plan = choose_plan(program, request)
         inputs = taken_apart(request.args, request.kwargs)[1]
-        local, notes = _partitioned(program, plan, request, inputs)
+        local, notes, joined = _in_micro_batches(program, plan, request, inputs)
         planned = () if plan is None else plan.notes
         making = Making(
             capture_s=captured_s - start_s,
@@ -144,6 +144,7 @@ def compile_program(request: Request) -> tuple[Program, Making]:
             num_captured_ops=sum(1 for _ in program.ops),
             notes=(
                 *planned,
+                *joined,
                 *_idle_axes(local, planned),
                 *_undivided(local, plan),
                 *_without_rules(program, local),
@@ -226,16 +227,8 @@ def _lowered(request: Request, call: StepCall, given: Given | None) -> Lowered:
             plan = fitted.plan
             warnings += fitted.notes
     inputs = dict(zip(call.form.names, tensors, strict=True))
-    try:
-        local, validated = _partitioned(program, plan, request, inputs, buffers)
-    except PassError as error:
-        if plan is None or not isinstance(error.__cause__, JoinedMicroBatches):
-            raise
-        reason = str(error.__cause__).partition(", so that")[0]
-        warnings.append(f"these inputs run as one micro-batch: {reason}")
-        # The plan stays as it is, for inputs that divide.
-        shortened = in_one_micro_batch(plan, request.mesh.refined(plan.mesh))
-        local, validated = _partitioned(program, shortened, request, inputs, buffers)
+    local, validated, joined = _in_micro_batches(program, plan, request, inputs, buffers)
+    warnings += joined
     if given is None:
         warnings += [*_idle_axes(local, notes), *_undivided(local, plan)]
     warnings += _without_rules(program, local)
@@ -331,6 +324,28 @@ def _without_rules(program: Program, local: Program) -> list[str]:
     """A note for each kind of op of a global program that no device of the local one cuts."""
     mesh = local.mesh
     return [] if mesh is None or mesh.num_devices == 1 else notes_on_rules(program.ops)
+
+
+def _in_micro_batches(
+    program: Program,
+    plan: Plan | None,
+    request: Request,
+    inputs: Mapping[str, torch.Tensor],
+    buffers: Mapping[str, Sharding] | None = None,
+) -> tuple[Program, tuple[str, ...], tuple[str, ...]]:
+    """As `_partitioned`, and a warning if the plan's micro-batches cannot run one by one.
+
+    The program then has one of all rows. The plan stays as it is, for inputs that divide.
+    """
+    try:
+        return *_partitioned(program, plan, request, inputs, buffers), ()
+    except PassError as error:
+        joined = error.__cause__
+        if plan is None or not isinstance(joined, JoinedMicroBatches):
+            raise
+        warning = f"these inputs run as one micro-batch: {joined.reason}"
+        shortened = in_one_micro_batch(plan, request.mesh.refined(plan.mesh))
+        return *_partitioned(program, shortened, request, inputs, buffers), (warning,)
 
 
 def _partitioned(

@@ -238,7 +238,7 @@ def maxima() -> tuple[list[Tensor], list[Tensor]]:
     given.append(torch.tensor([dist.get_rank(), -5]))
     found = [runtime.all_reduce(torch.stack([x, x], 1)[:, 0], ["a"], "max") for x in given]
     found += runtime.all_reduce_coalesced(given, ["a"], "max")
-    in_place = [x.clone() for x in given] + [given[1][0].expand(2**16).clone()]
+    in_place = [x.clone() for x in given] + [given[1][0].repeat(2**16)]
     group = runtime.group(["a"])
     assert group is not None
     all_reduce_in_place(in_place, group, "max")

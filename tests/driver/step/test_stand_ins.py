@@ -63,7 +63,9 @@ def test_lists_and_dicts_of_modules_give_those_of_the_step() -> None:
         assert [*module.heads] == ["a"]
         module.layers[0].requires_grad_(False)
         module.layers[1:].requires_grad_(False)
-        module.heads["a"][0].bias.requires_grad_(False)  # type: ignore[index, union-attr]
+        head = module.heads["a"]
+        assert isinstance(head, nn.Sequential)
+        head[0].bias.requires_grad_(False)
         module.scales[-1].requires_grad_(False)
     assert_step_equals_eager(step, model, x)
     trained = [[p.grad is not None for p in module.parameters()] for module in (step, model)]

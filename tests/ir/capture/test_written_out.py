@@ -170,7 +170,38 @@ def actions() -> tuple[Tensor, ...]:
     return x, action, torch.randint(0, 3, (4,))
 
 
-@pytest.mark.parametrize(("model", "batch"), [(Translator, sentences), (Policy, actions)])
+class Averaged(nn.Module):
+    """Batch norms whose running statistics are means over all batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 6), nn.Linear(6, 4)
+        self.norm = nn.BatchNorm1d(6, momentum=None)
+        self.last = nn.SyncBatchNorm(4, momentum=None, affine=False)
+
+    def forward(self, x: Tensor, action: Tensor, choice: Tensor) -> Tensor:
+        return F.cross_entropy(self.last(self.outer(self.norm(self.inner(x)).relu())), choice)
+
+
+class Recurrent(nn.Module):
+    """Recurrent layers with dropout between them, which torch's own time steps leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 3, 2, batch_first=True, dropout=0.4, bidirectional=True, proj_size=2)
+        self.gru = nn.GRU(4, 4, 3, dropout=0.4)
+        self.table = nn.Embedding(8, 8)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        hidden = self.lstm(self.table(source))[0]
+        scores, last = self.gru(hidden.transpose(0, 1))
+        return F.cross_entropy(scores.flatten(0, 1), target.T.flatten() % 4) + last.sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "batch"),
+    [(Translator, sentences), (Policy, actions), (Averaged, actions), (Recurrent, sentences)],
+)
 def test_parts_of_torch_that_look_at_values_equal_eager(
     model: Callable[[], nn.Module], batch: Callable[[], tuple[Tensor, ...]]
 ) -> None:
