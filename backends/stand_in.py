@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 _NONE = property()
 
+_RESETS = ("reset_parameters", "reset_running_stats")
+"""Methods of torch's layers that write into their tensors."""
+
 
 class StandIn(nn.Module):
     """A module that stands for one of the model: what that has as plain attributes, such as a
@@ -25,6 +28,11 @@ class StandIn(nn.Module):
         except AttributeError:
             if not self._is_of_origin(name):
                 raise
+        if name in _RESETS:  # no AttributeError: loops over modules ask whether there is one
+            raise ValueError(
+                f"{name}() would reset the model's tensors, not the step's; call it on the model "
+                "before that is compiled, or write into step.named_parameters()."
+            )
         assert self._origin is not None
         value = getattr(self._origin(), name)
         if callable(value) or isinstance(value, Tensor):

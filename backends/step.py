@@ -20,6 +20,7 @@ from shardweave.backends.backend import Backend
 from shardweave.backends.bound import BoundProgram
 from shardweave.backends.grad_scaler import loss_scale_of
 from shardweave.backends.input_gradients import check_required, give
+from shardweave.backends.midst import Midst
 from shardweave.backends.programs import Key
 from shardweave.backends.state import ShardedState
 from shardweave.backends.summary import summary_of
@@ -220,6 +221,7 @@ class Step(ShardedState):
         self._gradients = Gradients(self)
         self._ran = BackwardRan(self._gradients.parameters)
         self._is_synced = True
+        self._midst = Midst(is_joint=backend.is_joint)
         self._num_calls = 0
 
     @property
@@ -295,7 +297,8 @@ class Step(ShardedState):
         if call.grad:
             bound = self._gradients.program_of(bound, is_last=is_last)
         into = self._gradients.into(bound) if call.grad else {}
-        results = bound.run(self, call.inputs, scale, into)
+        with self._midst:
+            results = bound.run(self, call.inputs, scale, into)
         outputs: dict[str, Tensor] = {}
         of_inputs: dict[str, Tensor] = {}
         for key, tensor in results.items():

@@ -14,7 +14,7 @@ from shardweave.driver.lowering import Request, compile_program
 from shardweave.ir.staged import is_staged
 from shardweave.planners.plan_parts import Pipeline
 from shardweave.tests.driver.step.models import Masked, Mixed
-from shardweave.tests.eager import BOUND, assert_step_equals_eager
+from shardweave.tests.eager import ROUNDING, assert_step_equals_eager
 
 F64 = torch.float64
 
@@ -89,7 +89,7 @@ def test_step_equals_eager(
     dtype = next(eager.parameters()).dtype
     x = torch.randn(shape, dtype=dtype)
     step = sw.compile(copy.deepcopy(eager), (x,), mesh=mesh, plan=plan, backend="reference")
-    bound = 1e-6 if dtype == torch.float32 else BOUND
+    bound = 1e-6 if dtype == torch.float32 else ROUNDING
     assert_step_equals_eager(step, eager, x, bound=bound)
     if model is HiddenToo:
         torch.testing.assert_close(step(x)["hidden"], eager(x)["hidden"], rtol=bound, atol=bound)

@@ -172,7 +172,19 @@ def fail_together() -> list[str]:
     found.append(str(differs.value))
     torch.manual_seed(1)  # the ranks have drawn unequally many numbers
     step(**batch())
+    fail_in_the_midst()
     return found
+
+
+def fail_in_the_midst() -> None:
+    """Where ranks may be left apart, none goes on."""
+    table, ids = nn.EmbeddingBag(4, 2), torch.zeros(4, 3, dtype=torch.int64)
+    step = sw.compile(table, (ids,), mesh="data=2", loss=lambda out: out.sum())
+    step(ids)
+    with pytest.raises((ValueError, IndexError)):
+        step(ids + 9)
+    with pytest.raises(RuntimeError, match=r"in its midst on this rank .*end the processes"):
+        step(ids)
 
 
 def plan_for_cluster() -> None:

@@ -28,12 +28,14 @@ def test_norms_that_are_put_in_evaluation_by_their_class_stay_there() -> None:
     assert "(norm): BatchNorm1d()" in repr(step)
 
 
-def test_statistics_that_torch_would_average_anew_are_refused_untouched() -> None:
+def test_tensors_that_layers_would_reset_are_refused_untouched() -> None:
     step = compiled(Normed(), batch(), mesh="data=2")
     step(**batch())
     before = step.norm.running_mean.clone()
-    with pytest.raises(AttributeError, match="'reset_running_stats' of the model is code"):
+    with pytest.raises(ValueError, match=r"reset_running_stats\(\) would reset the model's"):
         update_bn([batch()["x"]], step)
+    with pytest.raises(ValueError, match=r"reset_parameters\(\) would reset the model's"):
+        hasattr(step.up, "reset_parameters")
     assert torch.equal(step.norm.running_mean, before)
 
 
