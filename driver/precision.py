@@ -36,9 +36,15 @@ def check_precision(precision: str, program: Program | None) -> None:
 
 
 def in_precision(model: nn.Module, precision: str) -> nn.Module:
-    """The model, or a copy of it in the dtype of parameters that a precision says."""
+    """The model, or a copy of it in the dtype of parameters that a precision says.
+
+    Complex numbers, such as angles of rotary embeddings, stay: `model.to(dtype)` would leave their
+    real parts alone.
+    """
     dtype = PARAMETERS.get(precision)
-    return model if dtype is None else copy.deepcopy(model).to(dtype)
+    if dtype is None:
+        return model
+    return copy.deepcopy(model)._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
 
 def inputs_in_precision(inputs: Mapping[str, Tensor], precision: str) -> dict[str, Tensor]:

@@ -32,6 +32,12 @@ def replace_calls(exported: torch.fx.GraphModule) -> None:
     exported.recompile()
 
 
+def wide_under_autocast(input: Tensor) -> Tensor:
+    """What a loss is computed of: under torch.autocast in float32, if it was in fewer digits."""
+    is_cast = torch.is_autocast_enabled(input.device.type)
+    return input.float() if is_cast and input.dtype in (torch.bfloat16, torch.float16) else input
+
+
 def multilabel_margin_loss(
     input: Tensor,
     target: Tensor,
@@ -43,6 +49,7 @@ def multilabel_margin_loss(
 
     Shapes: input and target N x C, or C; the targets of a row end at its first -1.
     """
+    input = wide_under_autocast(input)
     counts = (target < 0).cumsum(-1) == 0
     index = torch.where(counts, target, 0)
     is_target = torch.zeros_like(input).scatter_add(-1, index, counts.to(input.dtype)) > 0

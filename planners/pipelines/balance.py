@@ -20,7 +20,8 @@ def balanced_stages(program: Program, count: int) -> tuple[tuple[str, ...], ...]
 
     A block that repeats is cut only where there are too few blocks and layers between them, as in a
     model that calls one block twice; what stands between blocks goes with its neighbours. The time
-    of an op is its FLOPs and the bytes that it moves. Raises ValueError for more stages than layers.
+    of an op is its FLOPs and the bytes that it moves. Raises ValueError for more stages than
+    layers.
     """
     parts = _parts(program, blocks_of(program).of_layer)
     if count > len(parts):
