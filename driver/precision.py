@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,11 @@ def in_precision(model: nn.Module, precision: str) -> nn.Module:
     dtype = PARAMETERS.get(precision)
     if dtype is None:
         return model
-    return copy.deepcopy(model)._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)
+    # Of what hooks make anew in each forward pass, as weight norm and pruning do, no copy is made.
+    made = [x for m in model.modules() for x in vars(m).values() if isinstance(x, Tensor)]
+    memo: dict[int, Any] = {id(x): x.detach() for x in made if not x.is_leaf}
+    copied = copy.deepcopy(model, memo)
+    return copied._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
 
 def inputs_in_precision(inputs: Mapping[str, Tensor], precision: str) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
+from torch.nn.utils import prune
 
 import shardweave as sw
 from shardweave.backends.distributed import step_of
@@ -161,6 +162,18 @@ def test_complex_numbers_stay_where_parameters_are_cast() -> None:
     step = sw.compile(model, (x,), mesh="data=2", backend="reference", precision="bf16-true")
     assert step.get_buffer("turns").dtype == torch.complex64
     expected = copy.deepcopy(model).bfloat16()(x.to(BF16))
+    torch.testing.assert_close(step(x), expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_that_hooks_make_anew_are_cast_as_their_parameters_are() -> None:
+    """Those of pruning are plain tensors of the module, which Python cannot copy."""
+    torch.manual_seed(0)
+    model, x = Turned(), torch.randn(4, 8)
+    prune.l1_unstructured(model.linear, "weight", 0.5)
+    step = sw.compile(model, (x,), mesh="data=2", backend="reference", precision="bf16-true")
+    assert {p.dtype for p in step.parameters()} == {BF16}
+    assert model.linear.weight_orig.dtype == torch.float32
+    expected = model.bfloat16()(x.to(BF16))
     torch.testing.assert_close(step(x), expected.detach(), rtol=1e-5, atol=1e-6)
 
 
