@@ -53,10 +53,12 @@ NEED_CONTIGUOUS = frozenset(
         "aten.native_layer_norm_backward",
         "aten.view.dtype",
         "aten.view_as_complex",
+        "aten._linalg_det",
+        "aten._linalg_slogdet",
     }
 )
 """Ops that need dense operands: a CPU kernel reads a strided one as if it were contiguous, without
-an error, or a view of pairs does not exist.
+an error, a view of pairs does not exist, or factors are those of the matrix as memory has it.
 
 Eager's autograd, or the model, makes the operands contiguous before it calls these; a program does
 not say so, and which operands are strided changes with the sharding.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +37,19 @@ def check_precision(precision: str, program: Program | None) -> None:
 
 
 def in_precision(model: nn.Module, precision: str) -> nn.Module:
-    """The model, or a copy of it in the dtype of parameters that a precision says."""
+    """The model, or a copy of it in the dtype of parameters that a precision says.
+
+    Complex numbers, such as angles of rotary embeddings, stay: `model.to(dtype)` would leave their
+    real parts alone.
+    """
     dtype = PARAMETERS.get(precision)
-    return model if dtype is None else copy.deepcopy(model).to(dtype)
+    if dtype is None:
+        return model
+    # Of what hooks make anew in each forward pass, as weight norm and pruning do, no copy is made.
+    made = [x for m in model.modules() for x in vars(m).values() if isinstance(x, Tensor)]
+    memo: dict[int, Any] = {id(x): x.detach() for x in made if not x.is_leaf}
+    copied = copy.deepcopy(model, memo)
+    return copied._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
 
 def inputs_in_precision(inputs: Mapping[str, Tensor], precision: str) -> dict[str, Tensor]:

@@ -5,17 +5,23 @@
   kind of zero that torch makes outside of what it traces.
 - `multilabel_margin_loss` is written out. What torch traces in its place is wrong where a row of
   targets ends early: it also compares class 0 with the others, once for each target behind the end.
+- A determinant is that of a dense matrix. Torch factors a matrix as it lies in memory, and traces
+  a gradient by these factors: of a weight that is laid out otherwise, such as the `Q` of
+  `torch.linalg.qr`, it would be that of the transposed one, as values of a program are dense.
 - `embedding_bag` of bags of one length is a lookup and a sum, which can be cut by samples, by rows
   and by columns of the table.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 _SIGNS: dict[Any, Any] = {torch.sgn: torch.sign, "sgn": "sign"}
 
@@ -25,11 +31,41 @@ def replace_calls(exported: torch.fx.GraphModule) -> None:
     for node in exported.graph.nodes:
         if node.op not in ("call_function", "call_method"):
             continue
-        if node.target in _SIGNS and not node.meta["example_value"].is_complex():
+        target = _of_method(node) if node.op == "call_method" else node.target
+        if target in _DETERMINANTS:
+            node.op, node.target = "call_function", _of_dense(target)
+        elif node.target in _SIGNS and not node.meta["example_value"].is_complex():
             node.target = _SIGNS[node.target]
         elif node.target in _WRITTEN_OUT:
             node.target = _WRITTEN_OUT[node.target]
     exported.recompile()
+
+
+_DETERMINANTS: set[Any] = {
+    torch.det, torch.slogdet, torch.logdet, torch.linalg.det, torch.linalg.slogdet,
+}  # fmt: skip
+
+
+def _of_method(node: torch.fx.Node) -> Any:
+    """The function that a method of tensors is."""
+    return getattr(torch, str(node.target), None)
+
+
+def _of_dense(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, of dense tensors."""
+
+    @wraps(function)
+    def of_dense(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = pytree.tree_map_only(Tensor, Tensor.contiguous, (args, kwargs))
+        return function(*args, **kwargs)
+
+    return of_dense
+
+
+def wide_under_autocast(input: Tensor) -> Tensor:
+    """What a loss is computed of: under torch.autocast in float32, if it was in fewer digits."""
+    is_cast = torch.is_autocast_enabled(input.device.type)
+    return input.float() if is_cast and input.dtype in (torch.bfloat16, torch.float16) else input
 
 
 def multilabel_margin_loss(
@@ -43,6 +79,7 @@ def multilabel_margin_loss(
 
     Shapes: input and target N x C, or C; the targets of a row end at its first -1.
     """
+    input = wide_under_autocast(input)
     counts = (target < 0).cumsum(-1) == 0
     index = torch.where(counts, target, 0)
     is_target = torch.zeros_like(input).scatter_add(-1, index, counts.to(input.dtype)) > 0

@@ -34,6 +34,8 @@ from torch.nn.modules import transformer
 from torch.nn.modules.adaptive import _ASMoutput
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from shardweave.ir.capture.stand_ins import wide_under_autocast
+
 Lengths = Tensor | Sequence[int]
 
 _cov = torch.cov
@@ -80,6 +82,7 @@ def ctc_loss(
     without N for one sample. reduction: 0 none, 1 the mean of losses by target length, 2 the sum.
     As in torch, the gradient is that of a `log_softmax`, whatever the log_probs are.
     """
+    log_probs = wide_under_autocast(log_probs)
     is_one = log_probs.dim() == 2
     scores = log_probs[:, None] if is_one else log_probs
     steps, samples = _each(input_lengths, scores), _each(target_lengths, scores)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 from shardweave.ir.annotations import layer_of
@@ -18,10 +18,14 @@ FLOPS_PER_BYTE = 100
 def balanced_stages(program: Program, count: int) -> tuple[tuple[str, ...], ...]:
     """The layers of `count` stages whose longest takes the least time; exact for its costs.
 
-    A block that repeats is never cut; what stands between blocks goes with its neighbours. The time
-    of an op is its FLOPs and the bytes that it moves. Raises ValueError for more stages than parts.
+    A block that repeats is cut only where there are too few blocks and layers between them, as in a
+    model that calls one block twice; what stands between blocks goes with its neighbours. The time
+    of an op is its FLOPs and the bytes that it moves. Raises ValueError for more stages than
+    layers.
     """
-    parts = _parts(program)
+    parts = _parts(program, blocks_of(program).of_layer)
+    if count > len(parts):
+        parts = _parts(program, lambda layer: layer)
     if count > len(parts):
         named = [names[0] for names, _ in parts[:4] if names[0]]
         some = f" ({', '.join(named)}{', ..' if len(parts) > 4 else ''})" if named else ""
@@ -36,16 +40,17 @@ def balanced_stages(program: Program, count: int) -> tuple[tuple[str, ...], ...]
     )
 
 
-def _parts(program: Program) -> list[tuple[list[str], float]]:
+def _parts(
+    program: Program, block_of_layer: Callable[[str], str | None]
+) -> list[tuple[list[str], float]]:
     """The parts between which stages may be cut: their layers, and what they cost, in order."""
-    blocks = blocks_of(program)
     costs: dict[str, float] = {}
     layers: dict[str, list[str]] = {}
     part_of: dict[str, str] = {}
     for op in program.ops:
         layer = layer_of(op)
         if layer and layer not in part_of:
-            name = blocks.of_layer(layer) or layer
+            name = block_of_layer(layer) or layer
             part_of[layer] = name
             layers.setdefault(name, [name])
         if layer:

@@ -210,3 +210,29 @@ def test_inputs_of_several_lengths_have_micro_batches_that_divide_all() -> None:
     for name, parameter in eager.named_parameters():
         whole = sw.full_tensor(step.get_parameter(name).grad)
         assert torch.allclose(whole, parameter.grad, rtol=1e-9, atol=1e-9), name  # type: ignore[arg-type]
+
+
+class Twins(nn.Module):
+    """One block for both views of a sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.cosine_similarity(self.block(x), self.block(x.flip(1))).mean()
+
+
+def test_block_that_is_called_twice_is_cut_where_there_is_no_other_layer() -> None:
+    torch.manual_seed(0)
+    eager, x = Twins(), torch.randn(8, 4, dtype=F64)
+    step = sw.compile(copy.deepcopy(eager), (x,), mesh="stage=2", backend="reference", prove=True)
+    assert step.plan is not None
+    assert step.plan.pipeline is not None
+    assert step.plan.pipeline.stages == (("block.0", "block.1"), ("block.2",))
+    expected = eager(x)
+    expected.backward()
+    assert abs(step(x).item() - expected.item()) < 1e-9
+    for name, parameter in eager.named_parameters():
+        whole = sw.full_tensor(step.get_parameter(name).grad)
+        assert torch.allclose(whole, parameter.grad, rtol=1e-9, atol=1e-9), name  # type: ignore[arg-type]

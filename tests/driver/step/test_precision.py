@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
+from torch.nn.utils import prune
 
 import shardweave as sw
 from shardweave.backends.distributed import step_of
@@ -139,6 +141,74 @@ def test_parameters_in_bfloat16_are_those_of_a_model_in_bfloat16() -> None:
     torch.testing.assert_close(
         step(**given)[0], expected(**{n: t.to(BF16) for n, t in given.items()})[0].detach()
     )
+
+
+class Turned(nn.Module):
+    """Turns pairs by angles that are complex numbers, as rotary embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        angles = torch.linspace(0, 3, 4)
+        self.register_buffer("turns", torch.polar(torch.ones(4), angles))
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(self.linear(x).float().reshape(len(x), 4, 2))
+        return torch.view_as_real(pairs * self.turns).cos().mean()
+
+
+def test_complex_numbers_stay_where_parameters_are_cast() -> None:
+    model, x = Turned(), torch.randn(4, 8)
+    step = sw.compile(model, (x,), mesh="data=2", backend="reference", precision="bf16-true")
+    assert step.get_buffer("turns").dtype == torch.complex64
+    expected = copy.deepcopy(model).bfloat16()(x.to(BF16))
+    torch.testing.assert_close(step(x), expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_that_hooks_make_anew_are_cast_as_their_parameters_are() -> None:
+    """Those of pruning are plain tensors of the module, which Python cannot copy."""
+    torch.manual_seed(0)
+    model, x = Turned(), torch.randn(4, 8)
+    prune.l1_unstructured(model.linear, "weight", 0.5)
+    step = sw.compile(model, (x,), mesh="data=2", backend="reference", precision="bf16-true")
+    assert {p.dtype for p in step.parameters()} == {BF16}
+    assert model.linear.weight_orig.dtype == torch.float32
+    expected = model.bfloat16()(x.to(BF16))
+    torch.testing.assert_close(step(x), expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+class WithLoss(nn.Module):
+    """A linear map, and a loss that is written out where a program is captured."""
+
+    def __init__(self, loss: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.loss = nn.Linear(8, 5), loss
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.loss(self.linear(x))
+
+
+def _ctc(scores: Tensor) -> Tensor:
+    labels, lengths = torch.tensor([[1, 2], [3, 3]]), torch.tensor([4, 4])
+    return nn.functional.ctc_loss(scores.view(4, 2, 5), labels, lengths, torch.tensor([2, 2]))
+
+
+def _multilabel(scores: Tensor) -> Tensor:
+    return nn.functional.multilabel_margin_loss(scores, torch.tensor([[3, 0, -1, 1, 1]] * 8))
+
+
+@pytest.mark.parametrize("loss", [_ctc, _multilabel])
+def test_losses_that_are_written_out_are_those_of_autocast(
+    loss: Callable[[Tensor], Tensor],
+) -> None:
+    torch.manual_seed(0)
+    model, x = WithLoss(loss), torch.randn(8, 8)
+    step = sw.compile(model, (x,), mesh="data=2", backend="reference", precision="bf16")
+    with torch.autocast("cpu", BF16):
+        expected = model(x)
+    found = step(x)
+    assert found.dtype == expected.dtype == torch.float32
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_input_that_is_cast_cannot_have_a_gradient() -> None:

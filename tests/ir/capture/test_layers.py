@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from itertools import product
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import shardweave as sw
 from shardweave.tests.eager import assert_step_equals_eager
@@ -104,3 +106,31 @@ def test_lookup_that_its_layer_does_not_return_is_not_cut_along_the_sequence() -
     assert [note for note in plan.notes if "from 'bag': it does not return its lookup" in note]
     step = sw.compile(model, (words,), plan=plan, backend="reference")
     torch.testing.assert_close(step(words), model(words), rtol=1e-12, atol=0)
+
+
+class Packing(nn.Module):
+    """A recurrent layer over rows of different lengths; the last output of each."""
+
+    def __init__(self, *, packs: bool) -> None:
+        super().__init__()
+        self.cell, self.packs = nn.GRU(4, 4, batch_first=True), packs
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        if self.packs:
+            packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            return self.cell(packed)[1].square().sum()
+        out, _ = self.cell(x)
+        return out[torch.arange(len(lengths)), lengths - 1].square().sum()
+
+
+def test_packed_sequences_are_refused_with_what_computes_the_same() -> None:
+    torch.manual_seed(0)
+    model, batch = Packing(packs=True), (torch.randn(4, 3, 4), torch.tensor([3, 1, 2, 3]))
+    with pytest.raises(
+        sw.CaptureError, match=r"last output .*: out\[torch\.arange\(len\(lengths\)\),"
+    ):
+        sw.compile(model, batch, backend="reference")
+    written = Packing(packs=False)
+    written.load_state_dict(model.state_dict())
+    step = sw.compile(written, batch, mesh="data=2", backend="reference")
+    torch.testing.assert_close(step(*batch), model(*batch).detach())

@@ -223,3 +223,25 @@ def test_ctc_loss_of_targets_in_one_row_that_the_data_divides_is_refused() -> No
     batch = (torch.randn(STEPS, SAMPLES, 4), torch.ones(8, dtype=torch.int64), torch.full((4,), 2))
     with pytest.raises(sw.CaptureError, match="pad them to a tensor of N x S"):
         sw.compile(Joined(), batch, mesh="data=2", backend="reference")
+
+
+class Flow(nn.Module):
+    """Determinants of weights that lie transposed in memory, as torch's QR leaves its factors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.linalg.qr(torch.randn(4, 4, dtype=F64)).Q)
+        self.other = nn.Parameter(torch.randn(4, 4, dtype=F64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        spread = (self.other.T @ self.other + torch.eye(4)).T.contiguous()
+        volume = torch.linalg.slogdet(self.mix).logabsdet + spread.logdet()
+        return (x @ self.mix @ spread).square().mean() - volume - (2 * self.mix).T.det()
+
+
+@pytest.mark.parametrize("mesh", ["data=2", "data=2,tensor=2"])
+def test_gradients_of_determinants_are_those_of_the_matrix_as_eager_has_it(mesh: str) -> None:
+    torch.manual_seed(0)
+    model = Flow()
+    assert not model.mix.is_contiguous()
+    assert_three_steps_equal_eager(model, mesh=mesh)
