@@ -14,7 +14,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -139,7 +141,7 @@ def positional_attention(
 
     Without positions they see all keys. attn_mask: is added to the scores.
     """
-    pieces = _pieces(query, attn_mask, query_positions, key_positions)
+    pieces = _pieces(attn_mask, query_positions, key_positions)
     if pieces is None:
         mask = _whole_mask(query, attn_mask, query_positions, key_positions)
         out, rows = flash_attention(query, key, value, attn_mask=mask, scale=scale)
@@ -185,7 +187,7 @@ def positional_attention_backward(
     """
     # Of a query that sees nothing all weights are 0, whatever finite number stands here.
     logsumexp = logsumexp.masked_fill(logsumexp == -math.inf, 0.0)
-    pieces = _pieces(query, attn_mask, query_positions, key_positions)
+    pieces = _pieces(attn_mask, query_positions, key_positions)
     if pieces is None:
         mask = _whole_mask(query, attn_mask, query_positions, key_positions)
         return flash_attention_backward(
@@ -213,20 +215,25 @@ def positional_attention_backward(
 
 
 def _pieces(
-    query: Tensor,
-    attn_mask: Tensor | None,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
+    attn_mask: Tensor | None, query_positions: Tensor | None, key_positions: Tensor | None
 ) -> list[Piece] | None:
     """The pieces to compute; None where a mask says what queries see.
 
-    On a GPU too: looking at positions there would wait for all that is on its way.
+    For positions on a GPU too: looking at them would wait for all that is on its way. Steps give
+    those that they can count on the host.
     """
     if query_positions is None or key_positions is None or attn_mask is not None:
         return None
-    if query.device.type != "cpu":
+    if query_positions.device.type != "cpu" or key_positions.device.type != "cpu":
         return None
-    return pieces_of(query_positions.tolist(), key_positions.tolist())
+    return _pieces_of_bytes(*(x.numpy().tobytes() for x in (query_positions, key_positions)))
+
+
+@lru_cache(maxsize=16)
+def _pieces_of_bytes(queries: bytes, keys: bytes) -> list[Piece] | None:
+    """The pieces of int64 positions, which each layer of a model asks for."""
+    rows, columns = (np.frombuffer(x, dtype=np.int64).tolist() for x in (queries, keys))
+    return pieces_of(rows, columns)
 
 
 def _whole_mask(
@@ -238,7 +245,8 @@ def _whole_mask(
     """The mask with -inf for keys behind their query's position."""
     if query_positions is None or key_positions is None:
         return attn_mask
-    is_behind = key_positions > query_positions.unsqueeze(-1)
+    rows, columns = (x.to(query.device) for x in (query_positions, key_positions))
+    is_behind = columns > rows.unsqueeze(-1)
     mask = query.new_zeros(()) if attn_mask is None else attn_mask
     return torch.where(is_behind, -math.inf, mask)
 

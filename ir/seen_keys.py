@@ -80,6 +80,11 @@ def is_causal(op: AtenOp) -> bool:
     return bool(op.value("is_causal"))
 
 
+def are_counted(positions: SSAValue) -> bool:
+    """Whether positions are counted from the mesh, so that each rank knows them beforehand."""
+    return _read(positions) is not None
+
+
 def _read(value: SSAValue) -> _Positions | None:
     """How positions are computed; None if by other ops."""
     op = value.owner
