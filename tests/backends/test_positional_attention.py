@@ -14,13 +14,10 @@ from torch.utils._pytree import tree_map
 
 from shardweave.backends import positional_attention as module
 from shardweave.backends.positional_attention import (
-    MAX_PIECES,
-    Piece,
-    pieces_of,
     positional_attention,
     positional_attention_backward,
-    runs_of,
 )
+from shardweave.ir.attention_pieces import MAX_PIECES, Piece, pieces_of, runs_of
 
 RUN = st.tuples(st.integers(0, 9), st.integers(1, 4), st.integers(1, 6))
 """Start, step and length of a run of positions."""

@@ -328,6 +328,15 @@ def test_attention_on_the_pod_takes_what_flash_attention_2_does() -> None:
     assert seconds == pytest.approx(flops / (0.35 * 989e12), rel=1e-3)
 
 
+def test_merging_the_pieces_of_attention_takes_what_it_moves() -> None:
+    on = with_device(cluster(nodes=4), memory_bandwidth_bytes_s=1e3, flops={"float32": 1e30})
+    # Of eight keys in stripes of four: a triangle for each residue. Two queries of 64 float32,
+    # whose parts are written, scaled and added to a scaled total: 4 pieces of 32 bytes, and 12.
+    merged = 2 * 64 * (4 * 32 + 12)
+    read = 4 * (2 * 64 + 8 * 64 + 8 * 64 + 2 * 64 + 2) + 8 * (2 + 8)
+    assert attention_s('{"context":1}', on) == pytest.approx((merged + read) / 1e3)
+
+
 def test_attention_with_a_mask_is_not_taken_for_one_without() -> None:
     type_ = "tensor<1x1x8x64xf32>"
     lines = [
