@@ -105,16 +105,16 @@ BETWEEN_PRODUCTS = """
     param %w : tensor<4x4xf64>
     input %x : tensor<4x4xf64>
     %n = aten.tanh(%x) {layer = "h.0", phase = forward} : tensor<4x4xf64>
-    %g = dist.all_gather(%n, axes = ["tensor"], dim = 0) {layer = "h.0", phase = forward} : tensor<8x4xf64>
+    %g = dist.all_gather(%n, axes = ["tensor"], dim = 0, block = 4) {layer = "h.0", phase = forward} : tensor<8x4xf64>
     %m = aten.mm(%g, %w) {layer = "h.0", phase = forward} : tensor<8x4xf64>
     %t = aten.tanh(%m) {layer = "h.0", phase = forward} : tensor<8x4xf64>
     %p = aten.mm(%t, %w) {layer = "h.0", phase = forward} : tensor<8x4xf64>
-    %r = dist.reduce_scatter(%p, axes = ["tensor"], dim = 0) {layer = "h.0", phase = forward} : tensor<4x4xf64>
+    %r = dist.reduce_scatter(%p, axes = ["tensor"], dim = 0, block = 4) {layer = "h.0", phase = forward} : tensor<4x4xf64>
     %s = aten.sin(%r) {layer = "h.0", phase = forward} : tensor<4x4xf64>
     %y = aten.sum.dim_IntList(%s, dim = [0, 1]) {layer = "head", phase = forward} : tensor<f64>
     %ds = aten.cos(%r) {layer = "h.0", phase = backward} : tensor<4x4xf64>
     %dr = aten.mul.Tensor(%ds, %s) {layer = "h.0", phase = backward} : tensor<4x4xf64>
-    %dp = dist.all_gather(%dr, axes = ["tensor"], dim = 0) {layer = "h.0", phase = backward} : tensor<8x4xf64>
+    %dp = dist.all_gather(%dr, axes = ["tensor"], dim = 0, block = 4) {layer = "h.0", phase = backward} : tensor<8x4xf64>
     %dt = aten.mm(%dp, %w) {layer = "h.0", phase = backward} : tensor<8x4xf64>
     %dm = aten.tanh_backward(%dt, %t) {layer = "h.0", phase = backward} : tensor<8x4xf64>
     %dg = aten.mul.Tensor(%dm, %g) {layer = "h.0", phase = backward} : tensor<8x4xf64>

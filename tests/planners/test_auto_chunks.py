@@ -156,9 +156,16 @@ def test_forbidding_an_order_leaves_plans_of_one_stage(forbid: str) -> None:
     assert any(point.stages == 1 for point in found.points())
 
 
-def test_too_many_chunks_say_how_many_there_can_be() -> None:
-    with pytest.raises(PlanError, match=r"no plan with .*chunks=9.*: chunks can be 2 or 4"):
-        planned("chunks=9,pipeline=interleaved-1f1b")
+@pytest.mark.parametrize(
+    ("fix", "message"),
+    [
+        ("chunks=9,pipeline=interleaved-1f1b", "36 stages, but the program has 18 blocks"),
+        ("chunks=4,pipeline=1f1b", r": chunks can be 2; pipeline can be interleaved-1f1b\."),
+    ],
+)
+def test_chunks_that_cannot_be_are_told(fix: str, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        planned(fix)
 
 
 def test_explain_names_the_chunks(capsys: pytest.CaptureFixture[str]) -> None:

@@ -303,7 +303,7 @@ def attention_s(cut: str, on: Cluster, causal: str = "true") -> float:
 def test_causal_attention_takes_what_the_device_computes_that_sees_most(
     values: dict[str, object],
 ) -> None:
-    on = with_device(cluster(nodes=4), memory_bandwidth_bytes_s=1e15, **values)
+    on = with_device(cluster(nodes=4), memory_bandwidth_bytes_s=1e18, **values)
     stripes, plain = (attention_s(cut, on) for cut in ('{"context":1}', '{"context"}'))
     # Of 8 keys queries 3 and 7 see 4 and 8, queries 6 and 7 see 7 and 8.
     assert plain / stripes == pytest.approx((7 + 8) / (4 + 8))

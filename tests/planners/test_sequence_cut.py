@@ -17,7 +17,7 @@ from shardweave.driver.compile import compile
 from shardweave.driver.models import build_example
 from shardweave.ir.annotations import phase_of
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.dist import STARTS, AllGatherOp, WaitOp
+from shardweave.ir.dist import STARTS, AllGatherOp, SliceOp, WaitOp
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.rules.attention import is_attention
 from shardweave.ir.staged import parts_of
@@ -188,6 +188,14 @@ def test_keys_and_values_are_gathered_for_each_pass_and_nothing_else_is() -> Non
     assert scattered["reduce_scatter", "backward"] == 4
 
 
+def test_gradients_of_rotated_keys_are_scattered_before_the_rotation() -> None:
+    """So that what follows, the products of `k_proj` too, is of a device's keys alone."""
+    program = partitioned(GROUPED, "context=2")
+    messages = {(one.kind, one.phase): one.count for one in program.stats().collectives}
+    assert messages["reduce_scatter", "backward"] == 2
+    assert not any(isinstance(op, SliceOp) and phase_of(op) != "forward" for op in program.ops)
+
+
 def test_no_value_is_as_large_as_all_scores() -> None:
     program = partitioned(LONG, "context=2")
     sizes = {shape_of(value)[-2:] for op in program.ops for value in op.results}
@@ -210,15 +218,16 @@ def test_each_rank_counts_the_positions_of_its_attention_on_the_host(stages: int
         if re.search(r"= positional_attention(_backward)?\(", line)
     ]
     assert len(lines) >= 4
-    keys = 'aten.arange.start_step(0, 16, 1, device="cpu")'
+    keys = 'aten.arange.start_step(0, 16, 1, dtype=torch.int64, device="cpu")'
     rows = f'rt.slice({keys}, axes=("context",), dim=0, block=1)'
     assert all(f"{rows}, {keys}" in line for line in lines)
 
 
 # Schedules
 
-WIDE = "gpt:layers=1,hidden=256,heads=4,vocab=64,seq=2048,batch=2,tie=false"
-LINK = "testbed:rate=2gbit"
+WIDE = "gpt:layers=1,hidden=256,heads=4,vocab=64,seq=4096,batch=2,tie=false"
+LINK = "testbed:rate=500mbit"
+"""So slow that what is hidden is worth more than the merges of four parts take."""
 
 
 def simulated(parts: int, schedule: str) -> Simulation:
