@@ -26,6 +26,7 @@ from shardweave.planners.megatron import CONTEXT
 from shardweave.planners.pipelines.one_by_one import why_not_one_by_one
 from shardweave.planners.pipelines.schedules import find_schedule
 from shardweave.planners.plan_parts import (
+    PAPERS_RECOMPUTE,
     PIPELINE_SCHEDULES,
     RECOMPUTE,
     PlanError,
@@ -118,7 +119,7 @@ class JointSpace:
                     continue
                 zeros = _zeros(data, micro)
                 subs = [n for n in SUB_BATCHES if rows // micro % n == 0]
-                for zero, recompute, sub in product(zeros, RECOMPUTE, subs):
+                for zero, recompute, sub in product(zeros, self._policies(stages), subs):
                     point = JointPoint(
                         data, cut.tensor, cut.context, stages, cut.sequence_parallel, zero,
                         recompute, micro, sub,
@@ -126,6 +127,13 @@ class JointSpace:
                     found = self._usual(point)
                     if found is not None:
                         yield from self._with_buckets(found)
+
+    def _policies(self, stages: int) -> tuple[str, ...]:
+        """Policies of recomputation: `after-products` with stages, which keep what many
+        micro-batches left, or where it is asked for. Of steps without, whose estimates leave out
+        most of what ZeRO's gathers expose, it would be the first of all that is simulated."""
+        asked = "recompute" in self.constraints.fixed
+        return RECOMPUTE if stages > 1 or asked else PAPERS_RECOMPUTE
 
     def _with_buckets(self, point: JointPoint) -> Iterator[JointPoint]:
         """The point with messages joined in buckets of each size, where it joins any."""
