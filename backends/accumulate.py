@@ -32,15 +32,16 @@ class Gradients:
     """The `.grad` of the parameters of a state."""
 
     def __init__(self, state: ShardedState) -> None:
-        self.state = state
         self.backend = state.backend
-        self.parameters: list[nn.Parameter] = []
-        for (kind, _), tensor in state.stored.items():
+        self._by_name: dict[str, nn.Parameter] = {}
+        for (kind, name), tensor in state.stored.items():
             if kind == "param":
                 assert isinstance(tensor, nn.Parameter)
-                self.parameters.append(tensor)
+                self._by_name[name] = tensor
+        self.parameters = list(self._by_name.values())
         self._pending: dict[str, Sharding] = {}
         self._closed: set[str] = set()
+        self._is_synced = True
         self._num_finished = 0
         self._first: list[Tensor] = []
         """Some values of each parameter in the first call."""
@@ -53,12 +54,14 @@ class Gradients:
     @property
     def are_pending(self) -> bool:
         """Whether some gradient is a pending sum; those that were set to None are not."""
-        for name in [name for name in self._pending if self._parameter(name).grad is None]:
+        for name in [name for name in self._pending if self._by_name[name].grad is None]:
             del self._pending[name]
         return bool(self._pending)
 
-    def _parameter(self, name: str) -> Tensor:
-        return self.state.stored["param", name]
+    @property
+    def are_unfinished(self) -> bool:
+        """Whether they are of calls under `no_sync` alone, which others are to follow."""
+        return not self._is_synced and any(p.grad is not None for p in self.parameters)
 
     def _unreduced(self, name: str) -> frozenset[str]:
         pending = self._pending.get(name)
@@ -86,13 +89,13 @@ class Gradients:
         self._closed = bound.adds.keys() & self._pending.keys()
         found: dict[Key, Tensor] = {}
         for name in self._closed:
-            gradient = self._parameter(name).grad
+            gradient = self._by_name[name].grad
             assert gradient is not None
             found["pending", name] = self.backend.local(gradient)
         for key, sharding in bound.results.items():
             if key[0] != "grad":
                 continue
-            parameter = self.state.stored["param", key[1]]
+            parameter = self._by_name[key[1]]
             if parameter.grad is None or not parameter.requires_grad:
                 continue
             if self._unreduced(key[1]) == frozenset(sharding.unreduced):
@@ -101,11 +104,11 @@ class Gradients:
 
     def add(self, name: str, gradient: Tensor, sharding: Sharding) -> None:
         """Add a new gradient in these shards, of which the memory is ours."""
-        parameter = self.state.stored["param", name]
+        parameter = self._by_name[name]
         if not parameter.requires_grad:
             return
         if parameter.grad is None or name in self._closed:
-            self._set(name, gradient, sharding)
+            self._set(name, parameter, gradient, sharding)
             return
         held, new = self._unreduced(name), frozenset(sharding.unreduced)
         local = self.backend.local(parameter.grad)
@@ -116,10 +119,9 @@ class Gradients:
             local.add_(gradient)
         if new - held:
             axes = tuple(axis for axis in (*sharding.unreduced, *sorted(held - new)))
-            self._set(name, local, Sharding(sharding.dims, axes))
+            self._set(name, parameter, local, Sharding(sharding.dims, axes))
 
-    def _set(self, name: str, local: Tensor, sharding: Sharding) -> None:
-        parameter = self._parameter(name)
+    def _set(self, name: str, parameter: Tensor, local: Tensor, sharding: Sharding) -> None:
         if sharding.unreduced:
             parameter.grad = self.backend.pending(local, sharding)
             self._pending[name] = sharding
@@ -130,14 +132,15 @@ class Gradients:
 
     def finish(self, *, is_synced: bool) -> None:
         """After a call: reduce what is pending, if it is to be, and call the parameters' hooks."""
+        self._is_synced = is_synced
         if is_synced and self.are_pending:
             pending: dict[str, Pending] = {}
             for name, sharding in self._pending.items():
-                gradient = self._parameter(name).grad
+                gradient = self._by_name[name].grad
                 assert gradient is not None
                 pending[name] = Pending(gradient, sharding)
             for name, gradient in self.backend.reduced(pending).items():
-                self._parameter(name).grad = gradient
+                self._by_name[name].grad = gradient
             self._pending.clear()
         if is_synced:
             self._check_they_are_used()

@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 import torch
 
-from shardweave.backends.calls import DIRECT
+from shardweave.backends.calls import DIRECT, TRANSPOSE
 from shardweave.ir.pure_ops import pure_ops
 
 _STRUCTURE = (
@@ -25,7 +25,7 @@ _STRUCTURE = (
 _TAKEN = "given.pop"
 """How a function of a stage takes an argument that nobody else holds."""
 
-_DIRECT = frozenset(DIRECT.values())
+_DIRECT = frozenset({*DIRECT.values(), TRANSPOSE})
 
 KNOWN = ("aten", "kernels", "rt", "torch")
 """Names by which a step reaches what is not its own; no variable has one."""

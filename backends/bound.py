@@ -76,18 +76,18 @@ class BoundProgram:
         }
 
     @cached_property
-    def unshared(self) -> frozenset[Key]:
-        """The results that, as the program says, are in memory of their own."""
+    def shared(self) -> list[Key]:
+        """The results that, as far as the program says, may share memory with others."""
         program = self.program
         roots = [storage_of(slot.value, program.mesh) for slot in program.results]
         counts = Counter(roots)
-        return frozenset(
+        return [
             (slot.kind, slot.name)
             for slot, root in zip(program.results, roots, strict=True)
-            if counts[root] == 1
-            and isinstance(root.owner, AtenOp)
-            and makes_memory(root.owner.name)
-        )
+            if counts[root] > 1
+            or not isinstance(root.owner, AtenOp)
+            or not makes_memory(root.owner.name)
+        ]
 
     @cached_property
     def pending(self) -> BoundProgram:
@@ -131,16 +131,14 @@ class BoundProgram:
         for name in self.inputs:
             given["input", name] = backend.argument(batch[name], self.shardings["input", name])
         given |= self._tangents(scale)
-        into = into or {}
-        results = self.runner({**given, **into})
-        left = {key: tensor for key, tensor in results.items() if tensor is not into.get(key)}
-        others = {key: tensor for key, tensor in left.items() if key not in self.unshared}
-        if others:
-            others = owned(others, [*given.values(), *into.values()])
-        return {
-            key: others[key] if key in others else tensor.contiguous()
-            for key, tensor in left.items()
-        }
+        if into:
+            given |= into
+        results = self.runner(given)
+        if into:
+            results = {key: one for key, one in results.items() if one is not into.get(key)}
+        found = {key: tensor.contiguous() for key, tensor in results.items()}
+        shared = {key: found[key] for key in self.shared if key in found}
+        return found | owned(shared, given.values()) if shared else found
 
     def _tangents(self, scale: float | Tensor) -> dict[Key, Tensor]:
         device = self.backend.device

@@ -24,7 +24,14 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.printer import Printer
 
 from shardweave.backends.audit import KNOWN, audit
-from shardweave.backends.calls import DIRECT, FUNCTIONS, NEED_CONTIGUOUS, callee_of, takes_device
+from shardweave.backends.calls import (
+    DIRECT,
+    FUNCTIONS,
+    NEED_CONTIGUOUS,
+    TRANSPOSE,
+    callee_of,
+    takes_device,
+)
 from shardweave.backends.programs import Key, free_name, last_uses
 from shardweave.backends.triton.parts import joins
 from shardweave.ir import dist
@@ -346,6 +353,8 @@ def _aten_call(op: AtenOp, names: Mapping[SSAValue, _Code], device: str = "rt.de
     # The name of a function of ours; an overload prints as `aten.add.Tensor`.
     function = callee_of(op)
     name = function.__name__ if op.name in FUNCTIONS else DIRECT.get(op.name, str(function))
+    if op.name == "aten.permute" and op.value("dims") == [1, 0]:
+        name, positional = TRANSPOSE, positional[:1]
     return _call(name, positional, keywords)
 
 

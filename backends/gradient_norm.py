@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
+from shardweave.backends.in_flight import start_maximum
+
 
 @torch.no_grad()
 def clip_grad_norm_(
@@ -21,8 +23,12 @@ def clip_grad_norm_(
 
     As `torch.nn.utils.clip_grad_norm_`, which it equals, but for gradients that are DTensors on
     different devices as well, as those of a pipeline's stages are. Returns the norm before, the
-    same on every rank. Raises ValueError for a gradient that is a pending sum (`step.no_sync`).
+    same on every rank; NaN if a gradient has one. Raises ValueError for a norm that is none
+    (norm_type <= 0), and for a gradient that is a pending sum (`step.no_sync`).
     """
+    norm_type = float(norm_type)
+    if not norm_type > 0:
+        raise ValueError(f"norm_type={norm_type:g} is no norm; give a number above 0, or inf.")
     parameters = list(parameters)
     gradients = [p.grad for p in parameters if p.grad is not None]
     is_max = norm_type == math.inf
@@ -32,7 +38,10 @@ def clip_grad_norm_(
         norm = torch.linalg.vector_norm(local, norm_type).double()
         total = torch.maximum(total, norm) if is_max else total + norm**norm_type / copies
     if any(isinstance(one, DTensor) for one in parameters):  # a rank may have no gradients
-        dist.all_reduce(total, dist.ReduceOp.MAX if is_max else dist.ReduceOp.SUM)
+        if is_max:
+            total = start_maximum(total).wait()
+        else:
+            dist.all_reduce(total)
     found = total if is_max else total ** (1.0 / norm_type)
     scale = torch.clamp(max_norm / (found + 1e-6), max=1.0)
     for local, _ in _held(gradients):
@@ -51,11 +60,11 @@ def _held(gradients: Iterable[Tensor]) -> Iterator[tuple[Tensor, int]]:
                 "a gradient is a pending sum over ranks; call the step outside no_sync() before "
                 "its norm is taken."
             )
-        mesh = gradient.device_mesh
-        if mesh.get_coordinate() is not None:
+        mesh, local = gradient.device_mesh, gradient.to_local()
+        if mesh.get_coordinate() is not None and local.numel():
             copies = [
                 mesh.size(dim)
                 for dim, placement in enumerate(gradient.placements)
                 if isinstance(placement, Replicate)
             ]
-            yield gradient.to_local(), math.prod(copies)
+            yield local, math.prod(copies)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
+from shardweave.backends.maxima import ordered, unordered
 from shardweave.ir.sharding.shards import merge_blocks
 
 
@@ -97,6 +98,8 @@ def start_all_reduce(x: Tensor, group: Group, op: str = "sum", in_place: bool = 
 
     in_place: whether it may be written where `x` is.
     """
+    if _is_ordered(x, op):
+        return start_maximum(x, group.process_group)
     # Reducing a strided view in place corrupts it silently under gloo.
     is_here = in_place and x.is_contiguous()
     out = x if is_here else x.clone(memory_format=torch.contiguous_format)
@@ -104,8 +107,22 @@ def start_all_reduce(x: Tensor, group: Group, op: str = "sum", in_place: bool = 
     return InFlight(work, lambda: out)
 
 
+def _is_ordered(x: Tensor, op: str) -> bool:
+    """Whether a tensor is reduced as whole numbers in its order."""
+    return op == "max" and x.is_floating_point()
+
+
+def start_maximum(x: Tensor, group: dist.ProcessGroup | None = None) -> InFlight:
+    """The maximum of floating-point numbers over a group, by default all ranks; NaN if one is."""
+    numbers = ordered(x)
+    work = dist.all_reduce(numbers, dist.ReduceOp.MAX, group=group, async_op=True)
+    return InFlight(work, lambda: unordered(numbers, x.dtype))
+
+
 def start_all_reduces(tensors: Sequence[Tensor], group: Group, op: str) -> list[InFlight]:
     """`start_all_reduce` of several tensors, one message per dtype."""
+    if any(_is_ordered(x, op) for x in tensors):
+        return _start_maxima(tensors, group)
     found: list[InFlight] = [here(x) for x in tensors]
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         chosen = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
@@ -120,14 +137,29 @@ def start_all_reduces(tensors: Sequence[Tensor], group: Group, op: str) -> list[
     return found
 
 
+def _start_maxima(tensors: Sequence[Tensor], group: Group) -> list[InFlight]:
+    """`start_all_reduces` of maxima, with floating-point numbers as whole ones in their order."""
+    numbers = [ordered(x) if x.is_floating_point() else x for x in tensors]
+    started = start_all_reduces(numbers, group, "max")
+
+    def arrive(x: Tensor, one: InFlight) -> Tensor:
+        return unordered(one.arrive(), x.dtype) if x.is_floating_point() else one.arrive()
+
+    return [
+        InFlight(one.work, partial(arrive, x, one)) for x, one in zip(tensors, started, strict=True)
+    ]
+
+
 SMALL_BYTES = 2**16
 """Up to here a tensor travels with others: a message takes longer than copying it does."""
 
 
 def all_reduce_in_place(tensors: Sequence[Tensor], group: Group, op: str = "sum") -> None:
     """Make dense tensors their sums (or maxima) over the group. Small ones travel together."""
-    small = [tensor for tensor in tensors if tensor.nbytes <= SMALL_BYTES]
-    large = [tensor for tensor in tensors if tensor.nbytes > SMALL_BYTES]
+    # What is reduced as other numbers is no less copied alone.
+    are_small = [x.nbytes <= SMALL_BYTES or _is_ordered(x, op) for x in tensors]
+    small = [x for x, is_small in zip(tensors, are_small, strict=True) if is_small]
+    large = [x for x, is_small in zip(tensors, are_small, strict=True) if not is_small]
     started = [
         dist.all_reduce(tensor, _reduction(op), group=group.process_group, async_op=True)
         for tensor in large

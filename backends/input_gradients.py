@@ -23,11 +23,18 @@ def check_required(results: Iterable[Slot], batch: Mapping[str, Tensor]) -> None
             )
 
 
-def give(name: str, gradient: Tensor, batch: Mapping[str, Tensor]) -> None:
-    """Add a gradient to the input that an output's name says, if that requires one."""
-    tensor = batch[name.removeprefix(INPUT_GRADIENT)]
-    if not tensor.requires_grad:
-        return
-    with torch.no_grad():
+def give(gradients: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> None:
+    """Add gradients to the inputs that require one, by name, and go on from those that are results
+    of autograd, such as of a module in front of the step, as the backward pass does in eager."""
+    rest: list[tuple[Tensor, Tensor]] = []
+    for name, gradient in gradients.items():
+        tensor = batch[name]
+        if not tensor.requires_grad:
+            continue
         gradient = gradient.to(tensor.device)
-        tensor.grad = gradient.clone() if tensor.grad is None else tensor.grad + gradient
+        if not tensor.is_leaf:
+            rest.append((tensor, gradient))
+        else:
+            tensor.grad = gradient.clone() if tensor.grad is None else tensor.grad + gradient
+    if rest:
+        torch.autograd.backward(*zip(*rest, strict=True))

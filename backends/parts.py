@@ -34,13 +34,17 @@ class Parts:
     def padded(self, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         """The arguments with zeros as padding. Gradients to add to are left out where they have
         none: a program adds to what has the shape of its own."""
-        own = {key: tensor for key, tensor in given.items() if key not in self._held}
+        own = dict(given)
+        for key in self._held:
+            own.pop(key, None)
         for key, shape in self._padded.items():
             own[key] = resized(given[key], shape)
         return own
 
     def held(self, results: dict[Key, Tensor]) -> dict[Key, Tensor]:
         """The results without their padding."""
+        if not self._held:
+            return results
         return results | {
             key: resized(results[key], shape) for key, shape in self._held.items() if key in results
         }

@@ -328,22 +328,26 @@ class StagedStep:
         self, slot: Slot, loaded: _Loaded, number: int | None, last_reads: frozenset[Place]
     ) -> Tensor:
         if slot.kind in _OF_STEP:
-            tensor = self.given[slot.kind, slot.name]
-            if number is not None:
-                for dim, size, block in loaded.cuts[slot.kind, slot.name]:
-                    tensor = take_blocks(tensor, dim, size, block, number)
-            return tensor
+            return self._part(slot, self.given[slot.kind, slot.name], loaded, number)
         if slot.kind == "micro_batch":
             dtype = dtype_of_value(slot.value)
             return torch.full((), number or 0, dtype=dtype, device=self.runner.runtime.device)
         place = loaded.stage, slot.name, None
         is_last = place in last_reads
         if slot.kind == "whole":
-            return self.kept.pop(place) if is_last else self.kept[place]
+            tensor = self.kept.pop(place) if is_last else self.kept[place]
+            return self._part(slot, tensor, loaded, number)
         parts = self.totals.pop(place) if is_last else self.totals[place]
         for dim, _, block in self.cuts.get(place, ()):
             parts = [merge_blocks(parts, dim, block)]
         return parts[0]
+
+    def _part(self, slot: Slot, tensor: Tensor, loaded: _Loaded, number: int | None) -> Tensor:
+        """What a micro-batch reads of a value of all of them."""
+        if number is not None:
+            for dim, size, block in loaded.cuts.get((slot.kind, slot.name), ()):
+                tensor = take_blocks(tensor, dim, size, block, number)
+        return tensor
 
     def _join(self, stage: int, joined: JoinedTotals) -> None:
         """Put together what the coordinates of a stage have of all micro-batches."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 from weakref import ReferenceType
 
@@ -54,14 +54,26 @@ class StandIn(nn.Module):
 
 
 class Mirrored(StandIn):
-    """A module of the model without its code: its mode, and the step's parameters and buffers."""
+    """A module of the model without its code: its mode, and the step's parameters and buffers.
 
-    def __init__(self, kind: str) -> None:
-        super().__init__()
+    It is an instance of the class of the model's, as loops ask that put all norms in evaluation
+    mode, or give them no weight decay.
+    """
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        StandIn.__init__(self)  # super() would read __class__
         self._kind = kind
 
-    def _get_name(self) -> str:
+    @property
+    def __class__(self) -> Any:
         return self._kind
+
+    @__class__.setter
+    def __class__(self, kind: Any) -> NoReturn:
+        raise ValueError(
+            f"a module of a step stands for one of the model and becomes no {kind.__name__}, as "
+            "parametrizations make it; change the model, and compile it anew."
+        )
 
     def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
         del args, kwargs
@@ -87,6 +99,36 @@ class Mirrored(StandIn):
     register_forward_pre_hook = _no_hooks
     register_full_backward_hook = _no_hooks
     register_full_backward_pre_hook = _no_hooks
+
+
+class MirroredContainer(Mirrored):
+    """A list or dict of modules or parameters, which gives those of the step."""
+
+    def __getitem__(self, key: Any) -> Any:
+        held = self._held()
+        if issubclass(self._kind, _DICTS):
+            return held[key]
+        found = list(held.values())[key]
+        return nn.ModuleList(found) if isinstance(key, slice) and self._modules else found
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._held() if issubclass(self._kind, _DICTS) else self._held().values())
+
+    def __len__(self) -> int:
+        return len(self._held())
+
+    def _held(self) -> dict[str, Any]:
+        return {**self._modules, **self._parameters}
+
+
+_DICTS = (nn.ModuleDict, nn.ParameterDict)
+_CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ParameterList, *_DICTS)
+
+
+def mirrored(module: nn.Module) -> Mirrored:
+    """What stands for a module of a model."""
+    kind = type(module)
+    return MirroredContainer(kind) if issubclass(kind, _CONTAINERS) else Mirrored(kind)
 
 
 _CONVERT = "Convert the model before sw.compile, or compile with precision= or device=."

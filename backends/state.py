@@ -16,7 +16,7 @@ from shardweave.backends.agreement import broadcast, require_same_values
 from shardweave.backends.backend import Backend
 from shardweave.backends.checkpoint import checkpointable
 from shardweave.backends.programs import Key
-from shardweave.backends.stand_in import Mirrored, StandIn, require_unchanged
+from shardweave.backends.stand_in import StandIn, mirrored, require_unchanged
 from shardweave.ir.philox import STATE, random_state
 from shardweave.ir.placement import Sharding
 
@@ -236,9 +236,9 @@ class ShardedState(StandIn):
         values: of the tensors in the order of `own_tensors`.
         """
         kept: dict[int, Tensor] = {}
-        mirrored: dict[int, nn.Module] = {id(model): self}
+        made: dict[int, nn.Module] = {id(model): self}
         for path, module in model.named_modules():
-            into: Any = mirrored[id(module)]
+            into: Any = made[id(module)]
             into.training = module.training
             self._modes.append(into)
             into._non_persistent_buffers_set |= module._non_persistent_buffers_set
@@ -246,7 +246,7 @@ class ShardedState(StandIn):
             # uses for something else, such as a layer called "program".
             for name, child in module._modules.items():
                 if child is not None:
-                    child = mirrored.setdefault(id(child), Mirrored(type(child).__name__))
+                    child = made.setdefault(id(child), mirrored(child))
                 into._modules[name] = child
             dot = f"{path}." if path else ""
             for kind, old, new in (
@@ -315,10 +315,15 @@ class ShardedState(StandIn):
     def _gradient(self, parameter: Tensor) -> Tensor:
         if parameter.grad is not None:
             return parameter.grad
+        if id(parameter) not in self._keys:
+            return torch.zeros_like(parameter)
         return self._backend.like(torch.zeros_like(self._backend.local(parameter)), parameter)
 
     def _whole(self, tensor: Tensor, stored: Tensor) -> Tensor:
-        return self._backend.whole(tensor.detach(), self._shardings[self._keys[id(stored)]])
+        key = self._keys.get(id(stored))
+        if key is None:  # registered on the step, whose programs do not know it
+            return tensor.detach().clone()
+        return self._backend.whole(tensor.detach(), self._shardings[key])
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -347,9 +352,10 @@ class ShardedState(StandIn):
 
     def _fitted(self, name: str, value: Any, stored: Tensor) -> Any:
         """A given tensor in the form of the stored one."""
+        key = self._keys.get(id(stored))
         if not isinstance(value, DTensor) and tuple(value.shape) != tuple(stored.shape):
             raise ValueError(
                 f"load_state_dict: '{name}' has shape {tuple(value.shape)}, expected the global "
                 f"shape {tuple(stored.shape)}."
             )
-        return self._backend.fitted(value, stored, self._shardings[self._keys[id(stored)]])
+        return value if key is None else self._backend.fitted(value, stored, self._shardings[key])

@@ -297,27 +297,28 @@ class Step(ShardedState):
         into = self._gradients.into(bound) if call.grad else {}
         results = bound.run(self, call.inputs, scale, into)
         outputs: dict[str, Tensor] = {}
-        for (kind, name), tensor in results.items():
+        of_inputs: dict[str, Tensor] = {}
+        for key, tensor in results.items():
+            kind, name = key
             if kind == "grad":
-                self._gradients.add(name, tensor, bound.results[kind, name])
+                self._gradients.add(name, tensor, bound.results[key])
             elif kind == "buffer":
-                self.backend.local(self.stored["buffer", name]).copy_(tensor)
+                self.backend.local(self.stored[key]).copy_(tensor)
             elif name.startswith(INPUT_GRADIENT):
-                self._give(name, tensor, bound.results[kind, name], call.inputs)
+                given = name.removeprefix(INPUT_GRADIENT)
+                like = call.inputs[given]
+                of_inputs[given] = self._of_input(tensor, bound.results[key], name, like)
             else:
-                outputs[name] = self.backend.returned(tensor, bound.results[kind, name], name)
+                outputs[name] = self.backend.returned(tensor, bound.results[key], name)
+        if of_inputs:
+            give(of_inputs, call.inputs)
         return outputs
 
-    def _give(
-        self, name: str, gradient: Tensor, sharding: Sharding, inputs: Mapping[str, Tensor]
-    ) -> None:
-        """Add the gradient of an input to its `.grad`, in the form of the input."""
-        is_global = not isinstance(inputs[name.removeprefix(INPUT_GRADIENT)], DTensor)
-        if is_global:
-            given = self.backend.whole(gradient, sharding)
-        else:
-            given = self.backend.returned(gradient, sharding, name)
-        give(name, given, inputs)
+    def _of_input(self, gradient: Tensor, sharding: Sharding, name: str, like: Tensor) -> Tensor:
+        """The gradient of an input in the form of the input."""
+        if isinstance(like, DTensor):
+            return self.backend.returned(gradient, sharding, name)
+        return self.backend.whole(gradient, sharding)
 
     def _accumulate(self, call: StepCall, count: int, scale: float | Tensor) -> dict[str, Any]:
         parts = micro_batches(call.inputs, count)

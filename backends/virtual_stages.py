@@ -24,7 +24,7 @@ from shardweave.backends.virtual_ranks import (
 from shardweave.ir import dist
 from shardweave.ir.placement import Sharding, block_of
 from shardweave.ir.program import Program, Slot
-from shardweave.ir.sharding.shards import merge_blocks
+from shardweave.ir.sharding.shards import merge_blocks, take_blocks
 from shardweave.ir.staged import Run, functions_of, micro_axis, runs_of
 from shardweave.ir.types import dtype_of_value
 
@@ -122,12 +122,25 @@ class _StagedRun:
             index = torch.tensor(number, dtype=dtype_of_value(slot.value))
             return [index] * self.mesh.num_devices
         if slot.kind == "whole":
-            return self.kept[stage, slot.name, None]
+            return self._part(self.kept[stage, slot.name, None], sharding, number)
         if slot.kind == "kept":
             key = stage, slot.name, number
             self.left[key] -= 1
             return self.kept[key] if self.left[key] else self.kept.pop(key)
         return self._total(slot, stage)
+
+    def _part(self, whole: PerRank, sharding: Sharding, number: int | None) -> PerRank:
+        """What a micro-batch reads of a value of all of them."""
+        seat = sharding.seat_of(self.axis.name) if self.axis is not None else None
+        if seat is None or number is None:
+            return whole
+        dim, placement = seat
+        block = block_of(sharding.dims[dim], placement)
+        return once_per_key(
+            range(len(whole)),
+            lambda rank: id(whole[rank]),
+            lambda rank: take_blocks(whole[rank], dim, placement.size, block, number),
+        )
 
     def _total(self, slot: Slot, stage: int) -> PerRank:
         found, sharding = self.totals[stage, slot.name]

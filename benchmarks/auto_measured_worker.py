@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -28,7 +27,7 @@ def rows_of(throttle: Throttle, settings: Settings) -> list[TimedRow]:
             return step(**batch)
 
         found.append(TimedRow(name, run, [step], step.program))
-    return slowed_rows(found, throttle) if throttle.factor > 1 else found
+    return slowed_rows(found, throttle)
 
 
 def result(rows: list[TimedRow], times: dict[str, Times], settings: Settings) -> Any:
@@ -37,5 +36,5 @@ def result(rows: list[TimedRow], times: dict[str, Times], settings: Settings) ->
 
 if __name__ == "__main__":
     own = Throttle(json.loads(sys.argv[1])["slow"])
-    with throttled(own) if own.factor > 1 else nullcontext():
+    with throttled(own):
         run_worker(partial(rows_of, own), result)

@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -151,7 +151,7 @@ def timed(throttle: Throttle) -> Iterator[list[float]]:
 
 def main() -> None:
     throttle = Throttle(json.loads(sys.argv[1])["slow"])
-    with throttled(throttle) if throttle.factor > 1 else nullcontext():
+    with throttled(throttle):
         make = lambda settings: slowed_rows(rows_of(settings), throttle)  # noqa: E731
         run_worker(make, partial(result, throttle), total)
 

@@ -2,6 +2,7 @@
 
 `python benchmarks/planners.py amp --setup homogeneous [--measured FILE] [--json OUT] [--quick]`,
 `python benchmarks/planners.py amp-baselines [--json OUT] [--quick]`,
+`python benchmarks/planners.py amp-trials [--json OUT] [--quick]`,
 `python benchmarks/planners.py axonn [--json OUT] [--quick]`,
 `python benchmarks/planners.py axonn-overlap [--json OUT] [--quick]`,
 `python benchmarks/planners.py oases [--json OUT] [--quick]`,
@@ -25,6 +26,7 @@ from types import ModuleType
 from shardweave.benchmarks import (
     amp_baselines,
     amp_planner,
+    amp_trials,
     axonn_overlap,
     axonn_planner,
     oases_baselines,
@@ -37,6 +39,7 @@ from shardweave.benchmarks import (
 SUBCOMMANDS: dict[str, ModuleType] = {
     "amp": amp_planner,
     "amp-baselines": amp_baselines,
+    "amp-trials": amp_trials,
     "axonn": axonn_planner,
     "axonn-overlap": axonn_overlap,
     "oases": oases_planner,

@@ -140,7 +140,13 @@ def factor_for(ranks: int) -> float:
 @contextmanager
 def throttled(throttle: Throttle) -> Iterator[None]:
     """Meanwhile messages of stages, ours and those of PyTorch's schedules, leave and are waited for
-    when the throttle's device would be that far; and so do the collectives of what runs once."""
+    when the throttle's device would be that far; and so do the collectives of what runs once.
+
+    With a factor of 1 they are left alone: the device is the process, and never behind it.
+    """
+    if throttle.factor == 1:
+        yield
+        return
 
     def settled(function: Callable[..., Any]) -> Any:
         def call(*arguments: Any, **options: Any) -> Any:

@@ -88,6 +88,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a small model, three rounds")
     options = parser.parse_args()
     names = options.cases.split(",")
+    if unknown := set(names) - {case.name for case in CASES}:
+        known = ", ".join(case.name for case in CASES)
+        parser.error(f"--cases: there is no {', '.join(sorted(unknown))}; there are {known}")
     # One process has no link.
     options.cases = [c for c in CASES if c.name in names and (c.num_ranks > 1 or not options.rate)]
     options.cluster = options.cluster or f"testbed:nodes=4,rate={options.rate or '10gbit'}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from functools import cached_property
 from inspect import Parameter
 from typing import Any
 
@@ -26,7 +27,7 @@ class Binding:
         self.num_args = num_args
         self.signature = inspect.signature(model.forward)
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """The named parameters of forward."""
         kinds = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
@@ -73,10 +74,10 @@ class Binding:
 
     def _check_keywords(self, kwargs: Mapping[str, Any]) -> None:
         names = self.names
-        kinds = {parameter.kind for parameter in self.signature.parameters.values()}
         for name in kwargs:
             if name in names:
                 continue
+            kinds = {parameter.kind for parameter in self.signature.parameters.values()}
             left = [known for known in names if known not in kwargs]
             if Parameter.VAR_KEYWORD not in kinds:
                 raise TypeError(

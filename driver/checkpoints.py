@@ -31,6 +31,7 @@ from shardweave.backends.saved_state import (
     take_apart,
     targets,
 )
+from shardweave.backends.step import Step
 from shardweave.driver import world
 from shardweave.driver.checkpoint_files import (
     INDEX,
@@ -42,6 +43,7 @@ from shardweave.driver.checkpoint_files import (
     digests_of,
     finish,
 )
+from shardweave.passes.notes import warn
 from shardweave.planners.cost.quantity import bytes_text
 
 T = TypeVar("T")
@@ -77,6 +79,7 @@ def save_checkpoint(
     with _explained(f"checkpoint {number} was not saved in '{root}'"):
         _check_call(number, keep)
         watchdog.meet("sw.save_checkpoint", f"checkpoint {number}")
+        _warn_of_gradients(number, state)
         saved = _on_each_rank(lambda: take_apart(state))
         index = _on_each_rank(saved.index)
         try:
@@ -121,6 +124,18 @@ def load_checkpoint(
 
 
 # Saving
+
+
+def _warn_of_gradients(number: int, state: Mapping[str, Any]) -> None:
+    """Say of gradients to which other calls were to add that no checkpoint has them."""
+    for entry, content in state.items():
+        if isinstance(content, Step) and content.gradients.are_unfinished and world.rank() == 0:
+            warn(
+                f"checkpoint {number} lacks the gradients of '{entry}', which calls under "
+                "no_sync() have made so far: a run that goes on from it does without these "
+                "micro-batches. Save after the optimizer's step.",
+                UserWarning,
+            )
 
 
 def _write_tensors(tensors: Mapping[str, Tensor], unfinished: Path) -> None:

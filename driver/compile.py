@@ -40,23 +40,23 @@ def compile(
     mesh: MeshLike | None = None,
     plan: PlanLike | None = None,
     cluster: ClusterLike | None = None,
+    sequence_parallel: bool = False,
+    zero: int = 0,
     passes: Passes = (),
+    program: Program | None = None,
     backend: str = "distributed",
+    device: torch.device | str | None = None,
+    cuda_graph: bool = False,
     train: bool | None = None,
     loss: LossChoice = None,
     only_loss: bool = False,
     precision: str | None = None,
     reduce_dtype: torch.dtype | None = None,
+    seed: int | None = None,
     dynamic: bool = True,
     max_programs: int = MAX_PROGRAMS,
-    sequence_parallel: bool = False,
-    zero: int = 0,
-    device: torch.device | str | None = None,
-    seed: int | None = None,
     validate: bool = False,
     prove: bool = False,
-    program: Program | None = None,
-    cuda_graph: bool = False,
     sync: bool = True,
     timeout: float | None = None,
 ) -> Step:
@@ -65,82 +65,65 @@ def compile(
     The result is an `nn.Module` with copies of the model's parameters and buffers, sharded, which
     is called as the model is and returns what it returns; gradients are added to the `.grad` of its
     parameters. `step.train()`, `step.eval()` and `torch.no_grad()` mean what they mean for the
-    model. args, kwargs: an example batch, the global one, by whose program the plan is made. A call
-    in another mode, or with inputs of other shapes, compiles another program on the same
-    parameters. All ranks must hold the same model, which is kept for that; `model.to("meta")`
+    model. A call in another mode, or with inputs of other shapes, compiles another program on the
+    same parameters. All ranks must hold the same model, which is kept for that; `model.to("meta")`
     frees the memory of its own weights.
 
+    args, kwargs: an example batch, the global one, by whose program the plan is made.
     mesh: a Mesh, axis sizes by name, or text such as "data=2,tensor=2"; an axis of size -1 takes
     the processes that the others leave. None is the mesh that a given plan was made for, and
     without such a plan one device.
-    plan: a planner's name ("megatron" is the default), a Plan, the path
-    of a plan's JSON file, or shardings by parameter name or pattern, as in
-    {"h.*.fc_in.weight": '[{"tensor"}, {}]'}. What it leaves whole or idle is a warning (PlanNote).
+    plan: a planner's name ("megatron" is the default), a Plan, the path of a plan's JSON file, or
+    shardings by parameter name or pattern, as in {"h.*.fc_in.weight": '[{"tensor"}, {}]'}. What it
+    leaves whole or idle is a warning (PlanNote).
     cluster: what to plan for: a Cluster, a preset's name or a file, as `shardweave profile` writes.
     With one the default planner is "auto", which chooses the mesh too if none is given; rank 0
     plans, on the program that it compiles, for all ranks.
-    sequence_parallel: an option for the planner. zero: the plan's ZeRO stage, over an axis "data":
-    1 stores optimizer states in shards, 2 gradients too, 3 parameters too (as FSDP).
+    sequence_parallel: an option for the planner.
+    zero: the plan's ZeRO stage, over an axis "data": 1 stores optimizer states in shards, 2
+    gradients too, 3 parameters too (as FSDP).
     passes: more passes, run after the default ones, or in their place if `insert-collectives` is
     among them.
+    program: a step of this model that is partitioned already, perhaps edited by hand; it is
+    verified and run as it is, on its own mesh, without a plan and passes, in every call.
+
     backend: "distributed" runs one process per device, started by torchrun, and initialises
     torch.distributed if nobody has; "triton" does so with fused kernels; "reference" runs all
-    ranks in this process, on the CPU. cuda_graph: capture the step on the GPU and replay it.
+    ranks in this process, on the CPU.
+    device: of this rank; by default the model's own, and for "cuda" the GPU of the rank's number on
+    this machine.
+    cuda_graph: capture the step on the GPU and replay it.
+
     train: the mode that the step is in at first; None: each module is in that of the model's.
     loss: which of what the model returns is the loss, by key or index; None: the only scalar, an
     entry `loss`, or the first of a tuple. A function computes it from the output; the step then
-    returns (loss, output). only_loss: calls that compute gradients return the loss alone, and keep
-    nothing else for it. precision: "bf16" or "fp16" computes as under torch.autocast in that
-    dtype, with parameters and gradients in their own; "bf16-true" casts the parameters too.
-    reduce_dtype: in which ranks add up gradients, and what has fewer digits than it. dynamic: False
-    refuses inputs of shapes that were not compiled ahead. max_programs: how many programs are kept.
+    returns (loss, output).
+    only_loss: calls that compute gradients return the loss alone, and keep nothing else for it.
+    precision: "bf16" or "fp16" computes as under torch.autocast in that dtype, with parameters and
+    gradients in their own; "bf16-true" casts the parameters too.
+    reduce_dtype: in which ranks add up gradients, and what has fewer digits than it.
     seed: of the random numbers that the model draws, torch's own (`torch.manual_seed`) by default;
     they are the same on every mesh, and those that eager PyTorch draws under `sw.random(seed)`.
-    device: of this rank; by default the model's own, and for "cuda" the GPU of the rank's number on
-    this machine.
+
+    dynamic: False refuses inputs of shapes that were not compiled ahead.
+    max_programs: how many programs are kept.
     validate: run every program before and after each pass, in float64 on a virtual mesh, and
     compare (driver.validate); for models that take a few seconds at most.
     prove: show, without running anything, that what each rank runs after the last pass computes the
     captured program's results (docs/proof.md); raises ProofError if that cannot be shown.
-    program: a step of this model that is partitioned already, perhaps edited by hand; it is
-    verified and run as it is, on its own mesh, without a plan and passes, in every call.
-
     sync: the parameters and buffers start with the values of rank 0's model; False sends none, and
-    raises AgreementError if the models of the ranks hold other values. timeout: seconds that a rank
-    may wait for others in one collective (default: SHARDWEAVE_TIMEOUT, else 25 minutes; 0: for
-    ever); it then ends, and says which rank is late, and where. A rank that is dead is noticed in
-    seconds (backends.watchdog).
+    raises AgreementError if the models of the ranks hold other values.
+    timeout: seconds that a rank may wait for others in one collective (default: SHARDWEAVE_TIMEOUT,
+    else 25 minutes; 0: for ever); it then ends, and says which rank is late, and where. A rank that
+    is dead is noticed in seconds (backends.watchdog).
 
     Raises AgreementError, on every rank, if the ranks compile different models, meshes, plans or
     options; ValueError if the processes are not as many as the mesh's devices, CaptureError,
     PlanError or PassError (all ValueErrors) for what cannot be captured or sharded.
     """
     _check_model(model)
-    _check_limit(max_programs)
     check_batch(args)
-    check_loss(loss)
-    if backend not in BACKENDS:
-        raise ValueError(f"backend '{backend}' is unknown; use one of {', '.join(BACKENDS)}.")
-    precision = precision or ""
-    check_precision(precision, program)
-    if zero not in range(4):
-        raise ValueError(f"zero={zero!r} is no ZeRO stage; give 0, 1, 2 or 3.")
-    if zero and (cluster is not None or program is not None):
-        raise ValueError(
-            f"zero={zero} has no effect: a program is given, or a planner chooses for the cluster "
-            "(`shardweave plan --fix zero=..`); leave it out."
-        )
-    own = mesh_of_plan(plan) if program is None else program.mesh
-    if cluster is not None:
-        check_planned(plan, program)
-        # Until the plan has chosen its mesh: what there is a process for.
-        own = Mesh(data=find_cluster(cluster).num_devices)
-    num_processes = None if backend == "reference" else world.world_size()
-    goal = own or Mesh() if mesh is None else as_mesh(mesh, num_processes)
-    place = world.with_index(torch.device(device or device_of(model)))
-    if backend != "reference":
-        world.join(goal, place, timeout)
-        watchdog.meet("sw.compile", "a model")  # before the first message that would cross others
+    goal = _mesh_for(mesh, plan, cluster, program, backend)
     if reduce_dtype is not None and goal.num_devices > 1:
         passes = reducing_in(reduce_dtype, passes)
     request = Request(
@@ -160,21 +143,66 @@ def compile(
         cuda_graph=cuda_graph,
         loss=loss,
         only_loss=only_loss,
-        precision=precision,
+        precision=precision or "",
         seed=seed,
         cluster=cluster,
         is_mesh_open=cluster is not None and mesh is None,
     )
-    if backend != "reference" and goal.num_devices > 1:
-        require_same_model(model)
-        options = describe(request, dynamic=dynamic, max_programs=max_programs, sync=sync)
-        require_same("what is compiled", options, "call compile alike on every rank")
+    _check_options(request, max_programs)
+    place = world.with_index(torch.device(device or device_of(model)))
+    if backend != "reference":
+        world.join(goal, place, timeout)
+        watchdog.meet("sw.compile", "a model")  # before the first message that would cross others
+        _require_same(request, dynamic=dynamic, max_programs=max_programs, sync=sync)
     programs = CompiledPrograms(request, place, limit=max_programs, dynamic=dynamic)
     programs.backend.reduce_dtype = reduce_dtype
-    step = Step(in_precision(model, precision), programs.backend, programs, sync=sync)
+    step = Step(in_precision(model, request.precision), programs.backend, programs, sync=sync)
     step.stand_for(model)
     programs.original = Original(model, step)
     return step if train is None else step.train(train)
+
+
+def _mesh_for(
+    mesh: MeshLike | None,
+    plan: PlanLike | None,
+    cluster: ClusterLike | None,
+    program: Program | None,
+    backend: str,
+) -> Mesh:
+    """The mesh of a step: the given one, or that of what is given in its place."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend '{backend}' is unknown; use one of {', '.join(BACKENDS)}.")
+    own = mesh_of_plan(plan) if program is None else program.mesh
+    if cluster is not None:
+        check_planned(plan, program)
+        # Until the plan has chosen its mesh: what there is a process for.
+        own = Mesh(data=find_cluster(cluster).num_devices)
+    if mesh is None:
+        return own or Mesh()
+    return as_mesh(mesh, None if backend == "reference" else world.world_size())
+
+
+def _check_options(request: Request, max_programs: int) -> None:
+    """Raises ValueError for options that mean nothing, alone or together."""
+    check_loss(request.loss)
+    check_precision(request.precision, request.program)
+    if max_programs < 1:
+        raise ValueError(f"max_programs={max_programs} keeps no program; give 1 or more.")
+    if request.zero not in range(4):
+        raise ValueError(f"zero={request.zero!r} is no ZeRO stage; give 0, 1, 2 or 3.")
+    if request.zero and (request.cluster is not None or request.program is not None):
+        raise ValueError(
+            f"zero={request.zero} has no effect: a program is given, or a planner chooses for the "
+            "cluster (`shardweave plan --fix zero=..`); leave it out."
+        )
+
+
+def _require_same(request: Request, **options: Any) -> None:
+    """Raises AgreementError, on every rank, unless all compile the same. Collective."""
+    if request.mesh.num_devices > 1:
+        require_same_model(request.model)
+        what = describe(request, **options)
+        require_same("what is compiled", what, "call compile alike on every rank")
 
 
 def _check_model(model: nn.Module) -> None:
@@ -199,11 +227,6 @@ def _check_model(model: nn.Module) -> None:
             "parallelize_module make them; pass the plain model, and say by mesh= and plan= how it "
             "is sharded."
         )
-
-
-def _check_limit(max_programs: int) -> None:
-    if max_programs < 1:
-        raise ValueError(f"max_programs={max_programs} keeps no program; give 1 or more.")
 
 
 def bind(program: Program, request: Request, device: torch.device) -> Step:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -25,16 +26,19 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.stages.batches import JoinedMicroBatches
+from shardweave.ir.sharding.padding import notes_on_padding
 from shardweave.ir.sharding.rules import notes_on_rules
 from shardweave.ir.staged import ops_of_parts
 from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.text import print_module
+from shardweave.ir.types import dtype_of_value, shape_of
 from shardweave.ir.unfuse import has_regions
 from shardweave.ir.verify.program import check
 from shardweave.passes.notes import unheard
 from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.planners.call import ClusterLike
+from shardweave.planners.cost.zero import DATA_AXIS
 from shardweave.planners.other_shapes import fit_plan, in_one_micro_batch
 from shardweave.planners.pipelines.choose import with_pipeline
 from shardweave.planners.plan import Plan
@@ -116,6 +120,10 @@ class Lowered:
     warnings: tuple[str, ...] = ()
     returned: Outputs | None = None
 
+    def with_warning(self, text: str) -> Lowered:
+        """The same, with one more thing to warn of."""
+        return replace(self, notes=(*self.notes, text), warnings=(*self.warnings, text))
+
 
 def compile_program(request: Request) -> tuple[Program, Making]:
     """Capture, plan and partition a step with its loss alone, on rank 0, for every rank."""
@@ -128,13 +136,21 @@ def compile_program(request: Request) -> tuple[Program, Making]:
         captured_s = time.perf_counter()
         plan = choose_plan(program, request)
         inputs = taken_apart(request.args, request.kwargs)[1]
-        local, notes = _partitioned(program, plan, request, inputs)
+        local, notes, joined = _in_micro_batches(program, plan, request, inputs)
         planned = () if plan is None else plan.notes
         making = Making(
             capture_s=captured_s - start_s,
             passes_s=time.perf_counter() - captured_s,
             num_captured_ops=sum(1 for _ in program.ops),
-            notes=(*planned, *_idle_axes(local, planned), *_without_rules(program, local), *notes),
+            notes=(
+                *planned,
+                *joined,
+                *_idle_axes(local, planned),
+                *_undivided(local, plan),
+                *_without_rules(program, local),
+                *notes_on_padding(local),
+                *notes,
+            ),
         )
         return local, making
 
@@ -202,7 +218,7 @@ def _lowered(request: Request, call: StepCall, given: Given | None) -> Lowered:
             request = request.with_plan(plan)
         # Who gives a plan, or its file, knows what it leaves whole.
         is_made_here = request.plan in (None, *PLANNERS) or isinstance(request.plan, Mapping)
-        warnings += _left_undone(notes) if is_made_here else []
+        warnings += plan.undone if plan is not None and is_made_here else []
     else:
         plan, stored, batch_axes = given
         buffers = {name: s for (kind, name), s in stored.items() if kind == "buffer"}
@@ -211,20 +227,12 @@ def _lowered(request: Request, call: StepCall, given: Given | None) -> Lowered:
             plan = fitted.plan
             warnings += fitted.notes
     inputs = dict(zip(call.form.names, tensors, strict=True))
-    try:
-        local, validated = _partitioned(program, plan, request, inputs, buffers)
-    except PassError as error:
-        if plan is None or not isinstance(error.__cause__, JoinedMicroBatches):
-            raise
-        reason = str(error.__cause__).partition(", so that")[0]
-        warnings.append(f"these inputs run as one micro-batch: {reason}")
-        # The plan stays as it is, for inputs that divide.
-        shortened = in_one_micro_batch(plan, request.mesh.refined(plan.mesh))
-        local, validated = _partitioned(program, shortened, request, inputs, buffers)
+    local, validated, joined = _in_micro_batches(program, plan, request, inputs, buffers)
+    warnings += joined
     if given is None:
-        warnings += _idle_axes(local, notes)
+        warnings += [*_idle_axes(local, notes), *_undivided(local, plan)]
     warnings += _without_rules(program, local)
-    everything = dict.fromkeys((*notes, *warnings, *validated))
+    everything = dict.fromkeys((*notes, *warnings, *notes_on_padding(local), *validated))
     return Lowered(local, plan, tuple(everything), tuple(warnings), captured.returned)
 
 
@@ -245,14 +253,6 @@ def _captured(request: Request, call: StepCall, tensors: Sequence[torch.Tensor])
         autocast=autocast,
     )
     return capture_step(request.model, call.form, tensors, kind)
-
-
-def _left_undone(notes: Sequence[str]) -> list[str]:
-    """The notes of a planner on what was asked for and not done; others say how it chose."""
-    return [note for note in notes if any(word in note for word in _UNDONE)]
-
-
-_UNDONE = ("idle", "whole", "no effect", "no sequence parallelism")
 
 
 def _example_of(tensor: torch.Tensor, model: nn.Module) -> torch.Tensor:
@@ -294,10 +294,58 @@ def _idle_axes(program: Program, notes: Sequence[str]) -> list[str]:
     ]
 
 
+_FEW = 0.01
+"""Of parameters' bytes, those of norms as a rule: ZeRO may leave so many whole without a word."""
+
+
+def _undivided(program: Program, plan: Plan | None) -> list[str]:
+    """A note if ZeRO leaves much of a local program's parameters whole."""
+    if plan is None or not plan.zero:
+        return []
+    sizes: dict[str, int] = {}
+    whole: list[str] = []
+    for slot in program.arguments:
+        if slot.kind == "param":
+            sharding = program.sharding_of_slot(slot)
+            shape = sharding.global_shape(shape_of(slot.value))
+            sizes[slot.name] = math.prod(shape) * dtype_of_value(slot.value).itemsize
+            whole += [] if DATA_AXIS in sharding.axes else [slot.name]
+    left, total = sum(sizes[name] for name in whole), sum(sizes.values())
+    if left <= _FEW * total:
+        return []
+    return [
+        f"zero={plan.zero} leaves {len(whole)} of {len(sizes)} parameters, {left / total:.0%} of "
+        f"their bytes, whole on each rank, such as '{max(whole, key=sizes.__getitem__)}': none of "
+        f"their dims divides by {DATA_AXIS}={program.needed_mesh().size(DATA_AXIS)}"
+    ]
+
+
 def _without_rules(program: Program, local: Program) -> list[str]:
     """A note for each kind of op of a global program that no device of the local one cuts."""
     mesh = local.mesh
     return [] if mesh is None or mesh.num_devices == 1 else notes_on_rules(program.ops)
+
+
+def _in_micro_batches(
+    program: Program,
+    plan: Plan | None,
+    request: Request,
+    inputs: Mapping[str, torch.Tensor],
+    buffers: Mapping[str, Sharding] | None = None,
+) -> tuple[Program, tuple[str, ...], tuple[str, ...]]:
+    """As `_partitioned`, and a warning if the plan's micro-batches cannot run one by one.
+
+    The program then has one of all rows. The plan stays as it is, for inputs that divide.
+    """
+    try:
+        return *_partitioned(program, plan, request, inputs, buffers), ()
+    except PassError as error:
+        joined = error.__cause__
+        if plan is None or not isinstance(joined, JoinedMicroBatches):
+            raise
+        warning = f"these inputs run as one micro-batch: {joined.reason}"
+        shortened = in_one_micro_batch(plan, request.mesh.refined(plan.mesh))
+        return *_partitioned(program, shortened, request, inputs, buffers), (warning,)
 
 
 def _partitioned(

@@ -63,6 +63,14 @@ def plain(value: Any) -> Any:
     return ("object", id(value)) if _is_plain_object(value) else OTHER
 
 
+def _is_large(value: Any) -> bool:
+    """Whether it is or holds a container of too many items."""
+    if not isinstance(value, list | tuple | dict | set | frozenset):
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    return len(value) > MAX_ITEMS or any(map(_is_large, items))
+
+
 def _is_plain_object(value: Any) -> bool:
     """Whether it is one of a user's or a package's class, such as a config, or a namespace."""
     if isinstance(value, argparse.Namespace | types.SimpleNamespace):
@@ -70,6 +78,18 @@ def _is_plain_object(value: Any) -> bool:
     if isinstance(value, torch.Tensor) or _is_of_libraries(type(value).__module__):
         return False
     return hasattr(value, "__dict__")
+
+
+def _objects(value: Any) -> Iterator[tuple[str, Any]]:
+    """The plain objects that a value is or holds, with the keys to each."""
+    if _is_plain_object(value):
+        yield "", value
+    elif isinstance(value, list | tuple | dict) and len(value) <= MAX_ITEMS:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            if not isinstance(item, SIMPLE):
+                for inside, one in _objects(item):
+                    yield f"[{key!r}]{inside}", one
 
 
 def _is_of_libraries(module: str) -> bool:
@@ -84,8 +104,21 @@ class Finder:
     def __init__(self) -> None:
         self.held: dict[str, Held] = {}
         self._seen: set[int] = set()
+        self._read: set[str] = set()
+        """What code looks up by name."""
+        self._beyond: dict[str, tuple[str, str]] = {}
+        """By place the name and how much it is, of what is not looked into."""
         self._methods: defaultdict[str, list[Any]] = defaultdict(list)
         """Functions of the classes of modules, which code may call, by name."""
+
+    def beyond(self) -> list[str]:
+        """Notes on what code names of which changes are not seen."""
+        return [
+            f"'{place}' {how}: a change of it after sw.compile is not seen; make it smaller, put "
+            "it in a buffer, or compile anew after it"
+            for place, (name, how) in self._beyond.items()
+            if name in self._read
+        ]
 
     def _is_new(self, value: Any) -> bool:
         is_new = id(value) not in self._seen
@@ -126,15 +159,21 @@ class Finder:
             self._methods[name].append(value.fget if isinstance(value, property) else value)
 
     def _add(self, place: str, value: Any, at: Held, depth: int = DEPTH) -> None:
-        """A value, and the attributes of an object such as a config."""
+        """A value, and the attributes of objects such as a config, or several in a list."""
+        if isinstance(value, SIMPLE):
+            self.held[place] = at
+            return
+        if _is_large(value):
+            self._beyond[place] = at[1], f"holds more than {MAX_ITEMS} items"
         if plain(value) is OTHER:
             return
         self.held[place] = at
-        if isinstance(value, SIMPLE) or not depth or not _is_plain_object(value):
-            return
-        if self._is_new(value):
-            for name, item in vars(value).items():
-                self._add(f"{place}.{name}", item, (vars(value), name), depth - 1)
+        for inside, one in _objects(value):
+            if not depth:
+                self._beyond[place] = at[1], f"is deeper than {DEPTH} objects"
+            elif self._is_new(one):
+                for name, item in vars(one).items():
+                    self._add(f"{place}{inside}.{name}", item, (vars(one), name), depth - 1)
 
     def add_function(self, function: Any) -> None:
         """The globals and closure variables that its code names, and that of functions that it
@@ -147,6 +186,7 @@ class Finder:
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         named: dict[str, Held] = {name: (_Cell(cell), name) for name, cell in cells}
         for name in _names(function.__code__):
+            self._read.add(name)
             if name in function.__globals__:
                 named.setdefault(name, (function.__globals__, name))
             for method in tuple(self._methods[name]):

@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -80,6 +80,7 @@ class CompiledPrograms(Programs):
         self.options = frozenset(OPTIONS).difference(self.binding.names)
         self.autocast = AUTOCAST[request.precision]
         self.seed = world.from_rank_0(partial(seed_of, request.seed))
+        self._torch_seed = torch.initial_seed() if request.seed is None else None
         self.original: Original | None = None
         """What looks at the model, once there is a step of it."""
         self.notes: list[str] = []
@@ -130,16 +131,32 @@ class CompiledPrograms(Programs):
     def find(self, call: StepCall) -> BoundProgram:
         if self.original is not None:
             self.original.check(call)
-        return self._found(call)
+        bound = self._found(call)
+        if bound.draws and self._torch_seed is not None:
+            self._check_seed()
+        return bound
+
+    def _check_seed(self) -> None:
+        """Warn, once, if torch was given another seed than the step has taken of it."""
+        if torch.initial_seed() != self._torch_seed:
+            self._torch_seed = None
+            if world.rank() == 0:
+                warn(
+                    "torch.manual_seed has no effect on a step after sw.compile: what it draws "
+                    "goes on from its own seed, and where it was (step.random_state). Leave it "
+                    "out, or give the seed to sw.compile(.., seed=..)",
+                    UserWarning,
+                )
 
     def _found(self, call: StepCall) -> BoundProgram:
         if self.request.program is not None:
             return GivenProgram(self.first, self.seed).find(call)
-        kept = self._kept.get(call.key)
+        key = call.key
+        kept = self._kept.get(key)
         if kept is None:
             self._check_allowed(call)
             return self._compile(call)
-        self._kept.move_to_end(call.key)
+        self._kept.move_to_end(key)
         now = self.settings.now()
         if kept.settings.is_same(now):
             return kept.bound
@@ -208,11 +225,9 @@ class CompiledPrograms(Programs):
         with in_modes(request.model, call), _explaining_empty_inputs(call):
             lowered = compile_call(request, call, given)
         if not call.grad and stored is None and request.train is None:
-            lowered = replace(
-                lowered,
-                notes=(*lowered.notes, _EVALUATION),
-                warnings=(*lowered.warnings, _EVALUATION),
-            )
+            lowered = lowered.with_warning(_EVALUATION)
+        if call.grad and not any([*call.trained, *(t.requires_grad for t in call.inputs.values())]):
+            lowered = lowered.with_warning(_FROZEN)
         self._note(lowered)
         return lowered
 
@@ -239,6 +254,7 @@ class CompiledPrograms(Programs):
     def _keep(self, call: StepCall, lowered: Lowered) -> BoundProgram:
         bound = BoundProgram(lowered.program, self.backend, lowered.returned)
         self.settings.look()
+        self.notes += [note for note in self.settings.beyond if note not in self.notes]
         self._kept[call.key] = _Kept(call, bound, self.settings.now())
         if len(self._kept) > self.limit:
             self._dropped.add(self._kept.popitem(last=False)[0])
@@ -258,6 +274,12 @@ def seed_of(seed: int | None) -> int:
 _EVALUATION = (
     "the model is in evaluation mode, so that the step computes no gradients and has no effect on "
     "parameters; call step.train() to train, or pass train=False to say that this is wanted"
+)
+
+
+_FROZEN = (
+    "a call in training mode computes no gradients: no parameter of the step requires one, nor an "
+    "input; call step.requires_grad_(), or step.eval() if this is wanted"
 )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module as all_modules
+from torch.utils.hooks import RemovableHandle
 
 from shardweave.driver.plain_values import ABSENT, SIMPLE, Finder, plain
 from shardweave.ir.capture.outputs import LossChoice
@@ -35,17 +36,30 @@ class Hooks(tuple[int, ...]):
 
 NO_HOOKS = Hooks()
 
+EACH = 16
+"""In each of so many calls hooks are looked for that were written into torch's dicts themselves."""
+
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """Settings at one time. places: their names, in one order; values: of each."""
+    """Settings at one time.
+
+    places: their names, in one order, of hooks first. hooks, values: of each. They are the same
+    list while no hook was registered.
+    """
 
     places: tuple[str, ...]
+    hooks: list[Hooks]
     values: list[Any]
 
     def is_same(self, other: Snapshot) -> bool:
         """Whether nothing has changed, told by one comparison."""
-        return self.places is other.places and self.values == other.values
+        if self.places is not other.places or self.values != other.values:
+            return False
+        return self.hooks is other.hooks or self.hooks == other.hooks
+
+    def by_place(self) -> dict[str, Any]:
+        return dict(zip(self.places, [*self.hooks, *self.values], strict=True))
 
 
 class Settings:
@@ -74,6 +88,7 @@ class Settings:
         }
         parameters: dict[str, tuple[Mapping[str, Any], str]] = {}
         held = finder.held
+        self.beyond = finder.beyond()
         for path, module in self._model.named_modules():
             dot = f"{path}." if path else ""
             held |= {f"{dot}{name}": (module._modules, name) for name in module._modules}
@@ -83,33 +98,48 @@ class Settings:
             }
             for name in module._parameters:
                 parameters[f"{dot}{name}"] = module._parameters, name
-        self._hooks = list(hooks.values())
-        self._no_hooks = [NO_HOOKS] * len(self._hooks)
+        self._hook_dicts = list(hooks.values())
         self._parameters = list(parameters.values())
+        self._look_for_hooks()
+        self._num_calls = 0
         simple = {place for place, (at, name) in held.items() if isinstance(at.get(name), SIMPLE)}
-        self._simple = [at for place, at in held.items() if place in simple]
+        found = [at for place, at in held.items() if place in simple]
+        self._simple = [(at.get, name) for at, name in found]
         self._others = [at for place, at in held.items() if place not in simple]
         self._places = (
-            "torch.get_default_dtype()",
             *hooks,
             *(f"the number of gradient hooks of {path}" for path in parameters),
+            "torch.get_default_dtype()",
             *(place for place in held if place in simple),
             *(place for place in held if place not in simple),
         )
 
     def now(self) -> Snapshot:
         """The settings as they are. It is asked for at each call: a look-up for each of them."""
+        self._num_calls += 1
+        if self._hooks_may_differ():
+            self._look_for_hooks()
         values: list[Any] = [torch.get_default_dtype()]
-        if any(self._hooks):
-            values += [Hooks(hooks) if hooks else NO_HOOKS for hooks in self._hooks]
-        else:
-            values += self._no_hooks
+        values += [get(name, ABSENT) for get, name in self._simple]
+        values += [plain(holder.get(name, ABSENT)) for holder, name in self._others]
+        return Snapshot(self._places, self._hooks, values)
+
+    def _hooks_may_differ(self) -> bool:
+        """Whether hooks have to be looked for. What registers one makes a handle with a number of
+        its own, so that there are none while no handle was made since there were none: hundreds of
+        dicts that nothing else in a step touches took 2% of one of hidden 32."""
+        is_new = self._num_handles != RemovableHandle.next_id
+        return is_new or self._has_hooks or not self._num_calls % EACH
+
+    def _look_for_hooks(self) -> None:
+        """Those of modules, and then those of parameters' gradients."""
+        self._num_handles = RemovableHandle.next_id
+        found = [Hooks(hooks) if hooks else NO_HOOKS for hooks in self._hook_dicts]
         for holder, name in self._parameters:
             hooks = getattr(holder.get(name), "_backward_hooks", None)
-            values.append(Hooks(hooks) if hooks else NO_HOOKS)
-        values += [holder.get(name, ABSENT) for holder, name in self._simple]
-        values += [plain(holder.get(name, ABSENT)) for holder, name in self._others]
-        return Snapshot(self._places, values)
+            found.append(Hooks(hooks) if hooks else NO_HOOKS)
+        self._hooks = found
+        self._has_hooks = any(found)
 
 
 def changes(before: Snapshot, now: Snapshot) -> dict[str, str]:
@@ -118,9 +148,9 @@ def changes(before: Snapshot, now: Snapshot) -> dict[str, str]:
     What is there at one time alone is of a module that was put in or taken out, which is told by
     its own place. Raises ValueError for a module with parameters or buffers among these.
     """
-    old = dict(zip(before.places, before.values, strict=True))
+    old = before.by_place()
     changed: dict[str, str] = {}
-    for place, new in zip(now.places, now.values, strict=True):
+    for place, new in now.by_place().items():
         if place in old and old[place] != new:
             _check_without_parameters(place, new, old[place])
             changed[place] = _words(new, old[place])

@@ -7,7 +7,8 @@ and names of slots:
 
 - `param`, `buffer`, `input`, `tangent`: arguments of the step; of an input the part of the
   micro-batch, whose axis its sharding names.
-- `whole`: made once, before the first micro-batch, of all of them.
+- `whole`: made once, before the first micro-batch, of all of them; where its sharding names their
+  axis, a micro-batch reads its part.
 - `kept`: made by an earlier function of the same stage on the same micro-batch.
 - `micro_batch`: the number of the micro-batch, a scalar.
 - `sum`: the sum (or maximum) over micro-batches of what earlier functions of the stage gave.

@@ -3,7 +3,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardweave.ir.program import Program
+from shardweave.ir.sharding.padding import notes_on_padding
 from shardweave.ir.sharding.partition import partition
+from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
 
 
@@ -24,3 +26,5 @@ class InsertCollectivesPass(PassOnProgram):
 
     def run(self, program: Program) -> None:
         partition(program)
+        for text in notes_on_padding(program):
+            note(text)

@@ -15,6 +15,7 @@ from xdsl.passes import ModulePass
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
+from shardweave.passes.notes import note
 from shardweave.passes.registry import PLANNER_PREFIX
 from shardweave.planners.annotate import annotate
 from shardweave.planners.call import call_planner, planner_options
@@ -57,6 +58,8 @@ def _apply_of(planner: str) -> Callable[[Any, Context, builtin.ModuleOp], None]:
         cluster = options.pop("cluster") or None
         plan = call_planner(planner, program, mesh, cluster=cluster, options=options)
         annotate(plan, program)
+        for text in plan.undone:
+            note(text)
 
     return apply
 

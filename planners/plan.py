@@ -24,6 +24,9 @@ from shardweave.planners.plan_parts import (
 
 FORMAT = "shardweave.plan/1"
 
+_UNDONE = ("idle", "whole", "no effect", "no sequence parallelism")
+"""Words of the notes on what was asked for and not done."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -73,6 +76,11 @@ class Plan:
     predicted: Predicted | None = None
     reasons: tuple[str, ...] = ()
     candidates: tuple[Candidate, ...] = ()
+
+    @property
+    def undone(self) -> list[str]:
+        """The notes on what was asked for and not done; others say how the planner chose."""
+        return [note for note in self.notes if any(word in note for word in _UNDONE)]
 
     @property
     def num_stages(self) -> int:

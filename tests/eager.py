@@ -64,6 +64,18 @@ def assert_three_steps_equal_eager(
             assert error <= BOUND, f"step {number}: {name} is off by {error:.1e}"
 
 
+def assert_step_equals_eager(
+    step: Step, model: nn.Module, *inputs: Tensor, bound: float = BOUND
+) -> None:
+    """Loss and every gradient, of one call with both in the same state."""
+    found, expected = _after(step, inputs), _after(model, inputs)
+    for kind, tensor in expected.items():
+        if not kind.startswith("buffer "):
+            torch.testing.assert_close(
+                found[kind], tensor, rtol=bound, atol=bound, msg=lambda t, kind=kind: f"{kind}: {t}"
+            )
+
+
 def _after(step: nn.Module, inputs: Sequence[Tensor]) -> State:
     step.zero_grad(set_to_none=True)
     inputs = [tensor.clone() for tensor in inputs]

@@ -94,8 +94,7 @@ class RunPredictor:
         def read(placed: PlacedCluster, mesh: Mesh) -> Workload:
             return work
 
-        crossing = [block.crossing_bytes * run.data * count for block in work.blocks]
-        stages = placed_stages(plan, cluster, read, crossing)
+        stages = placed_stages(plan, cluster, read)
         found = played_stages(stages, plan, cluster, gathers=not run.sequence_parallel)
         state = max(sum(stage.parameter_bytes) for stage in stages) / work.itemsize
         shares = run.data if run.zero else 1

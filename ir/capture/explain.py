@@ -35,6 +35,11 @@ _REMEDIES = (
     ("assert", "take the assertion out of forward"),
     ("operator `print`", "take it out of forward"),
     ("tolist", "keep the value a tensor"),
+    (
+        "pack_padded_sequence",
+        "give the recurrent layer the padded batch, and take the last output of each row by its "
+        "length: out[torch.arange(len(lengths)), lengths - 1]",
+    ),
     ("checkpoint_sequential", "call checkpoint on each part"),
     ("duplicate tensor input", "give it a view of one of them (x.view_as(x))"),
     ("dynamic shape operator", "use one whose shapes do not depend on the data"),

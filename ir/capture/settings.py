@@ -21,6 +21,10 @@ from torch._library import simple_registry
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.graph import _PyTreeCodeGen
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 from shardweave.ir.capture.arguments import children_of
 from shardweave.ir.capture.dense_attention import traced_anywhere
@@ -55,6 +59,22 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _outside_of_modes() -> Iterator[None]:
+    """Modes in which the caller is, such as `sw.random` or a counter of FLOPs, see nothing of it.
+
+    A step compiles a program in the middle of a call. Fake tensors stay fake.
+    """
+    modes = _get_current_dispatch_mode_stack()
+    with contextlib.ExitStack() as stack:
+        if not all(isinstance(mode, FakeTensorMode) for mode in modes):
+            stack.enter_context(_disable_current_modes())
+            for mode in modes:
+                if isinstance(mode, FakeTensorMode):
+                    stack.enter_context(mode)
+        yield
 
 
 @contextlib.contextmanager
@@ -181,6 +201,7 @@ def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
     was_training = {name: module.training for name, module in model.named_modules()}
     with contextlib.ExitStack() as stack:
         stack.enter_context(_quiet())
+        stack.enter_context(_outside_of_modes())
         stack.enter_context(without_gc())
         stack.enter_context(_forgetting())
         stack.enter_context(

@@ -300,7 +300,7 @@ def _outputs(
     slots: list[tuple[OutputKind, str]] = []
     for desc, node in zip(descs, nodes, strict=True):
         if isinstance(desc, aot.InputMutationAOTOutput):
-            slots.append(_mutated(*_input(desc.mutated_input, names), site_of_node(node)))
+            slots.append(_mutated(*_input(desc.mutated_input, names), node))
         elif isinstance(desc, aot.PlainAOTOutput) and desc.idx >= num_plain:
             name, site = list(wrapped.assigned.items())[desc.idx - num_plain]
             _check_fits(name, site, node, wrapped.model.get_buffer(name))
@@ -312,12 +312,17 @@ def _outputs(
     return tuple(slots)
 
 
-def _mutated(kind: InputKind, name: str, site: Site) -> tuple[OutputKind, str]:
+def _mutated(kind: InputKind, name: str, node: torch.fx.Node) -> tuple[OutputKind, str]:
     if kind != "buffer":
         what = "parameter" if kind == "param" else "input"
+        remedy = "copy it first (clone), or make it a buffer"
+        if node.target is torch.ops.aten.embedding_renorm.default:
+            remedy = (
+                "max_norm does so; leave it out, and limit what is looked up: "
+                "x * (max_norm / x.norm(dim=-1, keepdim=True)).clamp(max=1)"
+            )
         raise CaptureError(
-            f"{site}: forward changes {what} '{name}' in place; copy it first (clone), or make it "
-            "a buffer."
+            f"{site_of_node(node)}: forward changes {what} '{name}' in place; {remedy}."
         )
     return "buffer", name
 

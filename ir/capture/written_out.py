@@ -9,6 +9,10 @@
   takes no mask: it stays a mask.
 - `nn.AdaptiveLogSoftmaxWithLoss` computes each cluster for the rows that have it as their target:
   it becomes all clusters for all rows, and a lookup.
+- Recurrent layers are traced as time steps, from which torch leaves out the dropout between layers.
+- Batch norm with `momentum=None` reads the number of batches so far: it stays a tensor. That of
+  `nn.SyncBatchNorm` looks whether there are other processes, and sends them its sums: a program's
+  batch is the global one already.
 
 What is refused by the values in eager (negative variances, lengths that are too long) a step takes.
 """
@@ -23,14 +27,18 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch._decomp import decompositions
 from torch.distributions import Distribution
 from torch.nn import functional as F
 from torch.nn.modules import transformer
 from torch.nn.modules.adaptive import _ASMoutput
+from torch.nn.modules.batchnorm import _BatchNorm
 
 Lengths = Tensor | Sequence[int]
 
 _cov = torch.cov
+_batch_norm = _BatchNorm.forward
+_recurrent_layers = decompositions._rnn_helper
 
 
 @contextlib.contextmanager
@@ -44,6 +52,9 @@ def written_out() -> Iterator[None]:
         mock.patch.object(nn.AdaptiveLogSoftmaxWithLoss, "forward", adaptive_log_softmax),
         mock.patch.object(Distribution, "_validate_args", False),
         mock.patch.object(transformer, "_detect_is_causal_mask", _said_to_be_causal),
+        mock.patch.object(decompositions, "_rnn_helper", recurrent_layers),
+        mock.patch.object(_BatchNorm, "forward", batch_norm),
+        mock.patch.object(nn.SyncBatchNorm, "forward", batch_norm),
     ):
         yield
 
@@ -203,3 +214,51 @@ def adaptive_log_softmax(self: Any, input_: Tensor, target_: Tensor) -> Any:
     scores = torch.cat([head[:, : self.shortlist_size], *clusters], 1)
     output = scores.gather(1, target[:, None]).squeeze(1)
     return _ASMoutput(output.reshape(target_.shape), -output.mean())
+
+
+def recurrent_layers(
+    input: Tensor,
+    hidden: Sequence[Any],
+    params: Sequence[Any],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    layer_fn: Any,
+) -> tuple[Tensor, list[Any]]:
+    """As torch's, layer by layer, with dropout between them.
+
+    Shapes: input T x N x F, or N x T x F with batch_first  ->  the same with the last layer's F.
+    """
+    rows = input.transpose(0, 1) if batch_first else input
+    directions = 2 if bidirectional else 1
+    states: list[Any] = []
+    for first in range(0, num_layers * directions, directions):
+        own = slice(first, first + directions)
+        given = hidden[own], params[own], has_biases, 1, 0.0, train, bidirectional, False
+        if first and train and dropout:
+            rows = torch.dropout(rows, dropout, True)
+        rows, found = _recurrent_layers(rows, *given, layer_fn)
+        states += found
+    return (rows.transpose(0, 1) if batch_first else rows), states
+
+
+def batch_norm(self: Any, input: Tensor) -> Tensor:
+    """As the `forward` of `nn.BatchNorm*`, and of `nn.SyncBatchNorm` over the global batch.
+
+    Without a momentum, running statistics are the means of those of all batches.
+    """
+    is_tracked = self.training and self.track_running_stats and self.num_batches_tracked is not None
+    if self.momentum is not None or not is_tracked:
+        return _batch_norm(self, input)
+    self._check_input_dim(input)
+    self.num_batches_tracked.add_(1)
+    # With a momentum of 1 they become the statistics of this batch.
+    mean, variance = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
+    found = F.batch_norm(input, mean, variance, self.weight, self.bias, True, 1.0, self.eps)
+    share = 1 / self.num_batches_tracked.double()
+    self.running_mean.mul_(1 - share).add_(share * mean)
+    self.running_var.mul_(1 - share).add_(share * variance)
+    return found

@@ -18,8 +18,9 @@ from shardweave.ir import dist
 from shardweave.ir.annotations import describe
 from shardweave.ir.dist import RecvOp, RunOp, SendOp
 from shardweave.ir.mesh import Axis, Mesh
-from shardweave.ir.placement import block_of
+from shardweave.ir.placement import Placement, block_of
 from shardweave.ir.program import Program, Slot
+from shardweave.ir.proof.digits import cut
 from shardweave.ir.proof.held import ProofAxes, RankNumber, Relation, Value, gathered, reduced
 from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.runs import RunOrder
@@ -132,6 +133,8 @@ class _Stages:
                 one for one in giver.results if one.value is value and one.name == slot.name
             ]
             found = self._total(function, slot, given, giver)
+        elif slot.kind == "whole" and self._seat(function, slot) is not None:
+            found = self._part(function, slot, value)
         elif value.type != slot.value.type:
             found = None
         if found is None:
@@ -159,6 +162,24 @@ class _Stages:
             raise ProofError(f"@{function.name} runs on no micro-batch, but reads its number.")
         terms = ((self.micro.name, 1),) if self.micro.size > 1 else ()
         return RankNumber(terms)
+
+    def _seat(self, function: StageFunction, slot: Slot) -> tuple[int, Placement] | None:
+        """The dim of an argument that micro-batches cut, and how; None if they cut none."""
+        if self.micro is None or function.is_once:
+            return None
+        return function.sharding_of_slot(slot).seat_of(self.micro.name)
+
+    def _part(self, function: StageFunction, slot: Slot, value: SSAValue) -> Value | None:
+        """The part of one micro-batch of a value that is made of all of them."""
+        whole, seat = self.walk.values[value], self._seat(function, slot)
+        if not isinstance(whole, Relation) or seat is None:
+            return None
+        dim, placement = seat
+        block = block_of(function.sharding_of_slot(slot).dims[dim], placement)
+        held = cut(whole.held, [(placement.axis, placement.size)], dim, block)
+        if held is None or dtype_of_value(value) != dtype_of_value(slot.value):
+            return None
+        return whole.with_held(held) if held.local_shape == shape_of(slot.value) else None
 
     def _total(
         self, function: StageFunction, slot: Slot, given: Slot, giver: StageFunction

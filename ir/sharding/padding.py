@@ -18,11 +18,24 @@ from dataclasses import dataclass, field, replace
 import torch
 from xdsl.ir import Operation, SSAValue
 
-from shardweave.ir.annotations import phase_of, set_shardings
+from shardweave.ir.annotations import phase_of, set_shardings, sharding_attrs_of
+from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.facts import facts_of
-from shardweave.ir.placement import DimSharding, Sharding, is_contiguous, is_even, part_size
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.placement import (
+    DimSharding,
+    Placement,
+    Sharding,
+    contiguous,
+    is_contiguous,
+    is_even,
+    padded_size,
+    part_size,
+)
+from shardweave.ir.program import Program
 from shardweave.ir.sharding.localizer import Localizer
 from shardweave.ir.sharding.rules.base import Dims, Rule
+from shardweave.ir.staged import parts_of
 from shardweave.ir.types import dtype_of_value, shape_of
 
 MOVES = """
@@ -68,6 +81,65 @@ def zeros_of(sharding: Sharding, shape: Sequence[int]) -> frozenset[int]:
     """The dims that are cut unevenly: those of an argument have zeros as their padding."""
     pairs = enumerate(zip(sharding.dims, shape, strict=True))
     return frozenset(dim for dim, (cut, size) in pairs if not is_even(cut, size))
+
+
+SAID = 3
+"""Sizes that a note on padding names; those with the most padding for their size."""
+
+
+def notes_on_padding(program: Program) -> list[str]:
+    """A note, if devices of a propagated or local program compute padding, on how much.
+
+    Linear in the ops.
+    """
+    mesh = program.mesh
+    if mesh is None:
+        return []
+    cuts = dict.fromkeys(cut for one in _shardings_in(program) for cut in _uneven_cuts(one, mesh))
+    if not cuts:
+        return []
+    # Of those that are cut alike, as rows and rows times positions are, the smallest.
+    alike = {
+        (padded / size, axes): (size, padded, axes)
+        for size, padded, axes in sorted(cuts, reverse=True)
+    }
+    most = sorted(alike.values(), key=lambda cut: cut[1] / cut[0], reverse=True)
+    texts = [f"{size} over {axes} as {padded}" for size, padded, axes in most[:SAID]]
+    rest = len(most) - SAID
+    more = [f"{rest} more size{'s' * (rest > 1)}"] if rest > 0 else []
+    return [
+        "sizes that do not divide are cut with padding, which devices compute in vain: "
+        + ", ".join([*texts, *more])
+    ]
+
+
+def _shardings_in(program: Program) -> dict[ShardingAttr, None]:
+    """The shardings that values of a program have, each once."""
+    found: dict[ShardingAttr, None] = {}
+    for part in parts_of(program):
+        for slot in (*part.arguments, *part.results):
+            own = slot.attributes.data.get("dist.sharding")
+            if isinstance(own, ShardingAttr):
+                found[own] = None
+        for op in part.ops:
+            found |= dict.fromkeys(sharding_attrs_of(op) or ())
+    return found
+
+
+def _uneven_cuts(sharding: ShardingAttr, mesh: Mesh) -> Iterator[tuple[int, int, str]]:
+    """Of the dims that are cut unevenly the size, that with padding, and the axes that cut."""
+    for axes, strides, length in zip(
+        sharding.dims, sharding.strides, sharding.lengths, strict=True
+    ):
+        names, size = [axis.data for axis in axes], length.data
+        if not size:
+            continue
+        if any(stride.data for stride in strides):
+            sizes = zip(names, strides, strict=True)
+            cut = [Placement(name, mesh.size(name), stride.data) for name, stride in sizes]
+        else:
+            cut = contiguous(names, size, mesh)
+        yield size, padded_size(cut, size), ",".join(f"{n}={mesh.size(n)}" for n in names)
 
 
 @dataclass

@@ -29,6 +29,7 @@ from shardweave.ir.staged import (
     micro_axis,
     runs_of,
 )
+from shardweave.ir.types import shape_of, tensor_type_of, with_shape
 
 Place = Operation | SSAValue | None
 Message = tuple[int, int, str]
@@ -212,7 +213,7 @@ def _order(program: Program, reads: Mapping[str, _Read]) -> Iterator[tuple[str, 
         for name, slot in read.takes.items():
             where = number if slot.kind == "kept" else None
             giver = made.get((stage, name, where))
-            is_there = giver is not None and giver.value.type == slot.value.type
+            is_there = giver is not None and _is_given(giver, slot, read)
             if slot.kind in TOTALS:
                 is_there = counts[stage, name] == (axis.size if axis else 1)
             if not is_there:
@@ -222,3 +223,17 @@ def _order(program: Program, reads: Mapping[str, _Read]) -> Iterator[tuple[str, 
         for name, slot in read.gives.items():
             made[stage, name, number if slot.kind == "kept" else None] = slot
             counts[stage, name] += 1
+
+
+def _is_given(giver: Slot, slot: Slot, read: _Read) -> bool:
+    """Whether a function gives what another one reads: of a value that is made of all micro-batches
+    before the first one it may be the part of one."""
+    type_, axis = tensor_type_of(slot.value), micro_axis(read.function)
+    sharding = read.function.sharding_of_slot(slot)
+    seat = sharding.seat_of(axis.name) if axis and slot.kind == "whole" else None
+    if seat is not None and not read.function.is_once:
+        dim, placement = seat
+        shape = list(shape_of(slot.value))
+        shape[dim] *= placement.size
+        type_ = with_shape(type_, shape)
+    return giver.value.type == type_

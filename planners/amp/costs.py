@@ -34,18 +34,18 @@ def corrected_costs(
 
     Against the published planner (`literal_costs`): each stage takes the times of the devices that
     it runs on, of mixed ones layer by layer the slowest; sizes are in bytes of the dtype, and a
-    boundary carries activations forward and gradients back, each tensor rank its share; flows that
-    run at once share the NICs, and the slowest hop counts, of a boundary and of a ring; a layer's
-    time is affine in the micro-batch, t(m) = t(1) (phi + (1 - phi) m), where phi is the share of
-    t(1) that is there whatever the size, such as kernel launches and the host that issues them;
-    stages that do not fit into memory are left out; the synchronisation is part of what the
-    partition minimises (`search`). Nothing is fitted to steps that were measured.
+    boundary carries activations forward and gradients back, of which each tensor rank sends its
+    share, or what it has (`LayeredModel.sent`); flows that run at once share the NICs, and the
+    slowest hop counts, of a boundary and of a ring; a layer's time is affine in the micro-batch,
+    t(m) = t(1) (phi + (1 - phi) m), where phi is the share of t(1) that is there whatever the size,
+    such as kernel launches and the host that issues them; stages that do not fit into memory are
+    left out; the synchronisation is part of what the partition minimises (`search`). Nothing is
+    fitted to steps that were measured.
     """
     mixes: list[tuple[int, ...]] = [tuple(np.unique(links.kind[stage]).tolist()) for stage in grid]
     kinds = list(dict.fromkeys(mixes))
     names = [[links.names[kind] for kind in mix] for mix in kinds]
-    # Tensor ranks hold the same output: each sends its share, and gathers at the other end.
-    sent = np.array(model.outputs[1]) / strategy.tensor * model.itemsize * strategy.micro_batch
+    sent = model.sent_elements(strategy.tensor) * model.itemsize * strategy.micro_batch
     problem = Problem(
         times=np.stack([slowest_times(model, devices, strategy) for devices in names]),
         kinds=tuple(kinds.index(mix) for mix in mixes),

@@ -42,12 +42,13 @@ class LayeredModel:
     batch: samples of one step over all devices. profile: by device type, seconds of the forward
     pass of one sample. outputs: elements that a sample hands to the next layer, as the published
     planner counts them. parameters: elements. kept_bytes: that a sample keeps until the layer's
-    backward pass. repeated: the first of the equal layers, and how many there are, which the
-    uniform split deals out. tied: shared parameters. fixed: the share of a layer's time that does
-    not grow with the micro-batch, by device type; None: nothing is fixed. itemsize: bytes of an
-    element. state_bytes: of a parameter by part. workspace_bytes: of the layer's largest op on one
-    sample. keeps_all: a step without stages holds the activations of all its micro-batches at
-    once, as `split-batch` does.
+    backward pass. sent: elements that a tensor rank sends of them; None: a share of `outputs` at
+    degree 1, which the ranks of the next stage gather. repeated: the first of the equal layers, and
+    how many there are, which the uniform split deals out. tied: shared parameters. fixed: the share
+    of a layer's time that does not grow with the micro-batch, by device type; None: nothing is
+    fixed. itemsize: bytes of an element. state_bytes: of a parameter by part. workspace_bytes: of
+    the layer's largest op on one sample. keeps_all: a step without stages holds the activations of
+    all its micro-batches at once, as `split-batch` does.
     """
 
     name: str
@@ -59,6 +60,7 @@ class LayeredModel:
     repeated: tuple[int, int]
     tied: tuple[Tied, ...] = ()
     fixed: Mapping[str, ByDegree] | None = None
+    sent: ByDegree | None = None
     itemsize: int = 2
     state_bytes: Mapping[str, float] = field(
         default_factory=lambda: state_bytes(2, 2, "fp16-mixed")
@@ -90,6 +92,12 @@ class LayeredModel:
         if self.fixed is None:
             return np.zeros(self.num_layers)
         return np.array(self.fixed[device][strategy.tensor])
+
+    def sent_elements(self, tensor: int) -> Floats:
+        """What a tensor rank sends of each layer's output for one sample."""
+        if self.sent is None:
+            return np.array(self.outputs[1]) / tensor
+        return np.array(self.sent[tensor])
 
     def state_of(self, strategy: Strategy) -> dict[str, float]:
         """Bytes of a parameter by part, on one of a strategy's replicas."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -84,14 +83,16 @@ def plan_amp(
     program = lowerings.program
     profile = profile_program(lowerings, cluster, degrees, precision)
     profile = replace(profile, model=replace(profile.model, zero=zero))
-    wanted = partial(_is_wanted, sizes, max_stages)
+    wanted = [
+        one for one in strategies(profile.model, cluster) if _is_wanted(sizes, max_stages, one)
+    ]
     joined = _why_joined(program, profile, cluster, wanted)
     found = search(
         profile.model,
         cluster,
+        [one for one in wanted if not (joined and _runs_in_turn(one, profile))],
         literal=literal,
         annealing=Annealing(steps=anneal) if anneal else None,
-        accept=lambda one: wanted(one) and not (joined and _runs_in_turn(one, profile)),
         problem=joined,
     )
     links = ClusterArrays.of(cluster)
@@ -185,13 +186,12 @@ def _why_joined(
     program: Program,
     profile: ProgramProfile,
     cluster: Cluster,
-    wanted: Callable[[Strategy], bool],
+    wanted: Sequence[Strategy],
 ) -> str:
     """Why no plan has micro-batches in stages, if they cannot run one by one; looked at only where
     some strategy has them."""
-    asked = (one for one in strategies(profile.model, cluster) if wanted(one))
     is_mixed = len({node.device for node in cluster.nodes}) > 1
-    if not is_mixed and not any(_runs_in_turn(one, profile) for one in asked):
+    if not is_mixed and not any(_runs_in_turn(one, profile) for one in wanted):
         return ""
     return why_not_one_by_one(program)
 
@@ -211,8 +211,7 @@ def _tensor_degrees(
                 f"{cluster.num_devices} of cluster '{cluster.name}', with a tensor degree that "
                 f"divides {whole}; give such a mesh, or none."
             )
-        # What crosses a boundary is read without tensor parallelism.
-        return sorted({1, *degrees})
+        return degrees
     return [n for n in degrees if n <= (max_tensor or n)]
 
 

@@ -99,6 +99,7 @@ def _model(
     larger = {key: _seconds(key[0], work) for key, work in many.items()}
     blocks = first[degrees[0]].blocks
     repeated = [index for index, block in enumerate(blocks) if block.is_repeated]
+    handed = {n: tuple(b.crossing_bytes / size for b in first[n].blocks) for n in degrees}
     return LayeredModel(
         name="program",
         batch=batch,
@@ -106,7 +107,8 @@ def _model(
             name: {n: tuple(s / BACKWARD for s in seconds[name, n]) for n in degrees}
             for name in devices
         },
-        outputs={n: tuple(b.crossing_bytes / size for b in first[n].blocks) for n in degrees},
+        outputs=handed,
+        sent=handed,
         parameters={n: tuple(_parameters(first[n], size)) for n in degrees},
         kept_bytes={n: tuple(float(b.kept_bytes) for b in first[n].blocks) for n in degrees},
         repeated=(repeated[0], len(repeated)) if repeated else (0, len(blocks)),

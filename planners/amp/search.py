@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -78,10 +78,10 @@ class Placed:
 def search(
     model: LayeredModel,
     cluster: Cluster,
+    among: Iterable[Strategy] | None = None,
     *,
     literal: bool = False,
     annealing: Annealing | None = None,
-    accept: Callable[[Strategy], bool] = lambda strategy: True,
     problem: str = "",
 ) -> list[Placed]:
     """Every strategy with its best cuts on Megatron's placement, the fastest first.
@@ -89,15 +89,14 @@ def search(
     Objective: seconds of a step (`estimate`). The cuts are exact for their strategy and
     placement; with `literal` they leave out the synchronisation, and the uniform split is taken
     for a single micro-batch, as in the published planner. annealing: also tries other placements of
-    the best strategies, which is not exact. accept: which strategies to look at. problem: why not
-    at others, for those to know who are left with none.
+    the best strategies, which is not exact. among: which strategies to look at, by default all.
+    problem: why not at others, for those to know who are left with none.
 
     Raises AmpError if no strategy fits into memory, naming the one that comes nearest.
     """
     links = ClusterArrays.of(cluster)
-    grids = {
-        strategy: megatron_grid(strategy) for strategy in filter(accept, strategies(model, cluster))
-    }
+    among = strategies(model, cluster) if among is None else among
+    grids = {strategy: megatron_grid(strategy) for strategy in among}
     costs, solver = (literal_costs, literal_cuts) if literal else (corrected_costs, best_cuts)
     found = [
         Placed(one, grid)

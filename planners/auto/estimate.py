@@ -197,7 +197,7 @@ class Estimator:
         is_inside = point.data * point.tensor * point.context * 2 <= node.devices
         bandwidth = node.bandwidth_bytes_s if is_inside else node.network_bandwidth_bytes_s
         flows = 1 if is_inside else min(node.devices, point.data * point.context * point.tensor)
-        each = middle / point.tensor * flows / bandwidth if bandwidth else 0.0
+        each = middle * flows / bandwidth if bandwidth else 0.0
         count = point.stages * self._chunks(point) - 1
         return 2 * count * (each + self.cluster.network_latency_s)
 

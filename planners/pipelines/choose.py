@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate
+from math import gcd
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
@@ -143,15 +144,20 @@ _INSTEAD = {"dualpipe-v": "zero-bubble-v"}
 
 
 def rows_of(plan: Plan, program: Program, mesh: Mesh) -> int:
-    """The rows that a device has of the inputs, with padding, in all of which they are as many."""
-    table = Lookup(plan.inputs)
+    """The rows that a device has of the inputs, with padding.
+
+    Of inputs of several lengths, as nodes and edges of a graph, their greatest common divisor.
+    """
+    table, found = Lookup(plan.inputs), 0
     for slot in program.arguments:
         shape = shape_of(slot.value)
         if slot.kind != "input" or not shape:
             continue
         text = table.find(slot.name)
         cut = read_sharding(text, slot.name).dims.data[0].data if text else ()
-        return max(1, -(-shape[0] // mesh.sizes([axis.data for axis in cut])))
+        found = gcd(found, max(1, -(-shape[0] // mesh.sizes([axis.data for axis in cut]))))
+    if found:
+        return found
     raise PlanError(
         "the program has no input with rows to cut into micro-batches; leave 'pipeline' out of the "
         "plan, or give the model its batch as an input."

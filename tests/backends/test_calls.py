@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardweave.backends.calls import DIRECT
+from shardweave.backends.calls import DIRECT, TRANSPOSE
 from shardweave.ir.aten import overload_named
 from shardweave.ir.aten_args import CALLEE
 
@@ -68,3 +68,10 @@ def test_function_of_torch_calls_the_overload_of_the_op(name: str) -> None:
     direct = run(getattr(torch, DIRECT[name].removeprefix("torch.")), arguments)
     assert direct[0] == by_overload[0]
     torch.testing.assert_close(direct[1], by_overload[1], rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_matrix_is_transposed_as_by_the_overload() -> None:
+    by_overload = run(torch.ops.aten.permute.default, (X, [1, 0]))[1]
+    direct = run(getattr(torch, TRANSPOSE.removeprefix("torch.")), (X,))[1]
+    assert direct.stride() == by_overload.stride()
+    assert torch.equal(direct, by_overload)

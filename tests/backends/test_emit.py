@@ -58,7 +58,7 @@ def test_statements_keep_names_layers_and_types() -> None:
         'up_weight = given["param", "up.weight"]  # float64[4, 4], '
         '#dist.sharding<[{"tensor"}, {}]>' in source
     )
-    assert "    # up, forward\n    wt = torch.permute(up_weight, [1, 0])" in source
+    assert "    # up, forward\n    wt = torch.t(up_weight)" in source
     assert (
         '    y = rt.all_reduce(y_part, axes=("tensor",), in_place=True)  # float64[3, 4]\n'
         in source

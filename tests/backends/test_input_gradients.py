@@ -65,3 +65,29 @@ def test_given_program_without_the_gradient_of_an_input_refuses_one_that_require
     step = step_of(capture(model, (x.detach(), offset)), model)
     with pytest.raises(ValueError, match="input 'arg0' requires a gradient, but the one that the"):
         step(x, offset)
+
+
+def test_backward_goes_on_into_what_made_the_inputs() -> None:
+    """As into a generator in front of a discriminator, through two inputs that share a graph."""
+
+    def front() -> nn.Linear:
+        torch.manual_seed(0)
+        return nn.Linear(4, 4, dtype=F64)
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4, dtype=F64)
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return (self.fc(a) * b).square().mean()
+
+    x, model = torch.randn(4, 4, dtype=F64), Both()
+    step = compile(model, (x, x), mesh="data=2", backend="reference")
+    ours, theirs = front(), front()
+    hidden = ours(x)
+    step(hidden, hidden.sin(), loss_scale=2.0)
+    hidden = theirs(x)
+    (2 * model(hidden, hidden.sin())).backward()
+    for own, parameter in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, parameter.grad, rtol=1e-12, atol=1e-14)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from math import inf, nan
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardweave.backends.distributed import step_of
+from shardweave.backends.in_flight import all_reduce_in_place
 from shardweave.backends.reference import run_reference
 from shardweave.backends.runtime import Runtime
 from shardweave.ir.mesh import Axis, Mesh
@@ -224,3 +227,28 @@ def agreed_worker() -> list[int]:
 
 def test_ranks_of_a_stage_agree_on_what_its_first_chooses() -> None:
     assert run_ranks(agreed_worker, 4) == [[0, 0], [0], [2, 2], [2]]
+
+
+def maxima() -> tuple[list[Tensor], list[Tensor]]:
+    """This rank's numbers in several dtypes, and the largest of both ranks' in three ways each."""
+    runtime = Runtime(Mesh(a=2))
+    numbers = [[nan, 1, -1, -inf, -0.5, -inf, 0.0], [2, nan, -2, -3, inf, -inf, -1e-30]]
+    floats = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    given = [torch.tensor(numbers[dist.get_rank()], dtype=dtype) for dtype in floats]
+    given.append(torch.tensor([dist.get_rank(), -5]))
+    found = [runtime.all_reduce(torch.stack([x, x], 1)[:, 0], ["a"], "max") for x in given]
+    found += runtime.all_reduce_coalesced(given, ["a"], "max")
+    in_place = [x.clone() for x in given] + [torch.full((2**16,), given[1][0])]
+    group = runtime.group(["a"])
+    assert group is not None
+    all_reduce_in_place(in_place, group, "max")
+    assert in_place.pop().isnan().all()
+    return given, found + in_place
+
+
+def test_maximum_over_ranks_keeps_nan_of_each() -> None:
+    (zero, found), (one, other) = run_ranks(maxima, 2)
+    expected = list(map(torch.maximum, zero, one)) * 3
+    for tensors in (found, other):
+        for tensor, wanted in zip(tensors, expected, strict=True):
+            torch.testing.assert_close(tensor, wanted, rtol=0, atol=0, equal_nan=True)

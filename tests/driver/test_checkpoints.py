@@ -303,6 +303,23 @@ def test_checkpoint_that_holds_code_is_refused(
 # What does not fit
 
 
+def test_gradients_that_others_are_to_be_added_to_are_said_to_be_left_out(tmp_path: Path) -> None:
+    run = Run("data=2")
+    with run.step.no_sync():
+        run.step(run.x)
+    with pytest.warns(
+        UserWarning, match="7 lacks the gradients of 'model'.*optimizer's step"
+    ) as at:
+        save_checkpoint(tmp_path, 7, run.state)
+    assert at[0].filename == __file__
+    run.step(run.x)
+    save_checkpoint(tmp_path, 8, run.state)
+    with run.step.no_sync():
+        run.step(run.x)
+    run.optimizer.zero_grad()
+    save_checkpoint(tmp_path, 9, run.state)
+
+
 def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(CheckpointError, match="entry 'log' of the state cannot be saved"):

@@ -312,12 +312,13 @@ def test_tensor_or_module_of_a_step_is_not_replaced() -> None:
         (lambda step: setattr(step.fc, "weight", other()), r"fc\.weight"),
         (lambda step: setattr(step, "fc", nn.Linear(4, 4)), "fc"),
         (lambda step: delattr(step, "fc"), "fc"),
-        (lambda step: nn.utils.parametrizations.weight_norm(step.fc), r"fc\.weight"),
     ):
         step = compiled(Scaled())
         change(step)
         with pytest.raises(ValueError, match=f"'{name}' of the step was replaced or deleted"):
             step(X)
+    with pytest.raises(ValueError, match=r"becomes no ParametrizedLinear.*compile it anew"):
+        nn.utils.parametrizations.weight_norm(compiled(Scaled()).fc)
     with pytest.raises(ValueError, match=r"'fc\.weight' of the step was replaced"):
         torch.func.functional_call(compiled(Scaled()), {"fc.weight": other()}, (X,))
 
@@ -326,6 +327,34 @@ def test_step_is_not_transformed_by_torch_func() -> None:
     step = compiled(Scaled())
     with pytest.raises(ValueError, match=r"which torch.func \(vmap, grad"):
         torch.vmap(lambda x: step(x[None])[0])(X)
+
+
+def test_step_of_which_nothing_is_trained_says_so() -> None:
+    step = compiled(Scaled())
+    step.requires_grad_(False)
+    with pytest.warns(sw.PlanNote, match="no parameter of the step requires one, nor an input"):
+        step(X)
+    step.requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(X)
+
+
+def test_seed_of_torch_that_comes_too_late_is_warned_of_once() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(0.5), Scaled())
+    step, seeded = compiled(model), compiled(model, seed=3)
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(X)
+        torch.manual_seed(1)
+        seeded(X)
+    with pytest.warns(UserWarning, match="manual_seed has no effect on a step after sw.compile"):
+        step(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(X)
 
 
 class Regression(nn.Module):

@@ -118,6 +118,17 @@ CASES = {
         "propagate-shardings",
         "no value is annotated over tensor=2, so",
     ),
+    "padding": (
+        step(GLOBAL.replace("8x4xf64>\n    %y", '8x4xf64> [{"data"}, {}]\n    %y'), "data=3"),
+        "propagate-shardings,insert-collectives",
+        "sizes that do not divide are cut with padding, which devices compute in vain: 8 over "
+        "data=3 as 9",
+    ),
+    "undone": (
+        step("input %short : tensor<1x4xf64>" + FORWARD, "data=2"),
+        "plan-replicated",
+        "input 'short' stays whole: its first dim 1 is too short for data=2",
+    ),
 }
 """A program, passes of which the last has nothing to do, and a part of what it says."""
 

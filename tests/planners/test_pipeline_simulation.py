@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from shardweave.ir.dist import SendOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
+from shardweave.ir.staged import functions_of
+from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.planners.amp import plan_amp
 from shardweave.planners.amp.model import AmpError
 from shardweave.planners.cost.cluster import Cluster, NodeType, on_devices
@@ -139,6 +142,22 @@ def test_chunks_take_by_block_what_they_take_run_by_run() -> None:
         assert block.memory_parts["parameters"] == run.memory_parts["parameters"]
         parts = block.exposed_communication_s + block.compute_s + block.bubble_s
         assert parts + block.slowdown_s == pytest.approx(found.time_s)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_stages_hand_on_by_block_what_the_program_sends(sequence_parallel: bool) -> None:
+    """Tensor ranks that have the residual stream whole each send it whole; of a cut one, shares."""
+    plan = staged(sequence_parallel=sequence_parallel)
+    on = replace(UNIT, network_latency_s=0.0)
+    way = transfer_of(on, [(0, 4), (1, 5), (2, 6), (3, 7)])
+    functions = functions_of(lowerings().local(plan))
+    for name, stage in zip(("backward_1", "forward_0"), simulated(plan, on).stages, strict=True):
+        sends = [op for op in functions[name].ops if isinstance(op, SendOp)]
+        (sent,) = (num_bytes(tensor_type_of(op.operands[0])) for op in sends)
+        assert sent == program_crossing() / 4 / 2 / (1 + sequence_parallel)
+        received = stage.communication_s["pipeline"] * way.bandwidth_bytes_s / 4
+        # And the number of tokens, which the program sends once.
+        assert sent <= round(received, 6) <= sent + 8
 
 
 def test_chunks_of_other_orders_are_refused() -> None:
@@ -270,7 +289,8 @@ def test_ranks_that_gather_their_shares_wait_for_it_before_each_pass() -> None:
     nodes = (replace(UNIT.nodes[0], latency_s=0.0),)
     on = replace(UNIT, nodes=nodes, start_overhead_s=1e-3)
     stages = stages_of(lowerings(), plan, on)
-    before, after = (played_stages(stages, plan, on, gathers=way) for way in (False, True))
+    halves = [replace(stage, handed_bytes=stage.handed_bytes // 2) for stage in stages]
+    before, after = played_stages(halves, plan, on), played_stages(stages, plan, on, gathers=True)
     share = program_crossing() / 4 / 2 / 2
     gather_s = 1e-3 + share / nodes[0].bandwidth_bytes_s
     for one, other in zip(before.stages, after.stages, strict=True):

@@ -10,14 +10,21 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 from shardweave.ir import dist
 from shardweave.ir.annotations import describe, sharding_attrs_of
 from shardweave.ir.facts import facts_of
-from shardweave.ir.program import Program
+from shardweave.ir.program import Program, shardings_of
 from shardweave.ir.staged import micro_axis
 
 _Sources = frozenset[SSAValue]
 
 
 class JoinedMicroBatches(ValueError):
-    """Micro-batches that cannot run one by one, since an op brings their samples together."""
+    """Micro-batches that cannot run one by one, since some op needs samples of all of them.
+
+    reason: which op, and why.
+    """
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason}, so that they cannot run one by one. {remedy}")
+        self.reason = reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,13 +33,16 @@ class MicroBatches:
 
     varying: values that differ between them, terms of sums over them included. terms: these, which
     are sums (or maxima) once they are added up. whole: values that micro-batches read and that are
-    made once before them, such as the number of tokens by which a loss is divided. early: ops that
-    only lead to these. after: ops that read sums over all micro-batches, and these sums.
+    made once before them, such as the number of tokens by which a loss is divided. parts: values
+    that are each micro-batch's part of what is made before, such as numbers that are drawn for all
+    samples, or inputs in another order. early: ops that only lead to these. after: ops that read
+    sums over all micro-batches, and these sums.
     """
 
     varying: set[SSAValue] = field(default_factory=set[SSAValue])
     terms: set[SSAValue] = field(default_factory=set[SSAValue])
     whole: dict[SSAValue, None] = field(default_factory=dict[SSAValue, None])
+    parts: dict[SSAValue, None] = field(default_factory=dict[SSAValue, None])
     after: dict[Operation, None] = field(default_factory=dict[Operation, None])
     early: set[Operation] = field(default_factory=set[Operation])
 
@@ -46,16 +56,12 @@ def micro_batches_of(program: Program, *, keep_gathered: bool = False) -> MicroB
     depends on parameters.
     """
     axis = micro_axis(program)
-    name = axis.name if axis else None
-    found = MicroBatches()
-    for slot in program.arguments:
-        if name in program.sharding_of_slot(slot).axes:
-            found.varying.add(slot.value)
-    sources: dict[SSAValue, _Sources] = {}
+    walk = _Walk(program, axis.name if axis else None)
     for op in program.ops:
-        _follow(op, name, sources, found)
+        walk.follow(op)
+    found = walk.found
     for op in program.ops:
-        read = sources.get(op.results[0], _NOTHING)
+        read = walk.sources.get(op.results[0], _NOTHING)
         if op.results[0] not in found.varying and not read <= found.whole.keys():
             found.after[op] = None
     for value in found.whole:
@@ -69,29 +75,88 @@ def micro_batches_of(program: Program, *, keep_gathered: bool = False) -> MicroB
 _NOTHING: _Sources = frozenset()
 
 
-def _follow(
-    op: Operation, axis: str | None, sources: dict[SSAValue, _Sources], found: MicroBatches
-) -> None:
-    """Tell of one op whether it varies, and from which sums over micro-batches it comes."""
-    read = _NOTHING.union(*(sources.get(value, _NOTHING) for value in op.operands))
-    if isinstance(op, dist.DistOp) and axis in op.axes:
+class _Walk:
+    """Tells of ops in order whether they vary, and from which sums over micro-batches they come.
+
+    of_weights: values that depend on more than inputs and buffers.
+    """
+
+    def __init__(self, program: Program, axis: str | None) -> None:
+        self.program = program
+        self.axis = axis
+        self.found = MicroBatches()
+        self.sources: dict[SSAValue, _Sources] = {}
+        self.of_weights: set[SSAValue] = set()
+        for slot in program.arguments:
+            if axis in program.sharding_of_slot(slot).axes:
+                self.found.varying.add(slot.value)
+            if slot.kind not in _OF_DATA:
+                self.of_weights.add(slot.value)
+
+    def follow(self, op: Operation) -> None:
+        """Tell of one op."""
+        found, operands = self.found, op.operands
+        if any(value in self.of_weights for value in operands):
+            self.of_weights.update(op.results)
+        read = _NOTHING.union(*(self.sources.get(value, _NOTHING) for value in operands))
+        if isinstance(op, dist.DistOp) and self.axis in op.axes:
+            _check_single(op)
+            if not isinstance(op, dist.AllReduceOp):
+                self._place(op)
+                return
+            read |= {op.results[0]}
+        elif self._has_terms(op) or any(value in found.varying for value in operands):
+            found.varying.update(op.results)
+            found.whole.update(dict.fromkeys(read))
+        if read:
+            self.sources.update(dict.fromkeys(op.results, read))
+
+    def _place(self, op: dist.DistOp) -> None:
+        """Tell of an op that places samples: what is of inputs alone is so before all of them."""
+        (result,) = op.results
         if isinstance(op, dist.ShardIndexOp):
-            found.varying.add(op.results[0])
-            return
-        _check_sum(op)
-        read |= {op.results[0]}
-    elif _has_terms(op, axis, found) or any(value in found.varying for value in op.operands):
-        found.varying.update(op.results)
-        found.whole.update(dict.fromkeys(read))
-    if read:
-        sources.update(dict.fromkeys(op.results, read))
+            self.found.varying.add(result)
+        elif result in self.of_weights or not self._is_told(op):
+            raise JoinedMicroBatches(
+                f"{describe(op)} brings the samples of all micro-batches together",
+                "If the model compares samples with each other, as a contrastive loss does, use "
+                "one micro-batch, by a plan whose pipeline has micro_batches=1. If an op without a "
+                "factor rule is why (a note names it), mend that; if rows do not divide by the "
+                "devices and micro-batches that cut them, give as many as do.",
+            )
+        elif isinstance(op, dist.AllGatherOp):
+            self.found.whole[result] = None
+        else:
+            self.found.varying.add(result)
+            self.found.parts[result] = None
+
+    def _is_told(self, op: dist.DistOp) -> bool:
+        """Whether an op says how micro-batches cut its result, if they do."""
+        (sharding,) = shardings_of(op, self.program)
+        is_cut = sharding is not None and sharding.seat_of(self.axis or "") is not None
+        return is_cut or isinstance(op, dist.AllGatherOp)
+
+    def _has_terms(self, op: Operation) -> bool:
+        """Note the results that are terms of sums over micro-batches; whether there are any."""
+        terms = [
+            result
+            for result, sharding in zip(op.results, sharding_attrs_of(op) or (), strict=False)
+            if any(self.axis == name.data for name in sharding.unreduced)
+        ]
+        self.found.terms.update(terms)
+        return bool(terms)
+
+
+_OF_DATA = ("input", "buffer")
+"""The kinds of arguments of which micro-batches may read what is made of all of them."""
 
 
 def _find_early(program: Program, found: MicroBatches) -> None:
     """Find the ops that nobody reads but what is made before the first micro-batch."""
-    read = set(program.return_op.operands)
+    read, made = set(program.return_op.operands), found.whole.keys() | found.parts.keys()
     for op in reversed(list(program.ops)):
-        if found.whole.keys().isdisjoint(op.results) and not read.isdisjoint(op.results):
+        is_made_before = not made.isdisjoint(op.results)
+        if not is_made_before and not read.isdisjoint(op.results):
             read.update(op.operands)
         else:
             found.early.add(op)
@@ -109,32 +174,12 @@ def _gathered(program: Program) -> Iterator[SSAValue]:
                 weights.update(op.results)
 
 
-def _has_terms(op: Operation, axis: str | None, found: MicroBatches) -> bool:
-    """Note the results that are terms of sums over micro-batches; whether there are any."""
-    terms = [
-        result
-        for result, sharding in zip(op.results, sharding_attrs_of(op) or (), strict=False)
-        if any(axis == name.data for name in sharding.unreduced)
-    ]
-    found.terms.update(terms)
-    return bool(terms)
-
-
-def _check_sum(op: dist.DistOp) -> None:
-    if type(op) is dist.AllReduceOp and len(op.operands) == 1:
-        return
-    if isinstance(op, dist.AllReduceOp):
+def _check_single(op: dist.DistOp) -> None:
+    if len(op.operands) > 1 or isinstance(op, dist.STARTED):
         raise ValueError(
-            f"{describe(op)} reduces several values, or is started already; run merge-collectives "
+            f"{describe(op)} has several operands, or is started already; run merge-collectives "
             "and start-collectives after cut-stages."
         )
-    raise JoinedMicroBatches(
-        f"{describe(op)} brings the samples of all micro-batches together, so that they cannot run "
-        "one by one. Where an op without a factor rule (a note names it) is why, mend that; "
-        "where rows do not divide by the devices and micro-batches that cut them, give as many as "
-        "do; else use one micro-batch, by a plan whose pipeline has micro_batches=1, or leave this "
-        "layer out of the loss."
-    )
 
 
 def _check_inputs_alone(value: SSAValue, program: Program) -> None:
@@ -144,14 +189,15 @@ def _check_inputs_alone(value: SSAValue, program: Program) -> None:
     while stack:
         source = stack.pop()
         if isinstance(source, BlockArgument):
-            if slots[source].kind in ("input", "buffer"):
+            if slots[source].kind in _OF_DATA:
                 continue
             assert isinstance(value.owner, Operation)
-            raise ValueError(
+            raise JoinedMicroBatches(
                 f"{describe(value.owner)} is a sum over all micro-batches that depends on "
                 f"{slots[source].kind} '{slots[source].name}', and each micro-batch needs it to go "
-                "on, as batch norm does in training; so they cannot run one by one. Use one "
-                "micro-batch, or another norm."
+                "on, as batch norm does in training",
+                "Use one micro-batch, by a plan whose pipeline has micro_batches=1, or another "
+                "norm.",
             )
         assert isinstance(source.owner, Operation)
         fresh = [v for v in source.owner.operands if v not in seen]

@@ -70,7 +70,7 @@ class ValueSlots:
         """The type of a value of all micro-batches, and what its slot says."""
         sharding = self.sharding(value)
         type_ = tensor_type_of(value)
-        if kind == "part":
+        if kind in ("part", "whole"):
             type_ = self.joined(value, sharding)
         return type_, self._slot(kind, self.name(value, kind), self.without_axis(sharding), type_)
 
@@ -162,7 +162,7 @@ class FunctionBuilder:
         given = self.members.given
         for value in sorted(given, key=lambda value: _ORDER.index(given[value])):
             kind = given[value]
-            if kind in TOTALS:
+            if kind in TOTALS or (kind == "whole" and self.is_after):
                 type_, entry = self.values.summed(value, kind)
             elif value in self.values.slots:
                 slot = self.values.slots[value]

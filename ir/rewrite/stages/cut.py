@@ -13,7 +13,7 @@ from shardweave.ir import dist
 from shardweave.ir.annotations import annotate, set_shardings
 from shardweave.ir.dead_code import remove_dead_ops
 from shardweave.ir.kernel import FusedOp
-from shardweave.ir.placement import Sharding
+from shardweave.ir.placement import Sharding, block_of
 from shardweave.ir.program import Program, shardings_of
 from shardweave.ir.rewrite.stages.batches import MicroBatches, micro_batches_of
 from shardweave.ir.rewrite.stages.build import Attributes, FunctionBuilder, ValueSlots, function_of
@@ -152,9 +152,10 @@ class _Cut:
     # What is made of all micro-batches before the first one
 
     def _before(self, stage: int) -> func.FuncOp | None:
+        batches = self.batches
         needed = [
             value
-            for value in self.batches.whole
+            for value in (*batches.whole, *batches.parts)
             if any(
                 value in members.given
                 for members in self.membership.functions.values()
@@ -171,8 +172,8 @@ class _Cut:
             for old, new in zip(op.results, other.results, strict=True)
         }
         block = copy.function.body.block
-        copy.return_op.operands = [copies[value] for value in needed]
-        entries = [self.values.entry("whole", value) for value in needed]
+        copy.return_op.operands = [self._whole(value, copies[value]) for value in needed]
+        entries = [self.values.summed(value, "whole")[1] for value in needed]
         remove_dead_ops(copy)
         arguments: list[Attributes] = []
         for slot in copy.arguments:
@@ -189,6 +190,32 @@ class _Cut:
         function.detach()
         function.properties["sym_name"] = builtin.StringAttr(name_of("before", stage))
         return function
+
+    def _whole(self, value: SSAValue, copy: SSAValue) -> SSAValue:
+        """A value of all micro-batches, given its copy in what is made of all of them: the value
+        itself, or that of which it is a part."""
+        if value not in self.batches.parts:
+            return copy
+        op, axis = copy.owner, self.values.axis
+        assert isinstance(op, Operation)
+        assert axis is not None
+        if isinstance(op, dist.SliceOp) and op.axes == (axis,):
+            return op.operands[0]
+        sharding = self.values.sharding(value)
+        seat = sharding.seat_of(axis)
+        assert seat is not None
+        dim, placement = seat
+        gather = dist.create(
+            dist.AllGatherOp,
+            [copy],
+            [self.values.joined(value, sharding)],
+            axes=[axis],
+            dim=dim,
+            block=block_of(sharding.dims[dim], placement),
+        )
+        annotate(gather, op)
+        Rewriter.insert_op(gather, InsertPoint.after(op))
+        return gather.results[0]
 
     # The step
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from shardweave.ir.annotations import layer_of, phase_of
-from shardweave.ir.facts import facts_of
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.stages.batches import MicroBatches
 from shardweave.ir.rewrite.stages.places import Places
@@ -142,7 +141,7 @@ class Membership:
         op = value.owner
         if isinstance(op, BlockArgument) or not isinstance(op, Operation):
             members.given[value] = self.kinds[value]
-        elif value in self.batches.whole:
+        elif value in self.batches.whole or value in self.batches.parts:
             members.given[value] = "whole"
         elif self.places.freedom.get(op) == "free":
             return op
@@ -232,23 +231,27 @@ class Membership:
         return min(held, default=self.places.num_stages - 1)
 
     def holders(self) -> dict[tuple[str, str], tuple[int, ...]]:
-        """By kind and name of parameters and buffers, the stages that read them."""
-        found: dict[tuple[str, str], tuple[int, ...]] = {}
-        for slot in self.program.arguments:
-            read = {slot.value, *gathered_of(slot.value, self.batches.whole)}
-            stages = {
-                one.stage for one in self.functions.values() if not read.isdisjoint(one.given)
-            }
-            found[slot.kind, slot.name] = tuple(sorted(stages))
-        return found
+        """By kind and name of arguments, the stages that read them, or what is made of them before
+        the first micro-batch."""
+        stages: dict[SSAValue, set[int]] = {}
+        for one in self.functions.values():
+            for value, kind in one.given.items():
+                for argument in arguments_of(value) if kind == "whole" else [value]:
+                    stages.setdefault(argument, set()).add(one.stage)
+        return {
+            (slot.kind, slot.name): tuple(sorted(stages.get(slot.value, ())))
+            for slot in self.program.arguments
+        }
 
 
-def gathered_of(value: SSAValue, whole: Container[SSAValue]) -> Iterator[SSAValue]:
-    """What is made of a parameter before the first micro-batch."""
-    for use in value.uses:
-        op = use.operation
-        if len(op.operands) == 1 and (facts_of(op).keeps_weight or op.results[0] in whole):
-            for result in op.results:
-                if result in whole:
-                    yield result
-                yield from gathered_of(result, whole)
+def arguments_of(value: SSAValue) -> Iterator[SSAValue]:
+    """The arguments of the program of which a value is made."""
+    stack, seen = [value], {value}
+    while stack:
+        one = stack.pop()
+        if not isinstance(one.owner, Operation):
+            yield one
+            continue
+        fresh = [operand for operand in one.owner.operands if operand not in seen]
+        seen.update(fresh)
+        stack += fresh

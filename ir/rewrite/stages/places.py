@@ -103,10 +103,11 @@ def _tell_freedom(program: Program, batches: MicroBatches, places: Places) -> No
     reads: dict[SSAValue, frozenset[str]] = {
         slot.value: frozenset((_GIVEN[slot.kind],)) for slot in program.arguments
     }
-    whole = batches.whole
+    whole, parts = batches.whole, batches.parts
     reads |= dict.fromkeys(whole, frozenset(("none",)))
+    reads |= dict.fromkeys(parts, frozenset(("input",)))
     for op in program.ops:
-        if op in batches.after or op.results[0] in whole:
+        if op in batches.after or op.results[0] in whole or op.results[0] in parts:
             continue
         if phase_of(op) == "recompute":
             places.freedom[op] = "again"

@@ -10,6 +10,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.pipeline.events import (
     PIPELINE_AXIS,
+    Message,
     StageTimes,
     TaskPart,
     Waits,
@@ -167,11 +168,12 @@ def played_stages(
 ) -> PipelineSimulation:
     """A step of stages whose blocks are known; see `simulate_stages`.
 
-    gathers: whether ranks wait until they have gathered what they were handed in shares, as those
-    of Megatron-LM and DeepSpeed do.
+    gathers: whether the ranks of a replica, which all have what is handed on, each send a share of
+    it, and wait until they have gathered what they were handed, as those of Megatron-LM and
+    DeepSpeed do. Else each sends all that it has, as the emitted program does.
     """
     works = message_work(cluster, stages, gathers=gathers)
-    times = _with_messages(cluster, stages, works)
+    times = _with_messages(stages, works, between(cluster, stages, gathers=gathers))
     pipeline = pipeline_of(plan)
     places = places_of(plan)
     orders = [stage.tasks for stage in stages[:places]]
@@ -201,10 +203,12 @@ def played_stages(
 
 
 def _with_messages(
-    cluster: Cluster, stages: list[Stage], works: Sequence[tuple[float, float]]
+    stages: list[Stage],
+    works: Sequence[tuple[float, float]],
+    messages: Sequence[tuple[Message, Message]],
 ) -> list[StageTimes]:
     found = [_after(work_s, stage.times) for work_s, stage in zip(works, stages, strict=True)]
-    for number, (forward, back) in enumerate(between(cluster, stages)):
+    for number, (forward, back) in enumerate(messages):
         found[number] = replace(found[number], to_next=forward)
         found[number + 1] = replace(found[number + 1], to_previous=back)
     return found

@@ -37,8 +37,8 @@ OVERLAPPING = ("sub-batch", "cross-pass", "list")
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a plan. blocks: of a micro-batch, as its devices run them. crossing_bytes: of
-    the whole batch, what it hands to the next. parameter_bytes: by block, shared ones in each
+    """One stage of a plan. blocks: of a micro-batch, as its devices run them. handed_bytes: that
+    a rank hands to its like of the next for one. parameter_bytes: by block, shared ones in each
     stage that uses them. itemsize: of a parameter."""
 
     plan: Plan
@@ -47,7 +47,7 @@ class Stage:
     mesh: Mesh
     blocks: tuple[BlockWork, ...]
     parameter_bytes: tuple[int, ...]
-    crossing_bytes: int
+    handed_bytes: int
     itemsize: int
 
     @property
@@ -161,12 +161,21 @@ class Stage:
     def gather_s(self, size: float) -> float:
         """Seconds in which the ranks of a replica gather what each of them was handed a share of,
         of so many bytes."""
-        axes = tuple(name for name in self.mesh.names if name != DATA_AXIS)
-        count = self.mesh.sizes(axes)
-        if count == 1:
+        if self.num_sharing == 1:
             return 0.0
         started_s = self.cluster.start_overhead_s
-        return started_s + self._links.sync_time_s("all_gather", axes, count * size)
+        whole = self.num_sharing * size
+        return started_s + self._links.sync_time_s("all_gather", self._inside, whole)
+
+    @property
+    def num_sharing(self) -> int:
+        """The ranks of one replica of the stage."""
+        return self.mesh.sizes(self._inside)
+
+    @property
+    def _inside(self) -> tuple[str, ...]:
+        """The axes over which the ranks of a replica lie."""
+        return tuple(name for name in self.mesh.names if name != DATA_AXIS)
 
     @property
     def replicas(self) -> int:
@@ -175,8 +184,7 @@ class Stage:
     @cached_property
     def _is_inside(self) -> bool:
         """Whether what a replica sends within a stage stays within nodes."""
-        axes = (name for name in self.mesh.names if name != DATA_AXIS)
-        return all(self._links.ring_over((axis,)).nodes == 1 for axis in axes)
+        return all(self._links.ring_over((axis,)).nodes == 1 for axis in self._inside)
 
     @cached_property
     def _links(self) -> CostModel:
@@ -241,22 +249,18 @@ def stages_of(
         work = lowerings.workload(piece, placed, (id(cluster), likeness(placed)), mesh)
         return deepened(work) if deepened else work
 
-    batch = lowerings.workload(None, cluster)
-    whole = deepened(batch) if deepened else batch
-    return placed_stages(plan, cluster, read, [block.crossing_bytes for block in whole.blocks])
+    return placed_stages(plan, cluster, read)
 
 
 def placed_stages(
     plan: Plan,
     cluster: Cluster,
     read: Callable[[PlacedCluster, Mesh], Workload],
-    crossing_bytes: Sequence[int],
 ) -> list[Stage]:
     """The stages of a plan whose blocks are known.
 
     read: the blocks of a micro-batch on the devices of a stage, once for each kind of placement.
-    crossing_bytes: of the whole batch, what each block hands on. Raises ValueError (PlanError) if
-    the plan does not fit the blocks or the cluster.
+    Raises ValueError (PlanError) if the plan does not fit the blocks or the cluster.
     """
     placements = _placements(plan, cluster)
     mesh = Mesh(**plan.mesh).within_stage
@@ -279,16 +283,18 @@ def placed_stages(
                 mesh=mesh,
                 blocks=tuple(work.blocks[index] for index in places),
                 parameter_bytes=tuple(sizes[index] for index in places),
-                crossing_bytes=crossing_bytes[places[-1]],
+                handed_bytes=work.blocks[places[-1]].crossing_bytes,
                 itemsize=work.itemsize,
             )
         )
     return found
 
 
-def handed_bytes(stage: Stage) -> float:
-    """What a rank of a stage sends to its like of the next for a micro-batch."""
-    return stage.crossing_bytes / stage.mesh.num_devices / pipeline_of(stage.plan).micro_batches
+def _sent_bytes(stage: Stage, *, gathers: bool) -> float:
+    """What a rank sends to its like of the next stage for a micro-batch: what it has of what is
+    handed on, as the emitted program does; or its share of what its replica's ranks all have, which
+    those of the next gather (Narayanan et al. 2021, Sec. 4.1)."""
+    return stage.handed_bytes / stage.num_sharing if gathers else stage.handed_bytes
 
 
 def message_work(
@@ -296,24 +302,24 @@ def message_work(
 ) -> list[tuple[float, float]]:
     """Seconds that each stage's devices spend in the passes of a micro-batch, forward and backward,
     on taking and sending messages, which go the other way in the second; see `played_stages`."""
-    each = [cluster.message_work_s(handed_bytes(stage)) for stage in stages[:-1]]
+    sizes = [_sent_bytes(stage, gathers=gathers) for stage in stages[:-1]]
+    each = [cluster.message_work_s(size) for size in sizes]
     both = [before + after for before, after in zip([0.0, *each], [*each, 0.0], strict=True)]
     if not gathers:
         return [(one, one) for one in both]
-    whole = [stage.gather_s(handed_bytes(stage)) for stage in stages[:-1]]
+    whole = [stage.gather_s(size) for stage, size in zip(stages, sizes, strict=False)]
     rows = zip(both, [0.0, *whole], [*whole, 0.0], strict=True)
     return [(one + forward, one + back) for one, forward, back in rows]
 
 
-def between(cluster: Cluster, stages: Sequence[Stage]) -> list[tuple[Message, Message]]:
-    """What crosses each boundary for a micro-batch, forward and back.
-
-    A rank sends to its like, all at once: its share of what its replica hands on, which the
-    ranks there have whole (Narayanan et al. 2021, Sec. 4.1); `message_work` has gathering it.
-    """
+def between(
+    cluster: Cluster, stages: Sequence[Stage], *, gathers: bool = False
+) -> list[tuple[Message, Message]]:
+    """What crosses each boundary for a micro-batch, forward and back: each rank sends to its like,
+    all at once. gathers: as in `played_stages`; `message_work` has the gathering."""
     found: list[tuple[Message, Message]] = []
     for stage, other in pairwise(stages):
-        size = handed_bytes(stage)
+        size = _sent_bytes(stage, gathers=gathers)
         left, right = stage.cluster.order, other.cluster.order
         messages: list[Message] = []
         for source, goal in ((left, right), (right, left)):

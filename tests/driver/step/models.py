@@ -31,6 +31,38 @@ class Normed(nn.Module):
         return nn.functional.mse_loss(out, y), out
 
 
+class Masked(nn.Module):
+    """Hides patches in an order that is drawn for all samples, as masked autoencoders do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(4, 8, dtype=F64), nn.Linear(8, 4, dtype=F64)
+        self.hidden = nn.Parameter(torch.randn(8, dtype=F64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = torch.rand(x.shape[:2], dtype=F64).argsort(1)
+        back = order.argsort(1)
+        seen = order[:, :2, None]
+        part = self.encoder(x.gather(1, seen.expand(-1, -1, 4))).tanh()
+        rest = self.hidden.expand(len(x), x.shape[1] - 2, -1)
+        whole = torch.cat([part, rest], 1).gather(1, back[..., None].expand(-1, -1, 8))
+        is_hidden = (back >= 2).to(F64)
+        return ((self.decoder(whole) - x).square().mean(-1) * is_hidden).sum() / is_hidden.sum()
+
+
+class Mixed(nn.Module):
+    """Mixes each sample with another one of the batch, by weights that no shard could count out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8, dtype=F64), nn.Linear(8, 4, dtype=F64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = torch.linspace(0.5, 1, len(x), dtype=F64)[:, None, None]
+        mixed = weight * x + (1 - weight) * x[torch.randperm(len(x))]
+        return (self.last(self.first(mixed).relu()) - mixed).square().mean()
+
+
 def batch(rows: int = 8) -> dict[str, Any]:
     """Inputs of `Normed`."""
     return {"x": torch.randn(rows, 4, dtype=F64), "y": torch.randn(rows, 4, dtype=F64)}

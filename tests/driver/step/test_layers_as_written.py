@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import shardweave as sw
+from shardweave.driver.lowering import Request, compile_program
+from shardweave.ir.staged import is_staged
 from shardweave.planners.plan_parts import Pipeline
+from shardweave.tests.driver.step.models import Masked, Mixed
+from shardweave.tests.eager import BOUND, assert_step_equals_eager
 
 F64 = torch.float64
 
@@ -49,12 +54,13 @@ class Rotary(nn.Module):
 class Recurrent(nn.Module):
     """In float32, which the CPU has a kernel of its own for."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_behind: bool = False) -> None:
         super().__init__()
+        self.first = nn.Linear(4, 4) if is_behind else nn.Identity()
         self.cell, self.head = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.cell(x)[0]).square().mean()
+        return self.head(self.cell(self.first(x))[0]).square().mean()
 
 
 SPLIT = sw.Plan(
@@ -83,61 +89,124 @@ def test_step_equals_eager(
     dtype = next(eager.parameters()).dtype
     x = torch.randn(shape, dtype=dtype)
     step = sw.compile(copy.deepcopy(eager), (x,), mesh=mesh, plan=plan, backend="reference")
-    found, expected = step(x), eager(x)
-    tolerance = 1e-6 if dtype == torch.float32 else 1e-9
-    if isinstance(expected, dict):
-        assert torch.allclose(sw.full_tensor(found["hidden"]), expected["hidden"], atol=tolerance)
-        found, expected = found["loss"], expected["loss"]
-    assert abs(found.item() - expected.item()) < tolerance
-    expected.backward()
-    gradients = {name: parameter.grad for name, parameter in step.named_parameters()}
-    for name, parameter in eager.named_parameters():
-        assert parameter.grad is not None
-        whole = sw.full_tensor(gradients[name])
-        assert torch.allclose(whole, parameter.grad, rtol=tolerance, atol=tolerance), name
+    bound = 1e-6 if dtype == torch.float32 else BOUND
+    assert_step_equals_eager(step, eager, x, bound=bound)
+    if model is HiddenToo:
+        torch.testing.assert_close(step(x)["hidden"], eager(x)["hidden"], rtol=bound, atol=bound)
 
 
-@pytest.mark.parametrize("rows", [3, 1])
+@pytest.mark.parametrize(("rows", "is_behind"), [(3, False), (3, True), (1, True)])
 def test_last_batch_of_rows_that_time_steps_need_together_runs_as_one_micro_batch(
-    rows: int,
+    rows: int, is_behind: bool
 ) -> None:
+    """If the rows depend on weights; those of inputs are brought together before."""
     torch.manual_seed(0)
-    eager = Recurrent().double()
+    eager = Recurrent(is_behind=is_behind).double()
     x = torch.randn(4, 3, 4, dtype=F64)
     step = sw.compile(copy.deepcopy(eager), (x,), mesh="data=2,stage=2", backend="reference")
     for batch in (x, x[:rows], x):
-        step.zero_grad()
-        eager.zero_grad()
-        loss, expected = step(batch), eager(batch)
-        assert abs(loss.item() - expected.item()) < 1e-9
-        expected.backward()
-        gradients = {name: parameter.grad for name, parameter in step.named_parameters()}
-        for name, parameter in eager.named_parameters():
-            assert parameter.grad is not None
-            whole = sw.full_tensor(gradients[name])
-            assert torch.allclose(whole, parameter.grad, rtol=1e-9, atol=1e-9), name
+        assert_step_equals_eager(step, eager, batch)
     said = [note for note in step.notes if "run as one micro-batch: " in note]
-    assert len(said) == (rows == 3)
+    assert len(said) == (rows == 3 and is_behind)
     assert all("in layer 'cell'" in note for note in said)
 
 
 def test_step_may_be_compiled_for_such_a_batch() -> None:
     torch.manual_seed(0)
-    eager = Recurrent().double()
+    eager = Recurrent(is_behind=True).double()
     x = torch.randn(4, 3, 4, dtype=F64)
     with pytest.warns(sw.PlanNote, match="run as one micro-batch: .* in layer 'cell'"):
         step = sw.compile(
             copy.deepcopy(eager), (x[:3],), mesh="data=2,stage=2", backend="reference"
         )
     for batch in (x[:3], x):
-        step.zero_grad()
-        eager.zero_grad()
-        expected = eager(batch)
-        expected.backward()
-        assert abs(step(batch).item() - expected.item()) < 1e-9
-        for name, parameter in eager.named_parameters():
-            whole = sw.full_tensor(step.get_parameter(name).grad)
-            assert torch.allclose(whole, parameter.grad, rtol=1e-9, atol=1e-9), name  # type: ignore[arg-type]
+        assert_step_equals_eager(step, eager, batch)
     pipeline = step.plan.pipeline if step.plan else None
     assert pipeline is not None
     assert pipeline.micro_batches > 1
+
+
+class NormedOverBatch(nn.Module):
+    """Its second layer needs the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(4, 8, dtype=F64), nn.BatchNorm1d(8, dtype=F64)
+        self.last = nn.Linear(8, 1, dtype=F64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.first(x)).relu()).square().mean()
+
+
+def test_layers_that_need_the_whole_batch_run_in_stages_as_one_micro_batch() -> None:
+    torch.manual_seed(0)
+    eager, x = NormedOverBatch(), torch.randn(8, 4, dtype=F64)
+    said = (
+        "run as one micro-batch: .* depends on param 'first.*', .* as batch norm does in training$"
+    )
+    with pytest.warns(sw.PlanNote, match=said):
+        step = sw.compile(copy.deepcopy(eager), (x,), mesh="stage=2", backend="reference")
+    expected = eager(x)
+    expected.backward()
+    assert abs(step(x).item() - expected.item()) < 1e-9
+    for name, parameter in eager.named_parameters():
+        whole = sw.full_tensor(step.get_parameter(name).grad)
+        assert torch.allclose(whole, parameter.grad, rtol=1e-9, atol=1e-9), name  # type: ignore[arg-type]
+
+
+def test_program_of_a_command_runs_such_a_batch_too() -> None:
+    x = torch.randn(3, 3, 4, dtype=F64)
+    mesh = sw.Mesh.parse("data=2,stage=2")
+    request = Request(Recurrent(is_behind=True).double(), (x,), {}, mesh, backend="reference")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sw.PlanNote)
+        program, made = compile_program(request)
+    assert any("run as one micro-batch: " in note for note in made.notes)
+    assert is_staged(program)
+
+
+@pytest.mark.parametrize("mesh", ["stage=2", "data=2,stage=2"])
+@pytest.mark.parametrize("model", [Masked, Mixed])
+def test_what_is_made_of_all_samples_without_weights_is_cut_into_micro_batches(
+    model: type[nn.Module], mesh: str
+) -> None:
+    torch.manual_seed(0)
+    eager, x = model(), torch.randn(8, 5, 4, dtype=F64)
+    step = sw.compile(
+        copy.deepcopy(eager), (x,), mesh=mesh, backend="reference", seed=0, prove=True
+    )
+    assert not [note for note in step.notes if "one micro-batch" in note]
+    with sw.random(0):
+        for _ in range(2):
+            expected = eager(x)
+            expected.backward()
+            assert abs(step(x).item() - expected.item()) < 1e-9
+    for name, parameter in eager.named_parameters():
+        whole = sw.full_tensor(step.get_parameter(name).grad)
+        assert torch.allclose(whole, parameter.grad, rtol=1e-9, atol=1e-9), name  # type: ignore[arg-type]
+
+
+class Graph(nn.Module):
+    """Sends the features of nodes along edges, of which there are more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8, dtype=F64), nn.Linear(8, 4, dtype=F64)
+
+    def forward(self, nodes: Tensor, edges: Tensor, source: Tensor) -> Tensor:
+        sent = self.last(self.first(nodes[source] + edges).tanh()).square().mean()
+        return sent + self.last(self.first(nodes)).square().mean()
+
+
+def test_inputs_of_several_lengths_have_micro_batches_that_divide_all() -> None:
+    torch.manual_seed(0)
+    eager = Graph()
+    batch = torch.randn(8, 4, dtype=F64), torch.randn(12, 4, dtype=F64), torch.arange(12) % 8
+    step = sw.compile(copy.deepcopy(eager), batch, mesh="stage=2", backend="reference")
+    assert "2 stages of about equal work, 4 micro-batches, 1f1b" in step.notes
+    expected = eager(*batch)
+    expected.backward()
+    assert abs(step(*batch).item() - expected.item()) < 1e-9
+    for name, parameter in eager.named_parameters():
+        whole = sw.full_tensor(step.get_parameter(name).grad)
+        assert torch.allclose(whole, parameter.grad, rtol=1e-9, atol=1e-9), name  # type: ignore[arg-type]

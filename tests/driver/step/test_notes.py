@@ -59,6 +59,15 @@ def test_good_plan_is_no_warning_and_is_shown() -> None:
     assert lines[3].startswith("evaluation, x (4, 4)")
 
 
+def test_parameters_that_zero_leaves_whole_are_a_warning() -> None:
+    text = r"zero=3 leaves 6 of 6 parameters, 100% of .* whole .*'up\.weight': none .* by data=3"
+    with pytest.warns(sw.PlanNote, match=text):
+        compiled(Normed(), batch(9), mesh="data=3", zero=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled(Normed(), batch(), mesh="data=2", zero=3)
+
+
 def test_notes_are_in_the_summary() -> None:
     with pytest.warns(sw.PlanNote):
         step = compiled(Normed(), batch(), mesh="tensr=2")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Shard
 
 import shardweave as sw
 from shardweave.driver import lowering, world
-from shardweave.tests.driver.step.models import Normed, batch, close, two_devices
+from shardweave.tests.driver.step.models import Masked, Mixed, Normed, batch, close, two_devices
 from shardweave.tests.spawn import run_ranks
 
 STORED = {"*.weight": '[{"data"}, {}]'}
@@ -198,10 +199,37 @@ def plan_for_cluster() -> None:
     close(loss, expected, "loss")
 
 
+def synchronise_batch_norm() -> None:
+    """What DDP needs for it changes nothing: a program's batch norm is over the global batch."""
+    model, inputs = Normed(), batch()
+    converted = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(model))
+    step = sw.compile(converted, kwargs=inputs, mesh="data=2")
+    loss, _ = step(**inputs)
+    expected, _ = model(**inputs)
+    expected.backward()
+    close(loss, expected, "loss")
+    assert_same(step, model)
+
+
+def draw_before_micro_batches() -> None:
+    """Each stage has the state of random numbers from which what it reads of all samples is made."""
+    for model, inputs in ((Masked(), torch.randn(8, 5, 4)), (Mixed(), torch.randn(8, 3, 4))):
+        x = inputs.double()
+        step = sw.compile(model, (x,), mesh="stage=2", seed=3)
+        assert not [note for note in step.notes if "one micro-batch" in note]
+        numbers = sw.random(3)
+        for _ in range(3):
+            with numbers:
+                expected = model(x)
+            close(step(x), expected, "loss")
+
+
 def everything() -> tuple[tuple[int, int], list[str]]:
     """All of the above in one start of processes."""
     train({})
     train(STORED)
+    synchronise_batch_norm()
+    draw_before_micro_batches()
     plan_for_cluster()
     return count_messages(), fail_together()
 

@@ -101,6 +101,16 @@ def test_steps_go_on_as_eager_does_and_evaluation_draws_nothing() -> None:
     assert step.get_buffer("random_state").tolist() == [11, 3]
 
 
+def test_program_is_compiled_within_the_context_in_which_eager_draws() -> None:
+    model, numbers = Dropping(), sw.random(5)
+    step = compiled(model, batch(), seed=5)
+    last = batch(5)
+    with numbers:
+        loss, _ = step(**last)
+    close(loss, eager(model, numbers, last), "loss")
+    assert_same_state(step, model)
+
+
 def test_micro_batches_draw_one_after_another() -> None:
     model, numbers, inputs = Dropping(), sw.random(2), batch()
     step = compiled(model, inputs, seed=2)

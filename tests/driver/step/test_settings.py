@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import shardweave as sw
-from shardweave.driver.settings import Settings, changes
+from shardweave.driver.settings import EACH, Settings, changes
 
 X = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
 
@@ -119,6 +119,17 @@ def test_hook_that_takes_the_place_of_another_is_followed() -> None:
     torch.testing.assert_close(step.fc.weight.grad, model.fc.weight.grad)
 
 
+def test_hook_that_was_written_into_the_dict_of_hooks_is_followed_within_some_calls() -> None:
+    """No handle of torch's tells of it."""
+    model = Read()
+    step = compiled(model)
+    with torch.no_grad():
+        step(X)
+        model.fc._forward_hooks[-1] = times(3)
+        losses = [step(X) for _ in range(EACH)]
+    torch.testing.assert_close(losses[-1], model(X).detach())
+
+
 def test_variable_around_the_loss_is_followed() -> None:
     factor = 1.0
     model = nn.Linear(4, 4)
@@ -221,3 +232,34 @@ def test_settings_of_the_step_are_those_of_the_model() -> None:
         step._factor()
     with pytest.raises(AttributeError, match="no attribute 'absent'"):
         step.absent  # noqa: B018
+
+
+class Deep(nn.Module):
+    """Reads settings that lie deeper than a config, or in more than can be compared each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.stages = [SimpleNamespace(scale=1.0), {"last": SimpleNamespace(scale=1.0)}]
+        self.table = [1.0] * 300
+        self.words = dict.fromkeys(range(300), "")
+        inner = SimpleNamespace(c=SimpleNamespace(d=SimpleNamespace(e=1.0)))
+        self.a = SimpleNamespace(b=inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        last = self.stages[1]["last"].scale  # type: ignore[index, union-attr]
+        out = self.fc(x) * self.stages[0].scale * last  # type: ignore[union-attr]
+        return (out * self.table[0] * self.a.b.c.d.e).square().mean()
+
+
+def test_configs_in_lists_are_followed_and_what_is_beyond_reach_is_a_note() -> None:
+    model = Deep()
+    step = sw.compile(model, (X,), backend="reference")
+    said = [note for note in step.notes if "a change of it after sw.compile is not seen" in note]
+    assert [note.split(":")[0] for note in said] == [
+        "'table' holds more than 256 items",
+        "'a.b.c.d' is deeper than 3 objects",
+    ]
+    for place in (model.stages[0], model.stages[1]["last"]):  # type: ignore[index]
+        place.scale = 3.0  # type: ignore[union-attr]
+        torch.testing.assert_close(step(X), model(X))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import shardweave as sw
+from shardweave.tests.eager import assert_step_equals_eager
 
 F64 = torch.float64
 
@@ -49,11 +50,7 @@ class WithLayers(nn.Module):
 
 def assert_equal_without_gathers(model: nn.Module, *inputs: Tensor) -> None:
     step = sw.compile(model, inputs, mesh="data=2", backend="reference")
-    expected = model(*inputs)
-    expected.backward()
-    torch.testing.assert_close(step(*inputs), expected, rtol=1e-11, atol=0)
-    for own, parameter in zip(step.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(own.grad, parameter.grad, rtol=1e-9, atol=1e-11)
+    assert_step_equals_eager(step, model, *inputs)
     assert {message.kind for message in step.program.stats().collectives} == {"all_reduce"}
 
 

@@ -336,7 +336,14 @@ def _assigning(new: Callable[[Any, Tensor], Any], name: str = "ema") -> nn.Modul
         ),
         (
             Model(lambda self, x: (self.linear.weight.detach().mul_(2), self.linear(x).sum())[1]),
-            "changes parameter 'linear.weight' in place",
+            r"changes parameter 'linear.weight' in place; copy it first \(clone\)",
+        ),
+        (
+            Model(
+                lambda self, x: self.table(x.argmax(1)).sum(),
+                table=nn.Embedding(4, 4, max_norm=1.0, dtype=torch.float64),
+            ),
+            r"changes parameter 'table.weight' in place; max_norm does so; .* what is looked up",
         ),
         (
             Model(lambda self, x: (setattr(self.ema, "data", x[0]), self.linear(x).sum())[1]),

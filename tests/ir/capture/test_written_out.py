@@ -19,7 +19,7 @@ from shardweave.ir.capture.written_out import (
     ctc_loss,
     gaussian_nll_loss,
 )
-from shardweave.tests.eager import assert_three_steps_equal_eager
+from shardweave.tests.eager import assert_step_equals_eager, assert_three_steps_equal_eager
 
 F64 = torch.float64
 STEPS, SAMPLES, CLASSES = 7, 4, 5
@@ -125,11 +125,7 @@ def test_model_with_them_equals_eager_where_batch_and_classes_are_cut() -> None:
     x = torch.randn(SAMPLES, STEPS, 4, dtype=F64)
     batch = (x, LABELS, torch.tensor([7, 5, 6, 4]), torch.tensor([3, 2, 3, 0]))
     step = sw.compile(model, batch, mesh="data=2,tensor=2", backend="reference")
-    expected = model(*batch)
-    expected.backward()
-    torch.testing.assert_close(step(*batch), expected, rtol=1e-11, atol=0)
-    for parameter, own in zip(model.parameters(), step.parameters(), strict=True):
-        torch.testing.assert_close(own.grad, parameter.grad, rtol=1e-9, atol=1e-11)
+    assert_step_equals_eager(step, model, *batch)
 
 
 class Translator(nn.Module):
@@ -174,7 +170,38 @@ def actions() -> tuple[Tensor, ...]:
     return x, action, torch.randint(0, 3, (4,))
 
 
-@pytest.mark.parametrize(("model", "batch"), [(Translator, sentences), (Policy, actions)])
+class Averaged(nn.Module):
+    """Batch norms whose running statistics are means over all batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 6), nn.Linear(6, 4)
+        self.norm = nn.BatchNorm1d(6, momentum=None)
+        self.last = nn.SyncBatchNorm(4, momentum=None, affine=False)
+
+    def forward(self, x: Tensor, action: Tensor, choice: Tensor) -> Tensor:
+        return F.cross_entropy(self.last(self.outer(self.norm(self.inner(x)).relu())), choice)
+
+
+class Recurrent(nn.Module):
+    """Recurrent layers with dropout between them, which torch's own time steps leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 3, 2, batch_first=True, dropout=0.4, bidirectional=True, proj_size=2)
+        self.gru = nn.GRU(4, 4, 3, dropout=0.4)
+        self.table = nn.Embedding(8, 8)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        hidden = self.lstm(self.table(source))[0]
+        scores, last = self.gru(hidden.transpose(0, 1))
+        return F.cross_entropy(scores.flatten(0, 1), target.T.flatten() % 4) + last.sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "batch"),
+    [(Translator, sentences), (Policy, actions), (Averaged, actions), (Recurrent, sentences)],
+)
 def test_parts_of_torch_that_look_at_values_equal_eager(
     model: Callable[[], nn.Module], batch: Callable[[], tuple[Tensor, ...]]
 ) -> None:
