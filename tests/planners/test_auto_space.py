@@ -1,4 +1,4 @@
-"""`chunks`, and dimensions that say nothing at some points: the space, the search, `fix`, `forbid`."""
+"""The joint space of `auto`: chunks, recomputation, and values that make no difference somewhere."""
 
 from __future__ import annotations
 
@@ -183,3 +183,32 @@ def test_explain_names_the_chunks(capsys: pytest.CaptureFixture[str]) -> None:
     assert "why: chunks: 2, 4" in text
     assert "4 chunks" in text
     assert "why: chunks=" in text
+
+
+def test_after_products_is_looked_at_with_stages_or_where_it_is_asked_for() -> None:
+    policies = {
+        is_staged: {p.recompute for p in space().points() if (p.stages > 1) == is_staged}
+        for is_staged in (True, False)
+    }
+    assert policies[True] - policies[False] == {"after-products"}
+    asked = [*space("stages=1,recompute=after-products").points()]
+    assert {point.recompute for point in asked} == {"after-products"}
+
+
+def test_costs_of_after_products_are_those_of_its_program() -> None:
+    point = JointPoint(stages=4, micro_batches=4, schedule="cross-pass")
+    again = point.with_value(recompute="after-products")
+    estimator = evaluator().maker.estimator
+    before, after = estimator.cost_of(point), estimator.cost_of(again)
+    assert after.forward_s == before.forward_s
+    assert sum(after.backward_s) > sum(before.backward_s)
+    # Of a block of 2 x 1,024 positions and 1,024 float32: q, k, v, what attention and each of three
+    # products give, the wide one of 4,096; the log-sum-exp of 16 heads; and what the block gives.
+    rows = 2 * 1024
+    (middle,) = [block for block in after.blocks if block.name == "h.8"]
+    kept = rows * 4 * (3 * 1024 + 1024 + 16 + 1024 + 4096 + 1024)
+    assert middle.kept_bytes == kept < before.blocks[after.blocks.index(middle)].kept_bytes
+    found = evaluator().predict(again)
+    assert found is not None
+    assert estimator.estimate(again).time_s == pytest.approx(found.time_s, rel=0.05)
+    assert estimator.estimate(again).memory_bytes == pytest.approx(found.peak_bytes, rel=0.1)
