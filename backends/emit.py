@@ -46,8 +46,10 @@ from shardweave.ir.aten import AtenOp, overload_named
 from shardweave.ir.aten_args import arguments
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.literals import to_python
+from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
 from shardweave.ir.program import Program, Slot
 from shardweave.ir.rewrite.pending_gradients import pending_terms
+from shardweave.ir.seen_keys import are_counted
 from shardweave.ir.staged import STAGE_KINDS
 from shardweave.ir.storage import adds_its_result, reduces_in_place
 from shardweave.ir.types import dtype_of_value, shape_of
@@ -86,6 +88,10 @@ _RESERVED = {*KNOWN, *_FUNCTIONS, "given", "step", "inf", "nan", "_"}
 
 _ADDED = ("grad", "sum")
 """Kinds of results that are added to what the caller has of them, if it gives that."""
+
+
+_HOST = '"cpu"'
+"""Where positions of attention are counted."""
 
 
 class _Code(str):
@@ -334,16 +340,43 @@ def _literal(value: Any) -> str:
 
 
 def _aten_statement(op: AtenOp, names: Mapping[SSAValue, _Code]) -> str:
+    counted = _counted(op)
+    call = _aten_call(op, {**names, **counted} if counted else names)
+    return f"{_aten_targets(op, names)} = {call}"
+
+
+def _aten_call(op: AtenOp, names: Mapping[SSAValue, _Code], device: str = "rt.device") -> str:
     form = "{}.contiguous()" if op.name in NEED_CONTIGUOUS else "{}"
     positional, keywords = arguments(op, lambda value: _Code(form.format(names[value])))
     if takes_device(op):
-        keywords["device"] = _Code("rt.device")
+        keywords["device"] = _Code(device)
     # The name of a function of ours; an overload prints as `aten.add.Tensor`.
     function = callee_of(op)
     name = function.__name__ if op.name in FUNCTIONS else DIRECT.get(op.name, str(function))
     if op.name == "aten.permute" and op.value("dims") == [1, 0]:
         name, positional = TRANSPOSE, positional[:1]
-    return f"{_aten_targets(op, names)} = {_call(name, positional, keywords)}"
+    return _call(name, positional, keywords)
+
+
+def _counted(op: AtenOp) -> dict[SSAValue, _Code]:
+    """The positions of an attention as the host counts them, which need not wait for a GPU."""
+    if op.name not in (ATTENTION, ATTENTION_BACKWARD):
+        return {}
+    found = (op.tensor("query_positions"), op.tensor("key_positions"))
+    return {
+        value: _on_host(value)
+        for value in found
+        if isinstance(value, SSAValue) and are_counted(value)
+    }
+
+
+def _on_host(value: SSAValue) -> _Code:
+    op = value.owner
+    names = {operand: _on_host(operand) for operand in op.operands}
+    if isinstance(op, AtenOp):
+        return _Code(_aten_call(op, names, _HOST))
+    assert isinstance(op, dist.DistOp), "positions are counted by these"
+    return _Code(_dist_call(op, names, _HOST if isinstance(op, dist.ShardIndexOp) else ""))
 
 
 def _aten_targets(op: AtenOp, names: Mapping[SSAValue, _Code]) -> str:
@@ -359,6 +392,11 @@ def _aten_targets(op: AtenOp, names: Mapping[SSAValue, _Code]) -> str:
 
 
 def _dist_statement(op: dist.DistOp, names: Mapping[SSAValue, _Code]) -> str:
+    call = _dist_call(op, names)
+    return f"{_targets(op, names)} = {call}" if op.results else call
+
+
+def _dist_call(op: dist.DistOp, names: Mapping[SSAValue, _Code], device: str = "") -> str:
     method = f"rt.{op.name.removeprefix('dist.')}"
     arguments = properties_without(op, *ANNOTATIONS)
     keywords: dict[str, Any] = {name: to_python(value) for name, value in arguments.items()}
@@ -366,13 +404,13 @@ def _dist_statement(op: dist.DistOp, names: Mapping[SSAValue, _Code]) -> str:
         keywords["axes"] = op.axes
     if reduces_in_place(op):
         keywords["in_place"] = True
+    if device:
+        keywords["device"] = _Code(device)
     operands = [names[operand] for operand in op.operands]
     if isinstance(op, dist.AllReduceOp) and len(operands) > 1:
-        call = _call(f"{method}_coalesced", [operands], keywords)
-    else:
-        each = [[operand] for operand in operands] if operands else [[]]
-        call = ", ".join(_call(method, one, keywords) for one in each)
-    return f"{_targets(op, names)} = {call}" if op.results else call
+        return _call(f"{method}_coalesced", [operands], keywords)
+    each = [[operand] for operand in operands] if operands else [[]]
+    return ", ".join(_call(method, one, keywords) for one in each)
 
 
 def ops_by_variable(program: Program, *, kernels: bool = False) -> dict[str, Operation]:

@@ -320,9 +320,10 @@ class Runtime:
         """This rank's shard along `dim` of a value that every rank of `axes` holds whole."""
         return cut_out(x, dim, self.mesh.sizes(axes), block, self.position(axes))
 
-    def shard_index(self, axes: Sequence[str]) -> Tensor:
-        """`position` as a scalar int64 tensor."""
-        return torch.full((), self.position(axes), dtype=torch.int64, device=self.device)
+    def shard_index(self, axes: Sequence[str], device: str | None = None) -> Tensor:
+        """`position` as a scalar int64 tensor, where this rank computes if no device is named."""
+        found = self.position(axes)
+        return torch.full((), found, dtype=torch.int64, device=device or self.device)
 
 
 def _default_device() -> torch.device:

@@ -18,6 +18,7 @@ from torch import Tensor
 from xdsl.ir import SSAValue
 
 from shardweave.ir.aten import AtenOp
+from shardweave.ir.attention_pieces import pieces_of
 from shardweave.ir.dist import ShardIndexOp, SliceOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
@@ -73,11 +74,35 @@ def seen_share(op: AtenOp, mesh: Mesh) -> float:
     return 0.5 if own is None or whole is None else _share(own, whole, mesh)
 
 
+def num_pieces(op: AtenOp, mesh: Mesh) -> int:
+    """How many pieces an attention by positions is computed in, on the first device; 1 where a mask
+    says what queries see."""
+    queries, keys = op.tensor("query_positions"), op.tensor("key_positions")
+    if not (isinstance(queries, SSAValue) and isinstance(keys, SSAValue)):
+        return 1
+    own, whole = _read(queries), _read(keys)
+    if own is None or whole is None or op.tensor("attn_mask") is not None:
+        return 1
+    return _num_pieces(own, whole, mesh)
+
+
+@cache
+def _num_pieces(queries: _Positions, keys: _Positions, mesh: Mesh) -> int:
+    first = dict.fromkeys({*_axes(queries), *_axes(keys)}, 0)
+    found = pieces_of(*(_values(one, first, mesh).tolist() for one in (queries, keys)))
+    return 1 if found is None else len(found)
+
+
 def is_causal(op: AtenOp) -> bool:
     """Whether a query of a fused attention sees the keys before it alone."""
     if op.name in (ATTENTION, ATTENTION_BACKWARD):
         return op.tensor("query_positions") is not None
     return bool(op.value("is_causal"))
+
+
+def are_counted(positions: SSAValue) -> bool:
+    """Whether positions are counted from the mesh, so that each rank knows them beforehand."""
+    return _read(positions) is not None
 
 
 def _read(value: SSAValue) -> _Positions | None:

@@ -7,14 +7,16 @@ from collections.abc import Collection
 
 from xdsl.ir import Operation, SSAValue
 
+from shardweave.ir.aten import AtenOp
 from shardweave.ir.blocks import Blocks, blocks_of
 from shardweave.ir.dist import DistOp, SliceOp
 from shardweave.ir.facts import facts_of
 from shardweave.ir.fusible import MOVES, POINTWISE
 from shardweave.ir.kernel import FusedOp
+from shardweave.ir.positional_attention import ATTENTION_BACKWARD, logsumexp_dtype
 from shardweave.ir.program import Program
 from shardweave.ir.storage import added_rows, copies, is_view, view_source
-from shardweave.ir.types import num_bytes, num_elements, tensor_type_of
+from shardweave.ir.types import dtype_of_value, num_bytes, num_elements, tensor_type_of
 
 
 def bytes_moved(op: Operation) -> int:
@@ -33,6 +35,24 @@ def bytes_moved(op: Operation) -> int:
     if facts_of(op).is_lookup:
         return 2 * written + sum(map(_bytes, op.operands[1:]))
     return written + sum(map(_bytes, op.operands))
+
+
+def merged_bytes(op: AtenOp, pieces: int) -> int:
+    """Bytes that merging an attention's pieces moves beside their kernels (`attention_pieces`).
+
+    Forward, a piece's result is written, scaled by its share in the precision of the log-sum-exp
+    and added to the total, which is scaled before; backward, the gradients of its queries, and of
+    its part of the keys and values, are added to those of all. At the end totals are cast.
+    """
+    first = int(op.name == ATTENTION_BACKWARD)
+    query, key = op.operands[first : first + 2]
+    narrow = dtype_of_value(query).itemsize
+    wide = logsumexp_dtype(dtype_of_value(query)).itemsize
+    rows, cast = num_elements(query), 2 * wide + narrow
+    if not first:
+        return rows * (pieces * (6 * wide + 2 * narrow) + cast) if pieces > 1 else 0
+    each = 2 * wide + 2 * narrow
+    return rows * (pieces * each + cast) + 2 * num_elements(key) * (each + cast)
 
 
 def traffic(ops: Collection[Operation]) -> int:

@@ -17,7 +17,10 @@ class RematerializePass(PassOnProgram):
     everything; `layer` keeps what enters and leaves a block and runs the whole block again,
     communication included, also what nothing reads (Megatron's full recomputation);
     `after-communication` keeps the results of collectives too, so that recomputation starts
-    after each (Oases' fine-grained strategy) and runs segment by segment; `budget` recomputes as
+    after each (Oases' fine-grained strategy) and runs segment by segment; `after-products` keeps
+    the results of matrix products, of attention and of collectives that do not merely gather, and
+    computes again what is cheap between them: norms, activations, casts, gathers (what Megatron's
+    sequence parallelism and `--recompute-modules` leave out); `budget` recomputes as
     few blocks as fit the kept bytes of one device into `bytes`, first by segments, then whole.
     Results of random ops are always kept. Gathered parameters are not results of communication:
     they are gathered once more in the backward pass, for recomputation and gradients alike.

@@ -15,7 +15,7 @@ from shardweave.planners.degrees import asked_degrees, divisors
 from shardweave.planners.lower import RECENT, Lowerings
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
+from shardweave.planners.plan_parts import PAPERS_RECOMPUTE, Candidate, PlanError, Predicted
 from shardweave.planners.predict import check_some_fit, simulate_plan, with_candidates
 
 SPLITS = (1, 2, 4)
@@ -113,7 +113,7 @@ def _plans(
             seen.append(replace(plan, notes=()))
             plan = replace(plan, planner="exhaustive")
             splits = [n for n in SPLITS if batch // data % n == 0]
-            for policy, split in product(RECOMPUTE, splits):
+            for policy, split in product(PAPERS_RECOMPUTE, splits):
                 choice = GridPoint(data, tensor, sequence_parallel, policy, split)
                 schedule = SPLIT_SCHEDULE if split > 1 else ""
                 yield choice, replace(plan, recompute=policy, batch_split=split, schedule=schedule)

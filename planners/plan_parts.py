@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from typing import Any, cast
 
-RECOMPUTE = ("none", "layer", "after-communication")
+PAPERS_RECOMPUTE = ("none", "layer", "after-communication")
+"""What the planners of papers, and their baselines, choose among."""
+
+RECOMPUTE = (*PAPERS_RECOMPUTE, "after-products")
 """Policies of `rematerialize` that a plan may name."""
 
 SCHEDULES = ("", "blocking", "sub-batch", "cross-pass", "in-order", "list")

@@ -13,6 +13,7 @@ from shardweave.ir.annotations import Copy, copy_of, phase_of, set_origin, set_p
 from shardweave.ir.blocks import Blocks, blocks_of
 from shardweave.ir.dist import COLLECTIVES, AllGatherOp
 from shardweave.ir.facts import facts_of, is_random
+from shardweave.ir.flops import flops_of
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
 from shardweave.ir.regions import split_at_backward, weight_ops
@@ -20,10 +21,13 @@ from shardweave.ir.rewrite.cse import merge_where_equal
 from shardweave.ir.sharding.rules.attention import is_attention
 from shardweave.ir.storage import kept_bytes
 
-POLICIES = ("none", "layer", "after-communication", "budget")
+POLICIES = ("none", "layer", "after-communication", "after-products", "budget")
+
+KEEPING = ("after-communication", "after-products")
+"""Policies that keep the results of some ops, behind which recomputation starts."""
 
 Segment = tuple[str, Copy | None, int]
-"""Block, sub-batch, and number of the stretch between communications that is recomputed at once."""
+"""Block, sub-batch, and number of the stretch between kept results that is recomputed at once."""
 
 
 def rematerialize(program: Program, policy: str = "layer", bytes: int | None = None) -> int:
@@ -165,8 +169,17 @@ class _Recomputation:
             key = (block, copy_of(op))
             number = numbers.setdefault(key, 0)
             self.segments[op] = (*key, number)
-            if policy == "after-communication" and op in self.messages:
+            if self._keeps(policy, op):
                 numbers[key] = number + 1
+
+    def _keeps(self, policy: str, op: Operation) -> bool:
+        """Whether a policy keeps what an op of its blocks gives."""
+        if policy not in KEEPING:
+            return False
+        if op in self.messages:
+            # Of what is gathered each device has its shard.
+            return policy == "after-communication" or not isinstance(op, AllGatherOp)
+        return policy == "after-products" and flops_of(op) > 0
 
     def _is_kept(self, value: SSAValue) -> bool:
         """Whether a value is there in the backward pass without being recomputed."""
@@ -179,7 +192,7 @@ class _Recomputation:
         if not isinstance(op, Operation) or op not in self.segments:
             return True
         block, _, _ = self.segments[op]
-        if self.policies[block] == "after-communication" and op in self.messages:
+        if self._keeps(self.policies[block], op):
             return True
         # A view costs neither memory nor time.
         return self._is_free(value) or self._leaves(value, block)

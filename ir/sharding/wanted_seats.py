@@ -1,7 +1,8 @@
 """Where a sum is wanted in shards: the seats that its uses, a few linear ops down, give an axis.
 
 A sum that is reduced anyway is better scattered to where its uses hold the axis. Asking for that
-follows the uses of a value through ops that are linear in it.
+follows the uses of a value through ops that are linear in it, and through those that scale it, as
+rotations of keys do: before these the sum is reduced.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from shardweave.ir.placement import Placement, Sharding
 from shardweave.ir.program import Slot, wishes_of
 from shardweave.ir.sharding.flow import Flow
 from shardweave.ir.sharding.rules.base import Dims, Rule
+from shardweave.ir.sharding.rules.pointwise import SCALING
 
 LOOKAHEAD = 6
 """Linear ops that are looked through: a gradient passes a view, a permutation, a cast and an
@@ -78,7 +80,8 @@ class WantedSeats:
             held = versions[0].seat_of(axis)
             if held is not None:
                 return _carried(rule, held, dims, rule.operands[index])
-        if len(user.results) != 1 or index not in rule.linear:
+        passing = (*rule.linear, *SCALING.get(user.name, ()))
+        if len(user.results) != 1 or index not in passing:
             return None
         wish = wishes_of(user, self.flow.program)[0]
         # Where a plan places a value, nothing below it counts.

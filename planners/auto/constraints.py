@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from shardweave.ir.mesh import Mesh
@@ -31,7 +31,8 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Constraints:
-    """fixed: the value of a dimension by name. forbidden: values by dimension."""
+    """fixed: the value of a dimension by name. forbidden: values by dimension, where these make a
+    difference: without `pipeline=1f1b` there still are plans of one stage."""
 
     fixed: Mapping[str, str] = field(default_factory=dict[str, str])
     forbidden: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
@@ -51,9 +52,14 @@ class Constraints:
             forbidden.setdefault(name, set()).add(value)
         return Constraints(fixed, {name: frozenset(values) for name, values in forbidden.items()})
 
-    def allows(self, point: JointPoint) -> bool:
-        return all(point.value(name) == value for name, value in self.fixed.items()) and not any(
-            point.value(name) in values for name, values in self.forbidden.items()
+    def allows(self, point: JointPoint, dimensions: Collection[str] = DIMENSIONS) -> bool:
+        """Whether a point has what is asked of some dimensions."""
+        return all(
+            point.value(name) == value for name, value in self.fixed.items() if name in dimensions
+        ) and not any(
+            point.value(name) in values and point.chooses(name)
+            for name, values in self.forbidden.items()
+            if name in dimensions
         )
 
     def allows_value(self, name: str, value: object) -> bool:

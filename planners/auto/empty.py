@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 
+from shardweave.planners.auto.point import ORDERS
 from shardweave.planners.auto.search import JointSearch
 from shardweave.planners.auto.space import JointSpace, joint_space
 from shardweave.planners.auto.worth import sorted_values
@@ -65,6 +66,6 @@ def _has_points(space: JointSpace) -> bool:
 
 def _values(space: JointSpace, name: str) -> list[str]:
     points = space.all_points()
-    if name in ("schedule", "pipeline"):
+    if name in ORDERS:
         points = chain.from_iterable(map(space.variants, points))
     return sorted_values(dict.fromkeys(point.value(name) for point in points))

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shardweave.ir.rewrite.buckets import BUCKET_BYTES
-from shardweave.planners.auto.point import INTERLEAVED, JointPoint, ReplicaCut
-from shardweave.planners.auto.reader import CostReader, PieceCost
+from shardweave.planners.auto.point import BUCKETED, JointPoint, ReplicaCut
+from shardweave.planners.auto.reader import REPEATING, CostReader, PieceCost
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
@@ -24,9 +24,6 @@ from shardweave.planners.predict import BY_BLOCK, DEEP_BY_BLOCK
 
 WEIGHTS_SHARE = 0.5
 """Of a backward pass, what computes gradients of weights, behind which other messages hide."""
-
-BUCKETED = ("in-order", "list")
-"""Schedules that join messages, and start those of weights before they are needed."""
 
 FITS_SURELY = 0.8
 """Share of the memory up to which an estimate is trusted to fit."""
@@ -66,14 +63,14 @@ class Estimator:
         return self.reader.cluster
 
     def cost_of(self, point: JointPoint) -> PieceCost:
-        return self.reader.cost(point.cut, self.reader.batch // point.pieces)
+        return self.reader.cost(point.cut, self.reader.batch // point.pieces, point.recompute)
 
     def estimate(self, point: JointPoint) -> PointEstimate:
         """Raises ValueError if the point's shardings cannot be."""
         cost = self.cost_of(point)
         sums = cost.sums
         subs, micro = point.sub_batches, point.micro_batches
-        again = 0.0 if point.recompute == "none" else sums["repeated forward"]
+        again = sums["repeated forward"] if point.recompute in REPEATING else 0.0
         # The work that a schedule cannot avoid: after-communication repeats some of it.
         least = subs * (sums["forward"] + sums["backward"])
         least += subs * again if point.recompute == "layer" else 0.0
@@ -100,7 +97,7 @@ class Estimator:
 
     def _chunks(self, point: JointPoint) -> int:
         """Stages of a device, where more of them fill a pipeline sooner."""
-        return point.chunks if point.stages > 1 and point.pipeline == INTERLEAVED else 1
+        return point.chunks if point.chooses("chunks") else 1
 
     def _is_waited_for(self, point: JointPoint) -> bool:
         """Whether compute waits for each message: where steps are simulated by block, in all orders
@@ -214,7 +211,7 @@ class Estimator:
             ).values()
         )
         kept = sums["kept"]
-        if point.recompute != "none":
+        if point.recompute in REPEATING:
             kept -= sums["repeated kept"]
             kept += sums["repeated crossing"] * (1 if point.recompute == "layer" else 2)
         in_flight = float(min(point.stages, point.micro_batches))
@@ -226,7 +223,7 @@ class Estimator:
             ahead = (chunks - 1) * point.stages + 2 * (point.stages - 1) + 1
             in_flight = min(point.micro_batches, ahead / chunks)
         kept *= point.sub_batches * in_flight / point.stages
-        kept += sums["largest kept"] if point.recompute != "none" else 0.0
+        kept += sums["largest kept"] if point.recompute in REPEATING else 0.0
         whole = whole_for_a_while(point.zero) * sums["largest parameters"]
         return state + kept + sums["workspace"] + whole, state
 

@@ -11,11 +11,17 @@ from shardweave.planners.pipelines.schedules import find_schedule
 MESH = ("data", "tensor", "context", "stages")
 """Dimensions whose product is the number of devices; a change of one changes another."""
 
+ORDERS = ("schedule", "pipeline", "chunks")
+"""Dimensions of which each is tried on points that are near the best: orders of messages and of
+micro-batches."""
 
 BUCKETS = (ALONE_BYTES // 2**20, 32, 256)
 """MiB from which on a tensor travels alone: as `bucket-collectives` has it, and where a message
 of many ranks takes longer to begin than a copy of so much."""
 
+
+BUCKETED = ("in-order", "list")
+"""Schedules that join messages, and start those of weights before they are needed."""
 
 INTERLEAVED = "interleaved-1f1b"
 """The order of micro-batches of which a point says how many stages a device has."""
@@ -80,6 +86,20 @@ class JointPoint:
     def is_staged(self) -> bool:
         """Whether a step runs functions of micro-batches by a table."""
         return self.stages > 1 or self.micro_batches > 1
+
+    @property
+    def joins_messages(self) -> bool:
+        """Whether messages of weights and gradients travel together."""
+        replicas = self.data * self.context
+        return self.schedule in BUCKETED and replicas > 1 and not self.is_staged
+
+    def chooses(self, dimension: str) -> bool:
+        """Whether a dimension's value makes a difference here, whatever it is."""
+        if dimension == "pipeline":
+            return self.stages > 1
+        if dimension == "chunks":
+            return self.stages > 1 and self.pipeline == INTERLEAVED
+        return dimension != "buckets" or self.joins_messages
 
     def value(self, dimension: str) -> str:
         """A dimension's value as a user writes it."""

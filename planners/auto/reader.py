@@ -45,6 +45,10 @@ RECENT_FEW = 48
 """Programs of a few blocks that are remembered, some 2 MB each: simulations ask for those again
 that costs were read off."""
 
+REPEATING = ("layer", "after-communication")
+"""Policies of recomputation that run so much of each block's forward pass again that its costs say
+what that takes. What others compute again is read off their own programs."""
+
 DEEP = 8
 """Models of more equal blocks are read by a few of them."""
 
@@ -120,7 +124,8 @@ def _moved(index: int, middle: int, shift: int) -> int:
 class PieceCost:
     """What a rank takes for one piece of the batch, block by block.
 
-    forward_s, backward_s: compute on the slowest device, nothing recomputed. inside_forward_s,
+    forward_s, backward_s: compute on the slowest device, without what `REPEATING` policies
+    recompute; that of others is part of the backward pass. inside_forward_s,
     inside_backward_s: messages of the tensor axis. Bytes are those of `BlockWork`.
     """
 
@@ -168,8 +173,8 @@ class PieceCost:
             self.repeated,
             strict=True,
         )
-        again = {"none": (0.0, 0.0), "layer": (1.0, 1.0), "after-communication": (0.75, 0.0)}
-        compute, inside = again[recompute]
+        again = {"layer": (1.0, 1.0), "after-communication": (0.75, 0.0)}
+        compute, inside = again[recompute] if recompute in REPEATING else (0.0, 0.0)
         return [
             forward
             + backward
@@ -188,8 +193,8 @@ class CostReader:
     cluster: Cluster
     lowerings: Lowerings = field(init=False)
     _num_read: int = 0
-    _known: dict[tuple[ReplicaCut, int], PieceCost] = field(
-        default_factory=dict[tuple[ReplicaCut, int], PieceCost]
+    _known: dict[tuple[ReplicaCut, int, str], PieceCost] = field(
+        default_factory=dict[tuple[ReplicaCut, int, str], PieceCost]
     )
     _bases: dict[tuple[int, int, ReplicaCut], Plan] = field(
         default_factory=dict[tuple[int, int, ReplicaCut], Plan]
@@ -220,16 +225,17 @@ class CostReader:
             )
         return self._bases[key]
 
-    def cost(self, cut: ReplicaCut, rows: int) -> PieceCost:
+    def cost(self, cut: ReplicaCut, rows: int, recompute: str = "none") -> PieceCost:
         """Raises ValueError if the program cannot be partitioned so."""
-        key = cut, rows
+        recompute = "none" if recompute in REPEATING else recompute
+        key = cut, rows, recompute
         if key not in self._known:
             read = self._rows_read()
             if rows in read:
-                self._known[key] = self._read(cut, rows)
+                self._known[key] = self._read(cut, rows, recompute)
             else:
                 low, high = _around(rows, read)
-                before, after = self.cost(cut, low), self.cost(cut, high)
+                before, after = self.cost(cut, low, recompute), self.cost(cut, high, recompute)
                 self._known[key] = _between(before, after, (rows - low) / (high - low))
         return self._known[key]
 
@@ -239,9 +245,9 @@ class CostReader:
         few = [n for n in rows if n in ROWS_READ]
         return few if self.depths.is_deep and len(few) > 1 else rows
 
-    def _read(self, cut: ReplicaCut, rows: int) -> PieceCost:
-        self._num_read += 1
-        plan = self.base(self.depths.read, self.batch // rows, cut)
+    def _read(self, cut: ReplicaCut, rows: int, recompute: str) -> PieceCost:
+        self._num_read += recompute == "none"
+        plan = replace(self.base(self.depths.read, self.batch // rows, cut), recompute=recompute)
         local = self.lowerings.blocking(plan)
         return self._priced(workload_of(local, self.cluster, self._mesh(cut)))
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from shardweave.ir.text import without_gc
 from shardweave.planners.auto.estimate import FITS_SURELY, Estimator, PointEstimate
 from shardweave.planners.auto.evaluate import Evaluator
-from shardweave.planners.auto.point import DIMENSIONS, MESH, JointPoint
+from shardweave.planners.auto.point import DIMENSIONS, MESH, ORDERS, JointPoint
 from shardweave.planners.auto.space import JointSpace
 from shardweave.planners.cost.quantity import seconds_text
 from shardweave.planners.plan_parts import Predicted
@@ -57,11 +57,6 @@ COLLECT_EACH = 16
 """Simulations between two collections of garbage. Left to itself Python collects while programs
 are made, of which most are alive: a third of the time of a small model's simulation. Programs have
 cycles, so that never to collect would keep all."""
-
-
-ORDERS = ("schedule", "pipeline", "chunks")
-"""Dimensions of which each is tried on points that are near the best: orders of messages and of
-micro-batches."""
 
 
 class OutOfTime(Exception):
@@ -228,7 +223,8 @@ class JointSearch:
             schedules = {name: getattr(point, name) for name in ORDERS}
             same = other.with_value(**schedules) if other.stages > 1 else other
             yield other
-            if same != other and self.space.is_possible(same):
+            is_allowed = self.space.constraints.allows(same)
+            if same != other and is_allowed and self.space.is_possible(same):
                 yield same
 
     def _variants(self, point: JointPoint) -> Iterator[JointPoint]:

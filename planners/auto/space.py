@@ -10,8 +10,14 @@ from itertools import islice, product
 
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.auto.constraints import Constraints
-from shardweave.planners.auto.estimate import BUCKETED
-from shardweave.planners.auto.point import BUCKETS, INTERLEAVED, JointPoint, ReplicaCut
+from shardweave.planners.auto.point import (
+    BUCKETED,
+    BUCKETS,
+    INTERLEAVED,
+    ORDERS,
+    JointPoint,
+    ReplicaCut,
+)
 from shardweave.planners.auto.reader import CostReader
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.pipeline.stages import OVERLAPPING
@@ -20,6 +26,7 @@ from shardweave.planners.megatron import CONTEXT
 from shardweave.planners.pipelines.one_by_one import why_not_one_by_one
 from shardweave.planners.pipelines.schedules import find_schedule
 from shardweave.planners.plan_parts import (
+    PAPERS_RECOMPUTE,
     PIPELINE_SCHEDULES,
     RECOMPUTE,
     PlanError,
@@ -32,7 +39,7 @@ MESH_AXES = ("data", "tensor", CONTEXT, "pipeline", "stage")
 
 MOST_CONTEXTS = 2
 """How many sizes of an axis of sequences are looked at for a tensor degree: each is two partitions
-to read, and a larger one sends more for less."""
+to read, or four, and a larger one sends more for less."""
 
 CHUNKS = (JointPoint.chunks, 4, 8)
 """Into how many stages a deep model's part of a device may be cut: each halves what filling the
@@ -95,6 +102,8 @@ class JointSpace:
             sizes = [n for n in sizes if self.batch % (rest // n) == 0]
         for context in islice(filter(self.cuts_context, sizes), MOST_CONTEXTS):
             yield from self._points(ReplicaCut(tensor, context=context))
+            if tensor in self.cuts_sequence:
+                yield from self._points(ReplicaCut(tensor, True, context))
 
     def all_points(self) -> Iterator[JointPoint]:
         """Those that cut no sequence over devices of their own, and those that do."""
@@ -110,7 +119,7 @@ class JointSpace:
                     continue
                 zeros = _zeros(data, micro)
                 subs = [n for n in SUB_BATCHES if rows // micro % n == 0]
-                for zero, recompute, sub in product(zeros, RECOMPUTE, subs):
+                for zero, recompute, sub in product(zeros, self._policies(stages), subs):
                     point = JointPoint(
                         data, cut.tensor, cut.context, stages, cut.sequence_parallel, zero,
                         recompute, micro, sub,
@@ -119,11 +128,16 @@ class JointSpace:
                     if found is not None:
                         yield from self._with_buckets(found)
 
+    def _policies(self, stages: int) -> tuple[str, ...]:
+        """Policies of recomputation: `after-products` with stages, which keep what many
+        micro-batches left, or where it is asked for. Of steps without, whose estimates leave out
+        most of what ZeRO's gathers expose, it would be the first of all that is simulated."""
+        asked = "recompute" in self.constraints.fixed
+        return RECOMPUTE if stages > 1 or asked else PAPERS_RECOMPUTE
+
     def _with_buckets(self, point: JointPoint) -> Iterator[JointPoint]:
         """The point with messages joined in buckets of each size, where it joins any."""
-        replicas = point.data * point.context
-        joins = point.schedule in BUCKETED and replicas > 1 and not point.is_staged
-        for size in self.buckets if joins else self.buckets[:1]:
+        for size in self.buckets if point.joins_messages else self.buckets[:1]:
             found = point.with_value(buckets=size)
             if self.constraints.allows(found):
                 yield found
@@ -132,15 +146,14 @@ class JointSpace:
         """The point with the first schedules that the user allows; None if it is not allowed."""
         first = "cross-pass" if point.sub_batches > 1 or point.is_staged else "in-order"
         schedule = next(filter(partial(self._may, "schedule"), (first, *self._schedules)), None)
-        orders = (
-            (pipeline, chunks)
-            for pipeline, chunks in self._orders(point)
-            if self._may("pipeline", pipeline) and self._may("chunks", chunks)
-        )
-        order = next(orders, None)
-        if schedule is None or order is None:
+        if schedule is None:
             return None
-        return point.with_value(schedule=schedule, pipeline=order[0], chunks=order[1])
+        orders = (
+            point.with_value(schedule=schedule, pipeline=pipeline, chunks=chunks)
+            for pipeline, chunks in self._orders(point)
+        )
+        allowed = (one for one in orders if self.constraints.allows(one, ORDERS))
+        return next(allowed, None)
 
     def _orders(self, point: JointPoint) -> Iterator[tuple[str, int]]:
         """Orders of micro-batches, with the chunks of those that have a choice."""

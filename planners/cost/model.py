@@ -31,10 +31,10 @@ from shardweave.ir.facts import facts_of
 from shardweave.ir.flops import flops_of, is_attention
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.positional_attention import ATTENTION, ATTENTION_BACKWARD
-from shardweave.ir.seen_keys import is_causal, seen_share
+from shardweave.ir.seen_keys import is_causal, num_pieces, seen_share
 from shardweave.ir.sharding.rules.attention import FLASH
 from shardweave.ir.storage import is_view, view_source
-from shardweave.ir.traffic import bytes_moved
+from shardweave.ir.traffic import bytes_moved, merged_bytes
 from shardweave.ir.types import (
     dtype_of_value,
     num_bytes,
@@ -128,7 +128,9 @@ class CostModel:
         key = self._signature(op)
         found = self._op_times.get(key)
         if found is None:
-            found = max(self._time_on(op, device) for device in self.devices)
+            found = max(
+                self._time_on(op, device) + self._merging_s(op, device) for device in self.devices
+            )
             self._op_times[key] = found
         return found
 
@@ -172,6 +174,13 @@ class CostModel:
             return 2 * seen_share(op, self.cut_by or self.mesh)
         return 1.0
 
+    def _merging_s(self, op: Operation, device: DeviceType) -> float:
+        """Seconds to merge the pieces that attention by positions is computed in."""
+        if not isinstance(op, AtenOp) or op.name not in (ATTENTION, ATTENTION_BACKWARD):
+            return 0.0
+        pieces = num_pieces(op, self.cut_by or self.mesh)
+        return merged_bytes(op, pieces) / device.memory_bandwidth_bytes_s
+
     def _signature(self, op: Operation) -> Hashable:
         numbers = [number_of_type(value) for value in op.operands]
         numbers.append(-1)
@@ -179,7 +188,9 @@ class CostModel:
         if op.regions:
             return op.name, _flops(op), tuple(numbers)
         if isinstance(op, AtenOp) and is_attention(op):
-            return op.name, seen_share(op, self.cut_by or self.mesh), tuple(numbers)
+            mesh = self.cut_by or self.mesh
+            pieces = num_pieces(op, mesh) if op.name in (ATTENTION, ATTENTION_BACKWARD) else 1
+            return op.name, seen_share(op, mesh), pieces, tuple(numbers)
         return op.name, _alignment(op), tuple(numbers)
 
     # Communication

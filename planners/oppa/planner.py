@@ -26,7 +26,7 @@ from shardweave.planners.oppa.search import Found, search
 from shardweave.planners.oppa.space import Configuration
 from shardweave.planners.oppa.trials import Host, Outcome, Record, Trial, TrialFile
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
+from shardweave.planners.plan_parts import PAPERS_RECOMPUTE, Candidate, PlanError, Predicted
 from shardweave.planners.predict import simulate_plan, with_candidates
 
 AXES = ("data", "tensor")
@@ -239,7 +239,7 @@ def _space(program: Program, devices: int) -> list[Configuration]:
             continue
         counts = [n for n in divisors(batch // data) if n <= MAX_SUB_BATCHES]
         sequences = (False, True) if tensor > 1 else (False,)
-        for count, recompute, sequence in product(counts, RECOMPUTE, sequences):
+        for count, recompute, sequence in product(counts, PAPERS_RECOMPUTE, sequences):
             found += [
                 Configuration(
                     data=data,

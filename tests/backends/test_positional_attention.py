@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,14 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from shardweave.backends import positional_attention as module
 from shardweave.backends.positional_attention import (
-    MAX_PIECES,
-    Piece,
-    pieces_of,
     positional_attention,
     positional_attention_backward,
-    runs_of,
 )
+from shardweave.ir.attention_pieces import MAX_PIECES, Piece, pieces_of, runs_of
 
 RUN = st.tuples(st.integers(0, 9), st.integers(1, 4), st.integers(1, 6))
 """Start, step and length of a run of positions."""
@@ -155,6 +154,28 @@ def test_sixteen_bits_are_merged_in_float32() -> None:
     assert (out.dtype, total.dtype) == (torch.bfloat16, torch.float32)
     wide = positional_attention(query.float(), key.float(), value.float(), None, rows, columns)
     torch.testing.assert_close(out.float(), wide[0], rtol=2e-2, atol=2e-2)
+
+
+def test_positions_on_the_host_make_no_mask_for_queries_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a GPU, whose kernels take no mask; the device of shapes alone stands for it here."""
+    calls: list[tuple[int, int, bool]] = []
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        assert options.get("attn_mask") is None
+        calls.append((query.shape[2], key.shape[2], options["is_causal"]))
+        return query, query[..., 0].float()
+
+    monkeypatch.setattr(module, "flash_attention", kernel)
+    query, key = (torch.empty(1, 2, n, 8, device="meta") for n in (8, 32))
+    rows, columns = torch.arange(1, 32, 4), torch.arange(32)
+    positional_attention(query, key, key, None, rows, columns)
+    # Position 1 + 4 i sees of each fourth key the first i + 1 where these begin at 0 and 1, else i.
+    assert calls == [(8, 8, True)] * 2 + [(7, 7, True)] * 2
+    calls.clear()
+    with pytest.raises(AssertionError):
+        positional_attention(query, key, key, None, rows.to("meta"), columns.to("meta"))
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,12 @@ def test_stage_at_two_coordinates_that_does_not_hold_together_is_found(
 
 @pytest.mark.parametrize(
     ("recompute", "batch_split", "schedule"),
-    [("layer", 1, ""), ("after-communication", 2, "cross-pass"), ("layer", 2, "sub-batch")],
+    [
+        ("layer", 1, ""),
+        ("after-communication", 2, "cross-pass"),
+        ("after-products", 1, "cross-pass"),
+        ("layer", 2, "sub-batch"),
+    ],
 )
 def test_recomputation_and_sub_batches_work_within_each_function(
     recompute: str, batch_split: int, schedule: str

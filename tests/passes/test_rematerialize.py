@@ -9,13 +9,15 @@ from xdsl.ir import Operation
 from shardweave.backends.reference import run_reference
 from shardweave.ir.annotations import phase_of
 from shardweave.ir.blocks import blocks_of
+from shardweave.ir.flops import flops_of
 from shardweave.ir.program import Program
-from shardweave.ir.storage import kept_bytes
+from shardweave.ir.storage import kept_bytes, kept_values
+from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.tests.ir_text import assert_lines, lines, random_values, step
 from shardweave.tests.passes.steps import blocks, order
-from shardweave.tests.zoo import SPECS, megatron, partitioned
+from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron, partitioned
 
 VALUE_BYTES = 4 * 4 * 8
 """Of any value of `blocks`."""
@@ -97,6 +99,69 @@ def test_stretches_between_communications_are_recomputed_one_by_one() -> None:
     before = step(TWO_SEGMENTS, "tensor=2", local=True)
     after = recomputed(before, "policy=after-communication")
     assert order(after)[4:] == ["Rb", "gc", "gb", "gr", "Ra", "ga"]
+
+
+BETWEEN_PRODUCTS = """
+    param %w : tensor<4x4xf64>
+    input %x : tensor<4x4xf64>
+    %n = aten.tanh(%x) {layer = "h.0", phase = forward} : tensor<4x4xf64>
+    %g = dist.all_gather(%n, axes = ["tensor"], dim = 0, block = 4) {layer = "h.0", phase = forward} : tensor<8x4xf64>
+    %m = aten.mm(%g, %w) {layer = "h.0", phase = forward} : tensor<8x4xf64>
+    %t = aten.tanh(%m) {layer = "h.0", phase = forward} : tensor<8x4xf64>
+    %p = aten.mm(%t, %w) {layer = "h.0", phase = forward} : tensor<8x4xf64>
+    %r = dist.reduce_scatter(%p, axes = ["tensor"], dim = 0, block = 4) {layer = "h.0", phase = forward} : tensor<4x4xf64>
+    %s = aten.sin(%r) {layer = "h.0", phase = forward} : tensor<4x4xf64>
+    %y = aten.sum.dim_IntList(%s, dim = [0, 1]) {layer = "head", phase = forward} : tensor<f64>
+    %ds = aten.cos(%r) {layer = "h.0", phase = backward} : tensor<4x4xf64>
+    %dr = aten.mul.Tensor(%ds, %s) {layer = "h.0", phase = backward} : tensor<4x4xf64>
+    %dp = dist.all_gather(%dr, axes = ["tensor"], dim = 0, block = 4) {layer = "h.0", phase = backward} : tensor<8x4xf64>
+    %dt = aten.mm(%dp, %w) {layer = "h.0", phase = backward} : tensor<8x4xf64>
+    %dm = aten.tanh_backward(%dt, %t) {layer = "h.0", phase = backward} : tensor<8x4xf64>
+    %dg = aten.mul.Tensor(%dm, %g) {layer = "h.0", phase = backward} : tensor<8x4xf64>
+    %dw = aten.sum.dim_IntList(%dg, dim = [0], keepdim = true) {layer = "h.0", phase = backward} : tensor<1x4xf64>
+    output %y
+    output dw = %dw
+"""
+
+
+def test_after_products_keeps_products_and_sums_and_gathers_shards_again() -> None:
+    before = step(BETWEEN_PRODUCTS, "tensor=2", local=True)
+    # What is kept of it: m and r; before it g, t and r, and s, which the head reads.
+    after = recomputed(before, "policy=after-products")
+    assert order(after)[8:] == ["ds", "dr", "dp", "Rt", "Rn", "Rg", "dt", "dm", "dg", "dw"]
+    assert kept_bytes(before) == (2 * 32 + 2 * 16) * 8
+    assert kept_bytes(after) == (32 + 2 * 16) * 8
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_block_of_llama_keeps_what_its_products_and_its_attention_give(
+    sequence_parallel: bool,
+) -> None:
+    spec, mesh = SPECS["llama"], "tensor=2"
+    plan = megatron(spec, mesh, sequence_parallel=sequence_parallel)
+    after = run_passes(partitioned(spec, mesh, plan), "rematerialize{policy=after-products}")
+    again = {op.name for op in after.ops if phase_of(op) == "recompute"}
+    assert {"aten.silu", "aten.rsqrt"} <= again
+    assert not any(flops_of(op) for op in after.ops if phase_of(op) == "recompute")
+    assert ("dist.all_gather" in again) == sequence_parallel
+    # Of 8 x 16 positions, width 16, 8 heads and 32 features, halves of which are on each device:
+    # q, k, v and what attention gives, its float64 log-sum-exp, gate and up; and two sums over
+    # tensor, of attention's output and of what the block gives, whole or in shards.
+    rows = 8 * 16
+    summed = 16 // 2 if sequence_parallel else 16
+    each = 4 * 16 // 2 + 8 // 2 + 2 * 32 // 2 + 2 * summed
+    assert kept_of(after, "model.layers.0") == 8 * rows * each
+    assert_equals_eager(after, captured(spec))
+
+
+def kept_of(program: Program, block: str) -> int:
+    """Bytes of what the ops of a block leave to the backward pass."""
+    blocks = blocks_of(program)
+    return sum(
+        num_bytes(tensor_type_of(value))
+        for value in kept_values(program)
+        if isinstance(value.owner, Operation) and blocks.of_op(value.owner) == block
+    )
 
 
 def test_clones_have_a_phase_and_the_name_of_their_original() -> None:
@@ -208,7 +273,8 @@ def test_budget_that_is_too_small_says_how_much_is_missing() -> None:
     [
         (
             "policy=some",
-            "policy 'some' is unknown; use one of none, layer, after-communication, budget.",
+            "policy 'some' is unknown; use one of none, layer, after-communication, "
+            "after-products, budget.",
         ),
         ("policy=budget", "give bytes=N with policy=budget, and only then."),
         ("policy=layer bytes=100", "give bytes=N with policy=budget, and only then."),

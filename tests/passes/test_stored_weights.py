@@ -81,7 +81,7 @@ def test_budget_keeps_as_many_gathered_weights_as_fit() -> None:
         assert messages(kept).get(("all_gather", "recompute"), 0) == LAYERS - count
 
 
-@pytest.mark.parametrize("policy", ["layer", "after-communication"])
+@pytest.mark.parametrize("policy", ["layer", "after-communication", "after-products"])
 def test_recomputation_and_gradients_share_one_gather_of_a_weight(policy: str) -> None:
     program = run_passes(partitioned(GPT, "data=4", FSDP), f"rematerialize{{policy={policy}}}")
     again = [op for op in program.ops if phase_of(op) == "recompute"]

@@ -19,6 +19,7 @@ from shardweave.planners.cost.cluster import (
     NodeType,
 )
 from shardweave.planners.cost.model import CostModel, kind_of, signature_text
+from shardweave.planners.cost.presets import find_cluster
 from shardweave.tests.ir_text import step
 from shardweave.tests.planners.small_clusters import DEVICE, cluster, local
 
@@ -302,13 +303,38 @@ def attention_s(cut: str, on: Cluster, causal: str = "true") -> float:
 def test_causal_attention_takes_what_the_device_computes_that_sees_most(
     values: dict[str, object],
 ) -> None:
-    on = with_device(cluster(nodes=4), memory_bandwidth_bytes_s=1e15, **values)
+    on = with_device(cluster(nodes=4), memory_bandwidth_bytes_s=1e18, **values)
     stripes, plain = (attention_s(cut, on) for cut in ('{"context":1}', '{"context"}'))
     # Of 8 keys queries 3 and 7 see 4 and 8, queries 6 and 7 see 7 and 8.
     assert plain / stripes == pytest.approx((7 + 8) / (4 + 8))
     if "attention_efficiency" in values:
         # Of equal types, the one without a mask computes all.
         assert attention_s("{}", on, "false") == pytest.approx(2 * attention_s("{}", on))
+
+
+def test_attention_on_the_pod_takes_what_flash_attention_2_does() -> None:
+    """Llama-3-405B's, cut by tensor=8 and context=16: 16 heads, 8,192 queries of 131,072 keys."""
+    rows, keys = "tensor<1x16x8192x128xbf16>", "tensor<1x1x131072x128xbf16>"
+    text = f"""
+        input %q : {rows}
+        input %k : {keys}
+        %o, %l = {FLASH}(%q, %k, %k) : {rows}, tensor<1x16x8192xf32>
+        output %o
+    """
+    program = step(text, "tensor=8", local=True)
+    (op,) = program.ops
+    flops = 4 * 16 * 8192 * 131_072 * 128
+    seconds = CostModel(find_cluster("h100-pod"), program.needed_mesh()).op_time_s(op)
+    assert seconds == pytest.approx(flops / (0.35 * 989e12), rel=1e-3)
+
+
+def test_merging_the_pieces_of_attention_takes_what_it_moves() -> None:
+    on = with_device(cluster(nodes=4), memory_bandwidth_bytes_s=1e3, flops={"float32": 1e30})
+    # Of eight keys in stripes of four: a triangle for each residue. Two queries of 64 float32,
+    # whose parts are written, scaled and added to a scaled total: 4 pieces of 32 bytes, and 12.
+    merged = 2 * 64 * (4 * 32 + 12)
+    read = 4 * (2 * 64 + 8 * 64 + 8 * 64 + 2 * 64 + 2) + 8 * (2 + 8)
+    assert attention_s('{"context":1}', on) == pytest.approx((merged + read) / 1e3)
 
 
 def test_attention_with_a_mask_is_not_taken_for_one_without() -> None:

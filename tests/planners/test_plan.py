@@ -81,7 +81,7 @@ def test_all_that_a_plan_can_say_reads_back() -> None:
         ),
         (
             '{"recompute": "all"}',
-            "p: 'recompute' is 'all'; use one of none, layer, after-communication.",
+            "p: 'recompute' is 'all'; use one of none, layer, after-communication, after-products.",
         ),
         ('{"pipeline": {}}', "p: 'pipeline': 'stages' is missing."),
         ('{"pipeline": 2}', "p: 'pipeline' must be an object."),

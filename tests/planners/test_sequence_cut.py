@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 from typing import Any, cast
@@ -10,14 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from shardweave.backends.emit import emit
 from shardweave.driver.check import scalar_loss
 from shardweave.driver.compile import compile
 from shardweave.driver.models import build_example
 from shardweave.ir.annotations import phase_of
 from shardweave.ir.capture.capture import capture
-from shardweave.ir.dist import STARTS, AllGatherOp, WaitOp
+from shardweave.ir.dist import STARTS, AllGatherOp, SliceOp, WaitOp
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.rules.attention import is_attention
+from shardweave.ir.staged import parts_of
 from shardweave.ir.storage import kept_bytes
 from shardweave.ir.types import shape_of
 from shardweave.passes.pipeline import as_mesh
@@ -26,6 +29,7 @@ from shardweave.planners.cost.simulation import Simulation
 from shardweave.planners.lower import local_program, lowered, partitioning_of
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import Pipeline
 from shardweave.planners.sequence_cut import sequence_cut
 from shardweave.tests.spawn import run_ranks
 from shardweave.tests.zoo import (
@@ -149,7 +153,7 @@ def test_context_joins_sequence_parallelism(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("recompute", ["layer", "after-communication"])
+@pytest.mark.parametrize("recompute", ["layer", "after-communication", "after-products"])
 def test_context_joins_sub_batches_and_recomputation(recompute: str, parts: int) -> None:
     plan = plan_of(SPECS["gpt"], "data=2,context=2", attention_parts=parts)
     plan = replace(plan, batch_split=2, recompute=recompute)
@@ -184,6 +188,14 @@ def test_keys_and_values_are_gathered_for_each_pass_and_nothing_else_is() -> Non
     assert scattered["reduce_scatter", "backward"] == 4
 
 
+def test_gradients_of_rotated_keys_are_scattered_before_the_rotation() -> None:
+    """So that what follows, the products of `k_proj` too, is of a device's keys alone."""
+    program = partitioned(GROUPED, "context=2")
+    messages = {(one.kind, one.phase): one.count for one in program.stats().collectives}
+    assert messages["reduce_scatter", "backward"] == 2
+    assert not any(isinstance(op, SliceOp) and phase_of(op) != "forward" for op in program.ops)
+
+
 def test_no_value_is_as_large_as_all_scores() -> None:
     program = partitioned(LONG, "context=2")
     sizes = {shape_of(value)[-2:] for op in program.ops for value in op.results}
@@ -191,10 +203,31 @@ def test_no_value_is_as_large_as_all_scores() -> None:
     assert sizes.isdisjoint({(64, 128), (128, 128)})
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_each_rank_counts_the_positions_of_its_attention_on_the_host(stages: int) -> None:
+    """So that on a GPU too it computes the pieces that queries see, and no mask."""
+    plan = plan_of(SPECS["llama"], "context=2,tensor=2", sequence_parallel=True)
+    if stages > 1:
+        names = ("model.embed_tokens", "model.layers.0"), ("model.layers.1", "model.norm")
+        plan = replace(plan, mesh={"pipeline": 2, **plan.mesh}, pipeline=Pipeline(names, 2))
+    program = local_program(captured(SPECS["llama"]).program, plan)
+    lines = [
+        line.split("  #")[0]
+        for part in parts_of(program)
+        for line in emit(part).splitlines()
+        if re.search(r"= positional_attention(_backward)?\(", line)
+    ]
+    assert len(lines) >= 4
+    keys = 'aten.arange.start_step(0, 16, 1, dtype=torch.int64, device="cpu")'
+    rows = f'rt.slice({keys}, axes=("context",), dim=0, block=1)'
+    assert all(f"{rows}, {keys}" in line for line in lines)
+
+
 # Schedules
 
-WIDE = "gpt:layers=1,hidden=256,heads=4,vocab=64,seq=2048,batch=2,tie=false"
-LINK = "testbed:rate=2gbit"
+WIDE = "gpt:layers=1,hidden=256,heads=4,vocab=64,seq=4096,batch=2,tie=false"
+LINK = "testbed:rate=500mbit"
+"""So slow that what is hidden is worth more than the merges of four parts take."""
 
 
 def simulated(parts: int, schedule: str) -> Simulation:

@@ -132,7 +132,9 @@ def _tell_freedom(program: Program, batches: MicroBatches, places: Places) -> No
 
 def _is_cheap(op: Operation) -> bool:
     """Whether an op may be computed in several places: no random numbers, messages or products."""
-    is_message = isinstance(op, dist.DistOp) and not isinstance(op, dist.ShardIndexOp)
+    is_message = isinstance(op, dist.DistOp) and not isinstance(
+        op, (dist.ShardIndexOp, dist.SliceOp)
+    )
     return not (is_message or is_random(op) or facts_of(op).product is not None)
 
 

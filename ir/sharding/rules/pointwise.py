@@ -68,6 +68,9 @@ LINEAR = {
 A product with a tensor is left out on purpose: sums are reduced before it.
 """
 
+SCALING = {"aten.mul.Tensor": (0, 1), "aten.div.Tensor": (0,)}
+"""The operands that an op scales by another, in shards if that is how its result is wanted."""
+
 
 @rule(*(f"aten.{name}" for name in (*UNARY, *BINARY, *TERNARY, *BACKWARD)))
 def pointwise(op: AtenOp) -> Rule:
