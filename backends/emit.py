@@ -372,10 +372,10 @@ def _counted(op: AtenOp) -> dict[SSAValue, _Code]:
 
 def _on_host(value: SSAValue) -> _Code:
     op = value.owner
+    assert isinstance(op, AtenOp | dist.DistOp), "positions are counted by these"
     names = {operand: _on_host(operand) for operand in op.operands}
     if isinstance(op, AtenOp):
         return _Code(_aten_call(op, names, _HOST))
-    assert isinstance(op, dist.DistOp), "positions are counted by these"
     return _Code(_dist_call(op, names, _HOST if isinstance(op, dist.ShardIndexOp) else ""))
 
 

@@ -89,7 +89,8 @@ def num_pieces(op: AtenOp, mesh: Mesh) -> int:
 @cache
 def _num_pieces(queries: _Positions, keys: _Positions, mesh: Mesh) -> int:
     first = dict.fromkeys({*_axes(queries), *_axes(keys)}, 0)
-    found = pieces_of(*(_values(one, first, mesh).tolist() for one in (queries, keys)))
+    own, whole = ([int(n) for n in _values(one, first, mesh)] for one in (queries, keys))
+    found = pieces_of(own, whole)
     return 1 if found is None else len(found)
 
 

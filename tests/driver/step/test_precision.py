@@ -154,7 +154,7 @@ class Turned(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         pairs = torch.view_as_complex(self.linear(x).float().reshape(len(x), 4, 2))
-        return torch.view_as_real(pairs * self.turns).cos().mean()
+        return torch.view_as_real(pairs * self.get_buffer("turns")).cos().mean()
 
 
 def test_complex_numbers_stay_where_parameters_are_cast() -> None:
