@@ -1,11 +1,12 @@
 """The simulator against runs that others measured, source by source.
 
-`python benchmarks/scoreboard.py [--runs FILE ..] [--cluster NAME|FILE] [--json OUT]` reads rows in
-the columns of `data/runs/README.md`, predicts each on the preset of its kind of device or on one
-cluster, and prints for each source the errors, the order within groups of equal model, devices and
-batch, the regret of what the simulator would choose, and the rows that are worst. Presets are made
-of data sheets and of profiles of single ops and messages (each file says of which), not of the
-runs. The groups that nobody was to look at while the model was made are reported apart. A row that
+`python benchmarks/scoreboard.py [--runs FILE ..] [--cluster NAME|FILE] [--jobs N] [--json OUT]`
+reads rows in the columns of `data/runs/README.md`, predicts each on the preset of its kind of
+device or on one cluster, and prints for each source the errors, the order within groups of equal
+model, devices and batch, the regret of what the simulator would choose, and the rows that are
+worst. Presets are made of data sheets and of profiles of single ops and messages (each file says of
+which), not of the runs. The groups that nobody was to look at while the model was made are reported
+apart. Many rows are predicted by several processes, by default one for each core. A row that
 cannot be read or predicted is named with its file and line; the first makes the command fail.
 """
 
@@ -13,88 +14,28 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from shardweave.benchmarks.scoreboard_predict import Predicted, predict_all, preset_of
 from shardweave.benchmarks.scoreboard_score import Pair, Score, formula, groups_of, score_of
 from shardweave.benchmarks.scoreboard_twins import oracle_regret
-from shardweave.driver.runs.predict import RunPredictor, in_order, placed
 from shardweave.driver.runs.rows import MeasuredRun, read_rows, unread_columns
-from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
 
 FOLDER = Path(__file__).resolve().parent / "data" / "runs"
-
-PRESETS: Mapping[str, str] = {
-    "A100": "dgx-a100",
-    "a100_80gb": "dgx-a100",
-    "A100-80": "dgx-a100",
-    "a100_40gb": "dgx-a100-40",
-    "h100_80gb": "dgx-h100",
-    "V100-16": "dgx-v100",
-    "GH-96": "clariden",
-}
-"""By kind of device as rows write it."""
 
 PARTS = ("looked", "held")
 """Groups of runs that were looked at while the model was made, and those that nobody was to."""
 
 WORST = 5
 """Rows that are shown of each source."""
-
-
-def cluster_of(run: MeasuredRun, asked: str | None) -> Cluster:
-    """The cluster of a run, with its nodes. Raises ValueError for an unknown device."""
-    return placed(run, preset_of(run, asked))
-
-
-def preset_of(run: MeasuredRun, asked: str | None) -> Cluster:
-    """The cluster of a run's kind of device. Raises ValueError for an unknown device."""
-    name = asked or PRESETS.get(run.gpu)
-    if name is None:
-        raise ValueError(
-            f"no preset is known for devices '{run.gpu}' ({', '.join(PRESETS)} are); give "
-            "--cluster, a preset's name or a file."
-        )
-    return find_cluster(name)
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """pairs: what is scored. contradicted: runs whose note contradicts the row, predicted by the
-    row alone and not scored. refused: what cannot be predicted, with the reason."""
-
-    pairs: list[Pair] = field(default_factory=list[Pair])
-    contradicted: list[Pair] = field(default_factory=list[Pair])
-    refused: list[tuple[MeasuredRun, str]] = field(default_factory=list[tuple[MeasuredRun, str]])
-
-    def of(self, source: str) -> Predicted:
-        """Those of one source."""
-        return Predicted(
-            [pair for pair in self.pairs if pair[0].source == source],
-            [pair for pair in self.contradicted if pair[0].source == source],
-            [one for one in self.refused if one[0].source == source],
-        )
-
-
-def predict_all(runs: Sequence[MeasuredRun], asked: str | None) -> Predicted:
-    predictor = RunPredictor()
-    all_found = Predicted()
-    for run in in_order(runs):
-        told = all_found.contradicted if run.contradiction else all_found.pairs
-        try:
-            row = replace(run, note="") if run.contradiction else run
-            told.append((run, predictor.predict(row, cluster_of(run, asked))))
-        except ValueError as error:
-            all_found.refused.append((run, str(error)))
-    return all_found
 
 
 def rows_of(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
@@ -234,8 +175,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cluster", help="a preset or a file, for all rows")
     parser.add_argument("--part", choices=PARTS, help="of the groups; by default each")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     options = parser.parse_args(arguments)
-    start_s = time.process_time()
+    start_s = _processor_s()
     record: dict[str, Any] = {}
     try:
         every, problems = _read(options.runs)
@@ -247,11 +189,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs = [run for run in every if run.is_held_out == (part == "held")]
         if not runs:
             continue
-        found = predict_all(runs, options.cluster)
+        found = predict_all(runs, options.cluster, options.jobs)
         timed = sum(run.step_s > 0 for run, _ in found.pairs)
         print(f"{part}: {len(found.pairs)} of {len(runs)} runs are scored, {timed} by their step")
         record[part] = report(runs, found, options.cluster)
-    seconds = time.process_time() - start_s
+    seconds = _processor_s() - start_s
     print(f"{seconds:.0f} s of processor time")
     record["processor_s"] = seconds
     if problems:
@@ -260,6 +202,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         options.json.write_text(json.dumps(record, indent=1) + "\n")
     return 1 if problems else 0
+
+
+def _processor_s() -> float:
+    """Of this process and those that it started and that have ended."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
 
 
 def _read(paths: Sequence[Path]) -> tuple[list[MeasuredRun], list[str]]:

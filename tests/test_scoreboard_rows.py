@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from shardweave.benchmarks import scoreboard_predict
 from shardweave.benchmarks.scoreboard import FOLDER, main
+from shardweave.benchmarks.scoreboard_predict import predict_all
 from shardweave.benchmarks.scoreboard_score import score_of
 from shardweave.driver.runs.predict import PredictedRun, RunPredictor, placed
 from shardweave.driver.runs.rows import COLUMNS, NEEDED, read_rows, read_runs
@@ -216,3 +218,19 @@ def test_group_of_equal_steps_has_no_order() -> None:
     assert score_of(pairs).spearman == 0.0
     failed = [(replace(run, status="error"), PredictedRun(1.0, 3.0, 2.0))]
     assert score_of(failed).precision is None
+
+
+@pytest.mark.slow
+def test_several_processes_predict_what_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [("64", "8"), ("96", "8"), ("64", "7")]
+    path = table(tmp_path / "a.csv", [{**ROW, "hidden": h, "gbs": n} for h, n in sizes])
+    cluster = tmp_path / "elsewhere.yaml"
+    cluster.write_text(CLUSTER)
+    runs, _ = read_rows([path])
+    monkeypatch.setattr(scoreboard_predict, "FEW", 1)
+    one, two = (predict_all(runs, str(cluster), jobs) for jobs in (1, 2))
+    assert len(one.pairs) == 2
+    assert len(one.refused) == 1
+    assert one == two
