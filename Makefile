@@ -17,8 +17,8 @@ STAMP := $(VENV)/.installed
 # pyright takes the name of a package from its folder, and a clone may be called anything.
 PACKAGE_LINK := $(VENV)/src/shardweave
 # The other files there are parts of these.
-BENCHMARKS := $(wildcard benchmarks/compile_time.py benchmarks/ir_tools.py benchmarks/training.py benchmarks/small_steps.py \
-    benchmarks/pipelines.py benchmarks/zero.py benchmarks/mixed_speeds.py benchmarks/overlap.py \
+BENCHMARKS := $(wildcard benchmarks/compile_time.py benchmarks/ir_tools.py benchmarks/training.py \
+    benchmarks/small_steps.py benchmarks/pipelines.py benchmarks/zero.py benchmarks/mixed_speeds.py benchmarks/overlap.py \
     benchmarks/context.py benchmarks/schedules.py benchmarks/oases_table3.py)
 PLANNERS := oases amp
 WORKERS := 2

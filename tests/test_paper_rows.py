@@ -134,6 +134,16 @@ def test_page_has_the_figures_of_the_results(rows: Any) -> None:
     assert [row for row in found if row not in page] == []
 
 
+def test_page_says_what_trials_of_ten_estimates_found() -> None:
+    measured = [row["measured_s"] for row in results("amp_trials")["rows"]]
+    assert len(measured) == 10
+    page = " ".join((ROOT / "docs/planners.md").read_text().split())
+    first, slowest = (one / min(measured) for one in (measured[0], max(measured)))
+    assert f"takes {first:.2f} times as long as the fastest of the ten" in page
+    assert f"number {measured.index(min(measured)) + 1} by estimate; the slowest" in page
+    assert f"the slowest takes {slowest:.2f} times as long" in page
+
+
 def test_ten_best_published_strategies_give_the_published_table() -> None:
     rows = estimate_runs(
         setup_of("homogeneous"), read_measured(DATA / "amp_results.csv", "homogeneous")
