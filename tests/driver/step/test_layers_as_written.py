@@ -146,12 +146,7 @@ def test_layers_that_need_the_whole_batch_run_in_stages_as_one_micro_batch() -> 
     )
     with pytest.warns(sw.PlanNote, match=said):
         step = sw.compile(copy.deepcopy(eager), (x,), mesh="stage=2", backend="reference")
-    expected = eager(x)
-    expected.backward()
-    assert abs(step(x).item() - expected.item()) < 1e-9
-    for name, parameter in eager.named_parameters():
-        whole = sw.full_tensor(step.get_parameter(name).grad)
-        assert torch.allclose(whole, parameter.grad, rtol=1e-9, atol=1e-9), name  # type: ignore[arg-type]
+    assert_step_equals_eager(step, eager, x)
 
 
 def test_program_of_a_command_runs_such_a_batch_too() -> None:
@@ -178,12 +173,7 @@ def test_what_is_made_of_all_samples_without_weights_is_cut_into_micro_batches(
     assert not [note for note in step.notes if "one micro-batch" in note]
     with sw.random(0):
         for _ in range(2):
-            expected = eager(x)
-            expected.backward()
-            assert abs(step(x).item() - expected.item()) < 1e-9
-    for name, parameter in eager.named_parameters():
-        whole = sw.full_tensor(step.get_parameter(name).grad)
-        assert torch.allclose(whole, parameter.grad, rtol=1e-9, atol=1e-9), name  # type: ignore[arg-type]
+            assert_step_equals_eager(step, eager, x)
 
 
 class Graph(nn.Module):
@@ -204,12 +194,7 @@ def test_inputs_of_several_lengths_have_micro_batches_that_divide_all() -> None:
     batch = torch.randn(8, 4, dtype=F64), torch.randn(12, 4, dtype=F64), torch.arange(12) % 8
     step = sw.compile(copy.deepcopy(eager), batch, mesh="stage=2", backend="reference")
     assert "2 stages of about equal work, 4 micro-batches, 1f1b" in step.notes
-    expected = eager(*batch)
-    expected.backward()
-    assert abs(step(*batch).item() - expected.item()) < 1e-9
-    for name, parameter in eager.named_parameters():
-        whole = sw.full_tensor(step.get_parameter(name).grad)
-        assert torch.allclose(whole, parameter.grad, rtol=1e-9, atol=1e-9), name  # type: ignore[arg-type]
+    assert_step_equals_eager(step, eager, *batch)
 
 
 class Twins(nn.Module):
@@ -230,9 +215,4 @@ def test_block_that_is_called_twice_is_cut_where_there_is_no_other_layer() -> No
     assert step.plan is not None
     assert step.plan.pipeline is not None
     assert step.plan.pipeline.stages == (("block.0", "block.1"), ("block.2",))
-    expected = eager(x)
-    expected.backward()
-    assert abs(step(x).item() - expected.item()) < 1e-9
-    for name, parameter in eager.named_parameters():
-        whole = sw.full_tensor(step.get_parameter(name).grad)
-        assert torch.allclose(whole, parameter.grad, rtol=1e-9, atol=1e-9), name  # type: ignore[arg-type]
+    assert_step_equals_eager(step, eager, x)
