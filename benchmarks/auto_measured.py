@@ -2,8 +2,9 @@
 
     python benchmarks/auto_measured.py [--rate 500mbit] [--ranks 2,4] [--quick] [--json FILE]
 
-The machine is profiled, `auto` plans for it, and steps of its choice and of all plans that differ
-in one dimension (the degrees are one) are timed in turn by the same processes. With `--rate` every
+The machine is profiled, with the model's ops as ranks run them, `auto` plans for it, and steps of
+its choice and of all plans that differ in one dimension (the degrees are one) are timed in turn by
+the same processes. With `--rate` every
 process has a network of its own whose link the kernel limits (root, ip and tc). `--ranks 4` does
 the same with four processes; where they are more than the cores, each is held to a share of one,
 and `auto` plans for devices as slow (`throttle.py`; messages within a stage leave unheld). Printed
@@ -156,7 +157,9 @@ def measured(options: argparse.Namespace, ranks: int) -> dict[str, Any]:
     slow = options.slow or factor_for(ranks)
     with tempfile.TemporaryDirectory() as folder:
         found = options.cluster and find_cluster(options.cluster)
-        cluster = slowed_cluster(found or profile_machine(ranks, launcher=launcher), slow)
+        cluster = slowed_cluster(
+            found or profile_machine(ranks, [program], launcher=launcher), slow
+        )
         name = str(Path(folder, "cluster.yaml"))
         save_cluster(cluster, name)
         rows = rows_of(program, cluster, name, FEW if options.quick else None)

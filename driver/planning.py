@@ -8,19 +8,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-import torch
 from rich.console import Console
 
 from shardweave.driver.commands.arguments import check_output, messages
-from shardweave.driver.commands.programs import read
-from shardweave.driver.models import build_example, parse_options
+from shardweave.driver.commands.programs import is_text, read_or_capture
+from shardweave.driver.models import parse_options
 from shardweave.driver.plans import plan, simulated
 from shardweave.driver.report.plan import comparison_table, print_candidates, print_plan
 from shardweave.driver.report.text import status
 from shardweave.driver.trials import host_of
-from shardweave.ir.capture.capture import capture
 from shardweave.ir.program import Program
-from shardweave.ir.verify.program import check
 from shardweave.planners.call import require_cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.quantity import gib
@@ -79,19 +76,13 @@ def _options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _program(options: argparse.Namespace) -> Program:
-    name = options.file
-    if _is_text(name):
-        program = read(name)
-        check(program)
-        if program.is_local:
-            raise ValueError(
-                f"'{name}' is the program of one rank already; plan the captured one, which "
-                "`shardweave capture` writes."
-            )
-        return program
-    with status(f"capturing {name}"):
-        example = build_example(name, dtype=getattr(torch, options.dtype))
-        return capture(example.module, kwargs=example.kwargs)
+    program = read_or_capture(options.file, options.dtype)
+    if program.is_local:
+        raise ValueError(
+            f"'{options.file}' is the program of one rank already; plan the captured one, which "
+            "`shardweave capture` writes."
+        )
+    return program
 
 
 def _check_fits(plan: Plan) -> None:
@@ -105,11 +96,6 @@ def _check_fits(plan: Plan) -> None:
         )
 
 
-def _is_text(name: str) -> bool:
-    """Whether a program's text is meant, and not a model."""
-    return name == "-" or name.endswith(".mlir") or Path(name).is_file()
-
-
 def _planned(
     options: argparse.Namespace,
     planner: str,
@@ -118,7 +104,7 @@ def _planned(
     *,
     tell: Callable[[str], None] | None = None,
 ) -> Plan:
-    model = None if _is_text(options.file) else options.file
+    model = None if is_text(options.file) else options.file
     host = host_of(model, dtype=options.dtype, tell=tell)
     return plan(program, options.mesh or None, planner, cluster=options.cluster, host=host, **given)
 

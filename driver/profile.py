@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shardweave.driver.launch import launch
+from shardweave.driver.profile_pieces import pieces_of
 from shardweave.ir.program import Program
 from shardweave.planners.cost.cluster import Cluster, CollectiveTimes, DeviceType, NodeType, Points
 
@@ -29,10 +30,12 @@ def profile_machine(
 ) -> Cluster:
     """Measure op and collective times with `num_processes` CPU processes busy at once.
 
-    programs: local programs (or their files) whose ops are measured as they run, so that their
-    simulation uses exact times. launcher: a shell command that starts a rank's process, in which
-    `{rank}` is its number, as in `ip netns exec sw{rank} env GLOO_SOCKET_IFNAME=eth0`. per_node:
-    how many processes make a node of the cluster; by default one with a launcher, else all.
+    programs: those (or their files) whose ops are measured as they run, so that their simulation
+    uses exact times: local ones, and of a global one what ranks run of it under the plans that so
+    many processes allow (`profile_pieces`). launcher: a shell command that starts a rank's
+    process, in which `{rank}` is its number, as in `ip netns exec sw{rank} env
+    GLOO_SOCKET_IFNAME=eth0`. per_node: how many processes make a node of the cluster; by default
+    one with a launcher, else all.
 
     Takes a minute or so, and prints its progress. Raises ValueError for a wrong request, and
     launch.WorkerError if a process fails.
@@ -45,7 +48,11 @@ def profile_machine(
         )
     with tempfile.TemporaryDirectory(prefix="shardweave-") as folder:
         request, output = Path(folder, "request.json"), Path(folder, "measured.json")
-        paths = [_file_of(program, Path(folder, f"{n}.mlir")) for n, program in enumerate(programs)]
+        paths = [
+            _saved(one, Path(folder, f"{number}-{part}.mlir"))
+            for number, program in enumerate(programs)
+            for part, one in enumerate(_measured(program, num_processes))
+        ]
         request.write_text(json.dumps({"programs": paths, "output": str(output)}))
         command = [sys.executable, "-m", "shardweave.driver.profile_worker", str(request)]
         launch(_prefixed(command, launcher), num_processes, time_limit_s=time_limit_s)
@@ -53,12 +60,15 @@ def profile_machine(
     return cluster_of(measured, name, num_processes, on_node)
 
 
-def _file_of(program: Program | str | Path, path: Path) -> str:
-    if isinstance(program, Program):
-        program.save(path)
-        return str(path)
-    Program.load(program)  # a bad file is told before any process is started
-    return str(Path(program).resolve())
+def _measured(program: Program | str | Path, num_processes: int) -> list[Program]:
+    """The programs whose ops are measured for one that is asked for."""
+    found = program if isinstance(program, Program) else Program.load(program)
+    return [found] if found.is_local else pieces_of(found, num_processes)
+
+
+def _saved(program: Program, path: Path) -> str:
+    program.save(path)
+    return str(path)
 
 
 def _prefixed(command: Sequence[str], launcher: str | None) -> list[str]:

@@ -17,7 +17,11 @@ from shardweave.driver.commands.arguments import (
 def add_parser(commands: Commands) -> None:
     command = new_command(commands, "profile", "Measure this machine's CPU into a cluster file.")
     command.add_argument(
-        "programs", metavar="PROGRAM", nargs="*", help="measure the ops of these programs exactly"
+        "programs",
+        metavar="PROGRAM",
+        nargs="*",
+        help="measure the ops of these programs or models exactly; of one that is not a rank's, "
+        "those of all pieces into which plans for the processes cut it",
     )
     command.add_argument(
         "-o", "--output", metavar="FILE", default="cluster.yaml", help="default: cluster.yaml"
@@ -46,14 +50,16 @@ def add_parser(commands: Commands) -> None:
 
 
 def profile_command(options: argparse.Namespace) -> int:
+    from shardweave.driver.commands.programs import read_or_capture
     from shardweave.driver.profile import profile_machine
     from shardweave.planners.cost.cluster_file import save_cluster
 
     check_output(options.output)
+    programs = [read_or_capture(name) for name in options.programs]
     start_s = time.monotonic()
     cluster = profile_machine(
         options.nproc,
-        options.programs,
+        programs,
         launcher=options.launcher,
         per_node=options.per_node,
         name=options.name,

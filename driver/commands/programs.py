@@ -6,10 +6,16 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import torch
+
+from shardweave.driver.models import build_example
+from shardweave.driver.report.text import status
 from shardweave.ir.annotations import phase_of
+from shardweave.ir.capture.capture import capture
 from shardweave.ir.program import Program
 from shardweave.ir.staged import ops_of_parts
 from shardweave.ir.types import num_bytes, tensor_type_of
+from shardweave.ir.verify.program import check
 from shardweave.planners.cost.quantity import bytes_text
 
 
@@ -37,6 +43,25 @@ def read(path: str) -> Program:
             f"its program first, by `shardweave capture {path} -o step.mlir`."
         )
     return Program.load(path)
+
+
+def is_text(name: str) -> bool:
+    """Whether a program's text is meant, and not a model."""
+    return name == "-" or name.endswith(".mlir") or Path(name).is_file()
+
+
+def read_or_capture(name: str, dtype: str = "float32") -> Program:
+    """The program in a file or on standard input, or the step of a model in a dtype.
+
+    Raises ValueError for what is neither, or not a program.
+    """
+    if is_text(name):
+        program = read(name)
+        check(program)
+        return program
+    with status(f"capturing {name}"):
+        example = build_example(name, dtype=getattr(torch, dtype))
+        return capture(example.module, kwargs=example.kwargs)
 
 
 def write(program: Program, path: str) -> None:

@@ -9,10 +9,21 @@ import pytest
 
 from shardweave.driver import profile, profile_ops
 from shardweave.driver.cli import main
+from shardweave.driver.models import build_example
 from shardweave.driver.profile import cluster_of, profile_machine
+from shardweave.driver.profile_pieces import pieces_of
+from shardweave.ir.capture.capture import capture
+from shardweave.ir.mesh import Mesh
+from shardweave.ir.staged import ops_of_parts
+from shardweave.ir.types import shape_of
 from shardweave.planners.cost.cluster_file import cluster_text, load_cluster, parse_cluster
 from shardweave.planners.cost.model import kind_of, signature_text
 from shardweave.planners.cost.simulate import simulate
+from shardweave.planners.lower import local_program
+from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import Pipeline
+from shardweave.tests.ir_text import step
 from shardweave.tests.planners.small_clusters import local
 
 TEXT = """
@@ -81,6 +92,27 @@ def test_ops_of_a_program_are_measured_where_they_run() -> None:
     found = profile_ops.measure_program(program, 0.0)
     assert found.keys() == {signature_text(op) for op in program.ops if kind_of(op) == "compute"}
     assert all(seconds > 0 for times in found.values() for seconds in times)
+
+
+def test_of_a_global_program_what_ranks_run_under_plans_is_measured() -> None:
+    example = build_example("gpt:layers=1,hidden=16,heads=2,vocab=32,seq=8,batch=4")
+    program = capture(example.module, kwargs=example.kwargs)
+    measured = {signature_text(op) for one in pieces_of(program, 2) for op in one.ops}
+    for plan in (
+        Plan(mesh={"data": 2}, pipeline=Pipeline((("*",),), 2)),
+        replace(plan_megatron(program, Mesh(data=1, tensor=2)), recompute="layer"),
+        plan_megatron(program, Mesh(data=2, tensor=2), sequence_parallel=True),
+    ):
+        run = [op for op in ops_of_parts(local_program(program, plan)) if kind_of(op) == "compute"]
+        # Beside those, micro-batches add up their losses, which are numbers.
+        ops = {signature_text(op) for op in run if any(map(shape_of, op.results))}
+        assert ops <= measured, plan.mesh
+
+
+def test_of_a_program_without_a_batch_the_program_itself_is_measured() -> None:
+    text = "    param %w : tensor<4x4xf32>\n    %a = aten.relu(%w) : tensor<4x4xf32>\n    output %a"
+    program = step(text)
+    assert pieces_of(program, 2) == [program]
 
 
 def test_ops_by_size_are_measured_in_the_work_of_the_cost_model(
