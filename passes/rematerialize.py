@@ -22,6 +22,7 @@ class RematerializePass(PassOnProgram):
     computes again what is cheap between them: norms, activations, casts, gathers (what Megatron's
     sequence parallelism and `--recompute-modules` leave out); `budget` recomputes as
     few blocks as fit the kept bytes of one device into `bytes`, first by segments, then whole.
+    `blocks` are names or patterns of the blocks in which, with commas between; without, in all.
     Results of random ops are always kept. Gathered parameters are not results of communication:
     they are gathered once more in the backward pass, for recomputation and gradients alike.
 
@@ -36,9 +37,10 @@ class RematerializePass(PassOnProgram):
     name = "rematerialize"
     policy: str = "layer"
     bytes: int | None = None
+    blocks: str = ""
 
     def run(self, program: Program) -> None:
-        count = rematerialize(program, self.policy, self.bytes)
+        count = rematerialize(program, self.policy, self.bytes, self.blocks)
         if not count:
             note(self._why_nothing(program))
 

@@ -124,7 +124,9 @@ def recomputation_of(plan: Plan) -> Lowering:
     """The part of `lowering_of` that computes values again, and cuts what is then there."""
     steps: Lowering = []
     if plan.recompute != "none":
-        steps.append(("rematerialize", {"policy": plan.recompute}))
+        options = {"policy": plan.recompute}
+        options |= {"blocks": ",".join(plan.recompute_in)} if plan.recompute_in else {}
+        steps.append(("rematerialize", options))
     if plan.is_pipeline and plan.pipeline is not None:
         # Behind it every pass works on one function at a time.
         options = {"schedule": plan.pipeline.schedule, "zero": plan.zero or 3}
@@ -234,7 +236,9 @@ class Lowerings:
         return _further(cut, finishing)
 
     def _cut(self, plan: Plan) -> Program:
-        base = replace(plan, recompute="none", cluster="", pipeline=_uncut(plan.pipeline))
+        base = replace(
+            plan, recompute="none", recompute_in=(), cluster="", pipeline=_uncut(plan.pipeline)
+        )
         partitioned = self._remembered(
             f"partitioned {base.to_json()}",
             lambda: lowered(self.program, base, partitioning_of(base)),

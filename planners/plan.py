@@ -46,7 +46,8 @@ class Plan:
     not divide can be cut.
     alone_bytes: a weight or a gradient of so many bytes or more travels in a message of its own,
     and smaller ones together (`bucket-collectives`); 0: from where copying takes longer on CPUs.
-    recompute: policy of `rematerialize`. schedule: of `overlap-communication`; `cluster` (a preset
+    recompute: policy of `rematerialize`; recompute_in: names or patterns of the blocks in which,
+    none for all. schedule: of `overlap-communication`; `cluster` (a preset
     or a file) is the one it orders for. pipeline: stages, None for one. zero: how much of
     parameters is also sharded over the data axis: 1 optimizer state, 2 gradients too, 3 parameters
     too. precision: `fp32`, `bf16-mixed` or `fp16-mixed`, for the memory of the optimizer
@@ -68,6 +69,7 @@ class Plan:
     projections: Mapping[str, SplitProjection] = field(default_factory=dict[str, SplitProjection])
     alone_bytes: int = 0
     recompute: str = "none"
+    recompute_in: tuple[str, ...] = ()
     schedule: str = ""
     cluster: str = ""
     pipeline: Pipeline | None = None
@@ -188,6 +190,7 @@ _READERS: dict[str, parts.Reader] = {
     "projections": parts.table_of(parts.projection, "projections"),
     "alone_bytes": parts.at_least(0),
     "recompute": parts.one_of(parts.RECOMPUTE),
+    "recompute_in": parts.list_of(parts.text, "names of blocks"),
     "schedule": parts.one_of(parts.SCHEDULES),
     "cluster": parts.text,
     "pipeline": parts.optional(parts.pipeline),

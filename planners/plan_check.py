@@ -17,6 +17,26 @@ def check_plan(plan: Plan, program: Program) -> None:
     for kind, table in tables:
         argument_shardings(program, kind, table, Mesh(**plan.mesh))
     _check_stages(plan, program)
+    _check_recomputed(plan, program)
+
+
+def _check_recomputed(plan: Plan, program: Program) -> None:
+    """Every name of `recompute_in` stands for a block, and something is recomputed there."""
+    if not plan.recompute_in:
+        return
+    if plan.recompute == "none":
+        raise PlanError(
+            "the plan has 'recompute_in', and recomputes nothing; give 'recompute' a policy, or "
+            "leave the blocks out."
+        )
+    blocks = blocks_of(program).names
+    missing = Lookup(dict.fromkeys(plan.recompute_in, "")).unmatched(blocks)
+    if missing:
+        raise PlanError(
+            f"'recompute_in' names block '{missing[0]}', which this program does not have (it has "
+            f"{', '.join(blocks[:4]) or 'none'}{', ...' if len(blocks) > 4 else ''}); the plan was "
+            "made for another model, or the name is misspelt."
+        )
 
 
 def _check_stages(plan: Plan, program: Program) -> None:

@@ -68,7 +68,7 @@ _CHOICES: dict[str, Callable[[Plan], str]] = {
     "mesh": lambda plan: _mesh(plan),
     "sharded parameters": lambda plan: str(len(plan.parameters)),
     "sub-batches": lambda plan: str(plan.batch_split),
-    "recompute": lambda plan: plan.recompute,
+    "recompute": lambda plan: recomputation_text(plan),
     "schedule": lambda plan: plan.schedule or DEFAULT_SCHEDULE,
     "stages": lambda plan: str(plan.num_stages),
 }
@@ -92,11 +92,20 @@ def _outcomes(found: Sequence[Predicted]) -> dict[str, Callable[[Predicted], str
     return rows | {"memory": lambda one: bytes_text(one.peak_bytes)}
 
 
+def recomputation_text(plan: Plan) -> str:
+    """The policy, and in which blocks: `layer in h.0, h.1 and 4 more`."""
+    if not plan.recompute_in:
+        return plan.recompute
+    shown, more = plan.recompute_in[:3], len(plan.recompute_in[3:])
+    rest = f" and {more} more" if more else ""
+    return f"{plan.recompute} in {', '.join(shown)}{rest}"
+
+
 def print_plan(plan: Plan, out: TextIO) -> None:
     """Say what a plan chooses, what it takes, and why."""
     words = [f"{len(plan.parameters)} parameters sharded"]
     words += [f"{plan.batch_split} sub-batches"] if plan.batch_split > 1 else []
-    words += [f"recompute {plan.recompute}"] if plan.recompute != "none" else []
+    words += [f"recompute {recomputation_text(plan)}"] if plan.recompute != "none" else []
     words += [f"schedule {plan.schedule}"] if plan.schedule else []
     words += [f"precision {plan.precision}"] if plan.precision else []
     print(f"{plan.planner} on mesh {_mesh(plan)}: {', '.join(words)}", file=out)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, SSAValue
@@ -30,20 +31,42 @@ Segment = tuple[str, Copy | None, int]
 """Block, sub-batch, and number of the stretch between kept results that is recomputed at once."""
 
 
-def rematerialize(program: Program, policy: str = "layer", bytes: int | None = None) -> int:
+def rematerialize(
+    program: Program, policy: str = "layer", bytes: int | None = None, blocks: str = ""
+) -> int:
     """Recompute by one of `POLICIES` in every block; `budget` takes the bytes to keep at most.
 
+    blocks: names or patterns of the blocks in which, with commas between; empty: in all.
     Returns the number of clones.
 
-    Raises ValueError for an unknown policy, and bytes without the policy that takes them.
+    Raises ValueError for an unknown policy, a block that there is not, and bytes without the policy
+    that takes them, or beside blocks.
     """
     if policy not in POLICIES:
         raise ValueError(f"policy '{policy}' is unknown; use one of {', '.join(POLICIES)}.")
     if (bytes is not None) != (policy == "budget"):
         raise ValueError("give bytes=N with policy=budget, and only then.")
+    chosen = _chosen_blocks(program, blocks)
     if bytes is None:
-        return recompute(program, lambda block: policy)
+        return recompute(program, lambda block: policy if block in chosen else "none")
+    if blocks:
+        raise ValueError("policy=budget chooses the blocks; leave blocks out.")
     return recompute_to_fit(program, bytes)
+
+
+def _chosen_blocks(program: Program, text: str) -> Collection[str]:
+    """The blocks that names and patterns stand for; all without any."""
+    known = blocks_of(program).names
+    found: set[str] = set()
+    for name in filter(None, (word.strip() for word in text.split(","))):
+        fitting = fnmatch.filter(known, name)
+        if not fitting:
+            raise ValueError(
+                f"blocks: there is no block '{name}'; the program has "
+                f"{', '.join(known[:4]) or 'none'}{', ..' if len(known) > 4 else ''}."
+            )
+        found.update(fitting)
+    return found or known
 
 
 def recompute_to_fit(program: Program, budget: int) -> int:

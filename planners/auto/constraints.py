@@ -149,4 +149,14 @@ def point_of(plan: Plan) -> JointPoint:
         pipeline=schedule,
         buckets=plan.alone_bytes // 2**20 or BUCKETS[0],
         chunks=chunks if schedule == INTERLEAVED else JointPoint.chunks,
+        recompute_layers=_recomputed_layers(plan),
     )
+
+
+def _recomputed_layers(plan: Plan) -> int:
+    """In how many blocks of a stage a plan recomputes at most; 0 for all."""
+    stages = plan.pipeline.stages if plan.pipeline else ()
+    if len(stages) < 2:
+        return len(plan.recompute_in)
+    chosen = set(plan.recompute_in)
+    return max(len(chosen.intersection(names)) for names in stages)

@@ -54,8 +54,8 @@ class Estimator:
     _joined: dict[tuple[int, int], tuple[int, float]] = field(
         default_factory=dict[tuple[int, int], tuple[int, float]]
     )
-    _stages: dict[tuple[ReplicaCut, int, str, int], float] = field(
-        default_factory=dict[tuple[ReplicaCut, int, str, int], float]
+    _stages: dict[tuple[ReplicaCut, int, str, float, int], float] = field(
+        default_factory=dict[tuple[ReplicaCut, int, str, float, int], float]
     )
 
     @property
@@ -70,19 +70,24 @@ class Estimator:
         cost = self.cost_of(point)
         sums = cost.sums
         subs, micro = point.sub_batches, point.micro_batches
-        again = sums["repeated forward"] if point.recompute in REPEATING else 0.0
-        # The work that a schedule cannot avoid: after-communication repeats some of it.
-        least = subs * (sums["forward"] + sums["backward"])
-        least += subs * again if point.recompute == "layer" else 0.0
-        compute = least + (0.75 * subs * again if point.recompute == "after-communication" else 0.0)
-        inside = subs * (sums["inside_forward"] + sums["inside_backward"])
+        share = recomputed_share(point, cost)
+        again = share * sums["repeated forward"] if point.recompute in REPEATING else 0.0
+        # The work that a schedule cannot avoid: after-communication repeats some of it, and where
+        # stages are uneven some have fewer layers than are to be recomputed in each.
+        least = compute = subs * (sums["forward"] + sums["backward"])
+        inside = least_inside = subs * (sums["inside_forward"] + sums["inside_backward"])
         if point.recompute == "layer":
-            inside += subs * sums["repeated inside_forward"]
+            compute += subs * again
+            inside += subs * share * sums["repeated inside_forward"]
+            if not point.recompute_layers:
+                least, least_inside = compute, inside
+        elif point.recompute == "after-communication":
+            compute += 0.75 * subs * again
         exposed = self._exposed(point, compute, inside)
         slowest = (
             self._slowest(point, cost)
             * (compute + exposed)
-            / max(subs * sum(cost.passes_s(point.recompute)), 1e-30)
+            / max(subs * sum(cost.passes_s(point.recompute, share)), 1e-30)
         )
         sync, sync_bound = self._sync(point, sums["parameters"] / point.stages, compute)
         time_s = micro * (compute + exposed)
@@ -90,7 +95,7 @@ class Estimator:
             slot = subs * slowest
             time_s = micro * slot + (compute + exposed - slot) / self._chunks(point)
             time_s += self._between(point, cost)
-        bound_s = max(micro * least / point.stages, micro * inside / point.stages, sync_bound)
+        bound_s = max(micro * least / point.stages, micro * least_inside / point.stages, sync_bound)
         filling_s = max(bound_s, filled(least, point.stages, micro))
         memory, state = self._memory(point, cost)
         return PointEstimate(time_s + sync, bound_s, filling_s, memory, state)
@@ -120,9 +125,10 @@ class Estimator:
     def _slowest(self, point: JointPoint, cost: PieceCost) -> float:
         """Seconds of the slowest of stages that are cut as evenly as blocks allow."""
         rows = self.reader.batch // point.pieces
-        key = point.cut, rows, point.recompute, point.stages
+        share = recomputed_share(point, cost)
+        key = point.cut, rows, point.recompute, share, point.stages
         if key not in self._stages:
-            self._stages[key] = bottleneck(cost.passes_s(point.recompute), point.stages)
+            self._stages[key] = bottleneck(cost.passes_s(point.recompute, share), point.stages)
         return self._stages[key]
 
     def _sync(self, point: JointPoint, size: float, compute: float) -> tuple[float, float]:
@@ -212,8 +218,9 @@ class Estimator:
         )
         kept = sums["kept"]
         if point.recompute in REPEATING:
-            kept -= sums["repeated kept"]
-            kept += sums["repeated crossing"] * (1 if point.recompute == "layer" else 2)
+            share = recomputed_share(point, cost)
+            kept -= share * sums["repeated kept"]
+            kept += share * sums["repeated crossing"] * (1 if point.recompute == "layer" else 2)
         in_flight = float(min(point.stages, point.micro_batches))
         if point.pipeline == "gpipe":
             in_flight = point.micro_batches
@@ -226,6 +233,14 @@ class Estimator:
         kept += sums["largest kept"] if point.recompute in REPEATING else 0.0
         whole = whole_for_a_while(point.zero) * sums["largest parameters"]
         return state + kept + sums["workspace"] + whole, state
+
+
+def recomputed_share(point: JointPoint, cost: PieceCost) -> float:
+    """Of the repeated blocks, how many a policy recomputes: all, or so many of each stage."""
+    if not point.recompute_layers:
+        return 1.0
+    stages = point.stages * point.stages_each if point.stages > 1 else 1
+    return min(1.0, point.recompute_layers * stages / max(1, sum(cost.repeated)))
 
 
 def filled(each_s: float, stages: int, micro_batches: int) -> float:

@@ -63,7 +63,18 @@ class Evaluator:
         plan = self.maker.plan(point, depths.read)
         if depths.more is None:
             return simulate_plan(self.lowerings(depths.read), plan, self._cluster)
+        if plan.recompute_in and not is_by_block(plan, is_deep=True):
+            return self._in_some_layers(point, len(plan.recompute_in))
         return self._extrapolated(plan, self.maker.plan(point, depths.more))
+
+    def _in_some_layers(self, point: JointPoint, count: int) -> Predicted:
+        """A deep model's step where `count` blocks are recomputed: between those where none is, and
+        all are. Exact where each block adds what the one before it added."""
+        whole = point.with_value(recompute_layers=0)
+        keeping, again = self.predict(whole.with_value(recompute="none")), self.predict(whole)
+        if keeping is None or again is None:
+            raise ValueError(self.problems.get(whole, "the point cannot be without recomputation"))
+        return extrapolated(keeping, again, count / len(self.depths.names) - 1)
 
     def _extrapolated(self, plan: Plan, more_plan: Plan) -> Predicted:
         """The step of a deep model from plans of the same with few blocks, and with more."""
@@ -86,7 +97,7 @@ class Evaluator:
 
 
 def extrapolated(few: Predicted, more: Predicted, times: float) -> Predicted:
-    """A step of more blocks by two of fewer: what `more` takes, and `times` what it has on `few`.
+    """A step on the line through two others: what `more` takes, and `times` what it has on `few`.
 
     Exact where each further block adds what the one before it added.
     """

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardweave.ir.program import Program
 from shardweave.planners.amp.partition import Problem, partition
-from shardweave.planners.auto.estimate import Estimator
+from shardweave.planners.auto.estimate import Estimator, recomputed_share
 from shardweave.planners.auto.point import BUCKETS, JointPoint
 from shardweave.planners.auto.reader import PieceCost
 from shardweave.planners.plan import Plan
@@ -32,20 +32,32 @@ class PlanMaker:
         Stages are always those of the whole program. Raises PlanError if there are none.
         """
         base = self.estimator.reader.base(program, point.data, point.cut)
+        pipeline = self._pipeline(point) if point.is_staged else None
         mesh = {"pipeline": point.stages} if point.stages > 1 else {}
         return replace(
             base,
             planner="auto",
             mesh={**mesh, **base.mesh},
             recompute=point.recompute,
+            recompute_in=self._recomputed(point, pipeline),
             batch_split=point.sub_batches,
             schedule="" if point.schedule == "in-order" else point.schedule,
             cluster=self.cluster if "list" in (point.schedule, point.pipeline) else "",
             zero=point.zero,
             alone_bytes=0 if point.buckets == BUCKETS[0] else point.buckets * 2**20,
             precision=self.precision,
-            pipeline=self._pipeline(point) if point.is_staged else None,
+            pipeline=pipeline,
         )
+
+    def _recomputed(self, point: JointPoint, pipeline: Pipeline | None) -> tuple[str, ...]:
+        """The first so many blocks of each stage; none if it is all of them."""
+        if not point.recompute_layers:
+            return ()
+        blocks = [b.name for b in self.estimator.cost_of(point).blocks if b.is_repeated]
+        stages = pipeline.stages if pipeline is not None and point.stages > 1 else (tuple(blocks),)
+        each = ([name for name in names if name in set(blocks)] for names in stages)
+        chosen = tuple(name for names in each for name in names[: point.recompute_layers])
+        return chosen if len(chosen) < len(blocks) else ()
 
     def _pipeline(self, point: JointPoint) -> Pipeline:
         if point.stages == 1:
@@ -66,7 +78,8 @@ class PlanMaker:
 
 
 def _problem(point: JointPoint, cost: PieceCost, count: int) -> Problem:
-    times = point.sub_batches * np.array(cost.passes_s(point.recompute))[None]
+    share = recomputed_share(point, cost)
+    times = point.sub_batches * np.array(cost.passes_s(point.recompute, share))[None]
     crossing = np.array([0.0, *(float(block.crossing_bytes) for block in cost.blocks)])
     # Cuts weigh by what crosses them, lightly: of stages that take as long the cheapest boundary.
     weight = 1e-3 * float(times.sum()) / max(1.0, float(crossing.max()) * len(cost.blocks))

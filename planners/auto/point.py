@@ -52,6 +52,8 @@ class JointPoint:
     `overlap-communication`. pipeline: the order of micro-batches, where there are stages or
     several micro-batches. buckets: MiB from which on a weight or a gradient travels alone. chunks:
     into how many stages `interleaved-1f1b` cuts what a device has; other orders have their own.
+    recompute_layers: in how many blocks of each stage, its first, policy `layer` recomputes; 0: in
+    all (Megatron-LM's `--recompute-num-layers`).
     """
 
     data: int = 1
@@ -67,6 +69,7 @@ class JointPoint:
     pipeline: str = "1f1b"
     buckets: int = BUCKETS[0]
     chunks: int = find_schedule(INTERLEAVED).chunks
+    recompute_layers: int = 0
 
     @property
     def pieces(self) -> int:
@@ -99,6 +102,8 @@ class JointPoint:
             return self.stages > 1
         if dimension == "chunks":
             return self.stages > 1 and self.pipeline == INTERLEAVED
+        if dimension == "recompute_layers":
+            return self.recompute == "layer"
         return dimension != "buckets" or self.joins_messages
 
     def value(self, dimension: str) -> str:
@@ -114,7 +119,7 @@ class JointPoint:
         words = [",".join(f"{axis}={getattr(self, axis)}" for axis in MESH if self._is_told(axis))]
         words += ["sequence parallel"] if self.sequence_parallel else []
         words += [f"zero {self.zero}"] if self.zero else []
-        words += [f"recompute {self.recompute}"] if self.recompute != "none" else []
+        words += [f"recompute {self._recomputed}"] if self.recompute != "none" else []
         words += [f"{self.micro_batches} micro-batches"] if self.micro_batches > 1 else []
         words += [f"{self.sub_batches} sub-batches"] if self.sub_batches > 1 else []
         words += [self.schedule]
@@ -122,6 +127,14 @@ class JointPoint:
         words += [f"{self.chunks} chunks"] if self.chunks != JointPoint.chunks else []
         words += [f"buckets of {self.buckets} MiB"] if self.buckets != BUCKETS[0] else []
         return ", ".join(words)
+
+    @property
+    def _recomputed(self) -> str:
+        """Policy, or how many layers it is: `3 layers`, `3 layers of each stage`."""
+        if not self.recompute_layers:
+            return self.recompute
+        count = f"{self.recompute_layers} layer{'s' if self.recompute_layers > 1 else ''}"
+        return f"{count} of each stage" if self.stages > 1 else count
 
     def _is_told(self, axis: str) -> bool:
         return axis in ("data", "tensor") or getattr(self, axis) > 1

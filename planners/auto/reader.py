@@ -163,8 +163,9 @@ class PieceCost:
         found["workspace"] = max((float(b.workspace_bytes) for b in self.blocks), default=0.0)
         return found
 
-    def passes_s(self, recompute: str) -> list[float]:
-        """Seconds of both passes of each block, with messages that nothing hides."""
+    def passes_s(self, recompute: str, share: float = 1.0) -> list[float]:
+        """Seconds of both passes of each block, with messages that nothing hides. share: of each
+        block that is recomputed, where some blocks are and others are not."""
         rows = zip(
             self.forward_s,
             self.backward_s,
@@ -175,6 +176,7 @@ class PieceCost:
         )
         again = {"layer": (1.0, 1.0), "after-communication": (0.75, 0.0)}
         compute, inside = again[recompute] if recompute in REPEATING else (0.0, 0.0)
+        compute, inside = share * compute, share * inside
         return [
             forward
             + backward

@@ -7,10 +7,13 @@
    schedules, until none is faster; then the same from the next fastest.
 4. With the tensor degree of the fastest, and without a tensor axis, points that cut sequences are
    estimated, of each size of that axis the best is simulated, and 3 is done again.
-5. Other points are simulated in order of their estimates, until their bounds exceed the fastest.
+5. Of the fastest that recompute whole layers, the fewest layers of each stage that fit are found
+   by bisection; fewer are faster.
+6. Other points are simulated in order of their estimates, until their bounds exceed the fastest.
 
-It can stop at any time with the best so far. If step 5 ends by itself, what was found is the
-fastest of the whole space, as far as the bounds hold.
+It can stop at any time with the best so far. If step 6 ends by itself, what was found is the
+fastest of the whole space, as far as the bounds hold, and recomputing some layers is worth nothing
+where recomputing none fits.
 """
 
 from __future__ import annotations
@@ -94,20 +97,26 @@ class JointSearch:
     def run(self) -> None:
         """Look until nothing is left, time is up, or the user interrupts."""
         try:
+            self._look()
+        except KeyboardInterrupt:
+            if self.best is None:
+                raise
+            self.stopped = "it was interrupted"
+
+    def _look(self) -> None:
+        try:
             with without_gc():
                 self._estimate_all(self.space.points())
                 self._see_each_value(self.estimates)
                 self._refine()
                 self._cut_sequences()
                 self._refine()
+                self._recompute_less()
                 self._see_rest()
         except OutOfTime as reason:
             self.stopped = str(reason)
             self._see_one()
-        except KeyboardInterrupt:
-            if self.best is None:
-                raise
-            self.stopped = "it was interrupted"
+            self._recompute_less()
 
     @property
     def seen(self) -> list[tuple[JointPoint, Predicted]]:
@@ -235,6 +244,18 @@ class JointSearch:
             return found
         return iter(self._by_estimate([other for other in found if self._may_win(other)]))
 
+    def _recompute_less(self) -> None:
+        """The fewest layers of each stage with which the fastest still fit: some more simulations
+        than are allowed, but for a few points alone, and while there is time."""
+        starts = [p for p, found in self.seen[:STARTS] if found.fits and p.recompute == "layer"]
+        for point in starts:
+            fewer = self.space.fewer_layers(point)
+            low, high = -1, len(fewer)
+            while high - low > 1 and time.monotonic() <= self.deadline_s:
+                middle = (low + high) // 2
+                found = self.evaluator.predict(fewer[middle])
+                low, high = (low, middle) if found is not None and found.fits else (middle, high)
+
     def _see_rest(self) -> None:
         while True:
             point = next(self._left(), None)
@@ -273,6 +294,8 @@ class JointSearch:
         found = self.estimates[key]
         if found.memory_bytes > MAY_FIT * self.capacity:
             return False
+        if key.recompute_layers and self._fits_without(key):
+            return False
         best = self.best
         if best is None:
             return True
@@ -280,6 +303,15 @@ class JointSearch:
         near = 1.0 if self.evaluator.depths.is_deep else NEAR
         filling_s = found.filling_s / near if point.pipeline in BY_BLOCK else 0.0
         return max(found.bound_s, filling_s) < best[1].time_s
+
+    def _fits_without(self, point: JointPoint) -> bool:
+        """Whether a point that recomputes some layers has one beside it that recomputes none, and
+        fits."""
+        other = point.with_value(recompute="none", recompute_layers=0)
+        found, guess = self.evaluator.found.get(other), self.estimates.get(other)
+        if found is not None:
+            return found.fits
+        return guess is not None and guess.memory_bytes <= FITS_SURELY * self.capacity
 
     def _is_promising(self, point: JointPoint) -> bool:
         """Whether a deep model's point is worth a simulation before others, by its estimate."""
@@ -335,4 +367,6 @@ def _changed(one: JointPoint, other: JointPoint) -> set[str]:
     """The dimensions in which two points differ, but for schedules; the degrees are one."""
     names = (n for n in DIMENSIONS if n not in ORDERS)
     found = {name for name in names if getattr(one, name) != getattr(other, name)}
+    if "recompute" in found:
+        found.discard("recompute_layers")
     return {"mesh" if name in MESH else name for name in found}

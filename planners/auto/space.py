@@ -45,6 +45,11 @@ CHUNKS = (JointPoint.chunks, 4, 8)
 """Into how many stages a deep model's part of a device may be cut: each halves what filling the
 pipeline takes, and doubles the messages."""
 
+FEW_LAYERS = 4
+LAYER_SHARES = (0.25, 0.5, 0.75)
+"""Of a stage with more layers than those, the shares of them that are recomputed in points that are
+looked at first."""
+
 MANY_DEVICES = 64
 """From here on tensor parallelism stays within nodes: its messages, two for each block and pass,
 are too many for a network, and each degree is another partition to read."""
@@ -63,7 +68,8 @@ class JointSpace:
     of them cuts anything, which takes a plan to know. buckets: MiB from which on
     tensors may travel alone. mesh: what a user's mesh asks for, by axis. has_list: whether
     schedules `list` can be named, and the model is not so deep that they take long to find. chunks:
-    into which `interleaved-1f1b` may cut what a device has. is_deep: see `Depths`.
+    into which `interleaved-1f1b` may cut what a device has. is_deep: see `Depths`. layers: equal
+    blocks, of which policy `layer` may recompute some.
     """
 
     devices: int
@@ -81,6 +87,7 @@ class JointSpace:
     whole: str = ""
     chunks: tuple[int, ...] = CHUNKS[:1]
     is_deep: bool = False
+    layers: int = 0
 
     def points(self) -> Iterator[JointPoint]:
         """All points that cut no sequence over devices of their own, with the schedule that suits
@@ -119,21 +126,35 @@ class JointSpace:
                     continue
                 zeros = _zeros(data, micro)
                 subs = [n for n in SUB_BATCHES if rows // micro % n == 0]
-                for zero, recompute, sub in product(zeros, self._policies(stages), subs):
+                policies = self._policies(stages)
+                for zero, (recompute, layers), sub in product(zeros, policies, subs):
                     point = JointPoint(
                         data, cut.tensor, cut.context, stages, cut.sequence_parallel, zero,
-                        recompute, micro, sub,
+                        recompute, micro, sub, recompute_layers=layers,
                     )  # fmt: skip
                     found = self._usual(point)
                     if found is not None:
                         yield from self._with_buckets(found)
 
-    def _policies(self, stages: int) -> tuple[str, ...]:
-        """Policies of recomputation: `after-products` with stages, which keep what many
-        micro-batches left, or where it is asked for. Of steps without, whose estimates leave out
-        most of what ZeRO's gathers expose, it would be the first of all that is simulated."""
+    def _policies(self, stages: int) -> list[tuple[str, int]]:
+        """Policies of recomputation, with the layers of each stage in which: `after-products` with
+        stages, which keep what many micro-batches left, or where it is asked for. Of steps without,
+        whose estimates leave out most of what ZeRO's gathers expose, it would be the first of all
+        that is simulated."""
         asked = "recompute" in self.constraints.fixed
-        return RECOMPUTE if stages > 1 or asked else PAPERS_RECOMPUTE
+        names = RECOMPUTE if stages > 1 or asked else PAPERS_RECOMPUTE
+        return [(name, 0) for name in names] + [("layer", n) for n in self._layer_counts(stages)]
+
+    def _layer_counts(self, stages: int) -> list[int]:
+        """In how many layers of each stage to recompute, but for all: each number of a few, some of
+        more, between which the search looks for the least that fits; or what the user says."""
+        most = -(-self.layers // stages)
+        asked = self.constraints.fixed.get("recompute_layers")
+        if asked is not None:
+            return [int(asked)] if int(asked) < most else []
+        if most <= FEW_LAYERS:
+            return list(range(1, most))
+        return [round(share * most) for share in LAYER_SHARES]
 
     def _with_buckets(self, point: JointPoint) -> Iterator[JointPoint]:
         """The point with messages joined in buckets of each size, where it joins any."""
@@ -184,6 +205,12 @@ class JointSpace:
                 seen.add(kind)
             yield found
 
+    def fewer_layers(self, point: JointPoint) -> list[JointPoint]:
+        """A point that recomputes layers, with each smaller number of them, the fewest first."""
+        most = point.recompute_layers or -(-self.layers // (point.stages * point.stages_each))
+        found = (point.with_value(recompute_layers=count) for count in range(1, most))
+        return [one for one in found if self.constraints.allows(one) and self.is_possible(one)]
+
     def is_possible(self, point: JointPoint) -> bool:
         """Whether there is a table for the micro-batches, and sub-batches for the schedule."""
         if point.schedule == "sub-batch" and point.sub_batches == 1:
@@ -191,6 +218,9 @@ class JointSpace:
         if point.buckets != self.buckets[0] and point.schedule not in BUCKETED:
             return False
         if point.pipeline == "list" and not self.has_list:
+            return False
+        stages = point.stages * point.stages_each
+        if point.recompute_layers and point.recompute_layers * stages >= self.layers:
             return False
         if point.stages == 1:
             return point.pipeline == PIPELINE_SCHEDULES[0]
@@ -274,6 +304,7 @@ def joint_space(
         whole=why_not_one_by_one(program) if runnable else "",
         chunks=_chunks(reader, constraints),
         is_deep=reader.depths.is_deep,
+        layers=len(reader.depths.names),
     )
 
 

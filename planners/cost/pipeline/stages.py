@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -245,11 +245,28 @@ def stages_of(
     """
     piece = micro_batch_plan(plan, lowerings.program)
 
-    def read(placed: PlacedCluster, mesh: Mesh) -> Workload:
+    def read_piece(piece: Plan, placed: PlacedCluster, mesh: Mesh) -> Workload:
         work = lowerings.workload(piece, placed, (id(cluster), likeness(placed)), mesh)
         return deepened(work) if deepened else work
 
+    def read(placed: PlacedCluster, mesh: Mesh) -> Workload:
+        work = read_piece(piece, placed, mesh)
+        if not plan.recompute_in:
+            return work
+        keeping = read_piece(replace(piece, recompute="none"), placed, mesh)
+        return _where_recomputed(plan, work, keeping)
+
     return placed_stages(plan, cluster, read)
+
+
+def _where_recomputed(plan: Plan, work: Workload, keeping: Workload) -> Workload:
+    """The blocks that a plan recomputes of one workload, and all others of one that keeps all."""
+    chosen = Lookup(dict.fromkeys(plan.recompute_in, ""))
+    blocks = (
+        again if chosen.key(again.name) is not None else kept
+        for again, kept in zip(work.blocks, keeping.blocks, strict=True)
+    )
+    return replace(work, blocks=tuple(blocks))
 
 
 def placed_stages(
