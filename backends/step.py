@@ -18,9 +18,9 @@ from shardweave.backends.accumulate import Gradients, merged, micro_batches
 from shardweave.backends.after_backward import BackwardRan
 from shardweave.backends.backend import Backend
 from shardweave.backends.bound import BoundProgram
+from shardweave.backends.failure_guard import FailureGuard
 from shardweave.backends.grad_scaler import loss_scale_of
 from shardweave.backends.input_gradients import check_required, give
-from shardweave.backends.midst import Midst
 from shardweave.backends.programs import Key
 from shardweave.backends.state import ShardedState
 from shardweave.backends.summary import summary_of
@@ -221,7 +221,7 @@ class Step(ShardedState):
         self._gradients = Gradients(self)
         self._ran = BackwardRan(self._gradients.parameters)
         self._is_synced = True
-        self._midst = Midst(is_joint=backend.is_joint)
+        self._failure_guard = FailureGuard(is_joint=backend.is_joint)
         self._num_calls = 0
 
     @property
@@ -248,6 +248,7 @@ class Step(ShardedState):
         count = options.get("accumulate", 1)
         scale = loss_scale_of(options.get("loss_scale"), self.backend.device, self._mesh)
         call = self.call_of(args, kwargs)
+        self._failure_guard.check()
         self.check_own()
         self._gradients.check_hooks()
         is_checked = self.backend.is_joint and replicas.are_checked()
@@ -297,7 +298,7 @@ class Step(ShardedState):
         if call.grad:
             bound = self._gradients.program_of(bound, is_last=is_last)
         into = self._gradients.into(bound) if call.grad else {}
-        with self._midst:
+        with self._failure_guard:
             results = bound.run(self, call.inputs, scale, into)
         outputs: dict[str, Tensor] = {}
         of_inputs: dict[str, Tensor] = {}
