@@ -87,7 +87,7 @@ class FailureGuard:
         """Tell the others where this rank failed; nothing: that it goes on no more."""
         self._store().set(str(dist.get_rank()), line)
 
-    def _store(self) -> dist.Store:
+    def _store(self) -> Any:
         """What ranks tell of this run."""
         prefix = f"shardweave/failed/{self._number}/{self._num_runs}"
         return dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store())  # pyright: ignore[reportPrivateImportUsage]

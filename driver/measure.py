@@ -27,11 +27,12 @@ from shardweave.driver.check import (
 )
 from shardweave.driver.compile import bind
 from shardweave.driver.launch import num_cores
-from shardweave.driver.lowering import Request, compile_program
+from shardweave.driver.lowering import compile_program
 from shardweave.driver.mixture import dropped_choices
 from shardweave.driver.models import Example, announce, build_example
 from shardweave.driver.report.run import RunReport, print_report
 from shardweave.driver.report.text import status
+from shardweave.driver.request import Request
 from shardweave.driver.run_options import RunOptions
 from shardweave.driver.training import Training, train, work_of
 from shardweave.driver.twin import twin_spec

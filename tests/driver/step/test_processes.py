@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Shard
 
 import shardweave as sw
-from shardweave.driver import lowering, world
+from shardweave.driver import plan_choice, world
 from shardweave.tests.driver.step.models import Masked, Mixed, Normed, batch, close, two_devices
 from shardweave.tests.spawn import run_ranks
 
@@ -221,18 +221,18 @@ def plan_for_cluster() -> None:
     """Rank 0 alone plans, and every rank follows its plan."""
     torch.manual_seed(0)
     model, asked = Normed(), list[str]()
-    before = lowering.plan
+    before = plan_choice.plan
 
     def counting(*args: Any, **kwargs: Any) -> sw.Plan:
         asked.append("once")
         return before(*args, **kwargs)
 
-    lowering.plan = counting
+    plan_choice.plan = counting
     try:
         inputs = batch()
         step = sw.compile(model, kwargs=inputs, cluster=two_devices(), plan="megatron")
     finally:
-        lowering.plan = before
+        plan_choice.plan = before
     assert asked == (["once"] if dist.get_rank() == 0 else [])
     assert step.plan is not None
     assert sw.Mesh(**step.plan.mesh).num_devices == 2
