@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
+from shardweave.backends.programs import last_touches
 from shardweave.backends.statements import Code, key_text
 from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
@@ -67,10 +68,7 @@ def additions_of(
     gradients = [s for s in program.results if s.kind in _ADDED and s.name not in terms]
     returned = Counter(program.return_op.operands)
     places = {op: place for place, op in enumerate((*program.ops, program.return_op))}
-    last: dict[SSAValue, Operation] = {}
-    for op in program.ops:
-        for value in (*op.results, *op.operands):
-            last[value] = op
+    last = last_touches(program)
     for slot in gradients:
         value = slot.value
         if isinstance(value.owner, Operation) and returned[value] == 1:

@@ -184,7 +184,7 @@ def _type_comment(op: Operation) -> str:
     return f"  # {started}{', '.join(_type(result) for result in op.results)}"
 
 
-def ops_by_variable(program: Program, *, kernels: bool = False) -> dict[str, Operation]:
+def ops_by_variable(program: Program, *, kernels: bool) -> dict[str, Operation]:
     """The ops of emitted source by the variables that it gives their results."""
     program = program if kernels else without_regions(program)
     names = _names(program)

@@ -111,11 +111,6 @@ def measured(name: str, local: sw.Program) -> Partitioned:
     return Partitioned(name, str(local), count, sent)
 
 
-def totals_of(text: str) -> Partitioned:
-    """A case read back from its file."""
-    return measured("", sw.parse(text))
-
-
 def without_blocks(text: str) -> str:
     """The text without the names of blocks in its first line, as older versions wrote it."""
     head, newline, rest = text.partition("\n")
