@@ -90,6 +90,7 @@ def _read_type(type_: AnyTensor) -> _Read:
 
 
 def shape_of_type(type_: AnyTensor) -> tuple[int, ...]:
+    """The sizes of a tensor type, by dim."""
     return _read_type(type_).shape
 
 
@@ -125,10 +126,12 @@ def _problem_of(type_: AnyTensor) -> str | None:
 
 
 def shape_of(value: SSAValue) -> tuple[int, ...]:
+    """The sizes of a value, by dim: of a local program those of a shard."""
     return shape_of_type(tensor_type_of(value))
 
 
 def dtype_of_value(value: SSAValue) -> torch.dtype:
+    """The dtype of a value's elements."""
     return dtype_of(tensor_type_of(value).element_type)
 
 

@@ -131,6 +131,7 @@ def at_least(least: int, most: float = math.inf) -> Reader:
 
 
 def one_of(words: Iterable[str]) -> Reader:
+    """One of some words."""
     known = tuple(words)
 
     def read(value: object, where: str) -> Any:

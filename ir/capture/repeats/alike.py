@@ -102,6 +102,7 @@ class Likeness:
 
 
 def same_constant(one: Any, other: Any) -> bool:
+    """Whether two constants of a graph are of one type and value."""
     # The text tells 0.0 from -0.0, and nan is itself.
     return type(one) is type(other) and repr(one) == repr(other)
 
