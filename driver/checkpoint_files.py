@@ -115,7 +115,7 @@ def _digest_of(path: Path) -> Described:
 
 
 def choose(root: Path, number: int | None) -> tuple[int, Path] | None:
-    """A complete checkpoint's number and folder: of the last one, if there is any, without a number.
+    """Number and folder of a complete checkpoint; without a number of the last, if there is one.
 
     Raises CheckpointError for a number of which there is none.
     """
