@@ -31,7 +31,7 @@ from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.pending_gradients import pending_terms
 from shardweave.ir.staged import STAGE_KINDS
-from shardweave.ir.types import dtype_of_value, shape_of
+from shardweave.ir.types import dtype_of_value, dtype_word, shape_of
 from shardweave.ir.unfuse import without_regions
 
 StepFunction = Callable[[Any, Mapping[Key, Tensor]], dict[Key, Tensor]]
@@ -173,8 +173,7 @@ def _one_line(comment: str) -> str:
 
 
 def _type(value: SSAValue) -> str:
-    dtype = str(dtype_of_value(value)).removeprefix("torch.")
-    return f"{dtype}{list(shape_of(value))}"
+    return f"{dtype_word(dtype_of_value(value))}{list(shape_of(value))}"
 
 
 def _type_comment(op: Operation) -> str:

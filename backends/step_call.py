@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shardweave.ir.capture.arguments import Form
+from shardweave.ir.types import dtype_word, form_of
 
 
 @dataclass(frozen=True)
@@ -60,16 +61,6 @@ class StepCall:
         tensors = [f"{name} {form_of(tensor)}" for name, tensor in self.inputs.items()]
         constants = [f"{name}={value!r}" for name, value in self.form.constants]
         return ", ".join([*tensors, *constants]) or "no inputs"
-
-
-def form_of(tensor: Tensor) -> str:
-    """`(4, 8) float32`."""
-    return f"{tuple(tensor.shape)} {dtype_word(tensor.dtype)}"
-
-
-def dtype_word(dtype: torch.dtype) -> str:
-    """`float32`."""
-    return str(dtype).removeprefix("torch.")
 
 
 def autocast_dtype(device: str) -> torch.dtype | None:

@@ -22,7 +22,7 @@ from shardweave.backends.distributed import DistributedBackend
 from shardweave.backends.pipeline import holders_of
 from shardweave.backends.programs import Key
 from shardweave.backends.runtime import Runtime
-from shardweave.backends.step_call import StepCall, form_of
+from shardweave.backends.step_call import StepCall
 from shardweave.backends.step_programs import OPTIONS, GivenProgram, Programs
 from shardweave.backends.virtual import VirtualBackend
 from shardweave.driver import world
@@ -36,6 +36,7 @@ from shardweave.ir.capture.arguments import Form, taken_apart
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
 from shardweave.ir.staged import is_staged
+from shardweave.ir.types import form_of
 from shardweave.passes.notes import PlanNote, warn
 
 MAX_PROGRAMS = 16

@@ -36,10 +36,20 @@ _ELEMENTS: dict[torch.dtype, Attribute] = {
 _DTYPES = {element: dtype for dtype, element in _ELEMENTS.items()}
 
 
+def dtype_word(dtype: torch.dtype) -> str:
+    """`float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def form_of(tensor: torch.Tensor) -> str:
+    """Shape and dtype of a tensor: `(4, 8) float32`."""
+    return f"{tuple(tensor.shape)} {dtype_word(tensor.dtype)}"
+
+
 def element_of(dtype: torch.dtype) -> Attribute:
     """The xDSL element type of a torch dtype. Raises ValueError for quantized and the like."""
     if dtype not in _ELEMENTS:
-        known = ", ".join(str(d).removeprefix("torch.") for d in _ELEMENTS)
+        known = ", ".join(map(dtype_word, _ELEMENTS))
         raise ValueError(f"dtype {dtype} has no tensor type in the IR; use one of {known}.")
     return _ELEMENTS[dtype]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from itertools import pairwise, product
 
+from shardweave.planners.cost.quantity import GIB
 from shardweave.planners.oases.chain import (
-    GIB,
     Chain,
     ChainBlock,
     DegreeOption,

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardweave.ir.types import dtype_word
+
 _CONSTANTS = (
     type(None),
     bool,
@@ -209,7 +211,7 @@ def _short(value: Any) -> str:
 
 def _words(tensor: Tensor) -> str:
     grad = "" if tensor.requires_grad else " without gradient"
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{grad}"
+    return f"{dtype_word(tensor.dtype)}{list(tensor.shape)}{grad}"
 
 
 _PARTS: Any = (
