@@ -10,7 +10,8 @@ from typing import Any, Self
 import torch.distributed as dist
 
 from shardweave.backends.position import computing_line
-from shardweave.backends.watch import MEETING_S, SILENCE_S, first_line
+from shardweave.backends.watch import MEETING_S, SILENCE_S, LostRankError, first_line
+from shardweave.backends.watchdog import is_broken
 
 _numbers = count()
 """Of steps, which all ranks make in the same order."""
@@ -48,7 +49,7 @@ class FailureGuard:
         if error is None or not self._is_joint:
             return
         self._error, self._line = first_line(error), computing_line(traceback)
-        if self._line:
+        if not (isinstance(error, LostRankError) or is_broken(error)):  # with it the store may go
             self._tell(self._line)
 
     def check(self) -> None:
@@ -71,20 +72,25 @@ class FailureGuard:
     def _is_on_all_ranks(self) -> bool:
         """Whether all have failed at this rank's line. Once they have not, they never have."""
         until_s = time.monotonic() + SILENCE_S
-        store = self._store()
-        for key in map(str, range(dist.get_world_size())):
-            while self._line and not store.check([key]):
-                if time.monotonic() > until_s:
-                    self._line = ""
-                time.sleep(MEETING_S)
-            if not self._line or store.get(key).decode() != self._line:
-                self._line = ""
-                self._tell("")
-                return False
-        return True
+        if not self._line:
+            return False
+        if all(self._told(rank, until_s) == self._line for rank in range(dist.get_world_size())):
+            return True
+        self._line = ""
+        self._tell("")
+        return False
+
+    def _told(self, rank: int, until_s: float) -> str | None:
+        """Where a rank says that it failed; None if it has said nothing by then."""
+        store, key = self._store(), str(rank)
+        while not store.check([key]):
+            if time.monotonic() > until_s:
+                return None
+            time.sleep(MEETING_S)
+        return store.get(key).decode()
 
     def _tell(self, line: str) -> None:
-        """Tell the others where this rank failed; nothing: that it goes on no more."""
+        """Tell the others where this rank failed; empty: where none can have failed with it."""
         self._store().set(str(dist.get_rank()), line)
 
     def _store(self) -> Any:
