@@ -15,18 +15,23 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from shardweave.driver.runs.decoder import LAYERS, DecoderSpec, captured_decoder
+from shardweave.driver.runs.decoder import LAYERS, captured_decoder
 from shardweave.driver.runs.frameworks import framework_of
+from shardweave.driver.runs.memory import fullest, with_workspace
 from shardweave.driver.runs.rows import MeasuredRun
+from shardweave.driver.runs.spec import DecoderSpec
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.rewrite.rematerialize import recompute
 from shardweave.planners.cost.cluster import Cluster, DeviceType, PlacedCluster
-from shardweave.planners.cost.pipeline.simulation import played_stages
-from shardweave.planners.cost.pipeline.stages import Stage, placed_stages
+from shardweave.planners.cost.pipeline.events import INTERLEAVED
+from shardweave.planners.cost.pipeline.simulation import PipelineSimulation, played_stages
+from shardweave.planners.cost.pipeline.stages import Stage, pipeline_of, placed_stages
 from shardweave.planners.cost.workload import Workload, workload_of
 from shardweave.planners.lower import Lowerings
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Pipeline
+from shardweave.planners.plan_parts import RECOMPUTE, Pipeline
 
 DTYPES = {
     **{"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "float32"},
@@ -38,6 +43,10 @@ that are read and written, and the parameter."""
 
 GUESSED_MICRO_BATCHES = 4
 """Times its stages: micro-batches of a run with stages that does not say how many."""
+
+
+LEAST_PLAYED = 4
+"""Micro-batches, and no fewer than stages, behind which each takes as long as the one before."""
 
 
 @dataclass(frozen=True)
@@ -103,57 +112,107 @@ class RunPredictor:
         def read(placed: PlacedCluster, mesh: Mesh) -> Workload:
             return work
 
-        stages = placed_stages(plan, cluster, read)
-        framework = framework_of(run.framework, run.source)
-        found = played_stages(
-            stages,
-            plan,
-            cluster,
-            gathers=not run.sequence_parallel,
-            blocking=framework.waits_for_sends,
-        )
+        stages = [
+            replace(stage, gradient_scale=_gradient_scale(run))
+            for stage in placed_stages(plan, cluster, read)
+        ]
+        found = _played(run, stages, plan, cluster)
         if not math.isfinite(found.time_s):
             raise ValueError(
                 f"cluster '{cluster.name}' has no link for some of the messages of {run.gpus} "
                 "devices; add 'bandwidth_bytes_s' within its nodes, and between them 'nics' with "
                 "'nic_bandwidth_bytes_s'"
             )
-        return PredictedRun(
-            found.time_s + _adam_s(run, cluster, stages),
-            found.peak_bytes + framework.held_bytes,
-            float(found.memory_bytes),
-        )
+        memory, capacity = fullest(run, found)
+        return PredictedRun(found.time_s + _adam_s(run, cluster, stages), memory, capacity)
 
     def _work(self, run: MeasuredRun, cluster: Cluster, micro: int) -> Workload:
         spec = _spec_of(run, micro)
         policy = policy_of(run)
         node = cluster.nodes[0].device, cluster.nodes[0].devices
+        regathers = framework_of(run.framework, run.source).regathers
         key = (
             *(cluster.name, node, run.precision, spec, micro),
-            *(run.tensor, run.sequence_parallel, policy),
+            *(run.tensor, run.sequence_parallel, policy, regathers, _cuts(run)),
         )
         if key not in self.works:
-            lowerings = _lowerings(spec, micro)
-            mesh = Mesh(data=1, tensor=run.tensor)
-            base = plan_megatron(lowerings.program, mesh, sequence_parallel=run.sequence_parallel)
-            local = lowerings.blocking(replace(base, recompute=policy))
-            self.works[key] = workload_of(local, cluster, mesh)
+            local = _local(run, spec, micro, policy)
+            mesh = _mesh(run)
+            work = workload_of(local, cluster, mesh, regathers=regathers)
+            self.works[key] = with_workspace(work, local)
         return stacked(self.works[key], run.layers)
 
 
+def _played(
+    run: MeasuredRun, stages: Sequence[Stage], plan: Plan, cluster: Cluster
+) -> PipelineSimulation:
+    """The step. Of many micro-batches few are played, and as many again, and the others take what
+    the second take: a pipeline that is full does the same for each."""
+    blocking = framework_of(run.framework, run.source).waits_for_sends
+
+    def play(count: int) -> PipelineSimulation:
+        few = replace(plan, pipeline=replace(pipeline_of(plan), micro_batches=count))
+        own = [replace(stage, plan=few) for stage in stages]
+        gathers = not run.sequence_parallel
+        return played_stages(own, few, cluster, gathers=gathers, blocking=blocking)
+
+    count = pipeline_of(plan).micro_batches
+    few = -(-LEAST_PLAYED // run.pipeline) * run.pipeline
+    if count <= 3 * few or (_chunks(run) > 1 and count % run.pipeline):
+        return play(count)
+    first, second = play(few), play(2 * few)
+    each_s = (second.time_s - first.time_s) / few
+    return replace(second, micro_batches=count, time_s=first.time_s + (count - few) * each_s)
+
+
+def _cuts(run: MeasuredRun) -> tuple[int, int]:
+    """Devices over which sequences are cut, and where they are those of data, with which gradients
+    are summed together."""
+    return (run.context, run.data) if run.context > 1 else (1, 1)
+
+
+def _mesh(run: MeasuredRun) -> Mesh:
+    """Of the devices whose messages are priced with a micro-batch."""
+    context, data = _cuts(run)
+    axes = {"context": context} if context > 1 else {}
+    return Mesh(data=data, **axes, tensor=run.tensor)
+
+
+def _local(run: MeasuredRun, spec: DecoderSpec, micro: int, policy: str) -> Program:
+    """The program of a rank, with what the run computes again."""
+    mesh = _mesh(run)
+    lowerings = _lowerings(spec, micro * mesh.size("data"))
+    plan = plan_megatron(lowerings.program, mesh, sequence_parallel=run.sequence_parallel)
+    if policy in RECOMPUTE:
+        return lowerings.blocking(replace(plan, recompute=policy))
+    local = lowerings.blocking(plan).clone()
+    recompute(local, lambda block: policy)
+    return local
+
+
 def _check_axes(run: MeasuredRun) -> None:
-    for column, degree in (("cp", run.context), ("ep", run.expert)):
-        if degree > 1:
-            raise ValueError(
-                f"column '{column}' is {degree}, and runs whose sequences or experts are cut are "
-                "not predicted; leave the row out"
-            )
+    if run.expert > 1:
+        raise ValueError(
+            f"column 'ep' is {run.expert}, and runs whose experts are cut are not predicted; leave "
+            "the row out"
+        )
+    if run.context > 1 and (not run.is_fused or run.seq % run.context):
+        raise ValueError(
+            f"column 'cp' is {run.context}, and sequences of {run.seq} can be cut only with fused "
+            "attention (column 'attention') and where it divides them; leave the row out"
+        )
+
+
+def _gradient_scale(run: MeasuredRun) -> float:
+    """Bytes of a gradient that is sent, over those of its parameter."""
+    framework = framework_of(run.framework, run.source)
+    return 2.0 if framework.sends_float and _dtype_of(run) == "bfloat16" else 1.0
 
 
 def _adam_s(run: MeasuredRun, cluster: Cluster, stages: Sequence[Stage]) -> float:
     """Seconds of Adam behind all else, on the device with most parameters."""
     size = max(sum(stage.parameter_bytes) for stage in stages)
-    shares = run.data if run.zero else 1
+    shares = run.data * run.context if run.zero else 1
     bandwidth = min(one.memory_bandwidth_bytes_s for one in cluster.device_types(run.gpus))
     return ADAM_BYTES * size / stages[0].itemsize / shares / bandwidth
 
@@ -167,11 +226,20 @@ def _spec_of(run: MeasuredRun, micro: int) -> DecoderSpec:
     fuses_mask = has_kernel or "Megatron" not in run.framework
     framework = framework_of(run.framework, run.source)
     vocab = run.vocab if framework.pads_vocab else run.vocab // run.tensor * run.tensor
+    kind = run.told.architecture
     return DecoderSpec(
         run.hidden, run.heads, run.ffn, vocab, run.seq, run.is_fused, fuses_mask, dtype,
         framework.drops_hidden, framework.drops_scores, framework.scales_scores,
-        framework.masks_view, framework.heads.get(run.model, "tied"),
+        framework.masks_view, framework.heads.get(run.model, kind.head_of(run.hidden)),
+        key_heads_on(run), kind, framework.joins, framework.fuses_gate,
     )  # fmt: skip
+
+
+def key_heads_on(run: MeasuredRun) -> int:
+    """Heads of keys and values: as many on each device, and one at least, which then several have
+    (Megatron-LM, `--num-query-groups`)."""
+    keys = run.key_heads or run.heads
+    return -(-keys // run.tensor) * run.tensor
 
 
 @lru_cache(maxsize=2)
@@ -198,7 +266,10 @@ def in_order(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
 
 
 def policy_of(run: MeasuredRun) -> str:
-    """The policy of `rematerialize` of a run's recomputation."""
+    """The policy of `rematerialize`, or of `recompute`, of a run's recomputation."""
+    if run.recompute.startswith("selective"):
+        policy = framework_of(run.framework, run.source).selective
+        return "none" if policy == "stored-scores" and run.is_fused else policy
     return "layer" if run.recompute.startswith("full") else "none"
 
 
@@ -234,22 +305,31 @@ def stacked(work: Workload, layers: int) -> Workload:
 
 
 def _plan_of(run: MeasuredRun, count: int) -> Plan:
-    mesh = {"pipeline": run.pipeline} if run.pipeline > 1 else {}
+    pipeline = {"pipeline": run.pipeline} if run.pipeline > 1 else {}
+    context = {"context": run.context} if run.context > 1 else {}
     layers = _layers_of_stages(run)
     stages = tuple(tuple(f"h.{index}" for index in part) for part in layers)
+    overlaps = run.zero or framework_of(run.framework, run.source).overlaps
     return Plan(
-        mesh={**mesh, "data": run.data, "tensor": run.tensor},
+        mesh={**pipeline, "data": run.data, **context, "tensor": run.tensor},
         zero=run.zero if run.data > 1 else 0,
         # FSDP sends beside its passes; Megatron-LM's data parallelism behind them.
-        schedule="cross-pass" if run.zero else "",
+        schedule="cross-pass" if overlaps else "",
         precision="fp32" if _dtype_of(run) == "float32" else "bf16-mixed",
-        pipeline=Pipeline(stages, count, schedule="1f1b"),
+        pipeline=Pipeline(stages, count, schedule=INTERLEAVED if _chunks(run) > 1 else "1f1b"),
     )
+
+
+def _chunks(run: MeasuredRun) -> int:
+    """Stages that a device has (column 'vpp'), where there are stages at all."""
+    return run.chunks if run.pipeline > 1 else 1
 
 
 def _layers_of_stages(run: MeasuredRun) -> list[range]:
     """As the run says; else dealt evenly, as Megatron-LM does, the last stages taking one more."""
-    each, more = divmod(run.layers, run.pipeline)
-    even = [each + (stage >= run.pipeline - more) for stage in range(run.pipeline)]
-    ends = [0, *accumulate(run.stage_layers or even)]
+    count = run.pipeline * _chunks(run)
+    each, more = divmod(run.layers, count)
+    even = [each + (stage >= count - more) for stage in range(count)]
+    noted = run.stage_layers if count == run.pipeline else ()
+    ends = [0, *accumulate(noted or even)]
     return [range(first, last) for first, last in pairwise(ends)]

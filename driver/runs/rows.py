@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardweave.driver.runs.architectures import PLAIN, Architecture, Told, architecture_of
 from shardweave.driver.runs.frameworks import framework_of
 
 HELD_OUT = 3
@@ -29,6 +30,26 @@ COLUMNS = (
 NEEDED = ("gpu", "gpus", "layers", "hidden", "heads", "seq", "gbs")
 
 RECOMPUTED = ("none", "full", "selective")
+OTHER_WORDS: Mapping[str, str] = {
+    **dict.fromkeys(("no", "false", "off", "0"), "none"),
+    **dict.fromkeys(("yes", "true", "on", "1", "layer", "block", "uniform"), "full"),
+    **dict.fromkeys(("op", "minimal", "save_"), "selective"),
+}
+"""What rows also say of recomputation; the last of torchtitan and of MaxText."""
+
+FLASH_WORDS = (
+    "flash",
+    "fused",
+    "sdpa",
+    "cudnn",
+    "transformer engine",
+    "triton",
+    "xformers",
+    "splash",
+)
+STORED_WORDS = ("unfused", "eager", "standard", "naive", "local", "stored")
+"""Of attention: whether it is a kernel that stores no scores."""
+
 STATUSES = ("ok", "oom", "error")
 TRUE, FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
@@ -37,7 +58,8 @@ TRUE, FALSE = ("true", "yes", "1"), ("false", "no", "0")
 class MeasuredRun:
     """A row. Counts that it does not say are 1; None: not known. step_s: seconds of a step; 0 where
     none was measured. memory_bytes: the most that a device held, 0 where it does not say. per_node:
-    devices of a node, 0 for as many as the cluster has. place: its file and line."""
+    devices of a node, 0 for as many as the cluster has. place: its file and line. key_heads: heads
+    of keys and values, 0 for as many as of queries. told: which architecture it is taken for."""
 
     source: str
     cluster: str
@@ -70,6 +92,8 @@ class MeasuredRun:
     context: int = 1
     expert: int = 1
     place: str = ""
+    key_heads: int = 0
+    told: Told = PLAIN
 
     @property
     def noted_layers(self) -> int:
@@ -205,6 +229,21 @@ class _Row:
             raise self._error(column, f"write one of {', '.join(words)}")
         return found
 
+    def recomputation(self) -> str:
+        """A word of `RECOMPUTED`, and what the cell says behind it."""
+        said = self.text("recompute").lower()
+        other = next((word for word in OTHER_WORDS if said.startswith(word)), "")
+        if said.startswith(RECOMPUTED) or not other:
+            return self.word("recompute", RECOMPUTED, "none")
+        return OTHER_WORDS[other]
+
+    def is_fused(self, default: bool) -> bool:
+        """Whether attention is one kernel; the default where the cell says nothing of it."""
+        said = self.text("attention").lower()
+        if any(word in said for word in STORED_WORDS):
+            return False
+        return default or any(word in said for word in FLASH_WORDS)
+
     def count(self, column: str, default: int | None = None, least: int = 1) -> int:
         """A whole number; without a default the cell must say it."""
         if not self.text(column) and default is not None:
@@ -223,8 +262,8 @@ class _Row:
             raise self._error(column, "write what was measured, or leave it empty")
         return found
 
-    def is_true(self, column: str) -> bool:
-        found = self.text(column, "false").lower()
+    def is_true(self, column: str, default: bool = False) -> bool:
+        found = self.text(column, str(default)).lower()
         if found not in TRUE and found not in FALSE:
             raise self._error(column, f"write one of {', '.join((*TRUE, *FALSE))}")
         return found in TRUE
@@ -248,6 +287,16 @@ def _run(cells: Mapping[str, str], place: str, stem: str) -> MeasuredRun:
     tensor, pipeline, context = row.count("tp", 1), row.count("pp", 1), row.count("cp", 1)
     source = row.text("source", stem)
     framework = framework_of(row.text("framework"), source)
+    key_heads = row.count("kv_heads", 0)
+    told = architecture_of(
+        row.text("model"),
+        hidden=hidden,
+        ffn=row.count("ffn", 0),
+        heads=heads,
+        key_heads=key_heads or heads,
+        is_gated=framework.is_gated,
+    )
+    kind = told.architecture
     found = MeasuredRun(
         source=source,
         cluster=row.text("cluster"),
@@ -258,8 +307,8 @@ def _run(cells: Mapping[str, str], place: str, stem: str) -> MeasuredRun:
         layers=row.count("layers"),
         hidden=hidden,
         heads=heads,
-        ffn=row.count("ffn", 4 * hidden),
-        vocab=row.count("vocab", framework.vocab),
+        ffn=row.count("ffn", _width(hidden, kind)),
+        vocab=row.count("vocab", framework.vocab or kind.vocab),
         seq=row.count("seq"),
         batch=row.count("gbs"),
         micro_batch=row.count("mbs") if row.text("mbs") else None,
@@ -267,10 +316,10 @@ def _run(cells: Mapping[str, str], place: str, stem: str) -> MeasuredRun:
         tensor=tensor,
         pipeline=pipeline,
         chunks=row.count("vpp", 1),
-        sequence_parallel=row.is_true("sp"),
-        zero=row.count("zero", 0, least=0),
-        recompute=row.word("recompute", RECOMPUTED, "none"),
-        is_fused="flash" in row.text("attention").lower(),
+        sequence_parallel=tensor > 1 and row.is_true("sp", framework.sequence_parallel),
+        zero=row.count("zero", framework.zero, least=0),
+        recompute=row.recomputation(),
+        is_fused=row.is_fused(framework.is_fused or kind.is_gated),
         precision=row.text("precision", framework.precision).lower(),
         framework=row.text("framework"),
         step_s=row.measured("step_ms") / 1e3,
@@ -280,9 +329,17 @@ def _run(cells: Mapping[str, str], place: str, stem: str) -> MeasuredRun:
         context=context,
         expert=row.count("ep", 1),
         place=place,
+        key_heads=key_heads,
+        told=told,
     )
     _check(found)
     return found
+
+
+def _width(hidden: int, kind: Architecture) -> int:
+    """Features of the MLP of a row that does not say them: a GPT's are four times the hidden ones,
+    Llama's two thirds of that, up to a multiple of 256 (Touvron et al. 2023)."""
+    return -(-8 * hidden // 3 // 256) * 256 if kind.is_gated else 4 * hidden
 
 
 def _check(run: MeasuredRun) -> None:
@@ -300,6 +357,11 @@ def _check(run: MeasuredRun) -> None:
                 f"column '{column}' is {parts}, which does not divide column '{whole}', {size}; "
                 "write a number that does"
             )
+    if run.key_heads and run.heads % run.key_heads:
+        raise RowError(
+            f"column 'kv_heads' is {run.key_heads}, which does not divide column 'heads', "
+            f"{run.heads}; write a number that does"
+        )
     if run.zero > 3:
         raise RowError(f"column 'zero' is {run.zero}; write a stage of ZeRO, 0 to 3")
     if run.pipeline > run.layers:
