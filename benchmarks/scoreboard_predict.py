@@ -11,7 +11,7 @@ from itertools import groupby
 from multiprocessing import get_context
 
 from shardweave.benchmarks.scoreboard_score import Pair
-from shardweave.driver.runs.predict import RunPredictor, in_order, placed
+from shardweave.driver.runs.predict import RunPredictor, in_order, of_program, placed
 from shardweave.driver.runs.rows import MeasuredRun
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
@@ -99,7 +99,7 @@ def _take(all_found: Predicted, found: Predicted, num_runs: int) -> None:
 def _parts(runs: Sequence[MeasuredRun], size: int) -> Iterator[list[MeasuredRun]]:
     """Runs in parts of at least so many, if there are; those of one program in one."""
     part: list[MeasuredRun] = []
-    for _, alike in groupby(runs, lambda r: (r.gpu, r.hidden, r.heads, r.seq, r.vocab)):
+    for _, alike in groupby(runs, of_program):
         part += alike
         if len(part) >= size:
             yield part

@@ -7,7 +7,7 @@ fused, with the dropout of Megatron-LM as one op of the scores' size.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -210,7 +210,7 @@ class Decoder(nn.Module):
         return _CrossEntropy.apply(logits.flatten(0, 1).float(), labels.flatten())
 
 
-@cache
+@lru_cache(maxsize=4)
 def captured_decoder(spec: DecoderSpec, batch: int) -> Program:
     """The step of a decoder of `LAYERS` layers, without memory for its weights."""
     default = torch.get_default_dtype()

@@ -15,11 +15,14 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
+from xdsl.rewriter import Rewriter
+
 from shardweave.driver.runs.decoder import LAYERS, captured_decoder
 from shardweave.driver.runs.frameworks import framework_of
 from shardweave.driver.runs.memory import fullest, with_workspace
 from shardweave.driver.runs.rows import MeasuredRun
 from shardweave.driver.runs.spec import DecoderSpec
+from shardweave.ir.dist import AllReduceOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.rematerialize import recompute
@@ -28,6 +31,7 @@ from shardweave.planners.cost.pipeline.events import INTERLEAVED
 from shardweave.planners.cost.pipeline.simulation import PipelineSimulation, played_stages
 from shardweave.planners.cost.pipeline.stages import Stage, pipeline_of, placed_stages
 from shardweave.planners.cost.workload import Workload, workload_of
+from shardweave.planners.cost.zero import DATA_AXIS
 from shardweave.planners.lower import Lowerings
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
@@ -40,6 +44,9 @@ DTYPES = {
 ADAM_BYTES = 32
 """That Adam moves for a parameter in mixed precision: its gradient, and three numbers of 32 bits
 that are read and written, and the parameter."""
+
+CAPTURED = 16
+"""Samples of the batch that is captured, where micro-batches divide it."""
 
 GUESSED_MICRO_BATCHES = 4
 """Times its stages: micro-batches of a run with stages that does not say how many."""
@@ -127,18 +134,17 @@ class RunPredictor:
         return PredictedRun(found.time_s + _adam_s(run, cluster, stages), memory, capacity)
 
     def _work(self, run: MeasuredRun, cluster: Cluster, micro: int) -> Workload:
-        spec = _spec_of(run, micro)
+        spec = spec_of(run, micro)
         policy = policy_of(run)
         node = cluster.nodes[0].device, cluster.nodes[0].devices
         regathers = framework_of(run.framework, run.source).regathers
         key = (
             *(cluster.name, node, run.precision, spec, micro),
-            *(run.tensor, run.sequence_parallel, policy, regathers, _cuts(run)),
+            *(run.tensor, run.sequence_parallel, policy, regathers, _priced_on(run)),
         )
         if key not in self.works:
             local = _local(run, spec, micro, policy)
-            mesh = _mesh(run)
-            work = workload_of(local, cluster, mesh, regathers=regathers)
+            work = workload_of(local, cluster, _priced_on(run), regathers=regathers)
             self.works[key] = with_workspace(work, local)
         return stacked(self.works[key], run.layers)
 
@@ -165,29 +171,38 @@ def _played(
     return replace(second, micro_batches=count, time_s=first.time_s + (count - few) * each_s)
 
 
-def _cuts(run: MeasuredRun) -> tuple[int, int]:
-    """Devices over which sequences are cut, and where they are those of data, with which gradients
-    are summed together."""
-    return (run.context, run.data) if run.context > 1 else (1, 1)
-
-
-def _mesh(run: MeasuredRun) -> Mesh:
-    """Of the devices whose messages are priced with a micro-batch."""
-    context, data = _cuts(run)
-    axes = {"context": context} if context > 1 else {}
-    return Mesh(data=data, **axes, tensor=run.tensor)
+def _priced_on(run: MeasuredRun) -> Mesh:
+    """The devices whose messages are priced with a micro-batch: of one replica; where sequences are
+    cut, with those of data, for gradients are summed over both."""
+    cut = {"data": run.data, "context": run.context} if run.context > 1 else {}
+    return Mesh(**cut, tensor=run.tensor)
 
 
 def _local(run: MeasuredRun, spec: DecoderSpec, micro: int, policy: str) -> Program:
-    """The program of a rank, with what the run computes again."""
-    mesh = _mesh(run)
-    lowerings = _lowerings(spec, micro * mesh.size("data"))
+    """The program of a rank, with what the run computes again.
+
+    Micro-batches of several sizes are shares of one batch, which is captured once.
+    """
+    batch = CAPTURED if CAPTURED % micro == 0 else 2 * micro
+    context = {"context": run.context} if run.context > 1 else {}
+    mesh = Mesh(data=batch // micro, **context, tensor=run.tensor)
+    lowerings = _lowerings(spec, batch)
     plan = plan_megatron(lowerings.program, mesh, sequence_parallel=run.sequence_parallel)
-    if policy in RECOMPUTE:
-        return lowerings.blocking(replace(plan, recompute=policy))
-    local = lowerings.blocking(plan).clone()
-    recompute(local, lambda block: policy)
+    is_planned = policy in RECOMPUTE
+    base = replace(plan, recompute=policy) if is_planned else plan
+    local = lowerings.blocking(base).clone()
+    if not is_planned:
+        recompute(local, lambda block: policy)
+    if run.context == 1:
+        _drop_sums(local)
     return local
+
+
+def _drop_sums(program: Program) -> None:
+    """Leave out sums over replicas, which a step has once and no micro-batch."""
+    for op in list(program.ops):
+        if isinstance(op, AllReduceOp) and DATA_AXIS in op.axes:
+            Rewriter.replace_op(op, [], list(op.operands))
 
 
 def _check_axes(run: MeasuredRun) -> None:
@@ -217,8 +232,10 @@ def _adam_s(run: MeasuredRun, cluster: Cluster, stages: Sequence[Stage]) -> floa
     return ADAM_BYTES * size / stages[0].itemsize / shares / bandwidth
 
 
-def _spec_of(run: MeasuredRun, micro: int) -> DecoderSpec:
-    """Megatron-LM's kernel of softmax takes 16 bits, and scores of four matrices at a time
+def spec_of(run: MeasuredRun, micro: int) -> DecoderSpec:
+    """What a run's decoder is made of.
+
+    Megatron-LM's kernel of softmax takes 16 bits, and scores of four matrices at a time
     (`FusedScaleMaskSoftmax.is_kernel_available`)."""
     dtype = _dtype_of(run)
     matrices = micro * run.heads // run.tensor
@@ -242,7 +259,7 @@ def key_heads_on(run: MeasuredRun) -> int:
     return -(-keys // run.tensor) * run.tensor
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def _lowerings(spec: DecoderSpec, batch: int) -> Lowerings:
     return Lowerings(captured_decoder(spec, batch), most=2)
 
@@ -260,8 +277,14 @@ def _dtype_of(run: MeasuredRun) -> str:
 
 def in_order(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
     """Runs that share a program behind each other."""
-    return sorted(
-        runs, key=lambda r: (r.gpu, r.hidden, r.heads, r.seq, r.vocab, r.micro_batch or 0, r.tensor)
+    return sorted(runs, key=lambda r: (*of_program(r), r.framework, r.tensor, r.micro_batch or 0))
+
+
+def of_program(run: MeasuredRun) -> tuple[object, ...]:
+    """What runs that may share a program have in common."""
+    return (
+        *(run.gpu, run.hidden, run.heads, run.key_heads, run.ffn, run.seq, run.vocab),
+        run.told.architecture.name,
     )
 
 

@@ -175,7 +175,7 @@ def read_rows(paths: Iterable[Path]) -> tuple[list[MeasuredRun], list[str]]:
                 if not any(cell.strip() for cell in cells):
                     continue
                 try:
-                    runs.append(_run(_cells(names, cells), place, path.stem))
+                    runs.append(run_of(_cells(names, cells), place, path.stem))
                 except RowError as error:
                     problems.append(f"{place}: {error}")
     return runs, problems
@@ -281,7 +281,8 @@ class _Row:
         return RowError(f"column '{column}' is '{self.text(column)}'; {advice}")
 
 
-def _run(cells: Mapping[str, str], place: str, stem: str) -> MeasuredRun:
+def run_of(cells: Mapping[str, str], place: str, stem: str) -> MeasuredRun:
+    """A row by its columns. stem: its source, where it does not say it. Raises RowError."""
     row = _Row(cells)
     hidden, heads, gpus = row.count("hidden"), row.count("heads"), row.count("gpus")
     tensor, pipeline, context = row.count("tp", 1), row.count("pp", 1), row.count("cp", 1)
