@@ -5,9 +5,10 @@ reads rows in the columns of `data/runs/README.md`, predicts each on the preset 
 device or on one cluster, and prints for each source the errors, the order within groups of equal
 model, devices and batch, the regret of what the simulator would choose, and the rows that are
 worst. It says which architecture rows were taken for. Presets are made of data sheets and of
-profiles of single ops and messages (each file says of which), not of the runs. The groups that nobody was to look at while the model was made are reported
-apart. Many rows are predicted by several processes, by default one for each core. A row that
-cannot be read or predicted is named with its file and line; the first makes the command fail.
+profiles of single ops and messages (each file says of which), not of the runs. The groups that
+nobody was to look at while the model was made are reported apart. Many rows are predicted by several
+processes, by default one for each core. A row that cannot be read or predicted is named with its
+file and line; the first makes the command fail.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,15 +18,19 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
 
 PRESETS: Mapping[str, str] = {
-    "A100": "dgx-a100",
-    "a100_80gb": "dgx-a100",
-    "A100-80": "dgx-a100",
-    "a100_40gb": "dgx-a100-40",
-    "h100_80gb": "dgx-h100",
-    "V100-16": "dgx-v100",
-    "GH-96": "clariden",
+    "a100": "dgx-a100",
+    "a10080": "dgx-a100",
+    "a10040": "dgx-a100-40",
+    "h100": "dgx-h100",
+    "h10080": "dgx-h100",
+    "v10016": "dgx-v100",
+    "gh96": "clariden",
+    "gh200": "clariden",
 }
-"""By kind of device as rows write it."""
+"""By kind of device as rows write it, without what does not tell them apart."""
+
+BESIDE = re.compile(r"nvidia|sxm\d?|dgx|gb|[^a-z0-9]")
+"""Of a kind of device's name: what `PRESETS` leave out."""
 
 FEW = 20
 """Runs of a part at least: a process takes seconds to start."""
@@ -38,7 +43,7 @@ def cluster_of(run: MeasuredRun, asked: str | None) -> Cluster:
 
 def preset_of(run: MeasuredRun, asked: str | None) -> Cluster:
     """The cluster of a run's kind of device. Raises ValueError for an unknown device."""
-    name = asked or PRESETS.get(run.gpu)
+    name = asked or PRESETS.get(BESIDE.sub("", run.gpu.lower()))
     if name is None:
         raise ValueError(
             f"no preset is known for devices '{run.gpu}' ({', '.join(PRESETS)} are); give "

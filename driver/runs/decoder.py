@@ -41,16 +41,18 @@ class _AddDropped(torch.autograd.Function):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Megatron-LM's `vocab_parallel_cross_entropy`, op by op. Its one write of the gradient at each
-    label, in place, is left out."""
+    """Megatron-LM's `vocab_parallel_cross_entropy`, op by op, of which two values of the logits'
+    size in 32 bits live at once. Its one write of the gradient at each label, in place, is left
+    out."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         shifted = logits - logits.amax(-1, keepdim=True)
+        right = shifted.gather(-1, labels[:, None])
         powers = shifted.exp()
         total = powers.sum(-1, keepdim=True)
         ctx.save_for_backward(powers / total)
-        return (total.log() - shifted.gather(-1, labels[:, None])).mean()
+        return (total.log() - right).mean()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:

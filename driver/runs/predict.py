@@ -74,7 +74,8 @@ def placed(run: MeasuredRun, cluster: Cluster) -> Cluster:
     run's kind of device, or where the cluster has none of that name of its first kind. Where the
     run does not say how many devices a node has, the cluster does.
 
-    A run in TF32 has the rate `tfloat32` for products of 32 bits, if the cluster says it.
+    A run in TF32 has the rate `tfloat32` for products of 32 bits, and one in FP8 the rate `float8`
+    for products of 16, if the cluster says it.
     """
     own = [node for node in cluster.nodes if node.device == run.gpu]
     node = (own or cluster.nodes)[0]
@@ -83,12 +84,30 @@ def placed(run: MeasuredRun, cluster: Cluster) -> Cluster:
     devices = cluster.devices
     if run.precision == "tf32":
         devices = {name: _in_tf32(one) for name, one in devices.items()}
+    if "fp8" in run.precision:
+        devices = {name: _in_fp8(one) for name, one in devices.items()}
     return replace(cluster, nodes=(node,), devices=devices)
 
 
 def _in_tf32(device: DeviceType) -> DeviceType:
     rate = device.flops.get("tfloat32", device.flops.get("float32", 0.0))
     return replace(device, flops={**device.flops, "float32": rate})
+
+
+def _in_fp8(device: DeviceType) -> DeviceType:
+    """Products reach at so many times the FLOPs the share of a peak that is so many times as high;
+    attention takes 16 bits as before (Transformer Engine)."""
+    rate = device.flops.get("bfloat16", 0.0)
+    if not rate or "float8" not in device.flops:
+        return device
+    times = device.flops["float8"] / rate
+    attention = device.attention_efficiency or device.efficiency
+    return replace(
+        device,
+        flops={**device.flops, "bfloat16": rate * times},
+        efficiency=tuple((work * times, share) for work, share in device.efficiency),
+        attention_efficiency=tuple((work, share / times) for work, share in attention),
+    )
 
 
 @dataclass(eq=False)
