@@ -6,9 +6,9 @@ device or on one cluster, and prints for each source the errors, the order withi
 model, devices and batch, the regret of what the simulator would choose, and the rows that are
 worst. It says which architecture rows were taken for. Presets are made of data sheets and of
 profiles of single ops and messages (each file says of which), not of the runs. The groups that
-nobody was to look at while the model was made are reported apart. Many rows are predicted by several
-processes, by default one for each core. A row that cannot be read or predicted is named with its
-file and line; the first makes the command fail.
+nobody was to look at while the model was made are reported apart. Many rows are predicted by
+several processes, by default one for each core. A row that cannot be read or predicted is named
+with its file and line; the first makes the command fail.
 """
 
 from __future__ import annotations

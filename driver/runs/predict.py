@@ -74,8 +74,7 @@ def placed(run: MeasuredRun, cluster: Cluster) -> Cluster:
     run's kind of device, or where the cluster has none of that name of its first kind. Where the
     run does not say how many devices a node has, the cluster does.
 
-    A run in TF32 has the rate `tfloat32` for products of 32 bits, and one in FP8 the rate `float8`
-    for products of 16, if the cluster says it.
+    A run in TF32 has the rate `tfloat32` for products of 32 bits, if the cluster says it.
     """
     own = [node for node in cluster.nodes if node.device == run.gpu]
     node = (own or cluster.nodes)[0]
@@ -84,30 +83,12 @@ def placed(run: MeasuredRun, cluster: Cluster) -> Cluster:
     devices = cluster.devices
     if run.precision == "tf32":
         devices = {name: _in_tf32(one) for name, one in devices.items()}
-    if "fp8" in run.precision:
-        devices = {name: _in_fp8(one) for name, one in devices.items()}
     return replace(cluster, nodes=(node,), devices=devices)
 
 
 def _in_tf32(device: DeviceType) -> DeviceType:
     rate = device.flops.get("tfloat32", device.flops.get("float32", 0.0))
     return replace(device, flops={**device.flops, "float32": rate})
-
-
-def _in_fp8(device: DeviceType) -> DeviceType:
-    """Products reach at so many times the FLOPs the share of a peak that is so many times as high;
-    attention takes 16 bits as before (Transformer Engine)."""
-    rate = device.flops.get("bfloat16", 0.0)
-    if not rate or "float8" not in device.flops:
-        return device
-    times = device.flops["float8"] / rate
-    attention = device.attention_efficiency or device.efficiency
-    return replace(
-        device,
-        flops={**device.flops, "bfloat16": rate * times},
-        efficiency=tuple((work * times, share) for work, share in device.efficiency),
-        attention_efficiency=tuple((work, share / times) for work, share in attention),
-    )
 
 
 @dataclass(eq=False)
@@ -154,15 +135,14 @@ class RunPredictor:
 
     def _work(self, run: MeasuredRun, cluster: Cluster, micro: int) -> Workload:
         spec = spec_of(run, micro)
-        policy = policy_of(run)
+        batch = CAPTURED if CAPTURED % micro == 0 else 2 * micro
+        cut = run.tensor, run.context, run.sequence_parallel
+        share = _Share(spec, batch, micro, *cut, policy_of(run))
         node = cluster.nodes[0].device, cluster.nodes[0].devices
         regathers = framework_of(run.framework, run.source).regathers
-        key = (
-            *(cluster.name, node, run.precision, spec, micro),
-            *(run.tensor, run.sequence_parallel, policy, regathers, _priced_on(run)),
-        )
+        key = (*(cluster.name, node, run.precision, share, regathers, _priced_on(run)),)
         if key not in self.works:
-            local = _local(run, spec, micro, policy)
+            local = _local(share)
             work = workload_of(local, cluster, _priced_on(run), regathers=regathers)
             self.works[key] = with_workspace(work, local)
         return stacked(self.works[key], run.layers)
@@ -197,22 +177,34 @@ def _priced_on(run: MeasuredRun) -> Mesh:
     return Mesh(**cut, tensor=run.tensor)
 
 
-def _local(run: MeasuredRun, spec: DecoderSpec, micro: int, policy: str) -> Program:
-    """The program of a rank, with what the run computes again.
+@dataclass(frozen=True)
+class _Share:
+    """What decides the program of a rank: a decoder, samples of the batch that is captured and of a
+    micro-batch, how that is cut, and what is computed again."""
 
-    Micro-batches of several sizes are shares of one batch, which is captured once.
-    """
-    batch = CAPTURED if CAPTURED % micro == 0 else 2 * micro
-    context = {"context": run.context} if run.context > 1 else {}
-    mesh = Mesh(data=batch // micro, **context, tensor=run.tensor)
-    lowerings = _lowerings(spec, batch)
-    plan = plan_megatron(lowerings.program, mesh, sequence_parallel=run.sequence_parallel)
-    is_planned = policy in RECOMPUTE
-    base = replace(plan, recompute=policy) if is_planned else plan
+    spec: DecoderSpec
+    batch: int
+    micro: int
+    tensor: int
+    context: int
+    sequence_parallel: bool
+    policy: str
+
+
+@lru_cache(maxsize=4)
+def _local(share: _Share) -> Program:
+    """The program of a rank. Micro-batches of several sizes are shares of one batch, which is
+    captured once."""
+    context = {"context": share.context} if share.context > 1 else {}
+    mesh = Mesh(data=share.batch // share.micro, **context, tensor=share.tensor)
+    lowerings = _lowerings(share.spec, share.batch)
+    plan = plan_megatron(lowerings.program, mesh, sequence_parallel=share.sequence_parallel)
+    is_planned = share.policy in RECOMPUTE
+    base = replace(plan, recompute=share.policy) if is_planned else plan
     local = lowerings.blocking(base).clone()
     if not is_planned:
-        recompute(local, lambda block: policy)
-    if run.context == 1:
+        recompute(local, lambda block: share.policy)
+    if share.context == 1:
         _drop_sums(local)
     return local
 

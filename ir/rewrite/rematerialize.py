@@ -307,11 +307,13 @@ def _multiplies_weight(op: Operation) -> bool:
 
 
 def _making_scores(ops: Sequence[Operation]) -> set[Operation]:
-    """Of a block's forward ops, those from a product of two activations on up to another one."""
+    """Of a block's forward ops, those from a product of two activations on up to another one, with
+    no product of a weight between them."""
     products = {op for op in ops if facts_of(op).product is not None and not _multiplies_weight(op)}
     behind: set[Operation] = set()
     for op in ops:
-        if op in products or any(value.owner in behind for value in op.operands):
+        follows = any(value.owner in behind for value in op.operands)
+        if op in products or (follows and not _multiplies_weight(op)):
             behind.add(op)
     found: set[Operation] = set()
     for op in reversed(ops):

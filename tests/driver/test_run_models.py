@@ -206,17 +206,3 @@ def test_micro_batch_costs_the_same_as_a_share_of_a_larger_batch(
     alone = RunPredictor().predict(run, placed(run, CLUSTER))
     assert shared.step_s == pytest.approx(alone.step_s)
     assert shared.memory_bytes == alone.memory_bytes
-
-
-def test_products_in_fp8_have_the_rate_of_the_cluster() -> None:
-    """Twice that of 16 bits, where attention keeps its time; without a rate nothing changes."""
-    run = row(precision="fp8")
-    (device,) = placed(run, CLUSTER).devices.values()
-    (plain,) = placed(row(), CLUSTER).devices.values()
-    assert device.flops["bfloat16"] == pytest.approx(1979e12)
-    for (work, share), (own_work, own) in zip(device.efficiency, plain.efficiency, strict=True):
-        assert (work, share) == (pytest.approx(own_work * 1979 / 989), own)
-    times = [one.flops["bfloat16"] * one.attention_efficiency[0][1] for one in (device, plain)]
-    assert times[0] == pytest.approx(times[1])
-    other = find_cluster("dgx-a100")
-    assert placed(run, other).devices == placed(row(), other).devices
