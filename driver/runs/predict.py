@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import accumulate, pairwise
 
 from xdsl.rewriter import Rewriter
 
@@ -21,13 +20,13 @@ from shardweave.driver.runs.decoder import LAYERS, captured_decoder
 from shardweave.driver.runs.frameworks import framework_of
 from shardweave.driver.runs.memory import fullest, with_workspace
 from shardweave.driver.runs.rows import MeasuredRun
+from shardweave.driver.runs.run_plan import chunks, dtype_of, plan_of, spec_of
 from shardweave.driver.runs.spec import DecoderSpec
 from shardweave.ir.dist import AllReduceOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.rematerialize import recompute
 from shardweave.planners.cost.cluster import Cluster, DeviceType, PlacedCluster
-from shardweave.planners.cost.pipeline.events import INTERLEAVED
 from shardweave.planners.cost.pipeline.simulation import PipelineSimulation, played_stages
 from shardweave.planners.cost.pipeline.stages import Stage, pipeline_of, placed_stages
 from shardweave.planners.cost.workload import Workload, workload_of
@@ -35,12 +34,8 @@ from shardweave.planners.cost.zero import DATA_AXIS
 from shardweave.planners.lower import Lowerings
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import RECOMPUTE, Pipeline
+from shardweave.planners.plan_parts import RECOMPUTE
 
-DTYPES = {
-    **{"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "float32"},
-    **{name: name for name in ("bfloat16", "float16", "float32")},
-}
 ADAM_BYTES = 32
 """That Adam moves for a parameter in mixed precision: its gradient, and three numbers of 32 bits
 that are read and written, and the parameter."""
@@ -113,7 +108,7 @@ class RunPredictor:
                 "samples (mbs); write counts that divide it"
             )
         _check_axes(run)
-        plan = _plan_of(run, count)
+        plan = plan_of(run, count)
         work = self._work(run, cluster, micro)
 
         def read(placed: PlacedCluster, mesh: Mesh) -> Workload:
@@ -163,7 +158,7 @@ def _played(
 
     count = pipeline_of(plan).micro_batches
     few = -(-LEAST_PLAYED // run.pipeline) * run.pipeline
-    if count <= 3 * few or (_chunks(run) > 1 and count % run.pipeline):
+    if count <= 3 * few or (chunks(run) > 1 and count % run.pipeline):
         return play(count)
     first, second = play(few), play(2 * few)
     each_s = (second.time_s - first.time_s) / few
@@ -232,7 +227,7 @@ def _check_axes(run: MeasuredRun) -> None:
 def _gradient_scale(run: MeasuredRun) -> float:
     """Bytes of a gradient that is sent, over those of its parameter."""
     framework = framework_of(run.framework, run.source)
-    return 2.0 if framework.sends_float and _dtype_of(run) == "bfloat16" else 1.0
+    return 2.0 if framework.sends_float and dtype_of(run) == "bfloat16" else 1.0
 
 
 def _adam_s(run: MeasuredRun, cluster: Cluster, stages: Sequence[Stage]) -> float:
@@ -243,47 +238,9 @@ def _adam_s(run: MeasuredRun, cluster: Cluster, stages: Sequence[Stage]) -> floa
     return ADAM_BYTES * size / stages[0].itemsize / shares / bandwidth
 
 
-def spec_of(run: MeasuredRun, micro: int) -> DecoderSpec:
-    """What a run's decoder is made of.
-
-    Megatron-LM's kernel of softmax takes 16 bits, and scores of four matrices at a time
-    (`FusedScaleMaskSoftmax.is_kernel_available`)."""
-    dtype = _dtype_of(run)
-    matrices = micro * run.heads // run.tensor
-    has_kernel = dtype != "float32" and matrices % 4 == 0
-    fuses_mask = has_kernel or "Megatron" not in run.framework
-    framework = framework_of(run.framework, run.source)
-    vocab = run.vocab if framework.pads_vocab else run.vocab // run.tensor * run.tensor
-    kind = run.told.architecture
-    return DecoderSpec(
-        run.hidden, run.heads, run.ffn, vocab, run.seq, run.is_fused, fuses_mask, dtype,
-        framework.drops_hidden, framework.drops_scores, framework.scales_scores,
-        framework.masks_view, framework.heads.get(run.model, kind.head_of(run.hidden)),
-        key_heads_on(run), kind, framework.joins, framework.fuses_gate,
-    )  # fmt: skip
-
-
-def key_heads_on(run: MeasuredRun) -> int:
-    """Heads of keys and values: as many on each device, and one at least, which then several have
-    (Megatron-LM, `--num-query-groups`)."""
-    keys = run.key_heads or run.heads
-    return -(-keys // run.tensor) * run.tensor
-
-
 @lru_cache(maxsize=4)
 def _lowerings(spec: DecoderSpec, batch: int) -> Lowerings:
     return Lowerings(captured_decoder(spec, batch), most=2)
-
-
-def _dtype_of(run: MeasuredRun) -> str:
-    known = [name for key, name in DTYPES.items() if key in run.precision]
-    if "fp8" in run.precision:
-        return "bfloat16"
-    if not known:
-        raise ValueError(
-            f"column 'precision' is '{run.precision}'; write one of {', '.join(DTYPES)}, fp8"
-        )
-    return known[0]
 
 
 def in_order(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
@@ -336,34 +293,3 @@ def stacked(work: Workload, layers: int) -> Workload:
         for one in work.shared
     )
     return replace(work, blocks=blocks, shared=shared)
-
-
-def _plan_of(run: MeasuredRun, count: int) -> Plan:
-    pipeline = {"pipeline": run.pipeline} if run.pipeline > 1 else {}
-    context = {"context": run.context} if run.context > 1 else {}
-    layers = _layers_of_stages(run)
-    stages = tuple(tuple(f"h.{index}" for index in part) for part in layers)
-    overlaps = run.zero or framework_of(run.framework, run.source).overlaps
-    return Plan(
-        mesh={**pipeline, "data": run.data, **context, "tensor": run.tensor},
-        zero=run.zero if run.data > 1 else 0,
-        # FSDP sends beside its passes; Megatron-LM's data parallelism behind them.
-        schedule="cross-pass" if overlaps else "",
-        precision="fp32" if _dtype_of(run) == "float32" else "bf16-mixed",
-        pipeline=Pipeline(stages, count, schedule=INTERLEAVED if _chunks(run) > 1 else "1f1b"),
-    )
-
-
-def _chunks(run: MeasuredRun) -> int:
-    """Stages that a device has (column 'vpp'), where there are stages at all."""
-    return run.chunks if run.pipeline > 1 else 1
-
-
-def _layers_of_stages(run: MeasuredRun) -> list[range]:
-    """As the run says; else dealt evenly, as Megatron-LM does, the last stages taking one more."""
-    count = run.pipeline * _chunks(run)
-    each, more = divmod(run.layers, count)
-    even = [each + (stage >= count - more) for stage in range(count)]
-    noted = run.stage_layers if count == run.pipeline else ()
-    ends = [0, *accumulate(noted or even)]
-    return [range(first, last) for first, last in pairwise(ends)]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from xdsl.dialects.func import ReturnOp
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from shardweave.ir.annotations import Copy, copy_of, phase_of, set_origin, set_phase
@@ -18,8 +18,9 @@ from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
 from shardweave.ir.regions import split_at_backward, weight_ops
 from shardweave.ir.rewrite.cse import merge_where_equal
+from shardweave.ir.rewrite.stored_scores import making_scores, multiplies_weight
 from shardweave.ir.sharding.rules.attention import is_attention
-from shardweave.ir.storage import kept_bytes, storage_of
+from shardweave.ir.storage import kept_bytes
 
 POLICIES = ("none", "layer", "after-communication", "after-products", "budget")
 
@@ -166,9 +167,9 @@ class _Recomputation:
             self.policies[block] = self.policy_of(block)
             ops = [op for op in self.forward if self.block_of(op) == block]
             if self.policies[block] == "stored-scores":
-                self.scores |= _making_scores(ops)
+                self.scores |= making_scores(ops)
             if self.policies[block] == "every-second-product":
-                self.dropped |= set([op for op in ops if _multiplies_weight(op)][1::2])
+                self.dropped |= set([op for op in ops if multiplies_weight(op)][1::2])
         return self.policies[block]
 
     def _number_segments(self) -> None:
@@ -298,29 +299,6 @@ class _Recomputation:
             set_origin(clone, hint)
         Rewriter.insert_op(clone, InsertPoint.before(before))
         self.count += 1
-
-
-def _multiplies_weight(op: Operation) -> bool:
-    return facts_of(op).product is not None and any(
-        isinstance(storage_of(value).owner, Block) for value in op.operands
-    )
-
-
-def _making_scores(ops: Sequence[Operation]) -> set[Operation]:
-    """Of a block's forward ops, those from a product of two activations on up to another one, with
-    no product of a weight between them."""
-    products = {op for op in ops if facts_of(op).product is not None and not _multiplies_weight(op)}
-    behind: set[Operation] = set()
-    for op in ops:
-        follows = any(value.owner in behind for value in op.operands)
-        if op in products or (follows and not _multiplies_weight(op)):
-            behind.add(op)
-    found: set[Operation] = set()
-    for op in reversed(ops):
-        users = {use.operation for result in op.results for use in result.uses}
-        if op in behind and users & (found | products):
-            found.add(op)
-    return found
 
 
 def _is_read(op: Operation) -> bool:
