@@ -19,6 +19,7 @@ import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from shardweave.ir.text import without_gc
 from shardweave.planners.auto.estimate import FITS_SURELY, Estimator, PointEstimate
@@ -208,10 +209,12 @@ class JointSearch:
         """Points that differ in schedules alone, then in one dimension, the best estimates first;
         the degrees change together, and with them the micro-batches that suit them."""
         yield from self._variants(point)
+        is_beside = self.space.leaves_out(point)
+        like = point.with_value(recompute="layer") if is_beside else point
         near: dict[JointPoint, None] = {}
         meshes: dict[tuple[object, ...], JointPoint] = {}
         for other in self._by_estimate(self.estimates):
-            changed = _changed(other, point)
+            changed = _changed(other, like)
             if len(changed) == 1 and "mesh" not in changed:
                 near[other] = None
             if changed == {"mesh"} or changed == {"mesh", "micro_batches"}:
@@ -219,6 +222,9 @@ class JointSearch:
                 if meshes.setdefault(key, other) is other or changed == {"mesh"}:
                     near[other] = None
         for other in near:
+            if is_beside:
+                yield from self.space.keeping_products(other)
+                continue
             # As the point has it, if it can: schedules are no dimension of what is estimated.
             schedules = {name: getattr(point, name) for name in ORDERS}
             same = other.with_value(**schedules) if other.stages > 1 else other
@@ -228,12 +234,18 @@ class JointSearch:
                 yield same
 
     def _variants(self, point: JointPoint) -> Iterator[JointPoint]:
-        """The point under other orders: of a deep model, whose simulations are few, the best
-        estimates first."""
-        found = self.space.variants(point)
+        """The point under other orders, and where it has to compute something again, by another
+        policy: of a deep model, whose simulations are few, the best estimates first."""
+        found = chain(self.space.variants(point), self._keeping_products(point))
         if not self.evaluator.depths.is_deep:
             return found
         return iter(self._by_estimate([other for other in found if self._may_win(other)]))
+
+    def _keeping_products(self, point: JointPoint) -> Iterator[JointPoint]:
+        """What keeps more than a point that computes again, or less than one that does not fit."""
+        found = self.evaluator.found.get(point)
+        if point.recompute != "none" or (found is not None and not found.fits):
+            yield from self.space.keeping_products(point)
 
     def _see_rest(self) -> None:
         while True:
@@ -249,7 +261,7 @@ class JointSearch:
             if not self._is_seen(point):
                 yield point
             elif self._is_near(point):
-                yield from (v for v in self.space.variants(point) if not self._is_seen(v))
+                yield from (v for v in self._variants(point) if not self._is_seen(v))
 
     def _is_near(self, point: JointPoint) -> bool:
         """Whether another schedule may make a simulated point the fastest, or let it fit."""

@@ -28,6 +28,7 @@ from shardweave.planners.pipelines.schedules import find_schedule
 from shardweave.planners.plan_parts import (
     PAPERS_RECOMPUTE,
     PIPELINE_SCHEDULES,
+    PRODUCTS,
     RECOMPUTE,
     PlanError,
 )
@@ -130,10 +131,22 @@ class JointSpace:
 
     def _policies(self, stages: int) -> tuple[str, ...]:
         """Policies of recomputation: `after-products` with stages, which keep what many
-        micro-batches left, or where it is asked for. Of steps without, whose estimates leave out
-        most of what ZeRO's gathers expose, it would be the first of all that is simulated."""
-        asked = "recompute" in self.constraints.fixed
+        micro-batches left, or where a user says something of them. Of steps without, whose
+        estimates leave out most of what ZeRO's gathers expose, it would be the first of all that
+        is simulated; it is looked at beside these (`keeping_products`)."""
+        asked = {"recompute"} & {*self.constraints.fixed, *self.constraints.forbidden}
         return RECOMPUTE if stages > 1 or asked else PAPERS_RECOMPUTE
+
+    def keeping_products(self, point: JointPoint) -> Iterator[JointPoint]:
+        """A point of one stage with `after-products`, which `points` leaves out: it keeps more than
+        policies that compute more again, and less than what computes nothing again."""
+        found = point.with_value(recompute=PRODUCTS)
+        if self.leaves_out(found) and self.constraints.allows(found):
+            yield found
+
+    def leaves_out(self, point: JointPoint) -> bool:
+        """Whether a point's policy of recomputation is looked at beside others alone."""
+        return point.recompute not in self._policies(point.stages)
 
     def _with_buckets(self, point: JointPoint) -> Iterator[JointPoint]:
         """The point with messages joined in buckets of each size, where it joins any."""

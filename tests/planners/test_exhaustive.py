@@ -29,7 +29,7 @@ def brute_force(data: int, tensor: int) -> float:
     program = captured(SPEC).program
     mesh = Mesh(data=data, tensor=tensor)
     for sequence, policy, split in product(
-        (False, True), ("none", "layer", "after-communication"), (1, 2, 4)
+        (False, True), ("none", "layer", "after-communication", "after-products"), (1, 2, 4)
     ):
         plan = plan_megatron(program, mesh, sequence_parallel=sequence)
         passes = [
@@ -59,7 +59,7 @@ def test_plan_is_the_fastest_of_all() -> None:
     assert plan.predicted is not None
     assert plan.predicted.time_s == pytest.approx(brute_force(2, 2))
     assert plan.predicted.source == "simulated"
-    assert plan.reasons[0] == "all 18 plans were partitioned and simulated"
+    assert plan.reasons[0] == "all 24 plans were partitioned and simulated"
     assert_equals_eager(local_program(program, plan), captured(SPEC))
 
 
