@@ -320,8 +320,7 @@ class JointSearch:
         self._check_time()
         if len(self.evaluator.found) >= self.simulate:
             raise OutOfTime(f"{self.simulate} points were simulated")
-        self.evaluator.predict(point)
-        if len(self.evaluator.found) % COLLECT_EACH == 0:
+        if self.evaluator.predict(point) and len(self.evaluator.found) % COLLECT_EACH == 0:
             gc.collect()
         best = self.best
         told = f"best {seconds_text(best[1].time_s)} ({best[0]})" if best else "none fits so far"

@@ -134,7 +134,7 @@ class JointSpace:
         micro-batches left, or where a user says something of them. Of steps without, whose
         estimates leave out most of what ZeRO's gathers expose, it would be the first of all that
         is simulated; it is looked at beside these (`keeping_products`)."""
-        asked = {"recompute"} & {*self.constraints.fixed, *self.constraints.forbidden}
+        asked = "recompute" in self.constraints.names
         return RECOMPUTE if stages > 1 or asked else PAPERS_RECOMPUTE
 
     def keeping_products(self, point: JointPoint) -> Iterator[JointPoint]:
@@ -156,16 +156,18 @@ class JointSpace:
                 yield found
 
     def _usual(self, point: JointPoint) -> JointPoint | None:
-        """The point with the first schedules that the user allows; None if it is not allowed."""
+        """The point with the first schedules that the user allows, and that can be where something
+        is asked of schedules; None if there are none."""
         first = "cross-pass" if point.sub_batches > 1 or point.is_staged else "in-order"
-        schedule = next(filter(partial(self._may, "schedule"), (first, *self._schedules)), None)
-        if schedule is None:
-            return None
+        point = point.with_value(buckets=self.buckets[0])
         orders = (
             point.with_value(schedule=schedule, pipeline=pipeline, chunks=chunks)
+            for schedule in filter(partial(self._may, "schedule"), (first, *self._schedules))
             for pipeline, chunks in self._orders(point)
         )
         allowed = (one for one in orders if self.constraints.allows(one, ORDERS))
+        if self.constraints.names & {*ORDERS}:
+            allowed = filter(self.is_possible, allowed)
         return next(allowed, None)
 
     def _orders(self, point: JointPoint) -> Iterator[tuple[str, int]]:

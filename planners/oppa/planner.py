@@ -112,6 +112,8 @@ def plan_by_trials(
     """The fastest plan that a search finds; see `plan_oppa`."""
     if options.space not in SPACES:
         raise PlanError(f"{name}'s space is '{options.space}'; use one of {', '.join(SPACES)}.")
+    if options.trials < 1:
+        raise PlanError(f"{name} makes {options.trials} trials; give 1 or more.")
     is_joint = options.space == "joint"
     devices = cluster.num_devices if mesh is None else mesh.num_devices
     plans: Plans = (JointPlans if is_joint else PlainPlans)(name, program, cluster, mesh)
