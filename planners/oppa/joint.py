@@ -61,13 +61,14 @@ def every_point(space: JointSpace) -> Iterator[JointPoint]:
 
 def configuration_of(point: JointPoint) -> Configuration:
     """A point as OPPA's formulas see it: of the buckets that which is in use."""
-    buckets = "zero_bucket_mib" if point.zero else "data_bucket_mib"
+    bucket = point.buckets if point.joins_messages else 1
     return Configuration(
         data=point.data,
         tensor=point.tensor,
         pipeline=point.stages,
         zero=point.zero,
-        **{buckets: point.buckets} if point.joins_messages else {},
+        data_bucket_mib=1 if point.zero else bucket,
+        zero_bucket_mib=bucket if point.zero else 1,
         micro_batches=point.micro_batches,
         chunks=point.stages_each,
         recompute=point.recompute,

@@ -35,12 +35,14 @@ class PlainPlans:
 
     def configurations(self) -> list[Configuration]:
         """All of them, always in the same order, of which every axis cuts something."""
-        sizes = asked_degrees(self.mesh, AXES, self.planner, PlanError)
+        mesh = self.mesh
+        sizes = asked_degrees(mesh, AXES, self.planner, PlanError)
         asked = sizes.get("data", 1), sizes.get("tensor", 1)
+        devices = self.cluster.num_devices if mesh is None else mesh.num_devices
         return [
             one
-            for one in _space(self.program, (self.mesh or self.cluster).num_devices)
-            if (self.mesh is None or asked == (one.data, one.tensor)) and self._is_useful(one)
+            for one in _space(self.program, devices)
+            if (mesh is None or asked == (one.data, one.tensor)) and self._is_useful(one)
         ]
 
     def plan(self, one: Configuration) -> Plan:
