@@ -12,6 +12,7 @@ from shardweave.planners.auto.reader import REPEATING
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
 from shardweave.planners.cost.workload import Workload, batch_of, workload_of
+from shardweave.planners.cost.zero import DIVIDED
 from shardweave.planners.degrees import asked_degrees, divisors
 from shardweave.planners.lower import RECENT, Lowerings
 from shardweave.planners.megatron import plan_megatron
@@ -74,6 +75,11 @@ def plan_exhaustive(
     Raises PlanError if none can be made or none fits, with the smallest shortfall of memory.
     """
     check_precision(precision)
+    if zero not in range(len(DIVIDED)) or simulate < 1:
+        raise PlanError(
+            f"exhaustive: zero is {zero} and simulate {simulate}; give a stage of ZeRO, 0 to "
+            f"{len(DIVIDED) - 1}, and 1 plan or more."
+        )
     plans = {
         one: replace(plan, zero=zero if one.data > 1 else 0, precision=precision)
         for one, plan in _plans(program, mesh, cluster)

@@ -12,11 +12,12 @@ import pytest
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.auto import plan_auto
-from shardweave.planners.auto.constraints import Constraints
+from shardweave.planners.auto.constraints import Constraints, with_memory
 from shardweave.planners.auto.estimate import filled
 from shardweave.planners.auto.planner import AutoOptions
 from shardweave.planners.call import call_planner
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.exhaustive import plan_exhaustive
 from shardweave.planners.lower import Lowerings, local_program
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.oppa.trials import Host
@@ -123,6 +124,21 @@ def test_bad_options_and_what_they_leave_nothing_of_are_told(
 ) -> None:
     with pytest.raises(PlanError, match=message):
         planned(**options)
+
+
+def test_products_are_kept_where_nothing_less_fits_and_that_is_fastest() -> None:
+    found = captured("gpt:layers=2,hidden=64,heads=4,vocab=32,seq=32,batch=8").program
+    every = plan_exhaustive(found, MESH, cluster=CLUSTER, simulate=100, top=100)
+    least = min(one.predicted.peak_bytes for one in every.candidates if "rec" not in one.name)
+    fitting = [one for one in every.candidates if one.predicted.peak_bytes < least]
+    fastest = min(fitting, key=lambda one: one.predicted.time_s)
+    assert "after-products" in fastest.name
+    options = AutoOptions(fix="zero=0,micro_batches=1,schedule=in-order", propose=False)
+    tight = with_memory(CLUSTER, str(int(least) - 1))
+    plan = plan_auto(found, MESH, cluster=tight, options=options)
+    assert plan.recompute == "after-products"
+    assert plan.predicted is not None
+    assert plan.predicted.time_s <= fastest.predicted.time_s
 
 
 def test_memory_that_no_point_fits_into_is_told_where_others_propose_plans_too() -> None:

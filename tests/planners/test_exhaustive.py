@@ -81,6 +81,14 @@ def test_cluster_too_small_in_memory_tells_the_shortfall_in_gib_by_part() -> Non
         plan_exhaustive(captured(SPEC).program, Mesh(data=2, tensor=2), cluster=small)
 
 
+@pytest.mark.parametrize("options", [{"zero": 7}, {"simulate": 0}])
+def test_stages_of_zero_that_there_are_not_and_no_simulations_are_refused(
+    options: dict[str, int],
+) -> None:
+    with pytest.raises(PlanError, match="give a stage of ZeRO, 0 to 3, and 1 plan or more"):
+        plan_exhaustive(captured(SPEC).program, None, cluster=CLUSTER, **options)
+
+
 def test_mesh_with_other_axes_is_refused() -> None:
     with pytest.raises(PlanError, match="axis 'x', but 'exhaustive' plans data, tensor"):
         plan_exhaustive(captured(SPEC).program, Mesh(x=4), cluster=CLUSTER)
