@@ -39,6 +39,12 @@ MAY_FIT = 2.0
 estimates are up to 1.4 times what the simulator counts."""
 
 
+LIKELY_FITS, UNSURE = 1.25, 1.15
+"""How many times the memory the estimate of a small model may need and the point not come behind
+all others, and how much slower it then counts as: a GPT of one layer with little memory had its
+fastest plans among points whose estimates are 1.2 times the memory."""
+
+
 NEAR = 1.3
 """Points this many times slower than the fastest, or larger than the memory, are tried under other
 schedules too: of a small GPT under a tight memory the best was an order that another point hid."""
@@ -310,8 +316,9 @@ class JointSearch:
             found = self.estimates[point]
             share = found.memory_bytes / self.capacity
             # What may not fit comes behind what surely does, but before what surely does not.
-            time_s = found.time_s * (1.05 if share > FITS_SURELY else 1)
-            rank = self._ranks[point] = share > 1, time_s, _plainness(point)
+            time_s = found.time_s * (UNSURE if share > 1 else 1.05 if share > FITS_SURELY else 1)
+            most = 1.0 if self.evaluator.depths.is_deep else LIKELY_FITS
+            rank = self._ranks[point] = share > most, time_s, _plainness(point)
         return rank
 
     def _simulate(self, point: JointPoint) -> None:
