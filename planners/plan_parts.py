@@ -10,7 +10,10 @@ from typing import Any, cast
 PAPERS_RECOMPUTE = ("none", "layer", "after-communication")
 """What the planners of papers, and their baselines, choose among."""
 
-RECOMPUTE = (*PAPERS_RECOMPUTE, "after-products")
+PRODUCTS = "after-products"
+"""The policy of `rematerialize` that keeps what products, attention and collectives give."""
+
+RECOMPUTE = (*PAPERS_RECOMPUTE, PRODUCTS)
 """Policies of `rematerialize` that a plan may name."""
 
 SCHEDULES = ("", "blocking", "sub-batch", "cross-pass", "in-order", "list")

@@ -19,6 +19,7 @@ import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from shardweave.ir.text import without_gc
 from shardweave.planners.auto.estimate import FITS_SURELY, Estimator, PointEstimate
@@ -36,6 +37,12 @@ for a few simulations each. Not tuned."""
 MAY_FIT = 2.0
 """How many times the memory an estimate may need and the point still be simulated: of small models
 estimates are up to 1.4 times what the simulator counts."""
+
+
+LIKELY_FITS, UNSURE = 1.25, 1.15
+"""How many times the memory the estimate of a small model may need and the point not come behind
+all others, and how much slower it then counts as: a GPT of one layer with little memory had its
+fastest plans among points whose estimates are 1.2 times the memory."""
 
 
 NEAR = 1.3
@@ -208,10 +215,12 @@ class JointSearch:
         """Points that differ in schedules alone, then in one dimension, the best estimates first;
         the degrees change together, and with them the micro-batches that suit them."""
         yield from self._variants(point)
+        is_beside = self.space.leaves_out(point)
+        like = point.with_value(recompute="layer") if is_beside else point
         near: dict[JointPoint, None] = {}
         meshes: dict[tuple[object, ...], JointPoint] = {}
         for other in self._by_estimate(self.estimates):
-            changed = _changed(other, point)
+            changed = _changed(other, like)
             if len(changed) == 1 and "mesh" not in changed:
                 near[other] = None
             if changed == {"mesh"} or changed == {"mesh", "micro_batches"}:
@@ -219,6 +228,9 @@ class JointSearch:
                 if meshes.setdefault(key, other) is other or changed == {"mesh"}:
                     near[other] = None
         for other in near:
+            if is_beside:
+                yield from self.space.keeping_products(other)
+                continue
             # As the point has it, if it can: schedules are no dimension of what is estimated.
             schedules = {name: getattr(point, name) for name in ORDERS}
             same = other.with_value(**schedules) if other.stages > 1 else other
@@ -228,12 +240,18 @@ class JointSearch:
                 yield same
 
     def _variants(self, point: JointPoint) -> Iterator[JointPoint]:
-        """The point under other orders: of a deep model, whose simulations are few, the best
-        estimates first."""
-        found = self.space.variants(point)
+        """The point under other orders, and where it has to compute something again, by another
+        policy: of a deep model, whose simulations are few, the best estimates first."""
+        found = chain(self.space.variants(point), self._keeping_products(point))
         if not self.evaluator.depths.is_deep:
             return found
         return iter(self._by_estimate([other for other in found if self._may_win(other)]))
+
+    def _keeping_products(self, point: JointPoint) -> Iterator[JointPoint]:
+        """What keeps more than a point that computes again, or less than one that does not fit."""
+        found = self.evaluator.found.get(point)
+        if point.recompute != "none" or (found is not None and not found.fits):
+            yield from self.space.keeping_products(point)
 
     def _see_rest(self) -> None:
         while True:
@@ -249,7 +267,7 @@ class JointSearch:
             if not self._is_seen(point):
                 yield point
             elif self._is_near(point):
-                yield from (v for v in self.space.variants(point) if not self._is_seen(v))
+                yield from (v for v in self._variants(point) if not self._is_seen(v))
 
     def _is_near(self, point: JointPoint) -> bool:
         """Whether another schedule may make a simulated point the fastest, or let it fit."""
@@ -298,8 +316,9 @@ class JointSearch:
             found = self.estimates[point]
             share = found.memory_bytes / self.capacity
             # What may not fit comes behind what surely does, but before what surely does not.
-            time_s = found.time_s * (1.05 if share > FITS_SURELY else 1)
-            rank = self._ranks[point] = share > 1, time_s, _plainness(point)
+            time_s = found.time_s * (UNSURE if share > 1 else 1.05 if share > FITS_SURELY else 1)
+            most = 1.0 if self.evaluator.depths.is_deep else LIKELY_FITS
+            rank = self._ranks[point] = share > most, time_s, _plainness(point)
         return rank
 
     def _simulate(self, point: JointPoint) -> None:
@@ -308,8 +327,7 @@ class JointSearch:
         self._check_time()
         if len(self.evaluator.found) >= self.simulate:
             raise OutOfTime(f"{self.simulate} points were simulated")
-        self.evaluator.predict(point)
-        if len(self.evaluator.found) % COLLECT_EACH == 0:
+        if self.evaluator.predict(point) and len(self.evaluator.found) % COLLECT_EACH == 0:
             gc.collect()
         best = self.best
         told = f"best {seconds_text(best[1].time_s)} ({best[0]})" if best else "none fits so far"

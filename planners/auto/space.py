@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -19,35 +18,32 @@ from shardweave.planners.auto.point import (
     ReplicaCut,
 )
 from shardweave.planners.auto.reader import CostReader
-from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.auto.sizes import (
+    CHUNKS,
+    MESH_AXES,
+    buckets_of,
+    chunks_of,
+    contexts_of,
+    cuts_context,
+    tensor_degrees,
+)
 from shardweave.planners.cost.pipeline.stages import OVERLAPPING
 from shardweave.planners.degrees import asked_degrees, divisors
-from shardweave.planners.megatron import CONTEXT
 from shardweave.planners.pipelines.one_by_one import why_not_one_by_one
 from shardweave.planners.pipelines.schedules import find_schedule
 from shardweave.planners.plan_parts import (
     PAPERS_RECOMPUTE,
     PIPELINE_SCHEDULES,
+    PRODUCTS,
     RECOMPUTE,
     PlanError,
 )
 from shardweave.planners.predict import BY_BLOCK, DEEP_BY_BLOCK
 
 SUB_BATCHES = (1, 2, 4)
-MESH_AXES = ("data", "tensor", CONTEXT, "pipeline", "stage")
-"""The axes of a mesh that a user may ask for."""
-
 MOST_CONTEXTS = 2
 """How many sizes of an axis of sequences are looked at for a tensor degree: each is two partitions
 to read, or four, and a larger one sends more for less."""
-
-CHUNKS = (JointPoint.chunks, 4, 8)
-"""Into how many stages a deep model's part of a device may be cut: each halves what filling the
-pipeline takes, and doubles the messages."""
-
-MANY_DEVICES = 64
-"""From here on tensor parallelism stays within nodes: its messages, two for each block and pass,
-are too many for a network, and each degree is another partition to read."""
 
 SCHEDULES = ("in-order", "cross-pass", "sub-batch", "blocking")
 """Schedules of messages; `list`, the longest to compute, is tried on the best alone."""
@@ -130,10 +126,22 @@ class JointSpace:
 
     def _policies(self, stages: int) -> tuple[str, ...]:
         """Policies of recomputation: `after-products` with stages, which keep what many
-        micro-batches left, or where it is asked for. Of steps without, whose estimates leave out
-        most of what ZeRO's gathers expose, it would be the first of all that is simulated."""
-        asked = "recompute" in self.constraints.fixed
+        micro-batches left, or where a user says something of them. Of steps without, whose
+        estimates leave out most of what ZeRO's gathers expose, it would be the first of all that
+        is simulated; it is looked at beside these (`keeping_products`)."""
+        asked = "recompute" in self.constraints.names
         return RECOMPUTE if stages > 1 or asked else PAPERS_RECOMPUTE
+
+    def keeping_products(self, point: JointPoint) -> Iterator[JointPoint]:
+        """A point of one stage with `after-products`, which `points` leaves out: it keeps more than
+        policies that compute more again, and less than what computes nothing again."""
+        found = point.with_value(recompute=PRODUCTS)
+        if self.leaves_out(found) and self.constraints.allows(found):
+            yield found
+
+    def leaves_out(self, point: JointPoint) -> bool:
+        """Whether a point's policy of recomputation is looked at beside others alone."""
+        return point.recompute not in self._policies(point.stages)
 
     def _with_buckets(self, point: JointPoint) -> Iterator[JointPoint]:
         """The point with messages joined in buckets of each size, where it joins any."""
@@ -143,16 +151,18 @@ class JointSpace:
                 yield found
 
     def _usual(self, point: JointPoint) -> JointPoint | None:
-        """The point with the first schedules that the user allows; None if it is not allowed."""
+        """The point with the first schedules that the user allows, and that can be where something
+        is asked of schedules; None if there are none."""
         first = "cross-pass" if point.sub_batches > 1 or point.is_staged else "in-order"
-        schedule = next(filter(partial(self._may, "schedule"), (first, *self._schedules)), None)
-        if schedule is None:
-            return None
+        point = point.with_value(buckets=self.buckets[0])
         orders = (
             point.with_value(schedule=schedule, pipeline=pipeline, chunks=chunks)
+            for schedule in filter(partial(self._may, "schedule"), (first, *self._schedules))
             for pipeline, chunks in self._orders(point)
         )
         allowed = (one for one in orders if self.constraints.allows(one, ORDERS))
+        if self.constraints.names & {*ORDERS}:
+            allowed = filter(self.is_possible, allowed)
         return next(allowed, None)
 
     def _orders(self, point: JointPoint) -> Iterator[tuple[str, int]]:
@@ -265,54 +275,13 @@ def joint_space(
         parts=len(reader.cost(ReplicaCut(), 1).blocks),
         tensor=tuple(degrees),
         cuts_sequence=frozenset(cuts),
-        contexts=tuple(_contexts(devices, mesh, constraints)),
-        cuts_context=cache(partial(_cuts_context, reader)),
-        buckets=_buckets(reader, constraints),
+        contexts=tuple(contexts_of(devices, mesh, constraints)),
+        cuts_context=cache(partial(cuts_context, reader)),
+        buckets=buckets_of(reader, constraints),
         constraints=constraints,
         mesh=mesh,
         has_list=has_list,
         whole=why_not_one_by_one(program) if runnable else "",
-        chunks=_chunks(reader, constraints),
+        chunks=chunks_of(reader, constraints),
         is_deep=reader.depths.is_deep,
     )
-
-
-def _chunks(reader: CostReader, constraints: Constraints) -> tuple[int, ...]:
-    asked = constraints.fixed.get("chunks")
-    if asked is not None:
-        return (int(asked),)
-    return CHUNKS if reader.depths.is_deep else CHUNKS[:1]
-
-
-def _contexts(devices: int, mesh: Mesh | None, constraints: Constraints) -> Iterator[int]:
-    """Sizes that an axis of sequences may have, from the smallest."""
-    for size in divisors(devices):
-        asked = (
-            size if mesh is None else asked_degrees(mesh, MESH_AXES, "auto", PlanError).get(CONTEXT)
-        )
-        if size > 1 and size == asked and constraints.allows_value(CONTEXT, size):
-            yield size
-
-
-def _cuts_context(reader: CostReader, size: int) -> bool:
-    """Whether an axis of sequences of that size cuts anything."""
-    plan = reader.base(reader.depths.read, 1, ReplicaCut(context=size))
-    return f'"{CONTEXT}"' in "".join((*plan.inputs.values(), *plan.parameters.values()))
-
-
-def _buckets(reader: CostReader, constraints: Constraints) -> tuple[int, ...]:
-    """Sizes that join different messages: none is larger than all parameters together."""
-    asked = constraints.fixed.get("buckets")
-    if asked is not None:
-        return (int(asked),)
-    total = sum(reader.parameter_bytes)
-    return tuple(n for n in BUCKETS if n == BUCKETS[0] or n * 2**20 < total)
-
-
-def tensor_degrees(cluster: Cluster) -> list[int]:
-    """Degrees of tensor parallelism to look at."""
-    inside = math.gcd(*(node.devices for node in cluster.nodes))
-    degrees = divisors(cluster.num_devices)
-    if cluster.num_devices >= MANY_DEVICES:
-        degrees = [n for n in degrees if n <= inside]
-    return degrees
