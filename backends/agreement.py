@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shardweave.ir.types import form_of
+
 T = TypeVar("T")
 
 MESSAGE_BYTES = 25 * 2**20
@@ -83,6 +85,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 
 def digest_of(content: bytes) -> str:
+    """The SHA-256 of some bytes, in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -103,16 +106,12 @@ def describe_model(model: nn.Module) -> str:
         for path, module in model.named_modules()
     ]
     lines += [
-        f"param '{name}' {_form(p)}{'' if p.requires_grad else ', frozen'}"
+        f"param '{name}' {form_of(p)}{'' if p.requires_grad else ', frozen'}"
         for name, p in model.named_parameters(remove_duplicate=False)
     ]
     buffers = model.named_buffers(remove_duplicate=False)
-    lines += [f"buffer '{name}' {_form(buffer)}" for name, buffer in buffers]
+    lines += [f"buffer '{name}' {form_of(buffer)}" for name, buffer in buffers]
     return without_addresses("\n".join(lines))
-
-
-def _form(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def without_addresses(text: str) -> str:

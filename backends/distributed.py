@@ -19,7 +19,8 @@ from shardweave.backends.parts import Parts
 from shardweave.backends.pipeline import Home, StagedRunner, homes_of
 from shardweave.backends.programs import Key
 from shardweave.backends.runtime import Runtime
-from shardweave.backends.step import GivenProgram, Step
+from shardweave.backends.step import Step
+from shardweave.backends.step_programs import GivenProgram
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.shards import take_shard

@@ -45,7 +45,7 @@ class Group:
         """Entries of dim 0, which stand by rank within the process group, by position."""
         return [by_group_rank[rank] for rank in self.order]
 
-    def dealt(self, x: Tensor, dim: int, block: int) -> Tensor:
+    def block_cyclic(self, x: Tensor, dim: int, block: int) -> Tensor:
         """The part of each rank in a block-cyclic cut of `dim`, by rank within the process group.
 
         It is `take_blocks` for every index at once, stacked in a contiguous dim 0.
@@ -229,7 +229,7 @@ def start_reduce_scatter(x: Tensor, group: Group, dim: int, block: int) -> InFli
         parts = x.contiguous()
         shape = (block, *x.shape[1:])
     else:
-        parts = group.dealt(x, dim, block)
+        parts = group.block_cyclic(x, dim, block)
         shape = parts.shape[1:]
     if x.is_cpu:
         return _exchange_and_add(parts.view(group.size, -1), group, shape)
@@ -266,7 +266,7 @@ def start_all_to_all(
     x: Tensor, group: Group, dim: int, block: int, from_dim: int, from_block: int
 ) -> InFlight:
     """Gather `from_dim` over the group while `dim` is split over it."""
-    parts = group.dealt(x, dim, block)
+    parts = group.block_cyclic(x, dim, block)
     received = torch.empty_like(parts)
     work = dist.all_to_all_single(received, parts, group=group.process_group, async_op=True)
     return InFlight(

@@ -47,7 +47,7 @@ def placements_of(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> tuple
     DTensor applies placements in mesh order, each to what the earlier ones left. A placement
     of ours is a digit of the index; where its digit does not come next, as in a strided shard
     or in an axis that is major to an earlier one, it is a `_StridedShard`, which first cuts
-    the dim in `split_factor` parts and then deals each part over the axis. A dim that is cut
+    the dim in `split_factor` parts and then cuts each part over the axis. A dim that is cut
     unevenly has to be cut as `torch.chunk` does, over one axis (`Sharding.is_chunked`).
     """
     if not sharding.is_chunked(shape):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import NamedTuple
 
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from xdsl.ir import Operation
 
 from shardweave.backends.emit import ops_by_variable
 from shardweave.ir.annotations import describe
+from shardweave.ir.aten import AtenOp
 from shardweave.ir.dist import DistOp, RecvOp, WaitOp
 from shardweave.ir.program import Program
 from shardweave.ir.staged import StageFunction
@@ -96,6 +97,21 @@ def position_of(frame: FrameType | None) -> Position:
         elif not name.startswith(_NOT_OURS):
             break
     return Position(_in_code(frame, function), _may_wait(frame), frame)
+
+
+def computing_line(traceback: TracebackType | None) -> str:
+    """The line of a whole step's emitted source through which an error came, if it calls ATen.
+
+    Ranks that have come to the same such line have sent the same messages. Empty for lines that
+    send any themselves, for those of stages, which differ from rank to rank, and for other code.
+    """
+    while traceback is not None:
+        name, line = traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
+        if name in _emitted:
+            is_whole = not isinstance(_emitted[name].program, StageFunction)
+            return f"{name}:{line}" if is_whole and isinstance(_op_at(name, line), AtenOp) else ""
+        traceback = traceback.tb_next
+    return ""
 
 
 def _may_wait(frame: FrameType | None) -> bool:

@@ -28,15 +28,16 @@ def last_uses(program: Program) -> dict[Operation, list[SSAValue]]:
     """
     kept = {slot.value for slot in program.results}
     kept |= {slot.value for slot in program.arguments if slot.kind not in STAGE_KINDS}
-    last: dict[SSAValue, Operation] = {}
-    for op in program.ops:
-        for value in (*op.results, *op.operands):
-            last[value] = op
     found: dict[Operation, list[SSAValue]] = {}
-    for value, op in last.items():
+    for value, op in last_touches(program).items():
         if value not in kept:
             found.setdefault(op, []).append(value)
     return found
+
+
+def last_touches(program: Program) -> dict[SSAValue, Operation]:
+    """For each value the last op that makes or reads it."""
+    return {value: op for op in program.ops for value in (*op.results, *op.operands)}
 
 
 def free_name(word: str, taken: set[str], joint: str = "") -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 from weakref import ReferenceType
 
 import torch
@@ -49,6 +50,20 @@ class StandIn(nn.Module):
             setattr(self._origin(), name, value)
         else:
             super().__setattr__(name, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A module with modules, parameters and buffers of its own."""
+        new = type(self).__new__(type(self))
+        memo[id(self)] = new
+        new.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return new
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a step holds the programs and groups of this process, so that neither it nor a module "
+            "of it is pickled; save the step by sw.save_checkpoint, or its "
+            "step.full_state_dict(), a module by its state_dict(), and copy by copy.deepcopy."
+        )
 
     def _is_of_origin(self, name: str) -> bool:
         """Whether the model's module has an attribute that is no module, parameter or buffer."""

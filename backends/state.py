@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Self
 from weakref import ref
@@ -183,18 +182,10 @@ class ShardedState(StandIn):
 
         So `torch.optim.swa_utils.AveragedModel(step)` averages its weights.
         """
-        new = type(self).__new__(type(self))
-        memo[id(self)] = new
-        new.__dict__.update(copy.deepcopy({**self.__dict__, "_keys": {}, "_places": []}, memo))
+        new = super().__deepcopy__(memo)
         new._keys = {id(tensor): key for key, tensor in new._stored.items()}
         new._places = new._places_now()
         return new
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError(
-            "a step holds the programs and groups of this process, so that it is not pickled; save "
-            "it by sw.save_checkpoint, or step.full_state_dict(), and copy it by copy.deepcopy."
-        )
 
     # Properties, since a layer of the model may have any of these names.
 

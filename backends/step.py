@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -18,13 +17,13 @@ from shardweave.backends.accumulate import Gradients, merged, micro_batches
 from shardweave.backends.after_backward import BackwardRan
 from shardweave.backends.backend import Backend
 from shardweave.backends.bound import BoundProgram
+from shardweave.backends.failure_guard import FailureGuard
 from shardweave.backends.grad_scaler import loss_scale_of
-from shardweave.backends.input_gradients import check_required, give
-from shardweave.backends.midst import Midst
-from shardweave.backends.programs import Key
+from shardweave.backends.input_gradients import give
 from shardweave.backends.state import ShardedState
+from shardweave.backends.step_call import StepCall, autocast_dtype
+from shardweave.backends.step_programs import Programs
 from shardweave.backends.summary import summary_of
-from shardweave.ir.capture.arguments import Form, taken_apart
 from shardweave.ir.capture.outputs import LOSS
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.philox import STATE
@@ -33,157 +32,6 @@ from shardweave.ir.program import INPUT_GRADIENT, Program
 from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.types import shape_of
 from shardweave.planners.plan import Plan
-
-OPTIONS = ("accumulate", "loss_scale")
-"""Arguments of a call that are the step's own, unless the model's forward has one of the name."""
-
-
-@dataclass(frozen=True)
-class StepCall:
-    """One call of a step: its inputs by name, the form that held them, and the modes it is made in.
-
-    grad: whether gradients are computed. modes: whether each module is in training mode.
-    trained: whether each parameter requires a gradient. autocast: in which dtype, if any,
-    torch.autocast has the model compute.
-    """
-
-    form: Form
-    inputs: Mapping[str, Tensor]
-    grad: bool
-    modes: tuple[bool, ...]
-    trained: tuple[bool, ...]
-    autocast: torch.dtype | None = None
-
-    @property
-    def shapes(self) -> tuple[Any, ...]:
-        """Shape and dtype of each input, and whether it requires a gradient: hashable."""
-        tensors = self.inputs.values()
-        return tuple([(t.shape, t.dtype, self.grad and t.requires_grad) for t in tensors])
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Equal for calls that the same program runs."""
-        trained = self.trained if self.grad else ()
-        return self.form, self.shapes, self.grad, self.modes, trained, self.autocast
-
-    def __str__(self) -> str:
-        return f"{self.shapes_text} in {self.mode}"
-
-    @property
-    def mode(self) -> str:
-        """The mode, in words."""
-        cast = f" in {dtype_word(self.autocast)}" if self.autocast else ""
-        if self.grad:
-            return f"training{cast}"
-        if not any(self.modes):
-            return f"evaluation{cast}"
-        modes = "training mode without gradients" if self.modes[0] else "evaluation of some modules"
-        return modes + cast
-
-    @property
-    def shapes_text(self) -> str:
-        """`x (4, 8) float32`, for each input."""
-        tensors = [f"{name} {form_of(tensor)}" for name, tensor in self.inputs.items()]
-        constants = [f"{name}={value!r}" for name, value in self.form.constants]
-        return ", ".join([*tensors, *constants]) or "no inputs"
-
-
-def form_of(tensor: Tensor) -> str:
-    """`(4, 8) float32`."""
-    return f"{tuple(tensor.shape)} {dtype_word(tensor.dtype)}"
-
-
-def dtype_word(dtype: torch.dtype) -> str:
-    """`float32`."""
-    return str(dtype).removeprefix("torch.")
-
-
-class Programs(ABC):
-    """Where a step finds the program of a call.
-
-    first: the program by which parameters are sharded. stored: how the step keeps parameters and
-    buffers, which it writes here. options: the arguments of a call that are the step's own. plan,
-    notes: what is followed, and what there is to say of it. autocast: the dtype in which the model
-    computes where no torch.autocast around the call says another. seed: of random numbers.
-    """
-
-    autocast: torch.dtype | None = None
-    seed: int = 0
-    first: BoundProgram
-    stored: Mapping[Key, Sharding]
-    options: frozenset[str] = frozenset(OPTIONS)
-    plan: Plan | None = None
-    notes: Sequence[str] = ()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Itself: a copy of a step runs the same programs."""
-        return self
-
-    @abstractmethod
-    def taken_apart(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
-    ) -> tuple[Form, dict[str, Tensor]]:
-        """The arguments of a call, or some of them, as the programs name them."""
-
-    @abstractmethod
-    def find(self, call: StepCall) -> BoundProgram:
-        """The program that runs a call, made if it has to be. Collective."""
-
-    def compile_ahead(self, call: StepCall) -> BoundProgram:
-        """`find` for a call that is to come."""
-        return self.find(call)
-
-    def input_name(self, name: str) -> str:
-        """How programs name the input that the model's forward takes under a name."""
-        return name
-
-    def names(self) -> list[str]:
-        """The inputs as the model's forward names them."""
-        return self.first.inputs
-
-    def kept(self) -> list[tuple[str, BoundProgram]]:
-        """The programs there are, and what each is for."""
-        return [("every call", self.first)]
-
-    def row_axes(self, name: str) -> tuple[str, ...]:
-        """The mesh axes that cut the rows of an input, of a name in programs.
-
-        Those of an input that the first program does not have are those of the others.
-        """
-        inputs = {n: s for (kind, n), s in self.first.shardings.items() if kind == "input"}
-        chosen = [inputs[name]] if name in inputs else list(inputs.values())
-        return tuple(dict.fromkeys(p.axis for s in chosen if s.dims for p in s.dims[0]))
-
-
-class GivenProgram(Programs):
-    """One program for every call."""
-
-    def __init__(self, program: BoundProgram, seed: int = 0) -> None:
-        self.first = program
-        self.seed = seed
-
-    def taken_apart(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
-    ) -> tuple[Form, dict[str, Tensor]]:
-        del is_whole
-        return taken_apart(args, kwargs)
-
-    def find(self, call: StepCall) -> BoundProgram:
-        self.first.check_batch(call.inputs)
-        if call.autocast is not None:
-            raise ValueError(
-                "the step runs one given program, in the dtypes that it has; torch.autocast around "
-                "the call would change nothing. Leave it out, or compile without `program`."
-            )
-        if self.first.has_gradients:
-            if not call.grad:
-                raise ValueError(
-                    "the step runs one given program, which computes gradients and updates "
-                    "buffers as in training; to evaluate, make a step of a program captured with "
-                    "train=False, or leave `program` out so that programs are compiled."
-                )
-            check_required(self.first.program.results, call.inputs)
-        return self.first
 
 
 class Step(ShardedState):
@@ -221,7 +69,7 @@ class Step(ShardedState):
         self._gradients = Gradients(self)
         self._ran = BackwardRan(self._gradients.parameters)
         self._is_synced = True
-        self._midst = Midst(is_joint=backend.is_joint)
+        self._failure_guard = FailureGuard(is_joint=backend.is_joint)
         self._num_calls = 0
 
     @property
@@ -248,6 +96,7 @@ class Step(ShardedState):
         count = options.get("accumulate", 1)
         scale = loss_scale_of(options.get("loss_scale"), self.backend.device, self._mesh)
         call = self.call_of(args, kwargs)
+        self._failure_guard.check()
         self.check_own()
         self._gradients.check_hooks()
         is_checked = self.backend.is_joint and replicas.are_checked()
@@ -297,7 +146,7 @@ class Step(ShardedState):
         if call.grad:
             bound = self._gradients.program_of(bound, is_last=is_last)
         into = self._gradients.into(bound) if call.grad else {}
-        with self._midst:
+        with self._failure_guard:
             results = bound.run(self, call.inputs, scale, into)
         outputs: dict[str, Tensor] = {}
         of_inputs: dict[str, Tensor] = {}
@@ -486,8 +335,3 @@ class Step(ShardedState):
     @property
     def _runner(self) -> Any:
         return self._bound.runner
-
-
-def autocast_dtype(device: str) -> torch.dtype | None:
-    """The dtype of the torch.autocast that is on for a device type; None if none is."""
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

@@ -67,7 +67,7 @@ def _reduced(members: Group, reduction: str) -> Tensor:
     raise ValueError(f'dist.all_reduce: found op = "{reduction}", expected "sum" or "max".')
 
 
-def _dealt(op: dist.AlongDimOp, members: Group) -> list[Tensor]:
+def _block_cyclic(op: dist.AlongDimOp, members: Group) -> list[Tensor]:
     """Of each member's tensor the blocks that fall to its position."""
     dim, block, size = op.dim, op.block, len(members)
     return [cut_out(tensor, dim, size, block, index) for index, tensor in enumerate(members)]
@@ -79,15 +79,17 @@ def _to_all(tensor: Tensor, members: Group) -> list[Tensor]:
 
 def _all_to_all(op: dist.AllToAllOp, members: Group) -> list[Tensor]:
     whole = merge_blocks(list(members), op.from_dim, op.from_block)
-    return _dealt(op, _to_all(whole, members))
+    return _block_cyclic(op, _to_all(whole, members))
 
 
 _IMPLEMENTATIONS: dict[type[dist.DistOp], Callable[[Any, Group], list[Tensor]]] = {
     dist.AllReduceOp: lambda op, group: _to_all(_reduced(group, op.reduction), group),
-    dist.ReduceScatterOp: lambda op, group: _dealt(op, _to_all(_reduced(group, "sum"), group)),
+    dist.ReduceScatterOp: lambda op, group: _block_cyclic(
+        op, _to_all(_reduced(group, "sum"), group)
+    ),
     dist.AllGatherOp: lambda op, group: _to_all(merge_blocks(list(group), op.dim, op.block), group),
     dist.AllToAllOp: _all_to_all,
-    dist.SliceOp: _dealt,
+    dist.SliceOp: _block_cyclic,
     dist.BroadcastOp: lambda op, group: _to_all(group[0], group),
     dist.ShardIndexOp: lambda op, group: [torch.tensor(index) for index in range(len(group))],
 }

@@ -24,11 +24,9 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardweave.driver.gpt import Block, GPTConfig
-from shardweave.ir.capture.capture import capture
+from shardweave.benchmarks.layer_stack import step_of_layers
+from shardweave.driver.gpt import GPTConfig
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.apply_plan import ApplyPlanPass
@@ -92,19 +90,6 @@ def gpt_model(name: str, samples: int) -> Model:
     return Model(tuple(layers), ITEMSIZE, STATE_BYTES, kept_bytes=float(kept))
 
 
-class Layers(nn.Module):
-    """A stack of transformer layers."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.h = nn.ModuleList(Block(config) for _ in range(config.layers))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.h:
-            x = block(x)
-        return x.square().mean()
-
-
 @cache
 def captured(name: str, num_layers: int, samples: int) -> Program:
     """The step of a stack of a model's layers, in 16 bits, with fake weights."""
@@ -114,9 +99,7 @@ def captured(name: str, num_layers: int, samples: int) -> Program:
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        with FakeTensorMode():
-            module, x = Layers(config), torch.empty(samples, seq, hidden)
-        return capture(module, kwargs={"x": x})
+        return step_of_layers(config)
     finally:
         torch.set_default_dtype(default)
 

@@ -36,9 +36,9 @@ def _example(
     return Example(Loss(model.to(F64).train(), loss), [batch() for _ in range(NUM_STEPS)])
 
 
-def _images(size: int, classes: int = 8, channels: int = 3) -> dict[str, Tensor]:
-    pixels = torch.randn(BATCH, channels, size, size, dtype=F64)
-    return {"pixels": pixels, "labels": torch.randint(0, classes, (BATCH,))}
+def _images(size: int) -> dict[str, Tensor]:
+    pixels = torch.randn(BATCH, 3, size, size, dtype=F64)
+    return {"pixels": pixels, "labels": torch.randint(0, 8, (BATCH,))}
 
 
 def _classify(model: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:

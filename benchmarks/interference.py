@@ -37,11 +37,11 @@ class Pair:
     is_held_out: bool
 
 
-def read_pairs(path: Path = FILE) -> list[Pair]:
+def read_pairs() -> list[Pair]:
     """The pairs of a GEMM and a transfer of which each was also measured alone."""
     alone: defaultdict[tuple[object, ...], list[float]] = defaultdict(list)
     both: list[tuple[tuple[str, ...], float, float, float]] = []
-    with path.open(newline="") as file:
+    with FILE.open(newline="") as file:
         for row in csv.DictReader(file):
             if float(row["cpu_to_gpu_mb"]) or float(row["gpu_to_cpu_mb"]):
                 continue

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -111,24 +110,13 @@ def measured(name: str, local: sw.Program) -> Partitioned:
     return Partitioned(name, str(local), count, sent)
 
 
-def totals_of(text: str) -> Partitioned:
-    """A case read back from its file."""
-    return measured("", sw.parse(text))
-
-
-def without_blocks(text: str) -> str:
-    """The text without the names of blocks in its first line, as older versions wrote it."""
-    head, newline, rest = text.partition("\n")
-    return re.sub(r"dist\.blocks = \[[^]]*\], ", "", head) + newline + rest
-
-
 def compare(found: list[Partitioned], folder: Path) -> list[dict[str, object]]:
     """A row for each case whose text is not that of the folder."""
     rows: list[dict[str, object]] = []
     for one in found:
         path = folder / f"{one.name}.mlir"
         before = path.read_text() if path.is_file() else None
-        if before in (one.text, without_blocks(one.text)):
+        if before == one.text:
             continue
         row: dict[str, object] = {"case": one.name, "collectives": one.collectives}
         row["sent_bytes"] = one.sent_bytes

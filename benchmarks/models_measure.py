@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 import shardweave as sw
 from shardweave.backends.bound import BoundProgram
-from shardweave.backends.step import GivenProgram, Step
+from shardweave.backends.step import Step
+from shardweave.backends.step_programs import GivenProgram
 from shardweave.backends.virtual import VirtualBackend
 from shardweave.driver.check import (
     CheckResult,

@@ -25,11 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from shardweave.benchmarks.layer_stack import step_of_layers
 from shardweave.benchmarks.oases_data import (
     BUDGET_BYTES,
     CLUSTERS,
@@ -42,9 +41,8 @@ from shardweave.benchmarks.oases_data import (
     row_of,
     tables,
 )
-from shardweave.benchmarks.oases_table3 import SIMULATED_LAYERS, Layers, scheduled
+from shardweave.benchmarks.oases_table3 import SIMULATED_LAYERS, scheduled
 from shardweave.driver.gpt import GPTConfig
-from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.simulate import simulate
@@ -165,10 +163,7 @@ def figure_5(row: Mapping[str, Any], cluster_name: str, depths: Sequence[int]) -
         points: list[float] = []
         for depth in depths:
             config = GPTConfig(depth, row["H"], row["heads"], seq=SEQ, batch=row["micro_batch"])
-            with FakeTensorMode():
-                module = Layers(config)
-                x = torch.empty(row["micro_batch"], SEQ, row["H"])
-            program = capture(module, kwargs={"x": x})
+            program = step_of_layers(config)
             program.set_mesh(Mesh(tensor=row["tmp"]))
             points.append(simulate(scheduled(program, method), cluster).time_s)
         slope = (points[-1] - points[0]) / (depths[-1] - depths[0])

@@ -16,7 +16,8 @@ from typing import Any
 
 from shardweave.planners.cost.cluster import Cluster, CollectiveTimes, time_at
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.oases.chain import GIB, Chain, ChainBlock, DegreeOption, Matrix, PassTimes
+from shardweave.planners.cost.quantity import GIB
+from shardweave.planners.oases.chain import Chain, ChainBlock, DegreeOption, Matrix, PassTimes
 
 DATA = Path(__file__).resolve().parent / "data"
 NUM_DEVICES = 32

@@ -27,7 +27,8 @@ from shardweave.benchmarks.oases_data import (
     model_of,
     tables,
 )
-from shardweave.planners.oases.chain import GIB, Chain, linearise, runs
+from shardweave.planners.cost.quantity import GIB
+from shardweave.planners.oases.chain import Chain, linearise, runs
 from shardweave.planners.oases.dp import Solution, solve_chain
 from shardweave.planners.oases.ilp import solve_chain_ilp
 

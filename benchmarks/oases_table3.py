@@ -29,14 +29,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import spearmanr
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from xdsl.ir import Operation
 
+from shardweave.benchmarks.layer_stack import step_of_layers
 from shardweave.benchmarks.oases_data import (
     BUDGET_BYTES,
     CLUSTERS,
@@ -49,9 +47,8 @@ from shardweave.benchmarks.oases_data import (
     row_of,
     tables,
 )
-from shardweave.driver.gpt import Block, GPTConfig
+from shardweave.driver.gpt import GPTConfig
 from shardweave.ir.annotations import layer_of, phase_of
-from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.apply_plan import ApplyPlanPass
@@ -111,26 +108,11 @@ class Line:
         return "as paper" if values[-1] > values[-2] else "differs"
 
 
-class Layers(nn.Module):
-    """What the authors' benchmark trains: layers alone. Shapes: batch x seq x hidden -> scalar."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.h = nn.ModuleList(Block(config) for _ in range(config.layers))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.h:
-            x = block(x)
-        return x.square().mean()
-
-
 def captured(model: Model, layers: int) -> Program:
     """The step of one data-parallel group, on a mesh of its tensor axis alone."""
     batch = model.batch // model.data
     config = GPTConfig(layers, model.hidden, model.hidden // 64, seq=SEQ, batch=batch)
-    with FakeTensorMode():
-        module, x = Layers(config), torch.empty(batch, SEQ, model.hidden)
-    program = capture(module, kwargs={"x": x})
+    program = step_of_layers(config)
     program.set_mesh(Mesh(tensor=model.tensor))
     return program
 

@@ -15,7 +15,6 @@ import argparse
 import json
 import sys
 import tempfile
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,15 +43,8 @@ PROFILED = ("blocking", "cross-pass")
 def main() -> int:
     options = parse_options()
     console = Console(width=max(110, Console().width))
-    if options.link == "shaped" and (reason := shaped_link.why_not()):
-        console.print(f"skipped: the shaped link cannot be made here: {reason}.")
-        return 0
-    link = (
-        shaped_link.shaped_link(NUM_RANKS, options.rate)
-        if options.link == "shaped"
-        else nullcontext()
-    )
-    with link, tempfile.TemporaryDirectory() as folder:
+    rate = options.rate if options.link == "shaped" else ""
+    with shaped_link.shaped_link(NUM_RANKS, rate), tempfile.TemporaryDirectory() as folder:
         if options.profile:
             profile(options)
             options.cluster = options.profile

@@ -22,7 +22,6 @@ import json
 import statistics
 import sys
 import tempfile
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +50,8 @@ QUICK = "gpt:layers=8,hidden=32,heads=4,vocab=64,seq=16,batch=8,tie=false"
 def main() -> int:
     options = parse_options()
     console = Console(width=max(140, Console().width))
-    if options.rate and (reason := shaped_link.why_not()):
-        console.print(f"skipped: the link cannot be shaped here: {reason}.")
-        return 0
     results: list[dict[str, Any]] = []
-    with (
-        shaped_link.shaped_link(max(options.ranks), options.rate) if options.rate else nullcontext()
-    ):
+    with shaped_link.shaped_link(max(options.ranks), options.rate):
         for ranks in options.ranks:
             if options.profile:
                 profile(options, ranks)

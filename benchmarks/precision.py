@@ -27,6 +27,7 @@ from torch import Tensor, nn
 import shardweave as sw
 from shardweave.benchmarks.compile_time import machine
 from shardweave.driver.gpt import GPTConfig, build_gpt
+from shardweave.ir.types import dtype_word
 
 MESHES = ("data=2", "data=4", "tensor=2", "tensor=4", "data=2,tensor=2")
 DTYPES = (None, torch.float32, torch.bfloat16)
@@ -88,7 +89,7 @@ def measure(mesh: str, reduce_dtype: torch.dtype | None, num_seeds: int) -> Row:
         step.zero_grad()
         step(**batch)
         logs.append(math.log(distance(step, exact) / distance(model, exact)))
-    name = "" if reduce_dtype is None else str(reduce_dtype).removeprefix("torch.")
+    name = "" if reduce_dtype is None else dtype_word(reduce_dtype)
     spread = statistics.stdev(logs) / math.sqrt(num_seeds)
     return Row(mesh, name, math.exp(statistics.mean(logs)), spread)
 

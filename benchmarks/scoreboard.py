@@ -4,10 +4,11 @@
 reads rows in the columns of `data/runs/README.md`, predicts each on the preset of its kind of
 device or on one cluster, and prints for each source the errors, the order within groups of equal
 model, devices and batch, the regret of what the simulator would choose, and the rows that are
-worst. Presets are made of data sheets and of profiles of single ops and messages (each file says of
-which), not of the runs. The groups that nobody was to look at while the model was made are reported
-apart. Many rows are predicted by several processes, by default one for each core. A row that
-cannot be read or predicted is named with its file and line; the first makes the command fail.
+worst. It says which architecture rows were taken for. Presets are made of data sheets and of
+profiles of single ops and messages (each file says of which), not of the runs. The groups that
+nobody was to look at while the model was made are reported apart. Many rows are predicted by
+several processes, by default one for each core. A row that cannot be read or predicted is named
+with its file and line; the first makes the command fail.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,8 @@ def _print_scores(scores: Mapping[str, Score], record: Mapping[str, Any]) -> Non
     Console(width=120).print(_table(scores))
     for source in scores:
         one = record["sources"][source]
+        for reason, count in one["taken_for"].items():
+            print(f"{source}: {count} rows taken for {reason}")
         print(f"{source}, worst rows:")
         for row in one["worst"]:
             print(
@@ -122,6 +126,11 @@ def _print_scores(scores: Mapping[str, Score], record: Mapping[str, Any]) -> Non
             print(
                 f"  a formula with four constants, fitted on half of the groups, on others: {both}"
             )
+
+
+def _architectures(runs: Sequence[MeasuredRun]) -> dict[str, int]:
+    """What rows were taken for, and by what they told it, with how many of them."""
+    return dict(Counter(f"{r.told.architecture.name}, by {r.told.reason}" for r in runs))
 
 
 def _oracle_record(pairs: Sequence[Pair], asked: str | None) -> dict[str, Any]:
@@ -148,8 +157,10 @@ def report(
     scores: dict[str, Score] = {}
     for source in dict.fromkeys(run.source for run in runs):
         own = found.of(source)
+        rows = [run for run in runs if run.source == source]
         if not own.pairs:
             record["sources"][source] = {"runs": 0, **_contradicted_record(own)}
+            record["sources"][source]["taken_for"] = _architectures(rows)
             reasons = [reason for _, reason in own.refused]
             reasons += [run.contradiction for run, _ in own.contradicted]
             print(f"{source}: none of its runs is scored: {reasons[0]}")
@@ -157,6 +168,7 @@ def report(
         scores[source] = score_of(own.pairs)
         record["sources"][source] = {
             **scores[source].record(),
+            "taken_for": _architectures(rows),
             "worst": worst_of(own.pairs),
             **_contradicted_record(own),
             **_oracle_record(own.pairs, asked),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -11,21 +12,25 @@ from itertools import groupby
 from multiprocessing import get_context
 
 from shardweave.benchmarks.scoreboard_score import Pair
-from shardweave.driver.runs.predict import RunPredictor, in_order, placed
+from shardweave.driver.runs.predict import RunPredictor, in_order, of_program, placed
 from shardweave.driver.runs.rows import MeasuredRun
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
 
 PRESETS: Mapping[str, str] = {
-    "A100": "dgx-a100",
-    "a100_80gb": "dgx-a100",
-    "A100-80": "dgx-a100",
-    "a100_40gb": "dgx-a100-40",
-    "h100_80gb": "dgx-h100",
-    "V100-16": "dgx-v100",
-    "GH-96": "clariden",
+    "a100": "dgx-a100",
+    "a10080": "dgx-a100",
+    "a10040": "dgx-a100-40",
+    "h100": "dgx-h100",
+    "h10080": "dgx-h100",
+    "v10016": "dgx-v100",
+    "gh96": "clariden",
+    "gh200": "clariden",
 }
-"""By kind of device as rows write it."""
+"""By kind of device as rows write it, without what does not tell them apart."""
+
+BESIDE = re.compile(r"nvidia|sxm\d?|dgx|gb|[^a-z0-9]")
+"""Of a kind of device's name: what `PRESETS` leave out."""
 
 FEW = 20
 """Runs of a part at least: a process takes seconds to start."""
@@ -38,7 +43,7 @@ def cluster_of(run: MeasuredRun, asked: str | None) -> Cluster:
 
 def preset_of(run: MeasuredRun, asked: str | None) -> Cluster:
     """The cluster of a run's kind of device. Raises ValueError for an unknown device."""
-    name = asked or PRESETS.get(run.gpu)
+    name = asked or PRESETS.get(BESIDE.sub("", run.gpu.lower()))
     if name is None:
         raise ValueError(
             f"no preset is known for devices '{run.gpu}' ({', '.join(PRESETS)} are); give "
@@ -99,7 +104,7 @@ def _take(all_found: Predicted, found: Predicted, num_runs: int) -> None:
 def _parts(runs: Sequence[MeasuredRun], size: int) -> Iterator[list[MeasuredRun]]:
     """Runs in parts of at least so many, if there are; those of one program in one."""
     part: list[MeasuredRun] = []
-    for _, alike in groupby(runs, lambda r: (r.gpu, r.hidden, r.heads, r.seq, r.vocab)):
+    for _, alike in groupby(runs, of_program):
         part += alike
         if len(part) >= size:
             yield part

@@ -19,7 +19,11 @@ _SETTINGS = (
 )
 
 
-def why_not() -> str | None:
+MTU = 9000
+"""Of every NIC, in bytes."""
+
+
+def _why_not() -> str | None:
     """Why a shaped link cannot be made here; None if it can."""
     if os.geteuid() != 0:
         return "it needs root"
@@ -32,29 +36,38 @@ def _run(*command: str, check: bool = True) -> None:
 
 
 @contextmanager
-def shaped_link(num_nodes: int, rate: str, mtu: int = 9000) -> Iterator[None]:
-    """Nodes 0 .. n-1, each with a full-duplex NIC of `rate` (as tc writes it: 250mbit)."""
+def shaped_link(num_nodes: int, rate: str) -> Iterator[None]:
+    """Nodes 0 .. n-1, each with a full-duplex NIC of `rate` (as tc writes it: 250mbit).
+
+    With an empty rate there are none. Where there can be none, says so and ends the process.
+    """
+    if not rate:
+        yield
+        return
+    if reason := _why_not():
+        print(f"skipped: the link cannot be shaped here: {reason}.")
+        raise SystemExit
     _take_down(num_nodes)
     try:
         _run("ip", "link", "add", BRIDGE, "type", "bridge")
-        _run("ip", "link", "set", BRIDGE, "mtu", str(mtu), check=False)
+        _run("ip", "link", "set", BRIDGE, "mtu", str(MTU), check=False)
         _run("ip", "link", "set", BRIDGE, "up")
         for node in range(num_nodes):
-            _add_node(node, rate, mtu)
+            _add_node(node, rate)
         yield
     finally:
         _take_down(num_nodes)
 
 
-def _add_node(node: int, rate: str, mtu: int) -> None:
+def _add_node(node: int, rate: str) -> None:
     space, host = f"sw{node}", f"swh{node}"
     shape = ("root", "tbf", "rate", rate, "burst", "128kb", "limit", "16mb")
     _run("ip", "netns", "add", space)
-    _run("ip", "link", "add", host, "mtu", str(mtu), "type", "veth",
+    _run("ip", "link", "add", host, "mtu", str(MTU), "type", "veth",
          "peer", "name", "eth0", "netns", space)  # fmt: skip
     _run("ip", "link", "set", host, "master", BRIDGE, "up")
     _run("ip", "-n", space, "addr", "add", f"10.77.0.{node + 1}/24", "dev", "eth0")
-    _run("ip", "-n", space, "link", "set", "eth0", "mtu", str(mtu), "up")
+    _run("ip", "-n", space, "link", "set", "eth0", "mtu", str(MTU), "up")
     _run("ip", "-n", space, "link", "set", "lo", "up")
     _run("ip", "netns", "exec", space, "sysctl", "-qw", *_SETTINGS, check=False)
     _run("ip", "netns", "exec", space, "tc", "qdisc", "replace", "dev", "eth0", *shape)

@@ -18,7 +18,6 @@ import argparse
 import json
 import statistics
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +43,8 @@ QUICK = "gpt:layers=2,hidden=64,heads=4,vocab=128,seq=64,batch=8,tie=false"
 def main() -> int:
     options = parse_options()
     console = Console(width=max(150, Console().width))
-    if options.rate and (reason := shaped_link.why_not()):
-        console.print(f"skipped: the link cannot be shaped here: {reason}.")
-        return 0
     nodes = max(case.num_ranks for case in options.cases)
-    with shaped_link.shaped_link(nodes, options.rate) if options.rate else nullcontext():
+    with shaped_link.shaped_link(nodes, options.rate):
         if options.profile:
             for num_ranks in sorted({case.num_ranks for case in options.cases}):
                 profile(options, num_ranks)

@@ -17,7 +17,6 @@ import argparse
 import json
 import statistics
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,8 @@ QUICK = "gpt:layers=2,hidden=32,heads=4,vocab=64,seq=16,batch=16,tie=false"
 def main() -> int:
     options = parse_options()
     console = Console(width=max(150, Console().width))
-    if options.rate and (reason := shaped_link.why_not()):
-        console.print(f"skipped: the link cannot be shaped here: {reason}.")
-        return 0
     results: list[dict[str, Any]] = []
-    nodes = max(options.ranks)
-    with shaped_link.shaped_link(nodes, options.rate) if options.rate else nullcontext():
+    with shaped_link.shaped_link(max(options.ranks), options.rate):
         for ranks in options.ranks:
             results.append({"ranks": ranks, "rows": run(options, ranks)})
             console.print(table_of(results[-1], options))

@@ -46,8 +46,9 @@ def complete(root: Path) -> dict[int, Path]:
 
 
 def begin(root: Path, unfinished: Path) -> None:
+    """Make the root, without what a killed process left in it, and a folder for a checkpoint."""
     root.mkdir(parents=True, exist_ok=True)
-    for left in root.iterdir():  # of a process that was killed
+    for left in root.iterdir():
         if left.name.startswith((SAVING, _DELETING)):
             shutil.rmtree(left)
     unfinished.mkdir()
@@ -100,6 +101,7 @@ def delete_before(root: Path, keep: int) -> None:
 
 
 def digests_of(folder: Path, pattern: str) -> dict[str, Described]:
+    """Size and digest of the files whose names match, by name."""
     return {path.name: _digest_of(path) for path in sorted(folder.glob(pattern))}
 
 
@@ -113,6 +115,10 @@ def _digest_of(path: Path) -> Described:
 
 
 def choose(root: Path, number: int | None) -> tuple[int, Path] | None:
+    """Number and folder of a complete checkpoint; without a number of the last, if there is one.
+
+    Raises CheckpointError for a number of which there is none.
+    """
     found = complete(root)
     if number is None:
         return max(found.items(), default=None)

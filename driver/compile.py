@@ -14,13 +14,15 @@ from torch.nn.parallel import DistributedDataParallel
 from shardweave.backends import watchdog
 from shardweave.backends.agreement import require_same, require_same_model
 from shardweave.backends.bound import BoundProgram, device_of
-from shardweave.backends.step import GivenProgram, Step
+from shardweave.backends.step import Step
+from shardweave.backends.step_programs import GivenProgram
 from shardweave.driver import world
-from shardweave.driver.lowering import Request, check_planned
 from shardweave.driver.original import Original
+from shardweave.driver.plan_choice import check_planned
 from shardweave.driver.plans import Passes, PlanLike, mesh_of_plan
 from shardweave.driver.precision import check_precision, in_precision, reducing_in
 from shardweave.driver.programs import MAX_PROGRAMS, CompiledPrograms, backend_of, seed_of
+from shardweave.driver.request import Request
 from shardweave.driver.request_text import describe
 from shardweave.driver.run_options import BACKENDS
 from shardweave.ir.capture.arguments import check_batch, check_loss
@@ -123,14 +125,14 @@ def compile(
     """
     _check_model(model)
     check_batch(args)
-    goal = _mesh_for(mesh, plan, cluster, program, backend)
-    if reduce_dtype is not None and goal.num_devices > 1:
+    mesh_of_step = _mesh_for(mesh, plan, cluster, program, backend)
+    if reduce_dtype is not None and mesh_of_step.num_devices > 1:
         passes = reducing_in(reduce_dtype, passes)
     request = Request(
         model=model,
         args=args,
         kwargs=kwargs or {},
-        mesh=goal,
+        mesh=mesh_of_step,
         plan=plan,
         passes=passes,
         train=train,
@@ -151,9 +153,8 @@ def compile(
     _check_options(request, max_programs)
     place = world.with_index(torch.device(device or device_of(model)))
     if backend != "reference":
-        world.join(goal, place, timeout)
-        watchdog.meet("sw.compile", "a model")  # before the first message that would cross others
-        _require_same(request, dynamic=dynamic, max_programs=max_programs, sync=sync)
+        world.join(mesh_of_step, place, timeout)
+        _meet(request, dynamic=dynamic, max_programs=max_programs, sync=sync)
     programs = CompiledPrograms(request, place, limit=max_programs, dynamic=dynamic)
     programs.backend.reduce_dtype = reduce_dtype
     step = Step(in_precision(model, request.precision), programs.backend, programs, sync=sync)
@@ -197,8 +198,9 @@ def _check_options(request: Request, max_programs: int) -> None:
         )
 
 
-def _require_same(request: Request, **options: Any) -> None:
+def _meet(request: Request, **options: Any) -> None:
     """Raises AgreementError, on every rank, unless all compile the same. Collective."""
+    watchdog.meet("sw.compile", "a model")  # before the first message that would cross others
     if request.mesh.num_devices > 1:
         require_same_model(request.model)
         what = describe(request, **options)

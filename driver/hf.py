@@ -6,18 +6,25 @@ nothing is downloaded.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn import functional as F
 
 from shardweave.driver.hf_experts import check_given_experts, choose_experts
+from shardweave.driver.hf_tasks import (
+    CAUSAL,
+    HEADS,
+    OBJECTS,
+    SEQ2SEQ,
+    Head,
+    InputSize,
+    causal_lm_loss,
+    detection_loss,
+)
 from shardweave.driver.hf_tiny import tiny_fields
 from shardweave.ir.suggest import did_you_mean
 
@@ -26,11 +33,6 @@ if TYPE_CHECKING:
 
 Fields = dict[str, Any]
 
-IGNORED_LABEL = -100  # what torch's and Hugging Face's cross entropy leave out
-MASKED_FRACTION = 0.15  # of the tokens that a masked language model is asked for, as in BERT
-SEQ2SEQ, IMAGE = "seq2seq language model", "image classification"
-MASKED, CAUSAL = "masked language model", "causal language model"
-SOUND, OBJECTS = "audio classification", "object detection"
 DEFAULT_BATCH = 8
 DEFAULT_SEQ = 32
 TINY_BATCH = 4
@@ -51,28 +53,6 @@ POSITION_FIELDS = (
     "max_source_positions",
     "max_target_positions",
 )
-
-
-@dataclass(frozen=True)
-class InputSize:
-    """Batch, tokens of a sequence, pixels along a side of an image, and the dtype of pixels."""
-
-    batch: int
-    seq: int
-    image_size: int
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class Head:
-    """A training task: in transformers, the class that makes models and the table of their classes
-    by type; and the inputs that it learns from.
-    """
-
-    task: str
-    auto_class: str
-    table: str
-    make_inputs: Callable[[PreTrainedConfig, InputSize], dict[str, Tensor]]
 
 
 def build_hf(
@@ -346,87 +326,3 @@ def _choose_causal_loss(module: Any, dtype: torch.dtype) -> list[str]:
         return []
     module.loss_function = causal_lm_loss
     return ["loss computed in float64 (Hugging Face would round the logits to float32)"]
-
-
-def causal_lm_loss(logits: Tensor, labels: Tensor, vocab_size: int, **_: Any) -> Tensor:
-    """Mean cross entropy of each next token, in the dtype of the logits.
-
-    Shapes: logits batch x seq x vocab_size, labels batch x seq -> scalar.
-    """
-    next_labels = F.pad(labels, (0, 1), value=IGNORED_LABEL)[..., 1:].contiguous()
-    return F.cross_entropy(
-        logits.view(-1, vocab_size), next_labels.view(-1), ignore_index=IGNORED_LABEL
-    )
-
-
-def _random_tokens(config: PreTrainedConfig, size: InputSize) -> Tensor:
-    """Shape: batch x seq, int64 in [0, vocabulary)."""
-    vocab = getattr(config, "vocab_size", None) or config.get_text_config().vocab_size
-    return torch.randint(0, vocab, (size.batch, size.seq))
-
-
-def _causal_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor]:
-    tokens = _random_tokens(config, size)
-    return {"input_ids": tokens, "labels": tokens.clone()}
-
-
-def _seq2seq_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor]:
-    return {"input_ids": _random_tokens(config, size), "labels": _random_tokens(config, size)}
-
-
-def _masked_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor]:
-    """Tokens of which a fraction is asked for, in sequences padded by up to a quarter."""
-    tokens = _random_tokens(config, size)
-    lengths = torch.randint(size.seq - size.seq // 4, size.seq + 1, (size.batch, 1))
-    is_token = torch.arange(size.seq) < lengths
-    scores = torch.rand(size.batch, size.seq).masked_fill(~is_token, 1.0)
-    # At least one token a sequence, so that no loss is a mean over nothing.
-    limit = scores.amin(dim=1, keepdim=True).clamp(min=MASKED_FRACTION)
-    labels = tokens.masked_fill(scores > limit, IGNORED_LABEL)
-    return {"input_ids": tokens, "attention_mask": is_token.long(), "labels": labels}
-
-
-def _image_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor]:
-    channels = getattr(config, "num_channels", 3)
-    labels = torch.randint(0, config.num_labels or 2, (size.batch,))
-    shape = (size.batch, channels, size.image_size, size.image_size)
-    pixels = torch.randn(shape, dtype=size.dtype)
-    return {"pixel_values": pixels, "labels": labels}
-
-
-def _sound_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor]:
-    """Waves of `seq` times the samples of a frame, and a class for each."""
-    samples = size.seq * math.prod(getattr(config, "conv_stride", (1,)))
-    labels = torch.randint(0, config.num_labels or 2, (size.batch,))
-    return {"input_values": torch.randn(size.batch, samples, dtype=size.dtype), "labels": labels}
-
-
-def _detection_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor]:
-    """Images, and for each query a class and a box."""
-    classes = torch.randint(0, config.num_labels or 2, (size.batch, config.num_queries, 1))
-    boxes = torch.rand(size.batch, config.num_queries, 4, dtype=size.dtype)
-    pixels = torch.randn(size.batch, 3, size.image_size, size.image_size, dtype=size.dtype)
-    return {"pixel_values": pixels, "labels": torch.cat([classes.to(size.dtype), boxes], -1)}
-
-
-def detection_loss(
-    logits: Tensor, labels: Tensor, device: object, boxes: Tensor, *_: Any, **__: Any
-) -> tuple[Tensor, dict[str, Tensor], None]:
-    """Cross entropy of classes and L1 of boxes, where query k is to find object k.
-
-    Shapes: logits batch x queries x classes, boxes .. x 4, labels .. x 5, a class and a box.
-    """
-    classes = F.cross_entropy(logits.flatten(0, 1), labels[..., 0].long().flatten())
-    return classes + F.l1_loss(boxes, labels[..., 1:]), {}, None
-
-
-# In order: a type with several heads takes the first. Bart-like types are trained as seq2seq,
-# BERT-like ones as masked models though they can decode too.
-HEADS = (
-    Head(SEQ2SEQ, "AutoModelForSeq2SeqLM", "SEQ_TO_SEQ_CAUSAL_LM", _seq2seq_inputs),
-    Head(IMAGE, "AutoModelForImageClassification", "IMAGE_CLASSIFICATION", _image_inputs),
-    Head(MASKED, "AutoModelForMaskedLM", "MASKED_LM", _masked_inputs),
-    Head(CAUSAL, "AutoModelForCausalLM", "CAUSAL_LM", _causal_inputs),
-    Head(SOUND, "AutoModelForAudioClassification", "AUDIO_CLASSIFICATION", _sound_inputs),
-    Head(OBJECTS, "AutoModelForObjectDetection", "OBJECT_DETECTION", _detection_inputs),
-)

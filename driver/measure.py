@@ -27,11 +27,12 @@ from shardweave.driver.check import (
 )
 from shardweave.driver.compile import bind
 from shardweave.driver.launch import num_cores
-from shardweave.driver.lowering import Request, compile_program
+from shardweave.driver.lowering import compile_program
 from shardweave.driver.mixture import dropped_choices
 from shardweave.driver.models import Example, announce, build_example
 from shardweave.driver.report.run import RunReport, print_report
 from shardweave.driver.report.text import status
+from shardweave.driver.request import Request
 from shardweave.driver.run_options import RunOptions
 from shardweave.driver.training import Training, train, work_of
 from shardweave.driver.twin import twin_spec
@@ -67,23 +68,7 @@ def run(options: RunOptions) -> RunReport:
         announce(options.model, dtype)
     with status(f"compiling {options.model}", quiet=world.rank() != 0):
         example = build_example(options.model, dtype=dtype, seed=options.seed)
-        given = Program.load(options.program) if options.program else None
-        request = Request(
-            model=example.module,
-            args=(),
-            kwargs=example.kwargs,
-            mesh=options.mesh,
-            plan=None if given else options.plan,
-            passes=options.passes,
-            sequence_parallel=options.sequence_parallel,
-            backend=options.backend,
-            validate=options.validate,
-            prove=options.prove,
-            validate_limit=options.validate_limit,
-            twin=lambda: _twin(options),
-            program=given,
-            seed=options.seed,
-        )
+        request = _request(options, example)
         program, made = compile_program(request)
         step = bind(program, request, device)
     with status("running it", quiet=world.rank() != 0):
@@ -93,7 +78,7 @@ def run(options: RunOptions) -> RunReport:
         notes += (f"the bound is {check.bound_of}",)
     return RunReport(
         options=options,
-        plan=f"of {options.program}" if given else options.plan,
+        plan=f"of {options.program}" if options.program else options.plan,
         making=made,
         device=device.type,
         num_local_ops=num_ops_on_a_rank(program),
@@ -105,6 +90,26 @@ def run(options: RunOptions) -> RunReport:
         eager_training=eager,
         peak_bytes=peak_bytes(device),
         notes=notes,
+    )
+
+
+def _request(options: RunOptions, example: Example) -> Request:
+    """What to compile for an example."""
+    return Request(
+        model=example.module,
+        args=(),
+        kwargs=example.kwargs,
+        mesh=options.mesh,
+        plan=None if options.program else options.plan,
+        passes=options.passes,
+        sequence_parallel=options.sequence_parallel,
+        backend=options.backend,
+        validate=options.validate,
+        prove=options.prove,
+        validate_limit=options.validate_limit,
+        twin=lambda: _twin(options),
+        program=Program.load(options.program) if options.program else None,
+        seed=options.seed,
     )
 
 

@@ -21,7 +21,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from shardweave.backends.accumulate import SAMPLE
-from shardweave.backends.step import Step, StepCall
+from shardweave.backends.step import Step
+from shardweave.backends.step_call import StepCall
 from shardweave.passes.notes import warn
 
 EARLY, EACH = 8, 16

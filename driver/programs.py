@@ -22,18 +22,21 @@ from shardweave.backends.distributed import DistributedBackend
 from shardweave.backends.pipeline import holders_of
 from shardweave.backends.programs import Key
 from shardweave.backends.runtime import Runtime
-from shardweave.backends.step import OPTIONS, GivenProgram, Programs, StepCall, form_of
+from shardweave.backends.step_call import StepCall
+from shardweave.backends.step_programs import OPTIONS, GivenProgram, Programs
 from shardweave.backends.virtual import VirtualBackend
 from shardweave.driver import world
 from shardweave.driver.binding import Binding
-from shardweave.driver.lowering import Lowered, Request, compile_call
+from shardweave.driver.lowering import Lowered, compile_call
 from shardweave.driver.original import Original
 from shardweave.driver.precision import AUTOCAST, inputs_in_precision
+from shardweave.driver.request import Request
 from shardweave.driver.settings import Settings, Snapshot, changes
 from shardweave.ir.capture.arguments import Form, taken_apart
 from shardweave.ir.placement import Sharding
 from shardweave.ir.program import Program
 from shardweave.ir.staged import is_staged
+from shardweave.ir.types import form_of
 from shardweave.passes.notes import PlanNote, warn
 
 MAX_PROGRAMS = 16

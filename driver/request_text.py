@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from shardweave.backends.agreement import without_addresses
-from shardweave.driver.lowering import Request
 from shardweave.driver.plans import PlanLike
+from shardweave.driver.request import Request
 from shardweave.ir.capture.outputs import LossChoice
 from shardweave.ir.text import print_module
 from shardweave.planners.cost.presets import find_cluster

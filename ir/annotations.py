@@ -36,6 +36,7 @@ def layer_of(op: Operation) -> str:
 
 
 def set_layer(op: Operation, layer: str) -> None:
+    """Say to which module an op belongs, by its qualified name."""
     op.properties["layer"] = to_attribute(layer)
 
 
@@ -70,6 +71,7 @@ def phase_of(op: Operation) -> str:
 
 
 def set_phase(op: Operation, phase: str) -> None:
+    """Say in which phase of a step an op runs."""
     op.properties["phase"] = PhaseAttr.of(phase)
 
 
@@ -80,6 +82,7 @@ def origin_of(op: Operation) -> str | None:
 
 
 def set_origin(op: Operation, origin: str) -> None:
+    """Say by its name of which value's op this one computes anew."""
     op.properties["origin"] = to_attribute(origin)
 
 
@@ -92,6 +95,7 @@ def copy_of(op: Operation) -> Copy | None:
 
 
 def set_copy(op: Operation, copy: Copy) -> None:
+    """Say to which sub-batch an op belongs."""
     op.properties["copy"] = to_attribute(copy)
 
 

@@ -85,6 +85,7 @@ def op_name(overload: OpOverload[..., Any]) -> str:
 
 @cache
 def signature_of(name: str) -> Signature:
+    """The parameters of an overload, such as `aten.add.Tensor`, by its schema."""
     parameters: list[Parameter] = []
     schema = overload_named(name)._schema  # pyright: ignore[reportPrivateUsage]
     for argument in schema.arguments:

@@ -409,6 +409,7 @@ def sent_bytes(op: DistOp, mesh: Mesh) -> float:
 
 
 def dist_dialect() -> Dialect:
+    """The dialect of sharded programs: collectives, messages, runs of stages, ops of our own."""
     return Dialect(
         "dist",
         [

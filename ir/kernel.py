@@ -121,6 +121,7 @@ def _check_types(verb: str, outside: Sequence[SSAValue], inside: Sequence[SSAVal
 
 
 def kernel_dialect() -> Dialect:
+    """The dialect of fused regions."""
     return Dialect("kernel", [FusedOp, YieldOp])
 
 

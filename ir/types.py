@@ -36,10 +36,20 @@ _ELEMENTS: dict[torch.dtype, Attribute] = {
 _DTYPES = {element: dtype for dtype, element in _ELEMENTS.items()}
 
 
+def dtype_word(dtype: torch.dtype) -> str:
+    """`float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def form_of(tensor: torch.Tensor) -> str:
+    """Shape and dtype of a tensor: `(4, 8) float32`."""
+    return f"{tuple(tensor.shape)} {dtype_word(tensor.dtype)}"
+
+
 def element_of(dtype: torch.dtype) -> Attribute:
     """The xDSL element type of a torch dtype. Raises ValueError for quantized and the like."""
     if dtype not in _ELEMENTS:
-        known = ", ".join(str(d).removeprefix("torch.") for d in _ELEMENTS)
+        known = ", ".join(map(dtype_word, _ELEMENTS))
         raise ValueError(f"dtype {dtype} has no tensor type in the IR; use one of {known}.")
     return _ELEMENTS[dtype]
 
@@ -90,6 +100,7 @@ def _read_type(type_: AnyTensor) -> _Read:
 
 
 def shape_of_type(type_: AnyTensor) -> tuple[int, ...]:
+    """The sizes of a tensor type, by dim."""
     return _read_type(type_).shape
 
 
@@ -125,10 +136,12 @@ def _problem_of(type_: AnyTensor) -> str | None:
 
 
 def shape_of(value: SSAValue) -> tuple[int, ...]:
+    """The sizes of a value, by dim: of a local program those of a shard."""
     return shape_of_type(tensor_type_of(value))
 
 
 def dtype_of_value(value: SSAValue) -> torch.dtype:
+    """The dtype of a value's elements."""
     return dtype_of(tensor_type_of(value).element_type)
 
 

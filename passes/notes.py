@@ -48,6 +48,7 @@ _listener: ContextVar[Listener] = ContextVar("_listener", default=_warn)
 
 
 def note(text: str) -> None:
+    """Give a note to who listens; by default it is a warning."""
     _listener.get()(text)
 
 

@@ -179,4 +179,5 @@ class KeepFailed(Observer):
 
 
 def num_ops(program: Program) -> int:
+    """The ops of a program, those of all its stages' functions."""
     return sum(1 for _ in ops_of_parts(program))

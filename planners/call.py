@@ -128,6 +128,8 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
         if not any(_is_of(value, kind) for kind in kinds):
             shown = " or ".join(_KINDS.get(kind, str(kind)) for kind in kinds)
             raise ValueError(f"planner '{name}': option '{option}' is {value!r}; give {shown}.")
+        if isinstance(value, int | float) and not value >= 0:  # nor is NaN
+            raise ValueError(f"planner '{name}': option '{option}' is {value}; give 0 or more.")
 
 
 _KINDS: Mapping[Any, str] = {

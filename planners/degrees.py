@@ -8,6 +8,7 @@ from shardweave.ir.mesh import Mesh
 
 
 def divisors(number: int) -> list[int]:
+    """All divisors of a number, in ascending order."""
     return [n for n in range(1, number + 1) if number % n == 0]
 
 

@@ -8,14 +8,16 @@ from itertools import product
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
+from shardweave.planners.auto.reader import REPEATING
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
 from shardweave.planners.cost.workload import Workload, batch_of, workload_of
+from shardweave.planners.cost.zero import DIVIDED
 from shardweave.planners.degrees import asked_degrees, divisors
 from shardweave.planners.lower import RECENT, Lowerings
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import PAPERS_RECOMPUTE, Candidate, PlanError, Predicted
+from shardweave.planners.plan_parts import RECOMPUTE, Candidate, PlanError, Predicted
 from shardweave.planners.predict import check_some_fit, simulate_plan, with_candidates
 
 SPLITS = (1, 2, 4)
@@ -42,8 +44,9 @@ class GridPoint:
 
     @property
     def base(self) -> GridPoint:
-        """The same shardings, and nothing else."""
-        return replace(self, recompute="none", batch_split=1)
+        """The same shardings and whole batches, without recomputation that `estimated` adds."""
+        recompute = "none" if self.recompute in REPEATING else self.recompute
+        return replace(self, recompute=recompute, batch_split=1)
 
 
 def plan_exhaustive(
@@ -58,18 +61,25 @@ def plan_exhaustive(
 ) -> Plan:
     """The fastest of all: data x tensor x sequence parallelism x recomputation x sub-batches.
 
-    Tensor degrees follow Megatron's rule; without a mesh, all degrees whose product is the
-    cluster's devices are tried. Axes of sequences and of experts are not in the space. Objective:
-    simulated seconds of a step, of plans that fit into memory. Exact in its space if that has at
-    most `simulate` plans: each is partitioned and simulated. Of a larger one every sharding is
-    partitioned, the rest of the space is estimated from its blocks (`estimated`), and the best
-    `simulate` are simulated; a reason says so. `top`: candidates that the plan lists. `zero`: the
-    ZeRO stage of plans with replicas, which are simulated by block. `precision`: as of a plan.
-    Time: a partition for each plan simulated.
+    Space: degrees of data and tensor whose product is the cluster's devices, or those of a mesh,
+    cut by Megatron's rule; sequence parallelism or not; each of the four policies of recomputation;
+    1 sub-batch under schedule `in-order`, 2 or 4 under `cross-pass`. Nothing else varies: there is
+    one stage, no micro-batch, no axis of sequences or of experts, buckets are as usual and ZeRO as
+    it is given; `auto` searches all of that. Objective: simulated seconds of a step, of plans that
+    fit into memory. Exact in that space if it has at most `simulate` plans: each is partitioned and
+    simulated. Of a larger one every sharding is partitioned, the rest of the space is estimated
+    from its blocks (`estimated`), and the best `simulate` are simulated; a reason says so. `top`:
+    candidates that the plan lists. `zero`: the ZeRO stage of plans with replicas. `precision`: as
+    of a plan. Time: a partition for each plan simulated.
 
     Raises PlanError if none can be made or none fits, with the smallest shortfall of memory.
     """
     check_precision(precision)
+    if zero not in range(len(DIVIDED)) or simulate < 1:
+        raise PlanError(
+            f"exhaustive: zero is {zero} and simulate {simulate}; give a stage of ZeRO, 0 to "
+            f"{len(DIVIDED) - 1}, and 1 plan or more."
+        )
     plans = {
         one: replace(plan, zero=zero if one.data > 1 else 0, precision=precision)
         for one, plan in _plans(program, mesh, cluster)
@@ -113,7 +123,7 @@ def _plans(
             seen.append(replace(plan, notes=()))
             plan = replace(plan, planner="exhaustive")
             splits = [n for n in SPLITS if batch // data % n == 0]
-            for policy, split in product(PAPERS_RECOMPUTE, splits):
+            for policy, split in product(RECOMPUTE, splits):
                 choice = GridPoint(data, tensor, sequence_parallel, policy, split)
                 schedule = SPLIT_SCHEDULE if split > 1 else ""
                 yield choice, replace(plan, recompute=policy, batch_split=split, schedule=schedule)
@@ -163,15 +173,16 @@ def _best_estimates(plans: Mapping[GridPoint, Plan], space: _Space) -> list[Grid
 def estimated(base: Predicted, work: Workload, choice: GridPoint, device: str) -> Predicted:
     """What recomputation and sub-batches change of a step that has neither, in closed form.
 
-    base: the simulated step. work: its blocks. Recomputation runs the repeated blocks' forward
-    pass again (`layer`: with its communication) and keeps what enters them, and of the block at
-    hand all. With n sub-batches, all but 1/n of the tensor axis' communication can hide behind
-    all but 1/n of the compute.
+    base: the simulated step. work: its blocks. Recomputation by one of `REPEATING` runs the
+    repeated blocks' forward pass again (`layer`: with its communication) and keeps what enters
+    them, and of the block at hand all; by another policy it is part of the base. With n
+    sub-batches, all but 1/n of the tensor axis' communication can hide behind all but 1/n of the
+    compute.
     """
     repeated = [one for one in work.blocks if one.is_repeated]
     compute_s, communication = base.compute_s, dict(base.communication_s)
     memory = dict(base.memory_bytes)
-    if choice.recompute != "none":
+    if choice.recompute in REPEATING:
         compute_s += sum(one.forward_s[device] for one in repeated)
         dropped = sum(one.kept_bytes for one in repeated)
         dropped -= max((one.kept_bytes for one in repeated), default=0)

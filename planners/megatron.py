@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from xdsl.ir import SSAValue
 
@@ -26,7 +27,7 @@ from shardweave.ir.types import shape_of
 from shardweave.planners.annotate import is_layer_output
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.degrees import divisors
-from shardweave.planners.expert_cut import expert_cut
+from shardweave.planners.expert_cut import ExpertCut, expert_cut
 from shardweave.planners.fused_projections import fused_cut
 from shardweave.planners.linear_maps import Cut, input_embeddings, stored_cut
 from shardweave.planners.plan import Plan
@@ -89,27 +90,16 @@ def plan_megatron(
     cut = sequence_cut(program, mesh, context, attention_parts)
     inputs = cut.inputs(program, inputs)
     notes += cut.notes
-    cuts = experts.parameters
     activations: dict[str, str] = {}
-    projections: Mapping[Place, Cut] = {}
+    by_tensor = _TensorCut({}, {}, [])
     if tensor in mesh.names and mesh.size(tensor) > 1:
-        uneven: dict[AtenOp, str] = {}
-        size = mesh.size(tensor)
-        by_tensor = parallel_pairs(program, tensor, size, uneven, stacked=experts.stacked)
-        fused = None if experts.stacked else fused_cut(program, tensor, size, uneven)
-        if fused is not None:
-            by_tensor, uneven, projections = fused.parameters, fused.uneven, fused.weights
-        notes += _uneven_notes(uneven, f"{tensor}={size}")
-        _cut_vocabulary(program, tensor, mesh, by_tensor)
-        cuts = _joined(by_tensor, cuts)
-        if not by_tensor:
-            notes.append(
-                f"axis '{tensor}' of the mesh is idle: no parameter can be cut over "
-                f"{tensor}={size}, and its ranks all compute the same"
-            )
+        by_tensor = _tensor_cut(program, mesh, tensor, experts)
+        notes += by_tensor.notes
         if sequence_parallel:
             activations, more = _sequence(program, mesh, tensor, batch_axes, cut)
             notes += more
+    projections = by_tensor.projections
+    cuts = _joined(by_tensor.parameters, experts.parameters)
     parameters, used = _stored_and_used(program, mesh, cuts, expert)
     names = {slot.value: slot.name for slot in program.arguments}
     for place in projections:
@@ -129,6 +119,34 @@ def plan_megatron(
         planner="megatron",
         notes=tuple(notes),
     )
+
+
+class _TensorCut(NamedTuple):
+    """How parameters are cut over the tensor axis, by their values, and the weights of fused
+    projections by their places, which are cut in their parts."""
+
+    parameters: dict[SSAValue, Cut]
+    projections: Mapping[Place, Cut]
+    notes: list[str]
+
+
+def _tensor_cut(program: Program, mesh: Mesh, tensor: str, experts: ExpertCut) -> _TensorCut:
+    """Pairs and the vocabulary, cut over an axis of more than one device."""
+    uneven: dict[AtenOp, str] = {}
+    projections: Mapping[Place, Cut] = {}
+    size = mesh.size(tensor)
+    parameters = parallel_pairs(program, tensor, size, uneven, stacked=experts.stacked)
+    fused = None if experts.stacked else fused_cut(program, tensor, size, uneven)
+    if fused is not None:
+        parameters, uneven, projections = fused.parameters, fused.uneven, fused.weights
+    notes = _uneven_notes(uneven, f"{tensor}={size}")
+    _cut_vocabulary(program, tensor, mesh, parameters)
+    if not parameters:
+        notes.append(
+            f"axis '{tensor}' of the mesh is idle: no parameter can be cut over "
+            f"{tensor}={size}, and its ranks all compute the same"
+        )
+    return _TensorCut(parameters, projections, notes)
 
 
 def _unused_axes(mesh: Mesh, *known: str) -> list[str]:

@@ -10,7 +10,10 @@ from typing import Any, cast
 PAPERS_RECOMPUTE = ("none", "layer", "after-communication")
 """What the planners of papers, and their baselines, choose among."""
 
-RECOMPUTE = (*PAPERS_RECOMPUTE, "after-products")
+PRODUCTS = "after-products"
+"""The policy of `rematerialize` that keeps what products, attention and collectives give."""
+
+RECOMPUTE = (*PAPERS_RECOMPUTE, PRODUCTS)
 """Policies of `rematerialize` that a plan may name."""
 
 SCHEDULES = ("", "blocking", "sub-batch", "cross-pass", "in-order", "list")
@@ -131,6 +134,7 @@ def at_least(least: int, most: float = math.inf) -> Reader:
 
 
 def one_of(words: Iterable[str]) -> Reader:
+    """One of some words."""
     known = tuple(words)
 
     def read(value: object, where: str) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardweave.planners.cost.quantity import GIB
 from shardweave.planners.plan_parts import Candidate
 from shardweave.planners.predict import time_parts
 
@@ -31,7 +32,7 @@ def plot_candidates(rows: Sequence[Candidate], path: str | Path) -> None:
     left, right = figure.subplots(1, 2, sharey=True)
     names = [one.name for one in rows]
     _bars(left, names, [time_parts(one.predicted) for one in rows], 1e3)
-    _bars(right, names, [one.predicted.memory_bytes for one in rows], 1 / 2**30)
+    _bars(right, names, [one.predicted.memory_bytes for one in rows], 1 / GIB)
     left.set_xlabel("time of a step (ms)")
     right.set_xlabel("memory of a device (GiB)")
     left.invert_yaxis()

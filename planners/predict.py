@@ -170,10 +170,16 @@ def why_slower(best: Predicted, other: Predicted) -> str:
     return f"{seconds_text(gap)} slower{parts}"
 
 
-def check_some_fit(candidates: Sequence[Candidate], cluster: Cluster, problem: str = "") -> None:
+def check_some_fit(
+    candidates: Sequence[Candidate],
+    cluster: Cluster,
+    problem: str = "",
+    further: str = "or pipeline stages (planner 'auto')",
+) -> None:
     """Raises PlanError, with the smallest shortfall in GiB by part, if no candidate fits.
 
-    problem: why there is no candidate at all, if so.
+    problem: why there is no candidate at all, if so. further: what else a user can do than use more
+    or larger devices, or a smaller batch.
     """
     if any(one.predicted.fits for one in candidates):
         return
@@ -190,7 +196,7 @@ def check_some_fit(candidates: Sequence[Candidate], cluster: Cluster, problem: s
         f"no plan fits into the memory of cluster '{cluster.name}'; nearest is {nearest.name}: it "
         f"needs {gib(found.peak_bytes)} GiB ({parts}) of {gib(found.capacity_bytes)} "
         f"GiB, {gib(found.peak_bytes - found.capacity_bytes)} GiB too many; use more "
-        "devices, devices with more memory, a smaller batch, or pipeline stages (planner 'amp')."
+        f"devices, devices with more memory, a smaller batch, {further}."
     )
 
 

@@ -93,11 +93,11 @@ def test_no_modules_import_each_other() -> None:
     assert circles(graph()) == []
 
 
-def folder_of(module: str, depth: int = 2) -> str:
+def folder_of(module: str) -> str:
     """`ir.sharding` of `ir.sharding.rules.matmul`, `ir` of `ir.mesh`."""
     is_package = (ROOT / module.replace(".", "/")).is_dir()
     parts = module.split(".")
-    return ".".join((parts if is_package else parts[:-1])[:depth])
+    return ".".join((parts if is_package else parts[:-1])[:2])
 
 
 @pytest.mark.parametrize("folder", DIRECTIONS)

@@ -16,16 +16,11 @@ import torch
 from shardweave.benchmarks.scoreboard import FOLDER, main
 from shardweave.benchmarks.scoreboard_score import formula, score_of
 from shardweave.benchmarks.scoreboard_twins import end_s, messages_s, oracle_regret
-from shardweave.driver.runs.decoder import (
-    COPIES,
-    COPIES_OF_VIEW,
-    LAYERS,
-    DecoderSpec,
-    captured_decoder,
-)
-from shardweave.driver.runs.frameworks import COMPOSER, USUAL, VTRAIN, framework_of
+from shardweave.driver.runs.decoder import COPIES, COPIES_OF_VIEW, LAYERS, captured_decoder
+from shardweave.driver.runs.frameworks import COMPOSER, MEGATRON_LM, USUAL, VTRAIN, framework_of
 from shardweave.driver.runs.predict import PredictedRun, RunPredictor, placed
 from shardweave.driver.runs.rows import MeasuredRun, read_runs
+from shardweave.driver.runs.spec import DecoderSpec
 from shardweave.planners.cost.presets import find_cluster
 
 ROWS = FOLDER / "vtrain_single.csv"
@@ -261,7 +256,8 @@ def test_source_says_the_vocabulary_where_rows_do_not() -> None:
     assert {run.vocab for run in others} == {51200}
     assert framework_of("Megatron-DeepSpeed", "vtrain_single") == VTRAIN
     assert framework_of("Composer FSDP", "vtrain_single") == COMPOSER
-    assert framework_of("Megatron-LM", "dlperf_gpt") == USUAL
+    assert framework_of("Megatron-LM", "dlperf_gpt") == MEGATRON_LM
+    assert framework_of("Megatron-DeepSpeed") == framework_of("OtherTrain") == USUAL
 
 
 def test_framework_says_what_rows_do_not() -> None:

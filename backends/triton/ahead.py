@@ -45,7 +45,7 @@ ALIGNED = [["tt.divisibility", 16]]
 class Built:
     """One kernel compiled for one target.
 
-    texts: by extension, what was made (ptx, cubin, hsaco, ..). registers: of one thread; on AMD
+    files: by extension, what was made (ptx, cubin, hsaco, ..). registers: of one thread; on AMD
     vector registers. spilled_bytes: of one thread, stored to memory for want of registers.
     """
 

@@ -108,5 +108,6 @@ def read_choice(path: Path, kernel: Kernel) -> Config | None:
 
 
 def record_choice(path: Path, kernel: Kernel, config: Config) -> None:
+    """Write down which config of a kernel was the fastest, for `read_choice`."""
     entry = {"kernel": kernel.name, "sizes": kernel.sizes, "config": config}
     write_file(path, json.dumps(entry, indent=1))

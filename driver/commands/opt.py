@@ -21,7 +21,9 @@ from shardweave.driver.commands.arguments import (
 )
 
 if TYPE_CHECKING:
-    from shardweave.passes.observers import Observer
+    from shardweave.driver.validate import Validator
+    from shardweave.ir.program import Program
+    from shardweave.passes.observers import Observer, PassWatch
     from shardweave.passes.pipeline import PassPipeline
 
 
@@ -40,13 +42,12 @@ def add_parser(commands: Commands) -> None:
 
 
 def opt_command(options: argparse.Namespace) -> int:
-    from shardweave.driver.commands.programs import program_line, read, write
+    from shardweave.driver.commands.programs import read, write
     from shardweave.driver.prover import Prover
     from shardweave.driver.validate import LIMIT, Validator
     from shardweave.ir.verify.program import check
     from shardweave.passes.observers import Observers, PassWatch
     from shardweave.passes.pipeline import as_mesh
-    from shardweave.planners.cost.quantity import seconds_text
 
     load_passes(options.load)
     if options.list_passes:
@@ -72,6 +73,18 @@ def opt_command(options: argparse.Namespace) -> int:
         observers.append(Prover())
     observer = Observers((*observers, watch))
     result = pipeline.run(program, observer=observer, verify_each=options.verify_each)
+    _print_summary(result, options, watch, validator)
+    write(result, options.output)
+    return 0
+
+
+def _print_summary(
+    result: Program, options: argparse.Namespace, watch: PassWatch, validator: Validator | None
+) -> None:
+    """Print what the passes did, and how it was checked."""
+    from shardweave.driver.commands.programs import program_line
+    from shardweave.planners.cost.quantity import seconds_text
+
     changed = sum(one.changed for one in watch.seen)
     out = messages(options.output)
     print(
@@ -86,8 +99,6 @@ def opt_command(options: argparse.Namespace) -> int:
         print("proved every pass, without running the program", file=out)
     if options.time_passes:
         print(watch.table(), file=out)
-    write(result, options.output)
-    return 0
 
 
 def _add_pass_options(command: argparse.ArgumentParser) -> None:

@@ -172,10 +172,13 @@ def _shardings(program: Program, mesh: Mesh) -> str:
     )
 
 
-def groups_text(mesh: Mesh, axis: str, shown: int = 8) -> str:
-    """The devices of the groups along an axis, the first `shown` of them: `0-1; 2-3`."""
+_SHOWN_GROUPS = 8
+
+
+def groups_text(mesh: Mesh, axis: str) -> str:
+    """The devices of the first groups along an axis: `0-1; 2-3`."""
     groups = [ranks_text(sorted(group)) for group in mesh.groups((axis,))]
-    return "; ".join(groups[:shown]) + ("; ..." if len(groups) > shown else "")
+    return "; ".join(groups[:_SHOWN_GROUPS]) + ("; ..." if len(groups) > _SHOWN_GROUPS else "")
 
 
 def _plan(plan: Plan) -> str:

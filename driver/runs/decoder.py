@@ -1,13 +1,13 @@
 """The model of a measured run: a decoder of a run's sizes, captured once with a few layers.
 
-What frameworks of these runs compute that `gpt:` does not: attention whose scores are stored, where
-a run does not say that it is fused, with the dropout of Megatron-LM as one op of the scores' size.
+Blocks of a GPT stand here, those of Llama's kind in `llama_block`. What frameworks of these runs
+compute that `gpt:` does not: attention whose scores are stored, where a run does not say that it is
+fused, with the dropout of Megatron-LM as one op of the scores' size.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from shardweave.driver.runs.frameworks import Head
+from shardweave.driver.runs.llama_block import LlamaBlock, rms_norm
+from shardweave.driver.runs.spec import DecoderSpec
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.program import Program
 
@@ -23,28 +24,6 @@ LAYERS = 3
 """Captured: the first, one that stands for all others, and the last."""
 
 KEPT = 0.9
-
-
-@dataclass(frozen=True)
-class DecoderSpec:
-    """Sizes. is_fused: attention is one kernel that stores no scores. fuses_mask: where scores are
-    stored, one kernel scales, masks and normalises them. drops_hidden: what a block adds has a bias
-    and is dropped. drops, scales: stored scores. masks_view: they are masked where their product
-    wrote them. dtype: of everything."""
-
-    hidden: int
-    heads: int
-    ffn: int
-    vocab: int
-    seq: int
-    is_fused: bool
-    fuses_mask: bool
-    dtype: str
-    drops_hidden: bool = True
-    drops: bool = True
-    scales: bool = True
-    masks_view: bool = False
-    head: Head = "tied"
 
 
 class _AddDropped(torch.autograd.Function):
@@ -62,16 +41,18 @@ class _AddDropped(torch.autograd.Function):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Megatron-LM's `vocab_parallel_cross_entropy`, op by op. Its one write of the gradient at each
-    label, in place, is left out."""
+    """Megatron-LM's `vocab_parallel_cross_entropy`, op by op, of which two values of the logits'
+    size in 32 bits live at once. Its one write of the gradient at each label, in place, is left
+    out."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         shifted = logits - logits.amax(-1, keepdim=True)
+        right = shifted.gather(-1, labels[:, None])
         powers = shifted.exp()
         total = powers.sum(-1, keepdim=True)
         ctx.save_for_backward(powers / total)
-        return (total.log() - shifted.gather(-1, labels[:, None])).mean()
+        return (total.log() - right).mean()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
@@ -206,17 +187,20 @@ class Decoder(nn.Module):
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
+        is_gated = spec.architecture.is_gated
+        block, norm = (LlamaBlock, rms_norm) if is_gated else (DecoderBlock, nn.LayerNorm)
         self.wte = nn.Embedding(spec.vocab, spec.hidden)
-        self.wpe = nn.Embedding(spec.seq, spec.hidden)
-        self.h = nn.ModuleList(DecoderBlock(spec) for _ in range(LAYERS))
-        self.ln_f = nn.LayerNorm(spec.hidden)
+        self.wpe = None if is_gated else nn.Embedding(spec.seq, spec.hidden)
+        self.h = nn.ModuleList(block(spec) for _ in range(LAYERS))
+        self.ln_f = norm(spec.hidden)
         self.head = nn.Linear(spec.hidden, spec.vocab, bias=False) if spec.head == "own" else None
-        self.is_tied, self.is_fused = spec.head == "tied", spec.is_fused
+        self.is_tied, self.has_batch_first = spec.head == "tied", is_gated or spec.is_fused
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        places = torch.arange(input_ids.shape[1], device=input_ids.device)
-        x = self.wte(input_ids) + self.wpe(places)
-        if not self.is_fused:
+        x = self.wte(input_ids)
+        if self.wpe is not None:
+            x = x + self.wpe(torch.arange(input_ids.shape[1], device=input_ids.device))
+        if not self.has_batch_first:
             x, labels = x.transpose(0, 1).contiguous(), labels.transpose(0, 1)
         for block in self.h:
             x = block(x)
@@ -228,7 +212,7 @@ class Decoder(nn.Module):
         return _CrossEntropy.apply(logits.flatten(0, 1).float(), labels.flatten())
 
 
-@cache
+@lru_cache(maxsize=4)
 def captured_decoder(spec: DecoderSpec, batch: int) -> Program:
     """The step of a decoder of `LAYERS` layers, without memory for its weights."""
     default = torch.get_default_dtype()

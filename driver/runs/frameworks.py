@@ -4,26 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
-Head = Literal["tied", "own", "none"]
-"""The projection to the vocabulary: the embedding's weight, one of its own, or there is none, and
-the loss is taken of the hidden features."""
+from shardweave.driver.runs.architectures import Head
 
 
 @dataclass(frozen=True)
 class Framework:
-    """precision, vocab: of a run that does not say it. pads_vocab: to a multiple of the tensor
-    degree; else each rank has its share, rounded down. drops_hidden: whether what a block adds to
-    the residual stream has a bias and is dropped. drops_scores, scales_scores: whether stored
-    scores are dropped, and scaled by an op of their own. masks_view: whether they are masked in
-    place where their product wrote them, as a view of it. waits_for_sends: whether a stage stands
-    still until what it hands on is there. heads: by model, where the head is not tied. held_bytes:
-    of a device, beside all tensors: its context, kernels and buffers of messages.
+    """precision, vocab: of a run that does not say it; vocab 0: as its model has it. pads_vocab: to
+    a multiple of the tensor degree; else each rank has its share, rounded down. drops_hidden:
+    whether what a block adds to the residual stream has a bias and is dropped. drops_scores,
+    scales_scores: whether stored scores are dropped, and scaled by an op of their own. masks_view:
+    whether they are masked in place where their product wrote them, as a view of it.
+    waits_for_sends: whether a stage stands still until what it hands on is there. heads: by model,
+    where the head is not that of its architecture. held_bytes: of a device, beside all tensors: its
+    context, kernels and buffers of messages.
+
+    is_gated: it trains models of Llama's kind alone. is_fused: attention stores no scores where a
+    row does not say. joins, fuses_gate: as in `DecoderSpec`. regathers: of what sequence
+    parallelism gathers it keeps shards. selective: the policy of its selective recomputation.
+    gradient_bytes: that a parameter's gradient takes in training in 16 bits, with where it is
+    added up. sends_float: gradients are sent in 32 bits where they are bf16. overlaps: they are
+    sent beside the backward pass, whatever ZeRO's stage. zero, sequence_parallel: of a run that
+    does not say it.
     """
 
     precision: str = "fp16"
-    vocab: int = 51200
+    vocab: int = 0
     pads_vocab: bool = True
     drops_hidden: bool = True
     drops_scores: bool = True
@@ -32,6 +38,17 @@ class Framework:
     waits_for_sends: bool = True
     heads: Mapping[str, Head] = field(default_factory=dict[str, Head])
     held_bytes: float = 0.0
+    is_gated: bool = False
+    is_fused: bool = False
+    joins: bool = True
+    fuses_gate: bool = True
+    regathers: bool = True
+    selective: str = "stored-scores"
+    gradient_bytes: float = 2.0
+    sends_float: bool = False
+    overlaps: bool = False
+    zero: int = 0
+    sequence_parallel: bool = False
 
 
 SAILOR = Framework(
@@ -50,7 +67,7 @@ block gives without its bias; the one ends in a projection of its own, the other
 is what `nvidia-smi` says, for which its simulator (`runtime_simulator.py`) counts 4.76 GB and
 300 MB beside tensors."""
 
-COMPOSER = Framework(drops_hidden=False)
+COMPOSER = Framework(drops_hidden=False, zero=3)
 """llm-foundry's MPT (github.com/mosaicml/llm-foundry, Apache-2.0): no biases, no dropout."""
 
 ONEFLOW = Framework(waits_for_sends=False)
@@ -61,18 +78,105 @@ VTRAIN = Framework(vocab=50257, pads_vocab=False)
 """vTrain's GPT (github.com/VIA-Research/vTrain, MIT): `src/model/gpt_model.py` has GPT-2's 50,257
 words, and each rank has `vocab_size // world_size` of them."""
 
+MEGATRON_CORE = Framework(
+    precision="bf16",
+    is_fused=True,
+    drops_hidden=False,
+    drops_scores=False,
+    gradient_bytes=4.0,
+    sends_float=True,
+)
+"""Megatron-Core (docs.nvidia.com/megatron-core, "Distributed Optimizer"): 18 bytes of a parameter,
+of which 12 are divided: its gradient is added up, and sent, in 32 bits. Transformer Engine's
+attention stores no scores. Published runs of it have no dropout."""
+
+MEGATRON_LM = Framework(gradient_bytes=4.0, sends_float=True)
+"""Megatron-LM: as before it was called Megatron-Core, with dropout. In fp16 gradients are fp16."""
+
+NANOTRON = Framework(
+    precision="bf16",
+    is_gated=True,
+    is_fused=True,
+    fuses_gate=False,
+    gradient_bytes=6.0,
+    sends_float=True,
+    overlaps=True,
+)
+"""nanotron (github.com/huggingface/nanotron, Apache-2.0). `models/llama.py`: FlashAttention, joint
+projections, a gate of two ops. `FP32GradientAccumulator` adds gradients of 16 bits up in a buffer
+of 32 for all parameters, whatever ZeRO's stage, and a hook sends that during the last backward
+pass. `tp_recompute_allgather` keeps shards."""
+
+TORCHTITAN = Framework(
+    precision="bf16",
+    is_gated=True,
+    is_fused=True,
+    joins=False,
+    fuses_gate=False,
+    regathers=False,
+    selective="every-second-product",
+    sends_float=True,
+    overlaps=True,
+    zero=3,
+    sequence_parallel=True,
+)
+"""torchtitan (github.com/pytorch/torchtitan, BSD): `parallelize_llama` reduces gradients in 32 bits
+(`mixed_precision_reduce`), linear maps are one by one, and selective checkpoints of ops keep every
+second product (`_apply_ac_to_transformer_block`). What `torch.compile` joins is not modelled."""
+
+MAXTEXT = Framework(
+    precision="bf16",
+    is_gated=True,
+    is_fused=True,
+    joins=False,
+    regathers=False,
+    selective="after-products",
+    overlaps=True,
+    zero=3,
+)
+"""MaxText (github.com/AI-Hypercomputer/maxtext, Apache-2.0): XLA fuses the gate and overlaps; its
+policies `minimal` and `save_dot_except_mlp` keep what products give, or some of it."""
+
+DEEPSPEED = Framework(fuses_gate=False, joins=False, regathers=False)
+"""DeepSpeed on models of Hugging Face's: 16 bytes of a parameter (Rajbhandari et al. 2020)."""
+
+USUAL = Framework()
+"""Of all others: a parameter takes 16 bytes in mixed precision (Rajbhandari et al. 2020), and
+nothing is held beside tensors, for the memory that a data sheet gives is less than a device has by
+about as much: an 80 GB card has 85.0e9 bytes, and Sailor counts 5.06e9 beside tensors."""
+
+FSDP = Framework(precision="bf16", joins=False, fuses_gate=False, regathers=False, zero=3)
+"""PyTorch's fully sharded data parallelism (Zhao et al. 2023), on models of Hugging Face's."""
+
 FRAMEWORKS: Mapping[str, Framework] = {
-    "Sailor (Megatron-DeepSpeed)": SAILOR,
-    "Composer FSDP": COMPOSER,
-    "OneFlow": ONEFLOW,
+    "sailor": SAILOR,
+    "composer": COMPOSER,
+    "oneflow": ONEFLOW,
+    "nanotron": NANOTRON,
+    "torchtitan": TORCHTITAN,
+    "maxtext": MAXTEXT,
+    "megatron-core": MEGATRON_CORE,
+    "megatron core": MEGATRON_CORE,
+    "mcore": MEGATRON_CORE,
+    "nemo": MEGATRON_CORE,
+    "megatron-bridge": MEGATRON_CORE,
 }
+"""By what its name has; the first that fits."""
 
 SOURCES: Mapping[str, Framework] = {"vtrain": VTRAIN}
 """By the first word of a source whose runs' framework is known by another name."""
 
-USUAL = Framework()
+LATER: Mapping[str, Framework] = {
+    "megatron-lm": MEGATRON_LM,
+    "megatron-deepspeed": USUAL,
+    "deepspeed": DEEPSPEED,
+    "fsdp": FSDP,
+}
+"""By what its name has, of sources that are not known."""
 
 
 def framework_of(name: str, source: str = "") -> Framework:
     """What is known of a framework by its name, or by the source of the runs."""
-    return FRAMEWORKS.get(name) or SOURCES.get(source.partition("_")[0], USUAL)
+    low, word = name.lower(), source.partition("_")[0]
+    tables = (FRAMEWORKS, {low: SOURCES[word]} if word in SOURCES else {}, LATER)
+    return next((one for table in tables for key, one in table.items() if key in low), USUAL)

@@ -13,31 +13,42 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import accumulate, pairwise
 
-from shardweave.driver.runs.decoder import LAYERS, DecoderSpec, captured_decoder
+from xdsl.rewriter import Rewriter
+
+from shardweave.driver.runs.decoder import LAYERS, captured_decoder
 from shardweave.driver.runs.frameworks import framework_of
+from shardweave.driver.runs.memory import fullest, with_workspace
 from shardweave.driver.runs.rows import MeasuredRun
+from shardweave.driver.runs.run_plan import chunks, dtype_of, plan_of, spec_of
+from shardweave.driver.runs.spec import DecoderSpec
+from shardweave.ir.dist import AllReduceOp
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.program import Program
+from shardweave.ir.rewrite.rematerialize import recompute
 from shardweave.planners.cost.cluster import Cluster, DeviceType, PlacedCluster
-from shardweave.planners.cost.pipeline.simulation import played_stages
-from shardweave.planners.cost.pipeline.stages import Stage, placed_stages
+from shardweave.planners.cost.pipeline.simulation import PipelineSimulation, played_stages
+from shardweave.planners.cost.pipeline.stages import Stage, pipeline_of, placed_stages
 from shardweave.planners.cost.workload import Workload, workload_of
+from shardweave.planners.cost.zero import DATA_AXIS
 from shardweave.planners.lower import Lowerings
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Pipeline
+from shardweave.planners.plan_parts import RECOMPUTE
 
-DTYPES = {
-    **{"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "float32"},
-    **{name: name for name in ("bfloat16", "float16", "float32")},
-}
 ADAM_BYTES = 32
 """That Adam moves for a parameter in mixed precision: its gradient, and three numbers of 32 bits
 that are read and written, and the parameter."""
 
+CAPTURED = 16
+"""Samples of the batch that is captured, where micro-batches divide it."""
+
 GUESSED_MICRO_BATCHES = 4
 """Times its stages: micro-batches of a run with stages that does not say how many."""
+
+
+LEAST_PLAYED = 4
+"""Micro-batches, and no fewer than stages, behind which each takes as long as the one before."""
 
 
 @dataclass(frozen=True)
@@ -97,108 +108,159 @@ class RunPredictor:
                 "samples (mbs); write counts that divide it"
             )
         _check_axes(run)
-        plan = _plan_of(run, count)
+        plan = plan_of(run, count)
         work = self._work(run, cluster, micro)
 
         def read(placed: PlacedCluster, mesh: Mesh) -> Workload:
             return work
 
-        stages = placed_stages(plan, cluster, read)
-        framework = framework_of(run.framework, run.source)
-        found = played_stages(
-            stages,
-            plan,
-            cluster,
-            gathers=not run.sequence_parallel,
-            blocking=framework.waits_for_sends,
-        )
+        stages = [
+            replace(stage, gradient_scale=_gradient_scale(run))
+            for stage in placed_stages(plan, cluster, read)
+        ]
+        found = _played(run, stages, plan, cluster)
         if not math.isfinite(found.time_s):
             raise ValueError(
                 f"cluster '{cluster.name}' has no link for some of the messages of {run.gpus} "
                 "devices; add 'bandwidth_bytes_s' within its nodes, and between them 'nics' with "
                 "'nic_bandwidth_bytes_s'"
             )
-        return PredictedRun(
-            found.time_s + _adam_s(run, cluster, stages),
-            found.peak_bytes + framework.held_bytes,
-            float(found.memory_bytes),
-        )
+        memory, capacity = fullest(run, found)
+        return PredictedRun(found.time_s + _adam_s(run, cluster, stages), memory, capacity)
 
     def _work(self, run: MeasuredRun, cluster: Cluster, micro: int) -> Workload:
-        spec = _spec_of(run, micro)
-        policy = policy_of(run)
+        spec = spec_of(run, micro)
+        batch = CAPTURED if CAPTURED % micro == 0 else 2 * micro
+        cut = run.tensor, run.context, run.sequence_parallel
+        share = _Share(spec, batch, micro, *cut, policy_of(run))
         node = cluster.nodes[0].device, cluster.nodes[0].devices
-        key = (
-            *(cluster.name, node, run.precision, spec, micro),
-            *(run.tensor, run.sequence_parallel, policy),
-        )
+        regathers = framework_of(run.framework, run.source).regathers
+        key = (*(cluster.name, node, run.precision, share, regathers, _priced_on(run)),)
         if key not in self.works:
-            lowerings = _lowerings(spec, micro)
-            mesh = Mesh(data=1, tensor=run.tensor)
-            base = plan_megatron(lowerings.program, mesh, sequence_parallel=run.sequence_parallel)
-            local = lowerings.blocking(replace(base, recompute=policy))
-            self.works[key] = workload_of(local, cluster, mesh)
+            local = _local(share)
+            work = workload_of(local, cluster, _priced_on(run), regathers=regathers)
+            self.works[key] = with_workspace(work, local)
         return stacked(self.works[key], run.layers)
 
 
+def _played(
+    run: MeasuredRun, stages: Sequence[Stage], plan: Plan, cluster: Cluster
+) -> PipelineSimulation:
+    """The step. Of many micro-batches few are played, and as many again, and the others take what
+    the second take: a pipeline that is full does the same for each."""
+    blocking = framework_of(run.framework, run.source).waits_for_sends
+
+    def play(count: int) -> PipelineSimulation:
+        few = replace(plan, pipeline=replace(pipeline_of(plan), micro_batches=count))
+        own = [replace(stage, plan=few) for stage in stages]
+        gathers = not run.sequence_parallel
+        return played_stages(own, few, cluster, gathers=gathers, blocking=blocking)
+
+    count = pipeline_of(plan).micro_batches
+    few = -(-LEAST_PLAYED // run.pipeline) * run.pipeline
+    if count <= 3 * few or (chunks(run) > 1 and count % run.pipeline):
+        return play(count)
+    first, second = play(few), play(2 * few)
+    each_s = (second.time_s - first.time_s) / few
+    return replace(second, micro_batches=count, time_s=first.time_s + (count - few) * each_s)
+
+
+def _priced_on(run: MeasuredRun) -> Mesh:
+    """The devices whose messages are priced with a micro-batch: of one replica; where sequences are
+    cut, with those of data, for gradients are summed over both."""
+    cut = {"data": run.data, "context": run.context} if run.context > 1 else {}
+    return Mesh(**cut, tensor=run.tensor)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What decides the program of a rank: a decoder, samples of the batch that is captured and of a
+    micro-batch, how that is cut, and what is computed again."""
+
+    spec: DecoderSpec
+    batch: int
+    micro: int
+    tensor: int
+    context: int
+    sequence_parallel: bool
+    policy: str
+
+
+@lru_cache(maxsize=4)
+def _local(share: _Share) -> Program:
+    """The program of a rank. Micro-batches of several sizes are shares of one batch, which is
+    captured once."""
+    context = {"context": share.context} if share.context > 1 else {}
+    mesh = Mesh(data=share.batch // share.micro, **context, tensor=share.tensor)
+    lowerings = _lowerings(share.spec, share.batch)
+    plan = plan_megatron(lowerings.program, mesh, sequence_parallel=share.sequence_parallel)
+    is_planned = share.policy in RECOMPUTE
+    base = replace(plan, recompute=share.policy) if is_planned else plan
+    local = lowerings.blocking(base).clone()
+    if not is_planned:
+        recompute(local, lambda block: share.policy)
+    if share.context == 1:
+        _drop_sums(local)
+    return local
+
+
+def _drop_sums(program: Program) -> None:
+    """Leave out sums over replicas, which a step has once and no micro-batch."""
+    for op in list(program.ops):
+        if isinstance(op, AllReduceOp) and DATA_AXIS in op.axes:
+            Rewriter.replace_op(op, [], list(op.operands))
+
+
 def _check_axes(run: MeasuredRun) -> None:
-    for column, degree in (("cp", run.context), ("ep", run.expert)):
-        if degree > 1:
-            raise ValueError(
-                f"column '{column}' is {degree}, and runs whose sequences or experts are cut are "
-                "not predicted; leave the row out"
-            )
+    if run.expert > 1:
+        raise ValueError(
+            f"column 'ep' is {run.expert}, and runs whose experts are cut are not predicted; leave "
+            "the row out"
+        )
+    if run.context > 1 and (not run.is_fused or run.seq % run.context):
+        raise ValueError(
+            f"column 'cp' is {run.context}, and sequences of {run.seq} can be cut only with fused "
+            "attention (column 'attention') and where it divides them; leave the row out"
+        )
+
+
+def _gradient_scale(run: MeasuredRun) -> float:
+    """Bytes of a gradient that is sent, over those of its parameter."""
+    framework = framework_of(run.framework, run.source)
+    return 2.0 if framework.sends_float and dtype_of(run) == "bfloat16" else 1.0
 
 
 def _adam_s(run: MeasuredRun, cluster: Cluster, stages: Sequence[Stage]) -> float:
     """Seconds of Adam behind all else, on the device with most parameters."""
     size = max(sum(stage.parameter_bytes) for stage in stages)
-    shares = run.data if run.zero else 1
+    shares = run.data * run.context if run.zero else 1
     bandwidth = min(one.memory_bandwidth_bytes_s for one in cluster.device_types(run.gpus))
     return ADAM_BYTES * size / stages[0].itemsize / shares / bandwidth
 
 
-def _spec_of(run: MeasuredRun, micro: int) -> DecoderSpec:
-    """Megatron-LM's kernel of softmax takes 16 bits, and scores of four matrices at a time
-    (`FusedScaleMaskSoftmax.is_kernel_available`)."""
-    dtype = _dtype_of(run)
-    matrices = micro * run.heads // run.tensor
-    has_kernel = dtype != "float32" and matrices % 4 == 0
-    fuses_mask = has_kernel or "Megatron" not in run.framework
-    framework = framework_of(run.framework, run.source)
-    vocab = run.vocab if framework.pads_vocab else run.vocab // run.tensor * run.tensor
-    return DecoderSpec(
-        run.hidden, run.heads, run.ffn, vocab, run.seq, run.is_fused, fuses_mask, dtype,
-        framework.drops_hidden, framework.drops_scores, framework.scales_scores,
-        framework.masks_view, framework.heads.get(run.model, "tied"),
-    )  # fmt: skip
-
-
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def _lowerings(spec: DecoderSpec, batch: int) -> Lowerings:
     return Lowerings(captured_decoder(spec, batch), most=2)
 
 
-def _dtype_of(run: MeasuredRun) -> str:
-    known = [name for key, name in DTYPES.items() if key in run.precision]
-    if "fp8" in run.precision:
-        return "bfloat16"
-    if not known:
-        raise ValueError(
-            f"column 'precision' is '{run.precision}'; write one of {', '.join(DTYPES)}, fp8"
-        )
-    return known[0]
-
-
 def in_order(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
     """Runs that share a program behind each other."""
-    return sorted(
-        runs, key=lambda r: (r.gpu, r.hidden, r.heads, r.seq, r.vocab, r.micro_batch or 0, r.tensor)
+    return sorted(runs, key=lambda r: (*of_program(r), r.framework, r.tensor, r.micro_batch or 0))
+
+
+def of_program(run: MeasuredRun) -> tuple[object, ...]:
+    """What runs that may share a program have in common."""
+    return (
+        *(run.gpu, run.hidden, run.heads, run.key_heads, run.ffn, run.seq, run.vocab),
+        run.told.architecture.name,
     )
 
 
 def policy_of(run: MeasuredRun) -> str:
-    """The policy of `rematerialize` of a run's recomputation."""
+    """The policy of `rematerialize`, or of `recompute`, of a run's recomputation."""
+    if run.recompute.startswith("selective"):
+        policy = framework_of(run.framework, run.source).selective
+        return "none" if policy == "stored-scores" and run.is_fused else policy
     return "layer" if run.recompute.startswith("full") else "none"
 
 
@@ -231,25 +293,3 @@ def stacked(work: Workload, layers: int) -> Workload:
         for one in work.shared
     )
     return replace(work, blocks=blocks, shared=shared)
-
-
-def _plan_of(run: MeasuredRun, count: int) -> Plan:
-    mesh = {"pipeline": run.pipeline} if run.pipeline > 1 else {}
-    layers = _layers_of_stages(run)
-    stages = tuple(tuple(f"h.{index}" for index in part) for part in layers)
-    return Plan(
-        mesh={**mesh, "data": run.data, "tensor": run.tensor},
-        zero=run.zero if run.data > 1 else 0,
-        # FSDP sends beside its passes; Megatron-LM's data parallelism behind them.
-        schedule="cross-pass" if run.zero else "",
-        precision="fp32" if _dtype_of(run) == "float32" else "bf16-mixed",
-        pipeline=Pipeline(stages, count, schedule="1f1b"),
-    )
-
-
-def _layers_of_stages(run: MeasuredRun) -> list[range]:
-    """As the run says; else dealt evenly, as Megatron-LM does, the last stages taking one more."""
-    each, more = divmod(run.layers, run.pipeline)
-    even = [each + (stage >= run.pipeline - more) for stage in range(run.pipeline)]
-    ends = [0, *accumulate(run.stage_layers or even)]
-    return [range(first, last) for first, last in pairwise(ends)]

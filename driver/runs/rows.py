@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardweave.driver.runs.architectures import PLAIN, Architecture, Told, architecture_of
+from shardweave.driver.runs.cells import Cells, RowError
 from shardweave.driver.runs.frameworks import framework_of
 
 HELD_OUT = 3
@@ -28,16 +29,15 @@ COLUMNS = (
 
 NEEDED = ("gpu", "gpus", "layers", "hidden", "heads", "seq", "gbs")
 
-RECOMPUTED = ("none", "full", "selective")
 STATUSES = ("ok", "oom", "error")
-TRUE, FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
     """A row. Counts that it does not say are 1; None: not known. step_s: seconds of a step; 0 where
     none was measured. memory_bytes: the most that a device held, 0 where it does not say. per_node:
-    devices of a node, 0 for as many as the cluster has. place: its file and line."""
+    devices of a node, 0 for as many as the cluster has. place: its file and line. key_heads: heads
+    of keys and values, 0 for as many as of queries. told: which architecture it is taken for."""
 
     source: str
     cluster: str
@@ -70,6 +70,8 @@ class MeasuredRun:
     context: int = 1
     expert: int = 1
     place: str = ""
+    key_heads: int = 0
+    told: Told = PLAIN
 
     @property
     def noted_layers(self) -> int:
@@ -151,7 +153,7 @@ def read_rows(paths: Iterable[Path]) -> tuple[list[MeasuredRun], list[str]]:
                 if not any(cell.strip() for cell in cells):
                     continue
                 try:
-                    runs.append(_run(_cells(names, cells), place, path.stem))
+                    runs.append(run_of(_cells(names, cells), place, path.stem))
                 except RowError as error:
                     problems.append(f"{place}: {error}")
     return runs, problems
@@ -185,69 +187,23 @@ def _cells(names: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
     return {name: cell.strip() for name, cell in zip(names, cells, strict=True)}
 
 
-class RowError(ValueError):
-    """What is wrong with a row."""
-
-
-@dataclass(frozen=True)
-class _Row:
-    """Cells by column; a column that the file lacks is empty."""
-
-    cells: Mapping[str, str]
-
-    def text(self, column: str, default: str = "") -> str:
-        return self.cells.get(column, "") or default
-
-    def word(self, column: str, words: Sequence[str], default: str) -> str:
-        """A cell in lower case that begins with one of some words."""
-        found = self.text(column, default).lower()
-        if not found.startswith(tuple(words)):
-            raise self._error(column, f"write one of {', '.join(words)}")
-        return found
-
-    def count(self, column: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number; without a default the cell must say it."""
-        if not self.text(column) and default is not None:
-            return default
-        found = self._number(column, f"a whole number of {least} or more")
-        if found != int(found) or found < least:
-            raise self._error(column, f"write a whole number of {least} or more")
-        return int(found)
-
-    def measured(self, column: str) -> float:
-        """A number above 0; 0 of an empty cell."""
-        if not self.text(column):
-            return 0.0
-        found = self._number(column, "what was measured")
-        if found <= 0:
-            raise self._error(column, "write what was measured, or leave it empty")
-        return found
-
-    def is_true(self, column: str) -> bool:
-        found = self.text(column, "false").lower()
-        if found not in TRUE and found not in FALSE:
-            raise self._error(column, f"write one of {', '.join((*TRUE, *FALSE))}")
-        return found in TRUE
-
-    def _number(self, column: str, what: str) -> float:
-        try:
-            found = float(self.text(column))
-        except ValueError:
-            raise self._error(column, f"write {what}") from None
-        if not math.isfinite(found):
-            raise self._error(column, f"write {what}, or leave it empty where nothing is known")
-        return found
-
-    def _error(self, column: str, advice: str) -> RowError:
-        return RowError(f"column '{column}' is '{self.text(column)}'; {advice}")
-
-
-def _run(cells: Mapping[str, str], place: str, stem: str) -> MeasuredRun:
-    row = _Row(cells)
+def run_of(cells: Mapping[str, str], place: str, stem: str) -> MeasuredRun:
+    """A row by its columns. stem: its source, where it does not say it. Raises RowError."""
+    row = Cells(cells)
     hidden, heads, gpus = row.count("hidden"), row.count("heads"), row.count("gpus")
     tensor, pipeline, context = row.count("tp", 1), row.count("pp", 1), row.count("cp", 1)
     source = row.text("source", stem)
     framework = framework_of(row.text("framework"), source)
+    key_heads = row.count("kv_heads", 0)
+    told = architecture_of(
+        row.text("model"),
+        hidden=hidden,
+        ffn=row.count("ffn", 0),
+        heads=heads,
+        key_heads=key_heads or heads,
+        is_gated=framework.is_gated,
+    )
+    kind = told.architecture
     found = MeasuredRun(
         source=source,
         cluster=row.text("cluster"),
@@ -258,8 +214,8 @@ def _run(cells: Mapping[str, str], place: str, stem: str) -> MeasuredRun:
         layers=row.count("layers"),
         hidden=hidden,
         heads=heads,
-        ffn=row.count("ffn", 4 * hidden),
-        vocab=row.count("vocab", framework.vocab),
+        ffn=row.count("ffn", _width(hidden, kind)),
+        vocab=row.count("vocab", framework.vocab or kind.vocab),
         seq=row.count("seq"),
         batch=row.count("gbs"),
         micro_batch=row.count("mbs") if row.text("mbs") else None,
@@ -267,10 +223,10 @@ def _run(cells: Mapping[str, str], place: str, stem: str) -> MeasuredRun:
         tensor=tensor,
         pipeline=pipeline,
         chunks=row.count("vpp", 1),
-        sequence_parallel=row.is_true("sp"),
-        zero=row.count("zero", 0, least=0),
-        recompute=row.word("recompute", RECOMPUTED, "none"),
-        is_fused="flash" in row.text("attention").lower(),
+        sequence_parallel=tensor > 1 and row.is_true("sp", framework.sequence_parallel),
+        zero=row.count("zero", framework.zero, least=0),
+        recompute=row.recomputation(),
+        is_fused=row.is_fused(framework.is_fused or kind.is_gated),
         precision=row.text("precision", framework.precision).lower(),
         framework=row.text("framework"),
         step_s=row.measured("step_ms") / 1e3,
@@ -280,9 +236,17 @@ def _run(cells: Mapping[str, str], place: str, stem: str) -> MeasuredRun:
         context=context,
         expert=row.count("ep", 1),
         place=place,
+        key_heads=key_heads,
+        told=told,
     )
     _check(found)
     return found
+
+
+def _width(hidden: int, kind: Architecture) -> int:
+    """Features of the MLP of a row that does not say them: a GPT's are four times the hidden ones,
+    Llama's two thirds of that, up to a multiple of 256 (Touvron et al. 2023)."""
+    return -(-8 * hidden // 3 // 256) * 256 if kind.is_gated else 4 * hidden
 
 
 def _check(run: MeasuredRun) -> None:
@@ -300,6 +264,11 @@ def _check(run: MeasuredRun) -> None:
                 f"column '{column}' is {parts}, which does not divide column '{whole}', {size}; "
                 "write a number that does"
             )
+    if run.key_heads and run.heads % run.key_heads:
+        raise RowError(
+            f"column 'kv_heads' is {run.key_heads}, which does not divide column 'heads', "
+            f"{run.heads}; write a number that does"
+        )
     if run.zero > 3:
         raise RowError(f"column 'zero' is {run.zero}; write a stage of ZeRO, 0 to 3")
     if run.pipeline > run.layers:

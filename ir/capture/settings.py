@@ -192,6 +192,40 @@ def _forgetting() -> Iterator[None]:
                     del names[name]
 
 
+_MARKED = "_check_requires_grad_intermediate_outputs"
+
+_PATCHES: tuple[tuple[Any, str, Any], ...] = (
+    (functional_export, "_compiling_state_context", _compiling),
+    # Shapes are fixed: the guards that would be made to check dynamic ones, a quarter of the
+    # time that a small GPT takes, guard nothing.
+    (functional_export, "_suggest_or_raise_constraint_violation", mock.DEFAULT),
+    # It would keep a copy of each parameter, which cannot be made inside torch.vmap.
+    (builder, "_clone_input", lambda value, _: value),
+    # Dynamo parses each source file for a line of a log that nobody reads.
+    (InstructionTranslatorBase, "get_line_of_code_header", _no_header),
+    (functional_export, "ModuleToTrace", _root_of),
+    (fx.GraphModule, "recompile", _without_code),
+    # Dynamo writes the whole graph out to say why it cannot be stored.
+    (fx.GraphModule, "print_readable", _unreadable),
+)
+"""What of torch's tracing does something else meanwhile: where, its name, and what it does."""
+
+
+@contextlib.contextmanager
+def _patched() -> Iterator[None]:
+    """Meanwhile torch's tracing is as `_PATCHES` say."""
+    with contextlib.ExitStack() as stack:
+        for place, name, new in _PATCHES:
+            stack.enter_context(mock.patch.object(place, name, new))
+        # A tensor that forward marks may not be returned, as what is computed of it has no gradient
+        # by it outside; nobody asks for that of what a step returns. Torch 2.11 does not check it.
+        stack.enter_context(mock.patch.object(OutputGraph, _MARKED, _unchecked, create=True))
+        stack.enter_context(torch._dynamo.config.patch(allow_rnn=True, trace_autograd_ops=True))
+        if hasattr(torch._dynamo.config, _UNSAID):  # not in torch 2.11
+            stack.enter_context(torch._dynamo.config.patch({_UNSAID: _WORDS}))
+        yield
+
+
 @contextlib.contextmanager
 def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
     """Evaluation mode unless `train`, restored afterwards; the fake mode of fake parameters.
@@ -204,32 +238,8 @@ def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
         stack.enter_context(_outside_of_modes())
         stack.enter_context(without_gc())
         stack.enter_context(_forgetting())
-        stack.enter_context(
-            mock.patch.object(functional_export, "_compiling_state_context", _compiling)
-        )
-        # Shapes are fixed: the guards that would be made to check dynamic ones, a quarter of the
-        # time that a small GPT takes, guard nothing.
-        stack.enter_context(
-            mock.patch.object(functional_export, "_suggest_or_raise_constraint_violation")
-        )
-        # It would keep a copy of each parameter, which cannot be made inside torch.vmap.
-        stack.enter_context(mock.patch.object(builder, "_clone_input", lambda value, _: value))
-        # Dynamo parses each source file for a line of a log that nobody reads.
-        stack.enter_context(
-            mock.patch.object(InstructionTranslatorBase, "get_line_of_code_header", _no_header)
-        )
-        stack.enter_context(mock.patch.object(functional_export, "ModuleToTrace", _root_of))
-        stack.enter_context(mock.patch.object(fx.GraphModule, "recompile", _without_code))
-        # Dynamo writes the whole graph out to say why it cannot be stored.
-        stack.enter_context(mock.patch.object(fx.GraphModule, "print_readable", _unreadable))
-        stack.enter_context(torch._dynamo.config.patch(allow_rnn=True, trace_autograd_ops=True))
-        if hasattr(torch._dynamo.config, _UNSAID):  # not in torch 2.11
-            stack.enter_context(torch._dynamo.config.patch({_UNSAID: _WORDS}))
+        stack.enter_context(_patched())
         stack.enter_context(_without_effects())
-        # A tensor that forward marks may not be returned, as what is computed of it has no gradient
-        # by it outside; nobody asks for that of what a step returns. Torch 2.11 does not check it.
-        marked = "_check_requires_grad_intermediate_outputs"
-        stack.enter_context(mock.patch.object(OutputGraph, marked, _unchecked, create=True))
         stack.enter_context(traced_anywhere())
         stack.enter_context(written_out())
         stack.enter_context(without_value_checks())

@@ -23,18 +23,22 @@ Json = Any
 
 
 def written_cuts(cuts: Cuts) -> Json:
+    """How each dim is cut, as JSON: axis, size and stride of each placement."""
     return [[[p.axis, p.size, p.stride] for p in cut] for cut in cuts]
 
 
 def read_cuts(given: Json) -> Cuts:
+    """The inverse of `written_cuts`."""
     return tuple([tuple([Placement(str(a), int(n), int(t)) for a, n, t in cut]) for cut in given])
 
 
 def written_at(at: Coordinates) -> Json:
+    """On which coordinates of which axes something is, as JSON."""
     return [[axis, sorted(which)] for axis, which in at]
 
 
 def read_at(given: Json) -> Coordinates:
+    """The inverse of `written_at`."""
     return tuple([(str(axis), frozenset(map(int, which))) for axis, which in given])
 
 

@@ -19,13 +19,18 @@ from shardweave.ir.kernel import FusedOp
 from shardweave.ir.program import Program
 from shardweave.ir.regions import split_at_backward, weight_ops
 from shardweave.ir.rewrite.cse import merge_where_equal
+from shardweave.ir.rewrite.stored_scores import making_scores, multiplies_weight
 from shardweave.ir.sharding.rules.attention import is_attention
 from shardweave.ir.storage import kept_bytes
 
 POLICIES = ("none", "layer", "after-communication", "after-products", "budget")
 
-KEEPING = ("after-communication", "after-products")
-"""Policies that keep the results of some ops, behind which recomputation starts."""
+KEEPING = ("after-communication", "after-products", "stored-scores", "every-second-product")
+"""Policies that keep the results of some ops, behind which recomputation starts. The last two are
+those of frameworks, which `recompute` takes and no plan names: `stored-scores` runs again what
+gives attention's stored scores (Korthikanti et al. 2022, Sec. 5), and nothing where one kernel
+stores none; `every-second-product` keeps what attention gives and every other product of a weight,
+from each block's first on, as torchtitan's selective checkpoints of ops do."""
 
 Segment = tuple[str, Copy | None, int]
 """Block, sub-batch, and number of the stretch between kept results that is recomputed at once."""
@@ -161,6 +166,8 @@ class _Recomputation:
         self.clones: dict[SSAValue, SSAValue] = {}
         self.pending: dict[Segment, list[Operation]] = {}
         self.count = 0
+        self.scores: set[Operation] = set()
+        self.dropped: set[Operation] = set()
 
     def run(self) -> int:
         self._number_segments()
@@ -178,6 +185,16 @@ class _Recomputation:
                 beginnings.clear()
         return self.count
 
+    def _policy(self, block: str) -> str:
+        if block not in self.policies:
+            self.policies[block] = self.policy_of(block)
+            ops = [op for op in self.forward if self.block_of(op) == block]
+            if self.policies[block] == "stored-scores":
+                self.scores |= making_scores(ops)
+            if self.policies[block] == "every-second-product":
+                self.dropped |= set([op for op in ops if multiplies_weight(op)][1::2])
+        return self.policies[block]
+
     def _number_segments(self) -> None:
         """The segment of each op that its block's policy lets recompute."""
         numbers: dict[tuple[str, Copy | None], int] = {}
@@ -186,7 +203,7 @@ class _Recomputation:
             # A random op run again would draw other numbers than the forward pass saw.
             if block is None or is_random(op):
                 continue
-            policy = self.policies.setdefault(block, self.policy_of(block))
+            policy = self._policy(block)
             if policy == "none":
                 continue
             key = (block, copy_of(op))
@@ -199,10 +216,12 @@ class _Recomputation:
         """Whether a policy keeps what an op of its blocks gives."""
         if policy not in KEEPING:
             return False
+        if policy == "stored-scores":
+            return op not in self.scores
         if op in self.messages:
             # Of what is gathered each device has its shard.
             return policy == "after-communication" or not isinstance(op, AllGatherOp)
-        return policy == "after-products" and flops_of(op) > 0
+        return policy != "after-communication" and flops_of(op) > 0 and op not in self.dropped
 
     def _is_kept(self, value: SSAValue) -> bool:
         """Whether a value is there in the backward pass without being recomputed."""

@@ -17,20 +17,16 @@ from collections.abc import Iterator, Sequence
 
 from xdsl.dialects import func
 from xdsl.ir import Operation, SSAValue
-from xdsl.utils.exceptions import VerifyException
 
 from shardweave.ir.annotations import (
-    annotation_problem,
     describe,
     sharding_attrs_of,
     wanted_attrs_of,
 )
-from shardweave.ir.aten import AtenOp, OpKey, key_of_op
+from shardweave.ir.aten import AtenOp
 from shardweave.ir.attributes import ShardingAttr
-from shardweave.ir.by_identity import ByIdentity
 from shardweave.ir.dist import STARTED, DistOp, ReshardOp, WaitOp
 from shardweave.ir.facts import facts_of
-from shardweave.ir.infer import infer_types
 from shardweave.ir.kernel import FusedOp, YieldOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import Sharding
@@ -44,6 +40,7 @@ from shardweave.ir.staged import STAGE_KINDS, functions_of, is_staged
 from shardweave.ir.text import without_gc
 from shardweave.ir.types import dtype_of_value, shape_of, type_problem
 from shardweave.ir.verify.collectives import problem_of_move, reduced
+from shardweave.ir.verify.ops import is_known_right, problem_of_op
 from shardweave.ir.verify.stages import problems_of_stages
 
 Place = Operation | SSAValue | None
@@ -206,7 +203,7 @@ class _Verifier:
 
         That is said in a fraction of the time that `_op` takes, which looks at the others.
         """
-        if self.untyped or _as_it_stands(op) not in _right_as_they_stand or not _stands_right(op):
+        if self.untyped or not is_known_right(op):
             return False
         for operand in op.operands:
             if operand not in self.defined or operand in self.pending:
@@ -265,7 +262,7 @@ class _Verifier:
 
     def _problem_of(self, op: Operation) -> str | None:
         """What is wrong with an op by itself: its arguments, its types."""
-        problem = _problem_of_kind(op) if isinstance(op, AtenOp | DistOp) else _problem_of_form(op)
+        problem = problem_of_op(op)
         if problem is not None:
             return problem
         if isinstance(op, ReshardOp) and self.is_local:
@@ -409,49 +406,6 @@ NOTHING = Sharding(())
 """What is pending in a whole value."""
 
 
-_right: set[OpKey] = set()
-"""Names, types and arguments of ops that were found right: there are few kinds in a program."""
-
-_right_as_they_stand = ByIdentity[None]()
-"""Ops of ATen that were found right, by their types and all that is noted of them."""
-
-
-def _as_it_stands(op: Operation) -> tuple[object, ...]:
-    """Equal for ops of one class whose types and properties are the same objects."""
-    types = [id(value.type) for value in (*op.operands, *op.results)]
-    return type(op), len(op.results), *types, *op.properties, *map(id, op.properties.values())
-
-
-def _remember(op: AtenOp) -> None:
-    kept = [value.type for value in (*op.operands, *op.results)], [*op.properties.values()]
-    _right_as_they_stand.keep(_as_it_stands(op), None, kept)
-
-
-def _stands_right(op: Operation) -> bool:
-    return op.next_op is not None and not op._successors  # pyright: ignore[reportPrivateUsage]
-
-
-def _problem_of_kind(op: AtenOp | DistOp) -> str | None:
-    key, problem = key_of_op(op), None
-    if key not in _right or not _stands_right(op) or annotation_problem(op) is not None:
-        problem = _problem_of_form(op)
-        if problem is None and isinstance(op, AtenOp):
-            problem = _problem_of_types(op)
-    if problem is None:
-        _right.add(key)
-        if isinstance(op, AtenOp):
-            _remember(op)
-    return problem
-
-
-def _problem_of_form(op: Operation) -> str | None:
-    try:
-        op.verify(verify_nested_ops=False)
-    except VerifyException as error:
-        return str(error).splitlines()[-1]
-    return None
-
-
 def _linear_operands(op: AtenOp) -> frozenset[int]:
     """The operands that an op is linear in together, but for rounding.
 
@@ -462,16 +416,6 @@ def _linear_operands(op: AtenOp) -> frozenset[int]:
     if is_cast and all(dtype_of_value(x).is_floating_point for x in (*op.operands, *op.results)):
         return frozenset((0,))
     return rule_of(op).linear
-
-
-def _problem_of_types(op: AtenOp) -> str | None:
-    types = infer_types(op)
-    if isinstance(types, str):
-        return f"torch refuses these operands: {types.rstrip('.')}"
-    if types == tuple(op.result_types):
-        return None
-    listed, wanted = (", ".join(map(str, some)) for some in (op.result_types, types))
-    return f"result type is {listed}, expected {wanted}"
 
 
 def _unreduced_problem(held: Sharding, promised: Sharding) -> str:

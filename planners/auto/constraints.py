@@ -50,7 +50,15 @@ class Constraints:
         forbidden: dict[str, set[str]] = {}
         for name, value in _pairs("forbid", forbid):
             forbidden.setdefault(name, set()).add(value)
+        for name, value in fixed.items():
+            if value in forbidden.get(name, ()):
+                raise PlanError(f"{name}={value} is fixed and forbidden; leave out one of the two.")
         return Constraints(fixed, {name: frozenset(values) for name, values in forbidden.items()})
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The dimensions of which something is asked."""
+        return frozenset((*self.fixed, *self.forbidden))
 
     def allows(self, point: JointPoint, dimensions: Collection[str] = DIMENSIONS) -> bool:
         """Whether a point has what is asked of some dimensions."""
@@ -90,9 +98,10 @@ def _pairs(option: str, text: str) -> list[tuple[str, str]]:
         name, equals, value = (piece.strip() for piece in part.partition("="))
         name = name.replace("-", "_")
         if not equals or name not in DIMENSIONS:
+            hint = "" if name in DIMENSIONS else did_you_mean(name, DIMENSIONS)
             raise PlanError(
                 f"{option}: found '{part}', expected DIMENSION=VALUE; "
-                f"{did_you_mean(name, DIMENSIONS)}the dimensions are {', '.join(DIMENSIONS)}."
+                f"{hint}the dimensions are {', '.join(DIMENSIONS)}."
             )
         words = WORDS.get(name)
         if words is not None and value not in words:

@@ -32,7 +32,8 @@ def why_empty(search: JointSearch) -> str:
     if problems:
         return f"{opening}: none of its {len(problems)} points can be partitioned. {problem}"
     ways = "; ".join(_ways_out(search)) or (
-        "no single one of these can be left out to have one; leave out more"
+        f"no single one of these can be left out to have one, and there are at most {space.parts} "
+        "stages; leave out more"
         if asked or space.mesh
         else "data parallelism has to divide the batch, and there are at most "
         f"{space.parts} stages; change the batch or the number of devices"

@@ -240,6 +240,7 @@ def _check_any(search: JointSearch, rows: list[Candidate]) -> None:
     problem = search.space.whole or next(iter(search.evaluator.problems.values()), "")
     if search.stopped and not any(row.predicted.fits for row in rows):
         raise PlanError(_too_early(search, rows))
-    if not rows:
+    if not search.evaluator.found and not any(row.predicted.fits for row in rows):
         raise PlanError(why_empty(search))
-    check_some_fit(rows, search.estimator.cluster, problem)
+    further = "or ask for less (fix, forbid, memory)"
+    check_some_fit(rows, search.estimator.cluster, problem, further)

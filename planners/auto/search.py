@@ -7,13 +7,11 @@
    schedules, until none is faster; then the same from the next fastest.
 4. With the tensor degree of the fastest, and without a tensor axis, points that cut sequences are
    estimated, of each size of that axis the best is simulated, and 3 is done again.
-5. Of the fastest that recompute whole layers, the fewest layers of each stage that fit are found
-   by bisection; fewer are faster.
+5. Of the fastest that recompute, the fewest layers of each stage that fit are found by bisection.
 6. Other points are simulated in order of their estimates, until their bounds exceed the fastest.
 
 It can stop at any time with the best so far. If step 6 ends by itself, what was found is the
-fastest of the whole space, as far as the bounds hold, and recomputing some layers is worth nothing
-where recomputing none fits.
+fastest of the whole space, as far as the bounds hold, but for the number of layers in step 5.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from shardweave.ir.text import without_gc
 from shardweave.planners.auto.estimate import FITS_SURELY, Estimator, PointEstimate
@@ -39,6 +38,12 @@ for a few simulations each. Not tuned."""
 MAY_FIT = 2.0
 """How many times the memory an estimate may need and the point still be simulated: of small models
 estimates are up to 1.4 times what the simulator counts."""
+
+
+LIKELY_FITS, UNSURE = 1.25, 1.15
+"""How many times the memory the estimate of a small model may need and the point not come behind
+all others, and how much slower it then counts as: a GPT of one layer with little memory had its
+fastest plans among points whose estimates are 1.2 times the memory."""
 
 
 NEAR = 1.3
@@ -217,10 +222,12 @@ class JointSearch:
         """Points that differ in schedules alone, then in one dimension, the best estimates first;
         the degrees change together, and with them the micro-batches that suit them."""
         yield from self._variants(point)
+        is_beside = self.space.leaves_out(point)
+        like = point.with_value(recompute="layer") if is_beside else point
         near: dict[JointPoint, None] = {}
         meshes: dict[tuple[object, ...], JointPoint] = {}
         for other in self._by_estimate(self.estimates):
-            changed = _changed(other, point)
+            changed = _changed(other, like)
             if len(changed) == 1 and "mesh" not in changed:
                 near[other] = None
             if changed == {"mesh"} or changed == {"mesh", "micro_batches"}:
@@ -228,6 +235,9 @@ class JointSearch:
                 if meshes.setdefault(key, other) is other or changed == {"mesh"}:
                     near[other] = None
         for other in near:
+            if is_beside:
+                yield from self.space.keeping_products(other)
+                continue
             # As the point has it, if it can: schedules are no dimension of what is estimated.
             schedules = {name: getattr(point, name) for name in ORDERS}
             same = other.with_value(**schedules) if other.stages > 1 else other
@@ -237,18 +247,25 @@ class JointSearch:
                 yield same
 
     def _variants(self, point: JointPoint) -> Iterator[JointPoint]:
-        """The point under other orders: of a deep model, whose simulations are few, the best
-        estimates first."""
-        found = self.space.variants(point)
+        """The point under other orders, and where it has to compute something again, by another
+        policy: of a deep model, whose simulations are few, the best estimates first."""
+        found = chain(self.space.variants(point), self._keeping_products(point))
         if not self.evaluator.depths.is_deep:
             return found
         return iter(self._by_estimate([other for other in found if self._may_win(other)]))
 
+    def _keeping_products(self, point: JointPoint) -> Iterator[JointPoint]:
+        """What keeps more than a point that computes again, or less than one that does not fit."""
+        found = self.evaluator.found.get(point)
+        if point.recompute != "none" or (found is not None and not found.fits):
+            yield from self.space.keeping_products(point)
+
     def _recompute_less(self) -> None:
-        """The fewest layers of each stage with which the fastest still fit: some more simulations
-        than are allowed, but for a few points alone, and while there is time."""
-        starts = [p for p, found in self.seen[:STARTS] if found.fits and p.recompute == "layer"]
-        for point in starts:
+        """Of the fastest that recompute anything, the fewest layers of each stage with which they
+        fit: a few simulations more than are allowed, while there is time. Where that many layers
+        fit more do, and take longer."""
+        again = [p for p, found in self.seen if found.fits and p.recompute != "none"]
+        for point in again[:STARTS]:
             fewer = self.space.fewer_layers(point)
             low, high = -1, len(fewer)
             while high - low > 1 and time.monotonic() <= self.deadline_s:
@@ -270,7 +287,7 @@ class JointSearch:
             if not self._is_seen(point):
                 yield point
             elif self._is_near(point):
-                yield from (v for v in self.space.variants(point) if not self._is_seen(v))
+                yield from (v for v in self._variants(point) if not self._is_seen(v))
 
     def _is_near(self, point: JointPoint) -> bool:
         """Whether another schedule may make a simulated point the fastest, or let it fit."""
@@ -294,8 +311,6 @@ class JointSearch:
         found = self.estimates[key]
         if found.memory_bytes > MAY_FIT * self.capacity:
             return False
-        if key.recompute_layers and self._fits_without(key):
-            return False
         best = self.best
         if best is None:
             return True
@@ -303,15 +318,6 @@ class JointSearch:
         near = 1.0 if self.evaluator.depths.is_deep else NEAR
         filling_s = found.filling_s / near if point.pipeline in BY_BLOCK else 0.0
         return max(found.bound_s, filling_s) < best[1].time_s
-
-    def _fits_without(self, point: JointPoint) -> bool:
-        """Whether a point that recomputes some layers has one beside it that recomputes none, and
-        fits."""
-        other = point.with_value(recompute="none", recompute_layers=0)
-        found, guess = self.evaluator.found.get(other), self.estimates.get(other)
-        if found is not None:
-            return found.fits
-        return guess is not None and guess.memory_bytes <= FITS_SURELY * self.capacity
 
     def _is_promising(self, point: JointPoint) -> bool:
         """Whether a deep model's point is worth a simulation before others, by its estimate."""
@@ -330,8 +336,9 @@ class JointSearch:
             found = self.estimates[point]
             share = found.memory_bytes / self.capacity
             # What may not fit comes behind what surely does, but before what surely does not.
-            time_s = found.time_s * (1.05 if share > FITS_SURELY else 1)
-            rank = self._ranks[point] = share > 1, time_s, _plainness(point)
+            time_s = found.time_s * (UNSURE if share > 1 else 1.05 if share > FITS_SURELY else 1)
+            most = 1.0 if self.evaluator.depths.is_deep else LIKELY_FITS
+            rank = self._ranks[point] = share > most, time_s, _plainness(point)
         return rank
 
     def _simulate(self, point: JointPoint) -> None:
@@ -340,8 +347,7 @@ class JointSearch:
         self._check_time()
         if len(self.evaluator.found) >= self.simulate:
             raise OutOfTime(f"{self.simulate} points were simulated")
-        self.evaluator.predict(point)
-        if len(self.evaluator.found) % COLLECT_EACH == 0:
+        if self.evaluator.predict(point) and len(self.evaluator.found) % COLLECT_EACH == 0:
             gc.collect()
         best = self.best
         told = f"best {seconds_text(best[1].time_s)} ({best[0]})" if best else "none fits so far"
@@ -367,6 +373,4 @@ def _changed(one: JointPoint, other: JointPoint) -> set[str]:
     """The dimensions in which two points differ, but for schedules; the degrees are one."""
     names = (n for n in DIMENSIONS if n not in ORDERS)
     found = {name for name in names if getattr(one, name) != getattr(other, name)}
-    if "recompute" in found:
-        found.discard("recompute_layers")
     return {"mesh" if name in MESH else name for name in found}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -19,40 +18,32 @@ from shardweave.planners.auto.point import (
     ReplicaCut,
 )
 from shardweave.planners.auto.reader import CostReader
-from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.auto.sizes import (
+    CHUNKS,
+    MESH_AXES,
+    buckets_of,
+    chunks_of,
+    contexts_of,
+    cuts_context,
+    tensor_degrees,
+)
 from shardweave.planners.cost.pipeline.stages import OVERLAPPING
 from shardweave.planners.degrees import asked_degrees, divisors
-from shardweave.planners.megatron import CONTEXT
 from shardweave.planners.pipelines.one_by_one import why_not_one_by_one
 from shardweave.planners.pipelines.schedules import find_schedule
 from shardweave.planners.plan_parts import (
     PAPERS_RECOMPUTE,
     PIPELINE_SCHEDULES,
+    PRODUCTS,
     RECOMPUTE,
     PlanError,
 )
 from shardweave.planners.predict import BY_BLOCK, DEEP_BY_BLOCK
 
 SUB_BATCHES = (1, 2, 4)
-MESH_AXES = ("data", "tensor", CONTEXT, "pipeline", "stage")
-"""The axes of a mesh that a user may ask for."""
-
 MOST_CONTEXTS = 2
 """How many sizes of an axis of sequences are looked at for a tensor degree: each is two partitions
 to read, or four, and a larger one sends more for less."""
-
-CHUNKS = (JointPoint.chunks, 4, 8)
-"""Into how many stages a deep model's part of a device may be cut: each halves what filling the
-pipeline takes, and doubles the messages."""
-
-FEW_LAYERS = 4
-LAYER_SHARES = (0.25, 0.5, 0.75)
-"""Of a stage with more layers than those, the shares of them that are recomputed in points that are
-looked at first."""
-
-MANY_DEVICES = 64
-"""From here on tensor parallelism stays within nodes: its messages, two for each block and pass,
-are too many for a network, and each degree is another partition to read."""
 
 SCHEDULES = ("in-order", "cross-pass", "sub-batch", "blocking")
 """Schedules of messages; `list`, the longest to compute, is tried on the best alone."""
@@ -69,7 +60,7 @@ class JointSpace:
     tensors may travel alone. mesh: what a user's mesh asks for, by axis. has_list: whether
     schedules `list` can be named, and the model is not so deep that they take long to find. chunks:
     into which `interleaved-1f1b` may cut what a device has. is_deep: see `Depths`. layers: equal
-    blocks, of which policy `layer` may recompute some.
+    blocks, of which policy `layer` may recompute some of each stage.
     """
 
     devices: int
@@ -126,7 +117,7 @@ class JointSpace:
                     continue
                 zeros = _zeros(data, micro)
                 subs = [n for n in SUB_BATCHES if rows // micro % n == 0]
-                policies = self._policies(stages)
+                policies = self._recomputed(stages)
                 for zero, (recompute, layers), sub in product(zeros, policies, subs):
                     point = JointPoint(
                         data, cut.tensor, cut.context, stages, cut.sequence_parallel, zero,
@@ -136,25 +127,32 @@ class JointSpace:
                     if found is not None:
                         yield from self._with_buckets(found)
 
-    def _policies(self, stages: int) -> list[tuple[str, int]]:
-        """Policies of recomputation, with the layers of each stage in which: `after-products` with
-        stages, which keep what many micro-batches left, or where it is asked for. Of steps without,
-        whose estimates leave out most of what ZeRO's gathers expose, it would be the first of all
-        that is simulated."""
-        asked = "recompute" in self.constraints.fixed
-        names = RECOMPUTE if stages > 1 or asked else PAPERS_RECOMPUTE
-        return [(name, 0) for name in names] + [("layer", n) for n in self._layer_counts(stages)]
+    def _policies(self, stages: int) -> tuple[str, ...]:
+        """Policies of recomputation: `after-products` with stages, which keep what many
+        micro-batches left, or where a user says something of them. Of steps without, whose
+        estimates leave out most of what ZeRO's gathers expose, it would be the first of all that
+        is simulated; it is looked at beside these (`keeping_products`)."""
+        asked = "recompute" in self.constraints.names
+        return RECOMPUTE if stages > 1 or asked else PAPERS_RECOMPUTE
 
-    def _layer_counts(self, stages: int) -> list[int]:
-        """In how many layers of each stage to recompute, but for all: each number of a few, some of
-        more, between which the search looks for the least that fits; or what the user says."""
-        most = -(-self.layers // stages)
-        asked = self.constraints.fixed.get("recompute_layers")
-        if asked is not None:
-            return [int(asked)] if int(asked) < most else []
-        if most <= FEW_LAYERS:
-            return list(range(1, most))
-        return [round(share * most) for share in LAYER_SHARES]
+    def _recomputed(self, stages: int) -> list[tuple[str, int]]:
+        """Policies, with the layers of each stage in which: all, unless a user says how many.
+        Other numbers are looked at where memory decides (`fewer_layers`)."""
+        asked = int(self.constraints.fixed.get("recompute_layers", 0))
+        if asked:
+            return [("layer", asked)]
+        return [(name, 0) for name in self._policies(stages)]
+
+    def keeping_products(self, point: JointPoint) -> Iterator[JointPoint]:
+        """A point of one stage with `after-products`, which `points` leaves out: it keeps more than
+        policies that compute more again, and less than what computes nothing again."""
+        found = point.with_value(recompute=PRODUCTS)
+        if self.leaves_out(found) and self.constraints.allows(found):
+            yield found
+
+    def leaves_out(self, point: JointPoint) -> bool:
+        """Whether a point's policy of recomputation is looked at beside others alone."""
+        return point.recompute not in self._policies(point.stages)
 
     def _with_buckets(self, point: JointPoint) -> Iterator[JointPoint]:
         """The point with messages joined in buckets of each size, where it joins any."""
@@ -164,16 +162,18 @@ class JointSpace:
                 yield found
 
     def _usual(self, point: JointPoint) -> JointPoint | None:
-        """The point with the first schedules that the user allows; None if it is not allowed."""
+        """The point with the first schedules that the user allows, and that can be where something
+        is asked of schedules; None if there are none."""
         first = "cross-pass" if point.sub_batches > 1 or point.is_staged else "in-order"
-        schedule = next(filter(partial(self._may, "schedule"), (first, *self._schedules)), None)
-        if schedule is None:
-            return None
+        point = point.with_value(buckets=self.buckets[0])
         orders = (
             point.with_value(schedule=schedule, pipeline=pipeline, chunks=chunks)
+            for schedule in filter(partial(self._may, "schedule"), (first, *self._schedules))
             for pipeline, chunks in self._orders(point)
         )
         allowed = (one for one in orders if self.constraints.allows(one, ORDERS))
+        if self.constraints.names & {*ORDERS}:
+            allowed = filter(self.is_possible, allowed)
         return next(allowed, None)
 
     def _orders(self, point: JointPoint) -> Iterator[tuple[str, int]]:
@@ -206,9 +206,10 @@ class JointSpace:
             yield found
 
     def fewer_layers(self, point: JointPoint) -> list[JointPoint]:
-        """A point that recomputes layers, with each smaller number of them, the fewest first."""
+        """A point with policy `layer` in each number of layers of a stage that is less than all,
+        or than the point's own, the fewest first."""
         most = point.recompute_layers or -(-self.layers // (point.stages * point.stages_each))
-        found = (point.with_value(recompute_layers=count) for count in range(1, most))
+        found = (point.with_value(recompute="layer", recompute_layers=n) for n in range(1, most))
         return [one for one in found if self.constraints.allows(one) and self.is_possible(one)]
 
     def is_possible(self, point: JointPoint) -> bool:
@@ -295,55 +296,14 @@ def joint_space(
         parts=len(reader.cost(ReplicaCut(), 1).blocks),
         tensor=tuple(degrees),
         cuts_sequence=frozenset(cuts),
-        contexts=tuple(_contexts(devices, mesh, constraints)),
-        cuts_context=cache(partial(_cuts_context, reader)),
-        buckets=_buckets(reader, constraints),
+        contexts=tuple(contexts_of(devices, mesh, constraints)),
+        cuts_context=cache(partial(cuts_context, reader)),
+        buckets=buckets_of(reader, constraints),
         constraints=constraints,
         mesh=mesh,
         has_list=has_list,
         whole=why_not_one_by_one(program) if runnable else "",
-        chunks=_chunks(reader, constraints),
+        chunks=chunks_of(reader, constraints),
         is_deep=reader.depths.is_deep,
         layers=len(reader.depths.names),
     )
-
-
-def _chunks(reader: CostReader, constraints: Constraints) -> tuple[int, ...]:
-    asked = constraints.fixed.get("chunks")
-    if asked is not None:
-        return (int(asked),)
-    return CHUNKS if reader.depths.is_deep else CHUNKS[:1]
-
-
-def _contexts(devices: int, mesh: Mesh | None, constraints: Constraints) -> Iterator[int]:
-    """Sizes that an axis of sequences may have, from the smallest."""
-    for size in divisors(devices):
-        asked = (
-            size if mesh is None else asked_degrees(mesh, MESH_AXES, "auto", PlanError).get(CONTEXT)
-        )
-        if size > 1 and size == asked and constraints.allows_value(CONTEXT, size):
-            yield size
-
-
-def _cuts_context(reader: CostReader, size: int) -> bool:
-    """Whether an axis of sequences of that size cuts anything."""
-    plan = reader.base(reader.depths.read, 1, ReplicaCut(context=size))
-    return f'"{CONTEXT}"' in "".join((*plan.inputs.values(), *plan.parameters.values()))
-
-
-def _buckets(reader: CostReader, constraints: Constraints) -> tuple[int, ...]:
-    """Sizes that join different messages: none is larger than all parameters together."""
-    asked = constraints.fixed.get("buckets")
-    if asked is not None:
-        return (int(asked),)
-    total = sum(reader.parameter_bytes)
-    return tuple(n for n in BUCKETS if n == BUCKETS[0] or n * 2**20 < total)
-
-
-def tensor_degrees(cluster: Cluster) -> list[int]:
-    """Degrees of tensor parallelism to look at."""
-    inside = math.gcd(*(node.devices for node in cluster.nodes))
-    degrees = divisors(cluster.num_devices)
-    if cluster.num_devices >= MANY_DEVICES:
-        degrees = [n for n in degrees if n <= inside]
-    return degrees

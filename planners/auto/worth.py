@@ -45,11 +45,16 @@ def sorted_values(values: dict[str, None]) -> list[str]:
 
 def worth(search: JointSearch, point: JointPoint, best: Predicted) -> Iterator[str]:
     """For each dimension: the fastest simulated point with another value, and why it is slower."""
+    for name, value in search.space.constraints.fixed.items():
+        if not point.chooses(name):
+            yield f"{name}={value} was asked for, and makes no difference to this plan"
     for name in DIMENSIONS:
         others = [
             (found, one)
             for one, found in search.seen
-            if found.fits and one.value(name) != point.value(name)
+            if found.fits
+            and one.value(name) != point.value(name)
+            and (one.chooses(name) or point.chooses(name))
         ]
         if not others:
             continue

@@ -37,6 +37,7 @@ from shardweave.ir.storage import is_view, view_source
 from shardweave.ir.traffic import bytes_moved, merged_bytes
 from shardweave.ir.types import (
     dtype_of_value,
+    dtype_word,
     num_bytes,
     number_of_type,
     shape_of,
@@ -92,7 +93,7 @@ def signature_text(op: Operation) -> str:
 
 def _type_text(value: SSAValue) -> str:
     sizes = ",".join(map(str, shape_of(value)))
-    return f"{str(dtype_of_value(value)).removeprefix('torch.')}[{sizes}]"
+    return f"{dtype_word(dtype_of_value(value))}[{sizes}]"
 
 
 @dataclass(eq=False)
@@ -275,7 +276,7 @@ def _alignment(op: Operation) -> int:
 
 def _peak(op: Operation, device: DeviceType) -> float:
     """The device's peak for the dtype of the op's first result."""
-    dtype = str(dtype_of_value(op.results[0])).removeprefix("torch.")
+    dtype = dtype_word(dtype_of_value(op.results[0]))
     found = device.flops.get(dtype)
     if found is None:
         raise ValueError(

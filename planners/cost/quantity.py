@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+GIB = 2**30
+"""Bytes."""
+
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
 _BINARY = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -70,5 +73,5 @@ def memory_text(needed: float, there: float) -> str:
 
 def gib(size_bytes: float) -> str:
     """A number of GiB, to two decimals or, if it is small, to two digits."""
-    size = size_bytes / 2**30
+    size = size_bytes / GIB
     return f"{size:.2f}" if abs(size) >= 0.1 or size == 0 else f"{size:.2g}"

@@ -18,7 +18,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.annotations import layer_of, phase_of
 from shardweave.ir.blocks import Blocks, blocks_of
-from shardweave.ir.dist import COLLECTIVES, WaitOp
+from shardweave.ir.dist import COLLECTIVES, AllGatherOp, WaitOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.regions import split_at_backward
@@ -88,12 +88,16 @@ class Workload:
         return sum(one.forward_s[device] + one.backward_s[device] for one in self.blocks)
 
 
-def workload_of(program: Program, cluster: Cluster, mesh: Mesh | None = None) -> Workload:
+def workload_of(
+    program: Program, cluster: Cluster, mesh: Mesh | None = None, *, regathers: bool = False
+) -> Workload:
     """Read the blocks off a program. Linear in its ops.
 
     Compute is costed on each device type of the cluster, communication on the ranks of `mesh`, by
-    default the program's; collectives over axes that it lacks are left out. Raises ValueError if
-    a device has no FLOP/s for a dtype of the program, or the cluster too few devices.
+    default the program's; collectives over axes that it lacks are left out. regathers: of what is
+    gathered a device keeps its shard, and gathers again for the backward pass, beside which that
+    takes no time (Korthikanti et al. 2022, Sec. 4.2.2). Raises ValueError if a device has no FLOP/s
+    for a dtype of the program, or the cluster too few devices.
     """
     blocks = blocks_of(program)
     layers, places = _blocks(program, blocks)
@@ -102,7 +106,7 @@ def workload_of(program: Program, cluster: Cluster, mesh: Mesh | None = None) ->
     tallies = [_Tally() for _ in layers]
     for op, index in places.items():
         tallies[index].add(op, costs, links)
-    for value in kept_values(program):
+    for value in _kept(program, regathers):
         owner = value.owner
         index = places[owner] if isinstance(owner, Operation) else 0
         tallies[index].kept += num_bytes(tensor_type_of(value))
@@ -126,6 +130,17 @@ def workload_of(program: Program, cluster: Cluster, mesh: Mesh | None = None) ->
         )
     ]
     return Workload(tuple(found), shared, parameter_dtype(program).itemsize)
+
+
+def _kept(program: Program, regathers: bool) -> list[SSAValue]:
+    kept = kept_values(program)
+    if not regathers:
+        return kept
+    shards = (
+        storage_of(value.owner.operands[0]) if isinstance(value.owner, AllGatherOp) else value
+        for value in kept
+    )
+    return list(dict.fromkeys(shards))
 
 
 def parameter_dtype(program: Program) -> torch.dtype:

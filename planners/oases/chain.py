@@ -14,8 +14,6 @@ from itertools import pairwise
 
 from shardweave.planners.cost.quantity import gib
 
-GIB = 2**30
-
 Matrix = tuple[tuple[float, ...], ...]
 
 MEMORY_PARTS = ("parameters, gradients and optimizer", "activations", "workspace")

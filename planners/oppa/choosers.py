@@ -143,7 +143,7 @@ class RandomChooser:
 
 def first_choice(history: History, rng: np.random.Generator) -> Suggestion:
     """A random row of degrees that were tried least, so that the first trials have all kinds."""
-    counts: dict[tuple[int, int, int], list[int]] = {}
+    counts: dict[tuple[int, ...], list[int]] = {}
     for row in history.open_rows:
         counts.setdefault(history.table.configurations[row].degrees, []).append(row)
     tried = [record.configuration.degrees for record in history.records]

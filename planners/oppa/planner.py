@@ -7,31 +7,27 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import product
-from typing import cast, get_args
+from typing import Protocol, cast, get_args
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.types import shape_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.quantity import gib
-from shardweave.planners.degrees import asked_degrees, divisors
 from shardweave.planners.lower import RECENT, Lowerings
-from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.oppa.choosers import BayesianChooser, Chooser
 from shardweave.planners.oppa.gp import Kernel
+from shardweave.planners.oppa.joint import JointPlans
+from shardweave.planners.oppa.plain import PlainPlans
 from shardweave.planners.oppa.prior import Form
 from shardweave.planners.oppa.real_trials import RealTrials, launch_of, measured
 from shardweave.planners.oppa.search import Found, search
 from shardweave.planners.oppa.space import Configuration
 from shardweave.planners.oppa.trials import Host, Outcome, Record, Trial, TrialFile
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import PAPERS_RECOMPUTE, Candidate, PlanError, Predicted
+from shardweave.planners.plan_parts import Candidate, PlanError, Predicted
 from shardweave.planners.predict import simulate_plan, with_candidates
 
-AXES = ("data", "tensor")
-SUB_BATCH_SCHEDULES = ("none", "sub-batch", "cross-pass")
-MAX_SUB_BATCHES = 4
+SPACES = ("plain", "joint")
 
 
 @dataclass(frozen=True)
@@ -39,12 +35,16 @@ class TrialOptions:
     """The options of every planner that tries plans out.
 
     trials: how many, those in `file` included; `file` keeps them, and a search goes on from it.
+    space: `plain`, data x tensor degrees x sequence parallelism x the papers' recomputation x
+    sub-batches x schedule, or `joint`, that of `auto`: stages, ZeRO, micro-batches and their
+    orders, chunks, buckets, sequences over devices and all recomputation too.
     real: train for `steps` steps on local processes, each trial within `time_limit_s` seconds,
     instead of simulating. slow: a real trial ends after the first steps that take more than so many
     times a step of the fastest; 0: none does. top: candidates that the plan lists.
     """
 
     trials: int = 20
+    space: str = SPACES[0]
     file: str = ""
     real: bool = False
     steps: int = 5
@@ -81,8 +81,9 @@ def plan_oppa(
 
     Objective: steps per second of a trial, of plans that fit into memory, over data x tensor
     degrees x sequence parallelism x recomputation x sub-batches x schedule on all devices of the
-    cluster, or those of `mesh`. Not exact. Source: Hemachandra et al., OPPA, 2025; departures are
-    in docs/planners.md. Needs botorch.
+    cluster, or those of `mesh`; with `space=joint` over all that `auto` searches but schedules
+    `list`. Not exact. Source: Hemachandra et al., OPPA, 2025; departures are in docs/planners.md.
+    Needs botorch.
 
     Time: a trial each, and about a second to choose.
 
@@ -109,20 +110,25 @@ def plan_by_trials(
     host: Host | None,
 ) -> Plan:
     """The fastest plan that a search finds; see `plan_oppa`."""
-    plans = Plans(name, program)
+    if options.space not in SPACES:
+        raise PlanError(f"{name}'s space is '{options.space}'; use one of {', '.join(SPACES)}.")
+    if options.trials < 1:
+        raise PlanError(f"{name} makes {options.trials} trials; give 1 or more.")
+    is_joint = options.space == "joint"
     devices = cluster.num_devices if mesh is None else mesh.num_devices
-    space = _space(program, devices)
-    configurations = [one for one in space if _is_wanted(one, mesh, plans)]
+    plans: Plans = (JointPlans if is_joint else PlainPlans)(name, program, cluster, mesh)
+    configurations = plans.configurations()
     if not configurations:
         raise PlanError(
-            f"no plan of data x tensor uses the {devices} devices of "
-            f"{mesh or cluster.name} for this program; change the batch, or give a mesh."
+            f"no plan of {'the joint space' if is_joint else 'data x tensor'} uses the {devices} "
+            f"devices of {mesh or cluster.name} for this program; change the batch, or give a mesh."
         )
     problem = {
         "program": hashlib.sha256(str(program).encode()).hexdigest()[:16],
         "cluster": cluster.name,
         "mesh": "" if mesh is None else str(mesh),
         "trials": f"real, {options.steps} steps" if options.real else "simulated",
+        **({"space": options.space} if is_joint else {}),
     }
     simulated = PlanTrial(plans, cluster)
     memory_bytes = min(one.memory_bytes for one in cluster.device_types(devices))
@@ -149,37 +155,19 @@ def plan_by_trials(
     return replace(plan, notes=(*plan.notes, *notes))
 
 
-@dataclass(eq=False)
-class Plans:
-    """The plan of a configuration: Megatron's shardings, and what the configuration adds."""
+class Plans(Protocol):
+    """What is searched: configurations, and the plan of each."""
 
     planner: str
     program: Program
-    _bases: dict[tuple[int, int, bool], Plan] = field(
-        default_factory=dict[tuple[int, int, bool], Plan]
-    )
 
-    def base(self, data: int, tensor: int, sequence_parallel: bool) -> Plan:
-        key = (data, tensor, sequence_parallel)
-        if key not in self._bases:
-            mesh = Mesh(data=data, tensor=tensor)
-            found = plan_megatron(self.program, mesh, sequence_parallel=sequence_parallel)
-            self._bases[key] = replace(found, planner=self.planner)
-        return self._bases[key]
-
-    def is_useful(self, one: Configuration) -> bool:
-        """Whether every axis cuts something."""
-        base = self.base(one.data, one.tensor, one.sequence_parallel)
-        is_cut = (one.data == 1 or base.inputs) and (one.tensor == 1 or base.parameters)
-        return bool(is_cut and (not one.sequence_parallel or base.activations))
+    def configurations(self) -> list[Configuration]:
+        """All of them, always in the same order."""
+        ...
 
     def plan(self, one: Configuration) -> Plan:
-        return replace(
-            self.base(one.data, one.tensor, one.sequence_parallel),
-            recompute=one.recompute,
-            batch_split=one.micro_batches,
-            schedule="" if one.schedule == "none" else one.schedule,
-        )
+        """Raises PlanError if there is none."""
+        ...
 
 
 @dataclass(eq=False)
@@ -222,42 +210,6 @@ def _real_trial(
     real = RealTrials(launch, options.steps, options.time_limit_s, options.slow)
     real.learn(earlier)
     return lambda one: real.run(plans.plan(one))
-
-
-def _space(program: Program, devices: int) -> list[Configuration]:
-    """What backends run on so many devices, always in the same order.
-
-    The data degree divides the batch, and sub-batches a replica's share of it. Without two
-    sub-batches there is nothing to alternate between, and without a tensor axis no sequence to cut.
-    """
-    inputs = [shape_of(slot.value) for slot in program.arguments if slot.kind == "input"]
-    batch = max((shape[0] for shape in inputs if shape), default=1)
-    found: list[Configuration] = []
-    for tensor in divisors(devices & -devices):
-        data = devices // tensor
-        if batch % data:
-            continue
-        counts = [n for n in divisors(batch // data) if n <= MAX_SUB_BATCHES]
-        sequences = (False, True) if tensor > 1 else (False,)
-        for count, recompute, sequence in product(counts, PAPERS_RECOMPUTE, sequences):
-            found += [
-                Configuration(
-                    data=data,
-                    tensor=tensor,
-                    micro_batches=count,
-                    recompute=recompute,
-                    schedule=schedule,
-                    sequence_parallel=sequence,
-                )
-                for schedule in (SUB_BATCH_SCHEDULES if count > 1 else ("none",))
-            ]
-    return found
-
-
-def _is_wanted(one: Configuration, mesh: Mesh | None, plans: Plans) -> bool:
-    sizes = asked_degrees(mesh, AXES, plans.planner, PlanError)
-    asked = sizes.get("data", 1), sizes.get("tensor", 1)
-    return (mesh is None or asked == (one.data, one.tensor)) and plans.is_useful(one)
 
 
 def _progress(trials: int, host: Host | None) -> Callable[[Sequence[Record]], None] | None:

@@ -169,7 +169,7 @@ def _passes(x: Columns) -> Tensor:
 
 
 def _devices(x: Columns) -> Tensor:
-    return x["data"] * x["tensor"] * x["pipeline"]
+    return x["data"] * x["tensor"] * x["pipeline"] * x["context"]
 
 
 def _all_reduce(ranks: Tensor, latency: Tensor, transfer: Tensor) -> Tensor:

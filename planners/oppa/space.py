@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
+LATER = ("context", "sub_batches", "order")
+"""Keys that files of trials lack where they say nothing."""
+
+
 class SpaceError(ValueError):
     """A configuration that is none, or a space without any."""
 
@@ -23,7 +27,9 @@ class Configuration:
     zero: ZeRO stage. data_bucket_mib, zero_bucket_mib: largest message, in MiB, of gradients
     without and with ZeRO. micro_batches: of a replica's share of the batch. chunks: pieces of the
     model on each pipeline stage (interleaved stages). recompute, schedule: policies of the
-    passes `rematerialize` and `overlap-communication`; "none" is without them.
+    passes `rematerialize` and `overlap-communication`; "none" is without them. `LATER` are of the
+    joint space alone: context: the degree that cuts sequences. sub_batches: of a micro-batch,
+    interleaved. order: of micro-batches on stages.
     """
 
     data: int = 1
@@ -37,15 +43,18 @@ class Configuration:
     recompute: str = "none"
     schedule: str = "none"
     sequence_parallel: bool = False
+    context: int = 1
+    sub_batches: int = 1
+    order: str = "1f1b"
 
     @property
     def devices(self) -> int:
-        return self.data * self.tensor * self.pipeline
+        return self.data * self.tensor * self.pipeline * self.context
 
     @property
-    def degrees(self) -> tuple[int, int, int]:
-        """Data, tensor and pipeline."""
-        return self.data, self.tensor, self.pipeline
+    def degrees(self) -> tuple[int, int, int, int]:
+        """Data, tensor, pipeline and context."""
+        return self.data, self.tensor, self.pipeline, self.context
 
     def __str__(self) -> str:
         """What differs from the least choice: `data 4, tensor 2, micro_batches 8`."""
@@ -58,13 +67,23 @@ class Configuration:
         return ", ".join(parts) or "one device"
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Its keys and values; of `LATER` those that are not as they are elsewhere."""
+        least = Configuration()
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in LATER or value != getattr(least, name)
+        }
 
     @staticmethod
     def from_dict(data: object, where: str) -> Configuration:
-        """Raises SpaceError naming `where` unless the data has exactly a configuration's keys."""
+        """Raises SpaceError naming `where` unless the data has exactly a configuration's keys, of
+        `LATER` those that it says."""
         known: dict[str, type] = {one.name: type(one.default) for one in fields(Configuration)}
         found = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+        for name in LATER:
+            if name not in found:
+                known.pop(name)
         wrong = [name for name, kind in known.items() if type(found.get(name)) is not kind]
         wrong += [name for name in found if name not in known]
         if wrong:
@@ -83,10 +102,14 @@ NUMBERS = (
     "zero_bucket_mib",
     "micro_batches",
     "chunks",
+    "context",
+    "sub_batches",
 )
 """Sizes."""
 
-FEATURES = ("data", "tensor", "pipeline", "bucket", "micro_batches", "chunks")
+FEATURES = (
+    "data", "tensor", "pipeline", "bucket", "micro_batches", "chunks", "context", "sub_batches"
+)  # fmt: skip
 """Sizes that a model sees, as logarithms. Of the two buckets only one is ever in use."""
 
 
@@ -116,7 +139,7 @@ class SpaceTable:
             values = columns[name] if name in columns else _buckets(columns)
             if np.ptp(values) > 0:
                 features[name] = np.log2(values) / np.log2(values.max())
-        for name in ("zero", "recompute", "schedule", "sequence_parallel"):
+        for name in ("zero", "recompute", "schedule", "sequence_parallel", "order"):
             values = [getattr(one, name) for one in configurations]
             for value in list(dict.fromkeys(values))[1:]:
                 features[f"{name}={value}"] = np.array([float(one == value) for one in values])

@@ -34,7 +34,7 @@ def uneven_table(schedule: str, shares: Shares, chunks: int = 1) -> Table:
         rows = _in_groups(schedule, shares, chunks)
     table: list[tuple[Action, ...]] = []
     for own, actions in zip(shares, rows, strict=True):
-        takers = dealt(own)
+        takers = takers_of(own)
         table += [
             tuple(one for one in actions if takers[one.micro_batch] == rank)
             for rank in range(len(own))
@@ -46,7 +46,7 @@ def _list_table(shares: Shares, chunks: int) -> Table:
     """The order of `list` for passes that all take as long."""
     ends = [0, *accumulate(map(len, shares))]
     first = [
-        [begin + taker for taker in dealt(own)]
+        [begin + taker for taker in takers_of(own)]
         for begin, own in zip(ends[:-1], shares, strict=True)
     ]
     others = uneven_tables(shares, chunks)
@@ -107,8 +107,11 @@ def _in_groups(schedule: str, shares: Shares, chunks: int) -> list[list[Action]]
     ]
 
 
-def dealt(shares: Sequence[int]) -> list[int]:
-    """By micro-batch, who takes it: he who is furthest behind his share."""
+def takers_of(shares: Sequence[int]) -> list[int]:
+    """By micro-batch the rank of a stage that takes it: the one that is furthest behind its share.
+
+    shares: how many micro-batches each rank takes.
+    """
     total = sum(shares)
     taken = [0] * len(shares)
     found: list[int] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 import warnings
 from pathlib import Path
 
@@ -151,9 +152,30 @@ def test_mesh_of_another_kind_is_refused() -> None:
         sw.compile(Scaled(), (X,), mesh=[2], backend="reference")  # pyright: ignore[reportArgumentType]
 
 
-def test_step_is_not_pickled_and_says_so() -> None:
-    with pytest.raises(TypeError, match=r"sw.save_checkpoint, or step.full_state_dict\(\)"):
-        torch.save(compiled(Scaled()), io.BytesIO())
+def test_step_and_its_modules_are_not_pickled_and_say_so() -> None:
+    step = compiled(Scaled())
+    for module in (step, step.fc):
+        with pytest.raises(TypeError, match=r"its step\.full_state_dict\(\), a module by its stat"):
+            torch.save(module, io.BytesIO())
+        with pytest.raises(TypeError, match=r"sw\.save_checkpoint, .*copy\.deepcopy"):
+            pickle.dumps(module)
+
+
+def test_copy_of_a_module_of_a_step_has_tensors_of_its_own() -> None:
+    ours = compiled(Scaled()).fc
+    twin = copy.deepcopy(ours)
+    assert isinstance(twin, nn.Linear)
+    with torch.no_grad():
+        twin.weight.zero_()
+    assert ours.weight.any()
+
+
+def test_call_after_one_that_failed_on_all_virtual_ranks_is_as_before() -> None:
+    table, ids = nn.EmbeddingBag(4, 2).double(), torch.zeros(4, 3, dtype=torch.int64)
+    step = sw.compile(table, (ids,), mesh="data=2", loss=lambda out: out.sum(), backend="reference")
+    with pytest.raises((ValueError, IndexError)):
+        step(ids + 9)
+    torch.testing.assert_close(step(ids)[0], table(ids).sum(), rtol=1e-12, atol=1e-12)
 
 
 def test_step_cannot_become_another_dtype_or_device() -> None:

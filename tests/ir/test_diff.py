@@ -178,9 +178,9 @@ SMALL = """
 """
 
 
-def changes_to(text: str, before: str = SMALL, mesh: str = "tensor=2") -> list[str]:
+def changes_to(text: str, before: str = SMALL) -> list[str]:
     """The changes as one line each: kind, op, and what changed."""
-    found = structural_diff(step(before, mesh), step(text, mesh))
+    found = structural_diff(step(before, "tensor=2"), step(text, "tensor=2"))
     return [
         f"{c.kind} {c.op}" + "".join(f"; {d.what}: {d.before} -> {d.after}" for d in c.details)
         for c in found.changes

@@ -19,7 +19,6 @@ from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron
 MODELS = ("gpt", "llama", "bert")
 MESHES = ("tensor=2", "tensor=4", "data=2,tensor=2")
 COUNTS = (1, 2, 4)
-VARIANTS = tuple(product(POLICIES, (False, True), SCHEDULES))
 
 PARTITIONING = "split-addmm,add-pending-sums,propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
 

@@ -11,6 +11,7 @@ from shardweave.ir.annotations import phase_of
 from shardweave.ir.blocks import blocks_of
 from shardweave.ir.flops import flops_of
 from shardweave.ir.program import Program
+from shardweave.ir.rewrite.rematerialize import recompute
 from shardweave.ir.storage import kept_bytes, kept_values
 from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.passes.pipeline import PassError, run_passes
@@ -131,6 +132,33 @@ def test_after_products_keeps_products_and_sums_and_gathers_shards_again() -> No
     assert order(after)[8:] == ["ds", "dr", "dp", "Rt", "Rn", "Rg", "dt", "dm", "dg", "dw"]
     assert kept_bytes(before) == (2 * 32 + 2 * 16) * 8
     assert kept_bytes(after) == (32 + 2 * 16) * 8
+
+
+def test_stored_scores_are_run_again_and_no_product_of_a_weight() -> None:
+    """Of T5 each of four blocks stores scores, to which it adds a bias, in its first attention. They
+    are run again, and what weighs the values by them is not."""
+    spec, mesh = SPECS["t5"], "tensor=2"
+    program = partitioned(spec, mesh, megatron(spec, mesh))
+    before = kept_bytes(program)
+    recompute(program, lambda block: "stored-scores")
+    again = [op for op in program.ops if phase_of(op) == "recompute"]
+    assert sum(flops_of(op) > 0 for op in again) == 4
+    assert {op.name for op in again if flops_of(op)} == {"aten.bmm"}
+    assert kept_bytes(program) < before
+    assert_equals_eager(program, captured(spec))
+
+
+def test_every_second_product_of_a_weight_is_kept() -> None:
+    """Of seven in a block of Llama: the second, fourth and sixth (keys, attention's output, up)."""
+    spec, mesh = SPECS["llama"], "tensor=2"
+    program = partitioned(spec, mesh, megatron(spec, mesh))
+    before = kept_bytes(program)
+    recompute(program, lambda block: "every-second-product")
+    again = [op for op in program.ops if phase_of(op) == "recompute" and flops_of(op)]
+    layers = {str(op.properties["layer"]).strip('"').rpartition(".")[2] for op in again}
+    assert layers == {"k_proj", "up_proj"}
+    assert kept_bytes(program) < before
+    assert_equals_eager(program, captured(spec))
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])

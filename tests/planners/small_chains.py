@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from itertools import pairwise, product
 
+from shardweave.planners.cost.quantity import GIB
 from shardweave.planners.oases.chain import (
-    GIB,
     Chain,
     ChainBlock,
     DegreeOption,
@@ -15,10 +15,10 @@ from shardweave.planners.oases.chain import (
 )
 
 
-def random_chain(seed: int, *, longest: int = 5, most_degrees: int = 3) -> Chain:
+def random_chain(seed: int, *, longest: int = 5) -> Chain:
     """Blocks whose every number is drawn at random; all have the same degrees."""
     draw = random.Random(seed)
-    num_blocks, num_degrees = draw.randint(1, longest), draw.randint(1, most_degrees)
+    num_blocks, num_degrees = draw.randint(1, longest), draw.randint(1, 3)
 
     def work() -> PassTimes:
         return PassTimes(

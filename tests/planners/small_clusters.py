@@ -49,7 +49,7 @@ choices: st.SearchStrategy[list[Choice]] = st.lists(
 _UNARY = {3: ("aten.relu(%{})", "100x100"), 4: ("aten.permute(%{}, dims = [1, 0])", "100x100")}
 
 
-def random_program(chosen: Sequence[Choice], mesh: str = "data=2,tensor=2") -> Program:
+def random_program(chosen: Sequence[Choice]) -> Program:
     """Products, sums, views and collectives, blocking or started and waited for later."""
     lines = ["param %w : @", "input %x : @"]
     values, in_flight = ["w", "x"], list[str]()
@@ -77,4 +77,4 @@ def random_program(chosen: Sequence[Choice], mesh: str = "data=2,tensor=2") -> P
     for index, name in enumerate(in_flight):
         add(f"dist.wait(%{name})", f"last{index}")
     lines += [f"output %{values[-1]}", f"grad w = %{values[len(values) // 2]}"]
-    return local("\n".join(lines), mesh)
+    return local("\n".join(lines), "data=2,tensor=2")

@@ -12,11 +12,12 @@ import pytest
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.auto import plan_auto
-from shardweave.planners.auto.constraints import Constraints
+from shardweave.planners.auto.constraints import Constraints, with_memory
 from shardweave.planners.auto.estimate import filled
 from shardweave.planners.auto.planner import AutoOptions
 from shardweave.planners.call import call_planner
 from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.exhaustive import plan_exhaustive
 from shardweave.planners.lower import Lowerings, local_program
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.oppa.trials import Host
@@ -110,6 +111,9 @@ def test_reasons_say_what_was_looked_at_and_what_each_choice_is_worth() -> None:
         ({"fix": "tensor=3"}, "no plan with tensor=3 on 4 devices .*: tensor can be 1 or 2 or 4"),
         ({"fix": "data=4,tensor=4"}, ": data can be 1; tensor can be 1\\."),
         ({"fix": "tensor=3,data=3"}, "no single one of these can be left out to have one"),
+        ({"fix": "tensor=2", "forbid": "tensor=2"}, "tensor=2 is fixed and forbidden"),
+        ({"fix": "tensor"}, "found 'tensor', expected DIMENSION=VALUE; the dimensions are"),
+        ({"fix": "stages=2,pipeline=dualpipe-v"}, ": pipeline can be 1f1b or gpipe or"),
         ({"memory": "lots"}, "memory is 'lots'; give bytes with a unit"),
         ({"memory": "70GiB"}, "memory is 70GiB, but 'A100-40GB' of cluster"),
         ({"memory": "1KiB"}, "for parameters and optimizer alone, at least .* use more devices"),
@@ -120,6 +124,32 @@ def test_bad_options_and_what_they_leave_nothing_of_are_told(
 ) -> None:
     with pytest.raises(PlanError, match=message):
         planned(**options)
+
+
+def test_products_are_kept_where_nothing_less_fits_and_that_is_fastest() -> None:
+    found = captured("gpt:layers=2,hidden=64,heads=4,vocab=32,seq=32,batch=8").program
+    every = plan_exhaustive(found, MESH, cluster=CLUSTER, simulate=100, top=100)
+    least = min(one.predicted.peak_bytes for one in every.candidates if "rec" not in one.name)
+    fitting = [one for one in every.candidates if one.predicted.peak_bytes < least]
+    fastest = min(fitting, key=lambda one: one.predicted.time_s)
+    assert "after-products" in fastest.name
+    options = AutoOptions(fix="zero=0,micro_batches=1,schedule=in-order", propose=False)
+    tight = with_memory(CLUSTER, str(int(least) - 1))
+    plan = plan_auto(found, MESH, cluster=tight, options=options)
+    assert plan.recompute == "after-products"
+    assert plan.predicted is not None
+    assert plan.predicted.time_s <= fastest.predicted.time_s
+
+
+def test_memory_that_no_point_fits_into_is_told_where_others_propose_plans_too() -> None:
+    with pytest.raises(PlanError, match="for parameters and optimizer alone, at least"):
+        planned(memory="1KiB", propose=True)
+
+
+def test_value_that_was_asked_for_and_makes_no_difference_is_told() -> None:
+    told = "buckets=7 was asked for, and makes no difference to this plan"
+    assert told in planned(fix="buckets=7,stages=2").reasons
+    assert told not in planned(fix="buckets=7,data=4,micro_batches=1,schedule=in-order").reasons
 
 
 @pytest.mark.parametrize("at", ["simulated; best", "asking"])

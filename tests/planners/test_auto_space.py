@@ -159,7 +159,7 @@ def test_forbidding_an_order_leaves_plans_of_one_stage(forbid: str) -> None:
 @pytest.mark.parametrize(
     ("fix", "message"),
     [
-        ("chunks=9,pipeline=interleaved-1f1b", "36 stages, but the program has 18 blocks"),
+        ("chunks=9,pipeline=interleaved-1f1b", r": stages can be 2; chunks can be 2 or 4\."),
         ("chunks=4,pipeline=1f1b", r": chunks can be 2; pipeline can be interleaved-1f1b\."),
     ],
 )
@@ -193,6 +193,21 @@ def test_after_products_is_looked_at_with_stages_or_where_it_is_asked_for() -> N
     assert policies[True] - policies[False] == {"after-products"}
     asked = [*space("stages=1,recompute=after-products").points()]
     assert {point.recompute for point in asked} == {"after-products"}
+
+
+def test_after_products_is_beside_points_of_one_stage_alone() -> None:
+    point = JointPoint(data=4, recompute="layer")
+    assert [*space().keeping_products(point)] == [point.with_value(recompute="after-products")]
+    assert [*space("recompute=layer").keeping_products(point)] == []
+    staged = point.with_value(data=1, stages=4)
+    assert [*space().keeping_products(staged)] == []
+
+
+@pytest.mark.parametrize("fix", ["pipeline=zero-bubble-v", "schedule=sub-batch", "chunks=4"])
+def test_points_with_what_is_asked_of_schedules_can_be(fix: str) -> None:
+    found = space(fix)
+    assert all(found.is_possible(point) for point in found.points())
+    assert any(True for _ in found.points())
 
 
 def test_costs_of_after_products_are_those_of_its_program() -> None:

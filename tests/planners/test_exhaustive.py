@@ -29,7 +29,7 @@ def brute_force(data: int, tensor: int) -> float:
     program = captured(SPEC).program
     mesh = Mesh(data=data, tensor=tensor)
     for sequence, policy, split in product(
-        (False, True), ("none", "layer", "after-communication"), (1, 2, 4)
+        (False, True), ("none", "layer", "after-communication", "after-products"), (1, 2, 4)
     ):
         plan = plan_megatron(program, mesh, sequence_parallel=sequence)
         passes = [
@@ -59,7 +59,7 @@ def test_plan_is_the_fastest_of_all() -> None:
     assert plan.predicted is not None
     assert plan.predicted.time_s == pytest.approx(brute_force(2, 2))
     assert plan.predicted.source == "simulated"
-    assert plan.reasons[0] == "all 18 plans were partitioned and simulated"
+    assert plan.reasons[0] == "all 24 plans were partitioned and simulated"
     assert_equals_eager(local_program(program, plan), captured(SPEC))
 
 
@@ -79,6 +79,14 @@ def test_cluster_too_small_in_memory_tells_the_shortfall_in_gib_by_part() -> Non
     small = replace(CLUSTER, devices=devices)
     with pytest.raises(PlanError, match=r"nearest is .*parameters .* GiB too many; use more"):
         plan_exhaustive(captured(SPEC).program, Mesh(data=2, tensor=2), cluster=small)
+
+
+@pytest.mark.parametrize("options", [{"zero": 7}, {"simulate": 0}])
+def test_stages_of_zero_that_there_are_not_and_no_simulations_are_refused(
+    options: dict[str, int],
+) -> None:
+    with pytest.raises(PlanError, match="give a stage of ZeRO, 0 to 3, and 1 plan or more"):
+        plan_exhaustive(captured(SPEC).program, None, cluster=CLUSTER, **options)
 
 
 def test_mesh_with_other_axes_is_refused() -> None:

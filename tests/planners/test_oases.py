@@ -22,7 +22,6 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.pipeline import PassPipeline
 from shardweave.passes.plan_passes import plan_passes
-from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.oases.blocks import read_blocks
 from shardweave.planners.oases.chain import ChainError, linearise
@@ -72,10 +71,10 @@ def mlps() -> Captured:
 
 
 @cache
-def chain_on(program: Program, mesh: Mesh, cluster: Cluster | str = CLUSTER) -> ProgramChain:
+def chain_on(program: Program, mesh: Mesh) -> ProgramChain:
     options = ChainOptions("after-communication")
     return chain_of_program(
-        program, Axes.of(mesh, "tensor", "data", 2), find_cluster(cluster), options
+        program, Axes.of(mesh, "tensor", "data", 2), find_cluster(CLUSTER), options
     )
 
 

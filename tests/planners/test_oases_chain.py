@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from shardweave.planners.cost.quantity import GIB
 from shardweave.planners.oases.chain import (
-    GIB,
     Chain,
     ChainBlock,
     ChainError,

@@ -7,7 +7,8 @@ import math
 import pytest
 
 from shardweave.benchmarks.oases_data import BUDGET_BYTES, chain_of, model_of
-from shardweave.planners.oases.chain import GIB, Chain, ChainBlock, ChainError, linearise
+from shardweave.planners.cost.quantity import GIB
+from shardweave.planners.oases.chain import Chain, ChainBlock, ChainError, linearise
 from shardweave.planners.oases.dp import solve_chain
 from shardweave.tests.planners.small_chains import (
     least_time,

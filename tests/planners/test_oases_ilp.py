@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from shardweave.planners.oases.chain import GIB, ChainError
+from shardweave.planners.cost.quantity import GIB
+from shardweave.planners.oases.chain import ChainError
 from shardweave.planners.oases.dp import Solution, solve_chain
 from shardweave.planners.oases.ilp import solve_chain_ilp
 from shardweave.tests.planners.small_chains import random_budget, random_chain, three_blocks

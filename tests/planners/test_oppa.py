@@ -19,6 +19,7 @@ from shardweave.driver.models import build_example
 from shardweave.driver.plans import plan
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.program import Program
+from shardweave.planners.auto.constraints import point_of
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.oppa import choosers
 from shardweave.planners.oppa.choosers import (
@@ -30,10 +31,12 @@ from shardweave.planners.oppa.choosers import (
 )
 from shardweave.planners.oppa.formula import Samples, columns_of, fit_formula, predict
 from shardweave.planners.oppa.gp import fit
+from shardweave.planners.oppa.joint import JointPlans
 from shardweave.planners.oppa.prior import MemoryPrior, ThroughputPrior
 from shardweave.planners.oppa.search import search
 from shardweave.planners.oppa.space import Configuration, SpaceError, SpaceTable
 from shardweave.planners.oppa.trials import Outcome, Record, TrialFile, TrialsError
+from shardweave.planners.plan_parts import RECOMPUTE
 
 SMALL = SearchSpace(8, 4, 4, 16, data_buckets_mib=(1, 16), zero_buckets_mib=(1, 16))
 MODEL = Transformer("small", 4, 512, 4, 2048, 1000, 128, 16)
@@ -97,6 +100,9 @@ def test_space_without_a_configuration_says_so() -> None:
 def test_configuration_survives_json_and_a_wrong_one_is_named() -> None:
     one = SMALL.enumerate()[-1]
     assert Configuration.from_dict(one.to_dict(), "here") == one
+    joint = replace(one, context=2, sub_batches=2, order="gpipe")
+    assert Configuration.from_dict(joint.to_dict(), "here") == joint
+    assert "order" not in one.to_dict()
     with pytest.raises(SpaceError, match="here: 'data' of the configuration is 'x'"):
         Configuration.from_dict({**one.to_dict(), "data": "x"}, "here")
 
@@ -316,6 +322,39 @@ def test_planner_returns_the_fastest_plan_that_it_tried(program: Program, tmp_pa
     assert len(file.read_text().splitlines()) == 8
     again = plan(program, None, "oppa", cluster="perlmutter:nodes=1", **options)
     assert again.to_json() == found.to_json()
+
+
+def test_joint_space_has_every_point_of_auto_once(program: Program) -> None:
+    cluster = find_cluster("perlmutter:nodes=1")
+    plans = JointPlans("auto", program, cluster, None)
+    found = plans.configurations()
+    every = {point_of(plans.plan(one)) for one in found}
+    assert len(every) == len(found)
+    assert {one.recompute for one in found if one.pipeline == 1} == set(RECOMPUTE)
+    assert {one.zero for one in found} == {0, 1, 2, 3}
+    assert {one.context for one in found} == {1, 2, 4}
+    assert {"gpipe", "zero-bubble", "zero-bubble-h2"} <= {one.order for one in found}
+
+
+@pytest.mark.parametrize("name", ["random", "oppa"])
+def test_plan_of_the_joint_space_is_the_fastest_tried(
+    name: str, program: Program, tmp_path: Path
+) -> None:
+    pytest.importorskip("botorch", exc_type=ImportError)
+    options: dict[str, Any] = {"trials": 7, "space": "joint", "file": str(tmp_path / "t.jsonl")}
+    found = plan(program, None, name, cluster="perlmutter:nodes=1", **options)
+    assert found.planner == name
+    assert found.predicted is not None
+    assert found.predicted.time_s == min(one.predicted.time_s for one in found.candidates)
+    with pytest.raises(ValueError, match="of another problem: its space is 'joint', this one's is"):
+        plan(program, None, name, cluster="perlmutter:nodes=1", **{**options, "space": "plain"})
+
+
+def test_other_spaces_and_no_trials_are_told(program: Program) -> None:
+    with pytest.raises(ValueError, match="space is 'jont'; use one of plain, joint"):
+        plan(program, None, "random", cluster="perlmutter:nodes=1", space="jont")
+    with pytest.raises(ValueError, match="random makes 0 trials; give 1 or more"):
+        plan(program, None, "random", cluster="perlmutter:nodes=1", trials=0)
 
 
 def test_real_trials_need_a_model(program: Program) -> None:

@@ -11,9 +11,9 @@ from unittest.mock import MagicMock
 import pytest
 import torch.distributed.pipelining.schedules as pytorch
 
+from shardweave.docs.schedules import FILE, drawing
 from shardweave.planners.pipelines import Action, Table, find_schedule, in_order
 from shardweave.planners.pipelines.bounds import bubble_bound_s
-from shardweave.planners.pipelines.drawing import drawing_of
 from shardweave.planners.pipelines.list_order import (
     UNIT_COSTS,
     PassCosts,
@@ -257,13 +257,7 @@ def test_list_is_never_slower_than_another_schedule_and_keeps_to_its_memory(
 
 
 def test_picture_in_the_pages_is_that_of_all_schedules() -> None:
-    tables = {
-        name: (one.table(4, 8, one.chunks), 4 * one.chunks)
-        for name in PIPELINE_SCHEDULES
-        for one in [find_schedule(name)]
-    }
-    page = Path(__file__).parents[2] / "docs" / "schedules.svg"
-    assert page.read_text() == drawing_of(tables), "write what is drawn to docs/schedules.svg"
+    assert FILE.read_text() == drawing(), "run docs/schedules.py"
 
 
 def test_picture_shows_the_second_stage_of_a_rank_in_small_letters() -> None:

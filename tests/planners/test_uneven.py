@@ -20,10 +20,10 @@ from shardweave.planners.pipelines.schedules import Schedule
 from shardweave.planners.pipelines.table import Table, gives_of
 from shardweave.planners.pipelines.uneven import (
     check_shares,
-    dealt,
     fitted_shares,
     read_shares,
     shares_text,
+    takers_of,
     uneven_table,
     uneven_tables,
 )
@@ -113,7 +113,7 @@ def test_equal_shares_are_pipelines_side_by_side(schedule: str) -> None:
 
 @pytest.mark.parametrize("shares", [(3, 1), (1, 1), (5, 2, 1), (7,), (4, 4, 3)])
 def test_nobody_is_ever_more_than_one_micro_batch_from_his_share(shares: tuple[int, ...]) -> None:
-    takers, total = dealt(shares), sum(shares)
+    takers, total = takers_of(shares), sum(shares)
     assert [takers.count(rank) for rank in range(len(shares))] == list(shares)
     for end in range(total + 1):
         for rank, share in enumerate(shares):

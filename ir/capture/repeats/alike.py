@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardweave.ir.types import dtype_word
+
 _CONSTANTS = (
     type(None),
     bool,
@@ -102,6 +104,7 @@ class Likeness:
 
 
 def same_constant(one: Any, other: Any) -> bool:
+    """Whether two constants of a graph are of one type and value."""
     # The text tells 0.0 from -0.0, and nan is itself.
     return type(one) is type(other) and repr(one) == repr(other)
 
@@ -208,7 +211,7 @@ def _short(value: Any) -> str:
 
 def _words(tensor: Tensor) -> str:
     grad = "" if tensor.requires_grad else " without gradient"
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{grad}"
+    return f"{dtype_word(tensor.dtype)}{list(tensor.shape)}{grad}"
 
 
 _PARTS: Any = (

@@ -35,14 +35,17 @@ class Entry:
 
 
 def numbered(base: str, number: int) -> str:
+    """A name as torch.fx numbers it: the first without a number."""
     return f"{base}_{number}" if number else base
 
 
 def flat_results(output: fx.Node) -> list[Any]:
+    """What a graph returns, from its output node."""
     return list(output.args[0])  # type: ignore[arg-type]
 
 
 def is_gradient(desc: Any) -> bool:
+    """Whether a description of torch's is that of the gradient of a parameter or buffer."""
     return isinstance(desc, aot.GradAOTOutput) and hasattr(desc.grad_of, "target")
 
 
@@ -76,6 +79,7 @@ def _next_name(entry: Entry, counts: Counter[str]) -> str:
 
 
 def rebuilt(graph: fx.Graph, entries: list[Entry], order: Mapping[str, int]) -> fx.Graph:
+    """The graph of some entries, in their order. order: of the inputs, by name."""
     new = fx.Graph()
     renames = list(dict.fromkeys(entry.renamed for entry in entries if entry.renamed))
     inputs = _inputs(graph, new, renames, order)

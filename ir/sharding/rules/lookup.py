@@ -37,6 +37,7 @@ _known: dict[tuple[RuleFunction, OpKey], Rule] = {}
 
 
 def has_rule(name: str) -> bool:
+    """Whether ops of a name have a rule; others are replicated."""
     _load_families()
     return name in RULES
 

@@ -39,7 +39,8 @@ OVERLAPPING = ("sub-batch", "cross-pass", "list")
 class Stage:
     """One stage of a plan. blocks: of a micro-batch, as its devices run them. handed_bytes: that
     a rank hands to its like of the next for one. parameter_bytes: by block, shared ones in each
-    stage that uses them. itemsize: of a parameter."""
+    stage that uses them. itemsize: of a parameter. gradient_scale: bytes of a gradient as it is
+    sent, over those of its parameter."""
 
     plan: Plan
     number: int
@@ -49,6 +50,7 @@ class Stage:
     parameter_bytes: tuple[int, ...]
     handed_bytes: int
     itemsize: int
+    gradient_scale: float = 1.0
 
     @property
     def tasks(self) -> list[Task]:
@@ -196,6 +198,8 @@ class Stage:
         axes = tuple(axis for axis in over if axis in self.mesh.names)
         if not kind or not size or self.mesh.sizes(axes) == 1:
             return None
+        if kind != "all_gather":
+            size *= self.gradient_scale
         seconds = self._links.sync_time_s(kind, axes, size)
         ranks = range(self.cluster.num_devices)
         crosses = self._links.ring_over(axes).nodes > 1

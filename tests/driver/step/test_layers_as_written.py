@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import shardweave as sw
-from shardweave.driver.lowering import Request, compile_program
+from shardweave.driver.lowering import compile_program
+from shardweave.driver.request import Request
 from shardweave.ir.staged import is_staged
 from shardweave.planners.plan_parts import Pipeline
 from shardweave.tests.driver.step.models import Masked, Mixed

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Shard
 
 import shardweave as sw
-from shardweave.driver import lowering, world
+from shardweave.driver import plan_choice, world
 from shardweave.tests.driver.step.models import Masked, Mixed, Normed, batch, close, two_devices
 from shardweave.tests.spawn import run_ranks
 
@@ -172,37 +174,65 @@ def fail_together() -> list[str]:
     found.append(str(differs.value))
     torch.manual_seed(1)  # the ranks have drawn unequally many numbers
     step(**batch())
-    fail_in_the_midst()
+    fail_while_running()
     return found
 
 
-def fail_in_the_midst() -> None:
-    """Where ranks may be left apart, none goes on."""
-    table, ids = nn.EmbeddingBag(4, 2), torch.zeros(4, 3, dtype=torch.int64)
+def fail_while_running() -> None:
+    """Ranks that failed at the same op go on as before; where they are left apart, none does."""
+    table, ids = nn.EmbeddingBag(4, 2).double(), torch.zeros(4, 3, dtype=torch.int64)
     step = sw.compile(table, (ids,), mesh="data=2", loss=lambda out: out.sum())
     step(ids)
-    with pytest.raises((ValueError, IndexError)):
-        step(ids + 9)
-    with pytest.raises(RuntimeError, match=r"in its midst on this rank .*end the processes"):
-        step(ids)
+    for _ in range(2):
+        with pytest.raises((ValueError, IndexError)):
+            step(ids + 9)
+        step.zero_grad()
+        loss, _ = step(ids)
+        expected = table(ids).sum()
+        close(loss, expected)
+        (gradient,) = torch.autograd.grad(expected, table.weight)
+        found = step.get_parameter("weight").grad
+        assert isinstance(found, DTensor)
+        close(found.full_tensor(), gradient)
+    with pytest.raises((ValueError, IndexError)) if dist.get_rank() else failing_message():
+        step(ids + 9 * dist.get_rank())
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"failed on this rank .*end the processes"):
+            step(ids)
+
+
+@contextmanager
+def failing_message() -> Iterator[None]:
+    """Messages meanwhile fail on this rank, as if it was interrupted while it waits."""
+    before = dist.all_reduce
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        raise KeyboardInterrupt
+
+    dist.all_reduce = interrupted
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        dist.all_reduce = before
 
 
 def plan_for_cluster() -> None:
     """Rank 0 alone plans, and every rank follows its plan."""
     torch.manual_seed(0)
     model, asked = Normed(), list[str]()
-    before = lowering.plan
+    before = plan_choice.plan
 
     def counting(*args: Any, **kwargs: Any) -> sw.Plan:
         asked.append("once")
         return before(*args, **kwargs)
 
-    lowering.plan = counting
+    plan_choice.plan = counting
     try:
         inputs = batch()
         step = sw.compile(model, kwargs=inputs, cluster=two_devices(), plan="megatron")
     finally:
-        lowering.plan = before
+        plan_choice.plan = before
     assert asked == (["once"] if dist.get_rank() == 0 else [])
     assert step.plan is not None
     assert sw.Mesh(**step.plan.mesh).num_devices == 2

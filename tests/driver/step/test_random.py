@@ -111,6 +111,15 @@ def test_program_is_compiled_within_the_context_in_which_eager_draws() -> None:
     assert_same_state(step, model)
 
 
+def test_state_that_is_copied_back_draws_the_same_numbers_again() -> None:
+    step, inputs = compiled(Dropping(), batch(), seed=5), batch()
+    kept = step.random_state.clone()
+    first, second = step(**inputs)[0], step(**inputs)[0]
+    assert first != second
+    step.random_state.copy_(kept)
+    assert step(**inputs)[0] == first
+
+
 def test_micro_batches_draw_one_after_another() -> None:
     model, numbers, inputs = Dropping(), sw.random(2), batch()
     step = compiled(model, inputs, seed=2)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -67,6 +68,24 @@ def _difference(found: Tensor, expected: Tensor) -> float:
         return 0.0
     scale = max(SMALL, float(expected.abs().max()))
     return float((found.double() - expected.double()).abs().max()) / scale
+
+
+def refused_slips(case: Case, slips: Iterable[str], num_seeds: int) -> tuple[int, int]:
+    """How many slips of some kinds are refused in a right program, and how many of these refusals
+    name the place of the slip; those that are proved must compute the same."""
+    num_refused = num_named = 0
+    for kind, seed in product(slips, range(num_seeds)):
+        made = mutant(case.local, kind, seed)
+        if made is None:
+            continue
+        try:
+            prove(made.program, against=case.program)
+        except ProofError as error:
+            num_refused += 1
+            num_named += made.is_named_in(str(error))
+            continue
+        assert case.is_right(made.program), (kind, seed)
+    return num_refused, num_named
 
 
 def num_refused_slips(local: Program, whole: Program) -> int:

@@ -23,7 +23,7 @@ from shardweave.planners.pipelines.balance import balanced_stages
 from shardweave.planners.plan_parts import Pipeline
 from shardweave.tests.driver.defects import DEFECTS, Defect, broken
 from shardweave.tests.driver.test_validate_mutations import PIPELINES, pipeline, program_before
-from shardweave.tests.ir.proof.cases import Case
+from shardweave.tests.ir.proof.cases import Case, refused_slips
 from shardweave.tests.ir.proof.mutants import mutant
 from shardweave.tests.ir.proof.slips import SLIPS
 from shardweave.tests.ir.proof.stage_slips import STAGE_SLIPS
@@ -249,18 +249,7 @@ def test_program_with_a_slip_is_refused_or_computes_the_same(preset: str) -> Non
         plan = ApplyPlanPass.of(megatron(TINY, mesh))
         program = PassPipeline([plan, f"preset:{preset}"]).run(tiny.program, mesh=Mesh.parse(mesh))
         case = Case.of(tiny.program, tiny.values, program)
-    num_refused = num_named = 0
-    for kind, seed in product(SLIPS, range(14)):
-        made = mutant(case.local, kind, seed)
-        if made is None:
-            continue
-        try:
-            prove(made.program, against=case.program)
-        except ProofError as error:
-            num_refused += 1
-            num_named += made.is_named_in(str(error))
-            continue
-        assert case.is_right(made.program), (kind, seed)
+    num_refused, num_named = refused_slips(case, SLIPS, 14)
     assert num_refused > 200
     assert num_named >= 0.9 * num_refused
 
@@ -344,15 +333,5 @@ def test_any_slip_between_stages_is_refused_or_computes_the_same(
     mesh: str, schedule: str, zero: int
 ) -> None:
     case = staged(mesh, schedule, zero=zero)
-    num_refused = 0
-    for kind, seed in product(STAGE_SLIPS, range(12)):
-        made = mutant(case.local, kind, seed)
-        if made is None:
-            continue
-        try:
-            prove(made.program, against=case.program)
-        except ProofError:
-            num_refused += 1
-            continue
-        assert case.is_right(made.program), (kind, seed)
+    num_refused, _ = refused_slips(case, STAGE_SLIPS, 12)
     assert num_refused > 100

@@ -1,11 +1,20 @@
-"""Schedules as a drawing: a panel for each, a row for each rank, all to one scale of time."""
+"""The drawing docs/schedules.svg: a panel for each schedule, a row for each rank, to one scale.
+
+python docs/schedules.py
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
+from shardweave.planners.pipelines import find_schedule
 from shardweave.planners.pipelines.picture import moments_of
 from shardweave.planners.pipelines.table import Table
+from shardweave.planners.plan_parts import PIPELINE_SCHEDULES
+
+FILE = Path(__file__).with_suffix(".svg")
+NUM_RANKS, NUM_MICRO_BATCHES = 4, 8
 
 COLOURS = {
     "F": "#4c78a8", "f": "#9ecae9", "B": "#f58518", "b": "#ffbf79",
@@ -20,6 +29,17 @@ LEGEND = {
 
 _MOMENT, _ROW, _LEFT, _TITLE = 18.0, 16, 60, 22
 """Pixels of a moment of a rank with one stage, of a row, of the ranks' names, and of a title."""
+
+
+def drawing() -> str:
+    """The SVG of all schedules that are named."""
+    schedules = ((name, find_schedule(name)) for name in PIPELINE_SCHEDULES)
+    return drawing_of(
+        {
+            name: (one.table(NUM_RANKS, NUM_MICRO_BATCHES, one.chunks), NUM_RANKS * one.chunks)
+            for name, one in schedules
+        }
+    )
 
 
 def drawing_of(schedules: Mapping[str, tuple[Table, int]]) -> str:
@@ -70,3 +90,7 @@ def _cells(row: Sequence[str], y: int, moment: float) -> Iterator[str]:
 def _text(x: float, y: int, words: str, size: int, more: str = "") -> str:
     style = f'font-size="{size}"' + (f" {more}" if more else "")
     return f'<text x="{x:g}" y="{y}" {style}>{words}</text>'
+
+
+if __name__ == "__main__":
+    FILE.write_text(drawing())

@@ -1,0 +1,43 @@
+"""What a decoder is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardweave.driver.runs.architectures import GPT, Architecture, Head
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """Sizes. is_fused: attention is one kernel that stores no scores. fuses_mask: where scores are
+    stored, one kernel scales, masks and normalises them. drops_hidden: what a block adds has a bias
+    and is dropped. drops, scales: stored scores. masks_view: they are masked where their product
+    wrote them. dtype: of everything. key_heads: of keys and values, 0 for as many as of queries.
+    architecture: what the blocks are. joins: linear maps of one input are one. fuses_gate: the
+    gate's activation and its product are one kernel."""
+
+    hidden: int
+    heads: int
+    ffn: int
+    vocab: int
+    seq: int
+    is_fused: bool
+    fuses_mask: bool
+    dtype: str
+    drops_hidden: bool = True
+    drops: bool = True
+    scales: bool = True
+    masks_view: bool = False
+    head: Head = "tied"
+    key_heads: int = 0
+    architecture: Architecture = GPT
+    joins: bool = True
+    fuses_gate: bool = True
+
+    @property
+    def head_size(self) -> int:
+        return self.architecture.head_size or self.hidden // self.heads
+
+    @property
+    def num_key_heads(self) -> int:
+        return self.key_heads or self.heads

@@ -1,0 +1,75 @@
+"""Is an op right by itself? Its arguments, its types and its annotations."""
+
+from __future__ import annotations
+
+from xdsl.ir import Operation
+from xdsl.utils.exceptions import VerifyException
+
+from shardweave.ir.annotations import annotation_problem
+from shardweave.ir.aten import AtenOp, OpKey, key_of_op
+from shardweave.ir.by_identity import ByIdentity
+from shardweave.ir.dist import DistOp
+from shardweave.ir.infer import infer_types
+
+_right: set[OpKey] = set()
+"""Names, types and arguments of ops that were found right: there are few kinds in a program."""
+
+_right_as_they_stand = ByIdentity[None]()
+"""Ops of ATen that were found right, by their types and all that is noted of them."""
+
+
+def _as_it_stands(op: Operation) -> tuple[object, ...]:
+    """Equal for ops of one class whose types and properties are the same objects."""
+    types = [id(value.type) for value in (*op.operands, *op.results)]
+    return type(op), len(op.results), *types, *op.properties, *map(id, op.properties.values())
+
+
+def _remember(op: AtenOp) -> None:
+    kept = [value.type for value in (*op.operands, *op.results)], [*op.properties.values()]
+    _right_as_they_stand.keep(_as_it_stands(op), None, kept)
+
+
+def _stands_right(op: Operation) -> bool:
+    return op.next_op is not None and not op._successors  # pyright: ignore[reportPrivateUsage]
+
+
+def is_known_right(op: Operation) -> bool:
+    """Whether an op is as one of ATen that was found right: said in a fraction of the time that
+    `problem_of_op` takes."""
+    return _as_it_stands(op) in _right_as_they_stand and _stands_right(op)
+
+
+def problem_of_op(op: Operation) -> str | None:
+    """What is wrong with an op by itself; None if nothing is. Its types are those of tensors."""
+    return _problem_of_kind(op) if isinstance(op, AtenOp | DistOp) else _problem_of_form(op)
+
+
+def _problem_of_kind(op: AtenOp | DistOp) -> str | None:
+    key, problem = key_of_op(op), None
+    if key not in _right or not _stands_right(op) or annotation_problem(op) is not None:
+        problem = _problem_of_form(op)
+        if problem is None and isinstance(op, AtenOp):
+            problem = _problem_of_types(op)
+    if problem is None:
+        _right.add(key)
+        if isinstance(op, AtenOp):
+            _remember(op)
+    return problem
+
+
+def _problem_of_form(op: Operation) -> str | None:
+    try:
+        op.verify(verify_nested_ops=False)
+    except VerifyException as error:
+        return str(error).splitlines()[-1]
+    return None
+
+
+def _problem_of_types(op: AtenOp) -> str | None:
+    types = infer_types(op)
+    if isinstance(types, str):
+        return f"torch refuses these operands: {types.rstrip('.')}"
+    if types == tuple(op.result_types):
+        return None
+    listed, wanted = (", ".join(map(str, some)) for some in (op.result_types, types))
+    return f"result type is {listed}, expected {wanted}"
