@@ -11,7 +11,8 @@
 6. Other points are simulated in order of their estimates, until their bounds exceed the fastest.
 
 It can stop at any time with the best so far. If step 6 ends by itself, what was found is the
-fastest of the whole space, as far as the bounds hold, but for the number of layers in step 5.
+fastest of the whole space, as far as the bounds hold, but for the number of layers in step 5 and
+for orders of a single micro-batch, of which 1f1b stands for all.
 """
 
 from __future__ import annotations
@@ -65,6 +66,11 @@ COLLECT_EACH = 16
 """Simulations between two collections of garbage. Left to itself Python collects while programs
 are made, of which most are alive: a third of the time of a small model's simulation. Programs have
 cycles, so that never to collect would keep all."""
+
+
+FILLING = "zero-bubble"
+"""The order that fills bubbles of two stages or more: neighbours that have bubbles are tried with
+it at once, since by their estimates, which are those of 1f1b, they come late."""
 
 
 class OutOfTime(Exception):
@@ -242,14 +248,17 @@ class JointSearch:
             schedules = {name: getattr(point, name) for name in ORDERS}
             same = other.with_value(**schedules) if other.stages > 1 else other
             yield other
-            is_allowed = self.space.constraints.allows(same)
-            if same != other and is_allowed and self.space.is_possible(same):
-                yield same
+            filled = other.with_value(pipeline=FILLING) if _has_bubbles(other) else other
+            for one in (same, filled):
+                is_allowed = self.space.constraints.allows(one)
+                if one != other and is_allowed and self.space.is_possible(one):
+                    yield one
 
     def _variants(self, point: JointPoint) -> Iterator[JointPoint]:
         """The point under other orders, and where it has to compute something again, by another
         policy: of a deep model, whose simulations are few, the best estimates first."""
-        found = chain(self.space.variants(point), self._keeping_products(point))
+        orders = filter(_has_order, self.space.variants(point))
+        found = chain(orders, self._keeping_products(point))
         if not self.evaluator.depths.is_deep:
             return found
         return iter(self._by_estimate([other for other in found if self._may_win(other)]))
@@ -360,6 +369,16 @@ class JointSearch:
     def say(self, text: str) -> None:
         if self.tell is not None:
             self.tell(text)
+
+
+def _has_order(point: JointPoint) -> bool:
+    """Whether there are micro-batches to order, or the order is the usual one."""
+    return point.micro_batches > 1 or point.pipeline in BY_BLOCK[:1]
+
+
+def _has_bubbles(point: JointPoint) -> bool:
+    """Whether a point has stages that wait for each other, and micro-batches to fill that with."""
+    return point.stages > 1 and point.micro_batches > 1 and point.pipeline in BY_BLOCK
 
 
 def _plainness(point: JointPoint) -> tuple[int, str]:

@@ -146,7 +146,7 @@ class JointSpace:
     def keeping_products(self, point: JointPoint) -> Iterator[JointPoint]:
         """A point of one stage with `after-products`, which `points` leaves out: it keeps more than
         policies that compute more again, and less than what computes nothing again."""
-        found = point.with_value(recompute=PRODUCTS)
+        found = point.with_value(recompute=PRODUCTS, recompute_layers=0)
         if self.leaves_out(found) and self.constraints.allows(found):
             yield found
 

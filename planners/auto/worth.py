@@ -52,9 +52,7 @@ def worth(search: JointSearch, point: JointPoint, best: Predicted) -> Iterator[s
         others = [
             (found, one)
             for one, found in search.seen
-            if found.fits
-            and one.value(name) != point.value(name)
-            and (one.chooses(name) or point.chooses(name))
+            if found.fits and one.value(name) != point.value(name)
         ]
         if not others:
             continue
