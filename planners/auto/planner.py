@@ -31,7 +31,8 @@ from shardweave.planners.predict import check_some_fit, with_candidates
 
 @dataclass(frozen=True)
 class AutoOptions:
-    """simulate: at most so many points are simulated; 0: 64, of a deep model 16. time_limit_s: the
+    """simulate: at most so many points are simulated, four times as many while none fits, and a few
+    more to recompute fewer layers; 0: 64, of a deep model 16. time_limit_s: the
     search ends after so many seconds with the best so far, or, if nothing was simulated yet, with
     the best estimate, which it then simulates; 0: it ends by itself. fix, forbid:
     dimensions with values, as `tensor=8,zero=1`. memory: of each device, as 70GiB, where not all

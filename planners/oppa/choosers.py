@@ -6,6 +6,7 @@ chosen again, so that a search ends at the latest when the space does.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -146,9 +147,9 @@ def first_choice(history: History, rng: np.random.Generator) -> Suggestion:
     counts: dict[tuple[int, ...], list[int]] = {}
     for row in history.open_rows:
         counts.setdefault(history.table.configurations[row].degrees, []).append(row)
-    tried = [record.configuration.degrees for record in history.records]
-    fewest = min(tried.count(degrees) for degrees in counts)
-    degrees = [one for one in counts if tried.count(one) == fewest]
+    tried = Counter[tuple[int, ...]](one.configuration.degrees for one in history.records)
+    fewest = min(tried[degrees] for degrees in counts)
+    degrees = [one for one in counts if tried[one] == fewest]
     chosen = degrees[int(rng.integers(len(degrees)))]
     return Suggestion(int(rng.choice(counts[chosen])), "random: one of the first")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -83,7 +84,7 @@ def test_cluster_too_small_in_memory_tells_the_shortfall_in_gib_by_part() -> Non
 
 @pytest.mark.parametrize("options", [{"zero": 7}, {"simulate": 0}])
 def test_stages_of_zero_that_there_are_not_and_no_simulations_are_refused(
-    options: dict[str, int],
+    options: dict[str, Any],
 ) -> None:
     with pytest.raises(PlanError, match="give a stage of ZeRO, 0 to 3, and 1 plan or more"):
         plan_exhaustive(captured(SPEC).program, None, cluster=CLUSTER, **options)
