@@ -297,7 +297,7 @@ def test_too_little_memory_gives_the_smallest_shortfall_by_part() -> None:
         ({"solver": "simplex"}, "use one of dp, highs, cbc"),
         ({"tensor": "model"}, "has no axis 'model'"),
         ({"memory_share": 0.0}, "give the share that may be used"),
-        ({"max_switches": -1}, "expected 0 or more"),
+        ({"max_switches": -1}, "max_switches. is -1; give 0 or more"),
     ],
 )
 def test_wrong_option_says_what_to_use(options: dict[str, Any], message: str) -> None:

@@ -160,7 +160,8 @@ def test_plan_moves_to_another_mesh_with_axes_of_the_same_names() -> None:
             '{"parameter": {}}',
             "p.json: unknown keys ['parameter']; a plan has activations, alone_bytes, "
             "attention_parts, batch_split, candidates, cluster, inputs, mesh, notes, parameters, "
-            "pipeline, planner, precision, predicted, projections, reasons, recompute, schedule, "
+            "pipeline, planner, precision, predicted, projections, reasons, recompute, recompute_in, "
+            "schedule, "
             "used, zero.",
         ),
         ('{"format": "x/2"}', "p.json: format is 'x/2', expected 'shardweave.plan/1'."),
