@@ -253,6 +253,9 @@ class JointSearch:
             schedules = {name: getattr(point, name) for name in ORDERS}
             same = other.with_value(**schedules) if other.stages > 1 else other
             yield other
+            found = self.evaluator.found.get(other)
+            if found is not None and not found.fits:
+                yield from self.space.keeping_products(other)
             filled = other.with_value(pipeline=FILLING) if _has_bubbles(other) else other
             for one in (same, filled):
                 is_allowed = self.space.constraints.allows(one)
