@@ -55,7 +55,8 @@ class PlanMaker:
             return ()
         blocks = [b.name for b in self.estimator.cost_of(point).blocks if b.is_repeated]
         stages = pipeline.stages if pipeline is not None and point.stages > 1 else (tuple(blocks),)
-        each = ([name for name in names if name in set(blocks)] for names in stages)
+        known = set(blocks)
+        each = ([name for name in names if name in known] for names in stages)
         chosen = tuple(name for names in each for name in names[: point.recompute_layers])
         return chosen if len(chosen) < len(blocks) else ()
 

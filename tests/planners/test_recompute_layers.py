@@ -8,7 +8,8 @@ from functools import cache
 import pytest
 
 from shardweave.driver.plans import partition
-from shardweave.ir.annotations import layer_of, phase_of
+from shardweave.ir.annotations import phase_of
+from shardweave.ir.blocks import blocks_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.passes.pipeline import PassError, run_passes
@@ -41,16 +42,16 @@ def evaluator(spec: str, deep: int = 8) -> Evaluator:
     return Evaluator(PlanMaker(Estimator(reader), NODE.name))
 
 
-def recomputed_layers(program: Program) -> set[str]:
-    return {layer_of(op).partition(".")[0] + "." + layer_of(op).split(".")[1]
-            for op in program.ops if phase_of(op) == "recompute"}  # fmt: skip
+def recomputed_blocks(program: Program) -> set[str | None]:
+    blocks = blocks_of(program)
+    return {blocks.of_op(op) for op in program.ops if phase_of(op) == "recompute"}
 
 
 def test_pass_recomputes_in_the_blocks_that_are_named() -> None:
     program = captured(GPT).program
     for blocks, found in (("h.1,h.3", {"h.1", "h.3"}), ("h.[01]", {"h.0", "h.1"})):
         after = run_passes(program, f'rematerialize{{policy="layer" blocks="{blocks}"}}')
-        assert recomputed_layers(after) == found
+        assert recomputed_blocks(after) == found
 
 
 @pytest.mark.parametrize(
