@@ -90,6 +90,9 @@ SLOW_BYTES_S = 1.25e9
 """Of the link between two nodes: 10 Gbit/s."""
 
 LEFT_OUT = "schedule=list,pipeline=list"
+TOLD_EACH = 500
+"""Points of a sweep between two lines that say how far it is."""
+
 COLLECT_EACH = 32
 """Simulations between two collections of garbage, which take longer the more is alive."""
 
@@ -146,6 +149,9 @@ def all_points(
     sweep: dict[JointPoint, Step] = {}
     with without_gc():
         for number, point in enumerate(sorted(points, key=partition)):
+            if number % TOLD_EACH == 0:
+                told = f"sweep: {number} of {len(points)} points, the best {1e3 * best_s:.3f} ms"
+                print(told, file=sys.stderr, flush=True)
             least_s, least_bytes = bounds.of(point) if is_bounded else (0.0, 0.0)
             if least_s > best_s or least_bytes > memory:
                 sweep[point] = Step(least_s, least_bytes, is_bound=True)
