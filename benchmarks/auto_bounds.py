@@ -5,7 +5,8 @@ From the program of one piece of the batch, which many points share:
 - *Time.* A stage runs the ops of its blocks for each piece, one after another on one stream, so
   that its step takes at least the sum of their times; of the ops that depend on no input, which
   may run once for all pieces, one time is counted. Before its first op, all earlier stages run the
-  forward pass of a piece, since what it reads goes through them. Messages, waits, copies into
+  forward pass of a piece, since what it reads goes through them. Where a device has several
+  stages, one of the devices has a mean share of all work or more. Messages, waits, copies into
   buckets and sums of gradients only add to this.
 - *Memory.* A device holds its stage's parameters, or its shard of them, with the optimizer's state,
   and what the largest op of the program reads and writes is held at once by the device that runs
@@ -64,17 +65,21 @@ class Bounds:
             [b for b in piece.blocks if lookup.key(b.name, *b.layers) is not None]
             for lookup in stages
         ]
-        if len(stages) != point.stages or sum(map(len, members)) != len(piece.blocks):
-            return 0.0, 0.0  # several stages on a device, or blocks that no stage names
+        if sum(map(len, members)) != len(piece.blocks):
+            return 0.0, 0.0  # blocks that no stage names
         count = point.micro_batches * point.sub_batches
         device = next(iter(piece.blocks[0].forward_s))
-        before, least_s, states = 0.0, 0.0, list[float]()
+        before, least_s, work_s, states = 0.0, 0.0, 0.0, list[float]()
         for own in members:
             each_s = sum(b.forward_s[device] + b.backward_s[device] for b in own)
-            work_s = count * each_s - (count - 1) * min(each_s, piece.once_s)
-            least_s = max(least_s, before + work_s)
+            own_s = count * each_s - (count - 1) * min(each_s, piece.once_s)
+            least_s = max(least_s, before + own_s)
             before += sum(b.forward_s[device] for b in own)
+            work_s += own_s
             states.append(self._state(point, sum(b.parameter_bytes for b in own), piece))
+        if len(stages) != point.stages:
+            # Several stages on a device: one of the devices has a mean share of the work or more.
+            return work_s / point.stages, max(min(states), piece.largest_bytes)
         # What depends on no input may run while a stage waits for its first piece.
         return max(0.0, least_s - piece.once_s), min(states) + piece.largest_bytes
 

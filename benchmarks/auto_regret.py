@@ -47,6 +47,7 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.degrees import divisors
 from shardweave.planners.lower import RECENT, Lowerings
+from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Predicted
 from shardweave.planners.predict import simulate_plan
 
@@ -124,13 +125,14 @@ def cluster_of(place: str) -> Cluster:
 
 
 def all_points(
-    program: Program, cluster: Cluster, forbid: str, *, is_bounded: bool = False
+    program: Program, cluster: Cluster, forbid: str, *, bound_s: float | None = None
 ) -> Sweep:
     """Every point of the joint space, simulated; what cannot be partitioned is left out.
 
-    is_bounded: but for points that by their bounds (`auto_bounds`) are slower than the best that
-    fits so far, or do not fit.
+    bound_s: seconds of a plan that fits. Points are left out that by their bounds (`auto_bounds`)
+    are slower than it and than the best that fits so far, or do not fit.
     """
+    is_bounded = bound_s is not None
     reader = CostReader(Depths.of(program), cluster)
     evaluator = Evaluator(PlanMaker(Estimator(reader)))
     bounds = Bounds(evaluator.maker)
@@ -145,7 +147,7 @@ def all_points(
             point.schedule,
         )  # fmt: skip
 
-    memory, best_s = memory_of(cluster), math.inf
+    memory, best_s = memory_of(cluster), bound_s or math.inf
     sweep: dict[JointPoint, Step] = {}
     with without_gc():
         for number, point in enumerate(sorted(points, key=partition)):
@@ -189,7 +191,10 @@ def sweep_of(
     path = options.sweeps and options.sweeps / f"{f'{model} {place}'.replace(' ', '-')}.json"
     if path and path.exists():
         return read_sweep(path)
-    found = all_points(program, cluster, options.forbid, is_bounded=place in BOUNDED)
+    bound_s = None
+    if place in BOUNDED:
+        bound_s = predicted(auto(program, cluster, options.forbid)).time_s
+    found = all_points(program, cluster, options.forbid, bound_s=bound_s)
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_sweep(path, found)
@@ -230,25 +235,38 @@ def row_of(program: Program, cluster: Cluster, sweep: Sweep, forbid: str) -> dic
     """What `auto` finds, beside the best that fits of a sweep and of other planners' plans."""
     memory = memory_of(cluster)
     simulated = {point: one for point, one in sweep.items() if not one.is_bound}
+    bounded = [one for one in sweep.values() if one.is_bound]
     fitting = {str(p): one.time_s for p, one in simulated.items() if one.peak_bytes <= memory}
     rivals = {name: one.time_s for name, one in others(program, cluster).items() if one.fits}
     everything = fitting | rivals
     best = min(everything, key=lambda name: everything[name])
     start_s = time.process_time()
-    plan = plan_auto(program, None, cluster=cluster, options=AutoOptions(forbid=forbid))
-    assert plan.predicted is not None, "a plan of auto is simulated"
+    plan = auto(program, cluster, forbid)
+    processor_s, auto_s = time.process_time() - start_s, predicted(plan).time_s
+    least_s = min((one.time_s for one in bounded if one.peak_bytes <= memory), default=math.inf)
+    if min(auto_s, everything[best]) > least_s:
+        raise ValueError("the sweep leaves out what may be the best now; delete it to sweep anew")
     return {
         "points": len(sweep),
-        "bounded": len(sweep) - len(simulated),
+        "bounded": len(bounded),
         "fit": len(fitting),
         "best": best,
         "best_s": everything[best],
         "others_s": rivals,
         "auto": plan.candidates[0].name,
-        "auto_s": plan.predicted.time_s,
-        "regret": plan.predicted.time_s / everything[best] - 1,
-        "processor_s": time.process_time() - start_s,
+        "auto_s": auto_s,
+        "regret": auto_s / everything[best] - 1,
+        "processor_s": processor_s,
     }
+
+
+def auto(program: Program, cluster: Cluster, forbid: str) -> Plan:
+    return plan_auto(program, None, cluster=cluster, options=AutoOptions(forbid=forbid))
+
+
+def predicted(plan: Plan) -> Predicted:
+    assert plan.predicted is not None, "a plan of auto is simulated"
+    return plan.predicted
 
 
 def rows(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
