@@ -119,13 +119,15 @@ def test_cell_that_says_nothing_is_named_with_its_line_and_column(
 
 def test_degrees_that_cut_more_than_there_is_are_refused(tmp_path: Path) -> None:
     rows = [
-        {**ROW, "gpus": "8", "tp": "8", "pp": "1"},
-        {**ROW, "gpus": "8", "tp": "1", "pp": "8"},
+        {**ROW, "gpus": "8", "tp": "8", "pp": "1", "vpp": ""},
+        {**ROW, "gpus": "8", "tp": "1", "pp": "8", "vpp": ""},
+        {**ROW, "gpus": "4", "tp": "2", "pp": "2", "vpp": "2"},
     ]
     runs, problems = read_rows([table(tmp_path / "odd.csv", rows)])
     assert not runs
     assert "column 'tp' is 8, which does not divide column 'heads', 4" in problems[0]
     assert "column 'pp' is 8, more than column 'layers', 3" in problems[1]
+    assert "'pp' and 'vpp' are 2 and 2, 4 stages, more than column 'layers', 3" in problems[2]
 
 
 @pytest.mark.parametrize(("word", "is_true"), [("TRUE", True), ("yes", True), ("False", False)])
@@ -227,7 +229,7 @@ def test_runs_that_ran_out_of_memory_are_counted_by_what_is_said_of_them(tmp_pat
         ("ok", "2.5", "30"),
         ("OOM", "", ""),
         ("oom in step 3", "2.5", "30"),
-        ("oom", "", "79"),
+        ("oom", "0", "nan"),
         ("", "2.5", ""),
         ("error", "2.5", "30"),
         ("", "", ""),

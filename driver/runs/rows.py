@@ -211,7 +211,6 @@ def run_of(cells: Mapping[str, str], place: str, stem: str) -> MeasuredRun:
     kind = told.architecture
     is_measured = any(row.text(column) for column in MEASURED)
     status = row.one_of("status", STATUSES, "ok" if is_measured else "unknown")
-    step_s, memory_bytes = row.measured("step_ms") / 1e3, row.measured("mem_gib") * 2**30
     found = MeasuredRun(
         source=source,
         cluster=row.text("cluster"),
@@ -237,8 +236,8 @@ def run_of(cells: Mapping[str, str], place: str, stem: str) -> MeasuredRun:
         is_fused=row.is_fused(framework.is_fused or kind.is_gated),
         precision=row.text("precision", framework.precision).lower(),
         framework=row.text("framework"),
-        step_s=step_s if status == "ok" else 0.0,
-        memory_bytes=memory_bytes if status == "ok" else 0.0,
+        step_s=row.measured("step_ms") / 1e3 if status == "ok" else 0.0,
+        memory_bytes=row.measured("mem_gib") * 2**30 if status == "ok" else 0.0,
         status=status,
         note=row.text("note"),
         context=context,
@@ -283,4 +282,10 @@ def _check(run: MeasuredRun) -> None:
         raise RowError(
             f"column 'pp' is {run.pipeline}, more than column 'layers', {run.layers}; give each "
             "stage a layer"
+        )
+    if run.pipeline > 1 and run.pipeline * run.chunks > run.layers:
+        raise RowError(
+            f"columns 'pp' and 'vpp' are {run.pipeline} and {run.chunks}, "
+            f"{run.pipeline * run.chunks} stages, more than column 'layers', {run.layers}; write "
+            "in 'vpp' how many stages a device has"
         )
