@@ -85,7 +85,7 @@ def _table(scores: Mapping[str, Score]) -> Table:
         table.add_column(name, justify="left" if name == "source" else "right")
     for name, one in scores.items():
         table.add_row(
-            name, str(one.runs), f"{one.error:.1%}", f"{one.scaled_error:.1%}", str(one.groups),
+            name, str(one.runs), _share(one.error), _share(one.scaled_error), str(one.groups),
             *(_text(value) for value in (
                 one.spearman, one.regret, one.worst_regret, one.worst_regret_of_3,
                 one.memory_error, one.precision, one.recall,
@@ -98,6 +98,10 @@ def _text(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
 def _print_scores(scores: Mapping[str, Score], record: Mapping[str, Any]) -> None:
     """The table, and for each source its worst rows and the formula beside the simulator."""
     Console(width=120).print(_table(scores))
@@ -105,6 +109,10 @@ def _print_scores(scores: Mapping[str, Score], record: Mapping[str, Any]) -> Non
         one = record["sources"][source]
         for reason, count in one["taken_for"].items():
             print(f"{source}: {count} rows taken for {reason}")
+        print(
+            f"{source}: {one['said_out']} of {one['known']} are said not to fit, "
+            f"{one['ran_out']} did not"
+        )
         print(f"{source}, worst rows:")
         for row in one["worst"]:
             print(
@@ -114,7 +122,7 @@ def _print_scores(scores: Mapping[str, Score], record: Mapping[str, Any]) -> Non
             times = f"{row['measured_s']:.3f} s, predicted {row['predicted_s']:.3f} s"
             print(f"  not scored, as {row['reason']}: {row['run']}: {times}")
         if "contradicted" in one:
-            print(f"  error with what is not scored: {one['error_with_contradicted']:.1%}")
+            print(f"  error with what is not scored: {_share(one['error_with_contradicted'])}")
         if "oracle_regret" in one:
             print(
                 "  worst regret of an oracle that prices messages by the profile: "

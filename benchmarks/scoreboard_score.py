@@ -23,17 +23,18 @@ Pair = tuple[MeasuredRun, PredictedRun]
 
 @dataclass(frozen=True)
 class Score:
-    """Of the runs of one source. Errors are shares, of the measured value. error: mean absolute, of
-    the step; scaled_error: after one free factor, `scale`. spearman: median within groups. regret:
-    measured step of what is predicted to be the fastest of a group over the fastest measured, mean
-    and worst; regret_of_3: of the best of the three predicted fastest. memory_error: mean absolute.
-    precision, recall: of "does not fit".
+    """Of the runs of one source. Errors are shares, of the measured value. runs: with a measured
+    step. error: mean absolute, of the step; scaled_error: after one free factor, `scale`. spearman:
+    median within groups. regret: measured step of what is predicted to be the fastest of a group
+    over the fastest measured, mean and worst; regret_of_3: of the best of the three predicted
+    fastest. memory_error: mean absolute. precision, recall: of "does not fit", among `known` runs,
+    of which it is known whether they fitted; `ran_out` did not, `said_out` are said not to.
     """
 
     runs: int
-    error: float
-    scale: float
-    scaled_error: float
+    error: float | None
+    scale: float | None
+    scaled_error: float | None
     groups: int
     spearman: float | None
     regret: float | None
@@ -42,6 +43,9 @@ class Score:
     memory_error: float | None
     precision: float | None
     recall: float | None
+    known: int
+    ran_out: int
+    said_out: int
 
     def record(self) -> dict[str, Any]:
         return asdict(self)
@@ -51,22 +55,22 @@ def score_of(pairs: Sequence[Pair]) -> Score:
     """The score of runs that were measured or ran out of memory."""
     timed = [(run, found.step_s) for run, found in pairs if run.step_s]
     ratios = np.array([step / run.step_s for run, step in timed])
-    scale = float(1 / np.median(ratios)) if len(ratios) else 1.0
+    scale = float(1 / np.median(ratios)) if len(ratios) else None
     groups = groups_of(timed)
     orders = [_order(rows) for rows in groups]
     memory = [
         abs(found.memory_bytes / run.memory_bytes - 1) for run, found in pairs if run.memory_bytes
     ]
-    known = [(run, found) for run, found in pairs if run.status != "error"]
+    known = [(run, found) for run, found in pairs if run.status in ("ok", "oom")]
     wrong = [run.status == "oom" for run, _ in known]
     said = [not found.fits for _, found in known]
     both = sum(a and b for a, b in zip(wrong, said, strict=True))
     regrets = [one[1] for one in orders]
     return Score(
         runs=len(timed),
-        error=float(np.abs(ratios - 1).mean()) if len(ratios) else 0.0,
+        error=float(np.abs(ratios - 1).mean()) if len(ratios) else None,
         scale=scale,
-        scaled_error=float(np.abs(scale * ratios - 1).mean()) if len(ratios) else 0.0,
+        scaled_error=None if scale is None else float(np.abs(scale * ratios - 1).mean()),
         groups=len(groups),
         spearman=median(one[0] for one in orders) if orders else None,
         regret=float(np.mean(regrets)) if orders else None,
@@ -75,6 +79,9 @@ def score_of(pairs: Sequence[Pair]) -> Score:
         memory_error=float(np.mean(memory)) if memory else None,
         precision=both / sum(said) if sum(said) else None,
         recall=both / sum(wrong) if sum(wrong) else None,
+        known=len(known),
+        ran_out=sum(wrong),
+        said_out=sum(said),
     )
 
 

@@ -16,6 +16,7 @@ from shardweave.benchmarks.scoreboard_score import Timed, groups_of
 from shardweave.driver.runs.predict import ADAM_BYTES, micro_batch_of, placed, policy_of
 from shardweave.driver.runs.rows import MeasuredRun
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.rewrite.rematerialize import CHECKPOINT
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.model import CostModel
 
@@ -63,7 +64,7 @@ def _twin(run: MeasuredRun) -> tuple[int, ...]:
 def messages_s(run: MeasuredRun, cluster: Cluster) -> float:
     """Seconds of a step's all-reduces over `tensor`: two a layer, forward, backward, and where a
     layer is computed again."""
-    passes = 3 if policy_of(run) == "layer" else 2
+    passes = 3 if policy_of(run) == CHECKPOINT else 2
     micro = micro_batch_of(run)
     slots = run.batch // (run.data * micro) + run.pipeline - 1
     size = micro * run.seq * run.hidden * ITEMSIZE

@@ -70,6 +70,21 @@ def test_page_says_how_far_off_sailors_worst_rows_are() -> None:
     assert f"{times}, and the source's error {errors}" in page
 
 
+def test_page_says_how_many_of_llm_foundrys_runs_are_said_not_to_fit_and_its_worst() -> None:
+    record = json.loads((ROOT / "benchmarks/results/scoreboard.json").read_text())
+    looked, held = (record[part]["sources"]["llm_foundry"] for part in ("looked", "held"))
+    page = " ".join((ROOT / "docs/clusters.md").read_text().split())
+    assert looked["ran_out"] == held["ran_out"] == 0
+    counts = f"of {looked['known']} that were looked at {looked['said_out']} are said not to"
+    assert f"{counts}, of {held['known']} left out {held['said_out']}." in page
+    ratios = sorted(row["predicted_s"] / row["measured_s"] for row in looked["worst"])
+    assert f"are predicted {ratios[0]:.2f} to {ratios[-1]:.2f} of what they took" in page
+    sizes = [re.findall(r"mpt-(\d+)b .* (\d+) [ah]100", row["run"])[0] for row in looked["worst"]]
+    billions, devices = (sorted(map(int, column)) for column in zip(*sizes, strict=True))
+    told = f"of {billions[0]} to {billions[-1]} billion parameters on {devices[0]} to {devices[-1]}"
+    assert told in page
+
+
 def runs() -> list[MeasuredRun]:
     return read_runs([ROWS])
 

@@ -119,13 +119,15 @@ def test_cell_that_says_nothing_is_named_with_its_line_and_column(
 
 def test_degrees_that_cut_more_than_there_is_are_refused(tmp_path: Path) -> None:
     rows = [
-        {**ROW, "gpus": "8", "tp": "8", "pp": "1"},
-        {**ROW, "gpus": "8", "tp": "1", "pp": "8"},
+        {**ROW, "gpus": "8", "tp": "8", "pp": "1", "vpp": ""},
+        {**ROW, "gpus": "8", "tp": "1", "pp": "8", "vpp": ""},
+        {**ROW, "gpus": "4", "tp": "2", "pp": "2", "vpp": "2"},
     ]
     runs, problems = read_rows([table(tmp_path / "odd.csv", rows)])
     assert not runs
     assert "column 'tp' is 8, which does not divide column 'heads', 4" in problems[0]
     assert "column 'pp' is 8, more than column 'layers', 3" in problems[1]
+    assert "'pp' and 'vpp' are 2 and 2, 4 stages, more than column 'layers', 3" in problems[2]
 
 
 @pytest.mark.parametrize(("word", "is_true"), [("TRUE", True), ("yes", True), ("False", False)])
@@ -218,6 +220,48 @@ def test_group_of_equal_steps_has_no_order() -> None:
     assert score_of(pairs).spearman == 0.0
     failed = [(replace(run, status="error"), PredictedRun(1.0, 3.0, 2.0))]
     assert score_of(failed).precision is None
+
+
+def test_runs_that_ran_out_of_memory_are_counted_by_what_is_said_of_them(tmp_path: Path) -> None:
+    """Of three that ran out one is said to fit; of two that fitted one is said not to. What failed
+    for another reason, or of which nothing is known, counts for neither."""
+    cells = [
+        ("ok", "2.5", "30"),
+        ("OOM", "", ""),
+        ("oom in step 3", "2.5", "30"),
+        ("oom", "0", "nan"),
+        ("", "2.5", ""),
+        ("error", "2.5", "30"),
+        ("", "", ""),
+    ]
+    names = ("status", "step_ms", "mem_gib")
+    rows = [{**ROW, **dict(zip(names, cell, strict=True))} for cell in cells]
+    found = read_runs([table(tmp_path / "runs.csv", rows)])
+    assert [run.status for run in found] == ["ok", *["oom"] * 3, "ok", "error", "unknown"]
+    assert [bool(run.step_s) for run in found] == [True, *[False] * 3, True, False, False]
+    needed = (45, 90, 70, 100, 90, 90, 90)
+    score = score_of(
+        [
+            (run, PredictedRun(0.0025, size * 2.0**30, 80 * 2.0**30))
+            for run, size in zip(found, needed, strict=True)
+        ]
+    )
+    assert (score.runs, score.error) == (2, pytest.approx(0.0))
+    assert (score.known, score.ran_out, score.said_out) == (5, 3, 3)
+    assert (score.precision, score.recall) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
+    # Of the first alone: what one that ran out held when it did is not what it needs.
+    assert score.memory_error == pytest.approx(0.5)
+
+
+def test_source_whose_runs_all_ran_out_has_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {**ROW, "step_ms": "", "status": "oom"}
+    (part,) = parts(scored(tmp_path, table(tmp_path / "full.csv", [row])))
+    source = part["sources"]["full"]
+    assert (source["runs"], source["error"], source["scaled_error"]) == (0, None, None)
+    assert (source["known"], source["recall"], source["precision"]) == (1, 0.0, None)
+    assert "full: 0 of 1 are said not to fit, 1 did not" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -50,6 +50,11 @@ class Cells:
             raise self._error(column, f"write one of {', '.join(words)}")
         return found
 
+    def one_of(self, column: str, words: Sequence[str], default: str) -> str:
+        """The word of some that a cell begins with, whatever it says behind it."""
+        found = self.word(column, words, default)
+        return next(word for word in words if found.startswith(word))
+
     def recomputation(self) -> str:
         """A word of `RECOMPUTED`, and what the cell says behind it."""
         said = self.text("recompute").lower()

@@ -60,6 +60,22 @@ class _CrossEntropy(torch.autograd.Function):
         return probabilities * (grads[0] / len(probabilities)), None
 
 
+class _FusedCrossEntropy(torch.autograd.Function):
+    """FlashAttention's kernels of cross entropy (`csrc/xentropy`), one each way: the first reads
+    logits of 16 bits, and the second writes their gradient beside them. Any numbers do."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        sums = logits.sum(-1, dtype=torch.float32)
+        ctx.save_for_backward(logits, sums)
+        return (sums * labels).mean()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        logits, sums = ctx.saved_tensors
+        return logits * (sums * grads[0]).to(logits.dtype)[:, None], None
+
+
 COPIES, COPIES_OF_VIEW = 1, 5
 """Of a gradient, backward through `masked_fill_`, beside masking it. PyTorch's `masked_fill` masks
 a copy. For a tensor that is a view of another the gradient is copied into memory laid out as the
@@ -195,6 +211,7 @@ class Decoder(nn.Module):
         self.ln_f = norm(spec.hidden)
         self.head = nn.Linear(spec.hidden, spec.vocab, bias=False) if spec.head == "own" else None
         self.is_tied, self.has_batch_first = spec.head == "tied", is_gated or spec.is_fused
+        self.fuses_loss = spec.fuses_loss
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         x = self.wte(input_ids)
@@ -209,7 +226,10 @@ class Decoder(nn.Module):
             logits = F.linear(logits, self.wte.weight)
         elif self.head is not None:
             logits = self.head(logits)
-        return _CrossEntropy.apply(logits.flatten(0, 1).float(), labels.flatten())
+        logits, labels = logits.flatten(0, 1), labels.flatten()
+        if self.fuses_loss:
+            return _FusedCrossEntropy.apply(logits, labels)
+        return _CrossEntropy.apply(logits.float(), labels)
 
 
 @lru_cache(maxsize=4)

@@ -20,12 +20,13 @@ class Framework:
     context, kernels and buffers of messages.
 
     is_gated: it trains models of Llama's kind alone. is_fused: attention stores no scores where a
-    row does not say. joins, fuses_gate: as in `DecoderSpec`. regathers: of what sequence
-    parallelism gathers it keeps shards. selective: the policy of its selective recomputation.
-    gradient_bytes: that a parameter's gradient takes in training in 16 bits, with where it is
-    added up. sends_float: gradients are sent in 32 bits where they are bf16. overlaps: they are
-    sent beside the backward pass, whatever ZeRO's stage. zero, sequence_parallel: of a run that
-    does not say it.
+    row does not say. joins, fuses_gate, fuses_loss: as in `DecoderSpec`. reported_bytes: that
+    memory moves for each logit behind a micro-batch, for what it reports. regathers: of what
+    sequence parallelism gathers it keeps shards. selective: the policy of its selective
+    recomputation. gradient_bytes: that a parameter's gradient takes in training in 16 bits, with
+    where it is added up. sends_float: gradients are sent in 32 bits where they are bf16. overlaps:
+    they are sent beside the backward pass, whatever ZeRO's stage. zero, sequence_parallel: of a run
+    that does not say it.
     """
 
     precision: str = "fp16"
@@ -42,6 +43,8 @@ class Framework:
     is_fused: bool = False
     joins: bool = True
     fuses_gate: bool = True
+    fuses_loss: bool = False
+    reported_bytes: float = 0.0
     regathers: bool = True
     selective: str = "stored-scores"
     gradient_bytes: float = 2.0
@@ -67,8 +70,12 @@ block gives without its bias; the one ends in a projection of its own, the other
 is what `nvidia-smi` says, for which its simulator (`runtime_simulator.py`) counts 4.76 GB and
 300 MB beside tensors."""
 
-COMPOSER = Framework(drops_hidden=False, zero=3)
-"""llm-foundry's MPT (github.com/mosaicml/llm-foundry, Apache-2.0): no biases, no dropout."""
+COMPOSER = Framework(drops_hidden=False, fuses_loss=True, reported_bytes=28.0, zero=3)
+"""llm-foundry's MPT (github.com/mosaicml/llm-foundry, Apache-2.0): no biases, no dropout.
+`ComposerMPTCausalLM` has `fused_crossentropy`, FlashAttention's, as its loss. `use_train_metrics`
+reports the cross entropy and the perplexity (`composer/metrics/nlp.py`), each of which casts the
+logits to 32 bits and takes their `log_softmax`, behind the backward pass, when activations are
+gone: 2 x (2 + 4 + 4 + 4) bytes."""
 
 ONEFLOW = Framework(waits_for_sends=False)
 """OneFlow (Yuan et al. 2021, arXiv:2110.15032, Sec. 4): an actor works while what it gave is on its

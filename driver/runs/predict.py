@@ -25,7 +25,7 @@ from shardweave.driver.runs.spec import DecoderSpec
 from shardweave.ir.dist import AllReduceOp
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
-from shardweave.ir.rewrite.rematerialize import recompute
+from shardweave.ir.rewrite.rematerialize import CHECKPOINT, recompute
 from shardweave.planners.cost.cluster import Cluster, DeviceType, PlacedCluster
 from shardweave.planners.cost.pipeline.simulation import PipelineSimulation, played_stages
 from shardweave.planners.cost.pipeline.stages import Stage, pipeline_of, placed_stages
@@ -126,7 +126,8 @@ class RunPredictor:
                 "'nic_bandwidth_bytes_s'"
             )
         memory, capacity = fullest(run, found)
-        return PredictedRun(found.time_s + _adam_s(run, cluster, stages), memory, capacity)
+        later_s = _adam_s(run, cluster, stages) + count * _reported_s(run, cluster, micro)
+        return PredictedRun(found.time_s + later_s, memory, capacity)
 
     def _work(self, run: MeasuredRun, cluster: Cluster, micro: int) -> Workload:
         spec = spec_of(run, micro)
@@ -238,6 +239,14 @@ def _adam_s(run: MeasuredRun, cluster: Cluster, stages: Sequence[Stage]) -> floa
     return ADAM_BYTES * size / stages[0].itemsize / shares / bandwidth
 
 
+def _reported_s(run: MeasuredRun, cluster: Cluster, micro: int) -> float:
+    """Seconds of what a framework reports of a micro-batch, behind its backward pass."""
+    each = framework_of(run.framework, run.source).reported_bytes
+    logits = micro * run.seq * run.vocab / (run.tensor * run.context)
+    bandwidth = min(one.memory_bandwidth_bytes_s for one in cluster.device_types(run.gpus))
+    return each * logits / bandwidth
+
+
 @lru_cache(maxsize=4)
 def _lowerings(spec: DecoderSpec, batch: int) -> Lowerings:
     return Lowerings(captured_decoder(spec, batch), most=2)
@@ -261,7 +270,7 @@ def policy_of(run: MeasuredRun) -> str:
     if run.recompute.startswith("selective"):
         policy = framework_of(run.framework, run.source).selective
         return "none" if policy == "stored-scores" and run.is_fused else policy
-    return "layer" if run.recompute.startswith("full") else "none"
+    return CHECKPOINT if run.recompute.startswith("full") else "none"
 
 
 def micro_batch_of(run: MeasuredRun) -> int:

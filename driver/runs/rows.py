@@ -29,13 +29,18 @@ COLUMNS = (
 
 NEEDED = ("gpu", "gpus", "layers", "hidden", "heads", "seq", "gbs")
 
-STATUSES = ("ok", "oom", "error")
+STATUSES = ("ok", "oom", "error", "unknown")
+"""Whether a run fitted. One that does not say is ok where something of it was measured."""
+
+MEASURED = ("step_ms", "tflops_gpu", "tokens_s_gpu", "mfu", "mem_gib")
+"""Columns of what a run that fitted took."""
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A row. Counts that it does not say are 1; None: not known. step_s: seconds of a step; 0 where
-    none was measured. memory_bytes: the most that a device held, 0 where it does not say. per_node:
+    """A row. Counts that it does not say are 1; None: not known. step_s: seconds of a step; 0
+    where none was measured. memory_bytes: the most that a device held, 0 where it does not say.
+    Both are 0 of a run that is not ok, whatever its cells say of how far it came. per_node:
     devices of a node, 0 for as many as the cluster has. place: its file and line. key_heads: heads
     of keys and values, 0 for as many as of queries. told: which architecture it is taken for."""
 
@@ -204,6 +209,8 @@ def run_of(cells: Mapping[str, str], place: str, stem: str) -> MeasuredRun:
         is_gated=framework.is_gated,
     )
     kind = told.architecture
+    is_measured = any(row.text(column) for column in MEASURED)
+    status = row.one_of("status", STATUSES, "ok" if is_measured else "unknown")
     found = MeasuredRun(
         source=source,
         cluster=row.text("cluster"),
@@ -229,9 +236,9 @@ def run_of(cells: Mapping[str, str], place: str, stem: str) -> MeasuredRun:
         is_fused=row.is_fused(framework.is_fused or kind.is_gated),
         precision=row.text("precision", framework.precision).lower(),
         framework=row.text("framework"),
-        step_s=row.measured("step_ms") / 1e3,
-        memory_bytes=row.measured("mem_gib") * 2**30,
-        status=row.word("status", STATUSES, "ok"),
+        step_s=row.measured("step_ms") / 1e3 if status == "ok" else 0.0,
+        memory_bytes=row.measured("mem_gib") * 2**30 if status == "ok" else 0.0,
+        status=status,
         note=row.text("note"),
         context=context,
         expert=row.count("ep", 1),
@@ -275,4 +282,10 @@ def _check(run: MeasuredRun) -> None:
         raise RowError(
             f"column 'pp' is {run.pipeline}, more than column 'layers', {run.layers}; give each "
             "stage a layer"
+        )
+    if run.pipeline > 1 and run.pipeline * run.chunks > run.layers:
+        raise RowError(
+            f"columns 'pp' and 'vpp' are {run.pipeline} and {run.chunks}, "
+            f"{run.pipeline * run.chunks} stages, more than column 'layers', {run.layers}; write "
+            "in 'vpp' how many stages a device has"
         )

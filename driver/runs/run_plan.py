@@ -46,6 +46,7 @@ def spec_of(run: MeasuredRun, micro: int) -> DecoderSpec:
         framework.drops_hidden, framework.drops_scores, framework.scales_scores,
         framework.masks_view, framework.heads.get(run.model, kind.head_of(run.hidden)),
         key_heads_on(run), kind, framework.joins, framework.fuses_gate,
+        framework.fuses_loss,
     )  # fmt: skip
 
 

@@ -14,7 +14,8 @@ class DecoderSpec:
     and is dropped. drops, scales: stored scores. masks_view: they are masked where their product
     wrote them. dtype: of everything. key_heads: of keys and values, 0 for as many as of queries.
     architecture: what the blocks are. joins: linear maps of one input are one. fuses_gate: the
-    gate's activation and its product are one kernel."""
+    gate's activation and its product are one kernel. fuses_loss: the cross entropy is a kernel that
+    reads logits of 16 bits and keeps no others."""
 
     hidden: int
     heads: int
@@ -33,6 +34,7 @@ class DecoderSpec:
     architecture: Architecture = GPT
     joins: bool = True
     fuses_gate: bool = True
+    fuses_loss: bool = False
 
     @property
     def head_size(self) -> int:

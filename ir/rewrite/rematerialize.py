@@ -32,6 +32,10 @@ gives attention's stored scores (Korthikanti et al. 2022, Sec. 5), and nothing w
 stores none; `every-second-product` keeps what attention gives and every other product of a weight,
 from each block's first on, as torchtitan's selective checkpoints of ops do."""
 
+CHECKPOINT = "checkpoint"
+"""Another policy of frameworks (`torch.utils.checkpoint` around a block): as `layer`, and fused
+attention runs again too, which `layer` keeps as an op that may draw random numbers."""
+
 Segment = tuple[str, Copy | None, int]
 """Block, sub-batch, and number of the stretch between kept results that is recomputed at once."""
 
@@ -200,11 +204,12 @@ class _Recomputation:
         numbers: dict[tuple[str, Copy | None], int] = {}
         for op in self.forward:
             block = self.block_of(op)
-            # A random op run again would draw other numbers than the forward pass saw.
-            if block is None or is_random(op):
+            if block is None:
                 continue
             policy = self._policy(block)
-            if policy == "none":
+            # A random op run again would draw other numbers than the forward pass saw.
+            draws = is_random(op) and not (policy == CHECKPOINT and is_attention(op))
+            if policy == "none" or draws:
                 continue
             key = (block, copy_of(op))
             number = numbers.setdefault(key, 0)
@@ -262,7 +267,8 @@ class _Recomputation:
                 assert isinstance(value.owner, Operation)
                 needed.add(value.owner)
                 stack.extend(value.owner.operands)
-        rerun = {b for op in needed if (b := self.block_of(op)) and self.policies[b] == "layer"}
+        whole = ("layer", CHECKPOINT)
+        rerun = {b for op in needed if (b := self.block_of(op)) and self.policies[b] in whole}
         for op in self.forward:
             # Megatron runs the whole block again, its last collective too, read or not.
             if op in self.segments and self.block_of(op) in rerun:

@@ -12,6 +12,7 @@ from shardweave.ir.blocks import blocks_of
 from shardweave.ir.flops import flops_of
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.rematerialize import recompute
+from shardweave.ir.sharding.rules.attention import is_attention
 from shardweave.ir.storage import kept_bytes, kept_values
 from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.passes.pipeline import PassError, run_passes
@@ -146,6 +147,28 @@ def test_stored_scores_are_run_again_and_no_product_of_a_weight() -> None:
     assert {op.name for op in again if flops_of(op)} == {"aten.bmm"}
     assert kept_bytes(program) < before
     assert_equals_eager(program, captured(spec))
+
+
+def test_checkpoint_runs_fused_attention_again_and_keeps_what_enters_blocks_alone() -> None:
+    """Of two blocks of Llama: at most what each gives, which the next is computed from again."""
+    spec, mesh = SPECS["llama"], "data=1"
+    keeping, whole = (partitioned(spec, mesh, megatron(spec, mesh)) for _ in range(2))
+    recompute(keeping, lambda block: "layer")
+    recompute(whole, lambda block: "checkpoint")
+    found = [
+        [
+            value.owner
+            for value in kept_values(program)
+            if isinstance(value.owner, Operation) and blocks_of(program).of_op(value.owner)
+        ]
+        for program in (keeping, whole)
+    ]
+    assert any(is_attention(op) for op in found[0])
+    assert {op.name for op in found[1]} == {"aten.add.Tensor"}
+    assert 0 < len(found[1]) <= len(blocks_of(whole).names) < len(found[0])
+    attention = [op for op in whole.ops if is_attention(op)]
+    assert [phase_of(op) for op in attention].count("recompute") == len(blocks_of(whole).names)
+    assert_equals_eager(whole, captured(spec))
 
 
 def test_every_second_product_of_a_weight_is_kept() -> None:
