@@ -166,7 +166,8 @@ def read_config(name: str, config_class: type[Any], options: Mapping[str, Option
         if key not in defaults:
             keys = ", ".join(f"{known}={default}" for known, default in defaults.items())
             raise ValueError(
-                f"{name}: unknown key '{key}'; the keys, with their defaults, are {keys.lower()}."
+                f"{name}: unknown key '{key}'; {did_you_mean(key, defaults)}the keys, with their "
+                f"defaults, are {keys.lower()}."
             )
         if type(value) is not types[key]:
             kinds = {int: "an integer", bool: "true or false", float: "a number"}

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from rich.console import Console
 
-from shardweave.driver.commands.arguments import check_output, messages
+from shardweave.driver.commands.arguments import DTYPES, check_output, check_picture, messages
 from shardweave.driver.commands.programs import is_text, read_or_capture
 from shardweave.driver.models import parse_options
 from shardweave.driver.plans import plan, simulated
@@ -20,7 +20,7 @@ from shardweave.driver.trials import host_of
 from shardweave.ir.program import Program
 from shardweave.planners.call import require_cluster
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.cost.quantity import gib
+from shardweave.planners.cost.quantity import bytes_text
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_check import check_plan
 from shardweave.planners.plan_parts import Candidate
@@ -34,7 +34,8 @@ DIFFERENCES = 20
 def plan_program(options: argparse.Namespace) -> int:
     """Plan a program, or compare two plans of it."""
     check_output(options.output)
-    check_output(options.plot)
+    check_picture(options.plot)
+    _check_useful(options)
     # Before the work that a cluster is needed for.
     if options.cluster:
         find_cluster(options.cluster)
@@ -60,6 +61,24 @@ def plan_program(options: argparse.Namespace) -> int:
     return 0
 
 
+def _check_useful(options: argparse.Namespace) -> None:
+    """Raises ValueError for an argument that would do nothing."""
+    if options.compare and options.output:
+        raise ValueError(
+            "--compare shows two plans and writes none; leave -o out, or --compare to plan."
+        )
+    if not options.cluster and (options.explain or (options.plot and not options.compare)):
+        raise ValueError(
+            f"{'--explain' if options.explain else '--plot'} shows what plans are predicted to "
+            "take; say on what, by --cluster."
+        )
+    if options.dtype and is_text(options.file):
+        raise ValueError(
+            f"--dtype {options.dtype} is for a model, and '{options.file}' is a captured program, "
+            "which has its dtypes; leave it out, or plan the model."
+        )
+
+
 def _options(options: argparse.Namespace) -> dict[str, Any]:
     """The planner's options: those of -O, and those that have an argument of their own."""
     given: dict[str, Any] = dict(parse_options(",".join(text.strip() for text in options.option)))
@@ -76,7 +95,7 @@ def _options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _program(options: argparse.Namespace) -> Program:
-    program = read_or_capture(options.file, options.dtype)
+    program = read_or_capture(options.file, options.dtype or DTYPES[0])
     if program.is_local:
         raise ValueError(
             f"'{options.file}' is the program of one rank already; plan the captured one, which "
@@ -89,9 +108,9 @@ def _check_fits(plan: Plan) -> None:
     """Raises ValueError for a plan that needs more memory than the cluster's devices have."""
     found = plan.predicted
     if found is not None and found.capacity_bytes and not found.fits:
-        missing = gib(found.peak_bytes - found.capacity_bytes)
+        missing = bytes_text(found.peak_bytes - found.capacity_bytes)
         raise ValueError(
-            f"the plan of '{plan.planner}' does not fit, by {missing} GiB on each device, and is "
+            f"the plan of '{plan.planner}' does not fit, by {missing} on each device, and is "
             "not written; plan with 'auto', which looks for one that fits, or use more devices."
         )
 
@@ -105,7 +124,7 @@ def _planned(
     tell: Callable[[str], None] | None = None,
 ) -> Plan:
     model = None if is_text(options.file) else options.file
-    host = host_of(model, dtype=options.dtype, tell=tell)
+    host = host_of(model, dtype=options.dtype or DTYPES[0], tell=tell)
     return plan(program, options.mesh or None, planner, cluster=options.cluster, host=host, **given)
 
 

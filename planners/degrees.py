@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardweave.ir.mesh import Mesh
+from shardweave.ir.suggest import did_you_mean
 
 
 def divisors(number: int) -> list[int]:
@@ -23,7 +24,7 @@ def asked_degrees(
     unknown = [name for name, size in sizes.items() if name not in axes and size > 1]
     if unknown:
         raise error(
-            f"the mesh has an axis '{unknown[0]}', but '{planner}' plans {', '.join(axes)}; name "
-            "the axes so, or give no mesh."
+            f"the mesh has an axis '{unknown[0]}', but '{planner}' plans {', '.join(axes)}; "
+            f"{did_you_mean(unknown[0], axes)}name the axes so, or give no mesh."
         )
     return sizes

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from shardweave.ir.suggest import did_you_mean
 from shardweave.planners import plan_parts as parts
 from shardweave.planners.cost.memory import PRECISIONS
 from shardweave.planners.plan_parts import (
@@ -119,7 +120,8 @@ class Plan:
             data: object = json.loads(text, object_pairs_hook=_without_repeats)
         except json.JSONDecodeError as error:
             raise PlanError(
-                f"{name}:{error.lineno}:{error.colno}: not JSON: {error.msg}."
+                f"{name}:{error.lineno}:{error.colno}: not JSON: {error.msg}; a plan is JSON, as "
+                "`shardweave plan -o` writes it."
             ) from error
         except PlanError as error:
             raise PlanError(f"{name}: {error}") from error
@@ -132,10 +134,11 @@ class Plan:
     @staticmethod
     def from_dict(data: Mapping[str, Any], name: str = "<plan>") -> Plan:
         """Check and build a plan from JSON data. Raises PlanError saying what is wrong."""
-        unknown = set(data) - set(_READERS) - {"format"}
+        unknown = sorted(set(data) - set(_READERS) - {"format"})
         if unknown:
             raise PlanError(
-                f"{name}: unknown keys {sorted(unknown)}; a plan has {', '.join(sorted(_READERS))}."
+                f"{name}: unknown keys {unknown}; {did_you_mean(unknown[0], _READERS)}"
+                f"a plan has {', '.join(sorted(_READERS))}."
             )
         if data.get("format", FORMAT) != FORMAT:
             raise PlanError(f"{name}: format is {data['format']!r}, expected {FORMAT!r}.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from shardweave.ir.blocks import blocks_of
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
@@ -16,7 +18,7 @@ def check_plan(plan: Plan, program: Program) -> None:
     tables = (("param", plan.parameters), ("param", plan.used), ("input", plan.inputs))
     for kind, table in tables:
         argument_shardings(program, kind, table, Mesh(**plan.mesh))
-    _check_stages(plan, program)
+    check_stages(plan, program)
     _check_recomputed(plan, program)
 
 
@@ -39,13 +41,14 @@ def _check_recomputed(plan: Plan, program: Program) -> None:
         )
 
 
-def _check_stages(plan: Plan, program: Program) -> None:
-    """Every layer with a block of its own is in one stage, and every name stands for a layer."""
+def check_stages(plan: Plan, program: Program, modules: Iterable[str] = ()) -> None:
+    """Raises PlanError unless every block is in one stage, and every name of a stage stands for a
+    layer of the program, or for one of the model's `modules`, of which some may have no op."""
     if plan.pipeline is None:
         return
     layers = {layer for layer in program.layers() if layer}
     blocks = blocks_of(program).names
-    known = layers | set(blocks)
+    known = layers | set(blocks) | set(modules)
     for index, stage in enumerate(plan.pipeline.stages):
         missing = Lookup(dict.fromkeys(stage, "")).unmatched(known)
         if missing:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from typing import Any, cast
 
+from shardweave.ir.suggest import did_you_mean
+
 PAPERS_RECOMPUTE = ("none", "layer", "after-communication")
 """What the planners of papers, and their baselines, choose among."""
 
@@ -189,7 +191,10 @@ def record_of(kind: type[Any], readers: Mapping[str, Reader]) -> Reader:
         data = cast("Mapping[str, object]", value)
         unknown = sorted(set(data) - set(known))
         if unknown:
-            raise PlanError(f"{where}: unknown keys {unknown}; it has {', '.join(sorted(known))}.")
+            raise PlanError(
+                f"{where}: unknown keys {unknown}; {did_you_mean(unknown[0], known)}"
+                f"it has {', '.join(sorted(known))}."
+            )
         for name, one in known.items():
             has_default = one.default is not MISSING or one.default_factory is not MISSING
             if name not in data and not has_default:

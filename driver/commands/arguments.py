@@ -15,6 +15,9 @@ from shardweave.passes.presets import PREFIX, SUMMARIES
 
 DTYPES = ("float32", "float64", "bfloat16")
 
+PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg")
+"""How the name of a picture's file ends."""
+
 MODEL_HELP = (
     "gpt:layers=2,hidden=64,..., unet:..., cnn:..., hf:TYPE:field=value,... (Hugging Face, random "
     "weights) or package.module:factory"
@@ -81,7 +84,7 @@ def add_optimizer(command: argparse.ArgumentParser) -> None:
     """Declare --optimizer, for the memory of a step."""
     command.add_argument(
         "--optimizer",
-        type=float,
+        type=not_negative("bytes of state for each byte of parameters, 0 or more"),
         default=0.0,
         metavar="X",
         help="bytes of optimizer state per byte of parameters, such as 2 for Adam (default: 0)",
@@ -144,6 +147,21 @@ def positive(expected: str) -> Callable[[str], float]:
     return number
 
 
+def not_negative(expected: str) -> Callable[[str], float]:
+    """A type of argument: a number, 0 or more. expected: the words for it in the error."""
+
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < float("inf"):
+            raise argparse.ArgumentTypeError(f"'{text}' is not {expected}")
+        return value
+
+    return number
+
+
 def count(expected: str, least: int = 0) -> Callable[[str], int]:
     """A type of argument: a whole number. expected: the words for it in the error."""
 
@@ -167,6 +185,16 @@ def check_output(path: str | None) -> None:
     folder = Path(path).parent
     if not folder.is_dir():
         raise ValueError(f"cannot write '{path}': there is no folder '{folder}'; make it first.")
+
+
+def check_picture(path: str | None) -> None:
+    """Raise ValueError, as `check_output`, or if a file's name says no kind of picture."""
+    check_output(path)
+    if path is not None and Path(path).suffix.lower() not in PICTURES:
+        raise ValueError(
+            f"cannot draw '{path}': its name says no kind of picture; end it with one of "
+            f"{', '.join(PICTURES)}."
+        )
 
 
 def messages(output: str) -> TextIO:

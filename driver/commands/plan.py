@@ -49,9 +49,7 @@ def add_parser(commands: Commands) -> None:
         "--compare", metavar="A,B", help="two planners or plan files, side by side, instead"
     )
     command.add_argument("--plot", metavar="FILE", help="draw the best plans there")
-    command.add_argument(
-        "--dtype", choices=DTYPES, default="float32", help="of a model (default: float32)"
-    )
+    command.add_argument("--dtype", choices=DTYPES, help=f"of a model (default: {DTYPES[0]})")
     command.set_defaults(func=plan_command)
 
 

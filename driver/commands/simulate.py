@@ -7,7 +7,14 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from shardweave.driver.commands.arguments import Commands, add_cluster, check_output, new_command
+from shardweave.driver.commands.arguments import (
+    Commands,
+    add_cluster,
+    check_output,
+    check_picture,
+    new_command,
+    not_negative,
+)
 
 if TYPE_CHECKING:
     from shardweave.ir.program import Program
@@ -32,7 +39,7 @@ def add_parser(commands: Commands) -> None:
     command.add_argument("--json", action="store_true", help="print the numbers as JSON instead")
     command.add_argument(
         "--optimizer",
-        type=float,
+        type=not_negative("bytes of state for each byte of parameters, 0 or more"),
         metavar="X",
         help="bytes of optimizer state per byte of parameters (default: 0; with --plan 2, Adam's)",
     )
@@ -45,7 +52,7 @@ def simulate_command(options: argparse.Namespace) -> int:
     from shardweave.ir.verify.program import check
 
     check_output(options.trace)
-    check_output(options.plot)
+    check_picture(options.plot)
     program = read(options.file)
     check(program)
     found = _simulated(program, options)

@@ -105,6 +105,7 @@ def print_plan(plan: Plan, out: TextIO) -> None:
     """Say what a plan chooses, what it takes, and why."""
     words = [f"{len(plan.parameters)} parameters sharded"]
     words += [f"{plan.batch_split} sub-batches"] if plan.batch_split > 1 else []
+    words += [f"ZeRO stage {plan.zero}"] if plan.zero else []
     words += [f"recompute {recomputation_text(plan)}"] if plan.recompute != "none" else []
     words += [f"schedule {plan.schedule}"] if plan.schedule else []
     words += [f"precision {plan.precision}"] if plan.precision else []
@@ -113,7 +114,9 @@ def print_plan(plan: Plan, out: TextIO) -> None:
         devices = plan.pipeline.devices or ("",) * plan.num_stages
         for index, (stage, device) in enumerate(zip(plan.pipeline.stages, devices, strict=True)):
             where = f" on {device}" if device else ""
-            print(f"stage {index}{where}: {stage[0]} .. {stage[-1]}", file=out)
+            ends = " .. ".join(dict.fromkeys((stage[0], stage[-1])))
+            shown = "all layers" if stage == ("*",) else ends
+            print(f"stage {index}{where}: {shown}", file=out)
         print(f"micro-batches of a step: {plan.pipeline.micro_batches}", file=out)
     if plan.predicted is not None:
         _print_predicted(plan.predicted, out)

@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 from shardweave.planners.amp.model import Strategy
 from shardweave.planners.amp.partition import Floats, Ints
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.plan_parts import PlanError
+
+MOST_DEVICES = 2**14
+"""A matrix of so many devices has 2 GiB."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,12 @@ class ClusterArrays:
 
     @staticmethod
     def of(cluster: Cluster) -> ClusterArrays:
+        if cluster.num_devices > MOST_DEVICES:
+            raise PlanError(
+                f"cluster '{cluster.name}' has {cluster.num_devices} devices, and 'amp' holds what "
+                f"lies between each two of at most {MOST_DEVICES}; plan for fewer nodes, or with "
+                "another planner."
+            )
         places = [cluster.place(rank) for rank in range(cluster.num_devices)]
         node = np.array([one for one, _ in places], dtype=np.intp)
         inside = np.full((len(places), len(places)), np.inf)

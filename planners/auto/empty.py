@@ -10,7 +10,7 @@ from shardweave.planners.auto.point import ORDERS
 from shardweave.planners.auto.search import JointSearch
 from shardweave.planners.auto.space import JointSpace, joint_space
 from shardweave.planners.auto.worth import sorted_values
-from shardweave.planners.cost.quantity import gib
+from shardweave.planners.cost.quantity import bytes_text
 
 
 def why_empty(search: JointSearch) -> str:
@@ -25,9 +25,9 @@ def why_empty(search: JointSearch) -> str:
     if search.too_large:
         return (
             f"{opening} that fits: {search.too_large} points need more memory for parameters and "
-            f"optimizer alone, at least {gib(search.least_state_bytes)} of "
-            f"{gib(search.capacity)} GiB a device; use more devices or devices with more memory, "
-            f"or allow what divides them (zero=3, tensor, stages). {problem}".rstrip()
+            f"optimizer alone, at least {bytes_text(search.least_state_bytes)} of "
+            f"{bytes_text(search.capacity)} a device; use more devices or devices with more "
+            f"memory, or allow what divides them (zero=3, tensor, stages). {problem}".rstrip()
         )
     if problems:
         return f"{opening}: none of its {len(problems)} points can be partitioned. {problem}"

@@ -159,6 +159,8 @@ def _proposed(
         except ValueError:
             continue
         first = plans[0]
+        if Mesh(**first.mesh).num_stages > 1 and first.pipeline is None:
+            continue  # it is priced without the stages that it would run with
         for schedule, size in dict.fromkeys(((first.schedule, 0), ("", joined), ("cross-pass", 0))):
 
             def whole(plan: Plan, schedule: str = schedule, size: int = size) -> Plan:

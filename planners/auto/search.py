@@ -111,13 +111,15 @@ class JointSearch:
     _best: tuple[int, tuple[JointPoint, Predicted] | None] = (0, None)
 
     def run(self) -> None:
-        """Look until nothing is left, time is up, or the user interrupts."""
+        """Look until nothing is left, time is up, or the user interrupts: then the best so far is
+        the answer, among the estimates where nothing was simulated yet."""
         try:
             self._look()
         except KeyboardInterrupt:
-            if self.best is None:
+            if not self.estimates:
                 raise
             self.stopped = "it was interrupted"
+            self._see_one()
 
     def _look(self) -> None:
         try:
@@ -165,7 +167,7 @@ class JointSearch:
             if self.estimates:  # of something there has to be the best so far
                 self._check_time()
             if number % 256 == 0:
-                self.say(f"{number} points estimated")
+                self.say(f"{len(self.estimates)} points estimated")
             try:
                 found = self.estimator.estimate(point)
             except ValueError as error:
@@ -369,7 +371,8 @@ class JointSearch:
             gc.collect()
         best = self.best
         told = f"best {seconds_text(best[1].time_s)} ({best[0]})" if best else "none fits so far"
-        self.say(f"{len(self.evaluator.found)} of {len(self.estimates)} simulated; {told}")
+        seen = f"{len(self.estimates)} points estimated, {len(self.evaluator.found)}"
+        self.say(f"{seen} of at most {allowed} simulated; {told}")
 
     def _check_time(self) -> None:
         if time.monotonic() > self.deadline_s:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import yaml
 
+from shardweave.ir.suggest import did_you_mean
 from shardweave.planners.cost.cluster import Cluster, ClusterError, DeviceType, NodeType, Points
 from shardweave.planners.cost.quantity import quantity
 
@@ -22,7 +23,7 @@ MOST_DEVICES = 2**20
 
 WHAT_TO_WRITE = {
     "name": "a word",
-    "devices": "device types by name (of a node: how many it has, such as 8)",
+    "devices": "device types by name, or of a node how many it has, such as 8",
     "nodes": "a list of node types, each with 'device' and 'devices'",
     "device": "the name of one of the device types",
     "count": "how many such nodes there are, such as 4",
@@ -58,6 +59,15 @@ WHAT_TO_WRITE = {
     "points": "[bytes, seconds] pairs",
 }
 
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+"""The kinds of which a cluster has measured times."""
+
+DTYPES = (
+    "float64", "float32", "tfloat32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2",
+    "int64", "int32", "int16", "int8", "uint8", "complex64", "complex128", "bool",
+)  # fmt: skip
+"""What a device has a peak of FLOP/s for."""
+
 _UNITS = {"_bytes": "bytes", "_bytes_s": "bytes", "_s": "s"}
 _POSITIVE = {
     "memory_bytes", "memory_bandwidth_bytes_s", "devices", "count", "nics", "ranks", "stride",
@@ -76,7 +86,7 @@ def load_cluster(path: str | Path) -> Cluster:
 def parse_cluster(text: str, name: str = "<cluster>") -> Cluster:
     """Read a cluster from YAML text. Raises ClusterError with one line."""
     try:
-        data: object = yaml.safe_load(text)
+        data: object = yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
@@ -103,6 +113,22 @@ def cluster_text(cluster: Cluster) -> str:
     for device in data["devices"].values():
         del device["name"]
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=100)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses what is said twice, of which YAML keeps the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        found: set[str] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode) and key.value in found:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"'{key.value}' is there twice; leave one of them out",
+                    problem_mark=key.start_mark,
+                )
+            if isinstance(key, yaml.ScalarNode):
+                found.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -153,12 +179,30 @@ class _Reader:
         cluster = self.build(Cluster, table, self.name)
         for index, node in enumerate(cluster.nodes):
             self.check_node(cluster, node, f"{self.name}: nodes[{index}]")
+        for device in cluster.devices.values():
+            self.check_dtypes(device, f"{self.name}: devices.{device.name}.flops")
+        for index, one in enumerate(cluster.collectives):
+            if one.kind not in COLLECTIVES:
+                raise ClusterError(
+                    f"{self.name}: collectives[{index}].kind: found '{one.kind}'; "
+                    f"{did_you_mean(one.kind, COLLECTIVES)}write one of {', '.join(COLLECTIVES)}."
+                )
         if cluster.num_devices > MOST_DEVICES:
             raise ClusterError(
                 f"{self.name}: nodes: found {cluster.num_devices} devices, expected at most "
                 f"{MOST_DEVICES}; write how many there are."
             )
         return cluster
+
+    def check_dtypes(self, device: DeviceType, where: str) -> None:
+        unknown = next((name for name in device.flops if name not in DTYPES), None)
+        if unknown is not None:
+            raise ClusterError(
+                f"{where}: there is no dtype '{unknown}'; {did_you_mean(unknown, DTYPES)}write "
+                f"some of {', '.join(DTYPES)}."
+            )
+        if not device.flops:
+            raise ClusterError(f"{where}: found nothing; write {WHAT_TO_WRITE['flops']}.")
 
     def check_node(self, cluster: Cluster, node: NodeType, where: str) -> None:
         if node.device not in cluster.devices:
@@ -176,7 +220,10 @@ class _Reader:
         known = {f.name: f for f in fields(cast(Any, kind))}
         for key in table:
             if key not in known:
-                raise ClusterError(f"{where}: unknown field '{key}'; it has {', '.join(known)}.")
+                raise ClusterError(
+                    f"{where}: unknown field '{key}'; {did_you_mean(str(key), known)}"
+                    f"it has {', '.join(known)}."
+                )
         types = get_type_hints(kind)
         values: dict[str, Any] = {}
         for key, f in known.items():
@@ -249,6 +296,6 @@ class _Reader:
     def each(self, kind: Any, value: object, where: str) -> tuple[Any, ...]:
         if not isinstance(value, list) or not value:
             found = _shown(cast(object, value))
-            raise ClusterError(f"{where}: found {found}, expected a list.")
+            raise ClusterError(f"{where}: found {found}, expected a list of one or more.")
         entries = enumerate(cast("list[object]", value))
         return tuple(self.read(kind, entry, f"{where}[{index}]") for index, entry in entries)

@@ -29,12 +29,18 @@ def find_cluster(cluster: Cluster | str | Path) -> Cluster:
     """
     if isinstance(cluster, Cluster):
         return cluster
-    if isinstance(cluster, Path) or cluster.endswith((".yaml", ".yml")) or "/" in cluster:
+    name, _, options = str(cluster).partition(":")
+    is_file = isinstance(cluster, Path) or cluster.endswith((".yaml", ".yml")) or "/" in name
+    if is_file and not (options and Path(name).is_file()):
         return load_cluster(cluster)
-    name, _, options = cluster.partition(":")
     if name not in preset_names():
         if Path(cluster).is_file():
             return load_cluster(cluster)
+        if options and Path(name).is_file():
+            raise ClusterError(
+                f"cluster '{cluster}': only presets take options, and '{name}' is a file; write "
+                "'count' and 'nic_bandwidth_bytes_s' in it."
+            )
         raise ClusterError(
             f"cluster '{name}' is neither a preset nor a file; "
             f"{did_you_mean(name, preset_names())}the presets are {', '.join(preset_names())}."
@@ -56,7 +62,7 @@ def _with_option(cluster: Cluster, option: str, text: str) -> Cluster:
     if key not in OPTIONS or not number:
         raise ClusterError(
             f"cluster '{text}': found '{option}', expected rate=RATE (of a NIC, such as 250mbit) "
-            "or nodes=COUNT."
+            "or nodes=COUNT (1 or more)."
         )
     if key == "rate":
         nodes = [replace(node, nic_bandwidth_bytes_s=number) for node in cluster.nodes]

@@ -12,6 +12,7 @@ from shardweave.driver.cli import main
 from shardweave.planners.cost.cluster_file import save_cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import Pipeline
 from shardweave.tests.zoo import SPECS
 
 Captured = pytest.CaptureFixture[str]
@@ -173,6 +174,10 @@ def test_plan_beyond_the_memory_is_shown_and_not_written(tmp_path: Path, capsys:
         (["--fix", "tensor=2", "-O", "fix=zero=1"], "option 'fix' is given twice, once by -O"),
         (["--planner", "amp", "-O", "max_stages=x"], "'max_stages' is 'x'; give a whole number"),
         (["-O", "x"], "option 'x' in 'x' is not of the form key=value"),
+        (["--plot", "x.xyz"], "its name says no kind of picture; end it with one of .png"),
+        (["--compare", "amp,axonn", "-o", "x.json"], "--compare shows two plans and writes none"),
+        (["--mesh", "stages=4"], "the mesh has an axis 'stages', but 'auto' plans data, tensor, "),
+        (["--mesh", "stages=4"], "did you mean 'stage'?"),
         (["--compare", "amp"], "must name two planners or plan files"),
         (["--compare", "amp,none.json"], "'none.json' is neither a planner"),
     ],
@@ -184,3 +189,31 @@ def test_bad_input_is_one_line_that_says_what_to_do(
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert expected in error
+
+
+def test_what_would_do_nothing_is_refused(tmp_path: Path, capsys: Captured) -> None:
+    text = tmp_path / "step.mlir"
+    assert main(["capture", MODEL, "-o", str(text)]) == 0
+    rule = ["--planner", "megatron", "--mesh", "data=2,tensor=2"]
+    for options, expected in (
+        ([*rule, "--dtype", "bfloat16"], "--dtype bfloat16 is for a model"),
+        ([*rule, "--explain"], "--explain shows what plans are predicted to take"),
+        ([*rule, "--plot", str(tmp_path / "x.png")], "--plot shows what plans are predicted to"),
+    ):
+        assert main(["plan", str(text), *options]) == 1
+        assert expected in capsys.readouterr().err
+
+
+def test_proposal_without_stages_is_no_answer_to_a_mesh_with_them(tmp_path: Path) -> None:
+    found = planned(tmp_path, "--mesh", "pipeline=2", "-O", "simulate=2")
+    assert found.num_stages == 2
+
+
+def test_stage_that_names_no_layer_is_refused_where_it_is_run(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    file = tmp_path / "staged.json"
+    stages = (("wte", "wpe", "h.0"), ("h.1", "ln_f", "haed"))
+    Plan(mesh={"pipeline": 2}, pipeline=Pipeline(stages)).save(file)
+    assert main(["run", MODEL, "--plan", str(file), "--backend", "reference"]) == 1
+    assert "stage 1 names layer 'haed', which this program" in capsys.readouterr().err

@@ -152,7 +152,7 @@ def test_value_that_was_asked_for_and_makes_no_difference_is_told() -> None:
     assert told not in planned(fix="buckets=7,data=4,micro_batches=1,schedule=in-order").reasons
 
 
-@pytest.mark.parametrize("at", ["simulated; best", "asking"])
+@pytest.mark.parametrize("at", ["256 points estimated", "simulated; best", "asking"])
 def test_interrupted_search_gives_the_best_so_far(at: str) -> None:
     calls: list[str] = []
 

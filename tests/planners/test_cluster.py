@@ -97,6 +97,13 @@ def test_unknown_cluster_is_answered_with_the_nearest_preset() -> None:
         find_cluster("perlmuter")
 
 
+def test_options_of_a_file_are_refused_for_what_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "small.yaml"
+    file.write_text(GOOD)
+    with pytest.raises(ClusterError, match=r"only presets take options, and '.*small\.yaml' is a"):
+        find_cluster(f"{file}:nodes=2")
+
+
 def test_file_with_units_reads_as_numbers(tmp_path: Path) -> None:
     found = parse_cluster(GOOD)
     assert found.devices["fast"].flops == {"float32": 10e12}
@@ -114,7 +121,7 @@ def test_file_with_units_reads_as_numbers(tmp_path: Path) -> None:
         ("memory_bytes: 16GiB, ", "", r"devices\.fast: field 'memory_bytes' is missing; write"),
         ("devices: 4, ", "", r"<c>: nodes\[0\]: field 'devices' is missing"),
         ("name: small", "", "<c>: field 'name' is missing; write a word"),
-        ("count: 2", "cuont: 2", r"<c>: nodes\[0\]: unknown field 'cuont'; it has device, devices"),
+        ("count: 2", "cuont: 2", r"<c>: nodes\[0\]: unknown field 'cuont'; did you mean 'count'"),
         ("count: 2", "count: many", r"nodes\[0\]\.count: found 'many'; write how many such nodes"),
         ("count: 2", "count: 0", r"nodes\[0\]\.count: found 0; write"),
         ("16GiB", "-1", r"devices\.fast\.memory_bytes: found -1; write the memory of one device"),
@@ -125,6 +132,12 @@ def test_file_with_units_reads_as_numbers(tmp_path: Path) -> None:
         ("bandwidth_bytes_s: 12e9, ", "", r"field 'bandwidth_bytes_s' is missing"),
         ("name: small", "name: small\nspeed: 3", "<c>: unknown field 'speed'; it has name"),
         ("name: small", "name: [", r"<c>:\d+:\d+: not YAML"),
+        ("name: small", "name: small\nname: big", r"<c>:3:1: not YAML: 'name' is there twice"),
+        ("float32: 10T", "bf16: 10T", r"devices\.fast\.flops: there is no dtype 'bf16'; did you "),
+        ("{float32: 10T}", "{}", r"devices\.fast\.flops: found nothing; write peak FLOP/s"),
+        ("devices: 4", "devices: 0", r"nodes\[0\]\.devices: found 0; write .* such as 8"),
+        ("nodes:\n", "collectives: [{kind: allreduce, ranks: 2, nodes: 1, points: [[1, 2]]}]\nnodes:\n",
+         r"collectives\[0\]\.kind: found 'allreduce'; did you mean 'all_reduce'"),
         ("nodes:\n", "nodes: []\nx:\n", r"<c>: unknown field 'x'"),
     ],
 )  # fmt: skip

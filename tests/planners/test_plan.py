@@ -145,20 +145,24 @@ def test_plan_moves_to_another_mesh_with_axes_of_the_same_names() -> None:
     assert shardings(program.arguments)["wte.weight"] == '[{"tensor"}, {}]'
 
 
+NO_JSON = "; a plan is JSON, as `shardweave plan -o` writes it."
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("{", "p.json:1:2: not JSON: Expecting property name enclosed in double quotes."),
+        ("{", f"p.json:1:2: not JSON: Expecting property name enclosed in double quotes{NO_JSON}"),
         (
             '{"mesh": {"a": 2},\n "inputs": {"x" 3}}',
-            "p.json:2:17: not JSON: Expecting ':' delimiter.",
+            f"p.json:2:17: not JSON: Expecting ':' delimiter{NO_JSON}",
         ),
-        ("", "p.json:1:1: not JSON: Expecting value."),
+        ("", f"p.json:1:1: not JSON: Expecting value{NO_JSON}"),
         ("[" * 100_000, "p.json: too many brackets within each other for a plan."),
         ("[]", "p.json: found list, expected a JSON object."),
         (
             '{"parameter": {}}',
-            "p.json: unknown keys ['parameter']; a plan has activations, alone_bytes, "
+            "p.json: unknown keys ['parameter']; did you mean 'parameters'? "
+            "a plan has activations, alone_bytes, "
             "attention_parts, batch_split, candidates, cluster, inputs, mesh, notes, parameters, "
             "pipeline, planner, precision, predicted, projections, reasons, recompute, recompute_in, "
             "schedule, "
