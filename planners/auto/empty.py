@@ -58,7 +58,7 @@ def _like(search: JointSearch, *, without: str = "", has_mesh: bool = True) -> J
     reader, mesh = search.estimator.reader, old.mesh if has_mesh else None
     constraints = old.constraints.without(without)
     new = joint_space(reader, mesh, constraints, has_list=old.has_list, runnable=False)
-    return replace(new, devices=old.devices, whole=old.whole)
+    return replace(new, cuts=replace(new.cuts, devices=old.devices), whole=old.whole)
 
 
 def _has_points(space: JointSpace) -> bool:

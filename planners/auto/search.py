@@ -180,7 +180,7 @@ class JointSearch:
 
     def _cut_sequences(self) -> None:
         """Estimate points with an axis of sequences, and simulate the best of each size of it."""
-        degrees = (1, self.best[0].tensor) if self.best else self.space.tensor
+        degrees = (1, self.best[0].tensor) if self.best else self.space.cuts.tensor
         known = set(self.estimates)
         for tensor in dict.fromkeys(degrees):
             self._estimate_all(self.space.sequence_points(tensor))

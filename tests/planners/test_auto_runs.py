@@ -42,7 +42,7 @@ def evaluator(spec: str) -> Evaluator:
 def points(spec: str) -> tuple[JointPoint, ...]:
     """All that `auto` may return but what other planners propose, in an order drawn by seed."""
     space = joint_space(evaluator(spec).maker.estimator.reader, None, Constraints())
-    cut = (point for tensor in space.tensor for point in space.sequence_points(tensor))
+    cut = (point for tensor in space.cuts.tensor for point in space.sequence_points(tensor))
     found = [v for point in (*space.points(), *cut) for v in space.variants(point)]
     Random(0).shuffle(found)
     return tuple(found)
