@@ -152,7 +152,7 @@ def test_auto_recomputes_as_few_layers_as_fit() -> None:
     assert roomy.predicted is not None
     memory = int(0.8 * roomy.predicted.peak_bytes)
     options = AutoOptions(forbid=forbid, fix="micro_batches=1,sub_batches=1", propose=False)
-    small = with_memory(ALONE, str(memory))
+    small = with_memory(ALONE, f"{memory}B")
     plan = plan_auto(program, None, cluster=small, options=options)
     assert plan.predicted is not None
     assert plan.recompute == "layer"
