@@ -8,7 +8,8 @@
 4. With the tensor degree of the fastest, and without a tensor axis, points that cut sequences are
    estimated, of each size of that axis the best is simulated, and 3 is done again.
 5. Of the fastest that recompute, the fewest layers of each stage that fit are found by bisection.
-6. Other points are simulated in order of their estimates, until their bounds exceed the fastest.
+6. Other points are simulated in order of their estimates, until their bounds exceed the fastest;
+   then 5 is done again.
 
 It can stop at any time with the best so far. If step 6 ends by itself, what was found is the
 fastest of the whole space, as far as the bounds hold, but for the number of layers in step 5 and
@@ -139,7 +140,7 @@ class JointSearch:
         except OutOfTime as reason:
             self.stopped = str(reason)
             self._see_one()
-            self._recompute_less()
+        self._recompute_less()
 
     @property
     def seen(self) -> list[tuple[JointPoint, Predicted]]:
