@@ -280,7 +280,7 @@ def rows(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
             if like not in sweeps:
                 sweeps[like] = sweep_of(program, cluster_of(like), options, model, like)
             if place == "tight":
-                cluster = with_memory(cluster, str(tight_memory(sweeps[like])))
+                cluster = with_memory(cluster, f"{tight_memory(sweeps[like])}B")
             yield name, row_of(program, cluster, sweeps[like], options.forbid)
 
 

@@ -20,6 +20,7 @@ from shardweave.backends.watch import LostRankError
 from shardweave.driver import rendezvous
 from shardweave.driver.launch import is_launched, is_worker, report_failure, store_file
 from shardweave.ir.mesh import Mesh
+from shardweave.planners.cost.quantity import counted
 
 T = TypeVar("T")
 
@@ -150,11 +151,7 @@ def _mismatch(mesh: Mesh, found: int) -> str:
     name = Path(sys.argv[0]).name
     program = name if name.endswith(".py") and name != "__main__.py" else "SCRIPT.py"
     return (
-        f"the mesh {mesh} has {_devices(mesh.num_devices)}, but {processes}; start one process "
-        f"per device with 'torchrun --nproc-per-node {mesh.num_devices} {program}', or give a "
-        f"mesh of {_devices(found)}."
+        f"the mesh {mesh} has {counted(mesh.num_devices, 'device')}, but {processes}; start "
+        f"one process per device with 'torchrun --nproc-per-node {mesh.num_devices} {program}', or "
+        f"give a mesh of {counted(found, 'device')}."
     )
-
-
-def _devices(count: int) -> str:
-    return "1 device" if count == 1 else f"{count} devices"

@@ -11,6 +11,7 @@ from shardweave.ir.program import Program
 from shardweave.planners.auto.reader import REPEATING
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
+from shardweave.planners.cost.quantity import counted
 from shardweave.planners.cost.workload import Workload, batch_of, workload_of
 from shardweave.planners.cost.zero import DIVIDED
 from shardweave.planners.degrees import asked_degrees, divisors
@@ -90,10 +91,13 @@ def plan_exhaustive(
             "this program; change the batch, or give a mesh."
         )
     space = _Space(Lowerings(program, most=RECENT), cluster)
-    chosen, reason = list(plans), f"all {len(plans)} plans were partitioned and simulated"
+    chosen = list(plans)
+    every = f"all {len(plans)} plans were" if len(plans) > 1 else "the only plan was"
+    reason = f"{every} partitioned and simulated"
     if len(plans) > simulate:
         chosen = _best_estimates(plans, space)[:simulate]
-        reason = f"{len(plans)} plans were estimated by block; the best {simulate} were simulated"
+        best = f"best {simulate} were" if simulate > 1 else "best was"
+        reason = f"{counted(len(plans), 'plan', 'was')} estimated by block; the {best} simulated"
     found = [
         Candidate(str(one), predicted)
         for one in chosen

@@ -21,7 +21,7 @@ def add_parser(commands: Commands) -> None:
         metavar="PROGRAM",
         nargs="*",
         help="measure the ops of these programs or models exactly; of one that is not a rank's, "
-        "those of all pieces into which plans for the processes cut it",
+        "those of all pieces into which plans for the processes cut it, along sequences too",
     )
     command.add_argument(
         "-o", "--output", metavar="FILE", default="cluster.yaml", help="default: cluster.yaml"

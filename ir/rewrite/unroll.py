@@ -115,6 +115,12 @@ class _Unroller:
             others = [name for name in self.names if name != placement.axis]
             block = block_of(sharding.without(others).dims[dim], placement)
             copies = self._cut(copies, placement.axis, dim, block)
+        if placements:
+            space = scaled_without(sharding, self.names)
+            entry = ShardingAttr.of(space, space.global_shape(shape_of(slot.value)))
+            for value in copies.values():
+                if isinstance(value.owner, Operation):
+                    set_sharding_attrs(value.owner, [entry])
         self.copies[slot.value] = copies
 
     def _time_placements(self, sharding: Sharding) -> list[tuple[int, Placement]]:

@@ -21,7 +21,7 @@ from shardweave.planners.amp.shares import with_shares
 from shardweave.planners.amp.tried import fastest_tried
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
-from shardweave.planners.cost.quantity import seconds_text
+from shardweave.planners.cost.quantity import counted, seconds_text
 from shardweave.planners.cost.zero import DIVIDED
 from shardweave.planners.degrees import asked_degrees, divisors
 from shardweave.planners.lower import Lowerings
@@ -149,8 +149,8 @@ def _fastest(
     chosen = estimated[first].predicted
     also = f" and {len(shared)} of them with micro-batches in proportion" if shared else ""
     why = (
-        f"the {len(plans)} best estimates were simulated{also}, and of those this one is the "
-        f"fastest (number {first + 1} by estimate, {seconds_text(chosen.time_s)}{how})"
+        f"the {counted(len(plans), 'best estimate', 'was')} simulated{also}, and of those this one "
+        f"is the fastest (number {first + 1} by estimate, {seconds_text(chosen.time_s)}{how})"
     )
     rows = [Candidate(estimated[tried[i][0]].name + tried[i][1], simulated[i]) for i in order]
     found = with_candidates(fastest, rows[:top])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from shardweave.planners.cost.quantity import counted
 from shardweave.planners.oppa.real_trials import RealTrials, measured
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, PlanError
@@ -27,17 +28,17 @@ def fastest_tried(
         if one.status != "ok"
     ]
     if not ran:
+        best = counted(len(plans), "best estimate")
         raise PlanError(
-            f"none of the {len(plans)} best estimates ran; try more, or give a longer time limit. "
-            f"{failed[0]}"
+            f"none of the {best} ran; try more, or give a longer time limit. {failed[0]}"
         )
     capacity = estimated[0].predicted.capacity_bytes
     tried = {i: replace(measured(outcomes[i]), capacity_bytes=capacity) for i in ran}
     ran.sort(key=lambda index: tried[index].time_s)
     rows = [Candidate(names[index], tried[index]) for index in ran]
     reason = (
-        f"the {len(plans)} best estimates were tried, {len(ran)} ran, and of those this one is "
-        f"the fastest (number {ran[0] + 1} by estimate)"
+        f"the {counted(len(plans), 'best estimate', 'was')} tried, {len(ran)} ran, and of those "
+        f"this one is the fastest (number {ran[0] + 1} by estimate)"
     )
     plan = replace(plans[ran[0]], reasons=(reason, *plans[ran[0]].reasons))
     found = with_candidates(plan, rows[: max(1, top)])

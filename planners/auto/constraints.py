@@ -9,7 +9,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.suggest import did_you_mean
 from shardweave.planners.auto.point import BUCKETS, DIMENSIONS, INTERLEAVED, JointPoint
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.quantity import gib, quantity
+from shardweave.planners.cost.quantity import gib, memory_size
 from shardweave.planners.pipelines.schedules import find_schedule
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import (
@@ -116,9 +116,10 @@ def with_memory(cluster: Cluster, memory: str) -> Cluster:
     """The cluster with at most so much memory on each device. Raises PlanError for other text."""
     if not memory:
         return cluster
-    size = quantity(memory, "bytes")
-    if not size or size <= 0:
-        raise PlanError(f"memory is '{memory}'; give bytes with a unit, as 70GiB.")
+    try:
+        size = memory_size(memory)
+    except ValueError as error:
+        raise PlanError(str(error)) from None
     for one in cluster.devices.values():
         if size > one.memory_bytes:
             raise PlanError(

@@ -10,7 +10,7 @@ from shardweave.planners.auto.point import ORDERS
 from shardweave.planners.auto.search import JointSearch
 from shardweave.planners.auto.space import JointSpace, joint_space
 from shardweave.planners.auto.worth import sorted_values
-from shardweave.planners.cost.quantity import bytes_text
+from shardweave.planners.cost.quantity import bytes_text, counted
 
 
 def why_empty(search: JointSearch) -> str:
@@ -18,25 +18,27 @@ def why_empty(search: JointSearch) -> str:
     space = search.space
     asked = str(space.constraints)
     what = f" with {asked}" if asked else ""
-    where = f"{space.devices} devices for a batch of {space.batch}"
+    where = f"{counted(space.devices, 'device')} for a batch of {space.batch}"
     opening = f"the joint space has no plan{what} on {where}"
     problems = search.evaluator.problems
     problem = space.whole or next(iter(problems.values()), "")
     if search.too_large:
         return (
-            f"{opening} that fits: {search.too_large} points need more memory for parameters and "
-            f"optimizer alone, at least {bytes_text(search.least_state_bytes)} of "
+            f"{opening} that fits: {counted(search.too_large, 'point', 'needs')} more memory for "
+            f"parameters and optimizer alone, at least {bytes_text(search.least_state_bytes)} of "
             f"{bytes_text(search.capacity)} a device; use more devices or devices with more "
             f"memory, or allow what divides them (zero=3, tensor, stages). {problem}".rstrip()
         )
     if problems:
-        return f"{opening}: none of its {len(problems)} points can be partitioned. {problem}"
+        points = "its only point" if len(problems) == 1 else f"none of its {len(problems)} points"
+        can = "cannot" if len(problems) == 1 else "can"
+        return f"{opening}: {points} {can} be partitioned. {problem}"
     ways = "; ".join(_ways_out(search)) or (
-        f"no single one of these can be left out to have one, and there are at most {space.parts} "
-        "stages; leave out more"
+        f"no single one of these can be left out to have one, and there are at most "
+        f"{counted(space.parts, 'stage')}; leave out more"
         if asked or space.mesh
         else "data parallelism has to divide the batch, and there are at most "
-        f"{space.parts} stages; change the batch or the number of devices"
+        f"{counted(space.parts, 'stage')}; change the batch or the number of devices"
     )
     return f"{opening}: {ways}. {problem}".rstrip()
 
@@ -58,7 +60,7 @@ def _like(search: JointSearch, *, without: str = "", has_mesh: bool = True) -> J
     reader, mesh = search.estimator.reader, old.mesh if has_mesh else None
     constraints = old.constraints.without(without)
     new = joint_space(reader, mesh, constraints, has_list=old.has_list, runnable=False)
-    return replace(new, devices=old.devices, whole=old.whole)
+    return replace(new, cuts=replace(new.cuts, devices=old.devices), whole=old.whole)
 
 
 def _has_points(space: JointSpace) -> bool:

@@ -22,7 +22,7 @@ from shardweave.planners.auto.worth import looked_at, worth
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.cost.quantity import gib
+from shardweave.planners.cost.quantity import counted, gib
 from shardweave.planners.oppa.trials import Host
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, PlanError, Predicted
@@ -233,9 +233,9 @@ def _too_early(search: JointSearch, rows: list[Candidate]) -> str:
         )
     )
     return (
-        f"no plan that fits was found yet: {search.stopped}, and {len(search.estimates)} points "
-        f"had been estimated and {len(rows)} simulated{came}. Give it more time (time_limit_s), "
-        "or more points to simulate (simulate)."
+        f"no plan that fits was found yet: {search.stopped}, and "
+        f"{counted(len(search.estimates), 'point', 'was')} estimated and {len(rows)} "
+        f"simulated{came}. Give it more time (time_limit_s), or more points to simulate (simulate)."
     )
 
 

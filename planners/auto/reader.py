@@ -1,10 +1,7 @@
 """Block costs of a program under each partition that the joint space has, each read once.
 
-A partition is what a rank runs of one piece of the batch: a tensor degree, with or without
-sequence parallelism, over how many devices sequences are cut, and the rows of the piece. Data
-parallelism, micro-batches and sub-batches all cut the batch, so that points with as many pieces
-share it. What is recomputed, and where stages are cut, changes no block's cost alone and needs no
-partition of its own.
+Which partitions there are says `cuts`. What is recomputed, and where stages are cut, changes no
+block's cost alone and needs no partition of its own.
 
 Of a model of many equal blocks a program with a few of them is read (`ir/rewrite/fewer_blocks`),
 and the one in the middle stands for those that were taken out: exact where blocks are equal.
@@ -22,13 +19,13 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.fewer_blocks import with_fewer_blocks
 from shardweave.ir.types import num_bytes, tensor_type_of
+from shardweave.planners.auto.cuts import cut_plan
 from shardweave.planners.auto.point import ReplicaCut
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.workload import BlockWork, Workload, batch_of, workload_of
 from shardweave.planners.cost.zero import DATA_AXIS
 from shardweave.planners.degrees import divisors
 from shardweave.planners.lower import RECENT, Lowerings
-from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 
 FEW = 3
@@ -222,9 +219,7 @@ class CostReader:
         """The shardings of degrees by Megatron's rule, of the program or one with fewer blocks."""
         key = id(program), data, cut
         if key not in self._bases:
-            self._bases[key] = plan_megatron(
-                program, cut.mesh(data=data), sequence_parallel=cut.sequence_parallel
-            )
+            self._bases[key] = cut_plan(program, data, cut)
         return self._bases[key]
 
     def cost(self, cut: ReplicaCut, rows: int, recompute: str = "none") -> PieceCost:

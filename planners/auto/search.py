@@ -28,7 +28,7 @@ from shardweave.planners.auto.estimate import FITS_SURELY, Estimator, PointEstim
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.point import DIMENSIONS, MESH, ORDERS, JointPoint
 from shardweave.planners.auto.space import JointSpace
-from shardweave.planners.cost.quantity import seconds_text
+from shardweave.planners.cost.quantity import counted, seconds_text
 from shardweave.planners.plan_parts import Predicted
 from shardweave.planners.predict import BY_BLOCK
 
@@ -167,7 +167,7 @@ class JointSearch:
             if self.estimates:  # of something there has to be the best so far
                 self._check_time()
             if number % 256 == 0:
-                self.say(f"{len(self.estimates)} points estimated")
+                self.say(f"{counted(len(self.estimates), 'point')} estimated")
             try:
                 found = self.estimator.estimate(point)
             except ValueError as error:
@@ -182,7 +182,7 @@ class JointSearch:
 
     def _cut_sequences(self) -> None:
         """Estimate points with an axis of sequences, and simulate the best of each size of it."""
-        degrees = (1, self.best[0].tensor) if self.best else self.space.tensor
+        degrees = (1, self.best[0].tensor) if self.best else self.space.cuts.tensor
         known = set(self.estimates)
         for tensor in dict.fromkeys(degrees):
             self._estimate_all(self.space.sequence_points(tensor))
@@ -366,7 +366,7 @@ class JointSearch:
         self._check_time()
         allowed = self.simulate if self.best else PATIENCE * self.simulate
         if len(self.evaluator.found) >= allowed:
-            raise OutOfTime(f"{allowed} points were simulated")
+            raise OutOfTime(f"{counted(allowed, 'point', 'was')} simulated")
         if self.evaluator.predict(point) and len(self.evaluator.found) % COLLECT_EACH == 0:
             gc.collect()
         best = self.best

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from itertools import islice, product
+from functools import partial
+from itertools import product
 
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.auto.constraints import Constraints
+from shardweave.planners.auto.cuts import MESH_AXES, ReplicaCuts, replica_cuts, tensor_degrees
 from shardweave.planners.auto.point import (
     BUCKETED,
     BUCKETS,
@@ -18,15 +20,7 @@ from shardweave.planners.auto.point import (
     ReplicaCut,
 )
 from shardweave.planners.auto.reader import CostReader
-from shardweave.planners.auto.sizes import (
-    CHUNKS,
-    MESH_AXES,
-    buckets_of,
-    chunks_of,
-    contexts_of,
-    cuts_context,
-    tensor_degrees,
-)
+from shardweave.planners.auto.sizes import CHUNKS, buckets_of, chunks_of
 from shardweave.planners.cost.pipeline.stages import OVERLAPPING
 from shardweave.planners.degrees import asked_degrees, divisors
 from shardweave.planners.pipelines.one_by_one import why_not_one_by_one
@@ -41,10 +35,6 @@ from shardweave.planners.plan_parts import (
 from shardweave.planners.predict import BY_BLOCK, DEEP_BY_BLOCK
 
 SUB_BATCHES = (1, 2, 4)
-MOST_CONTEXTS = 2
-"""How many sizes of an axis of sequences are looked at for a tensor degree: each is two partitions
-to read, or four, and a larger one sends more for less."""
-
 SCHEDULES = ("in-order", "cross-pass", "sub-batch", "blocking")
 """Schedules of messages; `list`, the longest to compute, is tried on the best alone."""
 
@@ -53,25 +43,16 @@ SCHEDULES = ("in-order", "cross-pass", "sub-batch", "blocking")
 class JointSpace:
     """What may be chosen.
 
-    devices, node: how many there are, and in a node. batch: samples. parts: where stages may be
-    cut, and one more. tensor: degrees that divide anything; cuts_sequence: those of them that can
-    cut a sequence. contexts: over how many devices sequences may be cut; cuts_context: whether one
-    of them cuts anything, which takes a plan to know. buckets: MiB from which on
-    tensors may travel alone. mesh: what a user's mesh asks for, by axis. has_list: whether
-    schedules `list` can be named, and the model is not so deep that they take long to find. chunks:
-    into which `interleaved-1f1b` may cut what a device has. is_deep: see `Depths`. layers: equal
-    blocks, of which policy `layer` may recompute some of each stage.
+    cuts: of replicas, for so many devices and samples. parts: where stages may be cut, and one
+    more. buckets: MiB from which on tensors may travel alone. mesh: what a user's mesh asks for, by
+    axis. has_list: whether schedules `list` can be named, and the model is not so deep that they
+    take long to find. chunks: into which `interleaved-1f1b` may cut what a device has. is_deep: see
+    `Depths`. layers: equal blocks, of which policy `layer` may recompute some of each stage.
     """
 
-    devices: int
-    node: int
-    batch: int
+    cuts: ReplicaCuts
     parts: int
-    tensor: tuple[int, ...]
-    cuts_sequence: frozenset[int]
     constraints: Constraints
-    contexts: tuple[int, ...] = ()
-    cuts_context: Callable[[int], bool] = bool
     buckets: tuple[int, ...] = BUCKETS[:1]
     mesh: Mesh | None = None
     has_list: bool = True
@@ -80,33 +61,34 @@ class JointSpace:
     is_deep: bool = False
     layers: int = 0
 
+    @property
+    def devices(self) -> int:
+        return self.cuts.devices
+
+    @property
+    def batch(self) -> int:
+        """Samples."""
+        return self.cuts.batch
+
     def points(self) -> Iterator[JointPoint]:
         """All points that cut no sequence over devices of their own, with the schedule that suits
         their sub-batches and pipeline 1f1b.
 
         Schedules and orders of micro-batches are `variants` of these.
         """
-        for tensor in self.tensor:
-            yield from self._points(ReplicaCut(tensor))
-            if tensor in self.cuts_sequence:
-                yield from self._points(ReplicaCut(tensor, sequence_parallel=True))
+        for tensor in self.cuts.tensor:
+            for cut in self.cuts.plain(tensor):
+                yield from self._points(cut)
 
     def sequence_points(self, tensor: int) -> Iterator[JointPoint]:
-        """Those of a tensor degree that cut sequences: by as few devices as the batch allows, and
-        by twice as many, or by as many as the user says."""
-        rest = self.devices // tensor
-        sizes = [n for n in self.contexts if rest % n == 0]
-        if not self.mesh and "context" not in self.constraints.fixed:
-            sizes = [n for n in sizes if self.batch % (rest // n) == 0]
-        for context in islice(filter(self.cuts_context, sizes), MOST_CONTEXTS):
-            yield from self._points(ReplicaCut(tensor, context=context))
-            if tensor in self.cuts_sequence:
-                yield from self._points(ReplicaCut(tensor, True, context))
+        """Those of a tensor degree that cut sequences over devices of their own."""
+        for cut in self.cuts.of_sequences(tensor):
+            yield from self._points(cut)
 
     def all_points(self) -> Iterator[JointPoint]:
         """Those that cut no sequence over devices of their own, and those that do."""
         yield from self.points()
-        for tensor in self.tensor:
+        for tensor in self.cuts.tensor:
             yield from self.sequence_points(tensor)
 
     def _points(self, cut: ReplicaCut) -> Iterator[JointPoint]:
@@ -280,24 +262,17 @@ def joint_space(
     program, cluster = reader.depths.read, reader.cluster
     devices = cluster.num_devices if mesh is None else mesh.num_devices
     cluster.check_fits(devices)
-    degrees: list[int] = []
-    cuts: set[int] = set()
-    for tensor in tensor_degrees(cluster):
-        if tensor > 1:
-            plan = reader.base(program, 1, ReplicaCut(tensor, sequence_parallel=True))
-            if not plan.parameters:
-                continue
-            cuts |= {tensor} if plan.activations else set()
-        degrees.append(tensor)
+    node = math.gcd(*(one.devices for one in cluster.nodes))
     return JointSpace(
-        devices=devices,
-        node=cluster.nodes[0].devices,
-        batch=reader.batch,
+        cuts=replica_cuts(
+            partial(reader.base, program, 1),
+            reader.batch,
+            devices,
+            tensor_degrees(cluster.num_devices, node),
+            mesh,
+            constraints,
+        ),
         parts=len(reader.cost(ReplicaCut(), 1).blocks),
-        tensor=tuple(degrees),
-        cuts_sequence=frozenset(cuts),
-        contexts=tuple(contexts_of(devices, mesh, constraints)),
-        cuts_context=cache(partial(cuts_context, reader)),
         buckets=buckets_of(reader, constraints),
         constraints=constraints,
         mesh=mesh,

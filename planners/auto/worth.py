@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from shardweave.planners.auto.point import DIMENSIONS, JointPoint
 from shardweave.planners.auto.search import JointSearch
-from shardweave.planners.cost.quantity import seconds_text
+from shardweave.planners.cost.quantity import counted, seconds_text
 from shardweave.planners.plan_parts import Predicted
 from shardweave.planners.predict import why_slower
 
@@ -17,8 +17,8 @@ def looked_at(search: JointSearch) -> Iterator[str]:
     counts = len(search.evaluator.found)
     reader = search.estimator.reader
     yield (
-        f"{len(points)} points of the joint space were estimated from the blocks of "
-        f"{reader.num_partitions} partitions and {counts} simulated; "
+        f"{counted(len(points), 'point of the joint space', 'was')} estimated from the blocks of "
+        f"{counted(reader.num_partitions, 'partition')} and {counts} simulated; "
         + (
             "no other can be faster, by its bound"
             if search.is_exact
@@ -26,7 +26,8 @@ def looked_at(search: JointSearch) -> Iterator[str]:
         )
     )
     if search.too_large:
-        yield f"{search.too_large} more need more memory for parameters and optimizer alone"
+        larger = counted(search.too_large, "more point", "needs")
+        yield f"{larger} more memory for parameters and optimizer alone"
     seen = list(search.evaluator.found)
     for name in DIMENSIONS:
         values = dict.fromkeys(point.value(name) for point in (*points, *seen))

@@ -19,6 +19,7 @@ from shardweave.planners.axonn.model import AXES, LinearLayer
 from shardweave.planners.axonn.search import AxonnError, Model, Options, Ranked, rank_grids
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision, state_bytes
+from shardweave.planners.cost.quantity import counted
 from shardweave.planners.cost.workload import Workload, workload_of
 from shardweave.planners.degrees import asked_degrees
 from shardweave.planners.linear_maps import Cut, LinearMap, input_embeddings, linear_maps
@@ -72,9 +73,9 @@ def plan_axonn(
     slowest = max(workload.compute_s(device) for device in cluster.devices) / devices
     rows = [_candidate(one, slowest, capacity) for one in ranked[: max(1, top)]]
     plan = with_candidates(_plan(program, ranked[0].grid, checkpointing), rows)
-    reason = f"{len(ranked)} grids of {devices} devices divide the program" + (
-        "" if literal else " and fit into memory"
-    )
+    grids = counted(len(ranked), f"grid of {counted(devices, 'device')}", "divides")
+    fit = "fits" if len(ranked) == 1 else "fit"
+    reason = f"{grids} the program" + ("" if literal else f" and {fit} into memory")
     reasons = (f"{reason}; this one communicates least", *plan.reasons)
     return replace(plan, precision=precision, reasons=reasons)
 

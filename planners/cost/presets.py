@@ -47,7 +47,7 @@ def find_cluster(cluster: Cluster | str | Path) -> Cluster:
         )
     found = _preset(name)
     for option in filter(None, options.split(",")):
-        found = _with_option(found, option, cluster)
+        found = _with_option(found, option, str(cluster))
     return found
 
 

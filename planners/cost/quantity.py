@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 GIB = 2**30
@@ -35,6 +36,27 @@ def quantity(text: object, unit: str) -> float | None:
     return None if scale is None else number * scale
 
 
+LEAST_PLAIN_BYTES = 2**20
+"""A number without a unit below it is no memory of a device in bytes, but in GiB or MiB."""
+
+
+def memory_size(text: str) -> float:
+    """Bytes of the memory of a device, as `70GiB`; without a unit bytes, if there are so many.
+
+    Raises ValueError for what is no size above 0, and for a number whose unit is missing.
+    """
+    size = quantity(text, "bytes")
+    if not size or not math.isfinite(size) or size <= 0:
+        raise ValueError(f"memory is '{text}'; give bytes with a unit, as 70GiB.")
+    if size < LEAST_PLAIN_BYTES and not re.search("[a-z]$", text.strip(), re.IGNORECASE):
+        unit = "GiB" if size <= 1024 else "MiB"
+        raise ValueError(
+            f"memory is '{text}', without a unit: {size:g} bytes; write {text.strip()}{unit}, "
+            f"or {text.strip()}B if it is that little."
+        )
+    return size
+
+
 def _scale(word: str, unit: str) -> float | None:
     if unit == "s":
         return 1.0 if not word else _SECONDS.get(word)
@@ -49,6 +71,16 @@ def _scale(word: str, unit: str) -> float | None:
             word = word.removesuffix(ending)
     found = (_SCALES | _BINARY).get(word)
     return None if found is None else found / divisor
+
+
+def counted(count: int, noun: str, verb: str = "") -> str:
+    """1 and `point` -> `1 point`; 3, `point of it` and `was` -> `3 points of it were`; so with
+    verbs in s, as `needs`."""
+    if count == 1:
+        return f"1 {noun} {verb}".rstrip()
+    head, of, tail = noun.partition(" of ")
+    verb = "were" if verb == "was" else verb.removesuffix("s")
+    return f"{count} {head}s{of}{tail} {verb}".rstrip()
 
 
 def seconds_text(seconds: float) -> str:

@@ -14,7 +14,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
-from shardweave.planners.cost.quantity import gib, seconds_text
+from shardweave.planners.cost.quantity import counted, gib, seconds_text
 from shardweave.planners.lower import RECENT, Lowerings
 from shardweave.planners.oases.chain import MEMORY_PARTS, Chain, ChainCosts, linearise, runs
 from shardweave.planners.oases.degree import Axes, DegreeSpace, plan_of_degrees
@@ -97,7 +97,8 @@ def plan_oases(
     seen = refined(costs, solution.path, budget, simulated, refine)
     rows = [Candidate(runs(found.chain.degrees(path)), took) for path, took in seen.items()]
     first_s = seconds_text(seen[solution.path].time_s)
-    reason = f"{len(seen)} assignments were simulated; that of the chain model takes {first_s}"
+    count = counted(len(seen), "assignment", "was")
+    reason = f"{count} simulated; that of the chain model takes {first_s}"
     best = replace(planned(next(iter(seen))), reasons=(*plan.reasons, reason))
     return with_candidates(best, rows)
 

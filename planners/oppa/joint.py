@@ -23,7 +23,8 @@ class JointPlans:
     """The plan of each point of the joint space, by its configuration.
 
     All policies of recomputation and both kinds of schedules are in it but `list`, whose orders
-    take long to find; micro-batches where they can run one by one.
+    take long to find; micro-batches where they can run one by one; policy `layer` in all blocks of
+    a stage, or in quarters of them.
     """
 
     planner: str
@@ -37,7 +38,8 @@ class JointPlans:
         reader = CostReader(Depths.of(self.program), self.cluster)
         space = joint_space(reader, self.mesh, Constraints(), has_list=False)
         self._maker = PlanMaker(Estimator(reader))
-        self._points = {configuration_of(point): point for point in every_point(space)}
+        points = every_point(space)
+        self._points = {configuration_of(point, space.layers): point for point in points}
 
     def configurations(self) -> list[Configuration]:
         """All of them, always in the same order."""
@@ -50,17 +52,32 @@ class JointPlans:
 
 
 def every_point(space: JointSpace) -> Iterator[JointPoint]:
-    """Each point under each order, with each policy of recomputation."""
+    """Each point under each order, with each policy of recomputation, `layer` also in some blocks
+    of each stage."""
     found: dict[JointPoint, None] = {}
     for point in space.all_points():
         for variant in space.variants(point):
             found[variant] = None
             found |= dict.fromkeys(space.keeping_products(variant))
+            found |= dict.fromkeys(_in_some_layers(space, variant))
     yield from found
 
 
-def configuration_of(point: JointPoint) -> Configuration:
-    """A point as OPPA's formulas see it: of the buckets that which is in use."""
+def _in_some_layers(space: JointSpace, point: JointPoint) -> list[JointPoint]:
+    """A point that recomputes all blocks with a quarter, half and three quarters of those of a
+    stage, as far as they are whole numbers of them that differ."""
+    if point.recompute != "layer" or point.recompute_layers:
+        return []
+    fewer = {one.recompute_layers: one for one in space.fewer_layers(point)}
+    count = -(-space.layers // (point.stages * point.stages_each))
+    asked = dict.fromkeys(count * quarters // 4 for quarters in (1, 2, 3))
+    return [fewer[number] for number in asked if number in fewer]
+
+
+def configuration_of(point: JointPoint, layers: int) -> Configuration:
+    """A point as OPPA's formulas see it: of the buckets that which is in use. layers: equal blocks
+    of the model."""
+    recomputed = point.recompute_layers * point.stages * point.stages_each
     bucket = point.buckets if point.joins_messages else 1
     return Configuration(
         data=point.data,
@@ -77,4 +94,5 @@ def configuration_of(point: JointPoint) -> Configuration:
         context=point.context,
         sub_batches=point.sub_batches,
         order=point.pipeline,
+        recomputed_share=recomputed / layers if recomputed else 1.0,
     )

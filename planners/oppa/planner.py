@@ -12,7 +12,7 @@ from typing import Protocol, cast, get_args
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.quantity import gib
+from shardweave.planners.cost.quantity import counted, gib
 from shardweave.planners.lower import RECENT, Lowerings
 from shardweave.planners.oppa.choosers import BayesianChooser, Chooser
 from shardweave.planners.oppa.gp import Kernel
@@ -113,7 +113,7 @@ def plan_by_trials(
     if options.space not in SPACES:
         raise PlanError(f"{name}'s space is '{options.space}'; use one of {', '.join(SPACES)}.")
     if options.trials < 1:
-        raise PlanError(f"{name} makes {options.trials} trials; give 1 or more.")
+        raise PlanError(f"{name} makes {counted(options.trials, 'trial')}; give 1 or more.")
     is_joint = options.space == "joint"
     devices = cluster.num_devices if mesh is None else mesh.num_devices
     plans: Plans = (JointPlans if is_joint else PlainPlans)(name, program, cluster, mesh)
@@ -242,8 +242,8 @@ def _plan_of(
     if found.best is None:
         last = next((r.outcome.message for r in reversed(found.records) if r.outcome.message), "")
         raise PlanError(
-            f"none of {len(found.records)} trials ran within {gib(capacity)} GiB ({told}); "
-            f"make more trials, or use more devices. {last}".rstrip()
+            f"none of {counted(len(found.records), 'trial')} ran within {gib(capacity)} GiB "
+            f"({told}); make more trials, or use more devices. {last}".rstrip()
         )
     ran = [one for one in found.records if one.outcome.status == "ok" and one != found.best]
     ran.sort(key=lambda one: -one.outcome.throughput)
@@ -252,6 +252,7 @@ def _plan_of(
         Candidate(str(one.configuration), replace(predict(one), capacity_bytes=capacity))
         for one in best
     ]
-    reason = f"the fastest of {len(found.records)} trials ({told}) of {size} configurations"
+    reason = f"the fastest of {counted(len(found.records), 'trial')} ({told}) of "
+    reason += counted(size, "configuration")
     plan = replace(plans.plan(found.best.configuration), reasons=(reason,))
     return with_candidates(plan, rows)

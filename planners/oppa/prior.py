@@ -83,7 +83,7 @@ class ThroughputPrior:
         micro_batches = x["micro_batches"]
         work = of["work"] if self.form == "literal" else of["work"] / micro_batches
         if self.form == "extended":
-            work = work * (1 + of["recomputed"] * x["is_recomputing"])
+            work = work * (1 + of["recomputed"] * x["recomputed"])
         bubble = (x["pipeline"] - 1) / x["chunks"]
         return work / _devices(x) * (micro_batches + bubble)
 
@@ -142,7 +142,7 @@ class MemoryPrior:
         activations = of["activations"] / (_devices(x) * x["micro_batches"])
         if self.form == "extended":
             weights = weights * _share_of_states(x)
-            kept = torch.where(x["is_recomputing"] > 0, of["kept"], 1.0)
+            kept = 1 - x["recomputed"] * (1 - of["kept"])
             activations = activations * kept * x["pipeline"]
         share = weights + activations + of["constant"]
         return self.cap - torch.nn.functional.softplus(self.cap - share, beta=20.0)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-LATER = ("context", "sub_batches", "order")
+LATER = ("context", "sub_batches", "order", "recomputed_share")
 """Keys that files of trials lack where they say nothing."""
 
 
@@ -29,7 +29,8 @@ class Configuration:
     model on each pipeline stage (interleaved stages). recompute, schedule: policies of the
     passes `rematerialize` and `overlap-communication`; "none" is without them. `LATER` are of the
     joint space alone: context: the degree that cuts sequences. sub_batches: of a micro-batch,
-    interleaved. order: of micro-batches on stages.
+    interleaved. order: of micro-batches on stages. recomputed_share: of the blocks of each stage,
+    in which `recompute` is done.
     """
 
     data: int = 1
@@ -46,6 +47,7 @@ class Configuration:
     context: int = 1
     sub_batches: int = 1
     order: str = "1f1b"
+    recomputed_share: float = 1.0
 
     @property
     def devices(self) -> int:
@@ -119,7 +121,8 @@ class SpaceTable:
 
     columns: sizes as they are, for formulas. features: each in [0, 1], for models: logarithms of
     sizes over their largest one (log2 x / log2 max, as in the released code), and of what is no
-    size, ZeRO stages too, a column for each value but the first. What never varies has none.
+    size, ZeRO stages too, a column for each value but the first, which for a policy of
+    recomputation holds the share of blocks in which it is done. What never varies has none.
     """
 
     configurations: Sequence[Configuration]
@@ -132,8 +135,10 @@ class SpaceTable:
             name: np.array([getattr(one, name) for one in configurations], dtype=np.float64)
             for name in (*NUMBERS, "zero")
         }
-        policies = [one.recompute != "none" for one in configurations]
-        columns["is_recomputing"] = np.array(policies, dtype=np.float64)
+        shares = np.array([one.recomputed_share for one in configurations])
+        columns["recomputed"] = np.where(
+            [one.recompute != "none" for one in configurations], shares, 0.0
+        )
         features: dict[str, Floats] = {}
         for name in FEATURES:
             values = columns[name] if name in columns else _buckets(columns)
@@ -142,7 +147,8 @@ class SpaceTable:
         for name in ("zero", "recompute", "schedule", "sequence_parallel", "order"):
             values = [getattr(one, name) for one in configurations]
             for value in list(dict.fromkeys(values))[1:]:
-                features[f"{name}={value}"] = np.array([float(one == value) for one in values])
+                is_it = np.array([float(one == value) for one in values])
+                features[f"{name}={value}"] = is_it * (shares if name == "recompute" else 1.0)
         constant = np.zeros(len(configurations))
         stacked = np.stack(list(features.values()) or [constant], axis=1)
         return SpaceTable(configurations, columns, stacked)

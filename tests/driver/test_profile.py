@@ -102,6 +102,7 @@ def test_of_a_global_program_what_ranks_run_under_plans_is_measured() -> None:
         Plan(mesh={"data": 2}, pipeline=Pipeline((("*",),), 2)),
         replace(plan_megatron(program, Mesh(data=1, tensor=2)), recompute="layer"),
         plan_megatron(program, Mesh(data=2, tensor=2), sequence_parallel=True),
+        replace(plan_megatron(program, Mesh(data=2, context=2)), schedule="cross-pass"),
     ):
         run = [op for op in ops_of_parts(local_program(program, plan)) if kind_of(op) == "compute"]
         # Beside those, micro-batches add up their losses, which are numbers.

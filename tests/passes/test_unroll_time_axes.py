@@ -35,8 +35,8 @@ def test_op_is_cloned_for_each_sub_batch_and_what_does_not_vary_stays_single() -
         """,
         "data=2,batch=2",
         """
-        %sub_batch = aten.slice.Tensor(%x, start = 0) {copy = [0 : i64]} : tensor<2x4xf64>
-        %sub_batch_1 = aten.slice.Tensor(%x, start = 2) {copy = [1 : i64]} : tensor<2x4xf64>
+        %sub_batch = aten.slice.Tensor(%x, start = 0) {copy = [0 : i64], sharding = [#dist.sharding<[{"data"}, {}]>]} : tensor<2x4xf64>
+        %sub_batch_1 = aten.slice.Tensor(%x, start = 2) {copy = [1 : i64], sharding = [#dist.sharding<[{"data"}, {}]>]} : tensor<2x4xf64>
         %t = aten.tanh(%w) : tensor<4x6xf64>
         %y = aten.mm(%sub_batch, %t) : tensor<2x6xf64>
         %y_1 = aten.mm(%sub_batch_1, %t) : tensor<2x6xf64>

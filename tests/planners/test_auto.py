@@ -58,7 +58,7 @@ def test_regret_against_every_plan_of_a_mesh_is_below_two_percent(is_tight: bool
     options = AutoOptions(
         forbid="schedule=list,schedule=blocking,sub_batches=4",
         fix="micro_batches=1,sequence_parallel=false",
-        memory=str(int(limit)),
+        memory=f"{int(limit)}B",
         propose=False,
     )
     plan = plan_auto(program(), MESH, cluster=CLUSTER, options=options)
@@ -115,6 +115,8 @@ def test_reasons_say_what_was_looked_at_and_what_each_choice_is_worth() -> None:
         ({"fix": "tensor"}, "found 'tensor', expected DIMENSION=VALUE; the dimensions are"),
         ({"fix": "stages=2,pipeline=dualpipe-v"}, ": pipeline can be 1f1b or gpipe or"),
         ({"memory": "lots"}, "memory is 'lots'; give bytes with a unit"),
+        ({"memory": "70"}, "memory is '70', without a unit: 70 bytes; write 70GiB"),
+        ({"memory": "40960"}, "without a unit: 40960 bytes; write 40960MiB, or 40960B if it is"),
         ({"memory": "70GiB"}, "memory is 70GiB, but 'A100-40GB' of cluster"),
         ({"memory": "1KiB"}, "for parameters and optimizer alone, at least .* use more devices"),
     ],
@@ -134,7 +136,7 @@ def test_products_are_kept_where_nothing_less_fits_and_that_is_fastest() -> None
     fastest = min(fitting, key=lambda one: one.predicted.time_s)
     assert "after-products" in fastest.name
     options = AutoOptions(fix="zero=0,micro_batches=1,schedule=in-order", propose=False)
-    tight = with_memory(CLUSTER, str(int(least) - 1))
+    tight = with_memory(CLUSTER, f"{int(least) - 1}B")
     plan = plan_auto(found, MESH, cluster=tight, options=options)
     assert plan.recompute == "after-products"
     assert plan.predicted is not None
@@ -173,7 +175,7 @@ def test_time_limit_that_ends_among_the_estimates_gives_the_best_of_them() -> No
     )
     assert plan.predicted is not None
     assert plan.predicted.source == "simulated"
-    assert "1 points of the joint space" in plan.reasons[0]
+    assert "1 point of the joint space was" in plan.reasons[0]
     assert "its time was up" in plan.reasons[0]
 
 
@@ -183,7 +185,7 @@ def test_time_limit_before_anything_fits_says_so() -> None:
     assert found is not None
     state = 4 * found.memory_bytes["parameters"]  # with gradients and Adam's two moments
     assert state < found.peak_bytes
-    memory = str(int((state + found.peak_bytes) / 2))
+    memory = f"{int((state + found.peak_bytes) / 2)}B"
     options = AutoOptions(time_limit_s=1e-9, propose=False, memory=memory, fix=fix)
     with pytest.raises(PlanError, match="no plan that fits was found yet: its time was up, and"):
         plan_auto(program(), None, cluster=CLUSTER, options=options)

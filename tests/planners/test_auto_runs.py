@@ -24,11 +24,12 @@ from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import PlanError
 from shardweave.tests.unforeseen import HERE
-from shardweave.tests.zoo import Captured, assert_equals_eager, captured
+from shardweave.tests.zoo import SPECS, Captured, assert_equals_eager, captured
 
 CLUSTER = find_cluster("perlmutter:nodes=1")  # 4 devices
 GPT = "gpt:layers=2,hidden=16,heads=4,vocab=32,seq=8,batch=4"
 CNN = "cnn:depth=10,channels=8,size=8,batch=4"  # with batch norm
+STAGED = JointPoint(stages=2, micro_batches=2, schedule="cross-pass", pipeline="zero-bubble")
 QUICK = AutoOptions(simulate=2, propose=False)
 
 
@@ -42,7 +43,7 @@ def evaluator(spec: str) -> Evaluator:
 def points(spec: str) -> tuple[JointPoint, ...]:
     """All that `auto` may return but what other planners propose, in an order drawn by seed."""
     space = joint_space(evaluator(spec).maker.estimator.reader, None, Constraints())
-    cut = (point for tensor in space.tensor for point in space.sequence_points(tensor))
+    cut = (point for tensor in space.cuts.tensor for point in space.sequence_points(tensor))
     found = [v for point in (*space.points(), *cut) for v in space.variants(point)]
     Random(0).shuffle(found)
     return tuple(found)
@@ -61,6 +62,30 @@ def test_plan_of_a_point_that_is_simulated_equals_eager(number: int) -> None:
     simulated = (point for point in points(GPT) if evaluator(GPT).predict(point) is not None)
     point = next(islice(simulated, number, None))
     assert_runs(evaluator(GPT).maker.plan(point, captured(GPT).program), captured(GPT))
+
+
+@pytest.mark.parametrize(
+    ("model", "point"),
+    [
+        # Positions of a lookup by devices that hold some of the words go from stage to stage.
+        ("llama", STAGED.with_value(context=2, tensor=2)),
+        # Inputs that are cut in time are kept for the gradients of weights.
+        ("gpt", STAGED.with_value(tensor=2, sequence_parallel=True, sub_batches=2)),
+        pytest.param(
+            "bert",
+            STAGED.with_value(pipeline="dualpipe-v", micro_batches=4, context=2),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "unet",
+            STAGED.with_value(pipeline="zero-bubble-v", tensor=2, recompute="layer"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_plan_of_a_staged_point_equals_eager(model: str, point: JointPoint) -> None:
+    case = captured(SPECS[model])
+    assert_runs(evaluator(SPECS[model]).maker.plan(point, case.program), case)
 
 
 def test_dimensions_of_a_plan_are_those_of_the_point_that_it_was_made_of() -> None:

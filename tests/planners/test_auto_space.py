@@ -59,6 +59,15 @@ def planned(fix: str = "", forbid: str = "", simulate: int = 12) -> Plan:
     return plan_auto(program(), None, cluster=CLUSTER, options=options)
 
 
+def test_partitions_are_those_of_all_points() -> None:
+    """So `profile` measures the pieces that the search prices, cut sequences among them."""
+    found = joint_space(CostReader(Depths.of(program()), CLUSTER), None, Constraints())
+    partitions = list(found.cuts.partitions())
+    assert len(partitions) == len(set(partitions))
+    assert {(point.cut, point.pieces) for point in found.all_points()} == set(partitions)
+    assert {cut.context for cut, _ in partitions} == {1, 2, 4}
+
+
 def chunks_of(found: JointSpace, point: JointPoint) -> set[int]:
     """Into how many stages the variants of a point cut what a device has."""
     return {one.chunks for one in found.variants(point) if one.pipeline == "interleaved-1f1b"}

@@ -13,7 +13,7 @@ from shardweave.planners.cost.cluster_file import (
     save_cluster,
 )
 from shardweave.planners.cost.presets import find_cluster, preset_names
-from shardweave.planners.cost.quantity import quantity
+from shardweave.planners.cost.quantity import counted, quantity
 from shardweave.tests.planners.small_clusters import DEVICE, cluster
 
 GOOD = """
@@ -185,6 +185,14 @@ def test_text_leaves_out_what_has_its_default() -> None:
 )
 def test_quantity_reads_numbers_with_units(text: object, unit: str, number: float | None) -> None:
     assert quantity(text, unit) == (None if number is None else pytest.approx(number))
+
+
+def test_counts_are_said_of_one_and_of_several() -> None:
+    assert counted(1, "point of the space", "was") == "1 point of the space was"
+    assert counted(2, "point of the space", "was") == "2 points of the space were"
+    assert counted(1, "point", "needs") == "1 point needs"
+    assert counted(0, "point", "needs") == "0 points need"
+    assert counted(3, "device") == "3 devices"
 
 
 @pytest.mark.parametrize(

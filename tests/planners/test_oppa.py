@@ -18,6 +18,7 @@ from shardweave.benchmarks.oppa_trials import SimulatedTrial
 from shardweave.driver.models import build_example
 from shardweave.driver.plans import plan
 from shardweave.ir.capture.capture import capture
+from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.auto.constraints import point_of
 from shardweave.planners.cost.presets import find_cluster
@@ -37,6 +38,7 @@ from shardweave.planners.oppa.search import search
 from shardweave.planners.oppa.space import Configuration, SpaceError, SpaceTable
 from shardweave.planners.oppa.trials import Outcome, Record, TrialFile, TrialsError
 from shardweave.planners.plan_parts import RECOMPUTE
+from shardweave.tests.zoo import captured
 
 SMALL = SearchSpace(8, 4, 4, 16, data_buckets_mib=(1, 16), zero_buckets_mib=(1, 16))
 MODEL = Transformer("small", 4, 512, 4, 2048, 1000, 128, 16)
@@ -334,6 +336,23 @@ def test_joint_space_has_every_point_of_auto_once(program: Program) -> None:
     assert {one.zero for one in found} == {0, 1, 2, 3}
     assert {one.context for one in found} == {1, 2, 4}
     assert {"gpipe", "zero-bubble", "zero-bubble-h2"} <= {one.order for one in found}
+
+
+def test_joint_space_recomputes_quarters_of_the_layers() -> None:
+    case = captured("gpt:layers=4,hidden=16,heads=4,vocab=32,seq=8,batch=4")
+    cluster = find_cluster("perlmutter:nodes=1")
+    for stages, shares in ((1, {0.25, 0.5, 0.75, 1.0}), (2, {0.5, 1.0})):
+        plans = JointPlans("random", case.program, cluster, Mesh(pipeline=stages, data=1))
+        found = plans.configurations()
+        layer = [one for one in found if one.recompute == "layer"]
+        assert {one.recomputed_share for one in layer} == shares
+        assert all(one.recomputed_share == 1 for one in found if one.recompute != "layer")
+        for one in layer[:40]:
+            point = point_of(plans.plan(one))
+            assert point.recompute_layers == one.recomputed_share % 1 * 4 / stages
+        table = SpaceTable.of(found)
+        assert set(table.columns["recomputed"]) == {0.0, *shares}
+        assert Configuration.from_dict(layer[1].to_dict(), "here") == layer[1]
 
 
 @pytest.mark.parametrize("name", ["random", "oppa"])

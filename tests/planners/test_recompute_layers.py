@@ -35,6 +35,8 @@ NODE = find_cluster("perlmutter:nodes=1")
 ALONE = replace(NODE, nodes=(replace(NODE.nodes[0], devices=1),))
 STAGES = (("wte", "wpe", "h.0", "h.1"), ("h.2", "h.3", "ln_f", "lm_head"))
 
+FOUR_STAGES = (("wte", "wpe", "h.0"), ("h.1",), ("h.2",), ("h.3", "ln_f", "lm_head"))
+
 
 @cache
 def evaluator(spec: str, deep: int = 8) -> Evaluator:
@@ -76,6 +78,12 @@ def test_blocks_that_cannot_be_are_told(options: str, message: str) -> None:
             recompute="layer",
             recompute_in=("h.0", "h.2"),
             pipeline=Pipeline(STAGES, 2, schedule="zero-bubble"),
+        ),
+        Plan(
+            mesh={"pipeline": 2, "data": 2},
+            recompute="layer",
+            recompute_in=("h.0", "h.2"),
+            pipeline=Pipeline(FOUR_STAGES, 4, schedule="dualpipe-v"),
         ),
     ],
 )
@@ -144,7 +152,7 @@ def test_auto_recomputes_as_few_layers_as_fit() -> None:
     assert roomy.predicted is not None
     memory = int(0.8 * roomy.predicted.peak_bytes)
     options = AutoOptions(forbid=forbid, fix="micro_batches=1,sub_batches=1", propose=False)
-    small = with_memory(ALONE, str(memory))
+    small = with_memory(ALONE, f"{memory}B")
     plan = plan_auto(program, None, cluster=small, options=options)
     assert plan.predicted is not None
     assert plan.recompute == "layer"

@@ -212,16 +212,18 @@ class FunctionBuilder:
             self.block.add_op(send)
 
     def _annotate(self, recv: dist.RecvOp, value: SSAValue, reader: Operation | None) -> None:
-        """A value that is received is in the shards in which it is sent."""
+        """A value that is received is in the shards in which it is sent; nothing is said of one of
+        which its op says nothing, as of positions in a lookup."""
         assert isinstance(value.owner, Operation)
         annotate(recv, value.owner)
         if reader is not None and phase_of(reader) != phase_of(value.owner):
             set_phase(recv, phase_of(reader))
-        sharding = self.values.sharding(value)
-        if self.is_after:
-            sharding = self.values.without_axis(sharding)
-        shape = sharding.global_shape(shape_of(value))
-        set_sharding_attrs(recv, [ShardingAttr.of(sharding, shape)])
+        if sharding_attrs_of(value.owner) is not None:
+            sharding = self.values.sharding(value)
+            if self.is_after:
+                sharding = self.values.without_axis(sharding)
+            shape = sharding.global_shape(shape_of(value))
+            set_sharding_attrs(recv, [ShardingAttr.of(sharding, shape)])
         recv.results[0].name_hint = value.name_hint
         self.block.add_op(recv)
 
