@@ -97,7 +97,8 @@ def test_fixed_and_forbidden_values_hold_for_the_plan_and_all_candidates() -> No
 def test_reasons_say_what_was_looked_at_and_what_each_choice_is_worth() -> None:
     reasons = "\n".join(planned(fix="micro_batches=1,stages=1").reasons)
     assert "points of the joint space were estimated" in reasons
-    assert "6 points were simulated" in reasons
+    assert "6 points were simulated, the limit but" in reasons
+    assert "raise it by -O simulate=12" in reasons
     assert " is worth " in reasons
 
 
