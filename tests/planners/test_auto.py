@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -13,8 +14,14 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.auto import plan_auto
 from shardweave.planners.auto.constraints import Constraints, with_memory
-from shardweave.planners.auto.estimate import filled
+from shardweave.planners.auto.estimate import Estimator, filled
+from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.planner import AutoOptions
+from shardweave.planners.auto.plans import PlanMaker
+from shardweave.planners.auto.point import JointPoint
+from shardweave.planners.auto.reader import CostReader, Depths
+from shardweave.planners.auto.search import LATE, PATIENCE, JointSearch
+from shardweave.planners.auto.space import joint_space as auto_space
 from shardweave.planners.call import call_planner
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.exhaustive import plan_exhaustive
@@ -174,6 +181,29 @@ def test_interrupted_search_gives_the_best_so_far(at: str) -> None:
     plan = plan_auto(program(), None, cluster=CLUSTER, host=Host(None, tell), options=options)
     assert plan.predicted is not None
     assert any("it was interrupted" in reason for reason in plan.reasons)
+
+
+def test_search_goes_on_while_nothing_fits_and_where_its_last_points_were_faster() -> None:
+    reader = CostReader(Depths.of(program()), CLUSTER)
+    estimator = Estimator(reader)
+    search = JointSearch(
+        space=auto_space(reader, None, Constraints.parse("", ""), has_list=False),
+        estimator=estimator,
+        evaluator=Evaluator(PlanMaker(estimator)),
+        capacity=1.0,
+        simulate=16,
+        deadline_s=math.inf,
+    )
+    found = search.evaluator.found
+    for number in range(16):
+        found[JointPoint(data=number + 1)] = Predicted(1.0, memory_bytes={"activations": 2.0})
+    assert search.allowed == PATIENCE * 16
+    found[JointPoint(tensor=2)] = Predicted(1.0)
+    assert search.allowed == 17 + 16 // LATE
+    found[JointPoint(tensor=4)] = Predicted(2.0)
+    assert search.allowed == 17 + 16 // LATE
+    found[JointPoint(tensor=8)] = Predicted(0.5)
+    assert search.allowed == 19 + 16 // LATE
 
 
 def test_time_limit_that_ends_among_the_estimates_gives_the_best_of_them() -> None:
