@@ -7,6 +7,7 @@ take), the output of every rank but the first, and what a rank that fails has to
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ FOLDER = "SHARDWEAVE_LAUNCH_FOLDER"
 POLL_S = 0.05
 STOP_GRACE_S = 3.0
 TAIL_LINES = 15
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 class WorkerError(RuntimeError):
@@ -55,8 +57,9 @@ def launch(
     """Run `command` as ranks 0 .. num_processes - 1 and wait until all have ended well.
 
     The output of rank 0 is passed through. If a process fails, or `time_limit_s` seconds have
-    passed, all are stopped. Raises ValueError with the message of a rank that reported a plain
-    failure (see `report_failure`), WorkerError for any other.
+    passed, all are stopped; on Linux also if this process is killed. Raises ValueError with the
+    message of a rank that reported a plain failure (see `report_failure`), WorkerError for any
+    other.
     """
     sys.stdout.flush()  # what we said comes before what rank 0 says
     with tempfile.TemporaryDirectory(prefix="shardweave-") as folder, terminated_as_exit():
@@ -124,11 +127,28 @@ def _start(command: Sequence[str], rank: int, num_processes: int, folder: Path) 
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
+            preexec_fn=_dying_with_us(),
         )
     finally:
         if output is not None:
             output.close()
     return Worker(rank, process, log, _report_path(folder, rank))
+
+
+def _dying_with_us() -> Callable[[], None] | None:
+    """What a new process does first, so that it is killed when the thread that started it ends,
+    whatever ends it; None where the system has no such thing."""
+    if not sys.platform.startswith("linux"):
+        return None
+    # One that keeps the interpreter's lock, which other threads of ours may have held at the fork.
+    libc, launcher = ctypes.PyDLL(None), os.getpid()
+
+    def tie() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher:  # it ended before
+            os._exit(1)
+
+    return tie
 
 
 def _environment(rank: int, num_processes: int, folder: Path) -> dict[str, str]:

@@ -35,6 +35,7 @@ from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.planners.other_shapes import fit_plan, in_one_micro_batch
 from shardweave.planners.plan import Plan
+from shardweave.planners.plan_parts import Predicted
 from shardweave.planners.registry import PLANNERS
 
 if TYPE_CHECKING:
@@ -46,12 +47,14 @@ Given = tuple[Plan | None, Mapping[Key, Sharding], Sequence[str]]
 
 @dataclass(frozen=True)
 class Making:
-    """How a program was made: seconds, ops before the passes, and the plan's notes."""
+    """How a program was made: seconds, ops before the passes, the plan's notes, and what it
+    predicts."""
 
     capture_s: float
     passes_s: float
     num_captured_ops: int
     notes: tuple[str, ...]
+    predicted: Predicted | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ def compile_program(request: Request) -> tuple[Program, Making]:
                 *notes_on_padding(local),
                 *notes,
             ),
+            predicted=None if plan is None else plan.predicted,
         )
         return local, making
 

@@ -32,7 +32,7 @@ from shardweave.planners.plan_check import check_plan
 from shardweave.planners.plan_names import Lookup
 from shardweave.planners.predict import predicted_of, simulation_of
 from shardweave.planners.registry import PLANNERS, no_such_plan
-from shardweave.planners.replicated import batch_shardings
+from shardweave.planners.replicated import batch_shardings, notes_on_empty_parts
 
 PlanLike = Plan | str | Path | Mapping[str, str]
 """A plan, a planner's name, a JSON file's path, or shardings by name (or name pattern)."""
@@ -150,12 +150,12 @@ def _plan_by_name(shardings: Mapping[str, str], program: Program, mesh: Mesh) ->
     by_default, notes = batch_shardings(program, mesh, DATA_AXIS)
     given = Lookup(of_inputs)
     rest = {name: text for name, text in by_default.items() if given.find(name) is None}
-    return Plan(
+    found = Plan(
         mesh={axis.name: axis.size for axis in mesh.axes},
         parameters={key: text for key, text in shardings.items() if key not in of_inputs},
         inputs=of_inputs | rest,
-        notes=tuple(notes),
     )
+    return replace(found, notes=(*notes, *notes_on_empty_parts(found, program)))
 
 
 def partition(

@@ -9,6 +9,8 @@ from functools import cached_property
 from itertools import product
 from typing import Literal
 
+from shardweave.ir.suggest import did_you_mean
+
 AxisKind = Literal["space", "time", "stage"]
 
 STAGES = ("stage", "pipeline")
@@ -136,7 +138,10 @@ class Mesh:
         for axis in self.axes:
             if axis.name == name:
                 return axis.size
-        raise ValueError(f"the mesh {self} has no axis '{name}'; its axes are {list(self.names)}.")
+        raise ValueError(
+            f"the mesh {self} has no axis '{name}'; its axes are {list(self.names)}; "
+            f"{did_you_mean(name, self.names)}use one of them, or add '{name}' to the mesh."
+        )
 
     def sizes(self, names: Sequence[str]) -> int:
         """Product of the sizes of several axes."""

@@ -249,7 +249,7 @@ class Sharding:
         named = [p.axis for dim in self.dims for p in dim] + list(self.unreduced)
         for axis in named:
             if axis not in mesh.names:
-                return f"the mesh {mesh} has no axis '{axis}'"
+                return f"the mesh {mesh} has no axis '{axis}'; name another, or add it to the mesh"
             if named.count(axis) > 1:
                 return f"axis '{axis}' is used twice"
         for index, (dim, size) in enumerate(zip(self.dims, shape, strict=True)):

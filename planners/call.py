@@ -17,6 +17,7 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.plan import Plan
 from shardweave.planners.registry import PLANNERS
+from shardweave.planners.replicated import notes_on_empty_parts
 
 if TYPE_CHECKING:
     from shardweave.planners.oppa.trials import Host
@@ -87,9 +88,9 @@ def call_planner(
 ) -> Plan:
     """The plan of a planner.
 
-    mesh: None lets planners choose it that can. cluster: what the planner plans for. Raises
-    ValueError for an unknown planner or option, or if the planner needs a mesh or a cluster and
-    there is none.
+    mesh: None lets planners choose it that can. cluster: what the planner plans for. The plan's
+    notes also name axes that leave parts of an input empty. Raises ValueError for an unknown
+    planner or option, or if the planner needs a mesh or a cluster and there is none.
     """
     function = planner_function(name)
     known = inspect.signature(function).parameters
@@ -112,7 +113,7 @@ def call_planner(
     plan = function(program, mesh, **extra)
     if not plan.cluster and isinstance(cluster, str | Path):
         plan = replace(plan, cluster=str(cluster))
-    return plan
+    return replace(plan, notes=(*plan.notes, *notes_on_empty_parts(plan, program)))
 
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:

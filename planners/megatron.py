@@ -150,13 +150,14 @@ def _tensor_cut(program: Program, mesh: Mesh, tensor: str, experts: ExpertCut) -
 
 
 def _unused_axes(mesh: Mesh, *known: str) -> list[str]:
-    """Notes on axes of the mesh that the planner uses for nothing. known: those that it uses."""
+    """Notes on axes of the mesh that the planner uses for nothing, of size 1 those whose name is
+    nearly one that it knows. known: those that it uses."""
     *names, last = (f"'{axis}'" for axis in known)
     return [
         f"axis '{axis.name}' of the mesh is idle: {did_you_mean(axis.name, known)}the planner uses "
         f"{', '.join(names)} and {last} alone"
         for axis in mesh.space_axes
-        if axis.size > 1 and axis.name not in known
+        if axis.name not in known and (axis.size > 1 or did_you_mean(axis.name, known))
     ]
 
 

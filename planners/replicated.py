@@ -1,14 +1,17 @@
-"""The planner that shards nothing but the batch."""
+"""The planner that shards nothing but the batch, and what is left to devices of a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 from shardweave.ir.mesh import Mesh
-from shardweave.ir.placement import contiguous
+from shardweave.ir.placement import DimSharding, contiguous, held_size
 from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
 from shardweave.planners.plan import Plan
+from shardweave.planners.plan_names import argument_shardings
 
 
 def plan_replicated(program: Program, mesh: Mesh, *, data: str = "data") -> Plan:
@@ -67,3 +70,31 @@ def idle_data(inputs: Mapping[str, str], mesh: Mesh, data: str) -> list[str]:
         f"axis '{data}' of the mesh is idle: no input can be cut over {data}={mesh.size(data)}, "
         "and its ranks all compute the same"
     ]
+
+
+def notes_on_empty_parts(plan: Plan, program: Program) -> list[str]:
+    """A note for each way in which a plan cuts an input into parts of which some hold nothing, as a
+    batch of 8 over data=500. Time: linear in the devices of the axes that cut."""
+    mesh = Mesh(**plan.mesh).within_stage
+    notes: dict[tuple[int, DimSharding], str] = {}
+    for index, given in argument_shardings(program, "input", plan.inputs, mesh).items():
+        slot = program.arguments[index]
+        shape = shape_of(slot.value)
+        for dim, (cut, size) in enumerate(zip(given.on(shape, mesh).dims, shape, strict=True)):
+            empty = sum(not held_size(cut, size, place) for place in _places(cut))
+            if empty and (size, cut) not in notes:
+                axes = ",".join(f"{placement.axis}={placement.size}" for placement in cut)
+                count = math.prod(placement.size for placement in cut)
+                notes[size, cut] = (
+                    f"{axes} leaves {empty} of {count} parts idle: dim {dim} of input "
+                    f"'{slot.name}' has size {size}; give "
+                    f"{'a larger batch' if dim == 0 else 'longer inputs'}, or fewer devices there"
+                )
+    return list(notes.values())
+
+
+def _places(cut: DimSharding) -> Iterator[dict[str, int]]:
+    """The coordinates of the devices on the axes that cut a dim."""
+    axes = [placement.axis for placement in cut]
+    for numbers in itertools.product(*(range(placement.size) for placement in cut)):
+        yield dict(zip(axes, numbers, strict=True))

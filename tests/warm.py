@@ -11,7 +11,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -33,7 +33,9 @@ class WarmProcess:
         stdout: IO[bytes] | None,
         stderr: int | IO[bytes] | None,
         cwd: Path | None = None,
+        preexec_fn: Callable[[], None] | None = None,
     ) -> None:
+        del preexec_fn  # which ties a process to who started it: here to a server
         assert command[0] == sys.executable
         assert stdin == subprocess.DEVNULL or not isinstance(stdin, int)
         assert (stdout is None) == (stderr is None)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shardweave.driver.report.text import plain_table
-from shardweave.planners.cost.quantity import bytes_text, memory_text, seconds_text
+from shardweave.planners.cost.quantity import bytes_text, counted, memory_text, seconds_text
 from shardweave.planners.lower import DEFAULT_SCHEDULE
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Candidate, Predicted
@@ -103,7 +103,7 @@ def recomputation_text(plan: Plan) -> str:
 
 def print_plan(plan: Plan, out: TextIO) -> None:
     """Say what a plan chooses, what it takes, and why."""
-    words = [f"{len(plan.parameters)} parameters sharded"]
+    words = [_sharded(plan)]
     words += [f"{plan.batch_split} sub-batches"] if plan.batch_split > 1 else []
     words += [f"ZeRO stage {plan.zero}"] if plan.zero else []
     words += [f"recompute {recomputation_text(plan)}"] if plan.recompute != "none" else []
@@ -124,6 +124,13 @@ def print_plan(plan: Plan, out: TextIO) -> None:
         print(f"why: {reason}", file=out)
     for note in plan.notes:
         print(f"note: {note}", file=out)
+
+
+def _sharded(plan: Plan) -> str:
+    if plan.parameters:
+        return f"{counted(len(plan.parameters), 'parameter')} sharded"
+    is_replicated = plan.num_stages == 1 and not plan.zero
+    return "every parameter replicated" if is_replicated else "no parameter cut"
 
 
 def _print_predicted(found: Predicted, out: TextIO) -> None:

@@ -73,6 +73,7 @@ class RunReport:
         """The report as JSON data. What was not asked for is None."""
         options, check = self.options, self.check
         training, eager = self.training, self.eager_training
+        predicted = self.making.predicted
         return {
             "model": options.model,
             "mesh": self.mesh,
@@ -97,6 +98,8 @@ class RunReport:
             "step_times_s": list(training.times_s) if training else None,
             "eager_step_s": eager.step_s if eager else None,
             "peak_bytes": self.peak_bytes,
+            "predicted_step_s": predicted.time_s if predicted else None,
+            "predicted_peak_bytes": predicted.peak_bytes if predicted else None,
             "losses": list(training.losses) if training else None,
             "eager_losses": list(eager.losses) if eager else None,
             "work_per_step": {"count": self.work.count, "unit": self.work.unit},
@@ -133,6 +136,7 @@ def print_report(report: RunReport) -> None:
     _print_collectives(report.collectives)
     _print_check(report)
     _print_training(report)
+    _print_predicted(report)
     for note in report.notes:
         print(f"note: {note}")
 
@@ -185,3 +189,23 @@ def _print_training(report: RunReport) -> None:
             f"{name:8} {len(training.losses)} steps of AdamW: loss {first:.6f} -> {last:.6f}, "
             f"{seconds_text(training.step_s)} per step, {rate:,.0f} {report.work.unit}/s"
         )
+
+
+def _print_predicted(report: RunReport) -> None:
+    """What the plan predicts beside what was measured, and what either includes."""
+    predicted, training = report.making.predicted, report.training
+    if predicted is None or training is None:
+        return
+    print(
+        f"the plan predicts {seconds_text(predicted.time_s)} per step ({predicted.source}, without "
+        f"the optimizer's update); measured {seconds_text(training.step_s)}, with it"
+    )
+    if not predicted.memory_bytes:
+        return
+    eager = ", with the eager model" if report.check or report.eager_training else ""
+    whole = "all tensors on its GPU" if report.device == "cuda" else "the whole process"
+    print(
+        f"the plan predicts {bytes_text(predicted.peak_bytes)} of memory on the fullest device "
+        f"({', '.join(predicted.memory_bytes)}); measured {bytes_text(report.peak_bytes)} on rank "
+        f"0 ({whole}{eager})"
+    )

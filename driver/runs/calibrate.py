@@ -89,7 +89,7 @@ def calibrate(cluster: Cluster, runs: Sequence[MeasuredRun], predict: Predict) -
         # Errors as they were at factors of one, by the slopes here.
         logs, left_out, penalty = _ridge(errors - slopes @ logs, slopes)
     factors = dict(zip(names, np.exp(logs).tolist(), strict=True))
-    refined = scaled(cluster, factors)
+    refined = _within_peak(scaled(cluster, factors))
     after = _log_errors(refined, timed, predict)
     assert first is not None, "there is a round at least"
     return Calibration(
@@ -152,6 +152,23 @@ def _ridge(errors: Floats, slopes: Floats) -> tuple[Floats, float, float]:
 
 def _mean_error(log_errors: Floats) -> float:
     return float(np.abs(np.exp(log_errors) - 1).mean())
+
+
+def _within_peak(cluster: Cluster) -> Cluster:
+    """The cluster with no product above the peak of its device, which no file may say."""
+
+    def points(curve: Points) -> Points:
+        return tuple((work, min(1.0, share)) for work, share in curve)
+
+    devices = {
+        name: replace(
+            one,
+            efficiency=points(one.efficiency),
+            attention_efficiency=points(one.attention_efficiency),
+        )
+        for name, one in cluster.devices.items()
+    }
+    return replace(cluster, devices=devices)
 
 
 def scaled(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:

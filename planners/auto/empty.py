@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
@@ -40,7 +41,19 @@ def why_empty(search: JointSearch) -> str:
         else "data parallelism has to divide the batch, and there are at most "
         f"{counted(space.parts, 'stage')}; change the batch or the number of devices"
     )
-    return f"{opening}: {ways}. {problem}".rstrip()
+    return f"{opening}: {'; '.join((*_indivisible(space), ways))}. {problem}".rstrip()
+
+
+def _indivisible(space: JointSpace) -> Iterator[str]:
+    """That the product of the degrees which are asked for does not divide the devices, if so."""
+    fixed = space.constraints.fixed
+    degrees = [name for name in ("data", "tensor", "context", "stages") if name in fixed]
+    product = math.prod(int(fixed[name]) for name in degrees)
+    if len(degrees) > 1 and space.devices % product:
+        yield (
+            f"{' x '.join(f'{name}={fixed[name]}' for name in degrees)} is {product}, which does "
+            f"not divide {counted(space.devices, 'device')}"
+        )
 
 
 def _ways_out(search: JointSearch) -> Iterator[str]:

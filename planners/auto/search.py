@@ -381,7 +381,10 @@ class JointSearch:
         self._check_time()
         allowed = self.allowed
         if len(self.evaluator.found) >= allowed:
-            raise OutOfTime(f"{counted(allowed, 'point', 'was')} simulated")
+            raise OutOfTime(
+                f"{counted(allowed, 'point', 'was')} simulated, the limit but for points that "
+                f"recompute less; raise it by -O simulate={2 * self.simulate}"
+            )
         if self.evaluator.predict(point) and len(self.evaluator.found) % COLLECT_EACH == 0:
             gc.collect()
         best = self.best

@@ -73,6 +73,8 @@ _POSITIVE = {
     "memory_bytes", "memory_bandwidth_bytes_s", "devices", "count", "nics", "ranks", "stride",
 }  # fmt: skip
 
+_SLOWDOWNS = {"unaligned_slowdown", "overlap_slowdown", "node_overlap_slowdown", "link_slowdown"}
+
 
 def load_cluster(path: str | Path) -> Cluster:
     """Read a cluster from a YAML file. Raises ClusterError, OSError."""
@@ -274,6 +276,11 @@ class _Reader:
         if found is None or not is_number or found < 0 or (key in _POSITIVE and not found):
             hint = WHAT_TO_WRITE.get(key, "a number that is not negative")
             raise ClusterError(f"{where}: found {_shown(value)}; write {hint}.")
+        # 0 stands for none of its own.
+        if key in _SLOWDOWNS and found < 1 and (found or key != "node_overlap_slowdown"):
+            raise ClusterError(
+                f"{where}: found {_shown(value)}, expected 1 or more; write {WHAT_TO_WRITE[key]}."
+            )
         return found
 
     def points(self, value: object, where: str) -> Points:
@@ -290,6 +297,12 @@ class _Reader:
             raise ClusterError(
                 f"{where}: found {_shown(cast(object, value))}; write "
                 "pairs [x, y] with growing x > 0, such as [[1e6, 0.1], [1e9, 0.8]]."
+            )
+        highest = max(y for _, y in found)
+        if where.endswith("efficiency") and highest > 1:
+            raise ClusterError(
+                f"{where}: found a share of {highest:g}, expected at most 1, the peak of 'flops'; "
+                "write shares of the peak, such as 0.8 for 80%, or a higher peak."
             )
         return tuple(found)
 

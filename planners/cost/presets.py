@@ -64,6 +64,11 @@ def _with_option(cluster: Cluster, option: str, text: str) -> Cluster:
             f"cluster '{text}': found '{option}', expected rate=RATE (of a NIC, such as 250mbit) "
             "or nodes=COUNT (1 or more)."
         )
+    if key == "rate" and value.removesuffix("/s")[-1].isdigit():
+        raise ClusterError(
+            f"cluster '{text}': {option} has no unit; write {option}mbit, or {option}B for bytes "
+            "per second."
+        )
     if key == "rate":
         nodes = [replace(node, nic_bandwidth_bytes_s=number) for node in cluster.nodes]
     else:

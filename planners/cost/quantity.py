@@ -84,7 +84,9 @@ def counted(count: int, noun: str, verb: str = "") -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """0.0123 -> `12.30 ms`."""
+    """0.0123 -> `12.30 ms`; below a hundredth of a millisecond in microseconds."""
+    if 0 < seconds < 1e-5:
+        return f"{seconds * 1e6:.2g} us"
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.3f} s"
 
 

@@ -19,6 +19,8 @@ from shardweave.driver.cli import main
 from shardweave.ir.program import Program
 from shardweave.passes.presets import PREFIX, PRESETS
 from shardweave.passes.registry import PASSES
+from shardweave.planners.cost.quantity import bytes_text, seconds_text
+from shardweave.planners.plan import Plan
 from shardweave.tests.warm import WarmProcess, run_warm
 
 GPT = "gpt:layers=1,hidden=16,heads=2,vocab=32,seq=8,batch=4"
@@ -120,6 +122,29 @@ def test_run_writes_json_with_all_it_found(tmp_path: Path, capsys: Captured) -> 
     assert kinds["all_reduce", "data"] > 0
     assert all(row["bytes"] > 0 for row in found["collectives"])
     assert found["notes"]
+
+
+def test_run_says_what_the_plan_predicts_beside_what_it_measured(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    file, path = tmp_path / "plan.json", tmp_path / "run.json"
+    planning = ["--planner", "megatron", "--mesh", "data=2", "--cluster", "testbed:nodes=2"]
+    assert main(["plan", GPT, *planning, "-o", str(file)]) == 0
+    capsys.readouterr()
+    options = ["--plan", str(file), "--backend", "reference", "--steps", "2", "--no-eager"]
+    assert main(["run", GPT, *options, "--json", str(path)]) == 0
+    predicted, found = Plan.load(file).predicted, json.loads(path.read_text())
+    assert predicted is not None
+    lines = [line for line in capsys.readouterr().out.splitlines() if "plan predicts" in line]
+    assert lines == [
+        f"the plan predicts {seconds_text(predicted.time_s)} per step (simulated, without the "
+        f"optimizer's update); measured {seconds_text(found['step_s'])}, with it",
+        f"the plan predicts {bytes_text(predicted.peak_bytes)} of memory on the fullest device "
+        f"({', '.join(predicted.memory_bytes)}); measured {bytes_text(found['peak_bytes'])} on "
+        "rank 0 (the whole process)",
+    ]
+    assert found["predicted_step_s"] == predicted.time_s
+    assert found["predicted_peak_bytes"] == predicted.peak_bytes
 
 
 def test_run_checks_the_buffers_of_batch_norm(capsys: Captured) -> None:

@@ -1,15 +1,19 @@
 """Starting local processes: all end well, or all end."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from shardweave.driver.launch import WorkerError, launch
 
+LINUX = sys.platform.startswith("linux")
 REPORTS = "from shardweave.driver.launch import report_failure; "
 
 
@@ -18,11 +22,13 @@ def python(code: str) -> list[str]:
 
 
 def is_running(pid: int) -> bool:
+    """Whether there is such a process; Linux keeps one that ended, as `Z`, for who started it."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+        state = LINUX and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (ProcessLookupError, FileNotFoundError):
         return False
-    return True
+    return state != "Z"
 
 
 def test_every_rank_gets_the_environment_that_torchrun_gives(tmp_path: Path) -> None:
@@ -111,9 +117,11 @@ def test_time_limit_stops_all_ranks_and_says_which_were_running() -> None:
         launch(python("rank == 1 and time.sleep(60)"), 2, time_limit_s=1)
 
 
-def test_terminated_launcher_takes_its_ranks_with_it(tmp_path: Path) -> None:
+@contextmanager
+def launcher_of_two(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that launches two ranks, both started; each writes its id into the folder."""
     rank_code = (
-        f"import os, time; open('{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.getpid())); "
+        f"import os, time; open('{folder}/' + os.environ['RANK'], 'w').write(str(os.getpid())); "
         "time.sleep(60)"
     )
     launcher_code = (
@@ -121,13 +129,36 @@ def test_terminated_launcher_takes_its_ranks_with_it(tmp_path: Path) -> None:
         f"launch([sys.executable, '-c', {rank_code!r}], 2)"
     )
     launcher = subprocess.Popen([sys.executable, "-c", launcher_code])
-    deadline_s = time.monotonic() + 60
-    while not all(_is_written(tmp_path / str(rank)) for rank in range(2)):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-    launcher.terminate()
-    assert launcher.wait(30) == 128 + 15
-    assert not any(is_running(int(file.read_text())) for file in tmp_path.iterdir())
+    try:
+        deadline_s = time.monotonic() + 60
+        while not all(_is_written(folder / str(rank)) for rank in range(2)):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        yield launcher
+    finally:
+        launcher.kill()
+        launcher.wait()
+        for file in folder.iterdir():
+            if is_running(int(file.read_text())):
+                os.kill(int(file.read_text()), signal.SIGKILL)
+
+
+def test_terminated_launcher_takes_its_ranks_with_it(tmp_path: Path) -> None:
+    with launcher_of_two(tmp_path) as launcher:
+        launcher.terminate()
+        assert launcher.wait(30) == 128 + signal.SIGTERM
+        assert not any(is_running(int(file.read_text())) for file in tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not LINUX, reason="only Linux ends the children of what was killed")
+def test_killed_launcher_takes_its_ranks_with_it(tmp_path: Path) -> None:
+    with launcher_of_two(tmp_path) as launcher:
+        launcher.kill()
+        assert launcher.wait(30) == -signal.SIGKILL
+        deadline_s = time.monotonic() + 20
+        while any(is_running(int(file.read_text())) for file in tmp_path.iterdir()):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
 
 
 def _is_written(path: Path) -> bool:

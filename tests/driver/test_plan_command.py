@@ -150,6 +150,15 @@ def test_rule_on_a_mesh_needs_no_cluster_and_others_say_that_they_do(
     assert "planner 'auto' needs a cluster; give" in capsys.readouterr().err
 
 
+def test_plan_says_how_parameters_are_stored_where_none_is_cut(capsys: Captured) -> None:
+    for options, said in (
+        (["--planner", "replicated", "--mesh", "data=2"], "every parameter replicated"),
+        (["--planner", "megatron", "--mesh", "tensor=2"], "21 parameters sharded"),
+    ):
+        assert main(["plan", MODEL, *options]) == 0
+        assert capsys.readouterr().out.splitlines()[0].endswith(f"=2: {said}")
+
+
 def test_plan_beyond_the_memory_is_shown_and_not_written(tmp_path: Path, capsys: Captured) -> None:
     small, file = tmp_path / "small.yaml", tmp_path / "plan.json"
     cluster = find_cluster(CLUSTER)

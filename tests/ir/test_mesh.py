@@ -73,6 +73,10 @@ def test_sizes_are_looked_up_by_name() -> None:
     assert MESH.sizes([]) == 1
     with pytest.raises(ValueError, match=r"has no axis 'pipe'; its axes are \['data', 'tensor'\]"):
         MESH.size("pipe")
+    with pytest.raises(
+        ValueError, match=r"; did you mean 'data'\? use one of them, or add 'date' to"
+    ):
+        MESH.size("date")
 
 
 def test_last_axis_runs_fastest() -> None:

@@ -151,7 +151,7 @@ def test_whole_drops_what_is_left_to_reduce() -> None:
     [
         (Sharding(((A,), ())), (12, 5), None),
         (Sharding(((A,),)), (12, 5), "it has 1 dims, the value has 2"),
-        (Sharding(((Placement("c", 2, 6),),)), (12,), "has no axis 'c'"),
+        (Sharding(((Placement("c", 2, 6),),)), (12,), "has no axis 'c'; name another, or add it"),
         (Sharding(((),), ("c",)), (12,), "has no axis 'c'"),
         (Sharding(((A,), (A,))), (12, 12), "axis 'a' is used twice"),
         (Sharding(((A,),), ("a",)), (12,), "axis 'a' is used twice"),

@@ -79,7 +79,7 @@ def test_value_used_before_it_is_defined() -> None:
             '{"data"}, {}]>]',
             '{"batch"}, {}]>]',
             "aten.relu (%y) in layer 'act': the mesh data=2,tensor=2 has no axis 'batch'; its axes "
-            "are ['data', 'tensor'].",
+            "are ['data', 'tensor']; use one of them, or add 'batch' to the mesh.",
         ),
         (
             '{"data"}, {}]>]',
@@ -106,7 +106,7 @@ def test_value_used_before_it_is_defined() -> None:
             '[{}, {"tensor"}]',
             '[{}, {"expert"}]',
             "param 'w': the mesh data=2,tensor=2 has no axis 'expert'; its axes are ['data', "
-            "'tensor'].",
+            "'tensor']; use one of them, or add 'expert' to the mesh.",
         ),
         (
             "tensor<4x8xf64> [",

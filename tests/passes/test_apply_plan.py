@@ -154,7 +154,7 @@ def test_missing_plan_file_is_one_clear_line() -> None:
         (
             {"parameters": {"fc.bias": '[{"expert"}]'}},
             "param 'fc.bias' of shape [8]: the mesh data=3,tensor=2 has no axis 'expert'; its axes "
-            "are ['data', 'tensor'].",
+            "are ['data', 'tensor']; use one of them, or add 'expert' to the mesh.",
         ),
         (
             {"inputs": {"x": '[{"data":4}, {}]'}},

@@ -78,6 +78,24 @@ def test_every_schedule_equals_eager(
     check(GPT, plan_of(GPT, mesh, schedule, micro_batches, chunks))
 
 
+@pytest.mark.parametrize(
+    ("order", "number", "layers", "other"),
+    [((1, 0), 0, r"h\.2\S* \.\. \S+", 1), ((0, 2, 1, 3), 1, r"h\.2\S* \.\. h\.2\S*", 2)],
+)
+def test_stage_behind_a_later_one_is_refused(
+    order: tuple[int, ...], number: int, layers: str, other: int
+) -> None:
+    plan = plan_of(GPT, f"stage={len(order)}", "1f1b", 4)
+    assert plan.pipeline is not None
+    stages = tuple(plan.pipeline.stages[index] for index in order)
+    wrong = replace(plan, pipeline=replace(plan.pipeline, stages=stages))
+    text = (
+        f"stage {number} has layers {layers}, and no op: .* in stage {other}, .* order of the model"
+    )
+    with pytest.raises(PassError, match=text):
+        cut(GPT, wrong)
+
+
 @pytest.mark.parametrize("name", [pytest.param("t5", marks=pytest.mark.slow), "unet"])
 def test_skip_connections_and_shared_embeddings_equal_eager(name: str) -> None:
     check(SPECS[name], plan_of(SPECS[name], "stage=2", "zero-bubble", 2))

@@ -104,7 +104,8 @@ def test_fixed_and_forbidden_values_hold_for_the_plan_and_all_candidates() -> No
 def test_reasons_say_what_was_looked_at_and_what_each_choice_is_worth() -> None:
     reasons = "\n".join(planned(fix="micro_batches=1,stages=1").reasons)
     assert "points of the joint space were estimated" in reasons
-    assert "6 points were simulated" in reasons
+    assert "6 points were simulated, the limit but" in reasons
+    assert "raise it by -O simulate=12" in reasons
     assert " is worth " in reasons
 
 
@@ -116,8 +117,14 @@ def test_reasons_say_what_was_looked_at_and_what_each_choice_is_worth() -> None:
         ({"fix": "tensor=2,tensor=4"}, "tensor is 2 and 4; give one of them"),
         ({"forbid": "zero=4"}, "zero is '4'; use one of 0, 1, 2, 3"),
         ({"fix": "tensor=3"}, "no plan with tensor=3 on 4 devices .*: tensor can be 1 or 2 or 4"),
-        ({"fix": "data=4,tensor=4"}, ": data can be 1; tensor can be 1\\."),
-        ({"fix": "tensor=3,data=3"}, "no single one of these can be left out to have one"),
+        (
+            {"fix": "data=4,tensor=4"},
+            ": data=4 x tensor=4 is 16, which does not divide 4 devices; data can be 1; tensor can be 1",
+        ),
+        (
+            {"fix": "tensor=3,data=3"},
+            "data=3 x tensor=3 is 9, .*; no single one of these can be left out to have one",
+        ),
         ({"fix": "tensor=2", "forbid": "tensor=2"}, "tensor=2 is fixed and forbidden"),
         ({"fix": "tensor"}, "found 'tensor', expected DIMENSION=VALUE; the dimensions are"),
         ({"fix": "stages=2,pipeline=dualpipe-v"}, ": pipeline can be 1f1b or gpipe or"),

@@ -27,6 +27,14 @@ def test_plan_keeps_the_cluster_that_it_was_made_for() -> None:
     assert plan.cluster == "testbed"
 
 
+@pytest.mark.parametrize("planner", ["megatron", "replicated", "auto"])
+def test_plan_of_more_replicas_than_samples_says_so(planner: str) -> None:
+    cluster, options = "h100-pod:nodes=500", {"simulate": 1} if planner == "auto" else {}
+    mesh = Mesh(data=500) if planner == "replicated" else None
+    plan = call_planner(planner, program(), mesh, cluster=cluster, options=options)
+    assert sum("parts idle: dim 0 of input" in note for note in plan.undone) == 1
+
+
 def test_missing_mesh_cluster_planner_and_option_are_told_in_one_line() -> None:
     with pytest.raises(ValueError, match="'replicated' does not choose a mesh; give one, as data="):
         call_planner("replicated", program(), None)

@@ -13,7 +13,7 @@ from shardweave.planners.cost.cluster_file import (
     save_cluster,
 )
 from shardweave.planners.cost.presets import find_cluster, preset_names
-from shardweave.planners.cost.quantity import counted, quantity
+from shardweave.planners.cost.quantity import counted, quantity, seconds_text
 from shardweave.tests.planners.small_clusters import DEVICE, cluster
 
 GOOD = """
@@ -90,6 +90,15 @@ def test_preset_takes_a_rate_and_a_number_of_nodes() -> None:
     assert find_cluster("perlmutter:nodes=256").num_devices == 1024
     with pytest.raises(ClusterError, match="found 'rate=fast', expected rate=RATE"):
         find_cluster("testbed:rate=fast")
+    with pytest.raises(
+        ClusterError, match="rate=250 has no unit; write rate=250mbit, or rate=250B"
+    ):
+        find_cluster("testbed:rate=250")
+
+
+def test_seconds_are_told_in_a_unit_that_shows_them() -> None:
+    told = [seconds_text(s) for s in (0.0, 3.25e-9, 9.9e-6, 1.2e-5, 0.0123, 1.5)]
+    assert told == ["0.00 ms", "0.0033 us", "9.9 us", "0.01 ms", "12.30 ms", "1.500 s"]
 
 
 def test_unknown_cluster_is_answered_with_the_nearest_preset() -> None:
@@ -138,6 +147,13 @@ def test_file_with_units_reads_as_numbers(tmp_path: Path) -> None:
         ("devices: 4", "devices: 0", r"nodes\[0\]\.devices: found 0; write .* such as 8"),
         ("nodes:\n", "collectives: [{kind: allreduce, ranks: 2, nodes: 1, points: [[1, 2]]}]\nnodes:\n",
          r"collectives\[0\]\.kind: found 'allreduce'; did you mean 'all_reduce'"),
+        ("nodes:\n", "overlap_slowdown: 0.9\nnodes:\n",
+         "<c>: overlap_slowdown: found 0.9, expected 1 or more; write how many times longer"),
+        ("nodes:\n", "link_slowdown: 0\nnodes:\n", "link_slowdown: found 0, expected 1 or more"),
+        ("nodes:\n", "node_overlap_slowdown: 0.5\nnodes:\n", "found 0.5, expected 1 or more"),
+        ("memory_bytes", "unaligned_slowdown: 0.3, memory_bytes", "found 0.3, expected 1 or more"),
+        ("memory_bytes", "efficiency: [[1, 0.5], [2, 80]], memory_bytes",
+         r"devices\.fast\.efficiency: found a share of 80, expected at most 1, the peak"),
         ("nodes:\n", "nodes: []\nx:\n", r"<c>: unknown field 'x'"),
     ],
 )  # fmt: skip

@@ -314,6 +314,11 @@ def test_axis_that_the_rule_does_not_use_is_noted() -> None:
     )
 
 
+def test_misspelt_axis_of_size_one_is_noted_and_another_is_not() -> None:
+    (note,) = megatron(SPECS["gpt"], "data=2,tensr=1,mine=1").notes
+    assert note.startswith("axis 'tensr' of the mesh is idle: did you mean 'tensor'? the planner")
+
+
 def test_axes_can_have_other_names() -> None:
     program = captured(SPECS["gpt"]).program
     plan = plan_megatron(program, as_mesh("batch=2,model=4"), data="batch", tensor="model")

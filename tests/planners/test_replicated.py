@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shardweave.passes.pipeline import as_mesh
-from shardweave.planners.replicated import plan_replicated
+from shardweave.planners.plan import Plan
+from shardweave.planners.replicated import notes_on_empty_parts, plan_replicated
 from shardweave.tests.ir_text import step
 
 TEXT = """
@@ -51,3 +54,36 @@ def test_mesh_without_a_data_axis_cuts_nothing() -> None:
 def test_data_axis_can_have_another_name() -> None:
     plan = plan_replicated(step(TEXT), as_mesh("batch=4"), data="batch")
     assert plan.inputs == {"x": '[{"batch"}, {}]'}
+
+
+EMPTY = "{} leaves {} of {} parts idle: dim {} of input 'x' has size {}; give {}, or fewer devices there"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "axes", "empty", "count"),
+    [
+        ("data=500,tensor=8", "data=500", 496, 500),
+        ("data=9", "data=9", 5, 9),
+        ("data=7", "data=7", 3, 7),
+        ("data=2,stage=2", "data=2", 0, 2),
+        ("data=4", "data=4", 0, 4),
+        ("tensor=8", "", 0, 1),
+    ],
+)
+def test_parts_of_an_axis_that_hold_nothing_of_the_batch_are_noted(
+    mesh: str, axes: str, empty: int, count: int
+) -> None:
+    program = step(TEXT)
+    notes = notes_on_empty_parts(plan_replicated(program, as_mesh(mesh)), program)
+    expected = EMPTY.format(axes, empty, count, 0, 4, "a larger batch")
+    assert notes == ([expected] if empty else [])
+
+
+def test_empty_parts_of_two_axes_and_of_another_dim_are_noted() -> None:
+    program = step(TEXT)
+    both = Plan(mesh={"data": 3, "expert": 2}, inputs={"x": '[{"data", "expert"}, {}]'})
+    expected = EMPTY.format("data=3,expert=2", 2, 6, 0, 4, "a larger batch")
+    assert notes_on_empty_parts(both, program) == [expected]
+    along = Plan(mesh={"context": 4}, inputs={"x": '[{}, {"context"}]'})
+    expected = EMPTY.format("context=4", 1, 4, 1, 6, "longer inputs")
+    assert notes_on_empty_parts(along, program) == [expected]

@@ -58,7 +58,7 @@ def cut_into_stages(
     whole. Linear in the ops.
 
     Raises ValueError for a program that is not local, or staged already, and for one whose
-    micro-batches cannot run one by one.
+    micro-batches cannot run one by one, or whose stages are not in the order of the model.
     """
     if is_staged(program):
         raise ValueError(

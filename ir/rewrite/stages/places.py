@@ -47,7 +47,8 @@ def places_of_ops(
     """Place the ops of a local program. Linear in the ops.
 
     stages: by layer; a layer without one stands where what it reads was made. A layer that is
-    called again behind a later stage is in both.
+    called again behind a later stage is in both. Raises ValueError for a stage whose layers all
+    come behind those of a later one, so that it would have no op.
     """
     places = Places(num_stages)
     _tell_freedom(program, batches, places)
@@ -62,7 +63,23 @@ def places_of_ops(
             places.by_layer.setdefault(layer_of(op), set()).add(places.stage[op])
         else:
             places.stage[op] = _backward_stage(op, places, stages)
+    _check_order(places, stages)
     return places
+
+
+def _check_order(places: Places, stages: Mapping[str, int]) -> None:
+    """Layers without ops may be a stage of their own; those that have some, elsewhere, may not."""
+    with_ops = set(places.stage.values())
+    for number in range(places.num_stages):
+        layers = [name for name, stage in stages.items() if stage == number]
+        moved = [name for name in layers if places.by_layer.get(name)]
+        if moved and number not in with_ops:
+            shown = " .. ".join(dict.fromkeys((moved[0], moved[-1])))
+            raise ValueError(
+                f"stage {number} has layers {shown}, and no op: what they read is made in stage "
+                f"{max(places.by_layer[moved[0]])}, so that they would all run there; list the "
+                "stages in the order of the model."
+            )
 
 
 def _joins_stages(op: Operation, places: Places, batches: MicroBatches) -> bool:

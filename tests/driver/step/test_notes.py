@@ -17,6 +17,7 @@ from shardweave.tests.driver.step.models import Normed, batch, compiled
     ("options", "message"),
     [
         ({"mesh": "tensr=2"}, r"axis 'tensr' of the mesh is idle"),
+        ({"mesh": "data=5"}, r"data=5 leaves 1 of 5 parts idle: dim 0 of input '.' has size 8"),
         (
             {"mesh": "data=2,tensr=2", "plan": {}},
             r"axis 'tensr' .* idle: .*did you mean 'tensor'\?",
