@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import cast
+from collections.abc import Collection, Iterator, Sequence
+from typing import TypeGuard, cast
 
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
@@ -35,10 +35,24 @@ def bucket_gradients(
 
     Reduce-scatters are joined within a block. first_bytes: of the first all-reduce; each later one
     may be twice as large, so that what is sent when the backward pass ends is no large part of all.
-    alone_bytes: gradients of so many travel alone, which needs no copy. Returns how many
-    reductions there are.
+    alone_bytes: gradients of so many travel alone, which needs no copy. A gradient that is reduced
+    over one axis and then over another travels in buckets of either. Returns how many reductions
+    there are.
     """
-    reductions = _gradient_reductions(program)
+    rounds = _rounds(program)
+    for reductions in rounds:
+        _bucket(program, reductions, bucket_bytes, first_bytes, alone_bytes)
+    return sum(map(len, rounds))
+
+
+def _bucket(
+    program: Program,
+    reductions: Sequence[dist.DistOp],
+    bucket_bytes: int,
+    first_bytes: int | None,
+    alone_bytes: int | None,
+) -> None:
+    """Join some reductions, of which none reads what another gives."""
     sums, scatters = Buckets(bucket_bytes, first_bytes), Buckets(bucket_bytes)
     blocks = blocks_of(program)
     stretch, block = 0, None
@@ -60,10 +74,34 @@ def bucket_gradients(
     for members in scatters.close():
         _put_casts_behind(members)
         join_scatters(cast("list[dist.ReduceScatterOp]", members))
-    return len(reductions)
 
 
-def _gradient_reductions(program: Program) -> list[dist.DistOp]:
+def _rounds(program: Program) -> list[list[dist.DistOp]]:
+    """Reductions of gradients, and before them those that are read by these alone: shards of
+    gradients that replicas scatter are summed over further replicas."""
+    rounds = [_last_reductions(program)]
+    while rounds[0]:
+        later = set(rounds[0])
+        found = [
+            op
+            for op in program.ops
+            if _is_reduction(op) and all(_is_read_by(_at_end(v), later) for v in op.results)
+        ]
+        rounds.insert(0, found)
+    return rounds
+
+
+def _is_reduction(op: Operation) -> TypeGuard[dist.AllReduceOp | dist.ReduceScatterOp]:
+    return type(op) is dist.AllReduceOp or type(op) is dist.ReduceScatterOp
+
+
+def _is_read_by(value: SSAValue, readers: Collection[Operation]) -> bool:
+    """Whether some of these ops read a value, and no other op does."""
+    users = [use.operation for use in value.uses]
+    return bool(users) and all(user in readers for user in users)
+
+
+def _last_reductions(program: Program) -> list[dist.DistOp]:
     """Blocking reductions of gradients whose results are returned and nothing else.
 
     A loss that `merge-collectives` has put in a message with gradients travels on with some. A
@@ -73,15 +111,11 @@ def _gradient_reductions(program: Program) -> list[dist.DistOp]:
     gradients = {slot.value for slot in program.results if slot.kind in ("grad", "sum")}
     gradients -= {slot.value for slot in program.results if slot.kind not in ("grad", "sum")}
 
-    def is_returned(value: SSAValue) -> bool:
-        users = [use.operation for use in value.uses]
-        return bool(users) and all(user is last for user in users)
-
     return [
         op
         for op in program.ops
-        if (type(op) is dist.AllReduceOp or type(op) is dist.ReduceScatterOp)
-        and all(is_returned(_at_end(value)) for value in op.results)
+        if _is_reduction(op)
+        and all(_is_read_by(_at_end(value), {last}) for value in op.results)
         and any(_at_end(value) in gradients for value in op.results)
     ]
 

@@ -204,6 +204,32 @@ def test_reduce_scatters_are_joined_as_rows_of_a_matrix() -> None:
     assert after.stats().count("reduce_scatter") == 1
 
 
+def test_gradients_that_are_reduced_over_two_axes_travel_in_buckets_of_either() -> None:
+    bucketed(
+        """
+        input %x : tensor<4xf64>
+        input %y : tensor<6xf64>
+        %a = dist.reduce_scatter(%x, axes = ["data"], dim = 0, block = 2) : tensor<2xf64>
+        %b = dist.reduce_scatter(%y, axes = ["data"], dim = 0, block = 3) : tensor<3xf64>
+        %ra, %rb = dist.all_reduce(%a, %b, axes = ["replica"]) : tensor<2xf64>, tensor<3xf64>
+        grad a = %ra [{"data"}]
+        grad b = %rb [{"data"}]
+        """,
+        """
+        %part = aten.view(%x) : tensor<2x2xf64>
+        %part_1 = aten.view(%y) : tensor<2x3xf64>
+        %part_2 = aten.cat([%part, %part_1], dim = 1) : tensor<2x5xf64>
+        %b = dist.reduce_scatter(%part_2, axes = ["data"], dim = 0, block = 1) : tensor<1x5xf64>
+        %part_3 = aten.slice.Tensor(%b, dim = 1, start = 0) : tensor<1x2xf64>
+        %a = aten.view(%part_3) : tensor<2xf64>
+        %part_4 = aten.slice.Tensor(%b, dim = 1, start = 2) : tensor<1x3xf64>
+        %b_1 = aten.view(%part_4) : tensor<3xf64>
+        %ra, %rb = dist.all_reduce(%a, %b_1, axes = ["replica"]) : tensor<2xf64>, tensor<3xf64>
+        """,
+        mesh="replica=2,data=2",
+    )
+
+
 def test_reduce_scatters_of_other_dims_and_strided_blocks_are_joined_too() -> None:
     after = bucketed(
         """
