@@ -142,8 +142,9 @@ def all_points(
     def partition(point: JointPoint) -> tuple[object, ...]:
         return (
             is_bounded and point.is_staged,
-            point.tensor, point.context, point.data, point.sequence_parallel, point.sub_batches,
-            point.micro_batches, point.stages, point.zero, point.recompute, point.pipeline,
+            point.tensor, point.context, point.replica, point.data, point.sequence_parallel,
+            point.sub_batches, point.micro_batches, point.stages, point.zero, point.recompute,
+            point.pipeline,
             point.schedule,
         )  # fmt: skip
 

@@ -10,7 +10,7 @@ from shardweave.ir.sharding.rules import notes_on_rules
 from shardweave.ir.staged import ops_of_parts
 from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.types import dtype_of_value, shape_of
-from shardweave.planners.cost.zero import DATA_AXIS
+from shardweave.planners.cost.zero import BATCH_AXES, DATA_AXIS
 from shardweave.planners.plan import Plan
 
 
@@ -31,7 +31,7 @@ def idle_axes(program: Program, notes: Sequence[str]) -> list[str]:
     used = {axis for op in ops_of_parts(program) for axis in getattr(op, "axes", ())}
     for slot in (*program.arguments, *program.results):
         used |= program.sharding_of_slot(slot).axes
-    known = [*(name for name in ("data", "tensor") if name not in mesh.names), *used]
+    known = [*(name for name in (*BATCH_AXES, "tensor") if name not in mesh.names), *used]
     said = [note for note in notes if note.startswith("axis ")]
     return [
         f"axis '{axis.name}' of the mesh is idle: nothing is cut over it, and its "

@@ -25,7 +25,7 @@ from shardweave.planners.call import ClusterLike, call_planner
 from shardweave.planners.cost.pipeline.simulation import PipelineSimulation
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.simulation import Simulation
-from shardweave.planners.cost.zero import DATA_AXIS
+from shardweave.planners.cost.zero import BATCH_AXES
 from shardweave.planners.oppa.trials import Host
 from shardweave.planners.plan import Plan, PlanError
 from shardweave.planners.plan_check import check_plan
@@ -113,7 +113,8 @@ def resolve_plan(
     """The Plan that `given` stands for, made by a planner, read from a file, or as it is.
 
     Shardings by name are those of parameters, and those that fit no parameter but an input
-    that input's; other inputs are cut along dim 0 over the axis "data", if the mesh has it.
+    that input's; other inputs are cut along dim 0 over the axes "replica" and "data", if the mesh
+    has them.
     """
     if isinstance(given, str) and given in PLANNERS:
         options: dict[str, Any] = {"sequence_parallel": True} if sequence_parallel else {}
@@ -147,7 +148,7 @@ def _plan_by_name(shardings: Mapping[str, str], program: Program, mesh: Mesh) ->
     not_inputs = Lookup(shardings).unmatched(names["input"])
     # What fits neither stays with the parameters, where it is reported.
     of_inputs = {key: shardings[key] for key in not_parameters if key not in not_inputs}
-    by_default, notes = batch_shardings(program, mesh, DATA_AXIS)
+    by_default, notes = batch_shardings(program, mesh, *BATCH_AXES)
     given = Lookup(of_inputs)
     rest = {name: text for name, text in by_default.items() if given.find(name) is None}
     found = Plan(

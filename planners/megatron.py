@@ -26,6 +26,7 @@ from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.types import shape_of
 from shardweave.planners.annotate import is_layer_output
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.zero import DATA_AXIS, REPLICA_AXIS
 from shardweave.planners.degrees import divisors
 from shardweave.planners.expert_cut import ExpertCut, expert_cut
 from shardweave.planners.fused_projections import fused_cut
@@ -47,13 +48,15 @@ def plan_megatron(
     *,
     cluster: Cluster | None = None,
     tensor: str = "tensor",
-    data: str = "data",
+    data: str = DATA_AXIS,
+    replica: str = REPLICA_AXIS,
     context: str = CONTEXT,
     expert: str = EXPERT,
     sequence_parallel: bool = False,
     attention_parts: int = 1,
 ) -> Plan:
-    """Column- and row-parallel pairs on `tensor`, the batch on `data`.
+    """Column- and row-parallel pairs on `tensor`, the batch on `data`, and on `replica` where the
+    mesh has it (further replicas, among which ZeRO divides nothing).
 
     Pairs are found by structure (`planners.structure`); embeddings looked up by inputs, and an
     output projection whose logits only meet sums and maxima, are cut along the vocabulary, and
@@ -83,10 +86,10 @@ def plan_megatron(
         degree = _node_degree(program, cluster, tensor)
         mesh = Mesh(**{data: cluster.num_devices // degree, tensor: degree})
     experts = expert_cut(program, mesh, expert)
-    batch_axes = _batch_axes(program, mesh, data, expert if experts.parameters else None)
+    batch_axes = _batch_axes(program, mesh, (replica, data), expert if experts.parameters else "")
     inputs, notes = batch_shardings(program, mesh, *batch_axes)
-    notes += [*idle_data(inputs, mesh, data), *experts.notes]
-    notes += _unused_axes(mesh, data, tensor, context, expert)
+    notes += [*idle_data(inputs, mesh, replica, data), *experts.notes]
+    notes += _unused_axes(mesh, replica, data, tensor, context, expert)
     cut = sequence_cut(program, mesh, context, attention_parts)
     inputs = cut.inputs(program, inputs)
     notes += cut.notes
@@ -169,12 +172,12 @@ def _stored_for_parts(place: Place, tensor: str, mesh: Mesh) -> tuple[str, str]:
     return sharding_text(stored.dims, shape), sharding_text(whole.dims, shape)
 
 
-def _batch_axes(program: Program, mesh: Mesh, data: str, expert: str | None) -> list[str]:
+def _batch_axes(program: Program, mesh: Mesh, batch: Sequence[str], expert: str) -> list[str]:
     """The axes that cut the batch: that of experts too, if all its devices then have a sample."""
-    axes = [axis for axis in (data, expert) if axis is not None and axis in mesh.names]
+    axes = [axis for axis in (*batch, expert) if axis in mesh.names]
     shapes = [shape_of(slot.value) for slot in program.arguments if slot.kind == "input"]
     is_short = any(shape and shape[0] < mesh.sizes(axes) for shape in shapes)
-    return [axis for axis in axes if axis == data] if is_short else axes
+    return [axis for axis in axes if axis in batch] if is_short else axes
 
 
 def _joined(a: Mapping[SSAValue, Cut], b: Mapping[SSAValue, Cut]) -> dict[SSAValue, Cut]:

@@ -10,18 +10,20 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.placement import DimSharding, contiguous, held_size
 from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
+from shardweave.planners.cost.zero import DATA_AXIS, REPLICA_AXIS
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_names import argument_shardings
 
 
-def plan_replicated(program: Program, mesh: Mesh, *, data: str = "data") -> Plan:
-    """Every parameter whole on every device; inputs cut along dim 0 over the `data` axis.
+def plan_replicated(program: Program, mesh: Mesh, *, data: str = DATA_AXIS) -> Plan:
+    """Every parameter whole on every device; inputs cut along dim 0 over the `data` axis, and over
+    `replica` where the mesh has it.
 
     Objective: none; plain data parallelism, the baseline of every comparison. Exact.
     Inputs whose first dim is too short stay whole, and a note says so.
     """
-    inputs, notes = batch_shardings(program, mesh, data)
-    notes += idle_data(inputs, mesh, data)
+    inputs, notes = batch_shardings(program, mesh, REPLICA_AXIS, data)
+    notes += idle_data(inputs, mesh, REPLICA_AXIS, data)
     return Plan(
         mesh={axis.name: axis.size for axis in mesh.axes},
         inputs=inputs,
@@ -62,13 +64,13 @@ def _can_be_cut(size: int, axes: Sequence[str], mesh: Mesh) -> bool:
     return True
 
 
-def idle_data(inputs: Mapping[str, str], mesh: Mesh, data: str) -> list[str]:
-    """A note if the data axis cuts no input, for planners that use it for inputs alone."""
-    if inputs or data not in mesh.names or mesh.size(data) == 1:
-        return []
+def idle_data(inputs: Mapping[str, str], mesh: Mesh, *axes: str) -> list[str]:
+    """A note for each axis that cuts no input, of those that planners use for inputs alone."""
     return [
-        f"axis '{data}' of the mesh is idle: no input can be cut over {data}={mesh.size(data)}, "
+        f"axis '{axis}' of the mesh is idle: no input can be cut over {axis}={mesh.size(axis)}, "
         "and its ranks all compute the same"
+        for axis in axes
+        if not inputs and axis in mesh.names and mesh.size(axis) > 1
     ]
 
 

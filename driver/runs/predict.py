@@ -32,7 +32,7 @@ from shardweave.planners.cost.pipeline.stages import Stage, pipeline_of, placed_
 from shardweave.planners.cost.workload import Workload, workload_of
 from shardweave.planners.cost.zero import DATA_AXIS
 from shardweave.planners.lower import Lowerings
-from shardweave.planners.megatron import plan_megatron
+from shardweave.planners.megatron import CONTEXT, plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import RECOMPUTE
 
@@ -115,7 +115,7 @@ class RunPredictor:
             return work
 
         stages = [
-            replace(stage, gradient_scale=_gradient_scale(run))
+            replace(stage, gradient_scale=_gradient_scale(run), divided_over=(CONTEXT, DATA_AXIS))
             for stage in placed_stages(plan, cluster, read)
         ]
         found = _played(run, stages, plan, cluster)

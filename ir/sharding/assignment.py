@@ -24,7 +24,7 @@ Seat = tuple[int, int] | Literal["carry"] | None
 """Where an axis goes: (factor, stride within it), through the op as a pending sum, or nowhere."""
 
 Price = tuple[int, float, int]
-"""Messages, bytes sent by one rank, local slices: compared in this order."""
+"""Messages, bytes sent by one rank, local steps: compared in this order."""
 
 Cost = tuple[float, int, Price, int]
 """Bytes of planned weights moved, axes that no longer cut the op, price of all resharding, axes
@@ -244,7 +244,8 @@ def _cheapest(mesh: Mesh, operand: Operand, wanted: Sharding) -> tuple[Price, in
             steps = reshard(operand.shape, version, wanted, mesh)
         except UnreachableSharding:
             continue
-        messages = sum(step.kind != "slice" for step in steps)
+        # A sum over sub-batches is local, as a slice is.
+        messages = sum(step.sent_elements > 0 for step in steps)
         sent = sum(step.sent_elements for step in steps) * operand.itemsize
         prices.append(((messages, sent, len(steps) - messages), index))
     return min(prices, default=None)

@@ -10,6 +10,7 @@ from shardweave.ir.suggest import did_you_mean
 from shardweave.planners.auto.point import BUCKETS, DIMENSIONS, INTERLEAVED, JointPoint
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.quantity import gib, memory_size
+from shardweave.planners.cost.zero import DATA_AXIS, REPLICA_AXIS
 from shardweave.planners.pipelines.schedules import find_schedule
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import (
@@ -142,16 +143,18 @@ def point_of(plan: Plan) -> JointPoint:
     for axis, size in plan.mesh.items():
         if axis.partition(".")[0] == "tensor" or axis in ("x", "y"):
             tensor *= size
-    data = 1
-    for axis in ("data", "z"):
-        data *= plan.mesh.get(axis, 1)
+    replica, data, zero = plan.mesh.get(REPLICA_AXIS, 1), plan.mesh.get(DATA_AXIS, 1), plan.zero
+    if plan.mesh.get("z", 1) > 1:
+        # AxoNN stores weights in shards over z, and further replicas are on its data axis.
+        replica, data, zero = replica * data, plan.mesh["z"], 3
     return JointPoint(
+        replica=replica,
         data=data,
         tensor=tensor,
         context=plan.mesh.get("context", 1),
         stages=max(1, plan.num_stages // chunks),
         sequence_parallel=plan.planner == "auto" and bool(plan.activations),
-        zero=plan.zero,
+        zero=zero,
         recompute=plan.recompute,
         micro_batches=pipeline.micro_batches if pipeline else 1,
         sub_batches=plan.batch_split,

@@ -17,12 +17,13 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.auto.constraints import Constraints
 from shardweave.planners.auto.point import ReplicaCut
+from shardweave.planners.cost.zero import BATCH_AXES
 from shardweave.planners.degrees import asked_degrees, divisors
 from shardweave.planners.megatron import CONTEXT, plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import PlanError
 
-MESH_AXES = ("data", "tensor", CONTEXT, "pipeline", "stage")
+MESH_AXES = (*BATCH_AXES, "tensor", CONTEXT, "pipeline", "stage")
 """The axes of a mesh that a user may ask for."""
 
 MANY_DEVICES = 64
@@ -79,9 +80,11 @@ class ReplicaCuts:
             yield ReplicaCut(cut.tensor, sequence_parallel=True, context=cut.context)
 
 
-def cut_plan(program: Program, pieces: int, cut: ReplicaCut) -> Plan:
-    """The shardings of a partition, by Megatron's rule."""
-    return plan_megatron(program, cut.mesh(data=pieces), sequence_parallel=cut.sequence_parallel)
+def cut_plan(program: Program, pieces: int, cut: ReplicaCut, replica: int = 1) -> Plan:
+    """The shardings of a partition, by Megatron's rule; replica: among that many times as many
+    pieces."""
+    mesh = cut.mesh(pieces, replica)
+    return plan_megatron(program, mesh, sequence_parallel=cut.sequence_parallel)
 
 
 def replica_cuts(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 
-from shardweave.planners.auto.point import ORDERS
+from shardweave.planners.auto.point import MESH, ORDERS
 from shardweave.planners.auto.search import JointSearch
 from shardweave.planners.auto.space import JointSpace, joint_space
 from shardweave.planners.auto.worth import sorted_values
@@ -47,7 +47,7 @@ def why_empty(search: JointSearch) -> str:
 def _indivisible(space: JointSpace) -> Iterator[str]:
     """That the product of the degrees which are asked for does not divide the devices, if so."""
     fixed = space.constraints.fixed
-    degrees = [name for name in ("data", "tensor", "context", "stages") if name in fixed]
+    degrees = [name for name in MESH if name in fixed]
     product = math.prod(int(fixed[name]) for name in degrees)
     if len(degrees) > 1 and space.devices % product:
         yield (

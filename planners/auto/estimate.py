@@ -18,7 +18,14 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.pipeline.stages import OVERLAPPING
-from shardweave.planners.cost.zero import DATA_AXIS, divided, passes, whole_for_a_while
+from shardweave.planners.cost.zero import (
+    BATCH_AXES,
+    DATA_AXIS,
+    REPLICA_AXIS,
+    divided,
+    passes,
+    whole_for_a_while,
+)
 from shardweave.planners.megatron import CONTEXT
 from shardweave.planners.predict import BY_BLOCK, DEEP_BY_BLOCK
 
@@ -48,8 +55,8 @@ class Estimator:
 
     reader: CostReader
     precision: str = ""
-    _rings: dict[tuple[int, ReplicaCut, tuple[str, ...]], tuple[float, float]] = field(
-        default_factory=dict[tuple[int, ReplicaCut, tuple[str, ...]], tuple[float, float]]
+    _rings: dict[tuple[int, int, ReplicaCut, tuple[str, ...]], tuple[float, float]] = field(
+        default_factory=dict[tuple[int, int, ReplicaCut, tuple[str, ...]], tuple[float, float]]
     )
     _joined: dict[tuple[int, int], tuple[int, float]] = field(
         default_factory=dict[tuple[int, int], tuple[int, float]]
@@ -133,7 +140,7 @@ class Estimator:
 
     def _sync(self, point: JointPoint, size: float, compute: float) -> tuple[float, float]:
         """What replicas send that nothing hides, and what they send at least."""
-        if point.data * point.context == 1:
+        if point.replicas * point.context == 1:
             return 0.0, 0.0
         by_bytes, begin_s = self._once(point, size)
         count, copied = self._messages(point)
@@ -163,18 +170,20 @@ class Estimator:
     def _once(self, point: JointPoint, size: float) -> tuple[float, float]:
         """Seconds of half an all-reduce of whole parameters' bytes over the replicas of a stage,
         and what of each message is no matter of bytes."""
-        if point.zero == 0 or point.context == 1:
-            rate, begin_s = self._ring(point, (CONTEXT, DATA_AXIS))
+        if point.zero == 0 or point.replica * point.context == 1:
+            rate, begin_s = self._ring(point, (*BATCH_AXES, CONTEXT))
             return rate * size, begin_s
         rate, begin_s = self._ring(point, (DATA_AXIS,))
-        again, _ = self._ring(point, (CONTEXT,))  # of what the replicas' shares add up to
+        # Of what the shards add up to, once, whatever ZeRO's stage and the micro-batches.
+        again, _ = self._ring(point, (REPLICA_AXIS, CONTEXT))
+        again *= 2 / passes(point.zero, point.micro_batches)
         return rate * size + again * size / point.data, begin_s
 
     def _ring(self, point: JointPoint, over: tuple[str, ...]) -> tuple[float, float]:
         """Seconds for each byte, and of a message without any, of a ring over some axes."""
-        key = point.data, point.cut, over
+        key = point.replica, point.data, point.cut, over
         if key not in self._rings:
-            mesh = point.cut.mesh(data=point.data)
+            mesh = point.cut.mesh(point.data, point.replica)
             axes = tuple(name for name in mesh.names if name in over)
             model = CostModel(self.cluster, mesh)
             begin_s = model.sync_time_s("reduce_scatter", axes, 0.0)
@@ -200,9 +209,9 @@ class Estimator:
         """Messages between stages of the first and the last micro-batch, both ways."""
         middle = cost.blocks[len(cost.blocks) // 2].crossing_bytes * point.sub_batches
         node = self.cluster.nodes[0]
-        is_inside = point.data * point.tensor * point.context * 2 <= node.devices
+        is_inside = point.replicas * point.tensor * point.context * 2 <= node.devices
         bandwidth = node.bandwidth_bytes_s if is_inside else node.network_bandwidth_bytes_s
-        flows = 1 if is_inside else min(node.devices, point.data * point.context * point.tensor)
+        flows = 1 if is_inside else min(node.devices, point.replicas * point.context * point.tensor)
         each = middle * flows / bandwidth if bandwidth else 0.0
         count = point.stages * self._chunks(point) - 1
         return 2 * count * (each + self.cluster.network_latency_s)

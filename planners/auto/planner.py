@@ -18,7 +18,7 @@ from shardweave.planners.auto.proposals import proposals
 from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.auto.search import JointSearch
 from shardweave.planners.auto.space import joint_space
-from shardweave.planners.auto.worth import looked_at, worth
+from shardweave.planners.auto.worth import looked_at, over_own, worth
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_precision
 from shardweave.planners.cost.presets import find_cluster
@@ -140,7 +140,7 @@ def _proposed(
     if not options.propose or search.stopped.startswith("it "):
         return
     wide = [point for point, _ in search.seen if point.tensor > 1 and point.stages == 1]
-    meshes = [Mesh(data=point.data, tensor=point.tensor) for point in wide]
+    meshes = [Mesh(data=point.replicas, tensor=point.tensor) for point in wide]
     found = proposals(
         search.evaluator,
         cluster,
@@ -212,6 +212,8 @@ def _plan_of(search: JointSearch, rivals: list[Rival], options: AutoOptions) -> 
     else:
         assert rival is not None, "the best is a point or a rival"
         plan = rival()
+        reasons += over_own(search, best)
+        reasons += worth(search, point_of(plan), best.predicted)
         plan = replace(plan, notes=(*plan.notes, f"proposed by {best.name}"), planner="auto")
     if search.evaluator.depths.is_deep:
         names = search.evaluator.depths.names

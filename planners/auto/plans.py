@@ -31,7 +31,7 @@ class PlanMaker:
 
         Stages are always those of the whole program. Raises PlanError if there are none.
         """
-        base = self.estimator.reader.base(program, point.data, point.cut)
+        base = self.estimator.reader.base(program, point.data, point.cut, point.replica)
         pipeline = self._pipeline(point) if point.is_staged else None
         mesh = {"pipeline": point.stages} if point.stages > 1 else {}
         return replace(

@@ -6,9 +6,10 @@ from dataclasses import dataclass, fields, replace
 
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.rewrite.bucket_collectives import ALONE_BYTES
+from shardweave.planners.cost.zero import DATA_AXIS, REPLICA_AXIS
 from shardweave.planners.pipelines.schedules import find_schedule
 
-MESH = ("data", "tensor", "context", "stages")
+MESH = ("replica", "data", "tensor", "context", "stages")
 """Dimensions whose product is the number of devices; a change of one changes another."""
 
 ORDERS = ("schedule", "pipeline", "chunks")
@@ -35,18 +36,21 @@ class ReplicaCut:
     sequence_parallel: bool = False
     context: int = 1
 
-    def mesh(self, **data: int) -> Mesh:
-        """Its axes, behind that of replicas if it is given."""
+    def mesh(self, data: int | None = None, replica: int = 1) -> Mesh:
+        """Its axes, behind those of replicas if they are given."""
+        batch = {} if data is None else {DATA_AXIS: data}
+        batch = {REPLICA_AXIS: replica, **batch} if replica > 1 else batch
         context = {"context": self.context} if self.context > 1 else {}
-        return Mesh(**data, **context, tensor=self.tensor)
+        return Mesh(**batch, **context, tensor=self.tensor)
 
 
 @dataclass(frozen=True)
 class JointPoint:
     """How a step is trained. A further dimension is a field here and its values in `space`.
 
-    data, tensor, context, stages: degrees, of which the product is the number of devices; context
-    cuts sequences. zero: ZeRO stage.
+    replica, data, tensor, context, stages: degrees, of which the product is the number of devices;
+    context cuts sequences. zero: ZeRO stage, which divides over `data`: further replicas hold the
+    same shards (hybrid sharding).
     micro_batches: of a replica's share of the batch, one after another. sub_batches: of a
     micro-batch, interleaved. recompute, schedule: policies of `rematerialize` and
     `overlap-communication`. pipeline: the order of micro-batches, where there are stages or
@@ -56,6 +60,7 @@ class JointPoint:
     all (Megatron-LM's `--recompute-num-layers`).
     """
 
+    replica: int = 1
     data: int = 1
     tensor: int = 1
     context: int = 1
@@ -74,7 +79,12 @@ class JointPoint:
     @property
     def pieces(self) -> int:
         """Into how many pieces the batch is cut, over devices and in time."""
-        return self.data * self.micro_batches * self.sub_batches
+        return self.replicas * self.micro_batches * self.sub_batches
+
+    @property
+    def replicas(self) -> int:
+        """Over how many devices the batch is cut."""
+        return self.replica * self.data
 
     @property
     def cut(self) -> ReplicaCut:
@@ -93,8 +103,8 @@ class JointPoint:
     @property
     def joins_messages(self) -> bool:
         """Whether messages of weights and gradients travel together."""
-        replicas = self.data * self.context
-        return self.schedule in BUCKETED and replicas > 1 and not self.is_staged
+        summed = self.replicas * self.context
+        return self.schedule in BUCKETED and summed > 1 and not self.is_staged
 
     def chooses(self, dimension: str) -> bool:
         """Whether a dimension's value makes a difference here, whatever it is."""

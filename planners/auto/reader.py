@@ -195,8 +195,8 @@ class CostReader:
     _known: dict[tuple[ReplicaCut, int, str], PieceCost] = field(
         default_factory=dict[tuple[ReplicaCut, int, str], PieceCost]
     )
-    _bases: dict[tuple[int, int, ReplicaCut], Plan] = field(
-        default_factory=dict[tuple[int, int, ReplicaCut], Plan]
+    _bases: dict[tuple[int, int, ReplicaCut, int], Plan] = field(
+        default_factory=dict[tuple[int, int, ReplicaCut, int], Plan]
     )
 
     def __post_init__(self) -> None:
@@ -215,11 +215,11 @@ class CostReader:
         """How many partitions were made to read costs off."""
         return self._num_read
 
-    def base(self, program: Program, data: int, cut: ReplicaCut) -> Plan:
+    def base(self, program: Program, data: int, cut: ReplicaCut, replica: int = 1) -> Plan:
         """The shardings of degrees by Megatron's rule, of the program or one with fewer blocks."""
-        key = id(program), data, cut
+        key = id(program), data, cut, replica
         if key not in self._bases:
-            self._bases[key] = cut_plan(program, data, cut)
+            self._bases[key] = cut_plan(program, data, cut, replica)
         return self._bases[key]
 
     def cost(self, cut: ReplicaCut, rows: int, recompute: str = "none") -> PieceCost:
@@ -253,7 +253,7 @@ class CostReader:
         inside = cut.mesh()
         if all(node.devices % inside.num_devices == 0 for node in self.cluster.nodes):
             return inside
-        return cut.mesh(data=self.cluster.num_devices // inside.num_devices)
+        return cut.mesh(self.cluster.num_devices // inside.num_devices)
 
     def _priced(self, work: Workload) -> PieceCost:
         work = self.depths.deepened(work)

@@ -259,7 +259,7 @@ class JointSearch:
             if len(changed) == 1 and "mesh" not in changed:
                 near[other] = None
             if changed == {"mesh"} or changed == {"mesh", "micro_batches"}:
-                key = other.data, other.tensor, other.stages
+                key = other.replica, other.data, other.tensor, other.stages
                 if meshes.setdefault(key, other) is other or changed == {"mesh"}:
                     near[other] = None
         for other in near:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from shardweave.planners.auto.constraints import Constraints
+from shardweave.planners.auto.cuts import MANY_DEVICES
 from shardweave.planners.auto.point import BUCKETS, JointPoint
 from shardweave.planners.auto.reader import CostReader
+from shardweave.planners.degrees import divisors
+
+MOST_SHARDS = 3
+"""How many sizes of a group of devices over which ZeRO divides are looked at where devices are
+many: one node's, and two and four times as many, among which each message is shorter."""
 
 CHUNKS = (JointPoint.chunks, 4, 8)
 """Into how many stages a deep model's part of a device may be cut: each halves what filling the
@@ -26,3 +32,16 @@ def buckets_of(reader: CostReader, constraints: Constraints) -> tuple[int, ...]:
         return (int(asked),)
     total = sum(reader.parameter_bytes)
     return tuple(n for n in BUCKETS if n == BUCKETS[0] or n * 2**20 < total)
+
+
+def shard_sizes(replicas: int, inside: int, devices: int, node: int) -> list[int]:
+    """Over how many replicas ZeRO may divide, from all of them down.
+
+    replicas: that a stage has, each of `inside` neighbouring devices. Of many devices sizes that
+    fill nodes, so that messages of shards stay in one, or in a few.
+    """
+    sizes = [n for n in divisors(replicas) if 1 < n < replicas]
+    if devices >= MANY_DEVICES:
+        filling = [n for n in sizes if n * inside % node == 0]
+        sizes = filling[:MOST_SHARDS]
+    return [replicas, *reversed(sizes)]

@@ -20,8 +20,9 @@ from shardweave.planners.auto.point import (
     ReplicaCut,
 )
 from shardweave.planners.auto.reader import CostReader
-from shardweave.planners.auto.sizes import CHUNKS, buckets_of, chunks_of
+from shardweave.planners.auto.sizes import CHUNKS, buckets_of, chunks_of, shard_sizes
 from shardweave.planners.cost.pipeline.stages import OVERLAPPING
+from shardweave.planners.cost.zero import BATCH_AXES
 from shardweave.planners.degrees import asked_degrees, divisors
 from shardweave.planners.pipelines.one_by_one import why_not_one_by_one
 from shardweave.planners.pipelines.schedules import find_schedule
@@ -47,7 +48,8 @@ class JointSpace:
     more. buckets: MiB from which on tensors may travel alone. mesh: what a user's mesh asks for, by
     axis. has_list: whether schedules `list` can be named, and the model is not so deep that they
     take long to find. chunks: into which `interleaved-1f1b` may cut what a device has. is_deep: see
-    `Depths`. layers: equal blocks, of which policy `layer` may recompute some of each stage.
+    `Depths`. layers: equal blocks, of which policy `layer` may recompute some of each stage. node:
+    devices of which every node has a multiple.
     """
 
     cuts: ReplicaCuts
@@ -60,6 +62,7 @@ class JointSpace:
     chunks: tuple[int, ...] = CHUNKS[:1]
     is_deep: bool = False
     layers: int = 0
+    node: int = 1
 
     @property
     def devices(self) -> int:
@@ -92,17 +95,17 @@ class JointSpace:
             yield from self.sequence_points(tensor)
 
     def _points(self, cut: ReplicaCut) -> Iterator[JointPoint]:
-        for data, stages in self._degrees(cut):
-            rows = self.batch // data
+        for replica, data, stages in self._degrees(cut):
+            rows = self.batch // (replica * data)
             for micro in [1] if self.whole else divisors(rows):
                 if not self._may("micro_batches", micro):
                     continue
-                zeros = _zeros(data, micro)
+                zeros = _zeros(replica, data, micro)
                 subs = [n for n in SUB_BATCHES if rows // micro % n == 0]
                 policies = self._recomputed(stages)
                 for zero, (recompute, layers), sub in product(zeros, policies, subs):
                     point = JointPoint(
-                        data, cut.tensor, cut.context, stages, cut.sequence_parallel, zero,
+                        replica, data, cut.tensor, cut.context, stages, cut.sequence_parallel, zero,
                         recompute, micro, sub, recompute_layers=layers,
                     )  # fmt: skip
                     found = self._usual(point)
@@ -216,33 +219,48 @@ class JointSpace:
             return False
         return True
 
-    def _degrees(self, cut: ReplicaCut) -> Iterator[tuple[int, int]]:
-        rest = self.devices // cut.tensor // cut.context
+    def _degrees(self, cut: ReplicaCut) -> Iterator[tuple[int, int, int]]:
+        """Replicas of what ZeRO divides, over how many devices it divides, and stages."""
+        inside = cut.tensor * cut.context
+        rest = self.devices // inside
         for stages in divisors(rest):
-            data = rest // stages
-            if stages > self.parts or self.batch % data:
+            replicas = rest // stages
+            if stages > self.parts or self.batch % replicas:
                 continue
-            sizes = {"data": data, "tensor": cut.tensor, "context": cut.context, "stages": stages}
-            if self._has_mesh(sizes) and all(self._may(n, size) for n, size in sizes.items()):
-                yield data, stages
+            for data in self._shards(replicas, inside):
+                replica = replicas // data
+                sizes = {"replica": replica, "data": data, "stages": stages}
+                sizes |= {"tensor": cut.tensor, "context": cut.context}
+                if self._has_mesh(sizes) and all(self._may(n, size) for n, size in sizes.items()):
+                    yield replica, data, stages
+
+    def _shards(self, replicas: int, inside: int) -> list[int]:
+        """Over how many of a stage's replicas ZeRO may divide: all, or fewer, which are neighbours;
+        as a user says, or as `shard_sizes` has them."""
+        asked = self.constraints.fixed.get("replica")
+        if asked is not None or self.mesh is not None:
+            return divisors(replicas)
+        return shard_sizes(replicas, inside, self.devices, self.node)
 
     def _has_mesh(self, sizes: Mapping[str, int]) -> bool:
         if self.mesh is None:
             return True
         asked = asked_degrees(self.mesh, MESH_AXES, "auto", PlanError)
         depth = asked.get("pipeline", asked.get("stage", 1))
-        found = {name: asked.get(name, 1) for name in ("data", "tensor", "context")}
+        found = {name: asked.get(name, 1) for name in (*BATCH_AXES, "tensor", "context")}
         return {**found, "stages": depth} == sizes
 
     def _may(self, name: str, value: object) -> bool:
         return self.constraints.allows_value(name, value)
 
 
-def _zeros(data: int, micro_batches: int) -> Sequence[int]:
-    """ZeRO stages that differ: without micro-batches 2 is 1."""
-    if data == 1:
-        return (0,)
-    return (0, 1, 2, 3) if micro_batches > 1 else (0, 1, 3)
+def _zeros(replica: int, data: int, micro_batches: int) -> Sequence[int]:
+    """ZeRO stages that differ: without micro-batches 2 is 1, and where nothing is divided replicas
+    of either kind are alike."""
+    stages = (1, 2, 3) if micro_batches > 1 else (1, 3)
+    if replica > 1:
+        return stages if data > 1 else ()
+    return (0, *stages) if data > 1 else (0,)
 
 
 def joint_space(
@@ -281,4 +299,5 @@ def joint_space(
         chunks=chunks_of(reader, constraints),
         is_deep=reader.depths.is_deep,
         layers=len(reader.depths.names),
+        node=node,
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from shardweave.planners.auto.point import DIMENSIONS, JointPoint
 from shardweave.planners.auto.search import JointSearch
 from shardweave.planners.cost.quantity import counted, seconds_text
-from shardweave.planners.plan_parts import Predicted
+from shardweave.planners.plan_parts import Candidate, Predicted
 from shardweave.planners.predict import why_slower
 
 
@@ -44,12 +44,24 @@ def sorted_values(values: dict[str, None]) -> list[str]:
     )
 
 
+def over_own(search: JointSearch, best: Candidate) -> Iterator[str]:
+    """By how much another planner's plan is faster than the fastest point of the joint space."""
+    own = next(((point, found) for point, found in search.seen if found.fits), None)
+    if own is None:
+        yield f"{best.name} is the only plan that fits"
+    else:
+        gap = seconds_text(own[1].time_s - best.predicted.time_s)
+        reason = why_slower(best.predicted, own[1])
+        yield f"{best.name} is worth {gap} against the joint space's own: {own[0]}; {reason}"
+
+
 def worth(search: JointSearch, point: JointPoint, best: Predicted) -> Iterator[str]:
-    """For each dimension: the fastest simulated point with another value, and why it is slower."""
+    """For each dimension that makes a difference to a point: the fastest that was simulated with
+    another value, and why it is slower."""
     for name, value in search.space.constraints.fixed.items():
         if not point.chooses(name):
             yield f"{name}={value} was asked for, and makes no difference to this plan"
-    for name in DIMENSIONS:
+    for name in filter(point.chooses, DIMENSIONS):
         others = [
             (found, one)
             for one, found in search.seen

@@ -1,6 +1,7 @@
 """ZeRO: what of the training state is divided over the data axis, and what that makes ranks send.
 
-Source: Rajbhandari et al., ZeRO, SC 2020, Sec. 5 and 7.
+Source: Rajbhandari et al., ZeRO, SC 2020, Sec. 5 and 7. An axis of further replicas beside `data`
+makes it hybrid sharding (Zhao et al., PyTorch FSDP, VLDB 2023, Sec. 3.2.2).
 """
 
 from __future__ import annotations
@@ -9,6 +10,13 @@ from collections.abc import Mapping
 
 DATA_AXIS = "data"
 """The mesh axis of replicas, over which ZeRO divides."""
+
+REPLICA_AXIS = "replica"
+"""The mesh axis of further replicas, over which nothing is divided but the batch: ranks that differ
+in it alone hold the same shards, and sum their gradients' shards once they are scattered."""
+
+BATCH_AXES = (REPLICA_AXIS, DATA_AXIS)
+"""The mesh axes over which the batch is cut."""
 
 DIVIDED: tuple[tuple[str, ...], ...] = (
     (),

@@ -80,7 +80,8 @@ def configuration_of(point: JointPoint, layers: int) -> Configuration:
     recomputed = point.recompute_layers * point.stages * point.stages_each
     bucket = point.buckets if point.joins_messages else 1
     return Configuration(
-        data=point.data,
+        data=point.replicas,
+        replica=point.replica,
         tensor=point.tensor,
         pipeline=point.stages,
         zero=point.zero,

@@ -155,7 +155,7 @@ Formula = ThroughputPrior | MemoryPrior
 def _share_of_states(x: Columns) -> Tensor:
     """What a device has of its stage's states."""
     parts = (
-        torch.where(x["zero"] >= stage, size / x["data"], size)
+        torch.where(x["zero"] >= stage, size * x["replica"] / x["data"], size)
         for stage, size in enumerate(STATES, start=1)
     )
     return torch.stack(list(parts)).sum(0)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-LATER = ("context", "sub_batches", "order", "recomputed_share")
+LATER = ("replica", "context", "sub_batches", "order", "recomputed_share")
 """Keys that files of trials lack where they say nothing."""
 
 
@@ -28,9 +28,10 @@ class Configuration:
     without and with ZeRO. micro_batches: of a replica's share of the batch. chunks: pieces of the
     model on each pipeline stage (interleaved stages). recompute, schedule: policies of the
     passes `rematerialize` and `overlap-communication`; "none" is without them. `LATER` are of the
-    joint space alone: context: the degree that cuts sequences. sub_batches: of a micro-batch,
-    interleaved. order: of micro-batches on stages. recomputed_share: of the blocks of each stage,
-    in which `recompute` is done.
+    joint space alone: replica: how many of the data-parallel devices hold the same shards, where
+    ZeRO divides among fewer than all (`data` over it). context: the degree that cuts
+    sequences. sub_batches: of a micro-batch, interleaved. order: of micro-batches on stages.
+    recomputed_share: of the blocks of each stage, in which `recompute` is done.
     """
 
     data: int = 1
@@ -44,6 +45,7 @@ class Configuration:
     recompute: str = "none"
     schedule: str = "none"
     sequence_parallel: bool = False
+    replica: int = 1
     context: int = 1
     sub_batches: int = 1
     order: str = "1f1b"
@@ -104,13 +106,15 @@ NUMBERS = (
     "zero_bucket_mib",
     "micro_batches",
     "chunks",
+    "replica",
     "context",
     "sub_batches",
 )
 """Sizes."""
 
 FEATURES = (
-    "data", "tensor", "pipeline", "bucket", "micro_batches", "chunks", "context", "sub_batches"
+    "data", "tensor", "pipeline", "bucket", "micro_batches", "chunks", "replica", "context",
+    "sub_batches",
 )  # fmt: skip
 """Sizes that a model sees, as logarithms. Of the two buckets only one is ever in use."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -78,3 +79,12 @@ def random_program(chosen: Sequence[Choice]) -> Program:
         add(f"dist.wait(%{name})", f"last{index}")
     lines += [f"output %{values[-1]}", f"grad w = %{values[len(values) // 2]}"]
     return local("\n".join(lines), "data=2,tensor=2")
+
+
+def with_dtype(found: Cluster) -> Cluster:
+    """The cluster with devices that know float64, which the tests' programs compute in."""
+    devices = {
+        name: replace(one, flops={**one.flops, "float64": one.flops["float32"]})
+        for name, one in found.devices.items()
+    }
+    return replace(found, devices=devices)

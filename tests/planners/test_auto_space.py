@@ -21,6 +21,7 @@ from shardweave.planners.auto.planner import AutoOptions
 from shardweave.planners.auto.plans import PlanMaker
 from shardweave.planners.auto.point import JointPoint
 from shardweave.planners.auto.reader import CostReader, Depths
+from shardweave.planners.auto.sizes import shard_sizes
 from shardweave.planners.auto.space import JointSpace, joint_space
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.pipelines.bounds import bubble_bound_s
@@ -236,3 +237,39 @@ def test_costs_of_after_products_are_those_of_its_program() -> None:
     assert found is not None
     assert estimator.estimate(again).time_s == pytest.approx(found.time_s, rel=0.05)
     assert estimator.estimate(again).memory_bytes == pytest.approx(found.peak_bytes, rel=0.1)
+
+
+def test_zero_may_divide_among_fewer_than_all_replicas() -> None:
+    found = {(point.replica, point.data, point.zero) for point in space().points()}
+    assert {(1, 4, 0), (1, 4, 3), (2, 2, 1), (2, 2, 3), (1, 2, 0)} <= found
+    # Where nothing is divided, further replicas are as all others.
+    assert not [one for one in found if one[0] > 1 and (one[1] == 1 or one[2] == 0)]
+    assert {point.replica for point in space("replica=2").points()} == {2}
+    assert {point.replica for point in space(forbid="replica=2").points()} == {1}
+
+
+def test_of_many_devices_zero_divides_within_nodes_or_a_few_of_them() -> None:
+    assert shard_sizes(8, inside=1, devices=8, node=8) == [8, 4, 2]
+    assert shard_sizes(1024, inside=1, devices=1024, node=8) == [1024, 32, 16, 8]
+    assert shard_sizes(512, inside=2, devices=1024, node=8) == [512, 16, 8, 4]
+    assert shard_sizes(128, inside=8, devices=16384, node=8) == [128, 8, 4, 2]
+    assert shard_sizes(2, inside=1, devices=64, node=8) == [2]
+
+
+def test_mesh_with_replicas_is_planned_as_it_is_asked_for() -> None:
+    plan = plan_auto(
+        program(),
+        Mesh(replica=2, data=2),
+        cluster=CLUSTER,
+        options=AutoOptions(simulate=4, propose=False),
+    )
+    assert (plan.mesh["replica"], plan.mesh["data"]) == (2, 2)
+    assert plan.zero > 0
+    assert point_of(plan).replica == 2
+
+
+def test_grid_of_axonn_counts_as_shards_of_replicas() -> None:
+    plan = Plan(mesh={"data": 2, "z": 4, "y": 1, "x": 2})
+    found = point_of(plan)
+    assert (found.replica, found.data, found.zero, found.tensor) == (2, 4, 3, 2)
+    assert not Constraints.parse("", "zero=3").allows(found)

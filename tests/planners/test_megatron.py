@@ -309,8 +309,8 @@ def test_axis_that_the_rule_does_not_use_is_noted() -> None:
     plan = megatron(SPECS["gpt"], "data=2,model=4")
     assert plan.parameters == {}
     assert plan.notes == (
-        "axis 'model' of the mesh is idle: the planner uses 'data', 'tensor', 'context' and "
-        "'expert' alone",
+        "axis 'model' of the mesh is idle: the planner uses 'replica', 'data', 'tensor', "
+        "'context' and 'expert' alone",
     )
 
 

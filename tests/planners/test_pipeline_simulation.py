@@ -32,7 +32,7 @@ from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_parts import Pipeline, PlanError
 from shardweave.planners.predict import simulation_of
-from shardweave.tests.planners.small_clusters import cluster
+from shardweave.tests.planners.small_clusters import cluster, with_dtype
 from shardweave.tests.zoo import captured
 
 SPEC = "gpt:layers=4,hidden=32,heads=4,vocab=32,seq=8,batch=16"
@@ -47,15 +47,6 @@ def program() -> Program:
 @cache
 def lowerings() -> Lowerings:
     return Lowerings(program())
-
-
-def with_dtype(found: Cluster) -> Cluster:
-    """The cluster with devices that know float64, which the tests' programs compute in."""
-    devices = {
-        name: replace(one, flops={**one.flops, "float64": one.flops["float32"]})
-        for name, one in found.devices.items()
-    }
-    return replace(found, devices=devices)
 
 
 HET = with_dtype(find_cluster("amp-het-cluster"))  # 12 V100 and 4 T4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.ir.types import shape_of
 from shardweave.planners.cost.workload import batch_of
-from shardweave.planners.cost.zero import DATA_AXIS
+from shardweave.planners.cost.zero import BATCH_AXES, DATA_AXIS
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_names import Lookup, read_sharding
 from shardweave.planners.plan_parts import PlanError
@@ -30,6 +31,7 @@ def micro_batch_plan(plan: Plan, program: Program) -> Plan:
             )
     micro_batches = plan.pipeline.micro_batches if plan.pipeline else 1
     pieces = plan.mesh.get(DATA_AXIS, 1) * micro_batches
+    replicas = math.prod(plan.mesh.get(axis, 1) for axis in BATCH_AXES)
     mesh = {axis.name: axis.size for axis in Mesh(**plan.mesh).space_axes}
     found = Plan(
         mesh={DATA_AXIS: pieces, **{axis: n for axis, n in mesh.items() if axis != DATA_AXIS}},
@@ -44,10 +46,10 @@ def micro_batch_plan(plan: Plan, program: Program) -> Plan:
     if micro_batches == 1:
         return found
     batch = batch_of(program)
-    if batch % pieces:
+    if batch % (replicas * micro_batches):
         raise PlanError(
             f"the batch of {batch} does not divide into {micro_batches} micro-batches on each of "
-            f"{pieces // micro_batches} replicas; use micro-batches that divide it."
+            f"{replicas} replicas; use micro-batches that divide it."
         )
     return replace(found, inputs=_inputs(plan, program), activations=_cut_all(plan.activations))
 

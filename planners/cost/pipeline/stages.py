@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, repeat
+from typing import Literal
 
 from shardweave.ir.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster, PlacedCluster, likeness, on_devices
@@ -25,11 +26,17 @@ from shardweave.planners.cost.pipeline.events import (
 from shardweave.planners.cost.pipeline.micro_batch import micro_batch_plan
 from shardweave.planners.cost.streams import beside_s
 from shardweave.planners.cost.workload import BlockWork, Workload
-from shardweave.planners.cost.zero import DATA_AXIS, DIVIDED, divided, whole_for_a_while
+from shardweave.planners.cost.zero import BATCH_AXES, DATA_AXIS, DIVIDED, divided, whole_for_a_while
 from shardweave.planners.lower import Lowerings
 from shardweave.planners.plan import Plan
 from shardweave.planners.plan_names import Lookup
 from shardweave.planners.plan_parts import Pipeline, PlanError
+
+SyncStep = Literal["gather", "scatter", "sum"]
+"""What replicas send of parameters and gradients: shards that ZeRO divides into are gathered, and
+scattered to; what is not divided, or further replicas have too, is summed."""
+
+Sync = tuple[SyncStep, ...]
 
 OVERLAPPING = ("sub-batch", "cross-pass", "list")
 """Schedules that start collectives before they wait for them."""
@@ -40,7 +47,7 @@ class Stage:
     """One stage of a plan. blocks: of a micro-batch, as its devices run them. handed_bytes: that
     a rank hands to its like of the next for one. parameter_bytes: by block, shared ones in each
     stage that uses them. itemsize: of a parameter. gradient_scale: bytes of a gradient as it is
-    sent, over those of its parameter."""
+    sent, over those of its parameter. divided_over: the axes over which ZeRO divides."""
 
     plan: Plan
     number: int
@@ -51,6 +58,7 @@ class Stage:
     handed_bytes: int
     itemsize: int
     gradient_scale: float = 1.0
+    divided_over: tuple[str, ...] = (DATA_AXIS,)
 
     @property
     def tasks(self) -> list[Task]:
@@ -83,7 +91,7 @@ class Stage:
         """Communication within a stage's replica, by axes, in one pass of a block."""
         found: dict[str, float] = {}
         for (axes, phase), seconds in block.communication_s.items():
-            if DATA_AXIS not in axes and (phase == "forward") == is_forward:
+            if not {*BATCH_AXES} & {*axes} and (phase == "forward") == is_forward:
                 found[",".join(axes)] = found.get(",".join(axes), 0.0) + seconds
         return found
 
@@ -110,30 +118,30 @@ class Stage:
             axes
             for block in self.blocks
             for axes, phase in block.communication_s
-            if DATA_AXIS in axes and phase == "backward"
+            if {*BATCH_AXES} & {*axes} and phase == "backward"
         )
-        return max(sums, key=len, default=(DATA_AXIS,))
+        return max(sums, key=len, default=BATCH_AXES)
 
     @property
     def times(self) -> StageTimes:
         """What the stage does, for `events.play`."""
         zero, total = self.plan.zero, sum(self.parameter_bytes)
-        reduction = "reduce_scatter" if zero else "all_reduce"
-        at_end = "gradients" not in DIVIDED[zero] and not self.overlaps
-        every = reduction if "gradients" in DIVIDED[zero] else ""
-        last = "" if at_end else reduction
-        gathered = "all_gather" if "parameters" in DIVIDED[zero] else ""
-        finish = [self._sync(reduction, total)] if at_end else []
-        finish += [self._sync("all_gather", total)] if zero and not gathered else []
+        once: Sync = ("scatter", "sum") if zero else ("sum",)
+        every: Sync = ("scatter",) if "gradients" in DIVIDED[zero] else ()
+        gathered: Sync = ("gather",) if "parameters" in DIVIDED[zero] else ()
+        at_end = tuple(step for step in once if step not in every and not self.overlaps)
+        last = tuple(step for step in once if step not in at_end)
+        finish = [self._sync(at_end, total)]
+        finish += [self._sync(("gather",), total)] if zero and not gathered else []
         return StageTimes(
-            forward=self._parts(True, gathered, ""),
+            forward=self._parts(True, gathered, ()),
             backward=self._parts(False, gathered, every),
             last_backward=self._parts(False, gathered, last),
             finish=tuple(message for message in finish if message is not None),
             overlaps=self.overlaps,
         )
 
-    def _parts(self, is_forward: bool, gather: str, scatter: str) -> tuple[TaskPart, ...]:
+    def _parts(self, is_forward: bool, gather: Sync, scatter: Sync) -> tuple[TaskPart, ...]:
         parts = [
             TaskPart(
                 self._compute_s(block, is_forward)
@@ -177,10 +185,11 @@ class Stage:
     @property
     def _inside(self) -> tuple[str, ...]:
         """The axes over which the ranks of a replica lie."""
-        return tuple(name for name in self.mesh.names if name != DATA_AXIS)
+        return tuple(name for name in self.mesh.names if name not in BATCH_AXES)
 
     @property
-    def replicas(self) -> int:
+    def num_shards(self) -> int:
+        """Into how many shards ZeRO divides."""
         return self.mesh.size(DATA_AXIS) if DATA_AXIS in self.mesh.names else 1
 
     @cached_property
@@ -192,18 +201,31 @@ class Stage:
     def _links(self) -> CostModel:
         return CostModel(self.cluster, self.mesh)
 
-    def _sync(self, kind: str, size: float) -> Message | None:
-        """A collective over the replicas of parameters or gradients of `size` bytes each."""
-        over = (DATA_AXIS,) if kind == "all_gather" else self._reduced_over
-        axes = tuple(axis for axis in over if axis in self.mesh.names)
-        if not kind or not size or self.mesh.sizes(axes) == 1:
+    def _sync(self, steps: Sync, size: float) -> Message | None:
+        """Messages over the replicas of parameters or gradients of `size` bytes, one behind the
+        other; None if there are none."""
+        found = map(self._sent, steps, repeat(size))
+        sent = [one for one in found if size and self.mesh.sizes(one[1]) > 1]
+        if not sent:
             return None
-        if kind != "all_gather":
-            size *= self.gradient_scale
-        seconds = self._links.sync_time_s(kind, axes, size)
+        seconds = sum(self._links.sync_time_s(*one) for one in sent)
         ranks = range(self.cluster.num_devices)
-        crosses = self._links.ring_over(axes).nodes > 1
+        crosses = any(self._links.ring_over(axes).nodes > 1 for _, axes, _ in sent)
         return Message(seconds, nics_of(self.cluster, ranks) if crosses else ())
+
+    def _sent(self, step: SyncStep, size: float) -> tuple[str, tuple[str, ...], float]:
+        """The collective of a step over the replicas, its axes, and of how many bytes it is."""
+        divided = self._in_mesh(self.divided_over if self.plan.zero else ())
+        if step == "gather":
+            return "all_gather", divided, size
+        size *= self.gradient_scale
+        if step == "scatter":
+            return "reduce_scatter", divided, size
+        rest = tuple(axis for axis in self._reduced_over if axis not in divided)
+        return "all_reduce", self._in_mesh(rest), size / self.mesh.sizes(divided)
+
+    def _in_mesh(self, axes: Sequence[str]) -> tuple[str, ...]:
+        return tuple(axis for axis in axes if axis in self.mesh.names)
 
 
 def memory_of(
@@ -214,14 +236,14 @@ def memory_of(
     first = chunks[0]
     size = float(sum(sum(stage.parameter_bytes) for stage in chunks))
     states = state_bytes(size, first.itemsize, first.plan.precision, optimizer_multiplier)
-    replicas, zero = first.replicas, first.plan.zero
-    whole = whole_for_a_while(zero) if replicas > 1 else 0
+    shards, zero = first.num_shards, first.plan.zero
+    whole = whole_for_a_while(zero) if shards > 1 else 0
     # While one block's are used, those of the next are on their way.
     whole *= 2 if first.overlaps else 1
     kept = [stage.kept_bytes for stage in chunks]
     blocks = [block for stage in chunks for block in stage.blocks]
     parts = {
-        **divided(states, zero, replicas),
+        **divided(states, zero, shards),
         "activations": float(most_in_flight(first.tasks, kept)),
         "workspace": float(max(block.workspace_bytes for block in blocks)),
         "communication": float(whole * max(max(stage.parameter_bytes) for stage in chunks)),
