@@ -83,7 +83,8 @@ def compile(
     plans, on the program that it compiles, for all ranks.
     sequence_parallel: an option for the planner.
     zero: the plan's ZeRO stage, over an axis "data": 1 stores optimizer states in shards, 2
-    gradients too, 3 parameters too (as FSDP).
+    gradients too, 3 parameters too (as FSDP). Ranks along an axis "replica" beside it hold the
+    same shards (as HSDP).
     passes: more passes, run after the default ones, or in their place if `insert-collectives` is
     among them.
     program: a step of this model that is partitioned already, perhaps edited by hand; it is

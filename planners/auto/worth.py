@@ -48,7 +48,7 @@ def over_own(search: JointSearch, best: Candidate) -> Iterator[str]:
     """By how much another planner's plan is faster than the fastest point of the joint space."""
     own = next(((point, found) for point, found in search.seen if found.fits), None)
     if own is None:
-        yield f"{best.name} is the only plan that fits"
+        yield f"{best.name} fits, and no point of the joint space that was simulated does"
     else:
         gap = seconds_text(own[1].time_s - best.predicted.time_s)
         reason = why_slower(best.predicted, own[1])

@@ -13,7 +13,7 @@ import pytest
 from shardweave.ir.mesh import Mesh
 from shardweave.ir.program import Program
 from shardweave.planners.auto import plan_auto
-from shardweave.planners.auto.constraints import Constraints, with_memory
+from shardweave.planners.auto.constraints import Constraints, point_of, with_memory
 from shardweave.planners.auto.estimate import Estimator, filled
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.planner import AutoOptions
@@ -22,6 +22,7 @@ from shardweave.planners.auto.point import JointPoint
 from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.auto.search import LATE, PATIENCE, JointSearch
 from shardweave.planners.auto.space import joint_space as auto_space
+from shardweave.planners.auto.worth import over_own, worth
 from shardweave.planners.call import call_planner
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.exhaustive import plan_exhaustive
@@ -29,7 +30,7 @@ from shardweave.planners.lower import Lowerings, local_program
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.oppa.trials import Host
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import PlanError, Predicted
+from shardweave.planners.plan_parts import Candidate, PlanError, Predicted
 from shardweave.planners.predict import simulate_plan
 from shardweave.tests.zoo import assert_equals_eager, captured
 
@@ -181,6 +182,29 @@ def test_interrupted_search_gives_the_best_so_far(at: str) -> None:
     plan = plan_auto(program(), None, cluster=CLUSTER, host=Host(None, tell), options=options)
     assert plan.predicted is not None
     assert any("it was interrupted" in reason for reason in plan.reasons)
+
+
+def test_plan_of_another_planner_is_compared_with_the_best_of_the_space_and_each_choice() -> None:
+    reader = CostReader(Depths.of(program()), CLUSTER)
+    estimator = Estimator(reader)
+    search = JointSearch(
+        space=auto_space(reader, None, Constraints.parse("", ""), has_list=False),
+        estimator=estimator,
+        evaluator=Evaluator(PlanMaker(estimator)),
+        capacity=1.0,
+        simulate=16,
+        deadline_s=math.inf,
+    )
+    rival = Candidate("axonn, in-order", Predicted(1.0, compute_s=1.0))
+    (alone,) = over_own(search, rival)
+    assert alone == "axonn, in-order fits, and no point of the joint space that was simulated does"
+    search.evaluator.found[JointPoint(data=4)] = Predicted(1.5, compute_s=1.5)
+    (compared,) = over_own(search, rival)
+    assert compared.startswith("axonn, in-order is worth 500.00 ms against the joint space's own:")
+    of_grid = point_of(Plan(mesh={"data": 2, "z": 2, "y": 1, "x": 1}))
+    lines = list(worth(search, of_grid, rival.predicted))
+    assert any(line.startswith("replica=2 is worth 500.00 ms (50.0%)") for line in lines)
+    assert not any(line.startswith(("pipeline=", "chunks=")) for line in lines)
 
 
 def test_search_goes_on_while_nothing_fits_and_where_its_last_points_were_faster() -> None:
