@@ -23,9 +23,12 @@ from shardweave.ir.inspect.diff import (
 from shardweave.ir.program import Program
 from shardweave.ir.verify.program import check
 from shardweave.planners.cost.cluster import Cluster
+from shardweave.planners.cost.pipeline.simulation import PipelineSimulation
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.cost.simulation import Simulation
+from shardweave.planners.predict import simulate_step
+
+Simulated = Simulation | PipelineSimulation
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Diff:
     """What changed. `print(diff)` says it; `save_html` writes it side by side."""
 
     structure: StructuralDiff
-    simulations: tuple[Simulation, Simulation] | None = None
+    simulations: tuple[Simulated, Simulated] | None = None
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -87,7 +90,7 @@ def diff(a: Program, b: Program, *, cluster: Cluster | str | Path | None = None)
     if cluster is None:
         return Diff(structure)
     found = find_cluster(cluster)
-    return Diff(structure, (simulate(a, found), simulate(b, found)))
+    return Diff(structure, (simulate_step(a, found), simulate_step(b, found)))
 
 
 def _group_dict(group: ChangeGroup) -> dict[str, Any]:

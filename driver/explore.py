@@ -54,21 +54,24 @@ def explore(
     *,
     mesh: MeshLike | None = None,
     title: str = "shardweave",
-    optimizer_multiplier: float = 0.0,
+    optimizer_multiplier: float | None = 0.0,
+    precision: str = "",
     observer: Observer | None = None,
 ) -> Exploration:
     """Run passes over a copy of a program, and show what each did to it.
 
     cluster: for the times, of those moments at which the program is one device's: a Cluster, a
     preset's name or a YAML file. mesh: by default the program's own. title: of the page.
-    optimizer_multiplier: bytes of optimizer state per byte of parameters (2 for Adam). observer:
-    sees each pass too.
+    optimizer_multiplier: bytes of optimizer state per byte of parameters (2 for Adam); None: those
+    of Adam in `precision`, as a plan says it. observer: sees each pass too.
 
     Raises ValueError for a program that is not well formed, PassError if a pass fails, ClusterError
     for a mesh that the cluster has no devices for.
     """
     check(program)
-    recorder = Recorder(find_cluster(cluster), optimizer_multiplier=optimizer_multiplier)
+    recorder = Recorder(
+        find_cluster(cluster), optimizer_multiplier=optimizer_multiplier, precision=precision
+    )
     watch = recorder if observer is None else Observers((observer, recorder))
     pipeline = PassPipeline([passes] if isinstance(passes, str) else passes)
     on = None if mesh is None else as_mesh(mesh)
@@ -84,12 +87,13 @@ def explore_plans(
     cluster: ClusterLike,
     *,
     title: str = "shardweave",
-    optimizer_multiplier: float = 0.0,
+    optimizer_multiplier: float | None = 0.0,
 ) -> Exploration:
     """Show what each device does under several plans, each beside the one before it.
 
     program: a captured one. plans: by the names that the page gives them. cluster, title and
-    optimizer_multiplier are those of `explore`; the result's program is that of the last plan.
+    optimizer_multiplier are those of `explore`, with None for each plan in its own precision; the
+    result's program is that of the last plan.
 
     Raises ValueError for no plans, a program that is partitioned already, or a plan that does not
     fit it.
@@ -107,6 +111,7 @@ def explore_plans(
     local = program
     for name, plan in plans.items():
         check_plan(plan, program)
+        recorder.precision = plan.precision
         local = partition(program, Mesh(**plan.mesh), plan)
         said = " ".join(f"{reason}." for reason in plan.reasons)
         recorder.note(name, local, summary=said, choices=choices_of(plan))

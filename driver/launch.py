@@ -189,6 +189,11 @@ def _wait(workers: Sequence[Worker], time_limit_s: float | None) -> None:
             return
         if time_limit_s is not None and time.monotonic() - start_s > time_limit_s:
             last = workers[running[-1]]
+            if len(workers) == 1:
+                raise WorkerError(
+                    f"the run was not done after the time limit of {time_limit_s:g} s, and was "
+                    "stopped; give a longer time limit."
+                )
             raise WorkerError(
                 f"ranks {running} of {len(workers)} were still running after the time limit of "
                 f"{time_limit_s:g} s; all ranks were stopped. Give a longer time limit, or see "

@@ -39,7 +39,7 @@ from shardweave.driver.twin import twin_spec
 from shardweave.ir.capture.seeded import SeededRandom
 from shardweave.ir.inspect.stats import stats
 from shardweave.ir.program import Program
-from shardweave.ir.staged import num_ops_on_a_rank
+from shardweave.ir.staged import between_stages, num_ops_on_a_rank
 from shardweave.passes.pipeline import parse_passes
 
 
@@ -83,6 +83,7 @@ def run(options: RunOptions) -> RunReport:
         device=device.type,
         num_local_ops=num_ops_on_a_rank(program),
         collectives=stats(program).collectives,
+        between=between_stages(program),
         work=work_of(example.kwargs),
         loss=loss,
         check=check,

@@ -13,7 +13,7 @@ from shardweave.ir.program import Program
 from shardweave.planners.cost.zero import DATA_AXIS
 from shardweave.planners.pipelines.choose import with_pipeline
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_check import check_stages
+from shardweave.planners.plan_check import check_recomputed, check_stages
 from shardweave.planners.registry import PLANNERS
 
 
@@ -50,6 +50,7 @@ def choose_plan(program: Program, request: Request) -> Plan | None:
     )
     resolved = _with_names_of_forward(resolved, program, request)
     check_stages(resolved, program, (name for name, _ in request.model.named_modules() if name))
+    check_recomputed(resolved, program)
     if request.zero:
         resolved = _in_shards(resolved, request)
     return with_pipeline(resolved, program, request.mesh)

@@ -25,7 +25,7 @@ from shardweave.planners.plan import Plan
 from shardweave.planners.plan_check import check_plan
 from shardweave.planners.plan_parts import Candidate
 from shardweave.planners.plan_plot import plot_candidates
-from shardweave.planners.registry import PLANNERS, no_such_plan
+from shardweave.planners.registry import DEFAULT_PLANNER, PLANNERS, no_such_plan
 
 DIFFERENCES = 20
 """How many lines of what differs between two plans are shown."""
@@ -39,14 +39,16 @@ def plan_program(options: argparse.Namespace) -> int:
     # Before the work that a cluster is needed for.
     if options.cluster:
         find_cluster(options.cluster)
-    require_cluster(options.planner, options.cluster, is_mesh_given=True)
+    for name in _planners(options):
+        require_cluster(name, options.cluster, is_mesh_given=True)
     given = _options(options)
     program = _program(options)
     out = messages(options.output or "")
     if options.compare:
         return _compare(options, given, program)
-    with status(f"planning with {options.planner}") as shown:
-        found = _planned(options, options.planner, given, program, tell=shown.update)
+    (planner,) = _planners(options)
+    with status(f"planning with {planner}") as shown:
+        found = _planned(options, planner, given, program, tell=shown.update)
     considered = found.candidates or _rows([found.planner], [found])
     if options.explain:
         print_candidates(considered, out)
@@ -61,12 +63,27 @@ def plan_program(options: argparse.Namespace) -> int:
     return 0
 
 
+def _planners(options: argparse.Namespace) -> list[str]:
+    """The planners that are to plan: of two that are compared those that are no files."""
+    if not options.compare:
+        return [options.planner or DEFAULT_PLANNER]
+    return [name for name in _compared(options) if name in PLANNERS]
+
+
+def _compared(options: argparse.Namespace) -> list[str]:
+    names = [name.strip() for name in options.compare.split(",")]
+    if len(names) != 2 or not all(names):
+        raise ValueError(
+            f"--compare '{options.compare}' must name two planners or plan files, such as "
+            "megatron,amp."
+        )
+    return names
+
+
 def _check_useful(options: argparse.Namespace) -> None:
     """Raises ValueError for an argument that would do nothing."""
-    if options.compare and options.output:
-        raise ValueError(
-            "--compare shows two plans and writes none; leave -o out, or --compare to plan."
-        )
+    if options.compare:
+        _check_useful_to_compare(options)
     if not options.cluster and (options.explain or (options.plot and not options.compare)):
         raise ValueError(
             f"{'--explain' if options.explain else '--plot'} shows what plans are predicted to "
@@ -76,6 +93,24 @@ def _check_useful(options: argparse.Namespace) -> None:
         raise ValueError(
             f"--dtype {options.dtype} is for a model, and '{options.file}' is a captured program, "
             "which has its dtypes; leave it out, or plan the model."
+        )
+
+
+def _check_useful_to_compare(options: argparse.Namespace) -> None:
+    if options.output:
+        raise ValueError(
+            "--compare shows two plans and writes none; leave -o out, or --compare to plan."
+        )
+    if options.explain or options.planner:
+        useless = "--explain" if options.explain else "--planner"
+        raise ValueError(
+            f"--compare names what plans, and shows it in its own table; leave {useless} out, or "
+            "--compare to plan."
+        )
+    if _options(options) and not _planners(options):
+        raise ValueError(
+            f"--compare {options.compare} compares plans that are made already; leave "
+            f"{', '.join(_options(options))} out, which are options of planners."
         )
 
 
@@ -129,13 +164,7 @@ def _planned(
 
 
 def _compare(options: argparse.Namespace, given: dict[str, Any], program: Program) -> int:
-    names = [name.strip() for name in options.compare.split(",")]
-    if len(names) != 2 or not all(names):
-        raise ValueError(
-            f"--compare '{options.compare}' must name two planners or plan files, such as "
-            "megatron,amp."
-        )
-    plans: list[Plan] = []
+    names, plans = _compared(options), list[Plan]()
     for name in names:
         with status(f"planning with {name}"):
             plans.append(_plan_named(options, name, given, program))

@@ -30,9 +30,10 @@ from typing import Literal, cast
 from xdsl.dialects import builtin, func
 from xdsl.ir import Operation
 
-from shardweave.ir.dist import RunOp
+from shardweave.ir.dist import RunOp, SendOp
 from shardweave.ir.mesh import Axis, Mesh
 from shardweave.ir.program import Program
+from shardweave.ir.types import num_bytes, tensor_type_of
 
 Direction = Literal["before", "forward", "backward", "inputs", "weights", "share", "after"]
 """What of a stage a function does: once before the micro-batches; forward; backward as a whole, or
@@ -167,6 +168,35 @@ def num_ops_on_a_rank(program: Program) -> int:
     for at, function in {(run.at, run.function) for _, run in runs_of(program)}:
         found[at] += sizes[function]
     return max(found.values())
+
+
+@dataclass(frozen=True)
+class BetweenStages:
+    """What goes between the stages of a step: messages, and their bytes on one rank of each."""
+
+    stages: int
+    micro_batches: int
+    messages: int
+    bytes: int
+
+
+def between_stages(program: Program) -> BetweenStages | None:
+    """What the stages of a program send each other in a step; None if it is not cut into any."""
+    if not is_staged(program):
+        return None
+    sizes = {
+        name: [num_bytes(tensor_type_of(op.value)) for op in one.ops if isinstance(op, SendOp)]
+        for name, one in functions_of(program).items()
+    }
+    runs = [run for _, run in runs_of(program)]
+    sent = [size for run in runs for size in sizes[run.function]]
+    axis = micro_axis(program)
+    return BetweenStages(
+        stages=len(StagePlaces.of(program).of_stage),
+        micro_batches=axis.size if axis else 1,
+        messages=len(sent),
+        bytes=sum(sent),
+    )
 
 
 def micro_axis(program: Program) -> Axis | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 from xdsl.context import Context
 from xdsl.passes import ModulePass
@@ -89,9 +89,30 @@ def _made(spec: ArgSpec) -> tuple[ModulePass, ...]:
     try:
         return (kind.from_spec(spec),)
     except (TypeError, AttributeError, ValueError) as error:
+        why = _wrong_kind(kind, spec) or f"{error}"
         raise ValueError(
-            f"pass '{spec.name}': {error}; its options are {options or 'none'}."
+            f"pass '{spec.name}': {why}; its options are {options or 'none'}."
         ) from error
+
+
+_KINDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+}
+
+
+def _wrong_kind(kind: type[ModulePass], spec: ArgSpec) -> str:
+    """Which option has a value of another kind than the pass takes; empty if none."""
+    hints = get_type_hints(kind)
+    for option, values in spec.parameters.items():
+        wanted = hints[option.replace("-", "_")]
+        kinds = (int, float) if wanted is float else (wanted,)
+        if wanted in _KINDS and (len(values) != 1 or type(values[0]) not in kinds):
+            shown = ",".join(str(value) for value in values)
+            return f"option '{option}' is '{shown}'; give {_KINDS[wanted]}"
+    return ""
 
 
 @dataclass(frozen=True, init=False)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from shardweave.ir.program import Program
 from shardweave.ir.sharding.attention_parts import split_attention
+from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
 
 
@@ -24,4 +25,8 @@ class SplitAttentionPass(PassOnProgram):
     parts: int = 2
 
     def run(self, program: Program) -> None:
-        split_attention(program, self.parts)
+        if not split_attention(program, self.parts) and self.parts > 1:
+            note(
+                "no fused attention has keys that are cut along the sequence, and none is "
+                "computed in parts; cut the inputs' sequences first, over an axis as context=2."
+            )

@@ -121,7 +121,7 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
     for option, value in options.items():
         if option not in known:
             others = [other for other in PLANNERS if option in planner_options(other)]
-            elsewhere = f" (of {', '.join(others)})" if others else ""
+            elsewhere = f", which is one of {', '.join(others)}" if others else ""
             raise ValueError(
                 f"planner '{name}' has no option '{option}'{elsewhere}; "
                 f"{did_you_mean(option, known)}its options are "

@@ -19,11 +19,12 @@ def check_plan(plan: Plan, program: Program) -> None:
     for kind, table in tables:
         argument_shardings(program, kind, table, Mesh(**plan.mesh))
     check_stages(plan, program)
-    _check_recomputed(plan, program)
+    check_recomputed(plan, program)
 
 
-def _check_recomputed(plan: Plan, program: Program) -> None:
-    """Every name of `recompute_in` stands for a block, and something is recomputed there."""
+def check_recomputed(plan: Plan, program: Program) -> None:
+    """Raises PlanError unless every name of `recompute_in` stands for a block, in which something
+    is recomputed."""
     if not plan.recompute_in:
         return
     if plan.recompute == "none":

@@ -18,13 +18,16 @@ from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.cost.simulation import Simulation
 from shardweave.planners.lower import Lowerings
 from shardweave.planners.plan import Plan
-from shardweave.planners.plan_parts import Candidate, PlanError, Predicted
+from shardweave.planners.plan_parts import Candidate, Pipeline, PlanError, Predicted
 
 BY_BLOCK = ("1f1b", "gpipe")
 """Schedules of pipelines that are simulated by block and micro-batch."""
 
 DEEP_BY_BLOCK = (*BY_BLOCK, "interleaved-1f1b")
 """Those that can be, of models that are too deep to be simulated run by run."""
+
+_ROUNDING = 1e-9
+"""Share of a step by which equal sums may differ that were added up in another order."""
 
 _TOLD = 0.05
 """Share of the gap between two plans from which on a part is named as its cause."""
@@ -103,13 +106,15 @@ def simulate_step(
     *,
     optimizer_multiplier: float | None = 0.0,
     precision: str = "",
+    pipeline: Pipeline | None = None,
 ) -> Simulation | PipelineSimulation:
     """Simulate one step of a program as its text has it: local, staged, or for one device.
 
     As `cost.simulate.simulate`; of a staged program run by run, on the cluster's devices in order.
     cluster: a Cluster, a preset's name or a YAML file. mesh: by default the program's own.
     optimizer_multiplier: bytes of optimizer state per byte of parameters (2 for Adam); None: those
-    of Adam in the precision. precision: as in a plan, "fp32", "bf16-mixed" or "fp16-mixed". Raises
+    of Adam in the precision. precision: as in a plan, "fp32", "bf16-mixed" or "fp16-mixed".
+    pipeline: of the plan that a staged program was cut by, for the name of its schedule. Raises
     ValueError for another mesh than that of a staged program.
     """
     if not is_staged(program):
@@ -123,6 +128,7 @@ def simulate_step(
     return simulate_runs(
         program,
         find_cluster(cluster),
+        pipeline,
         optimizer_multiplier=optimizer_multiplier,
         precision=precision,
     )
@@ -160,7 +166,7 @@ def why_slower(best: Predicted, other: Predicted) -> str:
     gap = other.time_s - best.time_s
     before, after = time_parts(best), time_parts(other)
     changes = {part: after.get(part, 0.0) - before.get(part, 0.0) for part in before | after}
-    if not gap:
+    if abs(gap) <= _ROUNDING * best.time_s:
         return "takes as long"
     largest = sorted(changes.items(), key=lambda item: -item[1])
     least = _TOLD * abs(gap)

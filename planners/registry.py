@@ -19,6 +19,10 @@ PLANNERS: dict[str, str] = {
 """`name` -> `module:function`; a planner takes a program and a mesh and returns a Plan."""
 
 
+DEFAULT_PLANNER = "auto"
+"""Of the command `plan`."""
+
+
 def no_such_plan(given: str) -> str:
     """What to say of a plan that is neither a planner's name nor a file."""
     return (

@@ -81,14 +81,20 @@ def add_cluster(command: argparse.ArgumentParser, *, required: bool = True, why:
 
 
 def add_optimizer(command: argparse.ArgumentParser) -> None:
-    """Declare --optimizer, for the memory of a step."""
+    """Declare --optimizer, for the memory of a step, which `optimizer_state` reads."""
     command.add_argument(
         "--optimizer",
         type=not_negative("bytes of state for each byte of parameters, 0 or more"),
-        default=0.0,
         metavar="X",
-        help="bytes of optimizer state per byte of parameters, such as 2 for Adam (default: 0)",
+        help="bytes of optimizer state per byte of parameters (default: 0; with --plan 2, Adam's)",
     )
+
+
+def optimizer_state(options: argparse.Namespace) -> float | None:
+    """Bytes of optimizer state per byte of parameters; None: Adam's, in a plan's precision."""
+    if options.optimizer is None:
+        return None if options.plan else 0.0
+    return options.optimizer
 
 
 def add_program_output(command: argparse.ArgumentParser) -> None:

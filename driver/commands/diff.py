@@ -53,14 +53,17 @@ def _diff(options: argparse.Namespace) -> bool:
     """Print and write what was asked for; returns whether the programs are the same."""
     from rich.console import Console
 
-    from shardweave.driver.commands.programs import read
+    from shardweave.driver.commands.programs import note_what_is_simulated, read
     from shardweave.driver.diff import diff
     from shardweave.driver.report.diff_text import SHOWN, print_diff
 
     check_output(options.html)
     if options.before == options.after == "-":
         raise ValueError("both programs cannot be standard input; give the path of one of them.")
-    found = diff(read(options.before), read(options.after), cluster=options.cluster)
+    before, after = read(options.before), read(options.after)
+    found = diff(before, after, cluster=options.cluster)
+    if options.cluster:
+        note_what_is_simulated(options.cluster, before, after)
     if options.json:
         print(json.dumps(found.to_dict(), indent=2))
     else:

@@ -14,6 +14,7 @@ from shardweave.driver.commands.arguments import (
     add_program,
     check_output,
     new_command,
+    optimizer_state,
 )
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def _explored(program: Program, options: argparse.Namespace) -> Exploration:
     from shardweave.planners.plan import Plan
 
     title, passes, mesh = Path(options.file).name, options.passes, options.mesh
+    state, precision = optimizer_state(options), ""
     if len(options.plan) > 1:
         names = {path: Path(path).name for path in options.plan}
         are_distinct = len(set(names.values())) == len(options.plan)
@@ -74,17 +76,18 @@ def _explored(program: Program, options: argparse.Namespace) -> Exploration:
             plans,
             options.cluster,
             title=title,
-            optimizer_multiplier=options.optimizer,
+            optimizer_multiplier=state,
         )
     if options.plan:
         plan = Plan.load(options.plan[0])
         passes = plan_passes(plan)
-        mesh = plan.mesh
+        mesh, precision = plan.mesh, plan.precision
     return explore(
         program,
         passes,
         options.cluster,
         mesh=mesh,
         title=title,
-        optimizer_multiplier=options.optimizer,
+        optimizer_multiplier=state,
+        precision=precision,
     )

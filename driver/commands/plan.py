@@ -12,7 +12,7 @@ from shardweave.driver.commands.arguments import (
     add_time_limit,
     new_command,
 )
-from shardweave.planners.registry import PLANNERS
+from shardweave.planners.registry import DEFAULT_PLANNER, PLANNERS
 
 
 def add_parser(commands: Commands) -> None:
@@ -22,8 +22,8 @@ def add_parser(commands: Commands) -> None:
     )
     add_cluster(command, required=False, why="needed by all but rules on a given mesh: ")
     command.add_argument(
-        "--planner", default="auto", metavar="NAME",
-        help=f"{', '.join(PLANNERS)} (default: auto)",
+        "--planner", metavar="NAME",
+        help=f"{', '.join(PLANNERS)} (default: {DEFAULT_PLANNER})",
     )  # fmt: skip
     command.add_argument(
         "--mesh", default="", help="as in data=2,tensor=2; default: the planner chooses"

@@ -13,9 +13,11 @@ from shardweave.driver.report.text import status
 from shardweave.ir.annotations import phase_of
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.program import Program
-from shardweave.ir.staged import ops_of_parts
+from shardweave.ir.staged import is_staged, ops_of_parts
 from shardweave.ir.types import num_bytes, tensor_type_of
 from shardweave.ir.verify.program import check
+from shardweave.passes.notes import note
+from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.quantity import bytes_text
 
 
@@ -62,6 +64,33 @@ def read_or_capture(name: str, dtype: str = "float32") -> Program:
     with status(f"capturing {name}"):
         example = build_example(name, dtype=getattr(torch, dtype))
         return capture(example.module, kwargs=example.kwargs)
+
+
+def note_what_is_simulated(cluster: str, *programs: Program) -> None:
+    """Note of programs that one device, or each, is taken to run whole, though there are more."""
+    several = find_cluster(cluster).num_devices > 1
+    for text in dict.fromkeys(_run_whole(program, several) for program in programs):
+        if text:
+            note(text)
+
+
+def _run_whole(program: Program, has_several_devices: bool) -> str:
+    if not program.is_local:
+        if not has_several_devices:
+            return ""
+        return (
+            "the program is global, so that one device of the cluster runs all of it; partition "
+            "it first (shardweave opt --mesh data=2 --passes plan-megatron,preset:partition), or "
+            "simulate it by --plan."
+        )
+    stages = 1 if program.mesh is None or is_staged(program) else program.mesh.num_stages
+    if stages == 1:
+        return ""
+    return (
+        f"the mesh {program.mesh} has {stages} stages, and the program is not cut into them, so "
+        "that each of them runs all of it; run the pass cut-stages on it, or simulate the captured "
+        "program by --plan."
+    )
 
 
 def write(program: Program, path: str) -> None:

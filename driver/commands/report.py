@@ -12,6 +12,7 @@ from shardweave.driver.commands.arguments import (
     add_program,
     check_output,
     new_command,
+    optimizer_state,
 )
 
 
@@ -30,7 +31,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def report_command(options: argparse.Namespace) -> int:
-    from shardweave.driver.commands.programs import read
+    from shardweave.driver.commands.programs import note_what_is_simulated, read
     from shardweave.driver.report.page import report_page
     from shardweave.driver.report.reshards import local_with_reshards
     from shardweave.ir.verify.program import check
@@ -43,14 +44,23 @@ def report_command(options: argparse.Namespace) -> int:
     check(program)
     plan = Plan.load(options.plan) if options.plan else None
     program, reshards = local_with_reshards(program, plan)
-    found = simulate_step(program, options.cluster, optimizer_multiplier=options.optimizer)
+    note_what_is_simulated(options.cluster, program)
+    state, precision = optimizer_state(options), plan.precision if plan else ""
+    found = simulate_step(
+        program,
+        options.cluster,
+        optimizer_multiplier=state,
+        precision=precision,
+        pipeline=plan.pipeline if plan else None,
+    )
     page = report_page(
         program,
         found,
         title=Path(options.file).name,
         plan=plan,
         reshards=reshards,
-        optimizer_multiplier=options.optimizer,
+        optimizer_multiplier=state,
+        precision=precision,
     )
     Path(options.output).write_text(page)
     print(found.summary())

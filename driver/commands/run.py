@@ -80,7 +80,7 @@ def add_parser(commands: Commands) -> None:
     command.add_argument("--json", metavar="FILE", help="write the results there as well")
     add_validate_options(command)
     add_prove_option(command, "what each rank runs")
-    add_time_limit(command, "stop all processes")
+    add_time_limit(command, "stop the run")
     command.set_defaults(func=run_command)
 
 
@@ -88,7 +88,8 @@ def run_command(options: argparse.Namespace) -> int:
     """Start a process for each device, or run as one of those that torchrun or we started."""
     run = RunOptions.of(options)
     num_processes = run.mesh.num_devices if run.backend != "reference" else 1
-    if num_processes > 1 and not is_worker():
+    # One process that is to be stopped in time needs another one that does it.
+    if (num_processes > 1 or options.time_limit) and not is_worker():
         command = [sys.executable, "-m", "shardweave", *options.arguments]
         launch(command, num_processes, time_limit_s=options.time_limit)
         return 0

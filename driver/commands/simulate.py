@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from shardweave.driver.commands.arguments import (
     Commands,
     add_cluster,
+    add_optimizer,
     check_output,
     check_picture,
     new_command,
-    not_negative,
+    optimizer_state,
 )
 
 if TYPE_CHECKING:
@@ -37,12 +38,7 @@ def add_parser(commands: Commands) -> None:
     command.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev there")
     command.add_argument("--plot", metavar="FILE", help="write a picture of the streams there")
     command.add_argument("--json", action="store_true", help="print the numbers as JSON instead")
-    command.add_argument(
-        "--optimizer",
-        type=not_negative("bytes of state for each byte of parameters, 0 or more"),
-        metavar="X",
-        help="bytes of optimizer state per byte of parameters (default: 0; with --plan 2, Adam's)",
-    )
+    add_optimizer(command)
     command.set_defaults(func=simulate_command)
 
 
@@ -71,20 +67,14 @@ def simulate_command(options: argparse.Namespace) -> int:
 
 
 def _simulated(program: Program, options: argparse.Namespace) -> Simulation | PipelineSimulation:
+    from shardweave.driver.commands.programs import note_what_is_simulated
     from shardweave.driver.plans import simulate_plan
-    from shardweave.passes.notes import note
-    from shardweave.planners.cost.presets import find_cluster
     from shardweave.planners.predict import simulate_step
 
-    state: float | None = options.optimizer
+    state = optimizer_state(options)
     if options.plan is None:
-        if not program.is_local and find_cluster(options.cluster).num_devices > 1:
-            note(
-                "the program is global, so that one device of the cluster runs all of it; "
-                "partition it first (shardweave opt --mesh data=2 --passes "
-                "plan-megatron,preset:partition), or give --plan."
-            )
-        return simulate_step(program, options.cluster, optimizer_multiplier=state or 0.0)
+        note_what_is_simulated(options.cluster, program)
+        return simulate_step(program, options.cluster, optimizer_multiplier=state)
     if program.is_local:
         raise ValueError(
             f"'{options.file}' is the program of one rank already; with --plan give the captured "

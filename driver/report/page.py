@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -38,17 +38,22 @@ def report_page(
     title: str,
     plan: Plan | None = None,
     reshards: Sequence[Row] = (),
-    optimizer_multiplier: float = 0.0,
+    optimizer_multiplier: float | None = 0.0,
+    precision: str = "",
 ) -> str:
     """The page for a local program (or one without a mesh) and its simulation on a cluster.
 
-    reshards: of the global program that it was made from. optimizer_multiplier: the simulation's.
+    reshards: of the global program that it was made from. optimizer_multiplier,
+    precision: the simulation's.
     """
     if isinstance(simulation, PipelineSimulation):
         said, sections = "", stage_sections(program, simulation)
     else:
         said = ", for one device"
-        sections = _sections(program, simulation, optimizer_multiplier)
+        series = memory_over_time(
+            program, optimizer_multiplier=optimizer_multiplier, precision=precision
+        )
+        sections = _sections(program, simulation, series)
     if reshards:
         sections.append(section("Reshards", _reshards(reshards)))
     if plan is not None:
@@ -65,9 +70,10 @@ def report_page(
     )
 
 
-def _sections(program: Program, simulation: Simulation, optimizer_multiplier: float) -> list[str]:
-    """What there is to say of a program without stages."""
-    series = memory_over_time(program, optimizer_multiplier=optimizer_multiplier)
+def _sections(
+    program: Program, simulation: Simulation, series: Sequence[Mapping[str, int]]
+) -> list[str]:
+    """What there is to say of a program without stages. series: that of `memory_over_time`."""
     return [
         _tiles(program, simulation),
         section("Streams over time", timeline_html(simulation)),

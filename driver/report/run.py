@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +14,8 @@ from shardweave.driver.report.text import plain_table
 from shardweave.driver.run_options import RunOptions
 from shardweave.driver.training import Training, Work
 from shardweave.ir.program_stats import CollectiveStats
-from shardweave.planners.cost.quantity import bytes_text, seconds_text
+from shardweave.ir.staged import BetweenStages
+from shardweave.planners.cost.quantity import bytes_text, counted, seconds_text
 
 CHECKED_STEPS = 3
 """How many steps' losses a check compares: rounding grows with every update after that."""
@@ -33,6 +34,7 @@ class RunReport:
     device: str
     num_local_ops: int
     collectives: tuple[CollectiveStats, ...]
+    between: BetweenStages | None
     work: Work
     loss: float
     check: CheckResult | None
@@ -88,6 +90,7 @@ class RunReport:
             "capture_s": self.making.capture_s,
             "passes_s": self.making.passes_s,
             "collectives": collective_rows(self.collectives),
+            "between_stages": None if self.between is None else asdict(self.between),
             "loss": self.loss,
             "eager_loss": check.eager_loss if check else eager.losses[0] if eager else None,
             "equal": None if check is None else self.problem is None,
@@ -133,7 +136,8 @@ def print_report(report: RunReport) -> None:
         f"{report.plan}{sequence} made {report.num_local_ops} ops per rank in "
         f"{seconds_text(making.passes_s)}"
     )
-    _print_collectives(report.collectives)
+    _print_between(report.between)
+    _print_collectives(report.collectives, is_staged=report.between is not None)
     _print_check(report)
     _print_training(report)
     _print_predicted(report)
@@ -141,9 +145,18 @@ def print_report(report: RunReport) -> None:
         print(f"note: {note}")
 
 
-def _print_collectives(collectives: Sequence[CollectiveStats]) -> None:
+def _print_between(between: BetweenStages | None) -> None:
+    if between is not None:
+        print(
+            f"{counted(between.stages, 'stage')}, {counted(between.micro_batches, 'micro-batch')}: "
+            f"{counted(between.messages, 'message')} of {bytes_text(between.bytes)} in all between "
+            "stages"
+        )
+
+
+def _print_collectives(collectives: Sequence[CollectiveStats], *, is_staged: bool) -> None:
     if not collectives:
-        print("no collectives")
+        print("no collectives within stages" if is_staged else "no collectives")
         return
     table = plain_table(["collective", "axes", "phase"], ["count", "bytes"])
     for one in collectives:

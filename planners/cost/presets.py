@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 
 from shardweave.ir.suggest import did_you_mean
-from shardweave.planners.cost.cluster import Cluster, ClusterError
-from shardweave.planners.cost.cluster_file import load_cluster
+from shardweave.planners.cost.cluster import Cluster, ClusterError, DeviceType
+from shardweave.planners.cost.cluster_file import DTYPES, load_cluster
 from shardweave.planners.cost.quantity import quantity
 
 FOLDER = Path(__file__).parent / "clusters"
@@ -32,10 +32,10 @@ def find_cluster(cluster: Cluster | str | Path) -> Cluster:
     name, _, options = str(cluster).partition(":")
     is_file = isinstance(cluster, Path) or cluster.endswith((".yaml", ".yml")) or "/" in name
     if is_file and not (options and Path(name).is_file()):
-        return load_cluster(cluster)
+        return _of_file(cluster)
     if name not in preset_names():
         if Path(cluster).is_file():
-            return load_cluster(cluster)
+            return _of_file(cluster)
         if options and Path(name).is_file():
             raise ClusterError(
                 f"cluster '{cluster}': only presets take options, and '{name}' is a file; write "
@@ -49,6 +49,36 @@ def find_cluster(cluster: Cluster | str | Path) -> Cluster:
     for option in filter(None, options.split(",")):
         found = _with_option(found, option, str(cluster))
     return found
+
+
+def cluster_to_order(cluster: str) -> Cluster:
+    """A cluster for which ops are ordered and not priced: a dtype that a device has no peak for
+    takes as long as the slowest of those that it has.
+
+    So a plan that was made for a cluster runs in a dtype of which the cluster says nothing, as
+    where it is checked in float64.
+    """
+    found = find_cluster(cluster)
+    devices = {
+        name: replace(device, flops=_all_dtypes(device)) for name, device in found.devices.items()
+    }
+    return replace(found, devices=devices)
+
+
+def _all_dtypes(device: DeviceType) -> dict[str, float]:
+    slowest = min(device.flops.values())
+    return {dtype: device.flops.get(dtype, slowest) for dtype in DTYPES}
+
+
+def _of_file(path: str | Path) -> Cluster:
+    try:
+        return load_cluster(path)
+    except OSError as error:
+        raise ClusterError(
+            f"cluster '{path}' cannot be read: {error.strerror}; give the path of another file "
+            f"(a relative one begins where the command runs, that of a plan's 'cluster' too), or a "
+            f"preset: {', '.join(preset_names())}."
+        ) from error
 
 
 @cache

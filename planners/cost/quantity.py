@@ -80,13 +80,14 @@ def counted(count: int, noun: str, verb: str = "") -> str:
         return f"1 {noun} {verb}".rstrip()
     head, of, tail = noun.partition(" of ")
     verb = "were" if verb == "was" else verb.removesuffix("s")
-    return f"{count} {head}s{of}{tail} {verb}".rstrip()
+    plural = "es" if head.endswith("ch") else "s"
+    return f"{count} {head}{plural}{of}{tail} {verb}".rstrip()
 
 
 def seconds_text(seconds: float) -> str:
-    """0.0123 -> `12.30 ms`; below a hundredth of a millisecond in microseconds."""
-    if 0 < seconds < 1e-5:
-        return f"{seconds * 1e6:.2g} us"
+    """0.0123 -> `12.30 ms`; below a tenth of a millisecond in microseconds, to three digits."""
+    if 0 < seconds < 1e-4:
+        return f"{seconds * 1e6:.3g} us"
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.3f} s"
 
 

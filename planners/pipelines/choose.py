@@ -42,7 +42,20 @@ def with_pipeline(plan: Plan, program: Program, mesh: Mesh) -> Plan:
             f"the plan has {plan.num_stages} stages, but the mesh {mesh} has devices for {ranks}; "
             "make the one a multiple of the other."
         )
+    if plan.pipeline is not None and mesh.stage_axis is None:
+        _check_on_one_device(plan.pipeline, mesh)
     return plan
+
+
+def _check_on_one_device(pipeline: Pipeline, mesh: Mesh) -> None:
+    """Raises PlanError if a mesh without stages cannot run those of a plan."""
+    schedule, count = find_schedule(pipeline.schedule), len(pipeline.stages)
+    if count > 1 and schedule.fixed and schedule.chunks != count:
+        raise PlanError(
+            f"the plan has {count} stages, but the mesh {mesh} has no axis of stages, and schedule "
+            f"'{schedule.name}' does not run them all on one device; give the mesh such an axis, "
+            f"as pipeline={count}, or leave 'pipeline' out of the plan."
+        )
 
 
 def devices_of_plan(plan: Plan, mesh: Mesh) -> tuple[int, ...]:

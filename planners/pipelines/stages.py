@@ -11,7 +11,7 @@ from xdsl.ir import Attribute
 from shardweave.ir.program import Program
 from shardweave.ir.rewrite.stages import cut_into_stages
 from shardweave.ir.staged import micro_axis
-from shardweave.planners.cost.presets import find_cluster
+from shardweave.planners.cost.presets import cluster_to_order
 from shardweave.planners.pipelines.balance import balanced_stages
 from shardweave.planners.pipelines.list_stages import order_stages
 from shardweave.planners.pipelines.schedules import LIST, find_schedule, fixed_tables
@@ -122,7 +122,7 @@ def _ordered(
     """The order of `list` for what a program's stages take. table: of a draft of it."""
     draft = program.clone()
     _cut(draft, stages, table, zero)
-    return order_stages(draft, find_cluster(cluster) if cluster else None, others)
+    return order_stages(draft, cluster_to_order(cluster) if cluster else None, others)
 
 
 def _uneven_table(

@@ -15,7 +15,7 @@ from shardweave.ir.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.cost.model import CostModel
-from shardweave.planners.cost.presets import find_cluster, preset_names
+from shardweave.planners.cost.presets import cluster_to_order
 from shardweave.planners.cost.simulate import simulate_by
 from shardweave.planners.schedule.axonn_orders import AXONN_ORDERS, axonn_order
 from shardweave.planners.schedule.graph import Graph, build_graph, wait_of
@@ -51,7 +51,7 @@ def reschedule(
     elif schedule in AXONN_ORDERS:
         program.reorder(axonn_order(program, ops, AXONN_ORDERS[schedule]))
     elif schedule == "list":
-        program.reorder(_best_order(program, ops, _find_cluster(cluster), memory_cap))
+        program.reorder(_best_order(program, ops, cluster_to_order(cluster), memory_cap))
     else:
         program.reorder(_fixed_order(schedule, ops))
     if memory_cap is not None:
@@ -73,16 +73,6 @@ def _check_memory(program: Program, schedule: str, memory_cap: int) -> None:
             f"memory_cap={memory_cap}; recompute more (rematerialize), split the batch into more "
             "sub-batches, or raise the cap."
         )
-
-
-def _find_cluster(cluster: str) -> Cluster:
-    try:
-        return find_cluster(cluster)
-    except OSError as error:
-        raise ValueError(
-            f"cluster '{cluster}' cannot be read: {error.strerror}; give a YAML file or a "
-            f"preset ({', '.join(preset_names())})."
-        ) from error
 
 
 def _best_order(

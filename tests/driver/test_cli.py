@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +100,23 @@ def test_run_in_this_process_checks_and_trains(capsys: Captured) -> None:
     assert "equal to eager" in out
     assert "2 steps of AdamW" in out
     assert "tokens/s" in out
+
+
+def test_run_says_what_goes_between_stages(capsys: Captured) -> None:
+    model = GPT.replace("layers=1", "layers=2,tie=false")
+    assert main(["run", model, "--mesh", "stage=2", "--backend", "reference"]) == 0
+    out = capsys.readouterr().out
+    # Of each micro-batch of one sequence what the first stage gives, and its gradient; the loss.
+    assert "2 stages, 4 micro-batches: 9 messages of 4.0 KiB in all between stages" in out
+    assert "no collectives within stages" in out
+
+
+def test_run_in_one_process_stops_at_its_time_limit(capfd: Captured) -> None:
+    options = ["--backend", "reference", "--steps", "1000000", "--no-eager"]
+    start_s = time.monotonic()
+    assert main(["run", GPT, *options, "--time-limit", "1"]) == 1
+    assert time.monotonic() - start_s < 60
+    assert "was not done after the time limit of 1 s" in capfd.readouterr().err
 
 
 def test_run_writes_json_with_all_it_found(tmp_path: Path, capsys: Captured) -> None:
@@ -231,6 +249,14 @@ def test_bad_input_is_one_line_that_says_what_was_found(
 ) -> None:
     assert main(arguments) == 1
     assert message in error_of(capsys)
+
+
+def test_run_refuses_blocks_in_which_the_plan_recomputes_nothing(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    Plan(mesh={"data": 2}, recompute_in=("h.0",)).save(tmp_path / "plan.json")
+    assert main(["run", GPT, "--plan", str(tmp_path / "plan.json"), "--backend", "reference"]) == 1
+    assert "has 'recompute_in', and recomputes nothing; give 'recompute'" in error_of(capsys)
 
 
 def test_opt_says_which_pass_failed_and_why(file: Path, capsys: Captured) -> None:

@@ -155,3 +155,12 @@ def test_diff_from_python_prints_as_the_command_does(
     assert "h.0, h.1: the same 36 changes" in str(found)
     assert "\x1b[" not in str(found)
     assert sw.diff(before, before).is_empty
+
+
+def test_programs_of_stages_are_simulated_too(tmp_path: Path, capsys: Captured) -> None:
+    plan = ApplyPlanPass.of(megatron(SPECS["gpt"], "stage=2,data=2"))
+    cut = f"{PASSES},cut-stages"
+    staged = run_passes(captured(SPECS["gpt"]).program, [plan, cut], mesh="stage=2,data=2")
+    path = str(save(staged, tmp_path))
+    assert main(["diff", path, path, "--cluster", "perlmutter"]) == 0
+    assert "simulated bubble" in capsys.readouterr().out

@@ -18,6 +18,7 @@ from shardweave.ir.mesh import Mesh
 from shardweave.passes.apply_plan import ApplyPlanPass
 from shardweave.passes.pipeline import run_passes
 from shardweave.passes.plan_passes import plan_passes
+from shardweave.planners.cost.quantity import seconds_text
 from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.megatron import plan_megatron
 from shardweave.planners.pipelines.balance import balanced_stages
@@ -66,7 +67,7 @@ def test_moment_says_what_the_simulation_says() -> None:
     found = simulate(local("preset:oases"), CLUSTER)
     rail = dict(moment_of(data_of(explored().html), "overlap-communication")["rail"])
     assert rail["step"] == f"{found.time_s * 1e3:.2f} ms"
-    assert rail["exposed"] == f"{found.exposed_communication_s * 1e3:.2f} ms"
+    assert rail["exposed"] == seconds_text(found.exposed_communication_s)
 
 
 def test_page_asks_for_nothing_else() -> None:
@@ -223,3 +224,16 @@ def test_value_of_a_sub_batch_goes_back_to_the_one_that_was_copied() -> None:
                 rows.setdefault(row, set()).add(copy[1])
     assert len(rows) > 100
     assert all(copies == {"0", "1"} for copies in rows.values())
+
+
+def test_memory_under_a_plan_has_the_state_of_adam(tmp_path: Path) -> None:
+    source, plan = save(captured(), tmp_path), tmp_path / "plan.json"
+    zoo.megatron(MODEL, str(MESH)).save(plan)
+    peaks: list[str] = []
+    for more in ([], ["--optimizer", "2"], ["--optimizer", "0"]):
+        out = tmp_path / "explore.html"
+        options = ["--plan", str(plan), "--cluster", CLUSTER, "-o", str(out)]
+        assert main(["explore", str(source), *options, *more]) == 0
+        numbers = data_of(out.read_text())["moments"][-1]["numbers"]
+        peaks += [row[2] for row in numbers if row[0] == "simulated peak memory"]
+    assert peaks[0] == peaks[1] != peaks[2]

@@ -187,6 +187,9 @@ def test_plan_beyond_the_memory_is_shown_and_not_written(tmp_path: Path, capsys:
         (["--compare", "amp,axonn", "-o", "x.json"], "--compare shows two plans and writes none"),
         (["--mesh", "stages=4"], "the mesh has an axis 'stages', but 'auto' plans data, tensor, "),
         (["--mesh", "stages=4"], "did you mean 'stage'?"),
+        (["--compare", "amp,axonn", "--explain"], "leave --explain out, or --compare to plan"),
+        (["--compare", "amp,axonn", "--planner", "oppa"], "leave --planner out, or --compare"),
+        (["--compare", "a.json,b.json", "--fix", "zero=1"], "leave fix out, which are options of"),
         (["--compare", "amp"], "must name two planners or plan files"),
         (["--compare", "amp,none.json"], "'none.json' is neither a planner"),
     ],
@@ -198,6 +201,12 @@ def test_bad_input_is_one_line_that_says_what_to_do(
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert expected in error
+
+
+def test_rules_are_compared_without_a_cluster(capsys: Captured) -> None:
+    options = ["--mesh", "data=2,tensor=2", "--compare", "megatron,replicated"]
+    assert main(["plan", MODEL, *options]) == 0
+    assert "sharded parameters" in capsys.readouterr().out
 
 
 def test_what_would_do_nothing_is_refused(tmp_path: Path, capsys: Captured) -> None:
@@ -226,3 +235,22 @@ def test_stage_that_names_no_layer_is_refused_where_it_is_run(
     Plan(mesh={"pipeline": 2}, pipeline=Pipeline(stages)).save(file)
     assert main(["run", MODEL, "--plan", str(file), "--backend", "reference"]) == 1
     assert "stage 1 names layer 'haed', which this program" in capsys.readouterr().err
+
+
+def test_plan_that_orders_for_a_cluster_is_checked_in_a_dtype_that_the_cluster_lacks(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = find_cluster(CLUSTER)
+    devices = {
+        name: replace(device, flops={"float32": device.flops["float32"]})
+        for name, device in found.devices.items()
+    }
+    save_cluster(replace(found, devices=devices), "own.yaml")
+    staged = ["--mesh", "stage=2,data=2", "--fix", "pipeline=list", "-O", "simulate=2"]
+    for options in (staged, ["--mesh", "data=2,tensor=2", "--fix", "schedule=list"]):
+        plan = planned(tmp_path, *options, "-O", "propose=false", cluster="own.yaml")
+        assert "list" in (plan.schedule, plan.pipeline and plan.pipeline.schedule)
+        run = ["run", MODEL, "--plan", "plan.json", "--backend", "reference"]
+        assert main([*run, "--dtype", "float64", "--check"]) == 0
+        assert "equal to eager" in capsys.readouterr().out

@@ -15,6 +15,8 @@ from shardweave.driver.cli import main
 from shardweave.driver.report.shardings import Picture, ranks_text, runs_of, sharding_svg
 from shardweave.ir.attributes import ShardingAttr
 from shardweave.ir.mesh import Mesh
+from shardweave.passes.apply_plan import ApplyPlanPass
+from shardweave.passes.pipeline import run_passes
 from shardweave.planners.cost.memory import memory_over_time
 from shardweave.planners.cost.simulate import simulate
 from shardweave.planners.pipelines.balance import balanced_stages
@@ -214,3 +216,47 @@ def test_whole_tensor_is_one_cell_of_all_devices() -> None:
 
 def test_ranks_are_written_as_ranges() -> None:
     assert ranks_text([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+
+
+@pytest.mark.parametrize("precision", ["", "bf16-mixed"])
+def test_memory_under_a_plan_is_that_of_simulating_it(
+    precision: str, tmp_path: Path, capsys: Captured
+) -> None:
+    source, plan, out = save(captured(), tmp_path), tmp_path / "plan.json", tmp_path / "r.html"
+    replace(zoo.megatron(MODEL, str(MESH)), precision=precision).save(plan)
+    options = [str(source), "--cluster", CLUSTER, "--plan", str(plan)]
+    assert main(["simulate", *options]) == 0
+    peak = capsys.readouterr().out.splitlines()[-1]
+    # Parameters of the program's 64 bits leave nothing of mixed precision's 16 bytes for Adam.
+    assert ("optimizer" in peak) is (not precision)
+    assert main(["report", *options, "-o", str(out)]) == 0
+    assert peak in capsys.readouterr().out
+    assert main(["report", *options, "-o", str(out), "--optimizer", "0"]) == 0
+    assert "optimizer" not in capsys.readouterr().out
+
+
+def test_schedule_of_the_plan_has_its_name(tmp_path: Path, capsys: Captured) -> None:
+    source, out = save(captured(), tmp_path), tmp_path / "report.html"
+    pipeline = Pipeline(balanced_stages(captured(), 2), 2, schedule="zero-bubble")
+    plan = replace(zoo.megatron(MODEL, "stage=2,data=2"), pipeline=pipeline)
+    plan.save(tmp_path / "plan.json")
+    options = ["--cluster", CLUSTER, "--plan", str(tmp_path / "plan.json"), "-o", str(out)]
+    assert main(["report", str(source), *options]) == 0
+    assert "2 stages, 2 micro-batches, zero-bubble;" in capsys.readouterr().out
+
+
+def test_program_that_every_device_is_taken_to_run_whole_is_noted(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    source, out = save(captured(), tmp_path), tmp_path / "report.html"
+    assert main(["report", str(source), "--cluster", CLUSTER, "-o", str(out)]) == 0
+    assert "note: the program is global, so that one device" in capsys.readouterr().err
+    mesh = "stage=2,data=2"
+    plan = ApplyPlanPass.of(zoo.megatron(MODEL, mesh))
+    uncut = run_passes(captured(), [plan, "preset:partition"], mesh=mesh)
+    source = save(uncut, tmp_path, "uncut.mlir")
+    for command in (["report", str(source), "-o", str(out)], ["simulate", str(source)]):
+        assert main([*command, "--cluster", CLUSTER]) == 0
+        assert "has 2 stages, and the program is not cut into them" in capsys.readouterr().err
+    assert main(["diff", str(source), str(source), "--cluster", CLUSTER]) == 0
+    assert capsys.readouterr().err.count("is not cut into them") == 1

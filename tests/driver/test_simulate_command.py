@@ -55,7 +55,10 @@ def test_json_holds_the_numbers_and_nothing_else(file: str, capsys: Captured) ->
     ("cluster", "says"),
     [
         ("testbet", "did you mean 'testbed'"),
-        ("missing.yaml", "give the path of another file"),
+        (
+            "missing.yaml",
+            "cannot be read: No such file or directory; give the path of another file",
+        ),
         ("testbed:speed=3", "expected rate=RATE"),
     ],
 )

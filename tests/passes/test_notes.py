@@ -118,6 +118,11 @@ CASES = {
         "propagate-shardings",
         "no value is annotated over tensor=2, so",
     ),
+    "no-cut-keys": (
+        step(GLOBAL, "data=2"),
+        "split-attention{parts=2}",
+        "no fused attention has keys that are cut along the sequence, and none is computed in",
+    ),
     "padding": (
         step(GLOBAL.replace("8x4xf64>\n    %y", '8x4xf64> [{"data"}, {}]\n    %y'), "data=3"),
         "propagate-shardings,insert-collectives",

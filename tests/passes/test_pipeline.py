@@ -79,7 +79,7 @@ def test_passes_and_specs_can_be_mixed() -> None:
         ),
         (
             'merge-collectives{bucket-bytes="x"}',
-            "pass 'merge-collectives': Incompatible types: given ('x',), expected <class 'int'>; "
+            "pass 'merge-collectives': option 'bucket-bytes' is 'x'; give a whole number; "
             "its options are bucket-bytes.",
         ),
         (

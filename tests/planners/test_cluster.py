@@ -97,8 +97,9 @@ def test_preset_takes_a_rate_and_a_number_of_nodes() -> None:
 
 
 def test_seconds_are_told_in_a_unit_that_shows_them() -> None:
-    told = [seconds_text(s) for s in (0.0, 3.25e-9, 9.9e-6, 1.2e-5, 0.0123, 1.5)]
-    assert told == ["0.00 ms", "0.0033 us", "9.9 us", "0.01 ms", "12.30 ms", "1.500 s"]
+    seconds = (0.0, 3.25e-9, 9.9e-6, 1.234e-5, 1.5e-4, 0.0123, 1.5)
+    told = [seconds_text(one) for one in seconds]
+    assert told == ["0.00 ms", "0.00325 us", "9.9 us", "12.3 us", "0.15 ms", "12.30 ms", "1.500 s"]
 
 
 def test_unknown_cluster_is_answered_with_the_nearest_preset() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shardweave.planners.cost.presets import find_cluster
@@ -35,6 +37,7 @@ def test_reason_names_the_parts_that_made_a_plan_slower() -> None:
         "1.00 ms slower (tensor +0.85 ms, bubble +0.30 ms, compute -0.10 ms)"
     )
     assert why_slower(BEST, BEST) == "takes as long"
+    assert why_slower(BEST, replace(BEST, time_s=1e-3 + 1e-18)) == "takes as long"
     large = Predicted(1e-4, memory_bytes={"a": 3 * 2**30}, capacity_bytes=2**30)
     assert why_slower(BEST, large) == "does not fit, by 2.00 GiB"
 

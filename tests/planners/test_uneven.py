@@ -199,6 +199,16 @@ def test_plan_whose_shares_do_not_fit_the_mesh_is_refused() -> None:
         with_pipeline(plan, program, Mesh(stage=2))
 
 
+def test_plan_with_stages_on_a_mesh_without_is_refused_where_one_device_cannot_run_all() -> None:
+    program, mesh = captured(GPT).program, Mesh(data=2)
+    stages = Pipeline(balanced_stages(program, 2), 2)
+    plan = Plan(pipeline=stages)
+    with pytest.raises(PlanError, match=r"mesh data=2 has no axis of stages.* as pipeline=2, or"):
+        with_pipeline(plan, program, mesh)
+    one_by_one = replace(plan, pipeline=replace(stages, schedule="gpipe"))
+    assert with_pipeline(one_by_one, program, mesh) is one_by_one
+
+
 def test_devices_of_a_stage_follow_its_coordinates() -> None:
     plan = plan_of(((4,), (3, 1)), ranks=((5, 1), (3, 2, 0, 4)))
     assert devices_of_plan(plan, Mesh(stage=3, data=2)) == (1, 5, 2, 3, 0, 4)

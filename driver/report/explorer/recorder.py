@@ -53,11 +53,18 @@ class Recorder(Observer):
     """Notes each program that a pipeline makes. `moments` are the data of the page, `words` its
     texts.
 
-    optimizer_multiplier: bytes of optimizer state per byte of parameters, for the memory.
+    optimizer_multiplier: bytes of optimizer state per byte of parameters, for the memory; None:
+    Adam's, in `precision`, as a plan says it.
     """
 
-    def __init__(self, cluster: Cluster, *, optimizer_multiplier: float = 0.0) -> None:
-        self.cluster = cluster
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        optimizer_multiplier: float | None = 0.0,
+        precision: str = "",
+    ) -> None:
+        self.cluster, self.precision = cluster, precision
         self.optimizer_multiplier = optimizer_multiplier
         self.words = Words()
         self.moments: list[Json] = []
@@ -163,8 +170,13 @@ class Recorder(Observer):
                 "The program is global here: what one device does of it, and how long it takes, "
                 "is there from the pass insert-collectives on."
             )
-        multiplier = self.optimizer_multiplier
-        return simulate_step(program, self.cluster, optimizer_multiplier=multiplier), ""
+        found = simulate_step(
+            program,
+            self.cluster,
+            optimizer_multiplier=self.optimizer_multiplier,
+            precision=self.precision,
+        )
+        return found, ""
 
     def _pictures(self, program: Program, simulated: Simulated) -> Json:
         """Streams, memory and schedule as numbers of texts of HTML, and as a table."""
@@ -172,7 +184,11 @@ class Recorder(Observer):
         if simulated is not None:
             found["streams"] = self.words.number(timeline_html(simulated))
         if isinstance(simulated, Simulation):
-            series = memory_over_time(program, optimizer_multiplier=self.optimizer_multiplier)
+            series = memory_over_time(
+                program,
+                optimizer_multiplier=self.optimizer_multiplier,
+                precision=self.precision,
+            )
             found["memory"] = self.words.number(memory_html(simulated, series))
         if is_staged(program):
             found["schedule"] = moments_of(*schedule_of(program))
