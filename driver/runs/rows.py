@@ -42,7 +42,8 @@ class MeasuredRun:
     where none was measured. memory_bytes: the most that a device held, 0 where it does not say.
     Both are 0 of a run that is not ok, whatever its cells say of how far it came. per_node:
     devices of a node, 0 for as many as the cluster has. place: its file and line. key_heads: heads
-    of keys and values, 0 for as many as of queries. told: which architecture it is taken for."""
+    of keys and values, 0 for as many as of queries. told: which architecture it is taken for.
+    flash: which FlashAttention a kernel of attention is."""
 
     source: str
     cluster: str
@@ -77,6 +78,12 @@ class MeasuredRun:
     place: str = ""
     key_heads: int = 0
     told: Told = PLAIN
+    flash: int = 1
+
+    @property
+    def compiles(self) -> bool:
+        """Whether its framework, or its note, says that `torch.compile` made its kernels."""
+        return "compile" in f"{self.framework} {self.note}".lower()
 
     @property
     def noted_layers(self) -> int:
@@ -245,6 +252,7 @@ def run_of(cells: Mapping[str, str], place: str, stem: str) -> MeasuredRun:
         place=place,
         key_heads=key_heads,
         told=told,
+        flash=row.flash(framework.flash),
     )
     _check(found)
     return found
