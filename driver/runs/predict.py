@@ -47,6 +47,9 @@ GUESSED_MICRO_BATCHES = 4
 """Times its stages: micro-batches of a run with stages that does not say how many."""
 
 
+REACHED = 0.84
+"""Of what an adapter is sold for, as those of `dgx-a100` and `dgx-h100` do."""
+
 FLASH_SPEEDUPS = {1: 1.0, 2: 2.0, 3: 3.5}
 """Of a kernel of attention over the first FlashAttention, which the presets have: the second is
 about twice as fast (Dao 2023), the third 1.5 to 2 times as fast as that (Shah et al. 2024)."""
@@ -76,7 +79,7 @@ class PredictedRun:
 def placed(run: MeasuredRun, cluster: Cluster) -> Cluster:
     """As many of a cluster's nodes as a run used, with as many devices on each: of those of the
     run's kind of device, or where the cluster has none of that name of its first kind. Where the
-    run does not say how many devices a node has, the cluster does.
+    run does not say how many devices a node has, the cluster does, and so for adapters of a node.
 
     A run in TF32 has the rate `tfloat32` for products of 32 bits, and one in fp8 the rate
     `float8_e4m3fn` for those of 16, if the cluster says it. Attention is as fast as its kernel.
@@ -85,6 +88,9 @@ def placed(run: MeasuredRun, cluster: Cluster) -> Cluster:
     node = (own or cluster.nodes)[0]
     per_node = run.per_node or min(run.gpus, node.devices)
     node = replace(node, devices=per_node, count=-(-run.gpus // per_node))
+    count, sold = run.adapters
+    if count:
+        node = replace(node, nics=count, nic_bandwidth_bytes_s=REACHED * sold)
     devices = cluster.devices
     if run.precision == "tf32":
         devices = {name: _in_tf32(one) for name, one in devices.items()}

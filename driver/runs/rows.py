@@ -86,6 +86,14 @@ class MeasuredRun:
         return "compile" in f"{self.framework} {self.note}".lower()
 
     @property
+    def adapters(self) -> tuple[int, float]:
+        """Of a node, and bytes a second that each is sold for, where the cluster's cell says both
+        (`4 x 100 Gb/s`, `4 links of 100 Gb/s`); else none, and 0."""
+        said = r"(\d+) ?(?:x|(?:\w+ )?links of) ?(\d+) ?Gb(?:it|ps|/s)?\b"
+        found = re.search(said, self.cluster)
+        return (0, 0.0) if found is None else (int(found[1]), int(found[2]) * 1e9 / 8)
+
+    @property
     def noted_layers(self) -> int:
         """Layers of all stages that the note has; 0 where it has none."""
         return sum(self._noted)

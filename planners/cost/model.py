@@ -274,8 +274,8 @@ def _alignment(op: Operation) -> int:
 
 
 def _row(value: SSAValue) -> int:
-    """Elements of a row in memory of a matrix: of what it is turned from, if it is; dims that a view
-    merges are one row."""
+    """Elements of a row in memory of a matrix: of what it is turned from, if it is. Dims that a
+    view merges are one row."""
     row = shape_of(value)[-1]
     while isinstance(value.owner, Operation) and facts_of(value.owner).is_layout:
         if copies(value.owner):

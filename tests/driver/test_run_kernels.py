@@ -117,6 +117,24 @@ def test_megatron_deepspeed_adds_gradients_up_in_32_bits_in_bf16_alone() -> None
 
 
 @pytest.mark.parametrize(
+    ("cluster", "count", "gbit"),
+    [
+        ("8 A100-SXM4-80GB a node, 4 x 100 Gb RoCE", 4, 84),
+        ("Alps, 4x200Gb/s Slingshot", 4, 168),
+        ("Jean Zay, 4 OmniPath links of 100 Gb/s", 4, 84),
+        ("4 nodes x 8 V100-SXM2-16GB, 100Gb IB", 8, 336),
+        ("2 x 80GB", 8, 336),
+    ],
+)
+def test_nodes_have_the_adapters_that_the_clusters_cell_counts(
+    cluster: str, count: int, gbit: float
+) -> None:
+    """They reach as much of what they are sold for as the preset's."""
+    (node,) = placed(row(cluster=cluster), CLUSTER).nodes
+    assert (node.nics, node.nic_bandwidth_bytes_s) == (count, pytest.approx(gbit * 1e9 / 8))
+
+
+@pytest.mark.parametrize(
     ("gpu", "preset"),
     [
         ("NVIDIA H200", "dgx-h200"),
